@@ -14,6 +14,7 @@ from secagg.crypto.prime_field import random_root
 from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Secret
 from secagg.crypto.shamir import reconstruct, split_many
+from secagg.identifiers import ServerId
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask import Server, ServerState, Topology
 from secagg.simulation.synthetic_updates import WindowedInputs

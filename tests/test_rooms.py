@@ -28,7 +28,7 @@ BUDGETS = {
     "protocols/pairwise_mask": 6_095,
     "protocols/enclave": 5_900,
     "protocols/two_servers": 6_935,
-    "protocols/one_message": 6_125,
+    "protocols/one_message": 5_765,
     "protocols/coded_mask": 1_095,
     "secagg/planning": 1_300,
     "secagg/simulation": 530,

@@ -1,7 +1,7 @@
 """A client: it checks an offer, charges its ledger, makes its update, sends one message, and is done.
 
-Two uploads of one update would make the difference of two sums, whichever epochs they are in. So the ledger counts: one
-upload for a round, few for a model, none of an older epoch.
+Two uploads of one update would make the difference of two sums, whichever epochs they are in. So the ledger allows one
+upload for a round, few for a model, and none of an older epoch.
 """
 
 from __future__ import annotations
@@ -108,11 +108,6 @@ class Ledger(Confined):
         """Count one upload, or refuse it; nothing is given back if it fails later.
 
         Claim OM-6: a round has one upload, and a model as many as it has attempts, wherever the process ends.
-
-        Raises:
-            Misuse: the ledger is for another task.
-            PeerMisbehaved: an epoch older than one that was seen, a round that was answered, or a model that has had
-                its attempts.
         """
         with self._lock:
             if task != self._record.task:
@@ -189,10 +184,9 @@ class OneMessageMember(Confined):
 
         Args:
             ledger: what this client has uploaded so far, by task.
-            coins: ``SystemCoins()`` in production.
             clock: the client's own, with a time zone.
             signing_key: with its certificate, in ``active`` mode.
-            noise: what this client adds to every update; an offer that says otherwise is refused.
+            noise: noise that this client adds to every update; an offer that says otherwise is refused.
             privacy: what it has spent in all its tasks; an upload that its budget does not pay for is refused.
             holding: the holder's own memory, from one message to the next.
         """
@@ -213,7 +207,6 @@ class OneMessageMember(Confined):
         return b"" if certificate is None else certificate.public_key + certificate.signature
 
     def join(self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None) -> Client:
-        """Begin, or resume a suspended session."""
         record = None if suspended is None else EpochRecord.decode(bytes(suspended.expose()))
         return Client(self, subject, update, record)
 
@@ -236,12 +229,11 @@ class Client(Confined):
 
     @property
     def client(self) -> ClientId:
-        """The client's identifier."""
         return self._member.client
 
     @property
     def faults(self) -> tuple[PeerError, ...]:
-        """Return why this client's holder has no part in the sum; a client hears of no other client."""
+        """Why this client's holder has no part in the sum; a client hears of no other client."""
         return tuple(self._faults)
 
     def answer(self, message: bytes) -> bytes:
@@ -299,13 +291,9 @@ class Client(Confined):
         self._is_over = True
 
     def _upload(self, offer: bytes, update: LateUpdate) -> bytes:
-        """Answer an offer; the same offer gets the same bytes again.
+        """Answer an offer: checks, ledger, update, time, upload, storing, in this order.
 
-        The order is: checks, ledger, update, time, upload, storing.
-
-        Raises:
-            InvalidParameters: the offer is below a floor or about something else; nothing was drawn or charged.
-            PeerError, Misuse: the epoch does not verify, or the ledger refuses.
+        The same offer gets the same bytes again; nothing was drawn or charged where one is refused.
         """
         member, subject, ledger = self._member, self._subject, self._member.ledger(self._subject.task)
         decoded = Offer.decode(offer)

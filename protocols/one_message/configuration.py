@@ -1,7 +1,7 @@
 """Agreement of a sum's parties: the epoch and the configuration, whose digest (T0) is bound to everything.
 
-A client computes T0 from the values that it has checked itself, and so does each holder: a party that was told
-something else cannot use anything that the others say.
+Clients and holders compute T0 from what they have checked, so a party that was told something else cannot use what the
+others say.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ class SumTerms:
 
     @property
     def digest(self) -> bytes:
-        """Digest of the terms, which an upload signs."""
         number = self.round_number.to_bytes(8, "big")
         return hashlib.sha256(
             bind(Label.ONE_MESSAGE_TERMS, self.sum_id, number, self.model_digest, self.application_digest)
@@ -52,12 +51,10 @@ class SumTerms:
 
 
 def noise_of(configuration: Configuration, noise: NoiseSettings | None) -> ClientNoise | None:
-    """Return the noise of a sum's clients, if it has any; holders open no list below the minimum.
-
-    All count the corrupted as the configuration does, which no client's floor allows to be fewer than it assumes.
+    """Return the noise of a sum's clients, if it has any, with as many corrupted ones as the configuration counts.
 
     Raises:
-        InvalidParameters, CapacityExceeded: numbers that do not go together.
+        InvalidParameters, CapacityExceeded: the numbers do not go together.
     """
     if noise is None:
         return None
@@ -88,7 +85,6 @@ class Configuration:
     maximum_weight: Annotated[int, unsigned(4)]
 
     def __post_init__(self) -> None:
-        """Refuse parameters that are not those of the layout, and cohorts that protect nobody."""
         parameters, most = self.parameters, self.parameters.capacity * self.maximum_weight
         segments = tuple((one.length, one.ring_bits, one.fine_bits) for one in parameters.segments[: parameters.inputs])
         due = tuple((one.length, one.ring.modulus_bits, one.fine_bits) for one in self.layout.require_rings())
@@ -112,13 +108,13 @@ class Configuration:
 
 
 def weight_bits(capacity_weight: int) -> int:
-    """Return the bits of the ring that holds any sum of weights."""
+    """Return the bits of a ring that holds any sum of weights."""
     return capacity_weight.bit_length()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer(Message):
-    """Offer that the server sends to clients and holders alike, and the only message that a client reads."""
+    """The server's offer to clients and holders alike, and the only message that a client reads."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_OFFER
     record: Annotated[bytes, variable(_MAXIMUM_BYTES)]
@@ -139,37 +135,26 @@ class Agreement:
     configuration: Configuration
 
     def __post_init__(self) -> None:
-        """Refuse a configuration that names other thresholds than the authority signed."""
-        mine, signed = self.parameters, self.record
-        if (mine.holders, mine.corrupted, mine.threshold, mine.packing, mine.rule, mine.quorum) != (
-            len(signed.holders),
-            signed.corrupted,
-            signed.threshold,
-            signed.packing,
-            signed.rule,
-            signed.quorum,
-        ):
+        if self.parameters.committee != self.record.committee:
             raise InvalidParameters("the configuration has other thresholds than the authority signed for the epoch")
 
     @property
     def record(self) -> EpochRecord:
-        """The bytes that the authority signed."""
         return self.epoch.record
 
     @property
     def parameters(self) -> Parameters:
-        """The sizes of masks and shares."""
         return self.configuration.parameters
 
     @cached_property
     def t0(self) -> bytes:
-        """The digest of everything that the parties agree on."""
+        """Digest of everything that the parties agree on."""
         writer = Writer(MessageKind.ONE_MESSAGE_CONFIGURATION)
         write_fields(writer, self.configuration)
         return hashlib.sha256(bind(Label.ONE_MESSAGE_CONFIGURATION, self.epoch.digest, writer.finish())).digest()
 
     def holder(self, position: int) -> bytes:
-        """Return a holder as it stands in strings that are hashed: its position and its number."""
+        """Return a holder's position and number, as they are hashed."""
         return position.to_bytes(2, "big") + self.record.holders[position].number.to_bytes(8, "big")
 
     def sign(self, key: SigningKey | None, label: Label, *parts: bytes) -> bytes:
@@ -177,7 +162,7 @@ class Agreement:
         return self.record.sign(key, label, self.t0, *parts)
 
     def require_terms(self, terms: SumTerms) -> None:
-        """Refuse an upload's terms that do not name the one sum that it is for, where the rule wants that.
+        """Refuse terms that do not name their one sum under ``one_answer``, or name one under ``certified``.
 
         Under ``one_answer`` nothing but this name keeps answers of two sums from sharing an unknown.
         """

@@ -1,8 +1,8 @@
 """An epoch: who holds, under which thresholds, until when; signed by the authority once for many sums.
 
-A server that put a committee together would choose the worst holders, or one of them twice. So the authority signs the
-whole ordered list, and a holder's point follows from its position. Each holder then adds a sealing key and 32 fresh
-bytes of its own, from which the public polynomials of the epoch are expanded: no server can choose them.
+A server that chose the committee would take the worst holders, or one of them twice. So the authority signs the whole
+ordered list, and a holder's point follows from its position. Each holder then adds a sealing key and 32 fresh bytes,
+from which the public polynomials of the epoch are expanded: no server can choose them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,10 @@ from secagg.errors import UNDECIDED, InvalidParameters, MalformedMessage, PeerMi
 from secagg.fields import Message, choice, fixed, nested, repeated, unsigned, variable
 from secagg.identifiers import AttemptContext, HolderId, Party
 from secagg.parameters import SecurityMode, Suite
-from secagg.session.certificates import (
-    IDENTITY_KEY_BYTES,
-    SIGNATURE_BYTES,
-    SigningKey,
-    verify_signature,
-)
+from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, SigningKey, verify_signature
 from secagg.wire import MessageKind
 
-from .parameters import MAXIMUM_HOLDERS, ThresholdRule, least_quorum, least_threshold
+from .parameters import MAXIMUM_HOLDERS, Committee, ThresholdRule
 
 if TYPE_CHECKING:
     from secagg.crypto.hybrid_key_agreement import HybridKeyPair, HybridPublicKey
@@ -71,38 +66,33 @@ class EpochRecord(Message):
     signature: Annotated[bytes, variable(SIGNATURE_BYTES)] = b""
 
     def __post_init__(self) -> None:
-        """Refuse holders that are not distinct, and thresholds that protect nobody."""
         count, is_active = len(self.holders), self.mode is SecurityMode.ACTIVE
         keys = {holder.public_key for holder in self.holders}
-        least = least_threshold(self.rule, count, self.corrupted, self.packing)
-        quorum = least_quorum(count, self.corrupted) if self.rule is ThresholdRule.CERTIFIED else 0
         for is_wrong, sentence in (
             (count > MAXIMUM_HOLDERS, f"it has {count} holders; list at most {MAXIMUM_HOLDERS}"),
             (len({holder.number for holder in self.holders}) != count, "a holder stands at two positions"),
             (is_active and len(keys) != count, "one key stands at two positions"),
             (is_active and NO_KEY in keys | {self.authority}, "active mode needs an authority and keys of all holders"),
             (not is_active and {self.authority} | keys != {NO_KEY}, "semi_honest mode has no keys; leave them zero"),
-            (not least <= self.threshold <= count, f"the threshold is {self.threshold}, not in {least}..{count}"),
-            (
-                not quorum <= self.quorum <= (count if quorum else 0),
-                f"the quorum is {self.quorum}; {quorum} are needed of {count}",
-            ),
         ):
             if is_wrong:
                 raise InvalidParameters(f"the epoch is refused: {sentence}")
+        self.committee.require()
+
+    @property
+    def committee(self) -> Committee:
+        return Committee(len(self.holders), self.corrupted, self.threshold, self.packing, self.rule, self.quorum)
 
     @property
     def statement(self) -> bytes:
-        """The record without its signature."""
         return replace(self, signature=b"").encode()
 
     @property
     def context(self) -> AttemptContext:
-        """The digest that holders' keys are bound to."""
+        """Digest that holders' keys are bound to."""
         return AttemptContext(hashlib.sha256(bind(Label.ONE_MESSAGE_RECORD, self.statement)).digest())
 
     def position_of(self, public_key: bytes) -> int | None:
-        """Return where a key stands among the holders."""
         return next((at for at, holder in enumerate(self.holders) if holder.public_key == public_key), None)
 
     def signed(self, authority: SigningKey) -> EpochRecord:
@@ -152,7 +142,6 @@ class HolderKeys(Message):
 
     @property
     def parts(self) -> tuple[bytes, ...]:
-        """The bytes that are signed."""
         return self.record, self.position.to_bytes(2, "big"), self.sealing_key, self.nonce
 
 
@@ -166,13 +155,13 @@ def make_holder_keys(
 
 
 def draw_nonce(coins: Coins) -> bytes:
-    """Draw bytes that are public once they are sent."""
+    """Draw bytes that become public."""
     return bytes(draw_exactly(NONCE_BYTES, coins))
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedEpoch:
-    """A record that its authority signed, and the keys that each of its holders published; see ``verify_epoch``."""
+    """A record that its authority signed, and the keys that its holders published; see ``verify_epoch``."""
 
     record: EpochRecord
     keys: tuple[HolderKeys, ...]
@@ -183,7 +172,6 @@ class VerifiedEpoch:
 
     @property
     def count(self) -> int:
-        """Number of holders."""
         return len(self.keys)
 
 

@@ -12,8 +12,8 @@ from secagg.session.certificates import IDENTITY_KEY_BYTES
 
 from .configuration import Agreement
 from .epoch import NO_KEY
+from .parameters import LEAST_SECURITY
 
-LEAST_SECURITY_BITS = 128
 _USUAL_CAPACITY = 1 << 14
 
 
@@ -33,7 +33,7 @@ class Floors:
     minimum_modulus_bits: int
     maximum_length: int
     maximum_capacity: int
-    least_security_bits: int = LEAST_SECURITY_BITS
+    least_security_bits: int = LEAST_SECURITY
 
     def __post_init__(self) -> None:
         if type(self.authority) is not bytes or len(self.authority) != IDENTITY_KEY_BYTES:

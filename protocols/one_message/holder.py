@@ -1,7 +1,7 @@
 """A holder: it keeps shares of one epoch, puts an upload on one list ever, and answers for all of a list or nothing.
 
-The client has left when the list is made, so the holder enforces the client's floors. A promise is
-written down before it is sent, and a request that was answered gets the stored bytes again.
+The client has left when the list is made, so the holder enforces its floors. A promise is written down before it is
+sent, and a request that was answered gets the stored bytes again.
 """
 
 from __future__ import annotations
@@ -65,6 +65,9 @@ from .sharing import WORD, Elements, challenge_weights, decode_words, expand_sha
 MOST_UPLOADS: Final = 1 << 20
 """Limit on uploads of an epoch: all of them rest on one choice of the public polynomials."""
 _SERVER = frozenset({ServerId()})
+_NAME: Final = re.compile(r"([0-9]{1,20})-[0-9a-f]{64}", re.ASCII)
+"""Name of a holder's folder: when its epoch ends, and which task and epoch it belongs to."""
+_LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +111,9 @@ class Holder(Confined):
         """Begin an epoch, or resume it from its journal.
 
         Args:
-            root: what the epoch's key is derived from; of a ``FileJournal``, or drawn and kept in memory alone.
+            root: secret that the epoch's key is derived from: of a ``FileJournal``, or drawn and kept in memory alone.
             nonce: this holder's part of the seed of the public polynomials, from the same place.
-            floors: the floors of this holder's clients.
+            floors: floors of this holder's clients.
             forgets: whether the journal holds one round alone: rounds go up then, and an earlier one is never answered.
         Raises:
             AuthenticationFailed: the record is not signed by its authority.
@@ -164,19 +167,19 @@ class Holder(Confined):
                 raise UnexpectedMessage(expected="a request to a holder", received=kind.name, culprits=_SERVER)
 
     def end(self) -> None:
-        """Destroy the epoch's key and all shares; this is the forward secrecy that there is."""
+        """Destroy the epoch's key and all shares."""
         self.close()
         self._journal.erase()
 
     def close(self) -> None:
-        """Overwrite the memory; the journal stays, and another process resumes from it."""
+        """Overwrite the memory; another process can resume from the journal."""
         with self._lock:
             self._is_over = True
             self._pair.wipe()
             self._forget()
 
     def end_if_expired(self) -> bool:
-        """End with the epoch, also where nobody asks any more; return whether it is over."""
+        """End with the epoch; return whether it is over."""
         with self._lock:
             if not self._is_over and self._clock().timestamp() >= self._record.expiry:
                 self.end()
@@ -296,7 +299,7 @@ class Holder(Confined):
     def _promise(self, request: bytes) -> bytes:
         """Sign a list, or answer it: at once where one answer is the rule, and else once a quorum has signed it.
 
-        A list that was signed or answered is written down first, and no other list has any of its uploads ever after.
+        It is written down first, and no other list has any of its uploads ever after.
         """
         is_certificate = message_kind(request) is MessageKind.ONE_MESSAGE_CERTIFIED_LIST
         certified = CertifiedList.decode(request) if is_certificate else None
@@ -353,7 +356,6 @@ class Holder(Confined):
         return self._signed(work.agreement, Label.ONE_MESSAGE_ANSWER, answer)
 
     def _place(self, work: _Work, upload_list: UploadList, reply: bytes) -> None:
-        """Take down what the journal holds by now."""
         digest, uploads = upload_list.digest, _uploads(upload_list)
         self._placements.place(upload_list.terms.sum_id, digest, uploads)
         if message_kind(reply) is MessageKind.ONE_MESSAGE_LIST_SIGNATURE:
@@ -369,7 +371,7 @@ class Holder(Confined):
         return self._work[t0]
 
     def _replay(self, entry: Entry) -> None:
-        """Take down again what happened before a crash; nothing is sent."""
+        """Remember what happened before a crash; nothing is sent."""
         match entry.event:
             case Event.BEGUN:
                 self._round, self._forgotten = (int.from_bytes(part, "big") for part in entry.parts)
@@ -390,12 +392,7 @@ class Holder(Confined):
 
 
 def require_believed(record: EpochRecord, floors: Floors) -> None:
-    """Refuse an epoch that its holder's authority did not sign, before anything is kept for it.
-
-    Raises:
-        AuthenticationFailed: the record is not signed by the authority that it names.
-        InvalidParameters: the holder believes another one.
-    """
+    """Refuse an epoch that its holder's authority did not sign, before anything is kept for it."""
     record.verify(record.authority, record.signature, Label.ONE_MESSAGE_RECORD, record.statement)
     if record.authority != floors.authority:
         raise InvalidParameters("the epoch is of another authority than this holder believes; have that one sign it")
@@ -418,11 +415,13 @@ class HeldShare(Confined):
         self._words = words
 
     def require_on(self, polynomial: bytes, challenge: bytes) -> None:
-        """Refuse a share that is not on the dealer's polynomials.
+        """Refuse a share that is off the dealer's polynomials.
+
+        A false one passes with a chance of 65521^-8 a challenge.
 
         Raises:
             MalformedMessage: the published polynomial does not have exactly T canonical coefficients.
-            PeerMisbehaved: the share is off; a dealer passes with a chance of 65521^-8 a challenge.
+            PeerMisbehaved: the share is off.
         """
         threshold, columns = self.parameters.threshold, self.parameters.secret_columns
         published = decode_words(polynomial, threshold * CHECK_WORDS).reshape(threshold, CHECK_WORDS)
@@ -437,11 +436,9 @@ class HeldShare(Confined):
             )
 
     def secret_words(self) -> Elements:
-        """Return the words of the secret polynomials, without the masking polynomial's."""
         return self._words[: self.parameters.secret_columns]
 
     def wipe(self) -> None:
-        """Overwrite the words."""
         self._words[:] = 0
 
     def __repr__(self) -> str:
@@ -449,11 +446,7 @@ class HeldShare(Confined):
 
 
 def open_share(parameters: Parameters, position: int, share: Secret, context: bytes) -> HeldShare:
-    """Read a share as the dealer sealed it for the holder at a position.
-
-    Raises:
-        MalformedMessage: it has another length, or a word is not a field element.
-    """
+    """Read a share as the dealer sealed it for the holder at a position."""
     due = parameters.share_bytes(position)
     if len(share) != due:
         reason = Reason.TRUNCATED if len(share) < due else Reason.TRAILING_BYTES
@@ -465,20 +458,13 @@ def open_share(parameters: Parameters, position: int, share: Secret, context: by
 
 
 def summed(parameters: Parameters, shares: Iterable[HeldShare]) -> bytes:
-    """Return the words of a holder's answer, its shares over one list, without those of the masking polynomial."""
+    """Return a holder's answer: its shares over one list, added, without the masking polynomial's words."""
     total = np.zeros(parameters.secret_columns, np.int64)
     for share in shares:
         total += share.secret_words()
     words = (total % FIELD).astype(WORD).tobytes()
     total[:] = 0
     return words
-
-
-_NAME: Final = re.compile(r"([0-9]{1,20})-[0-9a-f]{64}", re.ASCII)
-"""Name of a holder's folder: when its epoch ends, and which task and epoch it belongs to."""
-
-
-_LOG: Final = logging.getLogger(__name__)
 
 
 class Holdings(Confined):
@@ -492,12 +478,7 @@ class Holdings(Confined):
 
     @contextmanager
     def open(self, record: EpochRecord, task: bytes) -> Generator[Holder | None]:
-        """Let the holder answer; None where this client is none, or cannot show that it remembers what it said.
-
-        Raises:
-            AuthenticationFailed: the record is not signed by its authority.
-            InvalidParameters: another authority signed it than the one that this client believes.
-        """
+        """Let the holder answer; None where this client is none, or cannot show that it remembers what it said."""
         self._destroy_expired()
         require_believed(record, self._floors)
         if record.expiry <= self._clock().timestamp():
@@ -532,7 +513,7 @@ class Holdings(Confined):
             return None
 
     def _destroy_expired(self) -> None:
-        """Destroy the keys of epochs that are over, about which nobody asks any more."""
+        """Destroy the keys of epochs that are over."""
         for folder in self._folder.glob("*-*"):
             named = _NAME.fullmatch(folder.name)
             is_over = named is not None and int(named[1]) <= self._clock().timestamp()

@@ -1,14 +1,12 @@
 """Journal of a standing holder, written before it acts: after a crash it continues, and does nothing twice.
 
 A folder holds four files for one epoch: the records; the secret, with the boot id of the machine that drew it; the
-head, which holds the number of bytes of valid records and the digest of their chain; and the head's mark, an empty
-file.
-The head names the time at which the file system made its mark, which a person who puts a file back cannot set.
+head, with the number of bytes of valid records, the digest of their chain, and the time at which the file system made
+its mark, which a person who puts a file back cannot set; and that mark, an empty file.
 
 A record is appended, a new mark is made, the head is replaced by one that names it, and the mark of the head before it
 is removed; only then is anything sent. So at each moment one head can be believed, or two if nothing was sent since the
-older of them. A crash leaves a head with its mark, and nothing after the valid records was ever answered. A copy that
-is put back has no mark of its time, whatever was copied and whenever.
+older of them. Nothing after the valid records was ever answered. A copy that is put back has no mark of its time.
 """
 
 from __future__ import annotations
@@ -90,7 +88,6 @@ class Journal:
         """Write a record down in the place of all others."""
 
     def records(self) -> Iterator[Entry]:
-        """Return the earlier records, once."""
         return iter(())
 
     def erase(self) -> None:
@@ -105,18 +102,13 @@ class Placements:
         self._list_of_upload = dict[bytes, bytes]()
 
     def require_free(self, sum_id: bytes, upload_list: bytes, uploads: tuple[bytes, ...]) -> None:
-        """Refuse a second list for a sum, and a second list for an upload.
-
-        Raises:
-            PeerMisbehaved: naming the server.
-        """
+        """Refuse a second list for a sum, and a second list for an upload."""
         if self._list_of_sum.get(sum_id, upload_list) != upload_list:
             raise _spent("a sum has one list; ask for that one again")
         if any(self._list_of_upload.get(upload, upload_list) != upload_list for upload in uploads):
             raise _spent("an upload is on one list ever; ask for that one again")
 
     def place(self, sum_id: bytes, upload_list: bytes, uploads: tuple[bytes, ...]) -> None:
-        """Spend a sum and its uploads."""
         self._list_of_sum[sum_id] = upload_list
         self._list_of_upload.update(dict.fromkeys(uploads, upload_list))
 
@@ -143,7 +135,7 @@ class JournalHead(Message):
 
 
 class State(StrEnum):
-    """The state of a folder; of those that are refused, the sentence that says so."""
+    """The state of a folder, as the sentence that refuses it."""
 
     UNBEGUN = "no head, and no records: nobody has heard of the secret, if there is one"
     NEWEST = "a head with its mark, and the records that it counts"
@@ -168,7 +160,7 @@ class FileJournal(Confined, Journal):
         """Begin, or continue after a crash.
 
         Args:
-            record: the digest of the epoch's record.
+            record: digest of the epoch's record.
             boot_id: of the machine since it was started, such as ``/proc/sys/kernel/random/boot_id``.
         Raises:
             InvalidParameters: the folder is open elsewhere, readable by others, or its state is refused.
@@ -190,11 +182,7 @@ class FileJournal(Confined, Journal):
             self._files = files.pop_all()
 
     def append(self, event: Event, *parts: bytes) -> None:
-        """Write a record and then its head, and flush both to the disk.
-
-        Raises:
-            OSError: it could not be written; it is as if it had not been tried.
-        """
+        """Write a record and then its head, and flush both; after an ``OSError`` it is as if not tried."""
         self._require_open()
         record = Entry(event=event, parts=parts).encode()
         framed, head = len(record).to_bytes(_LENGTH_BYTES, "big") + record, self._head
@@ -205,7 +193,6 @@ class FileJournal(Confined, Journal):
         self._turn_to(replace(head, length=head.length + len(framed), chain=_step(head.chain, record)))
 
     def restart(self, event: Event, *parts: bytes) -> None:
-        """Write a record in the place of all others."""
         self._require_open()
         record = Entry(event=event, parts=parts).encode()
         self._turn_to(replace(self._head, length=0, chain=_step(self._start, record), first=record))
@@ -233,18 +220,13 @@ class FileJournal(Confined, Journal):
         self._files.close()
 
     def erase(self) -> None:
-        """Overwrite the files with zeros and remove them; what the file system keeps of them is beyond reach."""
         self.close()
         erase_files(self._folder)
 
     # --- What a folder holds ------------------------------------------------------------------------------------------
 
     def _kept(self, record: bytes, boot_id: bytes) -> HolderSecret | None:
-        """Read the folder; return nothing if nobody has heard of its contents.
-
-        Raises:
-            InvalidParameters: its state is refused.
-        """
+        """Read the folder; return nothing if nobody has heard of its contents."""
         secret = None if (found := self._read("secret")) is None else HolderSecret.decode(found)
         head = None if (found := self._read("head")) is None else JournalHead.decode(found)
         written = self._read("records") or b""
@@ -279,7 +261,6 @@ class FileJournal(Confined, Journal):
         return path.read_bytes() if path.exists() else None
 
     def _remove_leftovers(self, number: int | None) -> None:
-        """Remove the leftovers of a crash other than the valid head."""
         for pattern in ("*.new", "mark.*"):
             for path in self._folder.glob(pattern):
                 if number is None or path != self._mark(number):
@@ -298,7 +279,7 @@ class FileJournal(Confined, Journal):
     # --- Heads and their marks ----------------------------------------------------------------------------------------
 
     def _turn_to(self, head: JournalHead) -> None:
-        """Replace the head, and let the one before it count no more."""
+        """Replace the head, and outdate the one before it."""
         before, number = self._head, self._head.number + 1
         head = replace(head, number=number, made=durable.create_later(self._mark(number), before.made))
         try:
@@ -336,7 +317,6 @@ def _step(chain: bytes, record: bytes) -> bytes:
 
 
 def _records_in(head: JournalHead, written: bytes) -> Iterator[bytes]:
-    """Yield the records that a head counts, as far as they are there."""
     if head.first:
         yield head.first
     end = 0
@@ -349,7 +329,7 @@ def _records_in(head: JournalHead, written: bytes) -> Iterator[bytes]:
 
 
 def is_journal(folder: Path) -> bool:
-    """Say whether a folder holds the files of a journal and no others; an empty one is the rest of one."""
+    """Whether a folder holds the files of a journal and no others; an empty one is the rest of one."""
     names = {path.name for path in folder.iterdir()}
     if any(_FILES.fullmatch(name) is None for name in names):
         return False
@@ -361,18 +341,14 @@ def is_journal(folder: Path) -> bool:
 
 
 def erase_files(folder: Path) -> None:
-    """Overwrite the files of a journal with zeros and remove them."""
+    """Overwrite the files of a journal with zeros and remove them; what the file system keeps is beyond reach."""
     for name in ("secret", "records", "head", "*.new", "mark.*"):
         for path in folder.glob(name):
             durable.erase(path)
 
 
 def boot_id() -> bytes:
-    """Return what this machine is called since it was started.
-
-    Raises:
-        InvalidParameters: it does not say.
-    """
+    """Return this machine's boot id, which changes when it is started."""
     try:
         return _BOOT_ID.read_bytes().strip()
     except OSError:

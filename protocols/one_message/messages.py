@@ -27,6 +27,7 @@ IDENTITY_BYTES: Final = IDENTITY_KEY_BYTES + SIGNATURE_BYTES
 MAXIMUM_VECTOR_BYTES: Final = (1 << 32) - 1
 _MAXIMUM_PIECES: Final = MAXIMUM_COEFFICIENTS // PIECE_COEFFICIENTS
 MAXIMUM_SHARE_BYTES: Final = 1 << 18
+_NUMBER_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class Upload(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoHolder(Message):
-    """Answer to a record of a client that holds nothing; it is signed, so nobody can send it in another's name."""
+    """Answer of a client that holds nothing to a record, signed so that nobody can send it in its name."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_NO_HOLDER
     record: Annotated[bytes, fixed(DIGEST_BYTES)]
@@ -68,7 +69,6 @@ class NoHolder(Message):
 
     @property
     def parts(self) -> tuple[bytes, ...]:
-        """The bytes that are signed."""
         return self.record, self.client.encode()
 
 
@@ -76,12 +76,12 @@ class NoHolder(Message):
 
 
 def vector_digest(pieces: Sequence[bytes]) -> bytes:
-    """Return the digest that stands for the masked vector, from those of its pieces."""
+    """Return the digest of the masked vector, from those of its pieces."""
     return hashlib.sha256(bind(Label.ONE_MESSAGE_VECTOR, *pieces)).digest()
 
 
 def share_context(agreement: Agreement, header: UploadHeader, position: int) -> bytes:
-    """Return what a holder's seed is expanded under."""
+    """Return the context under which a holder's seed is expanded."""
     return _bound(Label.ONE_MESSAGE_DEALT, agreement, header, position)
 
 
@@ -106,28 +106,20 @@ def share_tree(agreement: Agreement, sealed: Sequence[bytes]) -> MerkleTree:
 
 
 def challenge_of(agreement: Agreement, header: UploadHeader, vector: bytes, root: bytes) -> bytes:
-    """Return what the dealer check is made with: a digest of everything else that the client signs.
-
-    Args:
-        vector: the digest of the masked vector.
-        root: of the tree over the sealed shares.
-    """
+    """Return the challenge of the dealer check: a digest of everything else that the client signs."""
     parts = (agreement.t0, header.client.encode(), header.terms.digest, header.nonce, vector, root)
     return hashlib.sha256(bind(Label.ONE_MESSAGE_STATEMENT, *parts)).digest()
 
 
 def upload_digest(challenge: bytes, polynomial: bytes) -> bytes:
-    """Return what the client signs, and what an upload is known by."""
+    """Return the digest that the client signs, and by which an upload is known."""
     return hashlib.sha256(bind(Label.ONE_MESSAGE_SIGNED_UPLOAD, challenge, polynomial)).digest()
-
-
-_NUMBER_BYTES: Final = 4
 
 
 def piece_digests(
     context: bytes, client: ClientId, lengths: Sequence[int], vector: bytes | memoryview
 ) -> tuple[bytes, ...]:
-    """Return the digests of all pieces of a vector, which the client signs: each of one client, session and place."""
+    """Return the digests of all pieces of a vector, each bound to the client, session and place."""
     digests = list[bytes]()
     for number, piece in enumerate(pieces_of(vector, lengths)):
         bound = bind(Label.UPLOAD_PIECE, context, client.encode(), number.to_bytes(_NUMBER_BYTES, "big"))

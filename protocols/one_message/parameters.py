@@ -1,7 +1,6 @@
 """Parameters of an epoch that all parties share: the lattice, the packing of values, and the thresholds of the holders.
 
-Everything that follows from the fields is computed and never sent, so two parties with equal bytes have equal masks,
-lengths and rules.
+Everything that follows from the fields is computed and never sent: equal bytes mean equal masks, lengths and rules.
 """
 
 from __future__ import annotations
@@ -51,6 +50,31 @@ class ThresholdRule(StrEnum):
     """A quorum signs one list before anybody answers for it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Committee:
+    """The numbers of a set of holders."""
+
+    holders: int
+    corrupted: int
+    threshold: int
+    packing: int
+    rule: ThresholdRule
+    quorum: int
+
+    def require(self) -> None:
+        """Refuse thresholds that do not keep the premise of their rule."""
+        least = least_threshold(self.rule, self.holders, self.corrupted, self.packing)
+        if not least <= self.threshold <= self.holders:
+            raise InvalidParameters(
+                f"{self.holders} holders of whom {self.corrupted} may be corrupted, {self.packing} coefficients a "
+                f"polynomial and the rule {self.rule} need a threshold of {least} to {self.holders}; got "
+                f"{self.threshold}"
+            )
+        quorum = least_quorum(self.holders, self.corrupted) if self.rule is ThresholdRule.CERTIFIED else 0
+        if not quorum <= self.quorum <= (self.holders if quorum else 0):
+            raise InvalidParameters(f"the rule {self.rule} needs a quorum of {quorum}; got {self.quorum}")
+
+
 @dataclass(frozen=True)
 class Parameters:
     """The lattice, the values and the holders of an epoch; part of what everyone signs.
@@ -87,10 +111,14 @@ class Parameters:
 
     def __post_init__(self) -> None:
         self._require_ranges()
-        self._require_thresholds()
+        self.committee.require()
         self._require_exact()
 
     # --- What follows ------------------------------------------------------------------------------------------------
+
+    @property
+    def committee(self) -> Committee:
+        return Committee(self.holders, self.corrupted, self.threshold, self.packing, self.rule, self.quorum)
 
     @cached_property
     def per_coefficient(self) -> tuple[int, ...]:
@@ -103,7 +131,7 @@ class Parameters:
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """The first coefficient of each segment, and the end of the last: a coefficient never mixes segments."""
+        """First coefficient of each segment, and the end of the last: a coefficient never mixes segments."""
         counts = (-(-segment.length // k) for segment, k in zip(self.segments, self.per_coefficient, strict=True))
         return tuple(accumulate(counts, initial=0))
 
@@ -114,7 +142,6 @@ class Parameters:
 
     @cached_property
     def whole_runs(self) -> tuple[Run, ...]:
-        """Runs of coefficients with the same number of sent bits, over neighbouring segments."""
         runs = list[Run]()
         for segment, first, end in zip(self.segments, self.starts, self.starts[1:], strict=False):
             dropped = segment.fine_bits or self.dropped_bits
@@ -125,12 +152,10 @@ class Parameters:
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:
-        """The same, cut in pieces."""
         return tuple(part for run in self.whole_runs for part in run.cut())
 
     @cached_property
     def piece_bytes(self) -> tuple[int, ...]:
-        """The length of each piece of an upload."""
         lengths = [0] * -(-self.coefficients // PIECE_COEFFICIENTS)
         for run in self.runs:
             lengths[run.piece] += run.sent_bytes
@@ -138,7 +163,7 @@ class Parameters:
 
     @cached_property
     def checked(self) -> tuple[tuple[int, int], ...]:
-        """Each segment that is rounded, and the segment of its check words; these come last, in the same order."""
+        """Each rounded segment, and the segment of its check words; these come last, in the same order."""
         fine = [index for index, segment in enumerate(self.segments) if segment.fine_bits]
         return tuple(zip(fine, range(len(self.segments) - len(fine), len(self.segments)), strict=True))
 
@@ -159,7 +184,6 @@ class Parameters:
         return max(0, math.ceil(missing / (self.modulus_bits - noise_bits)))
 
     def with_witnesses(self) -> Parameters:
-        """Return the same with so many zeros behind the weight, the last value that a client has."""
         values, weight = list(self.segments), self.inputs - 1
         values[weight] = replace(values[weight], length=1 + self.witnesses)
         return replace(self, segments=tuple(values))
@@ -171,27 +195,25 @@ class Parameters:
 
     @property
     def polynomials(self) -> int:
-        """L: how many polynomials hold them."""
+        """L."""
         return -(-self.coefficients // self.degree)
 
     @property
     def sent_bits(self) -> int:
-        """Number of bits of a coefficient that are sent where values are exact."""
         return self.modulus_bits - self.dropped_bits
 
     @property
     def upload_bytes(self) -> int:
-        """The length of a masked upload."""
         return sum(self.piece_bytes)
 
     @property
     def noise_variance(self) -> float:
-        """The variance of a coefficient's noise in an upload; rounding is uniform, because the mask is."""
+        """Variance of a coefficient's noise in an upload; rounding is uniform, because the mask is."""
         return float(SIGMA**2 + (4**self.dropped_bits - 1) / 12)
 
     @property
     def secret_columns(self) -> int:
-        """K: polynomials that share a secret."""
+        """K: number of polynomials that share a secret."""
         return self.degree // self.packing
 
     @property
@@ -200,29 +222,21 @@ class Parameters:
         return self.threshold - self.packing
 
     def share_bytes(self, position: int) -> int:
-        """Return the length of the share of the holder at a position."""
         if not 0 <= position < self.holders:
             raise InvalidParameters(f"{position} is not a position among {self.holders} holders; positions start at 0")
         return SEED_BYTES if position < self.seeds else (self.secret_columns + CHECK_WORDS) * WORD_BYTES
 
     @property
-    def answer_bytes(self) -> int:
-        """The length of an answer, which has no room for the masking polynomial."""
-        return self.secret_columns * WORD_BYTES
-
-    @property
     def polynomial_bytes(self) -> int:
-        """The length of the polynomial that a dealer publishes."""
         return self.threshold * CHECK_WORDS * WORD_BYTES
 
     @property
     def dealt_bytes(self) -> int:
-        """Bytes of all shares and the polynomial, which a client sends in addition to its upload, without sealing."""
+        """Bytes of all shares and the polynomial, without sealing."""
         return sum(map(self.share_bytes, range(self.holders))) + self.polynomial_bytes
 
     @property
     def security_bits(self) -> float:
-        """The estimated work of the lattice attack."""
         return security_bits(self.degree, self.modulus_bits)
 
     # --- Checks ------------------------------------------------------------------------------------------------------
@@ -237,8 +251,6 @@ class Parameters:
             "holders": (1, MAXIMUM_HOLDERS),
             "corrupted": (0, self.holders - 1),
             "packing": (1, self.threshold),
-            "threshold": (1, self.holders),
-            "quorum": (0, self.holders),
         }
         if self.degree not in DEGREES:
             raise InvalidParameters(f"the degree is one of {DEGREES}; got {self.degree!r}")
@@ -275,17 +287,6 @@ class Parameters:
             raise InvalidParameters(
                 f"{self.coefficients} coefficients exceed {MAXIMUM_COEFFICIENTS}; divide the layout"
             )
-
-    def _require_thresholds(self) -> None:
-        due = least_threshold(self.rule, self.holders, self.corrupted, self.packing)
-        if self.threshold < due:
-            raise InvalidParameters(
-                f"{self.holders} holders of whom {self.corrupted} may be corrupted, {self.packing} coefficients a "
-                f"polynomial and the rule {self.rule} need a threshold of {due}; got {self.threshold}"
-            )
-        least = least_quorum(self.holders, self.corrupted) if self.rule is ThresholdRule.CERTIFIED else 0
-        if self.quorum < least or (self.rule is ThresholdRule.ONE_ANSWER and self.quorum):
-            raise InvalidParameters(f"the rule {self.rule} needs a quorum of {least}; got {self.quorum}")
 
 
 def _bits_of_entry(radius: float) -> float:

@@ -1,34 +1,30 @@
-"""Plan from an operator's facts: the cheapest parameters, an epoch's record, an offer, and the cost of a sum."""
+"""Plan from an operator's facts: the cheapest parameters, an epoch's record, and an offer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import lru_cache
 from typing import Final
 
 from secagg.contract import Layout
-from secagg.crypto.hpke import sealing_sizes
 from secagg.errors import InvalidParameters
-from secagg.identifiers import ClientId
-from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
+from secagg.parameters import SecurityMode, Suite
 from secagg.privacy.client_noise import NO_NOISE, BudgetedNoise, NoiseSettings
-from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES
-from secagg.session.costs import ONE_IN, Costs, Work
 from secagg.session.roles import Subject
 
-from .configuration import NO_SUM, SUM_ID_BYTES, Configuration, Offer, SumTerms, weight_bits
-from .epoch import DIGEST_BYTES, NO_KEY, NONCE_BYTES, EpochRecord, HolderIdentity, HolderKeys
+from .configuration import NO_SUM, Configuration, Offer, SumTerms, weight_bits
+from .epoch import NO_KEY, EpochRecord, HolderIdentity
 from .lattice.estimator import greatest_modulus_bits
 from .lattice.values import Values
-from .messages import IDENTITY_BYTES, Upload, UploadHeader
 from .parameters import (
     DEGREES,
     LEAST_SECURITY,
     MAXIMUM_DROPPED_BITS,
     MAXIMUM_HOLDERS,
     MAXIMUM_MODULUS_BITS,
+    Committee,
     Parameters,
     ThresholdRule,
     greatest_capacity,
@@ -43,36 +39,18 @@ _SECOND_WORD_COSTS = 1.1
 _WORD_BITS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Committee:
-    """The numbers of a set of holders."""
-
-    holders: int
-    corrupted: int
-    threshold: int
-    packing: int
-    rule: ThresholdRule
-    quorum: int
-
-
-def plan(  # noqa: PLR0913 -- all but three have defaults
+def plan(
     segments: Sequence[Values],
     capacity: int,
     committee: Committee,
     *,
     capacity_weight: int | None = None,
-    least_security: int = LEAST_SECURITY,
     degrees: Sequence[int] = DEGREES,
 ) -> Parameters:
     """Return the parameters with the fewest bytes a client.
 
     Args:
-        segments: the values of the layout, in its order.
-        capacity: the most uploads of a sum.
-        committee: the thresholds of the holders.
-        capacity_weight: the largest total weight of a sum; the capacity where nobody weighs.
-        least_security: the floor of the lattice estimate, in bits.
-        degrees: ring degrees to choose from.
+        capacity_weight: largest total weight of a sum; the capacity where nobody weighs.
 
     Raises:
         InvalidParameters: nothing fits; the message names the next parameters that do.
@@ -80,21 +58,16 @@ def plan(  # noqa: PLR0913 -- all but three have defaults
     if not 1 <= capacity <= greatest_capacity():
         raise InvalidParameters(f"a sum has 1 to {greatest_capacity()} uploads; got {capacity}; make several sums")
     weight = capacity if capacity_weight is None else capacity_weight
-    return _cheapest(tuple(segments), capacity, committee, weight, least_security, tuple(degrees))
+    return _cheapest(tuple(segments), capacity, committee, weight, tuple(degrees))
 
 
-@lru_cache(maxsize=16)
-def _cheapest(  # noqa: PLR0913, PLR0917 -- a platform asks for the same in every round
-    segments: tuple[Values, ...],
-    capacity: int,
-    committee: Committee,
-    weight: int,
-    least_security: int,
-    degrees: tuple[int, ...],
+@lru_cache(maxsize=16)  # A platform asks for the same in every round.
+def _cheapest(
+    segments: tuple[Values, ...], capacity: int, committee: Committee, weight: int, degrees: tuple[int, ...]
 ) -> Parameters:
     found, thresholds = list[tuple[float, Parameters]](), asdict(committee)
     refused = InvalidParameters("no lattice is wide enough; plan with a higher degree")
-    for degree, modulus_bits, dropped_bits in _lattices(degrees, least_security):
+    for degree, modulus_bits, dropped_bits in _lattices(degrees):
         try:
             fitting = Parameters(
                 degree=degree,
@@ -114,7 +87,7 @@ def _cheapest(  # noqa: PLR0913, PLR0917 -- a platform asks for the same in ever
             refused = error
     if not found:
         # Whatever else is wrong is wrong in the widest lattice too, which is tried last.
-        raise _too_wide(segments, capacity, weight, least_security, degrees) or refused
+        raise _too_wide(segments, capacity, weight, degrees) or refused
     # The narrowest of equally long ones is the strongest.
     return min(found, key=lambda entry: (entry[0], entry[1].modulus_bits))[1]
 
@@ -126,9 +99,7 @@ def choose_committee(holders: int, corrupted: int, absent: int = 0, rule: Thresh
     one more corrupted holder than was assumed. Half of what certified lists leave goes to packing.
 
     Args:
-        corrupted: how many may work with the server, or lie.
-        absent: how many more may be away when answers are needed.
-        rule: one answer where the holders suffice for it, otherwise certified lists, if nothing is said.
+        rule: ``one_answer`` where the holders suffice for it, by default.
 
     Raises:
         InvalidParameters: there are too few holders; the message says how many suffice.
@@ -157,19 +128,18 @@ def choose_committee(holders: int, corrupted: int, absent: int = 0, rule: Thresh
     )
 
 
-def _lattices(degrees: Sequence[int], least_security: int) -> Iterator[tuple[int, int, int]]:
+def _lattices(degrees: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     for degree in degrees:
-        widest = min(MAXIMUM_MODULUS_BITS, greatest_modulus_bits(degree, least_security))
+        widest = min(MAXIMUM_MODULUS_BITS, greatest_modulus_bits(degree, LEAST_SECURITY))
         for modulus_bits in range(2, widest + 1):
             for dropped_bits in range(MAXIMUM_DROPPED_BITS + 1):
                 yield degree, modulus_bits, dropped_bits
 
 
 def _too_wide(
-    segments: Sequence[Values], capacity: int, weight: int, least_security: int, degrees: Sequence[int]
+    segments: Sequence[Values], capacity: int, weight: int, degrees: Sequence[int]
 ) -> InvalidParameters | None:
-    """Return the error that the values alone make, in any lattice."""
-    widest = max(min(MAXIMUM_MODULUS_BITS, greatest_modulus_bits(degree, least_security)) for degree in degrees)
+    widest = max(min(MAXIMUM_MODULUS_BITS, greatest_modulus_bits(degree, LEAST_SECURITY)) for degree in degrees)
     room, is_held = widest - least_guard_bits(capacity, 0), True
     for position, segment in enumerate(segments):
         bits = segment.field_bits(weight)
@@ -182,15 +152,12 @@ def _too_wide(
     if is_held and room > 0:
         return None
     return InvalidParameters(
-        f"no lattice of {least_security} bits of security in degrees {tuple(degrees)} holds these values; rings of at "
+        f"no lattice of {LEAST_SECURITY} bits of security in degrees {tuple(degrees)} holds these values; rings of at "
         f"most {max(room, 0)} bits fit, or plan with a higher degree"
     )
 
 
 Bounds = tuple[int, int] | None
-_WORDS_OF_A_PRODUCT: Final = 64
-"""A client's work for a coefficient: a product of polynomials, noise, packing, and the digest."""
-_WORDS_OF_AN_ADDITION: Final = 4
 
 
 def plan_epoch(  # noqa: PLR0913 -- all but four have defaults
@@ -207,8 +174,8 @@ def plan_epoch(  # noqa: PLR0913 -- all but four have defaults
     """Choose thresholds for these holders; the authority signs the returned record.
 
     Args:
-        authority: its public key; none means ``semi_honest`` mode.
-        absent: how many holders may be away, besides those that are corrupted.
+        authority: its public key; without it the mode is ``semi_honest``.
+        absent: number of holders that may be away, besides those that are corrupted.
     Raises:
         InvalidParameters: so few holders cannot do that; the message says how many can.
     """
@@ -241,17 +208,14 @@ def plan_offer(  # noqa: PLR0913 -- all but four have defaults
     bounds: Sequence[Bounds] | None = None,
     noise: NoiseSettings = NO_NOISE,
 ) -> Offer:
-    """Put an offer together from an epoch's record, its holders' keys, and the subject of the sum.
+    """Make an offer from an epoch's record, its holders' keys, and the subject of the sum.
 
     Raises:
         InvalidParameters: nothing fits; the message names the next parameters that do.
     """
     bounds, most = tuple(bounds or [None] * len(subject.layout.segments)), capacity * maximum_weight
-    committee = Committee(
-        len(record.holders), record.corrupted, record.threshold, record.packing, record.rule, record.quorum
-    )
     values = masked_values(subject.layout, bounds, most)
-    parameters = plan(values, capacity, committee, capacity_weight=most).with_witnesses()
+    parameters = plan(values, capacity, record.committee, capacity_weight=most).with_witnesses()
     return Offer(
         record=record.encode(),
         keys=tuple(keys),
@@ -300,78 +264,8 @@ class OneMessageSettings(BudgetedNoise):
     """Lifetime of an epoch."""
 
 
-def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
-    """Find the masks for five holders, and count.
-
-    Raises:
-        InvalidParameters: nothing fits; the message names the next parameters that do.
-    """
-    rare, settings = clients // ONE_IN, OneMessageSettings(suite=suite)
-    record = plan_epoch(
-        [HolderIdentity(number=place, public_key=_key(place)) for place in range(settings.holders)],
-        number=1,
-        expiry=1,
-        corrupted=settings.corrupted_holders,
-        suite=suite,
-        authority=_key(settings.holders),
-    )
-    sealing_key_bytes, overhead = sealing_sizes(suite)
-    keys = HolderKeys(
-        record=bytes(DIGEST_BYTES),
-        position=0,
-        sealing_key=bytes(sealing_key_bytes),
-        nonce=bytes(NONCE_BYTES),
-        signature=bytes(SIGNATURE_BYTES),
-    )
-    offer = plan_offer(
-        replace(record, signature=bytes(SIGNATURE_BYTES)),
-        [keys.encode()] * settings.holders,
-        Subject(task=b"a plan", round_number=1, layout=layout, capacity=clients),
-        sum_id=bytes([1]) * SUM_ID_BYTES,
-        capacity=clients,
-        minimum_cohort=max(LEAST_COHORT, rare + 2),
-        corrupted_clients=rare,
-    )
-    parameters = offer.configuration.parameters
-    upload = Upload(
-        t0=bytes(DIGEST_BYTES),
-        header=UploadHeader(
-            client=ClientId(0), identity=bytes(IDENTITY_BYTES), terms=offer.terms, nonce=bytes(NONCE_BYTES)
-        ),
-        pieces=(bytes(DIGEST_BYTES),) * len(parameters.piece_bytes),
-        vector=b"",
-        polynomial=bytes(parameters.polynomial_bytes),
-        sealed=tuple(bytes(parameters.share_bytes(place) + overhead) for place in range(settings.holders)),
-        signature=bytes(SIGNATURE_BYTES),
-    )
-    sent = len(upload.encode())
-    shown = len(replace(upload, pieces=(bytes(DIGEST_BYTES),)).encode())
-    padded = parameters.polynomials * parameters.degree
-    yield Costs(
-        plan=f"masks of degree {parameters.degree} modulo 2^{parameters.modulus_bits} with {parameters.guard_bits} "
-        f"guard bits, {parameters.security_bits:.0f} bits of security by our estimate; {settings.holders} holders, of "
-        f"whom any {parameters.threshold} open a sum and {parameters.corrupted} may be corrupted ({parameters.rule}); "
-        "a coefficient for each value, because no bounds are set",
-        payload_bytes=layout.payload_bytes,
-        up_bytes=sent + parameters.upload_bytes,
-        down_bytes=len(offer.encode()),
-        # Every holder is shown all of an upload but the vector and the shares of others.
-        between_bytes=settings.holders * shown - (settings.holders - 1) * sum(map(len, upload.sealed)),
-        client=Work(word_operations=_WORDS_OF_A_PRODUCT * padded),
-        server=Work(word_operations=(clients * _WORDS_OF_AN_ADDITION + _WORDS_OF_A_PRODUCT) * padded, steps=clients),
-    )
-
-
-def _key(number: int) -> bytes:
-    """Return a key that nobody has; only its length counts."""
-    return bytes([number + 1]) * IDENTITY_KEY_BYTES
-
-
 def masked_values(layout: Layout, bounds: tuple[tuple[int, int] | None, ...], capacity_weight: int) -> list[Values]:
-    """Return what ``plan`` is asked for: a layout's segments, with bounds where they are known, weight, check words.
-
-    The zeros behind the weight follow from what it finds.
-    """
+    """Return what ``plan`` is asked for: a layout's segments, the weight, and check words."""
     segments = layout.require_rings()
     if len(bounds) != len(segments):
         raise InvalidParameters(f"there are bounds, or None, for each of {len(segments)} segments; got {len(bounds)}")

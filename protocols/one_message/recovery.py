@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice
-from math import comb
+from math import comb, prod
 from typing import Final
 
 import numpy as np
@@ -57,15 +57,6 @@ class Recovered:
     """Whether T + c answers agree, so that the suspects lied."""
 
 
-def require_answer(parameters: Parameters, answer: bytes) -> None:
-    """Refuse an answer that is not one word below 65521 for each polynomial.
-
-    Raises:
-        MalformedMessage: it is not.
-    """
-    decode_words(answer, parameters.secret_columns)
-
-
 def recovered(
     parameters: Parameters, answers: Mapping[int, bytes], largest: float, coins: Coins
 ) -> Iterator[Recovered]:
@@ -75,11 +66,9 @@ def recovered(
     as many answers are at most ``MOST_SUBSETS``; after one that is proven nothing follows.
 
     Args:
+        answers: of field elements, as ``Tally.read`` checks them.
         largest: no entry of the right sum is larger.
         coins: drawn from after the answers are fixed, if they contradict each other.
-    Raises:
-        ThresholdNotMet: fewer answers than the threshold.
-        MalformedMessage: an answer is not a sequence of field elements; check each with ``require_answer`` first.
     """
     threshold = parameters.threshold
     if len(answers) < threshold:
@@ -117,7 +106,6 @@ class _Answers:
 
     @property
     def contested(self) -> npt.NDArray[np.intp]:
-        """The columns whose answers lie on no polynomial of degree below the threshold."""
         due = self._polynomials(range(self._parameters.threshold))
         return np.flatnonzero((due != self._words).any(axis=0))
 
@@ -148,7 +136,7 @@ class _Answers:
         return Recovered(secret, suspects, int(agree.sum()) >= least), agree
 
     def _polynomials(self, base: Sequence[int]) -> _Columns:
-        """Return what all holders have to answer, if these ones tell the truth."""
+        """Return what all holders have to answer if these ones tell the truth."""
         sources = tuple(self._points[index] for index in base)
         return multiply(transfer_matrix(sources, self._points), self._words[list(base)])
 
@@ -206,15 +194,11 @@ class _Answers:
 
 
 def _centred(elements: _Columns) -> _Columns:
-    """Return each element's representative of least size."""
     return np.where(elements > FIELD // 2, elements - FIELD, elements)
 
 
 def _product(elements: npt.NDArray[np.int64]) -> int:
-    product = 1
-    for element in elements.tolist():
-        product = product * element % FIELD
-    return product
+    return int(prod(elements.tolist())) % FIELD
 
 
 def _inverse(element: int) -> int:
@@ -243,7 +227,7 @@ def _wrong_positions(points: Sequence[int], values: Sequence[int], threshold: in
 
 
 def _kernel_vector(matrix: _Columns) -> npt.NDArray[np.int64]:
-    """Return a vector that a matrix takes to zero, by elimination: not the zero vector, if there is another."""
+    """Return a vector that a matrix takes to zero: not the zero vector, if there is another."""
     rows, free = reduced(matrix)
     vector = np.zeros(matrix.shape[1], np.int64)
     if free < vector.size:

@@ -40,8 +40,6 @@ from .messages import (
 from .parameters import MAXIMUM_HOLDERS, ThresholdRule
 
 MAXIMUM_UPLOADS: Final = 1 << 20
-
-
 _MAXIMUM_PROOF: Final = 10
 
 
@@ -98,7 +96,6 @@ class Receipt(Message):
 
     @property
     def parts(self) -> tuple[bytes, ...]:
-        """The bytes that are signed."""
         listed = b"".join(judged.upload + bytes([judged.verdict]) for judged in self.judged)
         return self.holder.to_bytes(2, "big"), listed
 
@@ -122,7 +119,6 @@ class UploadList(Message):
 
     @property
     def digest(self) -> bytes:
-        """The bytes that are signed and answered."""
         return hashlib.sha256(bind(Label.ONE_MESSAGE_LIST, self.encode())).digest()
 
 
@@ -138,7 +134,6 @@ class ListSignature(Message):
 
     @property
     def parts(self) -> tuple[bytes, ...]:
-        """The bytes that are signed."""
         return self.holder.to_bytes(2, "big"), self.upload_list
 
 
@@ -172,16 +167,11 @@ class Answer(Message):
 
     @property
     def parts(self) -> tuple[bytes, ...]:
-        """The bytes that are signed."""
         return self.holder.to_bytes(2, "big"), self.upload_list, self.sums
 
 
 def require_signed(agreement: Agreement, header: UploadHeader, digest: bytes, signature: bytes) -> None:
-    """Check that a client whom the authority vouches for signed an upload.
-
-    Raises:
-        AuthenticationFailed, MalformedMessage: naming the client and the way.
-    """
+    """Check that a client whom the authority vouches for signed an upload; naming it and the way if not."""
     label, parts = Label.ONE_MESSAGE_SIGNED_UPLOAD, (agreement.t0, digest)
     require_signed_by(agreement.record, header.client, header.identity, signature, label, *parts)
 
@@ -189,11 +179,7 @@ def require_signed(agreement: Agreement, header: UploadHeader, digest: bytes, si
 def require_signed_by(
     record: EpochRecord, client: ClientId, identity: bytes, signature: bytes, label: Label, *parts: bytes
 ) -> None:
-    """Check that a client whom the epoch's authority vouches for signed something.
-
-    Raises:
-        AuthenticationFailed, MalformedMessage: naming the client and the way.
-    """
+    """Check that a client whom the epoch's authority vouches for signed something."""
     public_key, is_active = identity[:IDENTITY_KEY_BYTES], record.mode is SecurityMode.ACTIVE
     if len(identity) != (IDENTITY_BYTES if is_active else 0):
         raise AuthenticationFailed(culprits=unverified(client))
@@ -210,9 +196,6 @@ def verify_upload(
 
     Args:
         is_kept: whether its vector was checked before, and is kept apart from it.
-
-    Raises:
-        PeerError: it is another client's or another sum's, has other lengths, or is not signed.
     """
     header, parameters = upload.header, agreement.parameters
     if header.client != sender:
@@ -253,8 +236,6 @@ def verify_upload(
 def require_certificate(agreement: Agreement, upload_list: bytes, certified: CertifiedList) -> None:
     """Check that a quorum of holders signed a list.
 
-    Raises:
-        PeerMisbehaved, AuthenticationFailed: naming the server.
     Claim OM-8: any two quorums share an honest holder, who signs one list of a sum.
     """
     record, holders = agreement.record, [one.holder for one in certified.certificate]

@@ -41,7 +41,6 @@ def run(  # noqa: PLR0913 -- who takes part, and what they agree on
     server = Tally(offer, sum_id, coins)
 
     def ask(requests: Mapping[int, bytes]) -> None:
-        """Hand each holder its request, and its answer back to the server."""
         for position, request in requests.items():
             try:
                 answer = holders[position].respond(request)

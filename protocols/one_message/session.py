@@ -12,15 +12,7 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
 from secagg.crypto.ring import require_capacity
 from secagg.crypto.secret import draw_exactly
-from secagg.errors import (
-    UNDECIDED,
-    InvalidParameters,
-    Misuse,
-    PeerError,
-    PeerMisbehaved,
-    Reason,
-    ThresholdNotMet,
-)
+from secagg.errors import UNDECIDED, InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId, HolderId
 from secagg.parameters import SecurityMode
 from secagg.privacy.client_noise import ClientNoise
@@ -36,7 +28,7 @@ from .lattice.opening import Adder, FiledSum, OneMessageCut
 from .messages import NoHolder
 from .plan import OneMessageSettings, plan_offer
 from .requests import Answer, ListSignature, Receipt, require_signed_by
-from .tally import CheckedUpload, Opened, Tally
+from .tally import CheckedUpload, Opened, State, Tally
 
 KEYS: Final = Stage(name="keys", takes_update=False)
 """Before the others in the first sum of a task whose holders are clients: they publish their keys."""
@@ -51,7 +43,7 @@ Publish = Callable[[tuple[bytes, ...]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneMessageHelpers:
-    """The epoch that runs, and how its holders are reached."""
+    """The running epoch, and how its holders are reached."""
 
     record: EpochRecord
     keys: tuple[bytes, ...]
@@ -68,7 +60,7 @@ def open_session(
     helpers: OneMessageHelpers,
     published: Publish = lambda _: None,
 ) -> Server:
-    """Begin a sum of the epoch that runs.
+    """Begin a sum of the running epoch.
 
     Args:
         published: given the keys of a committee, with which the next sums of the task are opened.
@@ -91,7 +83,6 @@ def _capacity(subject: Subject, settings: OneMessageSettings, invited: frozenset
 
 
 def _tally(subject: Subject, settings: OneMessageSettings, capacity: int, helpers: OneMessageHelpers) -> Tally:
-    """Return the machine of one sum, before holders have heard of it."""
     sum_id = bytes(draw_exactly(SUM_ID_BYTES, helpers.coins))
     offer = plan_offer(
         helpers.record,
@@ -150,17 +141,14 @@ class Server(StagedServerSession[CheckedUpload | Said]):
 
     @property
     def agreement(self) -> Agreement:
-        """Agreement of the parties, once the keys of all holders are there."""
         return self.tally.agreement
 
     @property
     def noise(self) -> ClientNoise | None:
-        """Noise that the clients add, once the keys of the holders are there."""
         return None if self._begun is None else noise_of(self.agreement.configuration, self._settings)
 
     @property
     def is_signed(self) -> bool:
-        """Whether clients sign."""
         return self._helpers.record.mode is SecurityMode.ACTIVE
 
     @property
@@ -171,11 +159,7 @@ class Server(StagedServerSession[CheckedUpload | Said]):
         return Turnout.TOO_FEW if lacks and turnout is Turnout.ENOUGH else turnout
 
     def add_through(self, adding: Callable[[OneMessageCut], Adder]) -> None:
-        """Have others add the uploads, before there are any; resume what they kept of an earlier process.
-
-        Raises:
-            InvalidParameters: clients hold, and are not asked a second time for their messages.
-        """
+        """Have others add the uploads, before there are any; resume what they kept of an earlier process."""
         with self._lock:
             if self._ask_all is None:
                 raise InvalidParameters("where clients hold, their server adds; take standing holders, or no engine")
@@ -184,7 +168,7 @@ class Server(StagedServerSession[CheckedUpload | Said]):
                 self._said[client] = digest
                 if self._waiting is not None:
                     self._waiting.discard(client)
-            if self.tally.is_listed:
+            if self.tally.state is not State.COLLECTING:
                 self._stage = None
 
     # --- What clients say ---------------------------------------------------------------------------------------------
@@ -201,7 +185,6 @@ class Server(StagedServerSession[CheckedUpload | Said]):
         return Checked(said, hashlib.sha256(replace(said, signature=b"").encode()).digest())
 
     def _read_keys(self, sender: ClientId, message: bytes) -> HolderKeys | NoHolder:
-        """Verify a holder's keys, or that a client holds nothing."""
         record, position = self._helpers.record, self._position_of.get(sender)
         if message_kind(message) is MessageKind.ONE_MESSAGE_NO_HOLDER:
             said = NoHolder.decode(message)
@@ -279,7 +262,7 @@ class Server(StagedServerSession[CheckedUpload | Said]):
             tally.settle()
             self._tell()
             tally.fix_list()
-            return self._ask(CERTIFY if tally.needs_certificate else OPEN, tally.requests())
+            return self._ask(CERTIFY if tally.state is State.CERTIFYING else OPEN, tally.requests())
         if self._stage is CERTIFY:
             tally.certify()
             return self._ask(OPEN, tally.requests())
@@ -329,13 +312,8 @@ class Server(StagedServerSession[CheckedUpload | Said]):
 
 
 def opened_by(tally: Tally, holders: AskAll) -> Opened:
-    """Have a fixed list signed and answered by standing holders, and open its sum; called again, continue.
-
-    Raises:
-        ThresholdNotMet: too few of them answer for now; ask again when they are back.
-        PeerMisbehaved: all have answered, and their answers give no sum.
-    """
-    if tally.needs_certificate:
+    """Have a fixed list signed and answered by standing holders, and open its sum; called again, continue."""
+    if tally.state is State.CERTIFYING:
         ask_holders(tally, holders, tally.requests())
         tally.certify()
     ask_holders(tally, holders, tally.requests())

@@ -47,7 +47,7 @@ def slot_points(packing: int) -> tuple[int, ...]:
 
 
 def expand_words(key: Secret, count: int) -> Elements:
-    """Return uniform elements from a uniform key of 32 bytes: the words of its AES-CTR stream that are below 65521.
+    """Return uniform elements from a uniform key: the words of its AES-CTR stream that are below 65521.
 
     Security: a key expands once. Which words are passed over depends on coins alone and tells nothing of those kept.
     """
@@ -64,11 +64,7 @@ def expand_words(key: Secret, count: int) -> Elements:
 
 
 def decode_words(data: bytes | bytearray | memoryview, count: int) -> Elements:
-    """Read elements from their one encoding.
-
-    Raises:
-        MalformedMessage: the length differs, or a word is not below 65521.
-    """
+    """Read elements from their one encoding."""
     if len(data) != count * WORD.itemsize:
         reason = Reason.TRUNCATED if len(data) < count * WORD.itemsize else Reason.TRAILING_BYTES
         raise MalformedMessage(f"expected {count * WORD.itemsize} bytes of words; got {len(data)}", reason=reason)
@@ -93,7 +89,7 @@ def power_matrix(points: tuple[int, ...], count: int) -> Matrix:
 
 @lru_cache(maxsize=64)
 def interpolation_matrix(points: tuple[int, ...]) -> Matrix:
-    """Return what takes a polynomial's values at the points to its coefficients."""
+    """Return the matrix that takes a polynomial's values at the points to its coefficients."""
     count = len(points)
     if len({point % FIELD for point in points}) < count:
         raise InvalidParameters("points of interpolation are distinct; one is given twice")
@@ -118,7 +114,7 @@ def reduced(matrix: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], int]:
 
 @lru_cache(maxsize=64)
 def transfer_matrix(sources: tuple[int, ...], targets: tuple[int, ...]) -> Matrix:
-    """Return what takes a polynomial's values at as many points as it has coefficients to its values at others."""
+    """Return the matrix that takes a polynomial's values at some points to its values at others."""
     return multiply(power_matrix(targets, len(sources)), interpolation_matrix(sources)).astype(np.float64)
 
 
@@ -136,11 +132,7 @@ class Dealing(Confined):
         self._published = False
 
     def polynomial(self, challenge: bytes) -> bytes:
-        """Return h for this challenge; the polynomials are overwritten.
-
-        Raises:
-            Misuse: it was asked for before. Two of them over one g reveal a combination of the secret.
-        """
+        """Return h for this challenge, once: two of them over one g reveal a combination of the secret."""
         if self._published:
             raise Misuse("a dealing answers one challenge; share a fresh secret", reason=Reason.ALREADY_SPENT)
         weights = challenge_weights(self._parameters, challenge)
@@ -152,7 +144,6 @@ class Dealing(Confined):
         return coefficients.astype(WORD).tobytes()
 
     def wipe(self) -> None:
-        """Overwrite shares and polynomials."""
         self._values[:] = 0
         self._published = True
         for share in self.shares:
@@ -163,16 +154,10 @@ class Dealing(Confined):
 
 
 def deal(secret: Secret, parameters: Parameters, contexts: Sequence[bytes], coins: Coins) -> Dealing:
-    """Share the secret of an upload; the secret is wiped.
+    """Share the secret of an upload, a signed byte for each coefficient; it is wiped.
 
     Args:
-        secret: the short polynomial of one upload, a signed byte for each coefficient.
-        parameters: the epoch's.
-        contexts: for each holder, what its share is bound to: the epoch, the client, the holder and a nonce.
-        coins: fresh seeds are drawn from them.
-
-    Raises:
-        Misuse: there is not one distinct context for each holder, or the secret was wiped.
+        contexts: what each holder's share is bound to: the epoch, the client, the holder and a nonce.
     """
     if len(set(contexts)) != parameters.holders or len(contexts) != parameters.holders:
         raise Misuse(f"{parameters.holders} holders need as many distinct contexts; got {len(set(contexts))}")

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Final
 
-from secagg.contract import RingSegment
-from secagg.crypto.entropy import Coins
+from secagg.contract import Layout, RingSegment
+from secagg.crypto.entropy import Coins, SystemCoins
+from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
-from secagg.parameters import SecurityMode
-from secagg.session.certificates import SigningKey, issue_certificate
+from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
+from secagg.session.certificates import SIGNATURE_BYTES, SigningKey, issue_certificate
+from secagg.session.costs import ONE_IN, Costs, Work
 from secagg.session.privacy_ledger import PrivacyLedgers
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 from secagg.session.simulated_keys import new_signing_key
 
 from .client import Ledger, OneMessageMember
-from .epoch import NO_KEY, EpochRecord, HolderIdentity, draw_nonce
+from .configuration import SUM_ID_BYTES
+from .epoch import DIGEST_BYTES, NO_KEY, NONCE_BYTES, EpochRecord, HolderIdentity, draw_nonce
 from .floors import Floors
 from .holder import Holder
 from .journal import ROOT_BYTES, Journal
-from .plan import OneMessageSettings, costs, plan_epoch
-from .session import (
-    UPLOAD,
-    OneMessageHelpers,
-    Server,
-    open_session,
-)
+from .messages import IDENTITY_BYTES, Upload, UploadHeader
+from .plan import OneMessageSettings, plan_epoch, plan_offer
+from .session import UPLOAD, OneMessageHelpers, Server, open_session
 
+_WORDS_OF_A_PRODUCT: Final = 64
+"""A client's work for a coefficient: a product of polynomials, noise, packing, and the digest."""
+_WORDS_OF_AN_ADDITION: Final = 4
 _LONGEST: Final = 1 << 40
 _MOST_CLIENTS: Final = 1 << 20
 
@@ -71,7 +75,6 @@ class OneMessageSimulation(Confined):
         clock: Clock,
         threads: int = 1,
     ) -> None:
-        """Draw the keys of the authority and of the holders; an epoch begins with the first session."""
         del threads  # A product of polynomials is not divided.
         self._settings, self._coins, self._clock = settings, coins, clock
         self._authority = self._key()
@@ -86,17 +89,16 @@ class OneMessageSimulation(Confined):
         return new_signing_key(self._coins) if self._settings.mode is SecurityMode.ACTIVE else None
 
     def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> Server:
-        """Begin a sum of the epoch that runs."""
-        helpers = OneMessageHelpers(
-            record=self._running(),
-            keys=tuple(holder.keys for holder in self._holders),
-            coins=self._coins,
-            ask_all=self._ask_all,
-        )
+        record, keys = self.epoch()
+        helpers = OneMessageHelpers(record=record, keys=keys, coins=self._coins, ask_all=self._ask_all)
         return open_session(subject, self._settings, invited, helpers)
 
+    def epoch(self) -> tuple[EpochRecord, tuple[bytes, ...]]:
+        """Return the record of the running epoch, and its holders' keys."""
+        return self._running(), tuple(holder.keys for holder in self._holders)
+
     def _running(self) -> EpochRecord:
-        """Return the record of the epoch that runs; begin the next one when it is over."""
+        """Return the record of the running epoch; begin the next one when it is over."""
         now = self._clock()
         if self._record is not None and now.timestamp() < self._record.expiry:
             return self._record
@@ -158,7 +160,6 @@ class OneMessageSimulation(Confined):
             yield position, answer
 
     def member(self, client: ClientId) -> OneMessageMember:
-        """Return a client."""
         if self._authority is None:
             key, certificate = None, None
         else:
@@ -178,14 +179,56 @@ class OneMessageSimulation(Confined):
 
     @property
     def bytes_between(self) -> int:
-        """Bytes that went to and from the holders."""
         return self._bytes
 
     def close(self) -> None:
-        """End the epoch: its keys are destroyed."""
         for holder in self._holders:
             holder.end()
         self._holders, self._record = [], None
+
+
+def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
+    """Plan for five holders, and count."""
+    rare, settings = clients // ONE_IN, OneMessageSettings(suite=suite)
+    simulation = OneMessageSimulation(settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC))
+    offer = plan_offer(
+        *simulation.epoch(),
+        Subject(task=b"a plan", round_number=1, layout=layout, capacity=clients),
+        sum_id=bytes([1]) * SUM_ID_BYTES,
+        capacity=clients,
+        minimum_cohort=max(LEAST_COHORT, rare + 2),
+        corrupted_clients=rare,
+    )
+    parameters = offer.configuration.parameters
+    upload = Upload(
+        t0=bytes(DIGEST_BYTES),
+        header=UploadHeader(
+            client=ClientId(0), identity=bytes(IDENTITY_BYTES), terms=offer.terms, nonce=bytes(NONCE_BYTES)
+        ),
+        pieces=(bytes(DIGEST_BYTES),) * len(parameters.piece_bytes),
+        vector=b"",
+        polynomial=bytes(parameters.polynomial_bytes),
+        sealed=tuple(
+            bytes(parameters.share_bytes(place) + sealing_sizes(suite)[1]) for place in range(settings.holders)
+        ),
+        signature=bytes(SIGNATURE_BYTES),
+    )
+    sent = len(upload.encode())
+    shown = len(replace(upload, pieces=(bytes(DIGEST_BYTES),)).encode())
+    padded = parameters.polynomials * parameters.degree
+    yield Costs(
+        plan=f"masks of degree {parameters.degree} modulo 2^{parameters.modulus_bits} with {parameters.guard_bits} "
+        f"guard bits, {parameters.security_bits:.0f} bits of security by our estimate; {settings.holders} holders, of "
+        f"whom any {parameters.threshold} open a sum and {parameters.corrupted} may be corrupted ({parameters.rule}); "
+        "a coefficient for each value, because no bounds are set",
+        payload_bytes=layout.payload_bytes,
+        up_bytes=sent + parameters.upload_bytes,
+        down_bytes=len(offer.encode()),
+        # Every holder is shown all of an upload but the vector and the shares of others.
+        between_bytes=settings.holders * shown - (settings.holders - 1) * sum(map(len, upload.sealed)),
+        client=Work(word_operations=_WORDS_OF_A_PRODUCT * padded),
+        server=Work(word_operations=(clients * _WORDS_OF_AN_ADDITION + _WORDS_OF_A_PRODUCT) * padded, steps=clients),
+    )
 
 
 ENTRY: Final = ProtocolEntry(

@@ -1,12 +1,12 @@
 """One sum as its server holds it: a state machine between clients, who speak once, and holders, who answer requests.
 
-It adds an upload only after the holders' receipts for it, and does not keep it after that: its memory is that of one
-sum and of the uploads without receipts.
+An upload is added after the holders' receipts for it and not kept, so the memory is that of one sum and of the uploads
+without receipts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
@@ -46,7 +46,7 @@ from .lattice.opening import (
 )
 from .messages import Upload
 from .parameters import ThresholdRule
-from .recovery import recovered, require_answer
+from .recovery import recovered
 from .requests import (
     Answer,
     CertifiedList,
@@ -60,6 +60,7 @@ from .requests import (
     Verdict,
     verify_upload,
 )
+from .sharing import decode_words
 
 _WAITING_BYTES: Final = 1 << 24
 
@@ -86,8 +87,6 @@ TRANSITIONS: Final[Mapping[State, tuple[frozenset[MessageKind], frozenset[State]
     State.ENDED: (frozenset(), frozenset()),
 }
 """The messages that each state takes, and the states that follow it."""
-
-
 HolderSaid = Receipt | ListSignature | Answer
 _HOLDERS_SAY: Final[Mapping[MessageKind, tuple[type[HolderSaid], Label]]] = {
     MessageKind.ONE_MESSAGE_RECEIPT: (Receipt, Label.ONE_MESSAGE_RECEIPT),
@@ -100,11 +99,8 @@ _HOLDERS_SAY: Final[Mapping[MessageKind, tuple[type[HolderSaid], Label]]] = {
 
 
 LEAST_REFUSALS: Final = 2
-
 REFUSAL_SHARE: Final = 8
 """A holder refuses one in so many uploads alone, or ``LEAST_REFUSALS``, before it counts as absent."""
-
-
 Verdicts = Mapping[int, Verdict]
 """Verdicts of the present holders on one upload, by their positions."""
 
@@ -124,10 +120,9 @@ class Pending:
 class Receipts:
     """Consequences of the holders' receipts: the uploads that count, the culprits, the holders that refuse too much.
 
-    A refusal is a holder's word. It can frame a client or empty a cohort, so more than ``corrupted`` of them make a
-    client bad, fewer leave it out and name nobody alone, and a holder that refuses more than a share counts as absent.
-    The share is never below the number of clients that may be bad, or these would have an honest holder put out by
-    dealing badly to it alone.
+    A holder's refusal can frame a client or empty a cohort. So more than ``corrupted`` of them make a client bad; fewer
+    leave it out and name nobody alone; and a holder that refuses more than a share counts as absent. The share is at
+    least the number of clients that may be bad, or these would have an honest holder put out by dealing badly to it.
     """
 
     corrupted: int
@@ -181,14 +176,6 @@ class Receipts:
             reason=Reason.SHARE_OUT_OF_RANGE,
             culprits={client, *holders},
         )
-
-
-def who_is_away(count: int, there: Collection[int], refusals: Mapping[int, str]) -> str:
-    """Say which of so many holders are not there: with what they said those that refused, and the others by name."""
-    away = [position for position in range(count) if position not in there]
-    said = [f"{HolderId(position)} refused: {refusals[position]}" for position in away if position in refusals]
-    missing = ", ".join(str(HolderId(position)) for position in away if position not in refusals)
-    return "; ".join([*said, f"missing: {missing}"] if missing else said)
 
 
 def _refusing(verdicts: Verdicts) -> frozenset[int]:
@@ -271,7 +258,7 @@ class Tally(Confined):
 
     @property
     def taken(self) -> Mapping[ClientId, bytes]:
-        """The digests of all uploads that were taken, whether or not they are counted."""
+        """Digests of all uploads that were taken, whether or not they are counted."""
         return self._taken
 
     @property
@@ -280,40 +267,27 @@ class Tally(Confined):
         return frozenset(self._listed)
 
     def is_due(self, most: int) -> bool:
-        """Return whether to deliver: so many uploads wait, or 16 MiB of them."""
+        """Whether to deliver: so many uploads wait, or 16 MiB of them."""
         waiting = self._pending.values()
         return len(waiting) >= most or sum(len(pending.kept) for pending in waiting) >= _WAITING_BYTES
 
     @property
     def present(self) -> frozenset[int]:
-        """The holders that were not lost."""
         return frozenset(range(self.agreement.epoch.count)) - self._receipts.absent
 
     def receive_upload(self, sender: ClientId, message: bytes) -> None:
-        """Take an upload from whom the transport says it is; the same bytes again change nothing.
-
-        Raises:
-            PeerError: it is not taken, and nothing has changed.
-        """
+        """Take an upload from whom the transport says it is; the same bytes again change nothing."""
         with blaming(*unverified(sender)):
             self.take_upload(sender, self.check_upload(sender, message))
 
     def check_upload(self, sender: ClientId, message: bytes) -> CheckedUpload:
-        """Verify an upload from whom the transport says it is; nothing changes.
-
-        Raises:
-            PeerError: it is not for this sum, or not signed by its sender.
-        """
+        """Verify an upload from whom the transport says it is; nothing changes."""
         self._require(MessageKind.ONE_MESSAGE_UPLOAD)
         upload = Upload.decode(message)
         return CheckedUpload(upload, *verify_upload(self.agreement, self.terms, sender, upload))
 
     def take_upload(self, sender: ClientId, checked: CheckedUpload) -> None:
-        """Take an upload that was verified.
-
-        Raises:
-            PeerMisbehaved: it is a second one, or the list is full.
-        """
+        """Take an upload that was verified, if it is the first of its sender and the list is not full."""
         upload = checked.upload
         if self._taken.get(sender, checked.digest) != checked.digest:
             raise PeerMisbehaved(
@@ -337,11 +311,10 @@ class Tally(Confined):
         return dict.fromkeys(sorted(self.present), self.offer)
 
     def require_holders(self) -> None:
-        """Refuse so few holders that no sum could be opened, naming those that are missing."""
         self._require_enough(self.present)
 
     def deliver(self) -> dict[int, bytes]:
-        """Return what every present holder is sent of the uploads that wait; call ``settle`` when all have answered."""
+        """Return what every present holder is sent of the waiting uploads; ``settle`` once all have answered."""
         self._require(MessageKind.ONE_MESSAGE_RECEIPT)
         if self._delivered:
             raise Misuse("settle the last delivery first")
@@ -355,7 +328,7 @@ class Tally(Confined):
         }
 
     def lose(self, position: int) -> None:
-        """Ask a holder no more in this sum while uploads are collected: it is lost, late or refused."""
+        """Ask a holder no more while uploads are collected: it is lost, late or refused."""
         if self.state is State.COLLECTING:
             self._receipts.absent.add(position)
 
@@ -379,20 +352,12 @@ class Tally(Confined):
     # --- Holders ------------------------------------------------------------------------------------------------------
 
     def receive(self, position: int, message: bytes) -> None:
-        """Take what a holder says; the same bytes again change nothing.
-
-        Raises:
-            PeerError: it is wrong, and was not taken.
-        """
+        """Take what a holder says; the same bytes again change nothing."""
         with blaming(HolderId(position)):
             self.take(self.read(position, message))
 
     def read(self, position: int, message: bytes) -> HolderSaid:
-        """Verify what the holder at a position says; nothing changes.
-
-        Raises:
-            PeerError: it is of another state, holder, session, delivery or list, or is not signed.
-        """
+        """Verify what the holder at a position says; nothing changes."""
         kind = message_kind(message)
         self._require(kind)
         if position not in self.present:
@@ -403,15 +368,11 @@ class Tally(Confined):
         if isinstance(said, Receipt):
             self._require_delivered(said)
         elif isinstance(said, Answer):
-            require_answer(self.agreement.parameters, said.sums)
+            decode_words(said.sums, self.agreement.parameters.secret_columns)
         return said
 
     def take(self, said: HolderSaid) -> None:
-        """Take a verified upload.
-
-        Raises:
-            PeerMisbehaved: the holder said something else before.
-        """
+        """Take what was verified, unless the holder said something else before."""
         before = self._said.setdefault((self.state, said.holder), said)
         if before.parts != said.parts:
             raise PeerMisbehaved(
@@ -441,13 +402,7 @@ class Tally(Confined):
         self.agreement.verify(position, said.signature, label, *said.parts)
 
     @property
-    def is_listed(self) -> bool:
-        """Whether the list is fixed."""
-        return self._list is not None
-
-    @property
     def upload_list(self) -> UploadList:
-        """The list of this sum, once it is fixed."""
         if self._list is None:
             raise Misuse("the list is not fixed yet; call fix_list")
         return self._list
@@ -479,7 +434,7 @@ class Tally(Confined):
         self._go_to(State.CERTIFYING if is_certified else State.OPENING)
 
     def requests(self) -> dict[int, bytes]:
-        """Return what every present holder is asked now that the list is fixed; asked again, it is the same."""
+        """Return what every present holder that has not answered is asked about the list."""
         request = self.upload_list.encode()
         if self.state is State.OPENING and self.agreement.record.rule is ThresholdRule.CERTIFIED:
             signatures = tuple(
@@ -496,11 +451,6 @@ class Tally(Confined):
         return frozenset(position for state, position in self._said if state is self.state)
 
     @property
-    def needs_certificate(self) -> bool:
-        """Whether the holders sign the list next."""
-        return self.state is State.CERTIFYING
-
-    @property
     def needed(self) -> int:
         """Number of holders that this state needs."""
         record = self.agreement.record
@@ -509,14 +459,13 @@ class Tally(Confined):
         return record.quorum if self.state is State.CERTIFYING else record.threshold
 
     def too_few(self) -> ThresholdNotMet:
-        """Say who is missing in this state."""
         return self._lacking(self.heard)
 
     def certify(self) -> None:
         """Proceed to the answers.
 
         Raises:
-            ThresholdNotMet: too few signatures, naming who is missing; ask the same holders for the same list again.
+            ThresholdNotMet: too few signatures; ask the same holders for the same list again.
         """
         self._require(MessageKind.ONE_MESSAGE_LIST_SIGNATURE)
         self._require_enough(self.heard)
@@ -526,7 +475,7 @@ class Tally(Confined):
         """Remove the masks.
 
         Raises:
-            ThresholdNotMet: too few answers, naming who is missing; the same list can still be asked for later.
+            ThresholdNotMet: too few answers; the same list can still be asked for later.
             PeerMisbehaved: the answers contradict each other, or give no sum; more of them may help.
         """
         self._require(MessageKind.ONE_MESSAGE_ANSWER)
@@ -550,10 +499,8 @@ class Tally(Confined):
         A holder is named where T + c answers agree without its own, whether or not their sum opens. Fewer may agree
         with a word that liars made so that an honest holder seems to be off it.
         """
-        sums, largest = (
-            {said.holder: said.sums for said in self._said.values() if isinstance(said, Answer)},
-            largest_entry(len(self._listed)),
-        )
+        sums = {said.holder: said.sums for said in self._said.values() if isinstance(said, Answer)}
+        largest = largest_entry(len(self._listed))
         refused: WrongSecret | None = None
         for found in recovered(self.agreement.parameters, sums, largest, self._coins):
             if found.is_proven:
@@ -595,7 +542,7 @@ class Tally(Confined):
                 kept.clear()
 
     def found_faults(self) -> list[PeerError]:
-        """Return the faults that were found since this was asked last."""
+        """Return the faults that were found since the last call."""
         found, self.faults = self.faults, []
         return found
 
@@ -608,7 +555,10 @@ class Tally(Confined):
             raise self._lacking(there)
 
     def _lacking(self, there: frozenset[int]) -> ThresholdNotMet:
-        why = who_is_away(self.agreement.epoch.count, there, self.refusals)
+        away = [position for position in range(self.agreement.epoch.count) if position not in there]
+        said = [f"{HolderId(one)} refused: {self.refusals[one]}" for one in away if one in self.refusals]
+        missing = ", ".join(str(HolderId(one)) for one in away if one not in self.refusals)
+        why = "; ".join([*said, f"missing: {missing}"] if missing else said)
         return ThresholdNotMet(needed=self.needed, present=len(there), what=f"holders ({why})")
 
     def _go_to(self, state: State) -> None:

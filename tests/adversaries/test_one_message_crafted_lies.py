@@ -25,7 +25,7 @@ from secagg.protocols.one_message.lattice.masks import lowest_bit
 from secagg.protocols.one_message.lattice.opening import WrongSecret
 from secagg.protocols.one_message.lattice.ring_products import limb_bits, limb_count
 from secagg.protocols.one_message.parameters import Parameters
-from tests.adversaries.test_one_message_dealers import coefficient, listed, lying
+from tests.adversaries.test_one_message_dealers import coefficient, lying
 from tests.harness.one_message_sums import InsecureSum, SumSetup
 from tests.harness.planted import always
 
@@ -81,7 +81,7 @@ def test_a_lie_that_leaves_no_noise_is_told_from_the_truth(
     world = InsecureSum(SumSetup(layout=LAYOUT))
     parameters = world.offer().agree().parameters
     assert (parameters.coefficients == COEFFICIENTS) is not is_defended
-    server, scale = listed(world), coefficient(LIAR, [1, 2, 3, 4], 1)
+    server, scale = world.listed(), coefficient(LIAR, [1, 2, 3, 4], 1)
 
     def change(words: np.ndarray) -> np.ndarray:
         words[: len(delta)] += np.array([scale * value for value in delta])

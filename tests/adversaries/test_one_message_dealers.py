@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.contract import Layout, RingSegment
 from secagg.crypto.hpke import sealing_key
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
@@ -30,6 +31,7 @@ from secagg.protocols.one_message import sharing
 from secagg.protocols.one_message.configuration import Agreement, Offer
 from secagg.protocols.one_message.lattice.masks import EpochRing, epoch_ring
 from secagg.protocols.one_message.lattice.opening import WrongSecret
+from secagg.protocols.one_message.lattice.values import PIECE_COEFFICIENTS
 from secagg.protocols.one_message.messages import (
     Upload,
     challenge_of,
@@ -81,32 +83,17 @@ def badly_dealt(
         return world.upload(client, offer)
 
 
-def server_with(world: InsecureSum, offer: Offer, uploads: dict[ClientId, bytes]) -> Tally:
-    server = Tally(offer, world.setup.sum_id, COINS)
-    world.ask(server, server.introduce())
-    for client in world.setup.clients:
-        server.receive_upload(client, uploads.get(client) or world.upload(client, offer))
-    return server
-
-
-def settled(world: InsecureSum, server: Tally) -> Tally:
-    world.ask(server, server.deliver())
-    server.settle()
-    return server
-
-
 # --- Dealers ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_dealer_off_its_polynomial_is_named_before_the_list_is_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
     world = InsecureSum(SumSetup())
     offer, bad = world.offer(), world.setup.clients[2]
-    server = settled(world, server_with(world, offer, {bad: badly_dealt(world, offer, bad, [0, 3], monkeypatch)}))
+    server = world.collected(offer, uploads={bad: badly_dealt(world, offer, bad, [0, 3], monkeypatch)})
     assert isinstance(server.left_out[bad], PeerError)
     assert server.left_out[bad].culprits == {bad}
     assert [fault.culprits for fault in server.faults] == [{bad}]
-    server.fix_list()
-    world.ask(server, server.requests())
+    world.answered(server)
     others = [client for client in world.setup.clients if client != bad]
     assert server.open().aggregate.encode() == world.ideal(others).encode()
 
@@ -118,7 +105,7 @@ def test_a_dealer_that_cheats_one_holder_is_left_out_and_both_are_named(
     """One holder may lie, so its word alone convicts nobody: shares from seeds and explicit ones alike."""
     world = InsecureSum(SumSetup())
     offer, bad = world.offer(), world.setup.clients[2]
-    server = settled(world, server_with(world, offer, {bad: badly_dealt(world, offer, bad, [position], monkeypatch)}))
+    server = world.collected(offer, uploads={bad: badly_dealt(world, offer, bad, [position], monkeypatch)})
     assert server.left_out[bad].culprits == {bad, HolderId(position)}
     assert server.present == frozenset(range(5))
 
@@ -128,12 +115,11 @@ def test_bad_clients_cannot_have_an_honest_holder_put_out(monkeypatch: pytest.Mo
     world = InsecureSum(SumSetup(population=9, corrupted_clients=3, minimum_cohort=5))
     offer, bad = world.offer(), world.setup.clients[:3]
     uploads = {client: badly_dealt(world, offer, client, [4], monkeypatch) for client in bad}
-    server = settled(world, server_with(world, offer, uploads))
+    server = world.collected(offer, uploads=uploads)
     assert server.present == frozenset(range(5))
     assert frozenset(server.left_out) == frozenset(bad)
     assert {HolderId(4)} not in [fault.culprits for fault in server.faults]
-    server.fix_list()
-    world.ask(server, server.requests())
+    world.answered(server)
     assert server.open().aggregate.encode() == world.ideal(world.setup.clients[3:]).encode()
 
 
@@ -143,9 +129,8 @@ def test_without_the_dealer_check_such_a_dealer_spoils_the_sum(monkeypatch: pyte
     offer, bad = world.offer(), world.setup.clients[2]
     upload = badly_dealt(world, offer, bad, [0, 3], monkeypatch)
     monkeypatch.setattr("secagg.protocols.one_message.holder.HeldShare.require_on", always(None))
-    server = settled(world, server_with(world, offer, {bad: upload}))
-    server.fix_list()
-    world.ask(server, server.requests())
+    server = world.collected(offer, uploads={bad: upload})
+    world.answered(server)
     with pytest.raises(PeerMisbehaved):
         server.open()
 
@@ -156,7 +141,7 @@ def test_a_share_copied_from_another_client_does_not_open() -> None:
     honest, thief = world.setup.clients[:2]
     stolen = Upload.decode(world.upload(honest, offer)).sealed
     upload = replace(Upload.decode(world.upload(thief, offer)), sealed=stolen)
-    server = settled(world, server_with(world, offer, {thief: signed_again(world, offer, thief, upload)}))
+    server = world.collected(offer, uploads={thief: signed_again(world, offer, thief, upload)})
     assert server.left_out[thief].culprits == {thief}
     verdicts = [Receipt.decode(server.receipts[0][-1]).judged[index].verdict for index in range(2)]
     assert verdicts == [Verdict.ACCEPTED, Verdict.DOES_NOT_OPEN]
@@ -173,20 +158,24 @@ def test_words_that_are_no_field_elements_do_not_open() -> None:
             words, sealing_info(agreement, upload.header, position)
         )
     altered = replace(upload, sealed=(*upload.sealed[:position], sealed))
-    server = settled(world, server_with(world, offer, {bad: signed_again(world, offer, bad, altered)}))
+    server = world.collected(offer, uploads={bad: signed_again(world, offer, bad, altered)})
     judged = {p: Receipt.decode(server.receipts[p][-1]).judged[0].verdict for p in range(5)}
     # The tree is another one, so the challenge is too, and the old polynomial is off for everybody else.
     assert judged[position] is Verdict.DOES_NOT_OPEN
     assert server.left_out[bad].culprits == {bad}
 
 
-def test_a_vector_with_bits_that_mean_nothing_is_left_out() -> None:
-    """Holders see a digest of the vector; what does not decode is the server's to find."""
-    world = InsecureSum(SumSetup())
+@pytest.mark.parametrize(("end", "sentence"), [(b"", "other lengths"), (b"\xff", "must be zero")])
+def test_a_vector_that_does_not_decode_is_not_taken(end: bytes, sentence: str) -> None:
+    """Holders see a digest of the vector; the server judges each of its pieces when it comes."""
+    world = InsecureSum(SumSetup(layout=Layout((RingSegment(12, PIECE_COEFFICIENTS + 5), RingSegment(7, 9)))))
     offer, bad = world.offer(), world.setup.clients[0]
-    upload = Upload.decode(world.upload(bad, offer))
-    with pytest.raises(MalformedMessage, match="other lengths"):
-        server_with(world, offer, {bad: signed_again(world, offer, bad, replace(upload, vector=upload.vector[1:]))})
+    server, upload = Tally(offer, world.setup.sum_id, COINS), Upload.decode(world.upload(bad, offer))
+    altered = replace(upload, vector=upload.vector[:-1] + end)
+    with pytest.raises(MalformedMessage, match=sentence) as refused:
+        server.receive_upload(bad, signed_again(world, offer, bad, altered))
+    assert bad in refused.value.culprits
+    assert not server.taken
 
 
 # --- The server mixes things up ---------------------------------------------------------------------------------------
@@ -222,7 +211,7 @@ def altered_deliveries(requests: dict[int, bytes]) -> dict[str, DeliveredShare]:
 
 def test_a_server_that_mixes_shares_up_is_to_blame_and_no_client() -> None:
     world = InsecureSum(SumSetup())
-    server = server_with(world, world.offer(), {})
+    server = world.server()
     requests = server.deliver()
     holder = world.holders[0]
     for name, share in altered_deliveries(requests).items():
@@ -248,7 +237,7 @@ def test_uploads_replayed_across_clients_sums_rounds_and_epochs() -> None:
     # A server that relays it all the same learns nothing: the holders of the next epoch cannot open it.
     server = Tally(next_epoch.offer(), world.setup.sum_id, COINS)
     next_epoch.ask(server, server.introduce())
-    old = server_with(world, offer, {}).deliver()
+    old = world.server(offer).deliver()
     moved = replace(Delivery.decode(old[0]), t0=next_epoch.offer().agree().t0)
     judged = Receipt.decode(next_epoch.holders[0].respond(moved.encode())).judged
     assert {one.verdict for one in judged} == {Verdict.NOT_AUTHENTIC}
@@ -287,20 +276,11 @@ def lying(world: InsecureSum, position: int, change: Callable[[np.ndarray], np.n
     return respond
 
 
-def listed(world: InsecureSum) -> Tally:
-    server = world.collected()
-    server.fix_list()
-    if server.needs_certificate:
-        world.ask(server, server.requests())
-        server.certify()
-    return server
-
-
 @pytest.mark.parametrize("there", [10, 8, 7])
 def test_a_liar_is_named_off_what_enough_others_agree_on(there: int) -> None:
     """T + c = 7 others show that it lied; with 6 of them the sum is released as well, and nobody is named."""
     world = InsecureSum(SumSetup(holders=10, threshold=6, rule=ThresholdRule.CERTIFIED))
-    server = listed(world)
+    server = world.listed()
     respond = lying(world, 2, lambda words: words + 1)
     for position, request in server.requests().items():
         if position < there:
@@ -323,7 +303,7 @@ def coefficient(position: int, present: Sequence[int], amount: int) -> int:
 def test_one_liar_among_exactly_t_answers_shifts_the_secret_and_nothing_is_released(index: int) -> None:
     """S + 2^g X^index leaves every guard bit as it was; the size of S gives it away."""
     world = InsecureSum(SumSetup())
-    server, parameters = listed(world), world.offer().agree().parameters
+    server, parameters = world.listed(), world.offer().agree().parameters
     present = range(parameters.threshold)
     assert parameters.packing == 1
     added = coefficient(1, present, 1 << parameters.guard_bits)
@@ -348,7 +328,7 @@ def test_one_liar_among_exactly_t_answers_shifts_the_secret_and_nothing_is_relea
 
 def test_what_a_server_refuses_of_a_holder() -> None:
     world = InsecureSum(SumSetup())
-    server = listed(world)
+    server = world.listed()
     request = server.requests()[0]
     good = world.holders[0].respond(request)
     answer = Answer.decode(good)
@@ -397,7 +377,7 @@ def refusing(world: InsecureSum, position: int, verdict: Verdict, count: int) ->
 )
 def test_a_holder_that_refuses_clients(verdict: Verdict, count: int, left_out: int, is_lost: bool) -> None:  # noqa: FBT001
     world = InsecureSum(SumSetup())
-    server = server_with(world, world.offer(), {})
+    server = world.server()
     respond = refusing(world, 3, verdict, count)
     for position, request in server.deliver().items():
         server.receive(position, respond(request) if position == 3 else world.holders[position].respond(request))
@@ -405,8 +385,7 @@ def test_a_holder_that_refuses_clients(verdict: Verdict, count: int, left_out: i
     assert len(server.left_out) == left_out
     assert (3 not in server.present) is is_lost
     assert all(HolderId(3) in fault.culprits for fault in server.faults)
-    server.fix_list()
-    world.ask(server, server.requests())
+    world.answered(server)
     counted = [client for client in world.setup.clients if client not in server.left_out]
     assert server.open().aggregate.encode() == world.ideal(counted).encode()
 
@@ -427,10 +406,9 @@ def test_a_wrong_input_spoils_the_sum_and_names_nobody() -> None:
         world.stored.pop(bad)
         world.salt = " again"
         spoiled = world.upload(bad, offer)
-    server = settled(world, server_with(world, offer, {bad: spoiled}))
+    server = world.collected(offer, uploads={bad: spoiled})
     assert not server.left_out
-    server.fix_list()
-    world.ask(server, server.requests())
+    world.answered(server)
     with pytest.raises(WrongSecret) as refused:
         server.open()
     assert not refused.value.culprits
@@ -446,11 +424,6 @@ def test_weights_that_no_clients_have_are_refused(rule: ThresholdRule, monkeypat
         return replace(clamped(self, *terms, **more), weight=3)
 
     monkeypatch.setattr(LateUpdate, "take", heavier)
-    server = world.collected(offer)
-    server.fix_list()
-    if rule is ThresholdRule.CERTIFIED:
-        world.ask(server, server.requests())
-        server.certify()
-    world.ask(server, server.requests())
+    server = world.answered(world.collected(offer))
     with pytest.raises(PeerMisbehaved, match="weights add up to what no weights do"):
         server.open()

@@ -91,8 +91,9 @@ UNSIGNABLE: list[tuple[Callable[[InsecureSum], dict[str, Any]], str]] = [
         },
         "one key stands at two positions",
     ),
-    (lambda _: {"threshold": 3}, "the threshold is 3, not in 4..5"),
-    (lambda _: {"rule": ThresholdRule.CERTIFIED, "quorum": 3}, "the quorum is 3; 4 are needed of 5"),
+    (lambda _: {"threshold": 3}, "need a threshold of 4 to 5; got 3"),
+    (lambda _: {"threshold": 6}, "need a threshold of 4 to 5; got 6"),
+    (lambda _: {"rule": ThresholdRule.CERTIFIED, "quorum": 3}, "needs a quorum of 4; got 3"),
     (lambda _: {"authority": bytes(32)}, "needs an authority"),
     (lambda _: {"mode": SecurityMode.SEMI_HONEST}, "has no keys"),
     (
@@ -182,6 +183,7 @@ def test_an_epoch_that_expires_while_the_client_trains() -> None:
 
     with pytest.raises(InvalidParameters, match="its epoch has expired"):
         world.member(client).join(world.setup.subject, LateUpdate(train)).answer(world.offer().encode())
+    assert not world.stored_upload(client)
 
 
 @pytest.mark.parametrize("number", [1, 2])

@@ -27,7 +27,7 @@ from secagg.protocols.one_message.lattice.masks import EpochRing
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.requests import Receipt, UploadList, Verdict
 from secagg.protocols.one_message.tally import Tally
-from tests.adversaries.test_one_message_dealers import badly_dealt, server_with
+from tests.adversaries.test_one_message_dealers import badly_dealt
 from tests.adversaries.test_one_message_epochs import Standing, closed_journals, standing_world
 from tests.harness.one_message_sums import COINS, NOW, InsecureSum, SumSetup
 
@@ -169,7 +169,7 @@ def test_the_room_of_an_epoch_is_counted_over_deliveries_and_offers(monkeypatch:
 def test_a_share_that_is_off_the_polynomial_is_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     world, held = InsecureSum(), list[Any]()
     offer, bad = world.offer(), world.setup.clients[2]
-    server = server_with(world, offer, {bad: badly_dealt(world, offer, bad, [0], monkeypatch)})
+    server = world.server(offer, uploads={bad: badly_dealt(world, offer, bad, [0], monkeypatch)})
 
     def recorded(*arguments: Any) -> HeldShare:
         held.append(open_share(*arguments))

@@ -148,9 +148,7 @@ def test_one_liar_does_not_end_a_sum_while_holders_are_away() -> None:
 def test_one_bad_vector_costs_one_opening(monkeypatch: pytest.MonkeyPatch) -> None:
     """All answers agree, so leaving some of them out opens nothing else."""
     world = InsecureSum(SumSetup(holders=13, corrupted=3, layout=Layout((RingSegment(6, 2000),))))
-    server = world.collected()
-    server.fix_list()
-    world.ask(server, server.requests())
+    server = world.answered()
     opening, openings = Opening.opened, list[int]()
     noise = np.random.default_rng(1).integers(0, 1 << 31, world.offer().configuration.parameters.coefficients)
 

@@ -25,7 +25,7 @@ import pytest
 
 from secagg.errors import UNDECIDED, AuthenticationFailed, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
-from secagg.protocols.one_message import epoch, parameters
+from secagg.protocols.one_message import epoch, parameters, plan
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.journal import Placements
@@ -43,7 +43,7 @@ from secagg.protocols.one_message.requests import (
 )
 from secagg.protocols.one_message.sharing import holder_point, multiply, transfer_matrix
 from secagg.protocols.one_message.tally import Tally
-from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup, Total, opened_by, recover
+from tests.harness.one_message_sums import InsecureSum, SumSetup, Total, opened_by, recover
 from tests.harness.planted import always
 
 VICTIM = 0
@@ -138,17 +138,9 @@ def several_sums(world: InsecureSum) -> bool:
     for number in range(world.record.threshold):
         chosen = replace(setup, round_number=number, sum_id=f"sum {number}".encode().ljust(16))
         offer = world.offer(chosen.sum_id, chosen)
-        server = Tally(offer, chosen.sum_id, COINS)
-        world.ask(server, server.introduce())
-        uploads = dict[ClientId, bytes]()
-        for client in setup.clients[min(number, 1) :]:
-            uploads[client] = world.upload(client, offer, chosen)
-            server.receive_upload(client, uploads[client])
-        world.ask(server, server.deliver())
-        server.settle()
-        known = digests(server)
+        known = digests(world.collected(offer, setup.clients[min(number, 1) :], setup=chosen))
         if number == 0:
-            victims_upload, victims_digest = uploads[victim], known.pop(victim)
+            victims_upload, victims_digest = world.stored_upload(victim), known.pop(victim)
         group = list_of(offer, known, chosen.sum_id)
         more = list_of(offer, {**known, victim: victims_digest}, chosen.sum_id)
         spare = number  # Another holder in each sum; the others give the group's polynomial.
@@ -270,15 +262,9 @@ def test_two_lists_at_the_same_moment_get_one_answer(rule: ThresholdRule, monkey
 def withheld_share(world: InsecureSum, monkeypatch: pytest.MonkeyPatch | None) -> bool:
     """Withhold the victim's share from T holders; careless ones answer for the rest of the list."""
     offer, setup = world.offer(), world.setup
-    server = Tally(offer, setup.sum_id, COINS)
-    world.ask(server, server.introduce())
     victim, kept = setup.clients[VICTIM], (0, 1, 2)
     upload = world.upload(victim, offer)
-    others = setup.clients[1:]
-    for client in others:
-        server.receive_upload(client, world.upload(client, offer))
-    world.ask(server, server.deliver())
-    server.settle()
+    server = world.collected(offer, setup.clients[1:])
     server.receive_upload(victim, upload)
     world.ask(server, server.deliver(), absent=kept)
     server.settle()
@@ -371,9 +357,8 @@ def split_lists(world: InsecureSum) -> list[int]:
 def test_split_lists_at_a_majority_threshold_and_at_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = SumSetup(population=6, capacity=100, holders=3, corrupted=0, corrupted_clients=0)
     with monkeypatch.context() as planted:
-        for module in (epoch, parameters):
+        for module in (plan, parameters):
             planted.setattr(module, "least_threshold", always(2))
-        planted.setattr("secagg.protocols.one_message.plan.least_threshold", always(2))
         world = InsecureSum(replace(setup, threshold=2))
         assert world.record.threshold == 2
         values = [world.setup.values_of(client).values[0].astype(np.int64) for client in setup.clients]
@@ -402,13 +387,7 @@ def altered_lists(world: InsecureSum, server: Tally) -> dict[str, UploadList]:
     whole = fixed(server)
     other_model = replace(world.setup, model=bytes(32), round_number=7)
     dead = world.offer(setup=other_model)
-    late = Tally(dead, world.setup.sum_id, COINS)
-    world.ask(late, late.introduce())
-    for client in world.setup.clients:
-        late.receive_upload(client, world.upload(client, dead, other_model))
-    world.ask(late, late.deliver())
-    late.settle()
-    given_dead = digests(late)
+    given_dead = digests(world.collected(dead, setup=other_model))
     first, *rest = whole.listed
     return {
         "a list of one": replace(whole, listed=(first,)),
@@ -445,10 +424,7 @@ def test_what_a_holder_refuses_of_a_list(rule: ThresholdRule) -> None:
 
 def test_lists_longer_than_the_capacity() -> None:
     world = InsecureSum(SumSetup(population=4, capacity=3))
-    server = Tally(world.offer(), world.setup.sum_id, COINS)
-    world.ask(server, server.introduce())
-    for client in world.setup.clients[:3]:
-        server.receive_upload(client, world.upload(client))
+    server = world.server(clients=world.setup.clients[:3])
     with pytest.raises(PeerMisbehaved, match="the list is full"):
         server.receive_upload(world.setup.clients[3], world.upload(world.setup.clients[3]))
     # A server that does not count delivers all four.

@@ -25,8 +25,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.protocols.one_message.parameters import ThresholdRule
-from secagg.protocols.one_message.plan import OneMessageSettings
-from secagg.protocols.one_message.session import OneMessageHelpers, Server, open_session
+from secagg.protocols.one_message.session import Server
 from secagg.session.frames import decode_refusal
 from secagg.session.roles import Released
 from secagg.wire import MessageKind, message_kind
@@ -89,17 +88,8 @@ class World:
 
     def opened(self, clients: Iterable[ClientId]) -> Server:
         """Return a session that has these clients' uploads, and receipts for them."""
-        session = open_session(
-            self.sum.setup.subject,
-            OneMessageSettings(capacity=self.sum.setup.capacity, delivered_at_once=1),
-            None,
-            OneMessageHelpers(
-                record=self.sum.record,
-                keys=tuple(self.sum.holders[position].keys for position in range(4)),
-                coins=SystemCoins(),
-                ask_all=self.ask_all,
-            ),
-        )
+        coins = {"coins": SystemCoins()}
+        session = self.sum.session(self.ask_all, helpers=coins, capacity=self.sum.setup.capacity, delivered_at_once=1)
         for client in clients:
             session.receive(client, self.uploads[client])
         return session

@@ -27,7 +27,7 @@ from secagg.protocols.one_message.lattice.masks import EpochRing
 from secagg.protocols.one_message.lattice.opening import Accumulator, OpenedSum, Opening, SumOfSecrets
 from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.one_message.parameters import Parameters, ThresholdRule
-from secagg.protocols.one_message.plan import Bounds, plan_epoch, plan_offer
+from secagg.protocols.one_message.plan import Bounds, OneMessageSettings, plan_epoch, plan_offer
 from secagg.protocols.one_message.recovery import Recovered, recovered
 from secagg.protocols.one_message.requests import (
     Answer,
@@ -37,9 +37,11 @@ from secagg.protocols.one_message.requests import (
     Receipt,
     UploadList,
 )
-from secagg.protocols.one_message.tally import Tally
+from secagg.protocols.one_message.session import OneMessageHelpers, Publish, Server, open_session
+from secagg.protocols.one_message.tally import State, Tally
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
 from secagg.session.roles import LateUpdate, Subject, Update
+from secagg.session.sockets import AskAll
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 NOW: Final = 1_800_000_000
@@ -295,15 +297,80 @@ class InsecureSum:
             [self.setup.weight_of(client) for client in chosen],
         )
 
-    def collected(self, offer: Offer | None = None, clients: Iterable[ClientId] | None = None) -> Tally:
-        """Return a server whose uploads were accepted by every holder."""
-        server = Tally(offer or self.offer(), self.setup.sum_id, COINS)
+    def server(
+        self,
+        offer: Offer | None = None,
+        clients: Iterable[ClientId] | None = None,
+        uploads: Mapping[ClientId, bytes] | None = None,
+        setup: SumSetup | None = None,
+    ) -> Tally:
+        """Return a server that has taken uploads, and delivered none."""
+        setup = setup or self.setup
+        offer, uploads = offer or self.offer(setup=setup), uploads or {}
+        server = Tally(offer, setup.sum_id, COINS)
         self.ask(server, server.introduce())
-        for client in self.setup.clients if clients is None else clients:
-            server.receive_upload(client, self.upload(client, offer))
+        for client in setup.clients if clients is None else clients:
+            server.receive_upload(client, uploads.get(client) or self.upload(client, offer, setup))
+        return server
+
+    def settled(self, server: Tally) -> Tally:
         self.ask(server, server.deliver())
         server.settle()
         return server
+
+    def collected(self, *arguments: Any, **named: Any) -> Tally:
+        """Return a server whose uploads were delivered to every holder; the arguments are those of ``server``."""
+        return self.settled(self.server(*arguments, **named))
+
+    def listed(self, server: Tally | None = None) -> Tally:
+        """Return a server whose list is fixed, and certified if it has to be."""
+        server = server or self.collected()
+        server.fix_list()
+        if server.state is State.CERTIFYING:
+            self.ask(server, server.requests())
+            server.certify()
+        return server
+
+    def answered(self, server: Tally | None = None) -> Tally:
+        """Return a server to which every holder has answered."""
+        server = self.listed(server)
+        self.ask(server, server.requests())
+        return server
+
+    def session(
+        self,
+        ask_all: AskAll | None = None,
+        published: Publish = lambda _: None,
+        *,
+        setup: SumSetup | None = None,
+        helpers: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> Server:
+        """Open a session of standing holders, or of a committee of clients."""
+        setup = setup or self.setup
+        usual: dict[str, Any] = {
+            "suite": setup.suite,
+            "rule": setup.rule,
+            "corrupted_holders": setup.corrupted,
+            "absent_holders": setup.absent,
+            "minimum_cohort": setup.minimum_cohort,
+            "corrupted": setup.corrupted_clients,
+            "maximum_weight": setup.maximum_weight,
+            "bounds": setup.bounds,
+        }
+        brought: dict[str, Any] = {
+            "record": self.record,
+            "keys": tuple(self.holders[position].keys for position in sorted(self.holders)),
+            "coins": setup.coins_of("the server"),
+            "ask_all": ask_all,
+        }
+        return open_session(
+            setup.subject,
+            OneMessageSettings(**{**usual, **settings}),
+            frozenset(setup.clients),
+            OneMessageHelpers(**{**brought, **(helpers or {})}),
+            published,
+        )
 
     def ask(self, server: Tally, requests: dict[int, bytes], absent: Iterable[int] = ()) -> None:
         for position, request in requests.items():

@@ -17,7 +17,7 @@ from secagg.contract import Layout, RingSegment
 from secagg.crypto.entropy import Coins, SystemCoins
 from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
-from secagg.protocols.one_message import OneMessageHelpers, OneMessageSettings, Server, open_session
+from secagg.protocols.one_message import Server
 from secagg.scale.engines import Engine
 from secagg.scale.spread import Figures, SpreadSum
 from secagg.scale.state import RecordedCoins, State
@@ -59,21 +59,9 @@ class Place:
                 continue
 
     def session(self, coins: Coins, ask: Callable[[Mapping[int, bytes]], Iterable[tuple[int, bytes]]]) -> Server:
-        settings = OneMessageSettings(
-            minimum_cohort=self.setup.minimum_cohort,
-            corrupted=self.setup.corrupted_clients,
-            delivered_at_once=4,
-            capacity=self.setup.capacity,
+        return self.world.session(
+            ask, setup=self.setup, helpers={"coins": coins}, delivered_at_once=4, capacity=self.setup.capacity
         )
-        helpers = OneMessageHelpers(
-            record=self.world.record,
-            keys=tuple(holder.keys for holder in self.world.holders.values()),
-            coins=coins,
-            ask_all=ask,
-        )
-        session = open_session(self.setup.subject, settings, frozenset(self.clients), helpers)
-        assert isinstance(session, Server)
-        return session
 
     def is_exact(self, released: Released, clients: Iterable[ClientId] | None = None) -> bool:
         counted = frozenset(self.clients if clients is None else clients)

@@ -49,7 +49,6 @@ class Attack(NamedTuple):
 
     @property
     def bits(self) -> float:
-        """The less of the two."""
         return min(self.sieving_bits, self.gate_bits)
 
 
@@ -89,7 +88,6 @@ def greatest_modulus_bits(degree: int, least_security: int) -> int:
 
 
 def _hermite_bits(block: int) -> float:
-    """Return the logarithm of the root Hermite factor that blocks of this size reach."""
     return math.log2((math.pi * block) ** (1 / block) * block / (2 * math.pi * math.e)) / (2 * (block - 1))
 
 

@@ -66,13 +66,7 @@ def pack(parameters: Parameters, vectors: Sequence[RingVector], weight: int) -> 
     """Return the coefficients that hold these values, each times a weight, above zero guard bits.
 
     Args:
-        parameters: the layout and its packing.
-        vectors: a ring vector for each segment but check words, modulo 2^ring_bits in two's complement.
-        weight: multiplies every value.
-
-    Raises:
-        Misuse: a vector is missing, or is not one over its segment's ring, or the weight is not a positive integer.
-        CapacityExceeded: a value leaves its bounds, or the weight the capacity.
+        vectors: for each segment but check words, modulo 2^ring_bits in two's complement.
     """
     if len(vectors) != parameters.inputs:
         raise Misuse(f"the layout has {parameters.inputs} segments; got {len(vectors)} vectors")
@@ -148,14 +142,12 @@ class UploadPlanes:
             offset += bits
 
     def encode(self) -> bytes:
-        """Return the bytes of all planes."""
         for place, plane, bits in self._narrow:
             _fold(place, plane, bits)
         return self._sent.tobytes()
 
 
 def _fold(folded: Plane, values: Plane, bits: int) -> None:
-    """Fill bytes that hold several narrow values each."""
     folded[:] = 0
     for part, shift in parts_of(values, folded.size, bits):
         folded[: part.size] |= part << np.uint8(shift)
@@ -177,7 +169,6 @@ class Rounding:
     """The masks a s of one upload's rounded values, kept until the check words of these values are known."""
 
     def __init__(self, parameters: Parameters, seed: bytes) -> None:
-        """Begin with no mask."""
         self._parameters, self._seed = parameters, seed
         self.end = parameters.starts[parameters.inputs]
         """The end of what can be written before check words are known."""
@@ -201,11 +192,7 @@ class Rounding:
             self._left -= masks.size
 
     def add_check_words(self, words: Sequence[Word]) -> None:
-        """Add the check words of 2^f y - a s, from coefficients to which writing added half a step.
-
-        Raises:
-            InternalError: not every rounded value was masked once.
-        """
+        """Add the check words of 2^f y - a s, from coefficients to which writing added half a step."""
         if self._left:
             raise InternalError("check words are of all values of an upload, each masked once")
         for (fine, check), place, masks in zip(self._parameters.checked, self._places, self._masks, strict=True):
@@ -262,9 +249,6 @@ class EpochRing:
 
         Every value is multiplied by ``weight``. The seed is wiped. The secret is a byte for each coefficient, signed.
 
-        Raises:
-            Misuse: the vectors are not of the layout, or the weight is not a positive integer.
-            CapacityExceeded: a value leaves its segment's bounds, or the weight the capacity.
         Security: a seed masks one upload; the upload made from it is sent once or identically again.
         """
         if len(coins_seed) != SEED_BYTES:
@@ -312,7 +296,6 @@ class EpochRing:
         return planes.encode()
 
     def _write(self, words: Sequence[Word], start: int, end: int, planes: UploadPlanes) -> None:
-        """Round coefficients and write them into the planes of their runs."""
         for number, run in enumerate(self.parameters.runs):
             low, high = max(start, run.first), min(end, run.end)
             if low < high:
@@ -322,7 +305,7 @@ class EpochRing:
     # --- Also for opening ---------------------------------------------------------------------------------------------
 
     def blocks(self, first: int = 0, end: int | None = None) -> list[tuple[int, int]]:
-        """Return runs of the polynomials of some coefficients, from the first of one on: the first, and how many."""
+        """Return runs of the polynomials of some coefficients: the first of each, and how many."""
         degree = self.parameters.degree
         last = -(-(self.parameters.coefficients if end is None else end) // degree)
         starts = range(first // degree, last, POLYNOMIALS_AT_ONCE)

@@ -1,4 +1,4 @@
-"""The sum of masked uploads in pieces of whole polynomials, and what is left of it when the sum of secrets is known.
+"""The sum of masked uploads in pieces of whole polynomials, and what is left of it once the sum of secrets is known.
 
 ``LocalSum`` adds in this process; ``secagg.scale`` adds on many machines, and remembers a sum for the next process.
 """
@@ -17,14 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.crypto.ring import Ring, RingVector, add_into
-from secagg.errors import (
-    NOBODY,
-    InvalidParameters,
-    MalformedMessage,
-    PeerMisbehaved,
-    Reason,
-    SecAggError,
-)
+from secagg.errors import NOBODY, InvalidParameters, MalformedMessage, PeerMisbehaved, Reason, SecAggError
 from secagg.identifiers import ClientId
 from secagg.protocols.one_message.parameters import DEVIATIONS, Parameters
 
@@ -71,11 +64,7 @@ class Accumulator:
         self.sums = [np.zeros(run.size, self._word(bits)) for run, bits in self._planes] if sums is None else sums
 
     def add(self, upload: bytes | bytearray | memoryview) -> None:
-        """Add one upload; order does not matter.
-
-        Raises:
-            MalformedMessage: the length differs or a filling bit is set; nothing was added.
-        """
+        """Add one upload, in any order; nothing was added if it does not decode."""
         planes = self._read(memoryview(upload))
         for (_, bits), plane, total in zip(self._planes, planes, self.sums, strict=True):
             if bits >= BYTE_BITS:
@@ -85,11 +74,7 @@ class Accumulator:
                     add_into(part, (plane >> np.uint8(shift))[: part.size] & np.uint8((1 << bits) - 1))
 
     def check(self, upload: bytes | memoryview) -> None:
-        """Refuse an upload that does not decode.
-
-        Raises:
-            MalformedMessage: as ``add`` does.
-        """
+        """Refuse an upload of another length, or with a filling bit that is set."""
         self._read(memoryview(upload))
 
     def coefficients(self) -> list[Word]:
@@ -143,7 +128,7 @@ class WrongSecret(PeerMisbehaved):
 
 
 def largest_entry(count: int) -> float:
-    """Return what no entry of a sum of so many honest secrets exceeds."""
+    """Return the bound on every entry of a sum of so many honest secrets."""
     return DEVIATIONS * SIGMA * math.sqrt(count)
 
 
@@ -167,22 +152,14 @@ class Opening:
         return words
 
     def opened(self, words: list[Word], count: int) -> OpenedSum:
-        """Return the sum that is in all coefficients of so many uploads without their masks, if it looks like one.
-
-        Raises:
-            WrongSecret: the noise, or the check words, are not what honest secrets leave.
-        """
+        """Return the sum in all coefficients of so many uploads without their masks, if it looks like one."""
         _center(self._parameters, words, count)
         opened = OpenedSum(self._parameters, words)
         opened.require_checked(self._ring.seed, count)
         return opened
 
     def require_plausible(self, sum_secret: SumOfSecrets, count: int) -> None:
-        """Refuse a sum of secrets whose largest entry or norm honest secrets do not give.
-
-        Raises:
-            WrongSecret: it is too large, or too long.
-        """
+        """Refuse a sum of secrets whose largest entry or norm honest secrets do not give."""
         if int(np.abs(sum_secret.astype(np.int64)).max()) > largest_entry(count):
             raise WrongSecret("an entry is too large")
         squared = float(np.square(sum_secret, dtype=np.float64).sum())
@@ -197,7 +174,7 @@ class OpenedSum:
         self._parameters, self._words = parameters, words
 
     def vector(self, index: int, total_weight: int) -> RingVector:
-        """Return the sum of one segment modulo 2^ring_bits; a segment without bounds does not look at the weight."""
+        """Return the sum of one segment modulo 2^ring_bits; a segment without bounds ignores the weight."""
         parameters, segment = self._parameters, self._parameters.segments[index]
         if segment.bounds is not None and not 1 <= total_weight <= parameters.capacity_weight:
             raise InvalidParameters(
@@ -217,11 +194,7 @@ class OpenedSum:
         return summed
 
     def require_checked(self, seed: bytes, count: int) -> None:
-        """Refuse sums of rounded values that their check words do not fit; take off the half step of each rounding.
-
-        Raises:
-            WrongSecret: they do not fit.
-        """
+        """Refuse rounded sums that their check words do not fit; take off the half step of each rounding."""
         for fine, check in self._parameters.checked:
             rounded = self._words[0][slice(*self._parameters.starts[fine : fine + 2])]
             if (check_words_of(self._parameters, seed, fine, rounded) != self.vector(check, 1)).any():
@@ -276,7 +249,6 @@ class OneMessageCut:
 
     @classmethod
     def of(cls, agreement: Agreement) -> OneMessageCut:
-        """Return the cut of the uploads of a sum."""
         return cls(agreement.t0, agreement.parameters, agreement.epoch.seed)
 
     @property
@@ -289,19 +261,11 @@ class OneMessageCut:
         return Accumulator(self.parameters, number).sums
 
     def check(self, number: int, piece: bytes | memoryview) -> None:
-        """Refuse a piece that does not decode.
-
-        Raises:
-            MalformedMessage: another length, or bits set that fill a plane.
-        """
+        """Refuse a piece that does not decode."""
         Accumulator(self.parameters, number, []).check(piece)
 
     def add(self, total: Sums, number: int, piece: bytes | memoryview) -> None:
-        """Add one client's planes.
-
-        Raises:
-            MalformedMessage: as ``check``; nothing was added.
-        """
+        """Add one client's planes; nothing was added if they do not decode."""
         Accumulator(self.parameters, number, total).add(piece)
 
     def open(self, total: Sums, number: int, secret: SumOfSecrets) -> Sums:
@@ -314,7 +278,7 @@ class OneMessageCut:
 class Adder(Protocol):
     """Adder of a server's uploads, and the part of the sum that an earlier process has left; by default there is none.
 
-    A default remembers nothing.
+    What it cannot keep or write down raises ``ConnectionError``.
     """
 
     def uploads(self) -> Collection[Upload]:
@@ -326,11 +290,7 @@ class Adder(Protocol):
         return None
 
     def keep(self, upload: Upload) -> bytes:
-        """Keep an upload whose pieces were checked; return what ``add`` is to be given.
-
-        Raises:
-            ConnectionError: it cannot be kept.
-        """
+        """Keep an upload whose pieces were checked; return the input of ``add``."""
         ...
 
     def add(self, client: ClientId, kept: bytes) -> None:
@@ -341,11 +301,7 @@ class Adder(Protocol):
         return {}
 
     def fix(self, upload_list: bytes) -> None:
-        """Write down the one list of this sum, before a holder sees it.
-
-        Raises:
-            ConnectionError: it cannot be written, or another one was.
-        """
+        """Write down the one list of this sum, before a holder sees it."""
 
     def open(self, secret: SumOfSecrets) -> list[Word]:
         """Return the coefficients of the sum, less a S."""
@@ -366,17 +322,14 @@ class LocalSum(Adder):
         self._totals = [cut.zeros(number) for number in range(len(cut.lengths))]
 
     def keep(self, upload: Upload) -> bytes:
-        """Keep the vector."""
         return bytes(upload.vector)
 
     def add(self, client: ClientId, kept: bytes) -> None:
-        """Add every piece."""
         del client
         for number, piece in enumerate(pieces_of(kept, self._cut.lengths)):
             self._cut.add(self._totals[number], number, piece)
 
     def open(self, secret: SumOfSecrets) -> list[Word]:
-        """Open every piece."""
         return joined([self._cut.open(total, number, secret) for number, total in enumerate(self._totals)])
 
     def fix(self, upload_list: bytes) -> None:
@@ -386,7 +339,6 @@ class LocalSum(Adder):
         """Forget it."""
 
     def end(self) -> None:
-        """Overwrite the sums."""
         for total in self._totals:
             for vector in total:
                 vector[:] = 0
@@ -401,22 +353,19 @@ class FiledSum(LocalSum):
         finalize(self, self._file.close)
 
     def keep(self, upload: Upload) -> bytes:
-        """Write the vector down, and return where it stands."""
         place = self._file.seek(0, SEEK_END)
         self._file.write(upload.vector)
         return place.to_bytes(8, "big")
 
     def add(self, client: ClientId, kept: bytes) -> None:
-        """Read the vector back, and add every piece."""
         self._file.seek(int.from_bytes(kept, "big"))
         super().add(client, self._file.read(self._cut.parameters.upload_bytes))
 
     def end(self) -> None:
-        """Overwrite the sums, and give the file up."""
         super().end()
         self._file.close()
 
 
 def joined(pieces: Sequence[Sums]) -> list[Word]:
-    """Put the coefficients of all pieces together."""
+    """Return the coefficients of all pieces as one."""
     return [np.concatenate(words) for words in zip(*pieces, strict=True)]

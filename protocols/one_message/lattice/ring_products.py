@@ -78,11 +78,7 @@ def sum_limb_bits(degree: int, modulus_bits: int) -> int:
 
 
 def require_short(secret: npt.NDArray[np.int8]) -> None:
-    """Refuse a secret whose norm leaves the bound under which products are exact; drawn ones never do.
-
-    Raises:
-        InternalError: it leaves it.
-    """
+    """Refuse a secret whose norm leaves the bound under which products are exact; drawn ones never do."""
     squared = float(np.square(secret, dtype=np.float64).sum())
     if squared > secret_norm_bound(secret.size) ** 2:
         raise InternalError("a drawn secret is longer than draws are; the coins are not uniform")
@@ -133,5 +129,5 @@ def scaling(half: int) -> Spectrum:
 
 @lru_cache(maxsize=8)
 def unscaling(half: int) -> Spectrum:
-    """Return what undoes ``scaling``."""
+    """Return the inverse of ``scaling``."""
     return scaling(half).conj()

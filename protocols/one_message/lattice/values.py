@@ -20,8 +20,6 @@ LEAST_FINE_BITS: Final = 7
 _CHECK_BITS: Final = 64
 """The check words of a segment are at least so long together; a wrong secret goes unnoticed with 2^-64."""
 _PLANES: Final = (16, 8, 4, 2, 1)
-
-
 _SIGN: Final = 1 << 63
 
 
@@ -82,7 +80,6 @@ class Values:
 
     @property
     def sent_bits(self) -> int:
-        """Number of bits of a rounded value that are sent."""
         return self.ring_bits - self.fine_bits
 
     @property
@@ -103,7 +100,6 @@ class Run(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of coefficients."""
         return self.end - self.first
 
     @property
@@ -113,16 +109,13 @@ class Run(NamedTuple):
 
     @property
     def sent_bytes(self) -> int:
-        """The length of its planes."""
         return sum(-(-self.size * bits // 8) for bits in self.plane_bits)
 
     @property
     def piece(self) -> int:
-        """Number of its piece of an upload."""
         return self.first // PIECE_COEFFICIENTS
 
     def cut(self) -> tuple[Run, ...]:
-        """Return it in pieces."""
         edges = [self.first, *range((self.piece + 1) * PIECE_COEFFICIENTS, self.end, PIECE_COEFFICIENTS), self.end]
         return tuple(self._replace(first=first, end=end) for first, end in pairwise(edges))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime, timedelta
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -96,24 +95,6 @@ def test_a_weight_counts_as_the_largest_that_the_offer_takes() -> None:
         found.append(Upload.decode(joined.answer(world.offer().encode())).vector)
         world.stored.clear()
     assert found[0] == found[1]
-
-
-def test_an_epoch_that_ends_while_a_client_trains_gets_no_upload() -> None:
-    world = InsecureSum()
-    setup, now, made = world.setup, world.clock(), list[str]()
-
-    def make() -> Update:
-        made.append("an update")
-        return Update(setup.values_of(FIRST), setup.model)
-
-    def clock() -> datetime:
-        return now + timedelta(days=10_000) if made else now
-
-    update = LateUpdate(make, setup.model)
-    with pytest.raises(InvalidParameters, match="epoch has expired"):
-        world.member(FIRST, clock=clock).join(setup.subject, update).answer(world.offer().encode())
-    assert made
-    assert not world.stored_upload(FIRST)
 
 
 def test_codebooks_are_not_summed() -> None:

@@ -1,10 +1,6 @@
 """Clients that hold, each message in another process: what they publish, remember, and answer no more.
 
-| what a server tries | what refuses |
-|---|---|
-| an upload of a round that is over, in a second list | the holder forgets a round and answers nothing of it |
-| a list of a round that was not begun, and then again | the holder is in one round |
-| an older offer, for a round to go back to | rounds go up |
+Requests of other rounds than the holder's stand in ``tests/adversaries/test_one_message_holder_memory.py``.
 """
 
 from __future__ import annotations
@@ -31,15 +27,11 @@ from secagg.errors import (
 from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.one_message import (
     Holdings,
-    OneMessageHelpers,
     OneMessageMember,
-    OneMessageSettings,
-    open_session,
 )
 from secagg.protocols.one_message.epoch import HolderKeys
 from secagg.protocols.one_message.messages import NoHolder
 from secagg.protocols.one_message.parameters import ThresholdRule
-from secagg.protocols.one_message.requests import UploadList
 from secagg.session.roles import Released, ServerSession, Turnout
 from tests.harness.one_message_sums import InsecureSum, SumSetup
 
@@ -87,10 +79,8 @@ class Committee:
             return holder.respond(message)
 
     def open(self) -> ServerSession:
-        settings = OneMessageSettings(capacity=self.setup.capacity, minimum_cohort=self.setup.minimum_cohort)
-        invited = frozenset(self.setup.clients)
-        helpers = OneMessageHelpers(record=self.world.record, keys=self.keys, coins=SystemCoins())
-        return open_session(self.setup.subject, settings, invited, helpers, self.publish)
+        helpers = {"keys": self.keys, "coins": SystemCoins()}
+        return self.world.session(None, self.publish, setup=self.setup, helpers=helpers, capacity=self.setup.capacity)
 
     def publish(self, keys: tuple[bytes, ...]) -> None:
         self.keys = keys
@@ -127,59 +117,6 @@ def test_rounds_of_one_epoch_whose_keys_are_asked_for_once(committee: Committee)
         sizes = [path.stat().st_size for path in committee.folder.glob("0/*/records")]
         assert len(sizes) == 1
     assert stages == ["keys", "upload", "upload"]
-
-
-@pytest.mark.parametrize("committee", [ThresholdRule.ONE_ANSWER], indirect=True)
-def test_an_upload_of_a_round_that_is_over_is_in_no_second_list(committee: Committee) -> None:
-    """The server keeps what it delivered, and brings it again when the holder has forgotten the round."""
-    committee.carry(committee.open())
-    delivery = next(message for _, message in committee.said if message[:7] == b"SAGG\1\0\x68")
-    whole = UploadList.decode(next(message for _, message in committee.said if message[:7] == b"SAGG\1\0\x6a"))
-    smaller = replace(whole, listed=whole.listed[1:], terms=replace(whole.terms, sum_id=b"another sum.....")).encode()
-    committee.begin_round(2)
-    session = committee.open()
-    committee.answer(committee.setup.clients[0], session.invitation)
-    committee.as_holder(0, delivery)
-    with pytest.raises(PeerMisbehaved, match="is in round 2, and in no other"):
-        committee.as_holder(0, smaller)
-    with pytest.raises(PeerMisbehaved, match="is in round 2"):
-        committee.as_holder(0, whole.encode())
-
-
-@pytest.mark.parametrize("committee", [ThresholdRule.ONE_ANSWER], indirect=True)
-def test_a_round_that_was_not_begun_is_not_answered_for(committee: Committee) -> None:
-    """Answered before it begins, it could be answered again after."""
-    session = committee.open()
-    committee.carry(session)
-    committee.begin_round(2)
-    later = committee.open()
-    for client in committee.setup.clients[:3]:
-        made = (
-            committee.world.member(client)
-            .join(committee.setup.subject, committee.world.update(client))
-            .answer(later.invitation)
-        )
-        later.receive(client, made)
-    later.close_stage()
-    requests = {index: later.message_to(client) for index, client in enumerate(committee.setup.clients[:HOLDERS])}
-    for index, request in requests.items():
-        assert request is not None
-        later.receive(committee.setup.clients[index], committee.as_holder(index, request))
-    later.close_stage()
-    listed = later.message_to(committee.setup.clients[0])
-    assert listed is not None
-    with pytest.raises(PeerMisbehaved, match="is in round 1, and in no other"):
-        committee.as_holder(0, listed)
-
-
-def test_a_round_to_go_back_to_is_refused(committee: Committee) -> None:
-    committee.begin_round(3)
-    committee.carry(committee.open())
-    committee.begin_round(2)
-    committee.setup = committee.world.setup = replace(committee.setup, minimum_cohort=4)
-    older = committee.open()
-    with pytest.raises(PeerMisbehaved, match="is in round 3, and in no other"):
-        committee.as_holder(0, older.invitation)
 
 
 def test_a_holder_without_its_journal_is_an_absent_one_and_still_a_client(committee: Committee) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from secagg.parameters import Suite
-from secagg.protocols.one_message.plan import costs
+from secagg.protocols.one_message.simulation import costs
 from secagg.session.registry import find
 from secagg.simulation.rehearsal import TASK, Rehearsal
 from secagg.simulation.synthetic_updates import WindowedInputs

@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved
-from secagg.protocols.one_message.journal import Event, FileJournal, JournalHead, Placements
+from secagg.protocols.one_message.journal import Event, FileJournal, Journal, JournalHead, Placements
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.stopped_files import Copy, Stopped, StoppedFiles, copy_of, put_back
 
@@ -86,6 +86,10 @@ def test_a_record_is_on_the_disk_before_its_head_and_the_mark_of_the_last_one_go
     journal.close()
 
 
+def test_a_journal_in_files_keeps_everything_that_the_base_class_forgets() -> None:
+    assert {name for name in vars(Journal) if not name.startswith("_")} <= vars(FileJournal).keys()
+
+
 def test_what_is_closed_or_was_read_is_refused(tmp_path: Path) -> None:
     journal = opened(tmp_path / "holder")
     assert list(journal.records()) == []
@@ -127,22 +131,6 @@ def test_what_the_root_was_drawn_into_is_overwritten(tmp_path: Path) -> None:
     assert bytes(coins.given[0]) == bytes(32)
     assert bytes(journal.root.expose()) != bytes(32)
     journal.close()
-
-
-# --- What a crash leaves ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("lost", [("secret",), ("secret", "records"), ("secret", "head")])
-def test_a_folder_without_its_secret_is_not_begun_anew(count: int, lost: tuple[str, ...], tmp_path: Path) -> None:
-    """One record without a head is what a crash leaves, so that a fresh secret beside it would go unnoticed."""
-    folder = tmp_path / "holder"
-    with_records(folder, count)
-    for name in lost:
-        (folder / name).unlink()
-    with pytest.raises(InvalidParameters, match="records and no secret"):
-        opened(folder)
-    assert not (folder / "secret").exists()
 
 
 # --- Every write, and every copy --------------------------------------------------------------------------------------

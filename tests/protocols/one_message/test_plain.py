@@ -9,6 +9,7 @@ from secagg.contract import Layout, RingSegment
 from secagg.parameters import SecurityMode
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.requests import Answer
+from secagg.protocols.one_message.tally import State
 from tests.harness.one_message_sums import InsecureSum, SumSetup
 from tests.protocols.one_message.plain import plain_one_message as plain
 
@@ -50,7 +51,7 @@ def test_the_library_and_the_plain_implementation_agree(name: str) -> None:
         root = bytes(world.setup.coins_of(f"holder {position}").draw(32))
         held = [plain.open_share(offer, position, root, upload) for upload in uploads]
         answers[position] = [sum(column) % plain.P for column in zip(*held, strict=True)]
-    if server.needs_certificate:
+    if server.state is State.CERTIFYING:
         world.ask(server, server.requests())
         server.certify()
     for position, request in server.requests().items():

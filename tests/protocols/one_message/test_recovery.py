@@ -60,11 +60,6 @@ def test_as_many_liars_as_can_be_told_are_found_and_one_more_are_not(parameters:
         recover(parameters, answers(correctable + 1))
 
 
-def test_a_liar_that_is_right_in_other_columns_is_found_by_the_one_that_is_wrong(parameters: Parameters) -> None:
-    answers = {place: answer(parameters, 5, wrong=int(place == 3)) for place in range(7)}
-    assert recover(parameters, answers).suspects == frozenset({3})
-
-
 def test_liars_in_columns_of_their_own_are_found_where_there_are_too_many_sets_to_leave_out() -> None:
     """One combination of all columns finds them; a column alone would show one of them."""
     count, threshold, liars = 40, 20, range(0, 24, 3)

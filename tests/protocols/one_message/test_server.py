@@ -15,7 +15,6 @@ from secagg.errors import (
     Misuse,
     PeerMisbehaved,
     Reason,
-    ThresholdNotMet,
     UnexpectedMessage,
 )
 from secagg.identifiers import HolderId
@@ -54,24 +53,12 @@ def test_an_upload_that_comes_again_is_delivered_once() -> None:
 
 def test_a_holder_that_judges_no_delivery_is_lost() -> None:
     world = InsecureSum()
-    client, server = world.setup.clients[0], Tally(world.offer(), SUM_ID, COINS)
-    world.ask(server, server.introduce())
-    server.receive_upload(client, world.upload(client))
+    server = world.server(clients=world.setup.clients[:1])
     requests = server.deliver()
     requests.pop(2)
     world.ask(server, requests)
     server.settle()
     assert server.present == {0, 1, 3, 4}
-
-
-def test_too_few_holders_open_nothing() -> None:
-    world = InsecureSum()
-    server = Tally(world.offer(), SUM_ID, COINS)
-    server.require_holders()
-    for position in range(4):
-        server.lose(position)
-    with pytest.raises(ThresholdNotMet):
-        server.require_holders()
 
 
 DUE: dict[State, set[str]] = {
@@ -163,9 +150,7 @@ def test_a_holder_that_was_lost_says_nothing_more() -> None:
 def test_a_receipt_is_for_the_uploads_that_were_delivered(verdict: Verdict) -> None:
     """A share that does not open says nothing of its upload, so that verdict alone may name another."""
     world = InsecureSum(SumSetup(mode=SecurityMode.SEMI_HONEST))
-    client, server = world.setup.clients[0], Tally(world.offer(), SUM_ID, COINS)
-    world.ask(server, server.introduce())
-    server.receive_upload(client, world.upload(client))
+    server = world.server(clients=world.setup.clients[:1])
     said = Receipt.decode(world.holders[0].respond(server.deliver()[0]))
     (own,) = said.judged
     for judged, is_other in (
@@ -187,9 +172,7 @@ def test_a_receipt_is_for_the_uploads_that_were_delivered(verdict: Verdict) -> N
 def test_a_sum_with_other_numbers_than_zeros_behind_its_weight_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a secret that one liar among just enough holders searched for would leave them."""
     world = InsecureSum()
-    server = world.collected()
-    server.fix_list()
-    world.ask(server, server.requests())
+    server = world.answered()
     last, vector = server.agreement.parameters.inputs - 1, OpenedSum.vector
 
     def spoilt(self: OpenedSum, index: int, weight: int) -> RingVector:
@@ -237,17 +220,13 @@ def counted(world: InsecureSum) -> tuple[Tally, CountedSum]:
     world.ask(server, server.introduce())
     for client in world.setup.clients:
         server.receive_upload(client, world.upload(client))
-    world.ask(server, server.deliver())
-    server.settle()
-    return server, made[0]
+    return world.settled(server), made[0]
 
 
 def test_what_was_added_is_overwritten_with_the_release_or_the_end() -> None:
     world = InsecureSum()
     server, adder = counted(world)
-    server.fix_list()
-    world.ask(server, server.requests())
-    server.open()
+    world.answered(server).open()
     assert adder.calls == ["open", "over", "end"]
     given_up, adder = counted(InsecureSum())
     given_up.end()
@@ -257,8 +236,7 @@ def test_what_was_added_is_overwritten_with_the_release_or_the_end() -> None:
 def test_a_secret_that_no_clients_have_costs_no_look_at_the_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
     world = InsecureSum()
     server, adder = counted(world)
-    server.fix_list()
-    world.ask(server, server.requests())
+    world.answered(server)
 
     def far_off(*arguments: Any) -> Iterator[Recovered]:
         for found in recovered(*arguments):

@@ -15,11 +15,8 @@ from secagg.identifiers import ClientId
 from secagg.protocols.one_message.epoch import EpochRecord
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.parameters import ThresholdRule
-from secagg.protocols.one_message.plan import OneMessageSettings
 from secagg.protocols.one_message.session import (
-    OneMessageHelpers,
     Server,
-    open_session,
 )
 from secagg.session.frames import decode_refusal, encode_refusal
 from secagg.session.roles import ClientSession, Turnout
@@ -48,29 +45,8 @@ class Standing:
                 yield position, answer
 
 
-def settings_of(setup: SumSetup) -> OneMessageSettings:
-    return OneMessageSettings(
-        suite=setup.suite,
-        rule=setup.rule,
-        corrupted_holders=setup.corrupted,
-        absent_holders=setup.absent,
-        minimum_cohort=setup.minimum_cohort,
-        corrupted=setup.corrupted_clients,
-        maximum_weight=setup.maximum_weight,
-        bounds=setup.bounds,
-        delivered_at_once=2,
-    )
-
-
 def opened(world: InsecureSum, standing: Standing | None) -> Server:
-    setup = world.setup
-    helpers = OneMessageHelpers(
-        record=world.record,
-        keys=tuple(world.holders[position].keys for position in sorted(world.holders)),
-        coins=setup.coins_of("the server"),
-        ask_all=None if standing is None else standing.ask_all,
-    )
-    return open_session(setup.subject, settings_of(setup), frozenset(setup.clients), helpers)
+    return world.session(None if standing is None else standing.ask_all, delivered_at_once=2)
 
 
 def carry(session: Server, clients: Mapping[ClientId, ClientSession], gone: Mapping[str, set[int]]) -> None:

@@ -115,13 +115,6 @@ def test_a_majority_is_not_enough(holders: int, corrupted: int, packing: int) ->
     assert splits(holders, corrupted, packing, majority, 2)
 
 
-def test_three_holders_and_a_majority_give_one_client_away() -> None:
-    # Lists {A}, {A, B}, {B} with T = 2: the server combines honest answers into the secret of one client.
-    lists = (0b01, 0b11, 0b10)
-    assert learns_too_much(lists, 0, 1, 2, 2)
-    assert not learns_too_much(lists, 0, 1, 3, 2)
-
-
 @pytest.mark.parametrize(
     ("holders", "corrupted", "packing", "clients"),
     [(3, 1, 1, 3), (4, 1, 2, 2), (5, 2, 1, 3), (6, 2, 2, 2), (7, 2, 2, 2)],
