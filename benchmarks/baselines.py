@@ -24,9 +24,9 @@ import numpy.typing as npt
 
 from secagg.compression.count_sketch import CountSketch, HeavyHitters
 from secagg.compression.fixed_point import FixedPoint
-from secagg.compression.joined_rotation import Floats, JoinedRotation
 from secagg.compression.product_quantization import Codebook, ProductQuantization, learn_codewords
 from secagg.compression.public_stream import PublicStream
+from secagg.compression.rotation import Floats, JoinedRotation
 from secagg.contract import Aggregate, Layout, Payload, public_parameters_digest
 from secagg.contract.codewords import Tables
 from secagg.crypto.entropy import Coins

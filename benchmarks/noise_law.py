@@ -17,9 +17,9 @@ from typing import Any, Final
 import numpy as np
 
 from secagg.compression.cohort_bits import peak_noise
-from secagg.compression.joined_rotation import JoinedRotation
 from secagg.compression.peak import PeakCode
 from secagg.compression.public_stream import PublicStream
+from secagg.compression.rotation import JoinedRotation
 from secagg.contract import ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
 

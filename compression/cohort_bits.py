@@ -18,8 +18,8 @@ import numpy.typing as npt
 from secagg.errors import InvalidParameters
 from secagg.parameters import require_integer
 
-from .joined_rotation import JoinedRotation
 from .peak import MAXIMUM_PLACES, MOST_SUMMED_PLACES, LevelCode, PeakCode, kept_share, level_noise
+from .rotation import JoinedRotation
 from .sketch import rounding_noise
 
 COHORT_BITS: Final = 1.6

@@ -31,9 +31,9 @@ from secagg.errors import InvalidParameters
 from secagg.parameters import require_integer
 
 from .checks import require_sum
-from .joined_rotation import BLOCK_SIZE, Floats, Gains, JoinedRotation, Update, square_root_scales
 from .product_quantization import Codebook, ProductQuantization
 from .public_stream import PublicStream
+from .rotation import BLOCK_SIZE, Floats, Gains, JoinedRotation, Update, square_root_scales
 
 MAXIMUM_PLACES: Final = MAXIMUM_CODEWORDS // 2
 MOST_SUMMED_PLACES: Final = 2048

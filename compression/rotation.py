@@ -1,4 +1,4 @@
-"""A random rotation before an inner scheme: it spreads large coordinates, so that one scale fits every client.
+"""Random rotations: of one tensor before an inner scheme, and of all tensors of a model as one vector.
 
 The rotation is R = H D / sqrt(B), block by block: D flips signs that a public seed says, and H is the Walsh-Hadamard
 matrix of B rows, a power of two. R is orthonormal and the same for all clients, so the sum of rotated updates is the
@@ -13,19 +13,31 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from secagg.contract import Aggregate, Layout, LinearDecoder, Payload, encode_update, public_parameters_digest
+from secagg.contract import (
+    Aggregate,
+    Layout,
+    LinearDecoder,
+    Payload,
+    RingSegment,
+    encode_update,
+    public_parameters_digest,
+)
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
+from secagg.crypto.ring import reduce_into
 from secagg.errors import InvalidParameters
+from secagg.parameters import require_integer
+from secagg.privacy.rounding import bound_for_ring, rounded, unrounded_norm
 
-from .checks import LARGEST, finite, inner_decoded, require_floats
+from .checks import LARGEST, finite, inner_decoded, require_floats, require_sum
 from .public_stream import PublicStream
 
 Tensor = npt.NDArray[np.floating[Any]]
@@ -33,6 +45,12 @@ MAXIMUM_BLOCK_SIZE: Final = 1 << 16
 _FACTOR_BITS: Final = 5
 _ELEMENTS: Final = 1 << 16
 """Elements that are transformed together: with their copy they stay in the second-level cache."""
+Floats = npt.NDArray[np.float32]
+Update = npt.NDArray[np.floating[Any]]
+BLOCK_SIZE: Final = 1024
+_PIECE: Final = 1 << 15
+_LEAST_SHARE: Final = 1e-3
+"""Least share of the mean over the tensors: no tensor is taken to be smaller."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,3 +177,241 @@ def _hadamard(size: int) -> npt.NDArray[np.float64]:
     while len(matrix) < size:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
     return matrix
+
+
+# --- All tensors as one vector ----------------------------------------------------------------------------------------
+#
+# With F the diagonal matrix of the tensors' scales and R the rotation, an update x becomes R F^-1 x, and y is turned
+# back into F R^-1 y. Noise that is alike in all turned coordinates is least in total if the scale of a tensor is the
+# square root of the size of its values: then the noise of n values of size a is proportional to (sum n a)^2, and to
+# P sum n a^2 with one scale for all, which is never less.
+
+
+@dataclass(frozen=True, slots=True)
+class Gains:
+    """Factors of turned values once they are turned back, where whole numbers are still exact."""
+
+    gain: float = 1.0
+    last: int = 0
+    """Number of values at the end that have another one."""
+    last_gain: float = 1.0
+
+    def times(self, factor: float) -> Gains:
+        return Gains(self.gain * factor, self.last, self.last_gain * factor)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class JoinedRotation:
+    """A vector of all values of a model, scaled and turned; everything in it is public.
+
+    Arithmetic is in float32, and products of matrices may be rounded in another way on another machine.
+    """
+
+    stream: PublicStream
+    """Gives the signs; its shape is the number of values."""
+    sizes: tuple[int, ...] = ()
+    """Number of values of each tensor, in their order; empty for one tensor."""
+    scales: tuple[float, ...] = ()
+    """Divisors of the values of each tensor; empty for ones."""
+    block_size: int = BLOCK_SIZE
+
+    def __post_init__(self) -> None:
+        if len(self.stream.shape) != 1:
+            raise InvalidParameters(f"the values of a model are one vector; got the shape {self.stream.shape}")
+        sizes = self.sizes or (self.stream.size,)
+        scales = self.scales or (1.0,) * len(sizes)
+        if any(type(size) is not int or size < 1 for size in sizes) or sum(sizes) != self.stream.size:
+            raise InvalidParameters(f"sizes are integers of at least 1 that add up to {self.stream.size}; got {sizes}")
+        if len(scales) != len(sizes) or any(not 2.0**-60 <= scale <= 2.0**60 for scale in scales):
+            raise InvalidParameters(f"scales are {len(sizes)} numbers in 2^-60..2^60, one a tensor; got {scales}")
+        rounded = tuple(float(np.float32(scale)) for scale in scales)
+        object.__setattr__(self, "sizes", sizes)
+        object.__setattr__(self, "scales", rounded)
+        require_block_size(self.block_size)
+
+    @cached_property
+    def _factors(self) -> Floats:
+        """The sign over the scale, for every value; made with the first update: a stranger may have named the size."""
+        drawn = np.frombuffer(self.stream.read(Label.ROTATION_SIGNS, -(-self.padded // 8)), dtype=np.uint8)
+        factors = np.unpackbits(drawn, count=self.size, bitorder="little").astype(np.float32)
+        factors *= -2
+        factors += 1
+        for size, scale, end in zip(self.sizes, self.scales, np.cumsum(self.sizes).tolist(), strict=True):
+            if scale != 1:
+                factors[end - size : end] /= np.float32(scale)
+        factors.flags.writeable = False
+        return factors
+
+    @property
+    def size(self) -> int:
+        return self.stream.size
+
+    @property
+    def padded(self) -> int:
+        """Number of values of a turned update."""
+        return padded_size(self.size, self.block_size)
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding, which schemes put into their versions."""
+        count = len(self.sizes)
+        numbers = struct.pack(f">II{count}Q{count}f", self.block_size, count, *self.sizes, *self.scales)
+        return self.stream.encode() + numbers
+
+    def turned(self, update: Update, count: int | None = None) -> Floats:
+        """Return the scaled and turned update, with zeros behind it up to so many values."""
+        require_floats(update, (self.size,))
+        turned = np.empty(self.padded if count is None else count, np.float32)
+        if not self._scaled(update, turned):
+            self._scaled(finite(update), turned)
+            turned[: self.size] = finite(turned[: self.size], LARGEST)
+        turned[self.size :] = 0
+        transform(turned[: self.padded].reshape(self.block_size, -1))
+        return turned
+
+    def _scaled(self, update: Update, out: Floats) -> bool:
+        """Write the scaled update by pieces, and return whether all of it is finite and within limits."""
+        is_within = True
+        with np.errstate(over="ignore", invalid="ignore"):
+            for first in range(0, self.size, _PIECE):
+                piece = out[first : min(first + _PIECE, self.size)]
+                within = slice(first, first + len(piece))
+                np.multiply(update[within], self._factors[within], out=piece, casting="same_kind")
+                is_within = is_within and bool(piece.max() <= LARGEST and piece.min() >= -LARGEST)
+        return is_within
+
+    def turned_with_norm(self, update: Update) -> tuple[Floats, float]:
+        turned = self.turned(update)
+        return turned, math.sqrt(energy(turned))
+
+    def turned_back(self, turned: Floats, gains: Gains = Gains()) -> Floats:
+        """Return the update whose turned values these are, times their gains; the argument is used up."""
+        whole, last = turned.reshape(self.block_size, -1), gains.last
+        few = whole[:, whole.shape[1] - min(last, whole.shape[1]) :]
+        apart = np.zeros(few.shape, np.float32)
+        if last:
+            apart.reshape(-1)[-last:] = turned[-last:]
+            turned[-last:] = 0
+            transform(apart)
+            apart *= np.float32(gains.last_gain)
+        transform(whole)
+        if gains.gain != 1:
+            turned *= np.float32(gains.gain)
+        few += apart
+        update = turned[: self.size]
+        # The signs are their own inverses, so dividing by both takes both back.
+        update /= self._factors
+        return update
+
+    def norm(self, update: Update) -> float:
+        """Return the length of the scaled update, which is that of the turned one."""
+        return math.sqrt(sum((norm / scale) ** 2 for norm, scale in zip(self.norms(update), self.scales, strict=True)))
+
+    def norms(self, update: Update) -> tuple[float, ...]:
+        require_floats(update, (self.size,))
+        edges, within = [0, *np.cumsum(self.sizes).tolist()], finite(update, LARGEST)
+        return tuple(math.sqrt(energy(within[start:end])) for start, end in pairwise(edges))
+
+
+def square_root_scales(sizes: tuple[int, ...], norms: tuple[float, ...]) -> tuple[float, ...]:
+    """Return the scales for tensors of these sizes whose updates have these lengths: roots of the root mean squares.
+
+    Args:
+        norms: public ones, such as means over the clients of an earlier round.
+    """
+    typical = [norm / math.sqrt(size) for norm, size in zip(norms, sizes, strict=True)]
+    least = _LEAST_SHARE * sum(typical) / len(typical)
+    if not least > 0:
+        return (1.0,) * len(sizes)
+    return tuple(math.sqrt(max(value, least)) for value in typical)
+
+
+def energy(values: Update) -> float:
+    """Return the sum of the squares, which neither overflow nor vanish in float64."""
+    total = 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for first in range(0, len(values), _PIECE):
+            wide = values[first : first + _PIECE].astype(np.float64)
+            total += float(wide @ wide)
+    return total
+
+
+# --- Rounded for noise ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RoundedRotation:
+    """One vector of all values of a model as whole steps of its rotation, of a bounded norm: for noise of clients.
+
+    Noise has to hide how far one client can move a sum. So a client scales its update down to a public length, turns
+    it, and rounds each coordinate up or down at random until the norm in steps is within the public bound. The ring is
+    narrow: four deviations of the largest sum with its noise fit (``secagg.privacy.rounding``). A sum that wraps costs
+    accuracy and no privacy.
+    """
+
+    rotation: JoinedRotation
+    clip: float
+    """The greatest length of a scaled update; longer ones are shortened to it."""
+    l2_bound: int
+    """The greatest norm of what a client sends, in steps: what its noise is in proportion to."""
+    modulus_bits: int
+    clients: int
+    """Number of clients that the ring is planned for."""
+    layout: Layout = field(init=False, repr=False)
+
+    @classmethod
+    def planned(
+        cls, rotation: JoinedRotation, *, clip: float, modulus_bits: int, clients: int, noise_share: float
+    ) -> RoundedRotation:
+        """Return the code of the finest steps whose sums a ring holds with their noise.
+
+        Args:
+            noise_share: the greatest variance of the sum's noise over the square of the bound.
+        """
+        bound = bound_for_ring(modulus_bits, rotation.padded, clients, noise_share)
+        return cls(rotation=rotation, clip=clip, l2_bound=bound, modulus_bits=modulus_bits, clients=clients)
+
+    def __post_init__(self) -> None:
+        if type(self.clip) is not float or not 2.0**-100 <= self.clip <= 2.0**100:
+            raise InvalidParameters(f"clip is a float in 2^-100..2^100; got {self.clip!r}")
+        require_integer("clients", self.clients, 1)
+        unrounded_norm(self.l2_bound, self.rotation.padded)
+        encoded = self.rotation.encode()
+        encoded += struct.pack(">dQBQ", self.clip, self.l2_bound, self.modulus_bits, self.clients)
+        version = public_parameters_digest("rounded_rotation", encoded)
+        object.__setattr__(self, "layout", Layout((RingSegment(self.modulus_bits, self.rotation.padded),), version))
+
+    @property
+    def length(self) -> int:
+        return self.rotation.size
+
+    @property
+    def capacity(self) -> int:
+        return self.clients
+
+    @property
+    def step(self) -> float:
+        return self.clip / unrounded_norm(self.l2_bound, self.rotation.padded)
+
+    @property
+    def largest_norm(self) -> float:
+        """The greatest length of a decoded update, if its client rounds as it should; nothing here holds it to that."""
+        return max(self.rotation.scales) * self.l2_bound * self.step
+
+    def encode(self, update: Update, coins: Coins) -> Payload:
+        turned, norm = self.rotation.turned_with_norm(update)
+        steps = turned.astype(np.float64)
+        steps *= min(1.0, self.clip / norm if norm else 1.0) / self.step
+        ring = self.layout.segments[0].ring
+        vector = rounded(steps, self.l2_bound, coins).astype(ring.word)
+        reduce_into(vector, ring.modulus_bits)
+        return Payload(self.layout, (vector,))
+
+    def decode(self, aggregate: Aggregate) -> Floats:
+        require_sum(aggregate, self.layout, self.capacity)
+        (segment,) = self.layout.require_rings()
+        return self.rotation.turned_back(segment.ring.lift(aggregate.values[0]).astype(np.float32), self.gains)
+
+    @property
+    def gains(self) -> Gains:
+        """Length of a step."""
+        return Gains(self.step)

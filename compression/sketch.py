@@ -27,8 +27,8 @@ from secagg.errors import InvalidParameters
 from secagg.parameters import require_integer
 
 from .checks import require_sum
-from .joined_rotation import Floats, JoinedRotation, Update
 from .random_pruning import pruning_mask
+from .rotation import Floats, JoinedRotation, Update
 
 MOST_BITS: Final = 8
 _MOST_RING_BITS: Final = 32

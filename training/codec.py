@@ -25,7 +25,6 @@ from secagg.compression.cohort_bits import (
 )
 from secagg.compression.dithered_quantization import dithered_ring
 from secagg.compression.fixed_point import FixedPoint
-from secagg.compression.joined_rotation import JoinedRotation
 from secagg.compression.model_update import (
     Calibration,
     CalibrationSource,
@@ -74,6 +73,7 @@ from secagg.compression.peak import (
 from secagg.compression.product_quantization import ProductQuantization
 from secagg.compression.public_stream import PublicStream
 from secagg.compression.random_pruning import exact_sparsity
+from secagg.compression.rotation import JoinedRotation
 from secagg.compression.scalar_quantization import Rounding
 from secagg.compression.sketch import Sketch, sketch_ring
 from secagg.compression.told import HeldModel

@@ -138,8 +138,8 @@ class ResidualBlock(nn.Module):
 
     def forward(self, shown: Tensor) -> Tensor:
         changed = F.relu(self.bn1(self.conv1(shown)))
-        beside: Tensor = self.downsample(shown)
-        return F.relu(self.bn2(self.conv2(changed)) + beside)
+        around: Tensor = self.downsample(shown)
+        return F.relu(self.bn2(self.conv2(changed)) + around)
 
 
 class ResNet18(nn.Module):

@@ -40,14 +40,13 @@ from secagg.compression.count_sketch import CountSketch
 from secagg.compression.dithered_quantization import DitheredQuantization
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.identity import Identity
-from secagg.compression.joined_rotation import JoinedRotation
 from secagg.compression.outside import MAXIMUM_NAME_BYTES as MAXIMUM_SCHEME_NAME_BYTES
 from secagg.compression.outside import Factory, OutsideScheme
 from secagg.compression.peak import MOST_SUMMED_PLACES, LevelCode, PeakCode, is_votes, level_votes
 from secagg.compression.product_quantization import Codebook, ProductQuantization
 from secagg.compression.public_stream import SEED_BYTES, PublicStream
 from secagg.compression.random_pruning import RandomPruning
-from secagg.compression.rotation import RandomRotation, padded_size
+from secagg.compression.rotation import JoinedRotation, RandomRotation, padded_size
 from secagg.compression.scalar_quantization import Rounding, ScalarQuantization
 from secagg.compression.sketch import Sketch
 from secagg.contract import LinearDecoder

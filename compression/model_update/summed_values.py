@@ -25,7 +25,6 @@ from secagg.compression.checks import LOG
 from secagg.compression.cohort_bits import code_within
 from secagg.compression.dithered_quantization import DitheredQuantization
 from secagg.compression.fixed_point import FixedPoint
-from secagg.compression.joined_rotation import Gains, JoinedRotation
 from secagg.compression.model_update.codec import ModelUpdate, Shape, TensorScheme
 from secagg.compression.model_update.model_tensors import METRICS, TENSOR, Arrays, is_integer
 from secagg.compression.model_update.plan import FitsEvery, Sample, Scheme
@@ -41,8 +40,9 @@ from secagg.compression.product_quantization import (
 )
 from secagg.compression.public_stream import PublicStream
 from secagg.compression.random_pruning import RandomPruning
+from secagg.compression.rotation import Gains, JoinedRotation
 from secagg.compression.scalar_quantization import Rounding, ScalarQuantization
-from secagg.compression.told.coder import Sums
+from secagg.compression.told import Sums
 from secagg.contract import Aggregate
 from secagg.contract.layout import RingSegment, Segment
 from secagg.crypto.entropy import Coins

@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from secagg.compression.cohort_bits import COHORT_BITS, places_for
 from secagg.compression.dithered_quantization import dithered_ring
-from secagg.compression.joined_rotation import JoinedRotation
 from secagg.compression.model_update import (
     Calibration,
     CalibrationSource,
@@ -35,6 +34,7 @@ from secagg.compression.model_update import (
 )
 from secagg.compression.peak import MOST_SUMMED_PLACES, PeakCode, block_size_for, norm_levels
 from secagg.compression.public_stream import PublicStream
+from secagg.compression.rotation import JoinedRotation
 from secagg.contract import Aggregate, Histogram, IndexSegment, Layout, Payload, RingSegment
 from secagg.contract.codewords import Tables, sum_of_codewords
 from secagg.crypto.entropy import SystemCoins

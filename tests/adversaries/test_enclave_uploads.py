@@ -32,9 +32,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from secagg.compression.joined_rotation import JoinedRotation
 from secagg.compression.peak import PeakCode
 from secagg.compression.public_stream import PublicStream
+from secagg.compression.rotation import JoinedRotation
 from secagg.contract import IndexSegment, Layout, Payload, RingSegment
 from secagg.contract.codewords import CodewordTable
 from secagg.crypto.labels import Label

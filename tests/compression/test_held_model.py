@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from secagg.compression.joined_rotation import Gains
 from secagg.compression.peak import PeakCode, block_size_for
-from secagg.compression.told.held_model import RUN, HeldModel, ToldSum
+from secagg.compression.rotation import Gains
+from secagg.compression.told import RUN, HeldModel, ToldSum
 from secagg.contract import Aggregate, ideal_aggregate
 from secagg.crypto.labels import Label
 from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason, UnexpectedMessage

@@ -14,10 +14,11 @@ from secagg.compression.count_sketch import CountSketch, HeavyHitters
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.identity import Identity
 from secagg.compression.model_update import CalibrationSource, ModelUpdate, TensorScheme, encode_parameters
+from secagg.compression.peak import PeakCode
 from secagg.compression.product_quantization import Codebook, ProductQuantization
 from secagg.compression.public_stream import PublicStream
 from secagg.compression.random_pruning import RandomPruning
-from secagg.compression.rotation import RandomRotation
+from secagg.compression.rotation import JoinedRotation, RandomRotation
 from secagg.compression.scalar_quantization import Rounding, ScalarQuantization
 from secagg.conformance import Candidate, Law, cases
 from secagg.contract import Aggregate, LinearDecoder, Payload, ideal_aggregate
@@ -312,6 +313,7 @@ def test_a_layout_of_other_segments_is_said_to_be_of_another_model() -> None:
         ((6,), RandomRotation(stream=place("a", (6,), epoch=7), block_size=4, inner=fixed(6))),
         ((6,), CountSketch(length=5, rows=1, columns=4, seed=SEED, inner=fixed(4))),
         ((6,), CountSketch(length=6, rows=1, columns=4, seed=SEED, inner=quantizer((2, 2)))),
+        ((6,), PeakCode(rotation=JoinedRotation(stream=place("a", (6,), epoch=8), block_size=2), places=2)),
         ((0,), fixed(1)),
         ((2.0,), fixed(2)),
     ],

@@ -19,7 +19,6 @@ from secagg.compression.byte_accounting import (
     upload_bytes,
 )
 from secagg.compression.fixed_point import FixedPoint
-from secagg.compression.identity import Identity
 from secagg.compression.model_update import (
     Calibration,
     CalibrationSource,
@@ -38,10 +37,14 @@ from secagg.compression.model_update import (
     downlink_bytes,
     encode_parameters,
 )
+from secagg.compression.model_update.summed_values import Made
+from secagg.compression.peak import LevelCode, PeakCode
 from secagg.compression.product_quantization import ProductQuantization
 from secagg.compression.public_stream import PublicStream
 from secagg.compression.random_pruning import RandomPruning
+from secagg.compression.rotation import JoinedRotation
 from secagg.compression.scalar_quantization import Rounding, ScalarQuantization
+from secagg.compression.sketch import Sketch
 from secagg.contract import Aggregate, LinearDecoder, ideal_aggregate
 from secagg.contract.layout import RingSegment
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason, UnexpectedMessage
@@ -254,19 +257,6 @@ def test_a_previous_aggregate_calibrates_on_its_mean() -> None:
     assert scheme_of(second, "conv.weight").scales == pytest.approx([largest / 127.5])
 
 
-def test_scales_from_the_mean_of_unlike_clients_are_too_small_for_each_of_them() -> None:
-    drawn = [np.random.default_rng(number) for number in range(16)]
-    clients = [{name: own.standard_normal(shape) / 8 for name, shape in SHAPES.items()} for own in drawn]
-    first = plan().parameters(calibration=public())
-    total = aggregate(first, *clients, weights=[1] * 16)
-    again = Calibration(CalibrationSource.PREVIOUS_AGGREGATE, first.mean(total))
-    made = first, plan().parameters(epoch=1, calibration=again, previous=first)
-    sent, ends = np.abs(clients[0]["conv.weight"]), [127.5 * scheme_of(one, "conv.weight").scales[0] for one in made]
-    shares = [float((sent > end).mean()) for end in ends]
-    assert shares[0] < 0.02
-    assert shares[1] > 0.25
-
-
 # --- Refreshes --------------------------------------------------------------------------------------------------------
 
 
@@ -345,7 +335,18 @@ def test_masks_and_signs_are_drawn_anew_and_hashes_stay() -> None:
 
 # --- Broadcasts -------------------------------------------------------------------------------------------------------
 
-RECIPES = {
+
+def whole(code: Callable[[JoinedRotation], LinearDecoder[Any]]) -> Recipe:
+    """Return the recipe of a code of one vector, with a scale of its own for its last values."""
+
+    def made(place: PublicStream) -> LinearDecoder[Any]:
+        stream = replace(place, shape=(place.size,))
+        return code(JoinedRotation(stream=stream, sizes=(place.size - 2, 2), scales=(0.1, 3.0), block_size=8))
+
+    return Made(made)
+
+
+RECIPES: dict[str, Recipe] = {
     "plain": PLAIN,
     "symmetric": EIGHT_BITS,
     "affine channels": Quantized(bits=4, modulus_bits=11, affine=True, per_channel=True, rounding=Rounding.STOCHASTIC),
@@ -359,6 +360,9 @@ RECIPES = {
     "rotated": Rotated(block_size=32, inner=Quantized(bits=2, modulus_bits=9)),
     "pruned and rotated": Pruned(sparsity="0.5", inner=Rotated(block_size=16, inner=EIGHT_BITS)),
     "sketched": Sketched(rows=3, columns=64, inner=EIGHT_BITS),
+    "sketch": whole(lambda rotation: Sketch(rotation=rotation, kept=3, bits=3, modulus_bits=9, unit=0.3)),
+    "peaks": whole(lambda rotation: PeakCode(rotation=rotation, places=3, unit=0.3)),
+    "levels": whole(lambda rotation: LevelCode(rotation=rotation, levels=8)),
     "codebooks": Codebooks(block_size=4, codewords=8),
     "residual codebooks": Codebooks(block_size=4, codewords=8, stages=2),
 }
@@ -376,11 +380,6 @@ def test_who_reads_the_broadcast_has_the_version_and_encodes_the_same(recipe: Re
     update = sample()
     sent = [decoder.encode(update, InsecureSeededCoins(b"coins")).encode() for decoder in (client, server)]
     assert sent[0] == sent[1]
-
-
-def test_integers_are_broadcast_as_well() -> None:
-    decoder = model({"votes": ((4,), Identity(length=4, bound=1, modulus_bits=9))})
-    assert decode_parameters(encode_parameters(decoder)).layout == decoder.layout
 
 
 AFFINE = ScalarQuantization(shape=(2, 3), bits=6, modulus_bits=10, scales=(2.0**-5,), zero_points=(-5,))
@@ -534,6 +533,9 @@ def test_the_papers_accounting_counts_scales_and_zero_points_and_no_seeds() -> N
     chosen = {"fc.weight": Pruned(sparsity="0.5", inner=EIGHT_BITS)}
     update = plan(affine, chosen=chosen).parameters(calibration=public())
     assert downlink_bytes(update, Accounting.PAPER) == 8 * (4 + 4) + 4
+    for name, numbers in (("sketch", 3), ("peaks", 3), ("levels", 2)):
+        made = plan(RECIPES[name], shapes={"w": (8, 4)}).parameters()
+        assert downlink_bytes(made, Accounting.PAPER) == 4 * numbers
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=list(RECIPES))

@@ -14,7 +14,6 @@ from secagg.compression.count_sketch import CountSketch
 from secagg.compression.dithered_quantization import DitheredQuantization
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.identity import Identity
-from secagg.compression.joined_rotation import JoinedRotation
 from secagg.compression.model_update import ModelUpdate, TensorScheme, decode_parameters, encode_parameters
 from secagg.compression.model_update.public_parameters import MOST_FILLED, MOST_SIGNS
 from secagg.compression.model_update.public_parameters import (
@@ -25,7 +24,7 @@ from secagg.compression.peak import MOST_SUMMED_PLACES, LevelCode, PeakCode, lev
 from secagg.compression.product_quantization import Codebook, ProductQuantization
 from secagg.compression.public_stream import PublicStream
 from secagg.compression.random_pruning import RandomPruning
-from secagg.compression.rotation import RandomRotation
+from secagg.compression.rotation import JoinedRotation, RandomRotation
 from secagg.compression.scalar_quantization import ScalarQuantization
 from secagg.compression.sketch import Sketch
 from secagg.contract import LinearDecoder

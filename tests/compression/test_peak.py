@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from secagg.compression.cohort_bits import AutoRate, law, levels_within, peak_noise, places_for, places_within
-from secagg.compression.joined_rotation import square_root_scales
 from secagg.compression.peak import (
     MAXIMUM_PLACES,
     MOST_SUMMED_PLACES,
@@ -24,6 +23,7 @@ from secagg.compression.peak import (
     norm_levels,
 )
 from secagg.compression.public_stream import PublicStream
+from secagg.compression.rotation import square_root_scales
 from secagg.conformance import Candidate, Law, cases, slack
 from secagg.contract import ideal_aggregate
 from secagg.errors import InvalidParameters

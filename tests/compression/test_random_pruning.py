@@ -20,7 +20,6 @@ from secagg.compression.random_pruning import RandomPruning, exact_sparsity, kep
 from secagg.compression.scalar_quantization import ScalarQuantization
 from secagg.conformance import Candidate, Law, cases
 from secagg.contract import LinearDecoder, ideal_aggregate
-from secagg.contract.layout import RingSegment
 from secagg.crypto.labels import Label
 from secagg.errors import InvalidParameters, Misuse
 from secagg.simulation.insecure_coins import InsecureSeededCoins
@@ -219,12 +218,6 @@ def test_the_sum_is_the_inner_one_where_kept_and_zero_elsewhere() -> None:
     assert total[decoder.mask].tolist() == expected.tolist()
     assert not total[~decoder.mask].any()
     assert total.dtype == np.float32
-
-
-def test_capacity_and_segments_are_the_inner_ones() -> None:
-    decoder = scheme()
-    assert decoder.capacity == decoder.inner.capacity == 64
-    assert decoder.layout.segments == (RingSegment(12, 5),)
 
 
 def test_the_version_is_pinned() -> None:

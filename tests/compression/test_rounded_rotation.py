@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis.extra.numpy import arrays
 
-from secagg.compression.joined_rotation import RoundedRotation
+from secagg.compression.rotation import RoundedRotation
 from secagg.conformance import Candidate, Law, cases
 from secagg.contract import ideal_aggregate
 from secagg.crypto.entropy import SystemCoins

@@ -18,7 +18,7 @@ from secagg.contract import encode_update, ideal_aggregate
 from secagg.crypto.mask_expansion import expand
 from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Secret
-from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
+from secagg.errors import CapacityExceeded, InvalidParameters, Misuse
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.recorded_coins import InsecureRecordedCoins
 
@@ -289,20 +289,10 @@ def test_the_zero_point_is_taken_off_once_for_every_unit_of_weight() -> None:
 # --- Capacity ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("bits", "modulus_bits", "capacity"),
-    [(2, 2, 1), (4, 11, 128), (8, 8, 1), (8, 16, 256), (16, 16, 1), (8, 53, 1 << 45), (16, 64, 1 << 37)],
-)
-def test_the_capacity_is_the_greatest_weight_that_fits_the_ring_and_a_float(
-    bits: int, modulus_bits: int, capacity: int
-) -> None:
-    decoder = scheme(shape=(2,), bits=bits, modulus_bits=modulus_bits, scales=(1.0,))
-    assert decoder.capacity == decoder.margin == capacity
-    ends = np.array([decoder.least, decoder.greatest], dtype=np.float64)
-    assert decoded_sum(decoder, [ends], [capacity]).tolist() == (np.float32(1) * ends * capacity).tolist()
-    with pytest.raises(CapacityExceeded) as caught:
-        decoded_sum(decoder, [ends], [capacity + 1])
-    assert caught.value.reason is Reason.CAPACITY_EXCEEDED
+def test_the_capacity_is_what_fits_the_ring_and_a_float() -> None:
+    for bits, modulus_bits, capacity in ((4, 11, 128), (8, 53, 1 << 45), (16, 64, 1 << 37)):
+        decoder = scheme(bits=bits, modulus_bits=modulus_bits, scales=(1.0,))
+        assert decoder.capacity == decoder.margin == capacity
 
 
 def test_a_sum_beyond_the_margin_is_decoded_on_request_alone() -> None:

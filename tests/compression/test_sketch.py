@@ -7,20 +7,11 @@ import numpy as np
 import pytest
 from hypothesis.extra.numpy import arrays
 
-from secagg.compression.byte_accounting import Accounting
 from secagg.compression.cohort_bits import kept_for, sketch_noise
-from secagg.compression.model_update import (
-    ModelUpdate,
-    TensorScheme,
-    decode_parameters,
-    downlink_bytes,
-    encode_parameters,
-)
-from secagg.compression.peak import LevelCode, PeakCode
 from secagg.compression.sketch import MOST_BITS, Sketch, normal_step, rounding_noise, sketch_ring
 from secagg.conformance import Candidate, Law, cases
-from secagg.contract import LinearDecoder, ideal_aggregate
-from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage
+from secagg.contract import ideal_aggregate
+from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.rotations import normal, rotation
 
@@ -124,25 +115,6 @@ def test_the_size_follows_from_the_cohort() -> None:
     assert kept == 2394
     assert 19_338 * 32 / (kept * sketch_ring(1, 20)) > 50
     assert sketch_noise(kept / 19_338, 1, 20) == pytest.approx(0.58, abs=0.01)
-
-
-@pytest.mark.parametrize("scheme", ["sketch", "peak", "levels"])
-def test_parameters_travel_and_come_back(scheme: str) -> None:
-    turned = rotation(sizes=(4, 15), scales=(0.1, 3.0), round_number=7, tensor_name="all")
-    made: dict[str, LinearDecoder[Any]] = {
-        "sketch": Sketch(rotation=turned, kept=11, bits=3, modulus_bits=9, unit=0.3),
-        "peak": PeakCode(rotation=turned, places=3, unit=0.3),
-        "levels": LevelCode(rotation=turned, levels=8),
-    }
-    update = ModelUpdate(tensors=(TensorScheme(name="all", shape=(19,), scheme=made[scheme]),), epoch=7)
-    message = encode_parameters(update)
-    assert decode_parameters(message).layout == update.layout
-    assert downlink_bytes(update, Accounting.PAPER) == 4 * (2 + (scheme != "levels"))
-    for length in range(len(message)):
-        with pytest.raises(MalformedMessage):
-            decode_parameters(message[:length])
-    with pytest.raises(InvalidParameters, match="its rotation is that of epoch 7"):
-        ModelUpdate(tensors=update.tensors, epoch=8)
 
 
 @pytest.mark.parametrize("bits", [1, 2])

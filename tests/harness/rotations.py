@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from secagg.compression.joined_rotation import JoinedRotation
 from secagg.compression.public_stream import PublicStream
+from secagg.compression.rotation import JoinedRotation
 
 SEED = bytes(range(32))
 

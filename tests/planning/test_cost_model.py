@@ -13,9 +13,9 @@ import pytest
 
 from secagg.cli import main
 from secagg.compression.byte_accounting import Accounting, Shapes, codebook_bytes, upload_bytes
-from secagg.compression.joined_rotation import JoinedRotation
 from secagg.compression.peak import KnownLengths, PeakCode, norm_levels
 from secagg.compression.public_stream import PublicStream
+from secagg.compression.rotation import JoinedRotation
 from secagg.compression.sketch import Sketch
 from secagg.contract import IndexSegment
 from secagg.errors import SecAggError

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, TypedDict, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -167,13 +167,6 @@ class UserRows:
     labels: npt.NDArray[np.int64]
 
 
-class _Facts(TypedDict):
-    shape: list[int]
-    dtype: str
-    users: list[str]
-    vocabulary: int | None
-
-
 def key_of(paths: Iterable[Path], *options: object) -> str:
     """Return the key of inputs: it changes with the name, the size or the time of change of a file, or an option."""
     lines = [f"format {_FORMAT}", *map(repr, options)]
@@ -219,7 +212,7 @@ def _write_half(folder: Path, half: str, users: Iterator[UserRows], vocabulary: 
         # To a path numpy would write through a buffer whose last bytes a full disk takes without an error.
         with replacing(folder / f"{half}.{name}.npy", PUBLIC) as file:
             np.save(file, array)
-    facts = _Facts(shape=shape, dtype=dtype, users=list(names), vocabulary=vocabulary)
+    facts = {"shape": shape, "dtype": dtype, "users": list(names), "vocabulary": vocabulary}
     replace(folder / f"{half}.{_FACTS}", json.dumps(facts).encode(), PUBLIC)
 
 
@@ -233,8 +226,8 @@ def read_cache(folder: Path) -> tuple[Split, Split, int | None]:
     return train, test, train_facts["vocabulary"]
 
 
-def _read_half(folder: Path, half: str) -> tuple[Split, _Facts]:
-    facts = cast("_Facts", json.loads((folder / f"{half}.{_FACTS}").read_text(encoding="utf-8")))
+def _read_half(folder: Path, half: str) -> tuple[Split, dict[str, Any]]:
+    facts: dict[str, Any] = json.loads((folder / f"{half}.{_FACTS}").read_text(encoding="utf-8"))
     labels = np.load(folder / f"{half}.labels.npy", allow_pickle=False)
     owners = np.load(folder / f"{half}.owners.npy", allow_pickle=False)
     shape = (len(labels), *facts["shape"])
@@ -450,12 +443,12 @@ def prepare_leaf(name: str, root: Path | None, *, progress: Progress | None = No
         raise InvalidParameters(f"the data set {name} {where}; {recipe}")
     halves = [leaf_paths(root, half, recipe) for half in ("train", "test")]
     places = (root / _EMBEDDINGS, root / "data" / _EMBEDDINGS) if name == "sent140" else ()
-    beside = [path for path in places if path.is_file()]
-    inputs = [*halves[0], *halves[1], *beside[:1]]
+    embeddings = [path for path in places if path.is_file()]
+    inputs = [*halves[0], *halves[1], *embeddings[:1]]
     folder = root / "secagg-cache" / f"{name}-{key_of(inputs, name)}"
     if folder.exists():
         return folder
-    reader, vocabulary = _reader(name, root, halves[0], beside)
+    reader, vocabulary = _reader(name, root, halves[0], embeddings)
     train, test = (
         _converted(paths, reader, _SETS[name].classes, _steps(progress, before, len(halves[0]) + len(halves[1])))
         for paths, before in zip(halves, (0, len(halves[0])), strict=True)

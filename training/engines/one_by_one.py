@@ -26,6 +26,7 @@ from torch import nn
 from secagg.errors import InvalidParameters, Reason
 from secagg.training.datasets.prepared import Indices
 from secagg.training.models import KeyedDropout, key_buffers
+from secagg.training.records import Accuracy
 from secagg.training.settings.configuration import LocalTraining
 from secagg.training.settings.parts import (
     Assignment,
@@ -414,14 +415,6 @@ _BATCH: Final = 500
 """Fixed, since a result's last digit depends on it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    """Result of an evaluation; accuracies are shares from 0 to 1."""
-
-    accuracy: float
-    loss: float
-
-
 class Evaluator:
     """Evaluates models of one kind on the same examples, many times."""
 
@@ -441,7 +434,7 @@ class Evaluator:
         # On an accelerator one thread keeps it busy.
         self._threads = 1 if self._device.type != "cpu" else cores() if threads is None else threads
 
-    def evaluate(self, parameters: Mapping[str, torch.Tensor]) -> Evaluation:
+    def evaluate(self, parameters: Mapping[str, torch.Tensor]) -> Accuracy:
         """Evaluate the model with these parameters; the result does not depend on the number of threads."""
         with torch.no_grad():
             values = values_of(self._model, parameters, self._device)
@@ -455,7 +448,7 @@ class Evaluator:
             pieces = list(pool.map(self._batch, begins))
         is_right = np.concatenate([right for right, _ in pieces])
         losses = np.concatenate([loss for _, loss in pieces])
-        return Evaluation(accuracy=float(is_right.mean()), loss=float(losses.mean(dtype=np.float64)))
+        return Accuracy(accuracy=float(is_right.mean()), loss=float(losses.mean(dtype=np.float64)))
 
     @torch.no_grad()
     def _batch(self, begin: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
@@ -489,7 +482,9 @@ class Probe:
         Args:
             seed: says by which seed a client chooses them.
         """
-        chosen = [_some(one.examples, seed(one.client)) for one in work]
+        chosen = [
+            one.examples.at(generator(seed(one.client)).permutation(len(one.examples))[:_EXAMPLES]) for one in work
+        ]
         inputs = torch.cat([some.inputs for some in chosen])
         targets = torch.cat([some.targets for some in chosen])
         counts = np.array([len(some) for some in chosen])
@@ -512,8 +507,3 @@ class Probe:
             losses = cross_entropy(scores, targets[begin : begin + _PROBED].to(self._device))
             found.append(losses.double().cpu().numpy())
         return np.concatenate(found)
-
-
-def _some(examples: Examples, seed: Seed) -> Examples:
-    at = torch.as_tensor(generator(seed).permutation(len(examples))[:_EXAMPLES])
-    return Examples(examples.inputs[at], examples.targets[at])

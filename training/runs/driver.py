@@ -22,7 +22,6 @@ from time import perf_counter
 from typing import Any, Final, TextIO, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from secagg.compression.byte_accounting import Accounting, upload_bytes
@@ -286,7 +285,7 @@ class _Tested:
         order = generator(seed_of(configuration.seed, Stream.VALIDATION)).permutation(count)
         chosen = round(count * configuration.evaluation.validation)
         self._parts = [np.sort(part) for part in (order[:chosen], order[chosen:])]
-        self._examples = [_some(examples, part) for part in self._parts]
+        self._examples = [examples.at(part) for part in self._parts]
         self._evaluators = [
             Evaluator(
                 factory,
@@ -316,11 +315,6 @@ class _Tested:
             validation=None if validation is None else validation.accuracy,
             held_out=None if held_out is None else held_out.accuracy,
         )
-
-
-def _some(examples: Examples, positions: npt.NDArray[np.int64]) -> Examples:
-    chosen = torch.as_tensor(positions)
-    return Examples(examples.inputs[chosen], examples.targets[chosen])
 
 
 def _engine(configuration: Configuration, factory: ModelFactory, data: FederatedData, stored: str | None) -> Engine:
@@ -492,7 +486,7 @@ def sweep(
         runs = [replace(run, workers=1) for run in runs]
     out.mkdir(parents=True, exist_ok=True)
     due = [(run, folder) for run, folder in zip(runs, folders, strict=True) if not _is_finished(run, folder)]
-    say = told or (lambda _: None)
+    say: Callable[[str], None] = told or (lambda _: None)
     say(f"{len(runs)} runs, {len(runs) - len(due)} of them finished")
     done = 0
     if jobs == 1:

@@ -16,12 +16,12 @@ import numpy.typing as npt
 import torch
 
 from secagg.compression.byte_accounting import Accounting, upload_bytes
-from secagg.compression.joined_rotation import JoinedRotation, RoundedRotation
 from secagg.compression.model_update import ModelUpdate
 from secagg.compression.model_update.summed_values import UPDATE
 from secagg.compression.outside import Factory
 from secagg.compression.peak import block_size_for
 from secagg.compression.public_stream import PublicStream
+from secagg.compression.rotation import JoinedRotation, RoundedRotation
 from secagg.contract import Aggregate, Payload
 from secagg.errors import InvalidParameters, PeerError, ThresholdNotMet
 from secagg.session.run import StageFigures
@@ -204,10 +204,6 @@ class Timer:
             self.add(name, perf_counter() - started)
 
 
-Encode = Callable[[TrainedClient, int], Payload]
-"""Encodes what a client was trained to, with its coins of this number."""
-
-
 class Pulled:
     """The uploads of a round."""
 
@@ -255,14 +251,7 @@ class Encoded:
     loss: float
     examples: int
     seconds: float
-    """Figures of encoding."""
-
-
-def timed(trained: TrainedClient, encode: Encode, number: int) -> Encoded:
-    """Encode what a client was trained to."""
-    started = perf_counter()
-    payload = encode(trained, number)
-    return Encoded(trained.client, payload, trained.loss, trained.examples, perf_counter() - started)
+    """Seconds of encoding."""
 
 
 def round_record(
@@ -467,12 +456,15 @@ class Run:
             seed=seed_of(self.configuration.seed, Stream.TRAINING, number, client),
         )
 
-    def encode(self, trained: TrainedClient, number: int) -> Payload:
-        """Encode what a client was trained to, under the codec of the round."""
-        losses = self._losses.get(trained.client)
+    def encode(self, trained: TrainedClient, number: int) -> Encoded:
+        """Encode what a client was trained to, under the codec of the round; in any thread."""
+        started = perf_counter()
+        coins, losses = self.coins(trained.client, number), self._losses.get(trained.client)
         if losses is not None and isinstance(self.operators, WholeUpdates):
-            return self.operators.encode(trained.update, self.coins(trained.client, number), losses)
-        return self.operators.encode(trained.update, self.coins(trained.client, number))
+            payload = self.operators.encode(trained.update, coins, losses)
+        else:
+            payload = self.operators.encode(trained.update, coins)
+        return Encoded(trained.client, payload, trained.loss, trained.examples, perf_counter() - started)
 
     def coins(self, client: int, number: int) -> InsecureSeededCoins:
         return InsecureSeededCoins(seed_bytes(seed_of(self.configuration.seed, Stream.ENCODING, number, client)))
@@ -553,7 +545,7 @@ class Run:
             self.tensors(),
             attack.work,
             self.configuration.local,
-            lambda trained: timed(attack.forged(trained), self.encode, number),
+            lambda trained: self.encode(attack.forged(trained), number),
         )
         return pulled, pulled.uploads(ready, self.weight)
 

@@ -388,22 +388,16 @@ def require_belonging(compression: CompressionSettings) -> None:
         )
 
 
-def require_codes(compression: CompressionSettings, protocol: ProtocolEntry) -> None:
-    """Refuse codes with settings that they do not go together with."""
+def _require_codes(compression: CompressionSettings, protocol: ProtocolEntry) -> None:
     if compression.calibration is Source.PRIOR and compression.has_codes:
         raise InvalidParameters("scalar quantization has no prior: take compression.calibration = 'stat'")
-    if compression.fine_bits:
-        _require_rounding(compression, protocol)
-
-
-def _require_rounding(compression: CompressionSettings, protocol: ProtocolEntry) -> None:
     for is_wrong, sentence in (
         (compression.scheme is not Scheme.SCALAR, "codes are scalar: take compression.scheme = 'sq'"),
         (compression.wrap, "sums keep to the ring: take compression.wrap = false"),
         (compression.stochastic, "the mask rounds at random already: take compression.stochastic = false"),
         (not protocol.rounds, f"{protocol.name} does not round: take secagg.protocol = 'pairwise'"),
     ):
-        if is_wrong:
+        if is_wrong and compression.fine_bits:
             raise InvalidParameters(f"compression.fine_bits is above 0, and {sentence}, or compression.fine_bits = 0")
 
 
@@ -647,7 +641,7 @@ def _require_sense(run: Configuration) -> None:
         )
     _require_whole_updates(run)
     _require_told_lengths(run)
-    require_codes(compression, protocol)
+    _require_codes(compression, protocol)
     require_belonging(compression)
 
 

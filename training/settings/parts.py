@@ -114,8 +114,12 @@ class Examples:
     targets: torch.Tensor
 
     def __len__(self) -> int:
-        """Return how many examples there are."""
         return int(self.targets.shape[0])
+
+    def at(self, positions: npt.NDArray[np.int64]) -> Examples:
+        """Return those in these positions."""
+        chosen = torch.as_tensor(positions)
+        return Examples(self.inputs[chosen], self.targets[chosen])
 
 
 class FederatedData(Protocol):

@@ -19,8 +19,8 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
-from secagg.compression.joined_rotation import RoundedRotation
 from secagg.compression.model_update import ModelUpdate
+from secagg.compression.rotation import RoundedRotation
 from secagg.contract import IndexSegment
 from secagg.contract.layout import RingSegment
 from secagg.crypto.entropy import SystemCoins

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.compression.byte_accounting import Accounting, upload_bytes
-from secagg.compression.joined_rotation import Floats, Gains, JoinedRotation
 from secagg.compression.model_update import ModelUpdate
+from secagg.compression.rotation import Floats, Gains, JoinedRotation
 from secagg.compression.scalar_quantization import overflowed
 from secagg.compression.told import HeldModel, Sums
 from secagg.contract import Aggregate, IndexSegment, Payload, RingSegment
