@@ -35,16 +35,12 @@ class Answering:
     def __post_init__(self) -> None:
         object.__setattr__(self, "plan", Plan(self.site.declaration))
         if (self.plan.multiplier or 0) < self.settings.noise:
+            declared = f"noise of {float(self.plan.multiplier):g}" if self.plan.multiplier else "none"
             raise InvalidParameters(
-                f"this site insists on noise of {self.settings.noise:g}, and the declaration has {self.said}; lower "
+                f"this site insists on noise of {self.settings.noise:g}, and the declaration has {declared}; lower "
                 "its epsilon",
                 reason=Reason.BELOW_FLOOR,
             )
-
-    @property
-    def said(self) -> str:
-        """The noise of the declaration."""
-        return f"noise of {float(self.plan.multiplier):g}" if self.plan.multiplier else "none"
 
     @property
     def floors(self) -> NodeSettings:
