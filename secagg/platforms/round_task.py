@@ -258,7 +258,6 @@ class RoundTask:
             raise ThresholdNotMet(needed=needed, present=received, what="clients (secagg-threshold)")
 
     def means(self, aggregate: Aggregate) -> Means:
-        """Decode a sum."""
         mean = self.update.mean(aggregate)
         found = take_lengths(self.update, mean, self.sent, self.terms.joined, self.terms.lengths)
         vector, told = mean.pop(METRICS), taken_told(mean, self.sent)

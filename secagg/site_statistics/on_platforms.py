@@ -80,7 +80,6 @@ class Answering:
         return replace(node, settings=self.floors).begun(terms)
 
     def late_in(self, begun: NodeRound, *, is_new: bool) -> LateUpdate:
-        """Return the update for a platform's session, as ``late``."""
         terms, key = begun.terms, None if begun.identity is None else begun.identity.signing_key.public_key
         return self.late(begun.charges, terms.task, terms.round_number, key, is_new=is_new)
 
