@@ -11,10 +11,10 @@ from pathlib import Path
 import secagg
 from secagg.errors import SecAggError
 
-from . import estimate, helper_options, train
-from .helper_options import when_run
+from . import estimate, train
+from . import options as command_options
+from .options import when_run
 from .round import add_options as add_round_options
-from .wire import options as wire_options
 
 _TABLES = ("sq", "sq_unweighted", "pruning", "pq", "codebooks")
 """The names in ``secagg.planning.paper``, which is imported when it is needed."""
@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
             "client, work of the server, whom it trusts, and whether it can be used; the shortest upload comes first.",
         )
     )
-    for each in (helper_options, train, estimate, wire_options):
+    for each in (command_options, train, estimate):
         each.add_options(commands)
     return parser
 

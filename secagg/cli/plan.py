@@ -114,7 +114,6 @@ def _shapes_in(file: Path) -> Shapes:
 def _summary(
     request: PlanRequest, comparison: Comparison, rows: list[dict[str, Any]], said: list[str]
 ) -> dict[str, Any]:
-    """Collect everything that is printed and written."""
     return {
         "weights": request.weights,
         "clients": request.clients,
@@ -185,7 +184,6 @@ _COLUMNS: Final[Sequence[Column]] = (
 
 
 def _text(request: PlanRequest, comparison: Comparison, rows: list[dict[str, Any]], said: list[str]) -> Iterator[str]:
-    """Write the comparison for people."""
     yield (
         f"{request.weights:,} values, {request.clients:,} clients; codebooks of {request.codewords} codewords of "
         f"{request.block_size} values; the server is to learn the {request.learn}"
@@ -205,7 +203,6 @@ def _text(request: PlanRequest, comparison: Comparison, rows: list[dict[str, Any
 
 
 def _notes(network: Network, measuring: float) -> Iterator[str]:
-    """Say which figures are counted and which are not."""
     yield (
         "Bytes are those of one client, without the model itself. Cheapest means the shortest upload: what a scheme "
         f"loses is in {files('secagg.compression') / 'README.md'}."

@@ -144,7 +144,6 @@ def run_round(options: argparse.Namespace) -> int:
 
 
 def _planned(entry: ProtocolEntry, options: argparse.Namespace) -> list[Rehearsal]:
-    """Plan one session, or one for each group."""
     apart = spreading.options_of_groups(options)
     for each in apart.values():
         _require_ranges(each)
@@ -372,7 +371,6 @@ _COLUMNS: Final[Sequence[Column]] = (
 
 
 def _text(summary: dict[str, Any], threads: int) -> Iterator[str]:
-    """Write the summary for people."""
     first, *others = summary["description"] or [summary["protocol"]]
     yield f"{summary['clients']:,} clients, {summary['dimension']:,} values each; {first}"
     if len(summary["segments"]) > 1:

@@ -169,7 +169,6 @@ class SpreadInState:
 
 
 def _require_sense(entry: ProtocolEntry, options: argparse.Namespace) -> None:
-    """Refuse options that would do nothing."""
     workers = _WORKERS if options.workers is None else options.workers
     if not 1 <= workers <= 1 << 12:
         raise InvalidParameters(f"--workers is in 1..4096; got {workers}")

@@ -115,7 +115,6 @@ class SecAggClient(FLComponent):
             self.leave()
 
     def leave(self) -> None:
-        """Leave the session and erase it."""
         found, self._open = self._open, None
         if found is not None and found.session is not None:
             found.session.abort()

@@ -67,7 +67,6 @@ class SiteClient(SecAggClient):
         super().handle_event(event_type, fl_ctx)
 
     def _look_at(self, runner: Any) -> None:  # noqa: ANN401 -- NVFlare's client runner
-        """Note why this site does nothing for a job."""
         chains: Mapping[str, list[Filter]] = runner.task_result_filters
         # They would come after the protocol, where a filter for differential privacy does nothing, silently.
         if others := sorted({type(one).__name__ for chain in chains.values() for one in chain} - {_OURS}):

@@ -129,7 +129,6 @@ class StatisticsClient(SecAggClient):
 
 
 def _site_of(fl_ctx: FLContext) -> Site:
-    """Read what a site answers, from its own files alone."""
     named = os.environ.get(DIRECTORY_VARIABLE)
     folder = Path(named or fl_ctx.get_engine().get_workspace().get_site_config_dir())
     if (own := folder / fl_ctx.get_identity_name()).is_dir():

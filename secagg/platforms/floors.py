@@ -218,7 +218,6 @@ class NodeSettings:
         return Charges.of_key(identity.signing_key.public_key, attempts=attempts)
 
     def load_identity(self, node_config: Mapping[str, Any]) -> ClientIdentity:
-        """Read this client's key file."""
         if self.identity is None:
             raise InvalidParameters(
                 "active mode, the enclave, two servers and one message need this client's key; give the node "

@@ -65,7 +65,6 @@ class ServerSide:
 
     @property
     def authority(self) -> bytes:
-        """The key of who certifies clients."""
         if self.roster is None:
             raise InvalidParameters(f"{PREFIX}roster names the clients; make one with `secagg keys`")
         return self.roster.authority

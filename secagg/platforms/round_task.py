@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -258,7 +258,6 @@ class RoundTask:
             raise ThresholdNotMet(needed=needed, present=received, what="clients (secagg-threshold)")
 
     def means(self, aggregate: Aggregate) -> Means:
-        """Decode a sum."""
         mean = self.update.mean(aggregate)
         found = take_lengths(self.update, mean, self.sent, self.terms.joined, self.terms.lengths)
         vector, told = mean.pop(METRICS), taken_told(mean, self.sent)
@@ -364,52 +363,32 @@ class Rounds:
                 "no metric of training reaches this server: name those that are to be means in secagg-metrics, such as "
                 "secagg-metrics = 'train_loss'"
             )
-        return self._task(
-            update,
-            sent,
-            number=number,
-            task=task,
-            weighted_by=weighted_by,
-            metrics=metrics,
-            joined=joined,
-            lengths=lengths,
-            held=known.held,
-        )
+        terms = self._terms(update, number, task)
+        terms = replace(terms, weighted_by=weighted_by, metrics=metrics, joined=joined, lengths=lengths)
+        return RoundTask(settings=settings, roster=self._roster, terms=terms, sent=sent, update=update, held=known.held)
 
     def asked(self, update: ModelUpdate, sent: Arrays, *, clients: int, task: str, number: int) -> RoundTask:
         """Return the task of a round that sums something else than training, with ``sent`` in the place of a model."""
         self.settings.tolerated_dropouts(clients)
-        return self._task(update, sent, number=number, task=task)
+        terms = self._terms(update, number, task)
+        return RoundTask(settings=self.settings, roster=self._roster, terms=terms, sent=sent, update=update)
 
-    def _task(  # noqa: PLR0913 -- what a round is about
-        self,
-        update: ModelUpdate,
-        sent: Arrays,
-        *,
-        number: int,
-        task: str,
-        weighted_by: str = "",
-        metrics: tuple[str, ...] = (),
-        joined: tuple[str, ...] = (),
-        lengths: tuple[float, ...] = (),
-        held: HeldModels | None = None,
-    ) -> RoundTask:
+    def _terms(self, update: ModelUpdate, number: int, task: str) -> Terms:
         settings = self.settings
-        terms = Terms(
+        return Terms(
             protocol=settings.protocol,
             is_certified=settings.is_certified,
-            weighted_by=weighted_by,
+            weighted_by="",
             weighting=settings.weighting,
             weight_unit=settings.weight_unit,
             maximum_weight=settings.maximum_weight,
-            metrics=metrics,
-            joined=joined,
-            lengths=lengths,
+            metrics=(),
+            joined=(),
+            lengths=(),
             round_number=number,
             task=task,
             parameters=encode_parameters(update),
         )
-        return RoundTask(settings=settings, roster=self._roster, terms=terms, sent=sent, update=update, held=held)
 
     def model(self, task: RoundTask, means: Means) -> dict[str, npt.NDArray[Any]]:
         """Return the model that results from a round of training; its scales are those of the next one."""

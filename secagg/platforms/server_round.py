@@ -42,7 +42,6 @@ class Answer:
 
     @classmethod
     def of(cls, record: object) -> Answer:
-        """Read a record of another party."""
         return cls(message_in(record), client_in(record), signature_in(record), record_bytes(record))
 
 
@@ -191,7 +190,6 @@ class ServerRound(ABC, Generic[Node]):
         count.received += 1
 
     def _drop(self, session: ServerSession, node: Node) -> None:
-        """Await a node no more."""
         for client in [client for client, known in self._nodes.items() if known == node]:
             session.drop(client)
         if self.task.roster is None and node in self._own:

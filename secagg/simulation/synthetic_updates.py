@@ -162,8 +162,8 @@ class SyntheticUpdates:
                 case IndexSegment():
                     sums.append(np.zeros((segment.blocks, segment.codewords), dtype=np.uint64))
         count = 0
-        for payload in self._payloads(contributors):
-            count += 1
+        for client in contributors:
+            payload, count = self.payload_of(client.value), count + 1
             for segment, total, values in zip(self.codec.layout.segments, sums, payload.values, strict=True):
                 match segment:
                     case RingSegment():
@@ -171,9 +171,6 @@ class SyntheticUpdates:
                     case IndexSegment():
                         total[np.arange(segment.blocks), values] += np.uint64(1)
         return Aggregate(self.codec.layout, tuple(sums), count, count)
-
-    def _payloads(self, contributors: Iterable[ClientId]) -> Iterator[Payload]:
-        return (self.payload_of(client.value) for client in contributors)
 
     def is_sum_of(
         self, aggregate: Aggregate, contributors: Iterable[ClientId], deviations: Sequence[float] = ()

@@ -86,7 +86,6 @@ class Moments(Kind):
 
     @property
     def is_correlated(self) -> bool:
-        """Whether products are summed too."""
         return self.statistic.kind in {"variance", "correlation"}
 
     @property

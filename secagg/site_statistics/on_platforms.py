@@ -35,16 +35,12 @@ class Answering:
     def __post_init__(self) -> None:
         object.__setattr__(self, "plan", Plan(self.site.declaration))
         if (self.plan.multiplier or 0) < self.settings.noise:
+            declared = f"noise of {float(self.plan.multiplier):g}" if self.plan.multiplier else "none"
             raise InvalidParameters(
-                f"this site insists on noise of {self.settings.noise:g}, and the declaration has {self.said}; lower "
+                f"this site insists on noise of {self.settings.noise:g}, and the declaration has {declared}; lower "
                 "its epsilon",
                 reason=Reason.BELOW_FLOOR,
             )
-
-    @property
-    def said(self) -> str:
-        """The noise of the declaration."""
-        return f"noise of {float(self.plan.multiplier):g}" if self.plan.multiplier else "none"
 
     @property
     def floors(self) -> NodeSettings:
@@ -84,7 +80,6 @@ class Answering:
         return replace(node, settings=self.floors).begun(terms)
 
     def late_in(self, begun: NodeRound, *, is_new: bool) -> LateUpdate:
-        """Return the update for a platform's session, as ``late``."""
         terms, key = begun.terms, None if begun.identity is None else begun.identity.signing_key.public_key
         return self.late(begun.charges, terms.task, terms.round_number, key, is_new=is_new)
 

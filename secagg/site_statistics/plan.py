@@ -175,7 +175,6 @@ class Plan:
         return LateUpdate(lambda: self._made(site, coins), self.model_digest, charge=charge)
 
     def results(self, aggregate: Aggregate) -> Results:
-        """Return the statistics that a sum says."""
         sums: Mapping[str, Any] = self.update.decode(aggregate)
         return Results(
             name=self.declaration.name,

@@ -11,6 +11,7 @@ import pytest
 
 from secagg import cli
 from secagg.cli import main
+from tests.harness.commands import refusal
 
 
 def test_the_demo_recovers_the_exact_sum_and_says_where_its_files_are(
@@ -54,15 +55,13 @@ def test_the_demo_runs_without_matplotlib(
 def test_an_impossible_demo_is_refused_with_what_to_change(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], sentence: str
 ) -> None:
-    assert main(["demo", "--out", str(tmp_path / "unused"), *options]) == 2
-    assert sentence in capsys.readouterr().err
+    assert sentence in refusal(capsys, "demo", "--out", str(tmp_path / "unused"), *options)
     assert not (tmp_path / "unused").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("in the way")
-    assert main(["demo", "--out", str(tmp_path / "file")]) == 2
-    assert "name another place" in capsys.readouterr().err
+    assert "name another place" in refusal(capsys, "demo", "--out", str(tmp_path / "file"))
 
 
 def test_who_is_lost_is_no_place(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from secagg.compression.byte_accounting import parameter_count
 from secagg.contract import IndexSegment
 from secagg.planning.paper import CELEBA
 from secagg.session.registry import find, names
+from tests.harness.commands import refusal
 
 BLOCKS = ("--blocks", "100000", "--codewords", "32", "--block-size", "4", "--bits", "4")
 Plan = Callable[..., dict[str, Any]]
@@ -228,16 +229,14 @@ def test_a_file_that_describes_no_model_is_refused(
 ) -> None:
     file = tmp_path / "shapes.json"
     file.write_bytes(content.encode(errors="surrogateescape"))
-    assert main(["plan", "--shapes", str(file)]) == 2
-    assert sentence in capsys.readouterr().err
+    assert sentence in refusal(capsys, "plan", "--shapes", str(file))
 
 
 def test_a_file_of_weights_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "weights.json"
     with file.open("wb") as opened:
         opened.truncate((1 << 24) + 1)
-    assert main(["plan", "--shapes", str(file)]) == 2
-    assert "takes names and shapes, not values" in capsys.readouterr().err
+    assert "takes names and shapes, not values" in refusal(capsys, "plan", "--shapes", str(file))
 
 
 def test_a_file_that_is_not_there_is_not_called_unwritable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -285,5 +284,4 @@ def test_one_model_has_to_be_chosen_from_what_there_is(options: list[str]) -> No
 
 def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("in the way")
-    assert main(["plan", *BLOCKS, "--json", str(tmp_path / "file" / "plan.json")]) == 2
-    assert "name another place" in capsys.readouterr().err
+    assert "name another place" in refusal(capsys, "plan", *BLOCKS, "--json", str(tmp_path / "file" / "plan.json"))

@@ -19,6 +19,7 @@ from secagg.identifiers import ClientId
 from secagg.platforms.keys.identities import make_identities
 from secagg.platforms.keys.server_pair import load_server_keys, load_server_pair, make_trial_pair
 from secagg.protocols.two_servers.standing_server import StandingRounds, StandingServer
+from tests.harness.commands import refusal
 from tests.harness.indexing_rounds import IndexingSetup
 
 if sys.platform == "win32":
@@ -155,8 +156,7 @@ def test_what_cannot_stand_is_refused_with_what_to_change(
     arguments: dict[str, str], changes: dict[str, str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = {name: str(tmp_path / value) if "." in value else value for name, value in changes.items()}
-    assert main(command(arguments, **paths)) == 2
-    assert said in capsys.readouterr().err
+    assert said in refusal(capsys, *command(arguments, **paths))
 
 
 def begun(folder: Path, *numbers: int) -> StandingRounds:
@@ -171,11 +171,9 @@ def test_a_journal_that_is_another_or_open_elsewhere_is_refused(
     arguments: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with closing(begun(tmp_path / "journal", 1)):
-        assert main(command(arguments)) == 2
-        assert "is open in another process" in capsys.readouterr().err
+        assert "is open in another process" in refusal(capsys, *command(arguments))
     (tmp_path / "journal" / "rounds.journal").write_bytes(b"another")
-    assert main(command(arguments)) == 2
-    assert "is not the journal of a standing server" in capsys.readouterr().err
+    assert "is not the journal of a standing server" in refusal(capsys, *command(arguments))
 
 
 def started(arguments: dict[str, str]) -> tuple[subprocess.Popen[str], str]:

@@ -90,28 +90,6 @@ def test_a_client_that_insists_on_noise_leaves_a_protocol_whose_clients_add_none
     assert f"clients add under pairwise and one-message, and the server asks for {protocol}" in log.text
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"norm": 0.0}, "secagg-norm"),
-        ({"noise": 0.0}, "secagg-norm"),
-        ({"noise": float("nan")}, "secagg-noise is 0 or lies in"),
-        ({"noise": 1e9}, "secagg-noise is 0 or lies in"),
-        ({"weighting": "examples"}, "secagg-weighting"),
-        ({"compression": "scalar-8"}, "secagg-compression"),
-        ({"compression": "pruning-0.9"}, "secagg-compression"),
-        ({"metrics": "loss"}, "secagg-metrics"),
-        ({"evaluation_metrics": "loss"}, "secagg-evaluation-metrics"),
-        ({"protocol": "enclave", "roster": "r"}, "change that"),
-        ({"protocol": "two-servers", "roster": "r"}, "change that"),
-    ],
-)
-def test_what_noise_does_not_go_with_is_refused_by_the_name_of_its_key(changes: dict[str, Any], sentence: str) -> None:
-    given: dict[str, Any] = {"weighting": "uniform", **NOISE, **changes}
-    with pytest.raises(InvalidParameters, match=sentence):
-        SecAggSettings(**given)
-
-
 def test_tensors_of_integers_have_no_norm() -> None:
     settings = SecAggSettings(weighting="uniform", **NOISE)
     with pytest.raises(InvalidParameters, match="whose norm is not bounded"):

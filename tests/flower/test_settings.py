@@ -41,122 +41,132 @@ def test_the_example_lists_the_defaults(repository: Path) -> None:
     assert SecAggSettings.from_run_config(config) == SecAggSettings()
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [
-        ("secagg-protocol", "two-server", "secagg-protocol is one of pairwise, enclave, two-servers"),
-        ("secagg-protocol", "two-servers", "secagg-roster names the roster file"),
-        ("secagg-protocol", "enclave", "secagg-roster names the roster file"),
-        ("secagg-protocol", "one-message", "secagg-roster names the roster file"),
-        ("secagg-epoch", "record", "secagg-epoch belongs to secagg-protocol = 'one-message'"),
-        ("secagg-holders", "a,b", "secagg-holders belongs to secagg-protocol = 'one-message'"),
-        ("secagg-mode", "secure", "secagg-mode is one of semi_honest, active"),
-        ("secagg-topology", "ring", "secagg-topology is one of full, sparse"),
-        ("secagg-suite", "rsa", "secagg-suite is one of"),
-        ("secagg-weighting", "loss", "secagg-weighting is one of"),
-        ("secagg-threshold", 1.5, "secagg-threshold is a part of the clients"),
-        ("secagg-threshold", "most", "secagg-threshold is a number"),
-        ("secagg-minimum-cohort", 1, "secagg-minimum-cohort is 0 or at least 2"),
-        ("secagg-corrupted", -1, "secagg-corrupted is not negative"),
-        ("secagg-corrupted", True, "secagg-corrupted is an integer"),
-        ("secagg-privacy-bits", 39, "secagg-privacy-bits is 0 or at least 40"),
-        ("secagg-privacy-bits", 60, "secagg-privacy-bits is for secagg-topology = 'sparse'"),
-        ("secagg-compression", "zip", "secagg-compression is fixed-point, scalar-2"),
-        ("secagg-compression", "scalar-17", "secagg-compression"),
-        ("secagg-compression", "scalar-1", "secagg-compression"),
-        ("secagg-compression", "pruning-1.0", "secagg-compression"),
-        ("secagg-compression", "pq-64", "secagg-compression"),
-        ("secagg-compression", "pq", "change secagg-protocol to 'enclave' or 'two-servers', or this to fixed-point"),
-        ("secagg-modulus-bits", 65, "secagg-modulus-bits is 0 or lies in"),
-        ("secagg-fraction-bits", 0, "secagg-fraction-bits lies in 1..40"),
-        ("secagg-clip", 0.0, "secagg-clip is a positive number"),
-        ("secagg-clip", float("nan"), "secagg-clip is a positive number"),
-        ("secagg-metric-bound", float("inf"), "secagg-metric-bound"),
-        ("secagg-maximum-weight", 0, "secagg-maximum-weight"),
-        ("secagg-weight-unit", 0, "secagg-weight-unit"),
-        ("secagg-metrics", "loss,loss", "secagg-metrics names something twice"),
-        ("secagg-stage-timeout", 0.0, "secagg-stage-timeout"),
-        ("secagg-mode", "active", "secagg-roster names the roster file"),
-        ("secagg-treshold", 0.5, "did you mean secagg-threshold"),
-        ("secagg-0123456789", 0.5, "there are secagg-protocol"),
-        ("secagg-foo", 0.5, "secagg-foo is not a setting of secure aggregation; there are secagg-protocol"),
-        ("secagg-banana", 0.5, "secagg-banana is not a setting of secure aggregation; there are secagg-protocol"),
-    ],
-)
-def test_a_wrong_setting_is_refused_by_the_name_of_its_key(key: str, value: object, said: str) -> None:
-    with pytest.raises(InvalidParameters, match=said):
-        SecAggSettings.from_run_config({key: value})
+ROSTER: dict[str, Any] = {"roster": "roster.json"}
+ENCLAVE: dict[str, Any] = {"protocol": "enclave", **ROSTER}
+TWO: dict[str, Any] = {"protocol": "two-servers", "weighting": "uniform", **ROSTER}
+ONE: dict[str, Any] = {"protocol": "one-message", **ROSTER}
+NOISE: dict[str, Any] = {"weighting": "uniform", "noise": 2.0, "norm": 0.5}
+AUTO: dict[str, Any] = {**ENCLAVE, "compression": "peak", "rate": "auto", "evaluation_metrics": "loss"}
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("given", "said"),
     [
-        ("secagg-mode", "active", "secagg-mode belongs to secagg-protocol = 'pairwise'"),
-        ("secagg-topology", "sparse", "secagg-topology belongs to secagg-protocol = 'pairwise'"),
-        ("secagg-privacy-bits", 60, "secagg-privacy-bits belongs to secagg-protocol = 'pairwise'"),
-        ("secagg-corrupted", 3, "secagg-corrupted belongs to secagg-protocol = 'pairwise' or 'one-message'"),
+        ({"protocol": "two-server"}, "secagg-protocol is one of pairwise, enclave, two-servers"),
+        ({"protocol": "two-servers"}, "secagg-roster names the roster file"),
+        ({"protocol": "enclave"}, "secagg-roster names the roster file"),
+        ({"protocol": "one-message"}, "secagg-roster names the roster file"),
+        ({"epoch": "record"}, "secagg-epoch belongs to secagg-protocol = 'one-message'"),
+        ({"holders": "a,b"}, "secagg-holders belongs to secagg-protocol = 'one-message'"),
+        ({"mode": "secure"}, "secagg-mode is one of semi_honest, active"),
+        ({"topology": "ring"}, "secagg-topology is one of full, sparse"),
+        ({"suite": "rsa"}, "secagg-suite is one of"),
+        ({"weighting": "loss"}, "secagg-weighting is one of"),
+        ({"threshold": 1.5}, "secagg-threshold is a part of the clients"),
+        ({"threshold": "most"}, "secagg-threshold is a number"),
+        ({"minimum_cohort": 1}, "secagg-minimum-cohort is 0 or at least 2"),
+        ({"corrupted": -1}, "secagg-corrupted is not negative"),
+        ({"corrupted": True}, "secagg-corrupted is an integer"),
+        ({"privacy_bits": 39}, "secagg-privacy-bits is 0 or at least 40"),
+        ({"privacy_bits": 60}, "secagg-privacy-bits is for secagg-topology = 'sparse'"),
+        ({"compression": "zip"}, "secagg-compression is fixed-point, scalar-2"),
+        ({"compression": "scalar-17"}, "secagg-compression"),
+        ({"compression": "scalar-1"}, "secagg-compression"),
+        ({"compression": "pruning-1.0"}, "secagg-compression"),
+        ({"compression": "pq-64"}, "secagg-compression"),
+        ({"compression": "pq"}, "change secagg-protocol to 'enclave' or 'two-servers', or this to fixed-point"),
+        ({"modulus_bits": 65}, "secagg-modulus-bits is 0 or lies in"),
+        ({"fraction_bits": 0}, "secagg-fraction-bits lies in 1..40"),
+        ({"clip": 0.0}, "secagg-clip is a positive number"),
+        ({"clip": float("nan")}, "secagg-clip is a positive number"),
+        ({"metric_bound": float("inf")}, "secagg-metric-bound"),
+        ({"maximum_weight": 0}, "secagg-maximum-weight"),
+        ({"weight_unit": 0}, "secagg-weight-unit"),
+        ({"metrics": "loss,loss"}, "secagg-metrics names something twice"),
+        ({"stage_timeout": 0.0}, "secagg-stage-timeout"),
+        ({"mode": "active"}, "secagg-roster names the roster file"),
+        ({**ENCLAVE, "mode": "active"}, "secagg-mode belongs to secagg-protocol = 'pairwise'"),
+        ({**ENCLAVE, "topology": "sparse"}, "secagg-topology belongs to secagg-protocol = 'pairwise'"),
+        ({**ENCLAVE, "privacy_bits": 60}, "secagg-privacy-bits belongs to secagg-protocol = 'pairwise'"),
+        ({**ENCLAVE, "corrupted": 3}, "secagg-corrupted belongs to secagg-protocol = 'pairwise' or 'one-message'"),
+        ({**TWO, "weighting": "examples"}, "secagg-weighting is 'uniform' with two servers"),
+        ({**TWO, "mode": "active"}, "secagg-mode belongs to secagg-protocol = 'pairwise'"),
+        ({**TWO, "enclave_socket": "s"}, "secagg-enclave-socket belongs to secagg-protocol = 'enclave'"),
+        ({**TWO, "second_server": "s"}, "secagg-servers names a file with secagg-second-server"),
+        ({**TWO, "second_server": "s", "servers": "f"}, "secagg-server-keys names a file with"),
+        ({**TWO, "server_keys": "f"}, "secagg-server-keys names a file with secagg-second-server, and is left out"),
+        ({"second_server": "a file"}, "secagg-second-server belongs to secagg-protocol = 'two-servers'"),
+        ({"servers": "a file"}, "secagg-servers belongs to secagg-protocol = 'two-servers'"),
+        ({"server_keys": "a file"}, "secagg-server-keys belongs to secagg-protocol = 'two-servers'"),
+        (ONE, "secagg-epoch names the record of who holds"),
+        ({**ONE, "epoch": "record", "compression": "pq"}, "and one-message sums vectors alone"),
+        ({"clip": "4"}, "secagg-clip is a number"),
+        ({"maximum_weight": 1.5}, "secagg-maximum-weight is an integer"),
+        ({"metrics": (1,)}, "secagg-metrics is a string or a tuple of strings"),
+        ({"weighting": "uniform", "maximum_weight": 7}, "secagg-maximum-weight is for secagg-weighting = 'examples'"),
+        ({"weighting": "uniform", "weight_unit": 7}, "secagg-weight-unit is for secagg-weighting = 'examples'"),
+        ({"cohort_bits": 2.0}, "secagg-cohort-bits is for secagg-compression = 'peak'"),
+        ({**NOISE, "norm": 0.0}, "secagg-norm"),
+        ({**NOISE, "noise": 0.0}, "secagg-norm"),
+        ({**NOISE, "noise": float("nan")}, "secagg-noise is 0 or lies in"),
+        ({**NOISE, "noise": 1e9}, "secagg-noise is 0 or lies in"),
+        ({**NOISE, "weighting": "examples"}, "secagg-weighting"),
+        ({**NOISE, "compression": "scalar-8"}, "secagg-compression"),
+        ({**NOISE, "compression": "pruning-0.9"}, "secagg-compression"),
+        ({**NOISE, "metrics": "loss"}, "secagg-metrics"),
+        ({**NOISE, "evaluation_metrics": "loss"}, "secagg-evaluation-metrics"),
+        ({**NOISE, "protocol": "enclave", "roster": "r"}, "change that"),
+        ({**NOISE, "protocol": "two-servers", "roster": "r"}, "change that"),
+        ({**AUTO, "compression": "peak-16"}, "secagg-rate is for secagg-compression = 'peak'"),
+        ({**AUTO, "evaluation_metrics": ""}, "secagg-evaluation-metrics names first"),
+        ({**AUTO, "cohort_bits": 3.0}, "secagg-cohort-bits is found by"),
+        ({**AUTO, "rate": "fixed", "harm": 0.5}, "secagg-harm is for secagg-rate = 'auto'"),
+        ({**AUTO, "harm": 0.0}, "secagg-harm is a positive number"),
+        *(({"compression": wrong}, "peak-2048") for wrong in ("peak-0", "peak-4096", "peak-", "peaks", "peak-1x2")),
+        ({"compression": "peak"}, "sends indices"),
     ],
 )
-def test_what_only_pairwise_masks_have_is_refused_beside_an_enclave(key: str, value: object, said: str) -> None:
+def test_a_wrong_setting_is_refused_by_the_name_of_its_key(given: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidParameters, match=said):
-        SecAggSettings.from_run_config({"secagg-protocol": "enclave", "secagg-roster": "roster.json", key: value})
-
-
-TWO = {"secagg-protocol": "two-servers", "secagg-roster": "roster.json", "secagg-weighting": "uniform"}
+        SecAggSettings(**given)
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("key", "said"),
     [
-        ({"secagg-weighting": "examples"}, "secagg-weighting is 'uniform' with two servers"),
-        ({"secagg-mode": "active"}, "secagg-mode belongs to secagg-protocol = 'pairwise'"),
-        ({"secagg-enclave-socket": "s"}, "secagg-enclave-socket belongs to secagg-protocol = 'enclave'"),
-        ({"secagg-second-server": "s"}, "secagg-servers names a file with secagg-second-server"),
-        ({"secagg-second-server": "s", "secagg-servers": "f"}, "secagg-server-keys names a file with"),
-        ({"secagg-server-keys": "f"}, "secagg-server-keys names a file with secagg-second-server, and is left out"),
+        ("secagg-treshold", "did you mean secagg-threshold"),
+        ("secagg-0123456789", "there are secagg-protocol"),
+        ("secagg-banana", "secagg-banana is not a setting of secure aggregation; there are secagg-protocol"),
     ],
 )
-def test_a_wrong_setting_of_two_servers_is_refused_by_the_name_of_its_key(changed: dict[str, Any], said: str) -> None:
+def test_a_key_that_is_no_setting_is_refused(key: str, said: str) -> None:
     with pytest.raises(InvalidParameters, match=said):
-        SecAggSettings.from_run_config({**TWO, **changed})
+        SecAggSettings.from_run_config({key: 0.5})
 
 
-def test_one_message_needs_a_record_and_sums_no_indices() -> None:
-    given = {"secagg-protocol": "one-message", "secagg-roster": "roster.json"}
-    with pytest.raises(InvalidParameters, match="secagg-epoch names the record of who holds"):
-        SecAggSettings.from_run_config(given)
-    with pytest.raises(InvalidParameters, match="and one-message sums vectors alone"):
-        SecAggSettings.from_run_config({**given, "secagg-epoch": "record", "secagg-compression": "pq"})
-    settings = SecAggSettings.from_run_config({**given, "secagg-epoch": "record", "secagg-holders": "a.sock, b.sock"})
+def test_one_message_has_holders_with_sockets() -> None:
+    settings = SecAggSettings(**ONE, epoch="record", holders="a.sock, b.sock")
     assert settings.holder_sockets == ("a.sock", "b.sock")
     assert settings.is_certified
 
 
 def test_two_servers_take_codewords_and_half_of_the_clients() -> None:
-    settings = SecAggSettings.from_run_config({**TWO, "secagg-compression": "pq"})
+    settings = SecAggSettings(**TWO, compression="pq")
     assert settings.codebook == (64, 8)
     assert settings.tolerated_dropouts(9) == 4
-
-
-@pytest.mark.parametrize("key", ["secagg-second-server", "secagg-servers", "secagg-server-keys"])
-def test_what_only_two_servers_have_is_refused_beside_others(key: str) -> None:
-    with pytest.raises(InvalidParameters, match=f"{key} belongs to secagg-protocol = 'two-servers'"):
-        SecAggSettings.from_run_config({key: "a file"})
 
 
 def test_a_compression_is_read_with_its_numbers() -> None:
     assert SecAggSettings(compression="scalar-8").scalar_bits == 8
     assert SecAggSettings(compression="pruning-0.95").sparsity == "0.95"
-    enclave = {"protocol": "enclave", "roster": "roster.json"}
-    assert SecAggSettings(compression="pq", **enclave).codebook == (64, 8)  # type: ignore[arg-type]
-    assert SecAggSettings(compression="pq-256x4", **enclave).codebook == (256, 4)  # type: ignore[arg-type]
+    assert SecAggSettings(compression="pq", **ENCLAVE).codebook == (64, 8)
+    assert SecAggSettings(compression="pq-256x4", **ENCLAVE).codebook == (256, 4)
     assert SecAggSettings().codebook is None
 
 
 def test_an_enclave_needs_half_of_the_clients_unless_told_otherwise() -> None:
-    enclave: dict[str, Any] = {"protocol": "enclave", "roster": "roster.json"}
-    assert SecAggSettings(**enclave).tolerated_dropouts(9) == 4
-    assert SecAggSettings(**enclave, threshold=0.9).tolerated_dropouts(10) == 1
+    assert SecAggSettings(**ENCLAVE).tolerated_dropouts(9) == 4
+    assert SecAggSettings(**ENCLAVE, threshold=0.9).tolerated_dropouts(10) == 1
 
 
 @pytest.mark.parametrize(("invited", "most"), [(3, 0), (4, 0), (5, 1), (8, 2), (10, 3), (20, 8), (100, 48)])

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import secagg.flower as plugin
-from secagg.errors import InvalidParameters, MalformedMessage
+from secagg.errors import MalformedMessage
 from secagg.platforms.round_task import Rounds
-from secagg.platforms.settings import SecAggSettings
 from tests.flower.test_rounds_in_memory import CLIENTS, MemoryGrid, folders, lenient, log, settings_of
 
 __all__ = ["folders", "log"]
@@ -173,11 +172,6 @@ def test_alike_clients_and_a_fine_code_are_not_warned_about(folders: Path, log: 
     made.round()
     assert "differ in length" not in log.text
     assert "the noise of a round has" not in log.text
-
-
-def test_a_rate_without_a_loss_to_find_it_by_is_refused() -> None:
-    with pytest.raises(InvalidParameters, match="evaluation-metrics names first"):
-        SecAggSettings(protocol="enclave", roster="any", compression="peak", rate="auto")
 
 
 def test_nodes_of_a_simulation_keep_the_model_between_rounds(outcomes: dict[str, Any]) -> None:

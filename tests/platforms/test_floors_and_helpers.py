@@ -106,22 +106,6 @@ def test_a_floor_of_another_type_or_name_is_refused(name: str, value: object, sa
         begun_app({name: value}, None)
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"clip": "4"}, "secagg-clip is a number"),
-        ({"maximum_weight": 1.5}, "secagg-maximum-weight is an integer"),
-        ({"metrics": (1,)}, "secagg-metrics is a string or a tuple of strings"),
-        ({"weighting": "uniform", "maximum_weight": 7}, "secagg-maximum-weight is for secagg-weighting = 'examples'"),
-        ({"weighting": "uniform", "weight_unit": 7}, "secagg-weight-unit is for secagg-weighting = 'examples'"),
-        ({"cohort_bits": 2.0}, "secagg-cohort-bits is for secagg-compression = 'peak'"),
-    ],
-)
-def test_settings_in_code_are_checked_as_those_of_files_are(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidParameters, match=said):
-        SecAggSettings(**given)
-
-
 def test_a_pattern_that_names_no_tensor_is_refused() -> None:
     """A wrong letter would leave the tensor that was meant as it is, round after round."""
     model = {"lora.a": np.zeros(4, np.float32), "base": np.zeros(4, np.float32)}

@@ -13,7 +13,7 @@ from secagg.compression.model_update import decode_parameters, encode_parameters
 from secagg.compression.model_update.model_tensors import Arrays
 from secagg.compression.model_update.summed_values import LENGTHS, known_lengths
 from secagg.contract import IndexSegment, ideal_aggregate
-from secagg.errors import InvalidParameters, MalformedMessage
+from secagg.errors import MalformedMessage
 from secagg.platforms.charges import Charges
 from secagg.platforms.client_round import Trained, Training
 from secagg.platforms.leaving import LOG
@@ -189,17 +189,6 @@ def test_parameters_of_the_next_round_are_read_back() -> None:
     task = made.begun(sent, clients=3, task="t", number=2, weighted_by="n")
     assert decode_parameters(encode_parameters(task.update)).layout == task.update.layout
     assert known_lengths(sent, task.terms.joined, task.terms.lengths).is_informed
-
-
-@pytest.mark.parametrize("wrong", ["peak-0", "peak-4096", "peak-", "peaks", "peak-1x2"])
-def test_blocks_that_do_not_exist_are_refused(wrong: str) -> None:
-    with pytest.raises(InvalidParameters, match="peak-2048"):
-        SecAggSettings(compression=wrong)
-
-
-def test_a_protocol_that_sums_vectors_alone_takes_no_places() -> None:
-    with pytest.raises(InvalidParameters, match="sends indices"):
-        SecAggSettings(compression="peak")
 
 
 def test_more_clients_need_fewer_bits_each() -> None:

@@ -10,10 +10,8 @@ import pytest
 
 from secagg.compression.cohort_bits import AutoRate
 from secagg.compression.model_update.model_tensors import Arrays
-from secagg.errors import SecAggError
 from secagg.platforms.leaving import LOG
 from secagg.platforms.round_task import Means, Rounds
-from secagg.platforms.settings import SecAggSettings
 from tests.platforms.test_peaks import Model, model, play, rounds
 
 FLOATS = ("conv.weight", "conv.bias", "head.weight")
@@ -104,23 +102,6 @@ def test_a_fixed_rate_asks_nobody() -> None:
     asked = Evaluations(means, 1.0)
     made.probe(sent, asked.first, asked)
     assert not asked.models
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"compression": "peak-16"}, "secagg-rate is for secagg-compression = 'peak'"),
-        ({"evaluation_metrics": ""}, "secagg-evaluation-metrics names first"),
-        ({"cohort_bits": 3.0}, "secagg-cohort-bits is found by"),
-        ({"rate": "fixed", "harm": 0.5}, "secagg-harm is for secagg-rate = 'auto'"),
-        ({"harm": 0.0}, "secagg-harm is a positive number"),
-    ],
-)
-def test_settings_that_find_no_rate_are_refused(changes: dict[str, Any], sentence: str) -> None:
-    given: dict[str, Any] = {"protocol": "enclave", "roster": "any", "compression": "peak", "rate": "auto"}
-    given |= {"evaluation_metrics": "loss"} | changes
-    with pytest.raises(SecAggError, match=sentence):
-        SecAggSettings(**given)
 
 
 def test_the_noise_of_a_first_round_is_not_that_of_the_scales_that_follow_from_it() -> None:

@@ -28,6 +28,7 @@ from secagg.transport.conductor import Keep
 from secagg.transport.keeping import ServerRecord, ServerStore
 from secagg.transport.server import SumServer
 from tests.harness.certificates_of_tests import make_credentials
+from tests.harness.commands import refusal
 
 SERVE = ("serve", "--values", "4", "--clip", "1", "--out", "mean.npy")
 URL = "http://127.0.0.1:1"
@@ -37,14 +38,6 @@ URL = "http://127.0.0.1:1"
 def update(tmp_path: Path) -> str:
     np.save(tmp_path / "update.npy", np.zeros(4))
     return str(tmp_path / "update.npy")
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Run a command that is refused, and return what it says."""
-    assert main(arguments) == 2
-    said = capsys.readouterr()
-    assert not said.out
-    return said.err
 
 
 @pytest.mark.parametrize(
@@ -263,19 +256,10 @@ def test_a_storage_within_the_state_leaves_it_to_its_user(
 
     monkeypatch.setattr("secagg.cli.wire.server._Sum", begun)
     monkeypatch.chdir(tmp_path)
-    protocol = [
-        "--protocol",
-        "one-message",
-        "--set",
-        "roster=roster.json",
-        "--set",
-        "epoch=epoch",
-        "--engine",
-        "memory",
-    ]
+    certified = ("--set", "roster=roster.json", "--set", "epoch=epoch")
+    protocol = ("--protocol", "one-message", *certified, "--engine", "memory")
     options = ("--listen", "127.0.0.1:0", *protocol, "--state", "state", *storage)
-    assert main([*SERVE, *options]) == 2
-    assert "it has begun" in capsys.readouterr().err
+    assert "it has begun" in refusal(capsys, *SERVE, *options)
     assert Path("state").stat().st_mode & 0o077 == 0
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from secagg.cli import main
 from secagg.errors import InvalidParameters
 from secagg.transport.page import OwnHost
 from secagg.transport.proof import Operators
 from secagg.transport.server import SumServer
+from tests.harness.commands import refusal
 from tests.harness.wire_sums import CLIENTS, answer_of, headers_of, holding, in_memory, quick_limits
 
 TOKEN = "0123456789abcdef"  # noqa: S105 -- a test's
@@ -118,11 +118,6 @@ def test_a_server_at_loopback_answers_to_its_own_names(hosts: str, status: int) 
 
 
 SERVE = ("serve", "--page", "--listen", "127.0.0.1:0")
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(arguments) == 2
-    return capsys.readouterr().err
 
 
 def test_a_page_refuses_the_hybrid_suite_at_the_start(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from secagg.cli import main
 from secagg.site_statistics import summed
+from tests.harness.commands import refusal
 from tests.harness.standing_holders import StandingHolders
 from tests.harness.town_of_sites import People, declared, functions, people, write_declaration, write_people
 from tests.harness.wire_town import Process, Town
@@ -119,11 +119,6 @@ def test_a_site_answers_its_own_declaration_once_for_each_version_of_its_data(to
     sites = [answer(town, number, declaration, "--data-version", "2", *none) for number in range(SITES)]
     assert [site.ended() for site in sites] == [0] * SITES, "".join(site.text for site in sites)
     assert again.ended() == 0
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(arguments) == 2
-    return capsys.readouterr().err
 
 
 def test_what_cannot_be_asked_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

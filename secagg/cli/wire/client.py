@@ -198,7 +198,6 @@ class _PluggedSession:
 
 
 def _floors(usual: NodeSettings, assignments: Iterable[str], others: Collection[str]) -> dict[str, Any]:
-    """Read a client's floors; others are not to be set here."""
     known = {field.name for field in fields(usual)} - {*others}
     given = assigned(assignments, type(usual))
     if strange := sorted(given.keys() - known):

@@ -164,7 +164,6 @@ def _count(options: argparse.Namespace) -> int:
 
 
 def _place(options: argparse.Namespace) -> tuple[int, int]:
-    """Return which of how many groups a server has."""
     if options.group is None:
         return 1, 1
     number, slash, count = options.group.partition("/")
@@ -183,7 +182,6 @@ def _released(path: Path, found: GroupSum, layout: Layout) -> Released:
 
 
 def _require_same(path: Path, card: Card, first: Path, expected: Card) -> None:
-    """Refuse a sum of something else than the first one is of."""
     one, other = _about(expected), _about(card)
     if differing := sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name)):
         raise InvalidParameters(

@@ -98,7 +98,6 @@ def _complete(options: argparse.Namespace) -> None:
 
 
 def _shown(plan: Session[Any], released: Released) -> bytes:
-    """Return what clients with a page are shown of a sum."""
     mean, count = plan.mean(released), len(released.counted)
     sentence = f"the sum of {count} clients was released"
     return json.dumps({"sentence": sentence, "count": count, "mean": [round(float(x), 6) for x in mean]}).encode()
@@ -356,7 +355,6 @@ class _Sum:
         return self._held_for(card, session)
 
     def _is_about(self, card: Card) -> bool:
-        """Whether a session that was kept is the one that the options ask for."""
         options, number = self.options, card.round_number
         given = (options.protocol, options.task, number if options.round is None else options.round, self._mode)
         return (card.protocol, card.task, number, card.mode, card.terms) == (*given, self.terms)

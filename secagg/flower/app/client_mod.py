@@ -15,18 +15,15 @@ from typing import Any
 from flwr.app import Context, Message, MessageType
 from flwr.clientapp.typing import ClientAppCallable
 
-from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.flower.strategies import write_where_flower_does
 from secagg.platforms.client_round import begun_app
 from secagg.platforms.floors import REQUIRED
-from secagg.platforms.leaving import log_leaving
 from secagg.platforms.round_task import RECORD
 from secagg.platforms.settings import PREFIX
 from secagg.session.sealed_state import StateDirectory
 
-from .client_round import ClientRound, forget
-from .records import refusal
+from .client_round import ClientRound, answered
 
 
 class SecAggMod:
@@ -68,16 +65,12 @@ class SecAggMod:
         if not is_required and not _is_ours(message):
             return call_next(message, context)
         write_where_flower_does()
-        states: StateDirectory | None = None
-        try:
-            states = StateDirectory(self._folder, coins=SystemCoins())
+
+        def answer(states: StateDirectory) -> Message:
             settings = self._settings.raised_by(context.node_config)
             return ClientRound(settings, self._judge, states, self._outside).answer(message, context, call_next)
-        except Exception as error:  # noqa: BLE001 -- what Flower raises where a server sent something unreadable
-            if states is not None:
-                forget(context, states)
-            log_leaving(error)
-            return refusal(message, error)
+
+        return answered(message, context, self._folder, answer)
 
 
 def _is_ours(message: Message) -> bool:

@@ -6,7 +6,8 @@ trains then, encodes the difference, and masks or seals it at once, so that no u
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -16,17 +17,19 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
 from secagg.compression.outside import Factory
+from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.identifiers import ClientId
 from secagg.platforms.client_round import Node, NodeRound, Trained, Training
 from secagg.platforms.floors import NodeSettings
 from secagg.platforms.held_models import followed, is_told, parted, restored, stored
+from secagg.platforms.leaving import log_leaving
 from secagg.platforms.round_task import RECORD, Terms, message_in
 from secagg.session.roles import ClientSession, LateUpdate
 from secagg.session.sealed_state import OpenState, StateDirectory
 
-from .records import LARGE_RECORD, arrays_of, record_in, reported_in, scalar_in, with_record
+from .records import LARGE_RECORD, arrays_of, record_in, refusal, scalar_in, with_record
 
 STATE_RECORD: Final = "secagg.state"
 HELD_RECORD: Final = "secagg.held"
@@ -127,6 +130,21 @@ class ClientRound:
         return training.model_digest, training.late
 
 
+def answered(
+    message: Message, context: Context, folder: Path | None, answer: Callable[[StateDirectory], Message]
+) -> Message:
+    """Return an answer, or the error by which a client leaves; the keys to sealed states stand in ``folder``."""
+    states: StateDirectory | None = None
+    try:
+        states = StateDirectory(folder, coins=SystemCoins())
+        return answer(states)
+    except Exception as error:  # noqa: BLE001 -- what Flower raises where a server sent something unreadable
+        if states is not None:
+            forget(context, states)
+        log_leaving(error)
+        return refusal(message, error)
+
+
 def forget(context: Context, states: StateDirectory) -> None:
     """Leave nothing of a session in a node's state, nor the key to it."""
     record = context.state.config_records.get(STATE_RECORD, ConfigRecord())
@@ -188,5 +206,6 @@ def _trained(message: Message, context: Context, call_next: ClientAppCallable) -
     if trained.has_error():
         raise Misuse(f"the app answered with an error: {trained.error.reason}")
     records = trained.content.array_records.values()
+    reported = [name for record in trained.content.metric_records.values() for name in record]
     models = [{name: array.numpy() for name, array in record.items()} for record in records]
-    return Trained(models, lambda name: scalar_in(trained.content, name), reported_in(trained.content))
+    return Trained(models, lambda name: scalar_in(trained.content, name), reported)

@@ -77,8 +77,3 @@ def scalar_in(content: RecordDict, name: str) -> float | int | None:
         if type(value) in (int, float):
             return cast("float | int", value)
     return None
-
-
-def reported_in(content: RecordDict) -> list[str]:
-    """Return the names of the metrics that training reported."""
-    return [name for record in content.metric_records.values() for name in record]

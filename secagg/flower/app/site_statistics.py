@@ -15,12 +15,10 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.serverapp import Grid
 
-from secagg.crypto.entropy import SystemCoins
 from secagg.errors import Misuse
 from secagg.flower.strategies import write_where_flower_does
 from secagg.identifiers import ClientId
 from secagg.platforms.client_round import Node, NodeRound, begun_app
-from secagg.platforms.leaving import log_leaving
 from secagg.platforms.round_task import Rounds, Terms
 from secagg.platforms.settings import PREFIX, SecAggSettings
 from secagg.session.roles import LateUpdate
@@ -28,10 +26,8 @@ from secagg.session.sealed_state import StateDirectory
 from secagg.site_statistics import Declaration, Plan, Results, Site
 from secagg.site_statistics.on_platforms import ONCE, Answering, round_of, settings_of
 
-from .client_round import ClientRound, forget
-from .records import refusal
-from .server_grid import next_round
-from .server_round import GridRound
+from .client_round import ClientRound, answered
+from .server_grid import GridRound, next_round
 
 QUERY: Final = "query.statistics"
 
@@ -51,16 +47,12 @@ class SiteStatistics:
 
     def __call__(self, message: Message, context: Context) -> Message:
         write_where_flower_does()
-        states: StateDirectory | None = None
-        try:
-            states = StateDirectory(coins=SystemCoins())
+
+        def answer(states: StateDirectory) -> Message:
             answering = Answering(self._site(context), self._settings.raised_by(context.node_config))
             return _StatisticsRound(answering, states).answer(message, context, _nothing)
-        except Exception as error:  # noqa: BLE001 -- as for the mod
-            if states is not None:
-                forget(context, states)
-            log_leaving(error)
-            return refusal(message, error)
+
+        return answered(message, context, None, answer)
 
 
 class _StatisticsRound(ClientRound):

@@ -1,0 +1,18 @@
+"""Commands that are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from secagg.cli import main
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    """Run a command that is refused, and return what it says, which is all that it prints."""
+    capsys.readouterr()
+    assert main([*map(str, arguments)]) == 2
+    said = capsys.readouterr()
+    assert not said.out
+    return said.err
