@@ -27,7 +27,7 @@ BUDGETS = {
     "compression": 5_851,
     "protocols/pairwise_mask": 6_590,
     "protocols/enclave": 6_400,
-    "protocols/two_servers": 6_935,
+    "protocols/two_servers": 6_920,
     "protocols/one_message": 6_125,
     "protocols/coded_mask": 1_095,
     "secagg/planning": 1_315,
