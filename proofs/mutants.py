@@ -76,7 +76,7 @@ EXPLAINED: Final[Mapping[str, str]] = {
     "secagg.protocols.two_servers.point_functions.kernels.correction_of: BitXor to BitOr in line 14": (
         "the lowest bit of the seed was cleared before"
     ),
-    "secagg.protocols.two_servers.lanes.fields.reduce: 2 to 3 in line 10": "more steps to the same remainder",
+    "secagg.protocols.two_servers.lanes.fields.reduce: 2 to 3 in line 8": "more steps to the same remainder",
     "secagg.protocols.one_message.lattice.coefficients.field_of: Add to BitOr in line 4": (
         "there are two words, and a field that begins in the second one ends there"
     ),

@@ -27,7 +27,7 @@ BUDGETS = {
     "compression": 5_314,
     "protocols/pairwise_mask": 6_095,
     "protocols/enclave": 5_900,
-    "protocols/two_servers": 6_935,
+    "protocols/two_servers": 6_920,
     "protocols/one_message": 5_765,
     "protocols/coded_mask": 1_095,
     "secagg/planning": 1_300,

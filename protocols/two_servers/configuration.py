@@ -153,6 +153,15 @@ _NOISE: Final = Field(
 )
 
 
+def require_keys(authority: bytes, server_keys: tuple[bytes, bytes]) -> None:
+    """Require the key of an authority, and of both servers."""
+    if type(server_keys) is not tuple or len(server_keys) != SERVERS:
+        raise Misuse("server_keys are the public keys of server 0 and of server 1")
+    for key in (authority, *server_keys):
+        if type(key) is not bytes or len(key) != IDENTITY_KEY_BYTES:
+            raise InvalidParameters(f"authority and server_keys have {IDENTITY_KEY_BYTES} bytes each")
+
+
 @dataclass(frozen=True, kw_only=True)
 class IndexingConfiguration(Message):
     """Everything that two servers do for their clients, and nothing that they do not."""
@@ -195,13 +204,8 @@ class IndexingConfiguration(Message):
         object.__setattr__(self, "context", AttemptContext(digest))
 
     def _check_keys(self) -> None:
-        if type(self.server_keys) is not tuple or len(self.server_keys) != SERVERS:
-            raise Misuse("server_keys are the public keys of server 0 and of server 1")
-        keys = (self.authority, *self.server_keys)
-        for key in keys:
-            if type(key) is not bytes or len(key) != IDENTITY_KEY_BYTES:
-                raise InvalidParameters(f"the keys of authority and servers have {IDENTITY_KEY_BYTES} bytes each")
-        if len(set(keys)) != len(keys):
+        require_keys(self.authority, self.server_keys)
+        if len({self.authority, *self.server_keys}) != 1 + SERVERS:
             raise InvalidParameters(
                 "the authority and the two servers have keys of their own, each held by another party; a server that "
                 "certifies clients, or two servers in one hand, protect nobody"

@@ -10,9 +10,8 @@ from typing import cast
 from secagg.contract.layout import Layout
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.parameters import LEAST_COHORT, Suite, require_integer
-from secagg.session.certificates import IDENTITY_KEY_BYTES
 
-from .configuration import SERVERS, IndexingConfiguration, SharingMode
+from .configuration import IndexingConfiguration, SharingMode, require_keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +47,7 @@ class IndexingFloors:
                 raise InvalidParameters(
                     f"{name} is a frozenset of at least one {kind.__name__} that this client accepts"
                 )
-        if type(self.server_keys) is not tuple or len(self.server_keys) != SERVERS:
-            raise Misuse("server_keys are the public keys of server 0 and of server 1")
-        for key in (self.authority, *self.server_keys):
-            if type(key) is not bytes or len(key) != IDENTITY_KEY_BYTES:
-                raise InvalidParameters(f"authority and server_keys have {IDENTITY_KEY_BYTES} bytes each")
+        require_keys(self.authority, self.server_keys)
         require_integer("minimum_cohort", self.minimum_cohort, LEAST_COHORT)
         require_integer("maximum_length", self.maximum_length, 1)
         require_integer("maximum_weight", self.maximum_weight, 1)

@@ -34,12 +34,11 @@ from secagg.errors import InternalError, InvalidParameters, MalformedMessage, Mi
 from secagg.errors import UnexpectedMessage as Unexpected
 from secagg.identifiers import ServerId
 from secagg.parameters import LEAST_COHORT, Suite, require_integer
-from secagg.session.certificates import IDENTITY_KEY_BYTES
 from secagg.session.durable import ChainedFile, claim
 from secagg.session.frames import decode_refusal, encode_refusal
 from secagg.wire import MessageKind, Writer, message_kind
 
-from .configuration import SERVERS, IndexingConfiguration, SharingMode
+from .configuration import IndexingConfiguration, SharingMode, require_keys
 from .server import IndexingServer
 from .server_keys import OperatorKeys, ServerKeys
 from .server_messages import MAXIMUM_BEGINNING_BYTES, BatchRequest, Beginning, Done, exchange_bytes
@@ -74,11 +73,7 @@ class StandingFloors:
     """Limit on the time from now to the expiry of a round."""
 
     def __post_init__(self) -> None:
-        if len(self.server_keys) != SERVERS:
-            raise Misuse("server_keys are the public keys of server 0 and of server 1")
-        for key in (self.authority, *self.server_keys):
-            if type(key) is not bytes or len(key) != IDENTITY_KEY_BYTES:
-                raise InvalidParameters(f"authority and server_keys have {IDENTITY_KEY_BYTES} bytes each")
+        require_keys(self.authority, self.server_keys)
         require_integer("minimum_cohort", self.minimum_cohort, LEAST_COHORT)
         require_integer("maximum_cohort", self.maximum_cohort, self.minimum_cohort)
         require_integer("maximum_lanes", self.maximum_lanes, 1)
@@ -220,11 +215,6 @@ class StandingRounds(Confined):
 _LOG = logging.getLogger(__name__)
 
 
-def system_clock() -> datetime:
-    """Return the time."""
-    return datetime.now(UTC)
-
-
 class StandingServer(Confined):
     """Answers of server 1 to each request of server 0; it knows nothing of sockets."""
 
@@ -236,7 +226,7 @@ class StandingServer(Confined):
         rounds: StandingRounds,
         *,
         coins: Coins,
-        clock: Callable[[], datetime] = system_clock,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         threads: int = 1,
     ) -> None:
         """Stand ready; no round runs.

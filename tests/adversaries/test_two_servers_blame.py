@@ -28,7 +28,7 @@ from secagg.protocols.two_servers.session import TwoServersSettings
 from secagg.protocols.two_servers.simulation import TwoServersSimulation, cheater
 from secagg.session.roles import LateUpdate, Released, Subject, Update
 from secagg.wire import MessageKind, message_kind
-from tests.harness.indexing_rounds import NOW
+from tests.harness.indexing_rounds import NOW, flipped
 
 LAYOUT = Layout((RingSegment(20, 4), IndexSegment(64, 2)))
 CLIENTS = ALICE, MALLORY, CAROL, DAVE = tuple(map(ClientId, (1, 2, 3, 4)))
@@ -98,10 +98,6 @@ def world() -> Iterator[World]:
     made = World()
     yield made
     made.simulation.close()
-
-
-def flipped(message: bytes, position: int, bit: int) -> bytes:
-    return message[:position] + bytes([message[position] ^ (1 << bit)]) + message[position + 1 :]
 
 
 @pytest.mark.parametrize("bit", [0, *(pytest.param(bit, marks=pytest.mark.long) for bit in range(1, 8))])

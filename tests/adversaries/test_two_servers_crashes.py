@@ -19,7 +19,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ import pytest
 
 from secagg.contract.layout import Layout, RingSegment
 from secagg.crypto.entropy import Coins, SystemCoins
-from secagg.crypto.secret import Secret
 from secagg.errors import (
     AuthenticationFailed,
     InvalidParameters,
@@ -38,13 +36,11 @@ from secagg.errors import (
     Reason,
     ThresholdNotMet,
 )
-from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.two_servers.offers import Entry, RoundStamp
+from secagg.identifiers import ClientId
+from secagg.protocols.two_servers.offers import Entry
 from secagg.protocols.two_servers.server import IndexingServer, Server
-from secagg.protocols.two_servers.server_keys import ServerKeys
 from secagg.protocols.two_servers.server_messages import AcceptedList, BatchRequest, Beginning
 from secagg.protocols.two_servers.standing_server import (
-    StandingFloors,
     StandingRounds,
     StandingServer,
     asking,
@@ -71,11 +67,6 @@ class Listening:
         return drawn
 
 
-def keys_of(index: int) -> ServerKeys:
-    coins = (SETUP.coins_of(f"{kind} of server {index}") for kind in ("identity", "exchange"))
-    return ServerKeys(ServerId(index), *(Secret.random("seed", 32, one) for one in coins))
-
-
 @dataclass
 class Attacker:
     """Server 0, which can end and start server 1's process and reaches its disk, but not its memory."""
@@ -89,16 +80,7 @@ class Attacker:
         self.disk, self.copies = self.folder / "disk", self.folder / "copies"
         self.disk.mkdir()
         self.rig = InsecureIndexingRound(SETUP)
-        configuration = self.rig.configuration
-        self.floors = StandingFloors(
-            task_prefix=b"",
-            authority=configuration.authority,
-            server_keys=configuration.server_keys,
-            minimum_cohort=2,
-            maximum_cohort=20,
-            maximum_lanes=6,
-            maximum_lifetime=timedelta(days=2),
-        )
+        self.floors = SETUP.standing_floors()
         self.start()
         self.copy("nothing")
 
@@ -108,7 +90,7 @@ class Attacker:
             self.opened.pop().close()
         self.opened.append(StandingRounds(self.disk / "rounds"))
         standing = StandingServer(
-            keys_of(1), keys_of(0).public, self.floors, self.opened[0], coins=self.coins, clock=lambda: NOW
+            SETUP.keys_of(1), SETUP.keys_of(0).public, self.floors, self.opened[0], coins=self.coins, clock=lambda: NOW
         )
         self.ask = asking(standing.answer)
 
@@ -121,22 +103,13 @@ class Attacker:
 
     def zero(self) -> IndexingServer:
         """Return a server 0 of the attacker's, which has its root in every life."""
-        with keys_of(0).pair_key(keys_of(1).public) as pair_key:
-            return IndexingServer(
-                self.rig.configuration,
-                ServerId(0),
-                round_number=SETUP.round_number,
-                signing_key=SETUP.signing_key_of("server 0"),
-                pair_key=pair_key,
-                coins=SETUP.coins_of("server 0"),
-            )
+        return self.rig.new_server(0, pair_key=SETUP.keys_of(0).pair_key(SETUP.keys_of(1).public))
 
     def zero_list(self) -> bytes:
         """Return a list of four, which the attacker can sign whatever server 1 does."""
-        stamp = RoundStamp(context=self.rig.configuration.context, round_number=SETUP.round_number, server=ServerId(0))
         zero = self.zero()
         entries = [Entry(ClientId(number), zero.receive(self.halves[number][0]), 1) for number in (1, 2, 3, 4)]
-        return AcceptedList.signed(stamp, entries, SETUP.signing_key_of("server 0")).encode()
+        return AcceptedList.signed(self.rig.stamp(0), entries, SETUP.signing_key_of("server 0")).encode()
 
     def begin(self) -> bytes:
         return self.ask(Beginning(self.rig.configuration, SETUP.round_number).encode())
@@ -266,15 +239,10 @@ class Platform:
     def opened(self, round_number: int, *, minimum_cohort: int = 2) -> Server:
         """Open a session of a round; its server 0 has a root of its own."""
         configuration = replace(self.attacker.rig.configuration, minimum_cohort=minimum_cohort)
-        with keys_of(0).pair_key(keys_of(1).public) as pair_key:
-            zero = IndexingServer(
-                configuration,
-                ServerId(0),
-                round_number=round_number,
-                signing_key=SETUP.signing_key_of("server 0"),
-                pair_key=pair_key,
-                coins=SystemCoins(),
-            )
+        key = SETUP.keys_of(0).pair_key(SETUP.keys_of(1).public)
+        zero = self.attacker.rig.new_server(
+            0, configuration, pair_key=key, round_number=round_number, coins=SystemCoins()
+        )
         subject = Subject(task=SETUP.task, round_number=round_number, layout=SETUP.layout, capacity=SETUP.capacity)
         return Server(subject, zero, self.ask, None, is_simulated=False)
 

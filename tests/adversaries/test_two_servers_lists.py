@@ -38,7 +38,6 @@ from secagg.errors import (
 from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.two_servers import upload as upload_module
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
-from secagg.protocols.two_servers.offers import RoundStamp
 from secagg.protocols.two_servers.one_hot.check import OneHotCommitment, OneHotOpening
 from secagg.protocols.two_servers.one_hot.proof import prove
 from secagg.protocols.two_servers.one_hot.statement import Challenges
@@ -63,25 +62,11 @@ SETUP = IndexingSetup(layout=TWO)
 
 
 def with_uploads(*numbers: int, **named: Any) -> InsecureIndexingRound:
-    made = InsecureIndexingRound(replace(SETUP, **named))
-    for number in numbers:
-        made.upload(number)
-    made.check()
-    return made
-
-
-def stamp(made: InsecureIndexingRound, index: int) -> RoundStamp:
-    return RoundStamp(context=made.configuration.context, round_number=made.setup.round_number, server=ServerId(index))
+    return InsecureIndexingRound.of(replace(SETUP, **named), *numbers, checked=True)
 
 
 def list_of(made: InsecureIndexingRound, index: int) -> AcceptedList:
-    return AcceptedList.decode(made.servers[index].close(), made.configuration, stamp(made, index))
-
-
-def agreed(made: InsecureIndexingRound) -> tuple[bytes, bytes]:
-    """Let both servers sign and agree, and return their commitments."""
-    lists = made.zero.close(), made.one.close()
-    return made.zero.agree(lists[1]), made.one.agree(lists[0])
+    return AcceptedList.decode(made.servers[index].close(), made.configuration, made.stamp(index))
 
 
 def releases_nothing(server: IndexingServer, peer_list: bytes, commitment: bytes) -> None:
@@ -107,7 +92,7 @@ def test_a_client_that_one_server_drops_is_noticed_and_nothing_is_released(
     """The other server has taken all five; the honest commitment of a whole round is at hand."""
     honest = with_uploads(1, 2, 3, 4, 5)
     liar = with_uploads(1, 2, 3, 4)
-    commitments = agreed(liar)
+    commitments = liar.agreed()
     victim, theirs = honest.servers[1 - dropped_at], liar.servers[dropped_at].close()
     if liar_first:
         comes_too_early = UnexpectedMessage, Reason.WRONG_KIND, victim.peer
@@ -169,15 +154,15 @@ def test_a_conclusion_that_comes_after_the_list_is_not_settled(raises_exactly: C
 def test_a_server_signs_the_same_list_however_often_it_is_asked(sum_is_exact: Check) -> None:
     made = with_uploads(1, 2, 3)
     assert len({made.zero.close() for _ in range(3)}) == 1
-    commitments = agreed(made)
-    assert agreed(made) == commitments
+    commitments = made.agreed()
+    assert made.agreed() == commitments
     sum_is_exact(made, 1, 2, 3)
     sum_is_exact(made, 1, 2, 3)
 
 
 def test_two_lists_of_one_server_end_the_round_even_after_the_share_left(raises_exactly: Check) -> None:
     made, other = with_uploads(1, 2, 3), with_uploads(1, 2)
-    commitments = agreed(made)
+    commitments = made.agreed()
     share = made.one.open(commitments[0])
     made.zero.open(commitments[1])
     raises_exactly(lambda: made.zero.agree(other.one.close()), PeerMisbehaved, Reason.SERVERS_DISAGREE, *SERVERS)
@@ -189,7 +174,7 @@ def test_two_lists_of_one_server_end_the_round_even_after_the_share_left(raises_
 def test_a_round_that_was_given_up_releases_nothing() -> None:
     for stage in range(3):
         made = with_uploads(1, 2, 3)
-        commitments = agreed(with_uploads(1, 2, 3))
+        commitments = with_uploads(1, 2, 3).agreed()
         if stage:
             made.zero.close()
         if stage == 2:
@@ -204,7 +189,7 @@ def test_a_round_that_was_given_up_releases_nothing() -> None:
 def forged(made: InsecureIndexingRound, forger: str, **changes: Any) -> bytes:
     """Sign the list of server 1 in another's name, or for elsewhere."""
     entries = vars(made.zero)["_rules"].counted
-    return AcceptedList.signed(replace(stamp(made, 1), **changes), entries, made.setup.signing_key_of(forger)).encode()
+    return AcceptedList.signed(replace(made.stamp(1), **changes), entries, made.setup.signing_key_of(forger)).encode()
 
 
 def test_a_list_is_signed_by_the_other_server(refuses: Check, sum_is_exact: Check) -> None:
@@ -228,7 +213,7 @@ def test_what_is_of_another_round_ends_nothing(what: str, refuses: Check, sum_is
     made = with_uploads(1, 2, 3)
     changes: Any = {"round": {"round_number": 8}, "task": {"task": b"another task"}}[what]
     other = with_uploads(1, 2, 3, **changes)
-    commitments = agreed(other)
+    commitments = other.agreed()
     lists, shares = other.one.close(), other.one.open(commitments[0])
     made.zero.close()
 
@@ -236,7 +221,7 @@ def test_what_is_of_another_round_ends_nothing(what: str, refuses: Check, sum_is
         refuses(step, message, PeerMisbehaved, Reason.WRONG_SESSION, ServerId(1))
 
     is_of_elsewhere(made.zero.agree, lists)
-    genuine = agreed(made)
+    genuine = made.agreed()
     is_of_elsewhere(made.zero.open, commitments[1])
     made.zero.open(genuine[1])
     refuses(made.zero.combine, shares, PeerMisbehaved, Reason.COMMITMENT_MISMATCH, ServerId(1))
@@ -251,7 +236,7 @@ def test_a_server_opens_only_against_a_commitment(refuses: Check) -> None:
     for step, told in ((made.zero.agree, made.one.close()), (made.zero.open, b""), (made.zero.combine, b"")):
         with pytest.raises(UnexpectedMessage):
             step(told)
-    commitments = agreed(made)
+    commitments = made.agreed()
     share = made.one.open(commitments[0])
     refuses(made.zero.combine, share, Misuse, Reason.API_MISUSE)
     with pytest.raises(UnexpectedMessage):
@@ -260,10 +245,10 @@ def test_a_server_opens_only_against_a_commitment(refuses: Check) -> None:
 
 def test_a_server_commits_once_and_opens_what_it_committed_to(refuses: Check, sum_is_exact: Check) -> None:
     made = with_uploads(1, 2, 3)
-    commitments = agreed(made)
+    commitments = made.agreed()
     share = made.one.open(commitments[0])
     own = made.zero.open(commitments[1])
-    another = OutputCommitment.to(stamp(made, 1), list_digest(made), share + b"\0").encode()
+    another = OutputCommitment.to(made.stamp(1), list_digest(made), share + b"\0").encode()
     refuses(made.zero.open, another, PeerMisbehaved, Reason.ALREADY_ANSWERED, ServerId(1))
     assert made.zero.open(commitments[1]) == own
     for lie in (share[:-1] + bytes([share[-1] ^ 1]), own, share + b"\0"):
@@ -273,15 +258,15 @@ def test_a_server_commits_once_and_opens_what_it_committed_to(refuses: Check, su
 
 def test_a_commitment_is_bound_to_the_list(raises_exactly: Check) -> None:
     made = with_uploads(1, 2, 3)
-    commitments = agreed(made)
+    commitments = made.agreed()
     share = made.one.open(commitments[0])
-    made.zero.open(OutputCommitment.to(stamp(made, 1), bytes(32), share).encode())
+    made.zero.open(OutputCommitment.to(made.stamp(1), bytes(32), share).encode())
     raises_exactly(lambda: made.zero.combine(share), PeerMisbehaved, Reason.COMMITMENT_MISMATCH, ServerId(1))
 
 
 def test_a_server_that_has_signed_nothing_shares_nothing() -> None:
     made = with_uploads(1, 2)
-    release = Release(made.configuration, stamp(made, 0), stamp(made, 1), SETUP.signing_key_of("server 0"))
+    release = Release(made.configuration, made.stamp(0), made.stamp(1), SETUP.signing_key_of("server 0"))
     for call, sentence in ((release.own_share, "before it commits"), (release.commitment, "its own list first")):
         with pytest.raises(Misuse, match=sentence):
             call()
@@ -290,10 +275,10 @@ def test_a_server_that_has_signed_nothing_shares_nothing() -> None:
 def test_the_echo_of_a_commitment_commits_to_nothing(raises_exactly: Check) -> None:
     """A server that sends the other's commitment back cannot send its share back afterwards."""
     made = with_uploads(1, 2, 3)
-    own, _ = agreed(made)
+    own, _ = made.agreed()
     raises_exactly(lambda: made.zero.open(own), PeerMisbehaved, Reason.WRONG_SESSION, ServerId(1))
-    digest = OutputCommitment.decode(own, made.configuration, stamp(made, 0)).digest
-    echo = OutputCommitment(stamp=stamp(made, 1), digest=digest).encode()
+    digest = OutputCommitment.decode(own, made.configuration, made.stamp(0)).digest
+    echo = OutputCommitment(stamp=made.stamp(1), digest=digest).encode()
     share = made.zero.open(echo)
     raises_exactly(lambda: made.zero.combine(share), PeerMisbehaved, Reason.COMMITMENT_MISMATCH, ServerId(1))
 
@@ -308,21 +293,21 @@ def lying_share(configuration: IndexingConfiguration, share: OutputShare) -> Out
 
 def test_shares_that_add_up_to_no_histogram_are_nobodys_sum(refuses: Check) -> None:
     made = with_uploads(1, 2, 3)
-    commitments = agreed(made)
-    genuine = OutputShare.decode(made.one.open(commitments[0]), made.configuration, stamp(made, 1))
+    commitments = made.agreed()
+    genuine = OutputShare.decode(made.one.open(commitments[0]), made.configuration, made.stamp(1))
     lie = lying_share(made.configuration, genuine).encode(made.configuration)
-    made.zero.open(OutputCommitment.to(stamp(made, 1), list_digest(made), lie).encode())
+    made.zero.open(OutputCommitment.to(made.stamp(1), list_digest(made), lie).encode())
     refuses(made.zero.combine, lie, PeerMisbehaved, Reason.SERVERS_DISAGREE)
 
 
 def test_a_lane_that_the_group_does_not_have_is_no_share(raises_exactly: Check) -> None:
     made = with_uploads(1, 2, 3)
-    commitments = agreed(made)
+    commitments = made.agreed()
     share = made.one.open(commitments[0])
     for lie in (share[:-1] + b"\xff", share[:-5] + b"\xff" * 5):
         again = with_uploads(1, 2, 3)
-        agreed(again)
-        again.zero.open(OutputCommitment.to(stamp(again, 1), list_digest(again), lie).encode())
+        again.agreed()
+        again.zero.open(OutputCommitment.to(again.stamp(1), list_digest(again), lie).encode())
         raises_exactly(
             lambda lie=lie, again=again: again.zero.combine(lie), MalformedMessage, Reason.NOT_CANONICAL, ServerId(1)
         )
@@ -361,12 +346,12 @@ def test_a_commitment_does_not_tell_the_share() -> None:
     """A sum of one ring element has 2^16 shares: anybody who hears a commitment tries them all."""
     setup: dict[str, Any] = {"layout": Layout((RingSegment(16, 1),)), "capacity": 1 << 16}
     made = with_uploads(1, 2, **setup)
-    commitments, listed = agreed(made), list_digest(made)
+    commitments, listed = made.agreed(), list_digest(made)
     share = made.zero.open(commitments[1])
 
     def found(nonce: bytes) -> bool:
         guesses = (share[: -2 - NONCE_BYTES] + nonce + guess.to_bytes(2, "little") for guess in range(1 << 16))
-        return any(OutputCommitment.to(stamp(made, 0), listed, guess).encode() == commitments[0] for guess in guesses)
+        return any(OutputCommitment.to(made.stamp(0), listed, guess).encode() == commitments[0] for guess in guesses)
 
     assert not found(bytes(NONCE_BYTES)), "the nonce is needed, and comes with the share alone"
     assert found(share[-2 - NONCE_BYTES : -2])
@@ -399,7 +384,7 @@ def chosen_afterwards(made: InsecureIndexingRound, opening: OneHotOpening) -> On
 
 def opening_in(made: InsecureIndexingRound, answer: bytes) -> OneHotOpening:
     """Return what server 0 has opened of the only upload."""
-    [(_, said)] = decode_batch(answer, MessageKind.INDEXING_ANSWER, stamp(made, 0))
+    [(_, said)] = decode_batch(answer, MessageKind.INDEXING_ANSWER, made.stamp(0))
     assert said is not None
     shape = made.configuration.check_shape(made.configuration.index_segments[0][1])
     return OneHotOpening.decode(said[OneHotCommitment.encoded_bytes() :], shape)
@@ -422,10 +407,10 @@ def test_a_server_that_opens_last_cannot_make_an_upload_pass(sum_is_exact: Check
         lie = chosen_afterwards(made, opening).encode(shape)
         commitment = OneHotCommitment.to(ServerId(1), opening.statement, lie).encode()
         items = [(upload_id, commitment) for upload_id in made.one.waiting()]
-        proposal = encode_batch(MessageKind.INDEXING_PROPOSAL, stamp(made, 1), items)
+        proposal = encode_batch(MessageKind.INDEXING_PROPOSAL, made.stamp(1), items)
     lie = chosen_afterwards(made, opening_in(made, made.zero.answer(proposal))).encode(shape)
     conclusion = [(upload_id, lie) for upload_id in made.zero.waiting()]
-    made.zero.settle(encode_batch(MessageKind.INDEXING_CONCLUSION, stamp(made, 1), conclusion))
+    made.zero.settle(encode_batch(MessageKind.INDEXING_CONCLUSION, made.stamp(1), conclusion))
     assert made.zero.waiting() == ()
     assert set(made.zero.rejected) == (set() if has_opened_before else {ClientId(1)})
     if not has_opened_before:
@@ -440,8 +425,8 @@ def test_a_server_that_opens_last_cannot_make_an_upload_pass(sum_is_exact: Check
 def test_a_server_can_move_votes_in_the_sum_and_learns_nothing_by_it(moved: int) -> None:
     """The claim is privacy. Either server can add an error; the other one's share is the same as without."""
     made = with_uploads(1, 2, 3)
-    commitments, lists = agreed(made), (made.zero.close(), made.one.close())
-    genuine = OutputShare.decode(made.one.open(commitments[0]), made.configuration, stamp(made, 1))
+    commitments, lists = made.agreed(), made.lists()
+    genuine = OutputShare.decode(made.one.open(commitments[0]), made.configuration, made.stamp(1))
     lanes = genuine.values[1].copy()
     due = np.asarray(made.ideal((1, 2, 3)).values[1]).astype(int)
     source = int(due[0].argmax())
@@ -450,8 +435,8 @@ def test_a_server_can_move_votes_in_the_sum_and_learns_nothing_by_it(moved: int)
         lanes[lane] = (int(lanes[lane]) + change) % 127
         due[0, lane] += change
     lie = replace(genuine, values=(genuine.values[0], lanes)).encode(made.configuration)
-    digest = AcceptedList.decode(lists[1], made.configuration, stamp(made, 1)).entries_digest
-    share = made.zero.open(OutputCommitment.to(stamp(made, 1), digest, lie).encode())
+    digest = AcceptedList.decode(lists[1], made.configuration, made.stamp(1)).entries_digest
+    share = made.zero.open(OutputCommitment.to(made.stamp(1), digest, lie).encode())
     assert np.array_equal(np.asarray(made.zero.combine(lie).aggregate.values[1]), due)
     honest = with_uploads(1, 2, 3)
     # HPKE draws coins of its own, so the two lists differ, and with them the nonces.
@@ -475,10 +460,10 @@ def test_a_server_that_refuses_all_but_a_victim_gets_no_sum(refused: int, raises
     made = InsecureIndexingRound(replace(SETUP, maximum_rejections=5))
     for number in range(1, 6):
         made.upload(number)
-    items = decode_batch(made.one.propose(made.one.waiting()), MessageKind.INDEXING_PROPOSAL, stamp(made, 1))
+    items = decode_batch(made.one.propose(made.one.waiting()), MessageKind.INDEXING_PROPOSAL, made.stamp(1))
     lies = [(upload_id, None if place < refused else said) for place, (upload_id, said) in enumerate(items)]
     made.zero.settle(
-        made.one.conclude(made.zero.answer(encode_batch(MessageKind.INDEXING_PROPOSAL, stamp(made, 1), lies)))
+        made.one.conclude(made.zero.answer(encode_batch(MessageKind.INDEXING_PROPOSAL, made.stamp(1), lies)))
     )
     assert len(made.zero.rejected) == refused
     if refused == 4:

@@ -23,13 +23,12 @@ from secagg.errors import MalformedMessage, PeerMisbehaved, Reason, UnexpectedMe
 from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.two_servers import opened_upload
 from secagg.protocols.two_servers.configuration import SharingMode
-from secagg.protocols.two_servers.offers import RoundStamp
 from secagg.protocols.two_servers.point_functions.shares import TreeShare
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_messages import MAXIMUM_BATCH, decode_batch, encode_batch
 from secagg.protocols.two_servers.upload import public_bytes
 from secagg.wire import MessageKind
-from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
+from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound, flipped
 
 Check = Callable[..., Any]
 Item = tuple[bytes, bytes | None]
@@ -44,32 +43,18 @@ PROPOSAL, ANSWER, CONCLUSION = (
 POINT_FUNCTIONS = (SharingMode.CHECKED_POINT_FUNCTIONS, SharingMode.UNCHECKED_POINT_FUNCTIONS)
 
 
-def stamp(made: InsecureIndexingRound, kind: MessageKind) -> RoundStamp:
-    server = ServerId(0 if kind is ANSWER else 1)
-    return RoundStamp(context=made.configuration.context, round_number=made.setup.round_number, server=server)
-
-
 def items_of(made: InsecureIndexingRound, message: bytes, kind: MessageKind) -> list[Said]:
     """Return what is said of the uploads that are not refused."""
-    said = decode_batch(message, kind, stamp(made, kind))
+    said = decode_batch(message, kind, made.stamp(int(kind is not ANSWER)))
     return [(upload_id, blob) for upload_id, blob in said if blob is not None]
 
 
 def batch(made: InsecureIndexingRound, kind: MessageKind, items: Sequence[Item]) -> bytes:
-    return encode_batch(kind, stamp(made, kind), items)
-
-
-def flipped(blob: bytes, position: int, bit: int = 0) -> bytes:
-    altered = bytearray(blob)
-    altered[position] ^= 1 << bit
-    return bytes(altered)
+    return encode_batch(kind, made.stamp(int(kind is not ANSWER)), items)
 
 
 def with_uploads(count: int, **named: Any) -> InsecureIndexingRound:
-    made = InsecureIndexingRound(IndexingSetup(population=count, **named))
-    for number in range(1, count + 1):
-        made.upload(number)
-    return made
+    return InsecureIndexingRound.of(IndexingSetup(population=count, **named), *range(1, count + 1))
 
 
 def hears(made: InsecureIndexingRound, kind: MessageKind) -> tuple[IndexingServer, Callable[[bytes], object], bytes]:
@@ -141,7 +126,7 @@ def test_server_1_cannot_relay_one_clients_public_part_for_another(sum_is_exact:
 def test_a_message_of_elsewhere_changes_nothing(what: str, kind: MessageKind, refuses: Check) -> None:
     made = with_uploads(2)
     server, hear, message = hears(made, kind)
-    items, genuine = items_of(made, message, kind), stamp(made, kind)
+    items, genuine = items_of(made, message, kind), made.stamp(int(kind is not ANSWER))
     other_task = InsecureIndexingRound(IndexingSetup(task=b"another task")).configuration.context
     if what == "kind":
         wrong = encode_batch(CONCLUSION if kind is not CONCLUSION else PROPOSAL, genuine, items)
@@ -259,7 +244,7 @@ def test_what_server_1_took_and_server_0_must_reject_ends_the_round(raises_exact
     (first, blob), *others = items_of(made, conclusion, CONCLUSION)
     made.zero.settle(batch(made, CONCLUSION, [(first, flipped(blob, len(blob) - 1)), *others]))
     assert set(made.zero.rejected) == {ClientId(1)}
-    lists = made.zero.close(), made.one.close()
+    lists = made.lists()
     for server, theirs in ((made.zero, lists[1]), (made.one, lists[0])):
         raises_exactly(
             lambda server=server, theirs=theirs: server.agree(theirs),

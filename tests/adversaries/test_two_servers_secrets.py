@@ -103,13 +103,6 @@ def lying(*args: Any) -> Any:
     return zero, replace(one, other_part=bytes(32))
 
 
-def with_uploads(setup: IndexingSetup, *numbers: int) -> InsecureIndexingRound:
-    made = InsecureIndexingRound(setup)
-    for number in numbers:
-        made.upload(number)
-    return made
-
-
 # --- What is left -----------------------------------------------------------------------------------------------------
 
 
@@ -126,7 +119,7 @@ def test_a_client_keeps_nothing_of_what_it_shared(setup: IndexingSetup, made_sec
 
 @MODES
 def test_nothing_of_an_upload_stays_at_a_server_that_took_it(setup: IndexingSetup, made_secrets: Made) -> None:
-    made = with_uploads(setup, 1, 2)
+    made = InsecureIndexingRound.of(setup, 1, 2)
     for server in made.servers:
         held = left_in(server, made_secrets)
         assert "upload seed" not in held
@@ -145,7 +138,7 @@ def test_nothing_of_an_upload_stays_at_a_server_that_rejected_it(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(halves, "prove", lying)
-        made = with_uploads(SETUP, 1, 2)
+        made = InsecureIndexingRound.of(SETUP, 1, 2)
     made.check()
     for server in made.servers:
         assert set(server.rejected) == {ClientId(1), ClientId(2)}
@@ -179,16 +172,16 @@ def test_nothing_of_an_upload_stays_at_a_server_that_refused_it(damage: str, mad
 
 @pytest.mark.parametrize("stage", ["collecting", "asked", "signed", "opened"])
 def test_a_server_that_was_wiped_holds_and_releases_nothing(stage: str, made_secrets: Made) -> None:
-    made = with_uploads(SETUP, 1, 2, 3)
+    made = InsecureIndexingRound.of(SETUP, 1, 2, 3)
     late = made.share(4)
     commitments = b"", b""
     if stage == "asked":
         made.zero.answer(made.one.propose(made.one.waiting()))
     elif stage != "collecting":
         made.check()
-        lists = made.zero.close(), made.one.close()
+        made.lists()
         if stage == "opened":
-            commitments = made.zero.agree(lists[1]), made.one.agree(lists[0])
+            commitments = made.agreed()
             made.zero.open(commitments[1])
             made.one.open(commitments[0])
     for server, half in zip(made.servers, late, strict=True):
@@ -208,21 +201,6 @@ def test_a_server_that_was_wiped_holds_and_releases_nothing(stage: str, made_sec
                 step()
 
 
-def test_a_round_that_failed_keeps_no_sum_and_no_seed(made_secrets: Made) -> None:
-    """An upload that still waited is nobody's any more."""
-    made = with_uploads(SETUP, 1, 2)
-    made.check()
-    made.upload(3)
-    for server in made.servers:
-        state = vars(server)
-        [total] = totals_in(state)
-        server.wipe()
-        assert not any(array.any() for array in total.vectors)
-        assert totals_in(state) == []
-        assert left_in(server, made_secrets) <= OF_THE_ROUND
-    assert seeds_left(made_secrets) == []
-
-
 # --- What is shown ----------------------------------------------------------------------------------------------------
 
 
@@ -232,7 +210,7 @@ def joined(made: InsecureIndexingRound) -> Client:
 
 @MODES
 def test_nothing_that_a_server_holds_shows_a_secret(setup: IndexingSetup, made_secrets: Made) -> None:
-    made = with_uploads(setup, 1, 2)
+    made = InsecureIndexingRound.of(setup, 1, 2)
     made.check()
     made.upload(3)
     made.one.propose(made.one.waiting())
@@ -262,7 +240,7 @@ def shares_at(made: InsecureIndexingRound) -> Iterator[Any]:
 
 @pytest.mark.parametrize("attempt", [pickle.dumps, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"])
 def test_what_holds_secrets_is_not_copied(attempt: Callable[[object], object]) -> None:
-    made = with_uploads(SETUP, 1, 2)
+    made = InsecureIndexingRound.of(SETUP, 1, 2)
     made.check()
     made.upload(3)
     confined: list[Any] = [joined(made), made.clients[0].ledger]
@@ -281,7 +259,7 @@ def test_no_log_shows_a_secret(
 ) -> None:
     with caplog.at_level(logging.DEBUG), monkeypatch.context() as patch:
         patch.setattr(halves, "prove", lying)
-        made = with_uploads(SETUP, 1)
+        made = InsecureIndexingRound.of(SETUP, 1)
         patch.undo()
         for number in (2, 3):
             made.upload(number)
@@ -296,7 +274,7 @@ def test_no_log_shows_a_secret(
 
 @pytest.mark.parametrize("fault", ["body", "public_part", "rings", "proposal", "share"])
 def test_no_traceback_shows_a_secret_even_with_its_locals(fault: str, made_secrets: Made) -> None:
-    made = with_uploads(SETUP, 1, 2)
+    made = InsecureIndexingRound.of(SETUP, 1, 2)
     made.check()
     half = made.share(3)[1]
     if fault in {"body", "public_part"}:
@@ -309,8 +287,7 @@ def test_no_traceback_shows_a_secret_even_with_its_locals(fault: str, made_secre
     elif fault == "proposal":
         step = lambda: made.zero.answer(made.one.propose(())[:-1])  # noqa: E731
     else:
-        lists = made.zero.close(), made.one.close()
-        commitments = made.zero.agree(lists[1]), made.one.agree(lists[0])
+        commitments = made.agreed()
         made.zero.open(commitments[1])
         wrong = bytearray(made.one.open(commitments[0]))
         wrong[-1] ^= 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import numpy as np
@@ -26,10 +26,12 @@ from secagg.parameters import Suite
 from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
 from secagg.protocols.two_servers.floors import IndexingFloors
-from secagg.protocols.two_servers.offers import Invitation, RoundOffers, decode_halves
+from secagg.protocols.two_servers.offers import Invitation, RoundOffers, RoundStamp, decode_halves
 from secagg.protocols.two_servers.release import RoundResult
 from secagg.protocols.two_servers.run import check
 from secagg.protocols.two_servers.server import IndexingServer
+from secagg.protocols.two_servers.server_keys import ServerKeys
+from secagg.protocols.two_servers.standing_server import StandingFloors, lanes_of
 from secagg.protocols.two_servers.upload import Upload, index_body_bytes, public_bytes, ring_bytes
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
 from secagg.session.ledger import NO_MODEL, Spent, SpentUpdates
@@ -56,6 +58,18 @@ def indexing_configuration(**changes: Any) -> IndexingConfiguration:
         "expiry": 1 << 31,
     }
     return IndexingConfiguration(**{**usual, **changes})
+
+
+def framed(label: bytes, *parts: bytes) -> bytes:
+    """Return what a label binds, as the specification writes it."""
+    return label + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+
+def flipped(message: bytes, position: int, bit: int = 0) -> bytes:
+    """Return a message with one bit altered."""
+    altered = bytearray(message)
+    altered[position] ^= 1 << bit
+    return bytes(altered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +103,25 @@ class IndexingSetup:
     def pair_key(self) -> Secret:
         """Return the key that the two servers share."""
         return Secret.random("pair key", 32, self.coins_of("both servers"))
+
+    def keys_of(self, index: int) -> ServerKeys:
+        """Return the keys of a server's operator."""
+        coins = (self.coins_of(f"{kind} of server {index}") for kind in ("identity", "exchange"))
+        return ServerKeys(ServerId(index), *(Secret.random("seed", 32, one) for one in coins))
+
+    def standing_floors(self, **changes: Any) -> StandingFloors:
+        """Return floors of server 1's operator that this setup just meets."""
+        configuration = self.configuration
+        met: dict[str, Any] = {
+            "task_prefix": self.task,
+            "authority": configuration.authority,
+            "server_keys": configuration.server_keys,
+            "minimum_cohort": self.minimum_cohort,
+            "maximum_cohort": self.maximum_cohort,
+            "maximum_lanes": lanes_of(configuration),
+            "maximum_lifetime": timedelta(days=1),
+        }
+        return StandingFloors(**(met | changes))
 
     def payload_of(self, number: int) -> Payload:
         """Return the input of a client: small integers, and any indices."""
@@ -229,18 +262,23 @@ class InsecureIndexingRound:
         """Server 1."""
         return self.servers[1]
 
-    def new_server(self, index: int, configuration: IndexingConfiguration | None = None) -> IndexingServer:
-        """Start a server, or another one of the same coins."""
+    def new_server(
+        self,
+        index: int,
+        configuration: IndexingConfiguration | None = None,
+        *,
+        pair_key: Secret | None = None,
+        **named: Any,
+    ) -> IndexingServer:
+        """Start a server, or another one of the same coins, or of what is named."""
         setup = self.setup
-        with setup.pair_key() as pair_key:
-            return IndexingServer(
-                configuration or self.configuration,
-                ServerId(index),
-                round_number=setup.round_number,
-                signing_key=setup.signing_key_of(f"server {index}"),
-                pair_key=pair_key,
-                coins=setup.coins_of(f"server {index}"),
-            )
+        usual: dict[str, Any] = {
+            "round_number": setup.round_number,
+            "signing_key": setup.signing_key_of(f"server {index}"),
+            "coins": setup.coins_of(f"server {index}"),
+        }
+        with pair_key or setup.pair_key() as key:
+            return IndexingServer(configuration or self.configuration, ServerId(index), pair_key=key, **(usual | named))
 
     def new_client(self, number: int, ledger: SpentUpdates | None = None) -> SharingClient:
         """Make a client of this number, with a ledger of its own."""
@@ -303,16 +341,41 @@ class InsecureIndexingRound:
         """Let the servers decide about all uploads that wait."""
         check(self.zero, self.one, self.one.waiting())
 
+    def lists(self) -> tuple[bytes, bytes]:
+        """Let both servers sign, and return their lists."""
+        return self.zero.close(), self.one.close()
+
+    def agreed(self) -> tuple[bytes, bytes]:
+        """Let both servers sign and agree, and return their commitments."""
+        lists = self.lists()
+        return self.zero.agree(lists[1]), self.one.agree(lists[0])
+
     def finish(self) -> tuple[RoundResult, RoundResult]:
         """Close the round, and return what both servers get."""
-        lists = self.zero.close(), self.one.close()
-        commitments = self.zero.agree(lists[1]), self.one.agree(lists[0])
+        commitments = self.agreed()
         shares = self.zero.open(commitments[1]), self.one.open(commitments[0])
         return self.zero.combine(shares[1]), self.one.combine(shares[0])
+
+    def stamp(self, index: int, **changes: Any) -> RoundStamp:
+        """Return the stamp of a server's messages."""
+        stamp = RoundStamp(
+            context=self.configuration.context, round_number=self.setup.round_number, server=ServerId(index)
+        )
+        return replace(stamp, **changes)
 
     def ideal(self, numbers: Iterable[int], weights: Sequence[int] | None = None) -> Aggregate:
         """Return what the sum over these clients has to be."""
         return ideal_aggregate(self.setup.layout, [self.setup.payload_of(number) for number in numbers], weights)
+
+    @classmethod
+    def of(cls, setup: IndexingSetup, *numbers: int, checked: bool = False) -> InsecureIndexingRound:
+        """Return a round to which these clients have uploaded, and in which they were counted."""
+        made = cls(setup)
+        for number in numbers:
+            made.upload(number)
+        if checked:
+            made.check()
+        return made
 
     def with_setup(self, **changes: object) -> InsecureIndexingRound:
         """Return another round whose setup differs in this."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 import pytest
 
@@ -32,6 +34,12 @@ def configured(population: int, privacy: int, target: int, layout: Layout, weigh
     )
 
 
+KINDS = {
+    State.KEYS: ("offer", "key"),
+    State.PIECES: ("roster", "pieces"),
+    State.INPUTS: ("delivery", "input"),
+    State.ANSWERS: ("survivors", "answer"),
+}
 CASES = [
     configured(3, 1, 3, Layout((RingSegment(29, 5),))),
     configured(6, 2, 4, Layout((RingSegment(20, 7), RingSegment(3, 4))), weight=5),
@@ -53,36 +61,18 @@ def test_the_library_and_the_plain_implementation_agree(configuration: Configura
         vectors = tuple(one.ring.from_integers(values) for one, values in zip(rings, drawn, strict=True))
         payloads[name] = Payload(configuration.layout, vectors)
         weights[name] = 1 + name.value % configuration.maximum_weight
-    said = dict[State, dict[ClientId, tuple[bytes, bytes]]]()
-    released = run(
-        Server(configuration, None),
-        [client_with(configuration, name, payloads[name], weights[name], coins_of(name)) for name in names],
-        dropouts={stage: gone},
-        sent=lambda state, name, sent, answer: said.setdefault(state, {}).update({name: (sent, answer)}),
-    )
+    said = defaultdict[str, dict[int, bytes]](dict)
+
+    def heard(state: State, name: ClientId, sent: bytes, answer: bytes) -> None:
+        asked, answered = KINDS[state]
+        said[asked][name.value], said[answered][name.value] = sent, answer
+
+    clients = [client_with(configuration, name, payloads[name], weights[name], coins_of(name)) for name in names]
+    released = run(Server(configuration, None), clients, dropouts={stage: gone}, sent=heard)
     due = plain.read_offer(configuration.encode())
     assert due.t0 == configuration.context.digest
-    clients = {name: plain.PlainClient(due, name.value, drawer(name)) for name in names}
-    assert all(plain.body(said[State.KEYS][name][1]) == client.key for name, client in clients.items())
-    keys = {name.value: client.key for name, client in clients.items()}
-    dealt = {name: clients[name].pieces(keys) for name in said[State.PIECES]}
-    held = dict[ClientId, dict[int, list[int]]]()
-    for name, (delivery, upload) in said[State.INPUTS].items():
-        opened = plain.entries(delivery).items()
-        held[name] = {sender: clients[name].open_piece(keys, sender, sealed) for sender, sealed in opened}
-        assert held[name] == {sender.value: pieces[name.value] for sender, pieces in dealt.items()}
-        values = [vector.tolist() for vector in payloads[name].values]
-        assert plain.body(upload) == plain.packed(clients[name].masked(values, weights[name]))
-    answers = dict[int, list[int]]()
-    for name, (asked, answer) in said[State.ANSWERS].items():
-        survivors = sorted(plain.entries(asked))
-        assert survivors == sorted(client.value for client in released.counted)
-        columns = zip(*(held[name][survivor] for survivor in survivors), strict=True)
-        answers[names.index(name)] = [sum(column) % plain.Q for column in columns]
-        assert plain.body(answer) == plain.packed(answers[names.index(name)])
-    uploads = [plain.elements(plain.body(upload)) for _, upload in said[State.INPUTS].values()]
-    chosen = dict(list(answers.items())[-configuration.target :])
-    sums, weight = plain.open_sum(due, uploads, chosen)
+    inputs = {name.value: ([vector.tolist() for vector in payloads[name].values], weights[name]) for name in names}
+    sums, weight = plain.recomputed(due, {name.value: drawer(name) for name in names}, inputs, said)
     counted, aggregate = sorted(released.counted), released.aggregate
     assert sums == [vector.tolist() for vector in aggregate.values]
     ideal = ideal_aggregate(

@@ -43,32 +43,17 @@ def test_the_result_is_the_weighted_sum_of_those_who_uploaded() -> None:
 
 
 def test_the_plain_implementation_makes_the_same_bytes_and_opens_the_sum() -> None:
-    due = plain.read_offer(Play(SUM).configuration.encode())
-    clients = {name: plain.PlainClient(due, int(name), drawer(name)) for name in SUM["inputs"]}
-    assert {name: client.key for name, client in clients.items()} == {
-        name: plain.body(message) for name, message in of_stage("key").items()
+    due, named = plain.read_offer(Play(SUM).configuration.encode()), list(SUM["inputs"])
+    inputs = {
+        int(name): ([[int(value) for value in row] for row in rows], weight)
+        for name, (rows, weight) in SUM["inputs"].items()
     }
-    keys = {int(name): client.key for name, client in clients.items()}
-    assert plain.entries(MESSAGES["roster"]) == keys
-    dealt, names = {name: client.pieces(keys) for name, client in clients.items()}, list(clients)
-    held = dict[str, dict[int, list[int]]]()
-    for name, delivery in of_stage("delivery").items():
-        pieces = plain.entries(delivery)
-        assert pieces == {int(sender): plain.entries(one)[int(name)] for sender, one in of_stage("pieces").items()}
-        held[name] = {sender: clients[name].open_piece(keys, sender, sealed) for sender, sealed in pieces.items()}
-        assert held[name] == {int(sender): one[int(name)] for sender, one in dealt.items()}
-    for name, upload in of_stage("input").items():
-        rows, weight = SUM["inputs"][name]
-        values = [[int(value) for value in row] for row in rows]
-        assert plain.body(upload) == plain.packed(clients[name].masked(values, weight))
-    survivors, answers = sorted(plain.entries(MESSAGES["survivors"])), dict[int, list[int]]()
-    assert survivors == sorted(int(name) for name in of_stage("input"))
-    for name, answer in of_stage("answer").items():
-        columns = zip(*(held[name][survivor] for survivor in survivors), strict=True)
-        answers[names.index(name)] = [sum(column) % plain.Q for column in columns]
-        assert plain.body(answer) == plain.packed(answers[names.index(name)])
-    uploads = [plain.elements(plain.body(upload)) for upload in of_stage("input").values()]
-    sums, weight = plain.open_sum(due, uploads, answers)
+    said = {
+        stage: {int(name): message for name, message in of_stage(stage).items()}
+        for stage in ("key", "pieces", "delivery", "input", "answer")
+    }
+    said |= {stage: {0: MESSAGES[stage]} for stage in ("roster", "survivors")}
+    sums, weight = plain.recomputed(due, {int(name): drawer(name) for name in named}, inputs, said)
     assert [[str(value) for value in row] for row in sums] == SUM["result"]["values"]
     assert weight == SUM["result"]["total_weight"]
 

@@ -127,11 +127,6 @@ def test_an_update_that_does_not_fit_is_zeros_and_nobody_hears_of_it(payload: An
     assert does_not[0].header.weight == 1
 
 
-@pytest.mark.parametrize(("weight", "counts"), [(0, 1), (2, 1), (4, 3), (-1, 1), (3.0, 3), (1 << 40, 3)])
-def test_a_weight_is_the_greatest_of_the_configurations_that_is_not_above(weight: Any, counts: int) -> None:
-    assert share(client_of(), weight=weight)[0].header.weight == counts
-
-
 def test_one_key_of_both_servers_would_be_one_party() -> None:
     stamp = RoundStamp(context=ROUND.configuration.context, round_number=7, server=ONE)
     same = ServerOffer.signed(stamp, ROUND.zero.offer[48 : 48 + 32], SETUP.signing_key_of("server 1")).encode()

@@ -12,13 +12,14 @@ from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
-from secagg.errors import SecAggError
+from secagg.errors import SecAggError, ThresholdNotMet
 from secagg.parameters import Suite
 from secagg.protocols.two_servers.configuration import MAXIMUM_TOTAL_WEIGHT, SharingMode
 from secagg.protocols.two_servers.point_functions.shape import greatest_depth
 from secagg.protocols.two_servers.server_messages import batch_bytes, exchange_bytes, half_bytes, release_bytes
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
+CLIENTS = 4
 EDGES = (1, 126, 127, 8190, 8191, 131_070, 131_071, 1 << 20, MAXIMUM_TOTAL_WEIGHT)
 """Total weights around the orders of the lanes' fields, and the largest of all."""
 RINGS = st.builds(RingSegment, st.integers(25, 32) | st.integers(33, 64), st.integers(1, 5))
@@ -30,18 +31,20 @@ def setups(draw: st.DrawFn) -> IndexingSetup:
     segments = draw(st.lists(RINGS, max_size=2)) + draw(st.lists(INDICES, max_size=2))
     assume(segments)
     layout = Layout(tuple(draw(st.permutations(segments))))
-    weights = sorted({1, *draw(st.lists(st.sampled_from(EDGES) | st.integers(2, 64), max_size=2))})
+    weights = sorted(draw(st.sets(st.sampled_from((1, *EDGES)) | st.integers(1, 64), min_size=1, max_size=3)))
     least = max(1, draw(st.sampled_from(EDGES)) // max(weights))
     deepest = [greatest_depth(segment.codewords) for segment in segments if isinstance(segment, IndexSegment)]
     return IndexingSetup(
-        population=3,
-        maximum_cohort=max(3, least),
+        population=CLIENTS,
+        maximum_cohort=max(CLIENTS, least),
         weights=tuple(weights),
         suite=draw(st.sampled_from(Suite)),
         layout=layout,
         mode=draw(st.sampled_from(SharingMode)),
         depth=draw(st.none() | st.integers(0, min(deepest, default=3))),
         capacity=MAXIMUM_TOTAL_WEIGHT,
+        round_number=draw(st.sampled_from([0, 7, (1 << 64) - 1])),
+        seed=draw(st.binary(min_size=1, max_size=4)),
     )
 
 
@@ -53,15 +56,22 @@ def test_what_can_be_configured_is_released_exactly(setup: IndexingSetup, data: 
     except SecAggError as error:
         event(f"refused: {type(error).__name__}")
         return
-    weight = data.draw(st.sampled_from(configuration.weights))
-    assume(3 * weight <= configuration.maximum_total_weight)
+    weights = [data.draw(st.sampled_from(configuration.weights)) for _ in range(CLIENTS)]
     made = InsecureIndexingRound(setup)
-    for number in (1, 2, 3):
+    for number, weight in enumerate(weights, start=1):
         made.upload(number, weight=weight)
     made.check()
-    results = made.finish()
-    ideal = made.ideal((1, 2, 3), [weight] * 3).encode()
-    assert [result.aggregate.encode() for result in results] == [ideal, ideal]
+    counted = [number for number, weight in enumerate(weights, start=1) if weights.count(weight) > 1]
+    if not counted:
+        with pytest.raises(ThresholdNotMet):
+            made.finish()
+        return
+    ideal = made.ideal(counted, [weights[number - 1] for number in counted]).encode()
+    for result in made.finish():
+        assert result.aggregate.encode() == ideal
+        assert [client.value for client in result.counted] == counted
+        assert {client.value for client in (*result.counted, *result.left_out)} == set(range(1, CLIENTS + 1))
+        assert result.rejected == {}
     event(f"released: {setup.mode.name}, {'counted' if configuration.index_segments else 'rings only'}")
 
 

@@ -16,6 +16,7 @@ from secagg.identifiers import ServerId
 from secagg.parameters import Suite
 from secagg.protocols.two_servers import upload as upload_module
 from secagg.protocols.two_servers.upload import UPLOAD_SEED_BYTES, open_body, ring_mask_key, seal_body, sealing_info
+from tests.harness.indexing_rounds import framed
 
 ZERO, ONE = ServerId(0), ServerId(1)
 HEADER, OTHER_HEADER = b"h" * 32, b"i" * 32
@@ -24,10 +25,6 @@ BODY = b"what server 1 is sent of an update"
 
 def seed(byte: int = 7) -> Secret:
     return Secret("upload seed", bytes([byte] * UPLOAD_SEED_BYTES))
-
-
-def framed(label: bytes, *parts: bytes) -> bytes:
-    return label + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
 def sealed() -> bytes:

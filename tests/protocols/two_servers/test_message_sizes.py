@@ -47,8 +47,8 @@ def test_every_message_of_a_round_is_as_long_as_computed(
     conclusion = rig.one.conclude(answer)
     rig.zero.settle(conclusion)
     assert batch_bytes(configuration, 3) == (len(proposal), len(answer), len(conclusion))
-    lists = rig.zero.close(), rig.one.close()
-    commitments = rig.zero.agree(lists[1]), rig.one.agree(lists[0])
+    lists = rig.lists()
+    commitments = rig.agreed()
     shares = rig.zero.open(commitments[1]), rig.one.open(commitments[0])
     assert {len(share) for share in shares} == {share_bytes(configuration)}
     assert sum(map(len, (*lists, *commitments, *shares))) == release_bytes(configuration)

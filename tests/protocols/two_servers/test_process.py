@@ -25,8 +25,8 @@ from secagg.protocols.two_servers.server_messages import exchange_bytes
 from secagg.session.frames import decode_refusal, receive_frame, send_frame
 from secagg.session.sockets import PEERS_AT_ONCE, HelperLost
 from secagg.wire import MessageKind, Writer, message_kind
-from tests.harness.indexing_rounds import IndexingSetup
-from tests.protocols.two_servers.test_standing_server import Pair, keys_of
+from tests.harness.indexing_rounds import IndexingSetup, flipped
+from tests.protocols.two_servers.test_standing_server import Pair
 
 if sys.platform == "win32":
     pytest.skip("there are no Unix sockets", allow_module_level=True)
@@ -45,7 +45,7 @@ from secagg.protocols.two_servers.standing_server import StandingServer
 from secagg.protocols.two_servers.server import IndexingServer
 from tests.harness.indexing_rounds import NOW
 from tests.protocols.two_servers.test_process import SETUP
-from tests.protocols.two_servers.test_standing_server import Pair, keys_of
+from tests.protocols.two_servers.test_standing_server import Pair
 
 path, folder, when, step = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4]
 
@@ -68,7 +68,7 @@ if step:
     setattr(Deadly, step, deadly(getattr(Deadly, step)))
 standing_server.IndexingServer = Deadly
 server = StandingServer(
-    keys_of(SETUP, 1), keys_of(SETUP, 0).public, Pair(SETUP).floors, StandingRounds(folder / "rounds"),
+    SETUP.keys_of(1), SETUP.keys_of(0).public, Pair(SETUP).floors, StandingRounds(folder / "rounds"),
     coins=SystemCoins(), clock=lambda: NOW,
 )
 with serving():
@@ -287,20 +287,8 @@ def test_a_frame_that_is_too_long_is_refused_before_it_is_read(served: tuple[Pai
 
 @pytest.fixture
 def pair_key() -> Iterator[Secret]:
-    with keys_of(SETUP, 0).pair_key(keys_of(SETUP, 1).public) as key:
+    with SETUP.keys_of(0).pair_key(SETUP.keys_of(1).public) as key:
         yield key
-
-
-def test_both_ends_derive_one_key_and_know_each_other_by_it(pair_key: Secret) -> None:
-    with keys_of(SETUP, 1).pair_key(keys_of(SETUP, 0).public) as other:
-        assert other == pair_key
-        challenge = Challenge(other, SystemCoins())
-        proof = Proof(pair_key, challenge.message, SystemCoins())
-        proof.check(challenge.welcome(proof.message))
-
-
-def flipped(message: bytes, position: int) -> bytes:
-    return message[:position] + bytes([message[position] ^ 1]) + message[position + 1 :]
 
 
 def test_a_greeting_is_neither_replayed_nor_reflected_nor_altered(pair_key: Secret) -> None:

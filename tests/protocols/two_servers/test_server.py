@@ -22,7 +22,6 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.two_servers.configuration import SharingMode
-from secagg.protocols.two_servers.offers import RoundStamp
 from secagg.protocols.two_servers.opened_upload import ClassTotals
 from secagg.protocols.two_servers.release import RoundResult
 from secagg.protocols.two_servers.server import IndexingServer
@@ -58,9 +57,6 @@ class Round(InsecureIndexingRound):
         """Go as far as server 0's answer, and return what was said."""
         proposal = self.one.propose(self.one.waiting())
         return proposal, self.zero.answer(proposal)
-
-    def lists(self) -> tuple[bytes, bytes]:
-        return self.zero.close(), self.one.close()
 
 
 def collected(setup: IndexingSetup = SETUP) -> Round:
@@ -145,7 +141,7 @@ CALLS: dict[str, tuple[Callable[[Round], object], set[str], type[SecAggError]]] 
 
 def empty(made: Round, server: ServerId, *, settled: bool = False) -> bytes:
     kind = MessageKind.INDEXING_PROPOSAL if server == ONE else MessageKind.INDEXING_ANSWER
-    stamp = RoundStamp(context=made.configuration.context, round_number=7, server=server)
+    stamp = made.stamp(server.index)
     return encode_batch(MessageKind.INDEXING_CONCLUSION if settled else kind, stamp, [])
 
 
@@ -168,7 +164,7 @@ def test_every_call_is_for_its_states(state: str) -> None:
 def test_what_the_other_server_says_out_of_turn_is_its_own_doing(state: str) -> None:
     made = at(state)
     zero, one = made.servers
-    stamp = RoundStamp(context=made.configuration.context, round_number=7, server=ONE)
+    stamp = made.stamp(1)
     asked = made.halves[3][0].upload_id(made.configuration)
     late = encode_batch(MessageKind.INDEXING_CONCLUSION, stamp, [(asked, b"")])
     for server, peer, call, states in (
@@ -239,7 +235,7 @@ def test_what_one_server_refuses_is_refused_by_the_other() -> None:
     """Each says so in its turn: server 1 in its proposal or conclusion, and server 0 in its answer."""
     made = Round()
     uploads = made.send(1, 2, 3)
-    stamp = RoundStamp(context=made.configuration.context, round_number=7, server=ONE)
+    stamp = made.stamp(1)
     proposal = made.one.propose(uploads)
     items = decode_batch(proposal, MessageKind.INDEXING_PROPOSAL, stamp)
     refusing = encode_batch(MessageKind.INDEXING_PROPOSAL, stamp, [(uploads[0], None), *items[1:]])

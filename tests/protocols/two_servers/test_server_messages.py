@@ -27,7 +27,7 @@ from secagg.protocols.two_servers.server_messages import (
 )
 from secagg.session.certificates import SigningKey, verify_signature
 from secagg.wire import MessageKind
-from tests.harness.indexing_rounds import indexing_configuration
+from tests.harness.indexing_rounds import framed, indexing_configuration
 
 BATCH_KINDS = (MessageKind.INDEXING_PROPOSAL, MessageKind.INDEXING_ANSWER, MessageKind.INDEXING_CONCLUSION)
 ZERO, ONE = ServerId(0), ServerId(1)
@@ -113,10 +113,6 @@ def test_an_offer_is_signed_over_the_round_and_the_key() -> None:
 
 
 # --- Lists ------------------------------------------------------------------------------------------------------------
-
-
-def framed(label: bytes, *parts: bytes) -> bytes:
-    return label + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
 def test_the_digest_of_a_list_is_the_documented_one() -> None:

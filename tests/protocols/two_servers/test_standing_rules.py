@@ -20,22 +20,13 @@ from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.parameters import Suite
 from secagg.protocols.two_servers import standing_server
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
-from secagg.protocols.two_servers.standing_server import StandingFloors, StandingRounds, lanes_of
+from secagg.protocols.two_servers.standing_server import StandingRounds, lanes_of
 from secagg.wire import MessageKind, Writer
 from tests.harness.indexing_rounds import NOW, IndexingSetup
 
 SETUP = IndexingSetup(minimum_cohort=5, maximum_cohort=20, task=b"flower run 7")
 OFFERED = SETUP.configuration
-FLOORS = StandingFloors(
-    task_prefix=b"flower run ",
-    authority=OFFERED.authority,
-    server_keys=OFFERED.server_keys,
-    suites=frozenset({Suite.CLASSIC}),
-    minimum_cohort=5,
-    maximum_cohort=20,
-    maximum_lanes=lanes_of(OFFERED),
-    maximum_lifetime=timedelta(days=1),
-)
+FLOORS = SETUP.standing_floors(task_prefix=b"flower run ", suites=frozenset({Suite.CLASSIC}))
 OTHER_KEY = bytes(range(32))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -172,3 +172,33 @@ def open_sum(due: Sum, uploads: Sequence[Sequence[int]], answers: dict[int, list
             at += length
         sums[-1] = [(value - len(uploads) * due.offset(bits)) % 2**bits for value in sums[-1]]
     return sums, total[-1]
+
+
+def recomputed(
+    due: Sum,
+    draws: dict[int, Draw],
+    inputs: Mapping[int, tuple[Sequence[Sequence[int]], int]],
+    said: Mapping[str, Mapping[int, bytes]],
+) -> tuple[list[list[int]], int]:
+    """Make every message of a sum again, compare it with what was said, and open the sum."""
+    clients = {name: PlainClient(due, name, draw) for name, draw in draws.items()}
+    keys = {name: client.key for name, client in clients.items()}
+    assert {name: body(message) for name, message in said["key"].items()} == keys
+    assert all(entries(roster) == keys for roster in said["roster"].values())
+    dealt = {name: clients[name].pieces(keys) for name in said["pieces"]}
+    held, names = dict[int, dict[int, list[int]]](), list(clients)
+    for name, delivery in said["delivery"].items():
+        pieces = entries(delivery)
+        assert pieces == {sender: entries(message)[name] for sender, message in said["pieces"].items()}
+        held[name] = {sender: clients[name].open_piece(keys, sender, sealed) for sender, sealed in pieces.items()}
+        assert held[name] == {sender: own[name] for sender, own in dealt.items()}
+    for name, upload in said["input"].items():
+        assert body(upload) == packed(clients[name].masked(*inputs[name]))
+    survivors, answers = sorted(said["input"]), dict[int, list[int]]()
+    assert all(sorted(entries(asked)) == survivors for asked in said["survivors"].values())
+    for name, answer in said["answer"].items():
+        columns = zip(*(held[name][survivor] for survivor in survivors), strict=True)
+        answers[names.index(name)] = [sum(column) % Q for column in columns]
+        assert body(answer) == packed(answers[names.index(name)])
+    chosen = dict(list(answers.items())[-due.target :])
+    return open_sum(due, [elements(body(upload)) for upload in said["input"].values()], chosen)

@@ -140,24 +140,6 @@ def test_what_is_opened_for_a_row_is_uniform_whatever_the_index(
     assert 70 < statistic < 200, "chi-square with 126 degrees of freedom"
 
 
-def test_a_server_that_speaks_second_could_have_anything_accepted_so_it_commits_first(plain: ModuleType) -> None:
-    for index in range(4):
-        upload = upload_of(plain, SHAPE, [0, 1, 2, 3, index, 1])
-        liar, zero = Liar(plain, upload, 2, 3), honest_server(plain, upload)
-        promised = liar.with_repaired_linear_part().encode(SHAPE)
-        commitment = OneHotCommitment.to(ONE, upload.context.statement, promised).encode()
-        seen = OneHotOpening.decode(zero.open(commitment), SHAPE)
-        # With the other opening in sight, the value to guess is known.
-        field = SHAPE.field
-        honest_row = field.subtract(field.add(seen.rows[liar.row], liar.opening.rows[liar.row]), liar.moved)
-        adapted = liar.with_guess(honest_row)
-        with pytest.raises(PeerMisbehaved, match="differs from its commitment") as caught:
-            zero.decide(adapted.encode(SHAPE))
-        assert caught.value.reason is Reason.COMMITMENT_MISMATCH
-        assert caught.value.culprits == {ONE}
-        assert accepts(honest_server(plain, upload), adapted), "it would have passed, for every index"
-
-
 # --- One challenge ----------------------------------------------------------------------------------------------------
 
 
