@@ -220,7 +220,7 @@ def run(
     clients: Iterable[ClientSession],
     dropouts: Mapping[str, frozenset[ClientId]] | None = None,
     *,
-    progress: Progress = lambda *_: None,
+    progress: Progress = lambda _, __, ___: None,
     making: Callable[[], float] = lambda: 0.0,
 ) -> Released:
     """Carry a session through, one client after another; a client is pulled when its first message is needed.

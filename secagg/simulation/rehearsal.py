@@ -128,7 +128,7 @@ class Rehearsal:
     """Whether a signature is verified once for everybody in the process; else each client verifies what it is shown."""
 
     def run(
-        self, progress: Progress | None = None, opened: Callable[[ServerSession], None] = lambda _: None
+        self, progress: Progress = lambda _, __, ___: None, opened: Callable[[ServerSession], None] = lambda _: None
     ) -> Rehearsed:
         """Run the session, once; ``opened`` is told of it before any client is."""
         self.entry.require_segments(self.inputs.layout)
@@ -136,7 +136,7 @@ class Rehearsal:
             self.settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC), threads=self.threads
         )
         with closing(world), _no_collections(), shared_checks() if self.shares_checks else nullcontext():
-            return self._run(world, progress or (lambda *_: None), opened)
+            return self._run(world, progress, opened)
 
     def _run(self, world: Simulation, progress: Progress, opened: Callable[[ServerSession], None]) -> Rehearsed:
         subject = Subject(
