@@ -113,7 +113,7 @@ class Client(OneStageClientSession):
         update: LateUpdate | None = None,
         suspended: Secret | None = None,
     ) -> None:
-        """Refuse a certificate that is not of this key and authority, and a wish for privacy without a limit."""
+        """Begin, unless the certificate is of another key or authority, or privacy is asked for without a limit."""
         super().__init__(member.certificate.client, subject, update, suspended)
         certificate = member.certificate
         self.ledger = member.ledger(subject.task)
@@ -154,7 +154,7 @@ class Client(OneStageClientSession):
         return upload.shortened() if invited.is_short else upload.encode()
 
     def admit(self, enclave: VerifiedEnclave, now: datetime) -> None:
-        """Refuse what does not depend on an update; ``charge`` and ``sealed`` follow, once each."""
+        """Refuse an enclave that is below the floors or no longer verified; ``charge`` and ``sealed`` follow."""
         if type(enclave) is not VerifiedEnclave:
             raise Misuse("an update is sealed to a VerifiedEnclave")
         enclave.require_current(now)

@@ -66,7 +66,7 @@ class Buffer:
 _HOST: Final = frozenset[Party]({ServerId()})
 
 
-def _of(culprits: frozenset[Party], sentence: str, reason: Reason) -> PeerMisbehaved:
+def _refused(culprits: frozenset[Party], sentence: str, reason: Reason) -> PeerMisbehaved:
     return PeerMisbehaved(sentence, reason=reason, culprits=culprits)
 
 
@@ -97,7 +97,7 @@ class ReleaseRules:
             raise Misuse(f"a model's version is an integer in 0..2^64 - 1; got {version!r}")
         if version <= self._last_version:
             sentence = f"a buffer for model {version} follows one for model {self._last_version}; versions only grow"
-            raise _of(_HOST, sentence, Reason.WRONG_SESSION)
+            raise _refused(_HOST, sentence, Reason.WRONG_SESSION)
         self._announce(version, model_digest)
         self._last_version = version
         self._buffer = Buffer(version)
@@ -108,14 +108,14 @@ class ReleaseRules:
         newest = self.require_open().version
         if not 0 <= newest - version < len(self._configuration.staleness_weights):
             sentence = f"model {version} is announced, and no update of it counts in a buffer for model {newest}"
-            raise _of(_HOST, sentence, Reason.STALE_UPDATE)
+            raise _refused(_HOST, sentence, Reason.STALE_UPDATE)
         self._announce(version, model_digest)
 
     def _announce(self, version: int, model_digest: bytes) -> None:
         if self._models.get(version, model_digest) != model_digest:
-            raise _of(_HOST, f"model {version} was announced with another digest", Reason.MODEL_MISMATCH)
+            raise _refused(_HOST, f"model {version} was announced with another digest", Reason.MODEL_MISMATCH)
         if (known := self._versions.get(model_digest, version)) != version:
-            raise _of(
+            raise _refused(
                 _HOST,
                 f"model {version} is model {known} under another number, and what clients trained from it could be in "
                 "two sums; open the next buffer for the next model",
@@ -137,35 +137,35 @@ class ReleaseRules:
         client = self.signer(entry.client)
         both = client | _HOST
         if (entry.client, entry.upload_id) in self._upload_ids:
-            raise _of(both, f"the upload of {entry.client} was taken before", Reason.REPLAYED)
+            raise _refused(both, f"the upload of {entry.client} was taken before", Reason.REPLAYED)
         if (entry.client, entry.version) in self._answered:
             sentence = f"{entry.client} has uploaded an update of model {entry.version} before"
-            raise _of(client, sentence, Reason.ALREADY_ANSWERED)
+            raise _refused(client, sentence, Reason.ALREADY_ANSWERED)
         if entry.client in buffer.clients:
             sentence = f"{entry.client} is in this buffer; its next update enters the next"
-            raise _of(both, sentence, Reason.ALREADY_ANSWERED)
+            raise _refused(both, sentence, Reason.ALREADY_ANSWERED)
         if not 0 <= age < len(table):
             sentence = f"model {entry.version} is not among the {len(table)} up to {buffer.version} that count here"
-            raise _of(both, sentence, Reason.STALE_UPDATE)
+            raise _refused(both, sentence, Reason.STALE_UPDATE)
         if (
             self._models.get(entry.version) != entry.model_digest
             or self._versions.get(entry.model_digest, entry.version) != entry.version
         ):
             sentence = f"the model {entry.version} of {entry.client} is not the one that the host has announced"
-            raise _of(both, sentence, Reason.MODEL_MISMATCH)
+            raise _refused(both, sentence, Reason.MODEL_MISMATCH)
         if bool(releases) and self._participations[entry.client] >= releases:
             sentence = f"{entry.client} was in {releases} releases, which is its privacy budget for this epoch"
-            raise _of(both, sentence, Reason.BUDGET_SPENT)
+            raise _refused(both, sentence, Reason.BUDGET_SPENT)
         if buffer.contributors >= configuration.maximum_cohort:
             sentence = f"the buffer holds {buffer.contributors} uploads and takes no more; release it"
-            raise _of(_HOST, sentence, Reason.BUFFER_FULL)
+            raise _refused(_HOST, sentence, Reason.BUFFER_FULL)
         return table[age]
 
     def require_weight(self, weight: int, client: ClientId) -> None:
         """Refuse a weight that a client may not give itself."""
         if not 1 <= weight <= self._configuration.maximum_weight:
             sentence = f"a weight lies in 1..{self._configuration.maximum_weight}"
-            raise _of(self.signer(client), sentence, Reason.INPUT_OUT_OF_RANGE)
+            raise _refused(self.signer(client), sentence, Reason.INPUT_OUT_OF_RANGE)
 
     def signer(self, client: ClientId) -> frozenset[Party]:
         """Return whose doing an upload that opens can be: without an authority anybody seals in any client's name."""
@@ -207,7 +207,7 @@ class ReleaseRules:
             sentence = "all weights but a few have a factor in common, and the sum's remainder by it tells of those few"
         if sentence is not None:
             self.give_up()
-            raise _of(NOBODY, f"{sentence}, so it is given up; bound weights more tightly", Reason.WEIGHTS_UNEVEN)
+            raise _refused(NOBODY, f"{sentence}, so it is given up; bound weights more tightly", Reason.WEIGHTS_UNEVEN)
 
     def close(self) -> None:
         """Forget the open buffer; its uploads are never taken again."""

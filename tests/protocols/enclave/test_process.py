@@ -367,17 +367,6 @@ def test_a_length_over_the_limit_ends_the_connection_and_nothing_is_allocated(ch
     assert child.memory("VmPeak") - before < request_limit(None) // 8
 
 
-@pytest.mark.parametrize("sent", [b"\0", len(START).to_bytes(8, "big"), len(START).to_bytes(8, "big") + START[:-1]])
-def test_a_frame_that_ends_early_ends_the_connection_and_not_the_process(child: Child, sent: bytes) -> None:
-    with RawHost(child.path) as host:
-        host.start()
-        host.socket.sendall(sent)
-        host.socket.shutdown(socket.SHUT_WR)
-        assert host.is_closed()
-    with RawHost(child.path) as host:
-        host.start()
-
-
 def test_a_host_that_goes_before_its_answer_does_not_end_the_process(child: Child) -> None:
     for _ in range(20):
         with RawHost(child.path) as host:

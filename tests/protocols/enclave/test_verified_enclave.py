@@ -142,12 +142,6 @@ def test_what_was_refused_can_be_shown_in_a_traceback(session: InsecureEnclaveSe
     assert shown == ["<VerifiedEnclave, not verified>"]
 
 
-def test_it_has_no_place_for_anything_else(session: InsecureEnclaveSession) -> None:
-    enclave: Any = verified(session)
-    with pytest.raises(AttributeError):
-        enclave.another = 1
-
-
 # --- Receipts ---------------------------------------------------------------------------------------------------------
 
 
