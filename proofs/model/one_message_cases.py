@@ -260,11 +260,8 @@ _STATE: Any = FileJournal._state  # noqa: SLF001
 _CHARGE: Any = Ledger.charge
 _FREE = "require_free"
 _CERTIFICATE = "require_certificate"
-_QUORUMS: tuple[Replacement, ...] = ((parameters, "least_quorum", _majority), (epoch, "least_quorum", _majority))
-_THRESHOLDS: tuple[Replacement, ...] = (
-    (parameters, "least_threshold", _majority_of_shares),
-    (epoch, "least_threshold", _majority_of_shares),
-)
+_QUORUMS: tuple[Replacement, ...] = ((parameters, "least_quorum", _majority),)
+_THRESHOLDS: tuple[Replacement, ...] = ((parameters, "least_threshold", _majority_of_shares),)
 _CLIENT, _FILES = one_message_clients.explore, one_message_files.explore
 _IN_SEVERAL_SUMS = ((Holder, "_require_whole", _any_terms),)
 _FOUR = Setting(3, 0, ONE_ANSWER, uploads=FOUR_CLIENTS)

@@ -24,13 +24,7 @@ import numpy as np
 import pytest
 
 from secagg.crypto.labels import Label
-from secagg.errors import (
-    AuthenticationFailed,
-    InvalidParameters,
-    MalformedMessage,
-    PeerMisbehaved,
-    Reason,
-)
+from secagg.errors import AuthenticationFailed, InvalidParameters, MalformedMessage, PeerMisbehaved, Reason
 from secagg.fields import Message
 from secagg.identifiers import HolderId
 from secagg.parameters import ATTEMPTS, SecurityMode, Suite

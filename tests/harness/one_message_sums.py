@@ -29,14 +29,7 @@ from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.one_message.parameters import Parameters, ThresholdRule
 from secagg.protocols.one_message.plan import Bounds, OneMessageSettings, plan_epoch, plan_offer
 from secagg.protocols.one_message.recovery import Recovered, recovered
-from secagg.protocols.one_message.requests import (
-    Answer,
-    CertifiedList,
-    Delivery,
-    ListSignature,
-    Receipt,
-    UploadList,
-)
+from secagg.protocols.one_message.requests import Answer, CertifiedList, Delivery, ListSignature, Receipt, UploadList
 from secagg.protocols.one_message.session import OneMessageHelpers, Publish, Server, open_session
 from secagg.protocols.one_message.tally import State, Tally
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate

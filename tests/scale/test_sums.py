@@ -20,17 +20,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from secagg.contract import Layout, RingSegment
 from secagg.crypto.labels import Label, bind
-from secagg.errors import (
-    InvalidParameters,
-    MalformedMessage,
-    Misuse,
-    PeerError,
-    PeerMisbehaved,
-    Reason,
-    ThresholdNotMet,
-)
+from secagg.errors import InvalidParameters, Misuse, PeerError, PeerMisbehaved, ThresholdNotMet
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.one_message.lattice.opening import Accumulator, OneMessageCut
+from secagg.protocols.one_message.lattice.opening import Accumulator
 from secagg.protocols.one_message.messages import Upload
 from secagg.scale import spread, storage
 from secagg.scale.engines import Engine, Result
@@ -163,23 +155,6 @@ def test_a_piece_that_is_not_the_signed_one_is_refused_when_it_comes(place: Plac
     assert refused.value.culprits == {client, ServerId()}, "the way may have altered it"
     assert not place.objects("pieces")
     life.session.receive(client, place.sent[client])
-
-
-def test_a_signed_piece_that_does_not_decode_is_refused_when_it_comes(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refusing(*_: object) -> None:
-        raise MalformedMessage("the bits that fill a plane must be zero", reason=Reason.NOT_CANONICAL)
-
-    life, client = Life(place), place.clients[0]
-    message = place.upload(client, life.session.invitation)
-    with monkeypatch.context() as patched:
-        patched.setattr(OneMessageCut, "check", refusing)
-        with pytest.raises(MalformedMessage) as refused:
-            life.session.receive(client, message)
-    assert refused.value.culprits == {client}
-    assert not place.objects("pieces")
-    assert not list(life.state.uploads())
 
 
 # --- R5: what is durable, and when ------------------------------------------------------------------------------------

@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 
 from secagg.crypto.ring import RingVector
-from secagg.errors import (
-    InvalidParameters,
-    Misuse,
-    PeerMisbehaved,
-    Reason,
-    UnexpectedMessage,
-)
+from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason, UnexpectedMessage
 from secagg.identifiers import HolderId
 from secagg.parameters import SecurityMode
 from secagg.protocols.one_message.lattice.masks import Word

@@ -15,9 +15,7 @@ from secagg.identifiers import ClientId
 from secagg.protocols.one_message.epoch import EpochRecord
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.parameters import ThresholdRule
-from secagg.protocols.one_message.session import (
-    Server,
-)
+from secagg.protocols.one_message.session import Server
 from secagg.session.frames import decode_refusal, encode_refusal
 from secagg.session.roles import ClientSession, Turnout
 from secagg.wire import MessageKind, message_kind
