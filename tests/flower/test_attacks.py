@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.harness.flower_federation import counts
+
 pytestmark = pytest.mark.flower
 
 LEFT = "secagg: this client left the round; code: "
@@ -20,10 +22,6 @@ SCENARIOS = [
     *("other_terms", "other_field", "other_task", "other_round", "other_layout"),
     *("two_models", "unreadable_model", "other_authority"),
 ]
-
-
-def counts(outcome: dict[str, Any]) -> list[tuple[int, int]]:
-    return [(stage["sent"], stage["received"]) for stage in outcome["stages"]]
 
 
 @pytest.mark.parametrize("mode", ["", "active:"])

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.harness.flower_federation import counts
+
 pytestmark = pytest.mark.flower
 
 LEFT = "secagg: this client left the round; code: "
@@ -20,10 +22,6 @@ SCENARIOS = [
     *("enclave_served", "enclave_absent", "enclave_other_terms", "enclave_other_models", "enclave_again", *REFUSED),
     "enclave_other_task",
 ]
-
-
-def counts(outcome: dict[str, Any]) -> list[tuple[int, int]]:
-    return [(stage["sent"], stage["received"]) for stage in outcome["stages"]]
 
 
 @pytest.mark.parametrize(("name", "rounds", "uploads"), [("enclave", 2, 8), ("enclave_dropped", 1, 6)])

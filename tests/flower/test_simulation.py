@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.harness.flower_federation import counts
+
 pytestmark = pytest.mark.flower
 
 STAGES = ("advertise keys", "share keys", "masked input", "unmasking")
@@ -37,10 +39,6 @@ SCENARIOS = [
     *("sparse", "active:sparse", "sparse_threshold"),
 ]
 """Of eight clients a full graph stands two that drop out."""
-
-
-def counts(outcome: dict[str, Any]) -> list[tuple[int, int]]:
-    return [(stage["sent"], stage["received"]) for stage in outcome["stages"]]
 
 
 def agrees(outcome: dict[str, Any], rounds: int = 1) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.harness.flower_federation import counts
+
 pytestmark = pytest.mark.flower
 
 LEFT = "secagg: this client left the round; code: "
@@ -26,10 +28,6 @@ SCENARIOS = [
     *("two_served", "two_restarted", "two_lost", "two_absent", *REFUSED, *TO_SERVER_ONE, *TOLD_OTHERWISE),
     *("two_other_models", "two_again", "two_own_key"),
 ]
-
-
-def counts(outcome: dict[str, Any]) -> list[tuple[int, int]]:
-    return [(stage["sent"], stage["received"]) for stage in outcome["stages"]]
 
 
 @pytest.mark.parametrize(("name", "uploads"), [("two", 8), ("two_dropped", 7), ("two_hybrid", 8)])

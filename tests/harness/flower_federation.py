@@ -214,3 +214,8 @@ def until(is_so: Callable[[], object], seconds: float = 60) -> None:
     while not is_so():
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.2)
+
+
+def counts(outcome: dict[str, Any]) -> list[tuple[int, int]]:
+    """Return how many messages each stage of a round sent, and how many answers it had."""
+    return [(stage["sent"], stage["received"]) for stage in outcome["stages"]]
