@@ -237,7 +237,7 @@ def _add_wire(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type
         "--patience",
         type=float,
         metavar="SHARE",
-        help="with enough answers, wait so much of the time until then (default: for all)",
+        help="once enough have answered, wait this multiple of the time so far (default: for all)",
     )
     serve.add_argument(
         "--out", type=Path, metavar="FILE", help="where the mean goes, as .npy; or the statistics, as JSON"

@@ -189,7 +189,7 @@ def _text(request: PlanRequest, comparison: Comparison, rows: list[dict[str, Any
         f"{request.block_size} values; the server is to learn the {request.learn}"
     )
     if any((cut.codewords, cut.block_size) != (request.codewords, request.block_size) for cut in request.tensors):
-        yield "some tensors have fewer codewords, for they have few blocks, or shorter blocks, which divide their rows"
+        yield "some tensors have fewer codewords, because they have few blocks, or shorter blocks"
     yield ""
     yield from table("scheme", [(row["scheme"], row) for row in rows], _COLUMNS)
     yield ""

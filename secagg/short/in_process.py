@@ -184,7 +184,7 @@ def _weights(named: Mapping[Any, object], weights: Mapping[Any, int] | Collectio
         return dict.fromkeys(named, 1)
     given = by_name(weights)
     if given.keys() != named.keys():
-        raise InvalidParameters("weights are one for each client, under the names that updates have")
+        raise InvalidParameters("give one weight for each update, under the same names")
     return {name: index(each) if hasattr(each, "__index__") else each for name, each in given.items()}
 
 

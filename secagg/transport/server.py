@@ -46,7 +46,8 @@ _STAGE: Final = re.compile(r"0|[1-9][0-9]{0,2}", re.ASCII)
 _LENGTH: Final = re.compile(r"0|[1-9][0-9]{0,14}", re.ASCII)
 _SINGLE: Final = ("authorization", "content-length", "content-encoding", "transfer-encoding")
 _STRANGER: Final = Verdict(
-    Answer.STRANGER, "this request does not prove who it is from: another's name, or a key not on this group's roster"
+    Answer.STRANGER,
+    "this request proves no client of this session: another's name, an uninvited number, or a key not on this roster",
 )
 _STARTING: Final = Verdict(Answer.STOPPING, "the server listens and holds no session yet; ask again")
 _WRONG: Final = Verdict(Answer.WRONG, "the server does not know this request; both ends need one version of secagg")

@@ -74,9 +74,12 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
         floors.require_protocol(card.protocol)
         if card.mode not in floors.modes:
             raise InvalidParameters(
-                f"the server holds a session that is {card.mode}, and this client accepts {', '.join(floors.modes)}"
+                f"the server holds a session that is {card.mode}, and this client accepts {', '.join(floors.modes)}; "
+                f"start the server with keys, or set modes={card.mode} here if you trust it"
             )
-        print(f"session {card.session}: {card.protocol}, {card.mode}, {TRUST[card.mode == ACTIVE]}", flush=True)
+        if said[-1:] != [card.session]:
+            said.append(card.session)
+            print(f"session {card.session}: {card.protocol}, {card.mode}, {TRUST[card.mode == ACTIVE]}", flush=True)
         return update_for(card, charges, suspended)
 
     def join(card: Card, suspended: Secret | None) -> ClientSession:
@@ -92,7 +95,7 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
 
         return _PluggedSession(client, begin)
 
-    members: list[Member] = []
+    members, said = list[Member](), list[str]()
     own = own_credentials(options)
     return await contribute(
         options.url,
