@@ -25,7 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from secagg.errors import InvalidParameters
 from secagg.training.engines import ENGINES, cross_entropy, device_named, make_engine
 from secagg.training.engines.one_by_one import schedule_of, swapped, written_out
-from secagg.training.models import initial_parameters, model_factory, parameter_count
+from secagg.training.models import initial_parameters, model_factory
 from secagg.training.settings.configuration import LocalTraining
 from secagg.training.settings.parts import (
     Assignment,
@@ -132,7 +132,7 @@ def measure_engines(
     steps = sum(len(schedule_of(assignment, settings, 0).batches) for assignment in assignments)
     examples = sum(len(assignment.examples) for assignment in assignments)
     arithmetic = examples * operations_of_an_example(load) / machine.operations_per_second
-    bandwidth = steps * 2 * 4 * parameter_count(start) / machine.bytes_per_second
+    bandwidth = steps * 2 * 4 * sum(value.numel() for value in start.values()) / machine.bytes_per_second
     found = list[Measured]()
     for name in engines:
         try:

@@ -35,7 +35,7 @@ BUDGETS = {
     "secagg/short": 995,
     "secagg/site_statistics": 1_060,
     "secagg/scale": 1_000,
-    "training": 6_497,
+    "training": 6_492,
     "secagg/platforms": 3_315,
     "secagg/flower": 945,
     "secagg/transport": 2_565,

@@ -268,8 +268,3 @@ def initial_parameters(factory: ModelFactory, seed: Seed) -> dict[str, Tensor]:
     """Return the parameters of a new model, which follow from a seed; torch's own generators stay as they were."""
     with torch_seeded(seed):
         return {name: parameter.detach().clone() for name, parameter in factory().named_parameters()}
-
-
-def parameter_count(parameters: Mapping[str, Tensor]) -> int:
-    """Return how many values the parameters have."""
-    return sum(tensor.numel() for tensor in parameters.values())
