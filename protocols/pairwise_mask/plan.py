@@ -225,6 +225,7 @@ def plan_session(
         graph_commitment=commit_to_opening(opening),
         server_nonce=bytes(draw_exactly(DIGEST_BYTES, coins)),
     )
+    noise_of(configuration, settings, corrupted)
     for advertised in {least, population}:
         configuration.require_population(advertised, corrupted=corrupted, privacy_bits=bits, dropped=dropped)
     return SessionPlan(configuration, opening, corrupted, dropped, bits)
@@ -337,11 +338,9 @@ class PairwiseSettings(BudgetedNoise):
     attempt: int = 0
 
     def plan(self, subject: Subject, population: int, authority: bytes, coins: Coins) -> SessionPlan:
-        """Plan a session with the graph that few clients need, and see that its rings hold the noise."""
+        """Plan a session with the graph that few clients need."""
         topology = self._topology_for(self.assumed(population), population)
-        plan = plan_session(subject, replace(self, topology=topology), population, coins, authority)
-        noise_of(plan.configuration, self, self.corrupted)
-        return plan
+        return plan_session(subject, replace(self, topology=topology), population, coins, authority)
 
     def takes(self, population: int) -> bool:
         """Whether a graph of so many clients withstands the corrupted and the dropped ones."""

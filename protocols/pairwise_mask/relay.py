@@ -66,6 +66,8 @@ from .rounds3_4_unmasking import (
 
 # --- Settled ----------------------------------------------------------------------------------------------------------
 
+_Signed = MaskedInput | Complaint | SurvivorSignature | UnmaskingShares
+
 
 @dataclass(frozen=True, slots=True)
 class Settled:
@@ -122,7 +124,7 @@ class Settled:
     def verify(  # noqa: PLR0913 -- what a signed message is
         self,
         sender: int,
-        message: MaskedInput | Complaint | SurvivorSignature | UnmaskingShares,
+        message: _Signed,
         label: Label,
         parts: tuple[bytes, ...],
         *,
@@ -137,11 +139,16 @@ class Settled:
             PeerMisbehaved: it was made for another session.
             AuthenticationFailed: its sender did not sign these parts.
         """
-        client = self.roster.clients[sender]
-        culprits = unverified(client)
-        require_context(message.context, self.roster.context, f"{client} {act} another session", culprits, round_name)
+        self.require_own(sender, message, round_name, act)
         if self.is_active:
+            culprits = unverified(self.roster.clients[sender])
             certain(self.advertisers[sender].identity).verify(message.signature, label, *parts, culprits=culprits)
+
+    def require_own(self, sender: int, message: _Signed, round_name: str, act: str) -> None:
+        """Refuse a message that was made for another session, before anything of it is hashed."""
+        client = self.roster.clients[sender]
+        sentence = f"{client} {act} another session"
+        require_context(message.context, self.roster.context, sentence, unverified(client), round_name)
 
 
 # --- Round 0, advertise keys ------------------------------------------------------------------------------------------
@@ -308,9 +315,11 @@ def check_masked_input(settled: Settled, sender: int, message: MaskedInput) -> b
     Raises:
         AuthenticationFailed: its sender did not send this vector, or did not mask under the sharers of this session.
     """
+    act = "masked its input for"
+    settled.require_own(sender, message, MASKING, act)
     roster, digest = settled.roster, upload_digest(message.packed)
     parts = signed_view(roster.context, roster.clients[sender], settled.sharers, digest)
-    settled.verify(sender, message, Label.SIGNED_VIEW, parts, round_name=MASKING, act="masked its input for")
+    settled.verify(sender, message, Label.SIGNED_VIEW, parts, round_name=MASKING, act=act)
     return digest
 
 

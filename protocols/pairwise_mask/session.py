@@ -641,6 +641,8 @@ class ServerRecord:
         if state >= len(_STATES) or _STATES[state] in _FINAL_STATES:
             raise MalformedMessage(f"{state} is not a state that a server continues from", reason=Reason.NOT_CANONICAL)
         configuration = SessionConfiguration.decode(reader.variable(_MAXIMUM_OFFER_BYTES))
+        if _STATES[state] is ServerState.AWAITING_SURVIVOR_SIGNATURES and not configuration.is_active:
+            raise MalformedMessage("nobody signs survivors in this mode", reason=Reason.NOT_CANONICAL)
         opening = reader.fixed(OPENING_BYTES)
         plan = SessionPlan(configuration, opening, reader.integer(8), reader.integer(8), reader.integer(2))
         record = cls(plan, _STATES[state])

@@ -71,8 +71,6 @@ def epsilon(kind: NoiseKind, parts: Sequence[ReleasePart], releases: int, delta:
     require_delta(delta)
     if not parts:
         raise InvalidParameters("a release has at least one part")
-    for part in parts:
-        require_variance(part.variance, kind)
     return loss_of(kind, parts).times(releases).epsilon(delta)
 
 
@@ -123,6 +121,8 @@ NO_LOSS: Final = Loss(0.0)
 
 def loss_of(kind: NoiseKind, parts: Sequence[ReleasePart]) -> Loss:
     """Return the loss of one release of some parts, which one client can all move."""
+    for part in parts:
+        require_variance(part.variance, kind)
     match kind:
         case NoiseKind.DISCRETE_GAUSSIAN:
             return Loss(_rounded_up(sum((rho_of_part(part) for part in parts), Fraction(0))))

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from secagg.crypto.ring import add_into
-from secagg.errors import SecAggError, ThresholdNotMet
+from secagg.errors import InvalidParameters, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.protocols.one_message import OneMessageCut, Upload, UploadList, joined, pieces_of
 from secagg.session.metrics import Metrics
@@ -81,6 +81,8 @@ class SpreadSum:
             patience: seconds without a finished task before all running ones are started again.
             is_kept: whether somebody resumes the sum if this process ends it without a release.
         """
+        if clients_in_a_task < 1 or not patience > 0:
+            raise InvalidParameters("a task has at least one client, and patience more than 0 seconds")
         self._cut, self._engine, self._state, storage = cut, engine, state, located(storage)
         self._clients_in_a_task, self._patience = clients_in_a_task, patience
         self._is_kept, self._progress, self._is_over = is_kept, progress, False
@@ -205,7 +207,9 @@ class SpreadSum:
                 self._submit(task)
             while self._left:
                 self._take(self._patience)
-            if len(self._gone) == gone and all(self._has_read(task, totals[task.piece]) for task in tasks):
+            # Every lost sum is noticed before all of them are made again.
+            read = [self._has_read(task, totals[task.piece]) for task in tasks if len(self._gone) == gone]
+            if len(read) == len(tasks) and all(read):
                 return totals
 
     def _has_read(self, task: Task, total: Sums) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +19,7 @@ from .frames import decode_refusal, encode_refusal, listening, receive_frame, se
 
 # --- One end that asks ------------------------------------------------------------------------------------------------
 
+_LOG: Final = logging.getLogger(__name__)
 _REFUSAL_BYTES: Final = 1 << 16
 _PAUSE: Final = 0.01
 Ask = Callable[[bytes], bytes]
@@ -317,10 +319,16 @@ def _hang_up(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
+def _log(number: int, error: Exception) -> None:
+    _LOG.warning("helper %d does not answer: %s", number, error)
+
+
 class NumberedHelpers:
     """Asks helpers at their sockets; each request is a connection of its own, so a killed helper may come back."""
 
-    def __init__(self, paths: Mapping[int, Path], patience: float, lost: Callable[[int, Exception], None]) -> None:
+    def __init__(
+        self, paths: Mapping[int, Path], patience: float, lost: Callable[[int, Exception], None] = _log
+    ) -> None:
         """Connect to nobody yet.
 
         Args:

@@ -285,6 +285,13 @@ def test_the_loss_of_one_discrete_gaussian_is_exact() -> None:
     assert rho_of_part(part(3, 7)) == Fraction(3, 14)
 
 
+@pytest.mark.parametrize("kind", list(NoiseKind))
+def test_a_loss_is_of_noise_with_a_variance(kind: NoiseKind) -> None:
+    """A ledger adds losses up: a negative one would pay for others."""
+    with pytest.raises(InvalidParameters, match="variance"):
+        loss_of(kind, [part(3, 7), part(3, -7)])
+
+
 def summed(variance: float, summands: int) -> Pmf:
     _, one = pmf(GAUSSIAN, variance)
     total = one

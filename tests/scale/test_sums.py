@@ -452,6 +452,24 @@ def test_a_partial_sum_that_is_altered_is_made_again(place: Place, change: str, 
     assert place.is_exact(life.finish())
 
 
+def test_all_partial_sums_that_were_lost_are_made_again_at_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.settings = {"clients_in_a_task": 1}
+    life, reads = uploaded(place), list[str]()
+    read = spread.read_sum
+    for path in place.objects("sums"):
+        path.unlink()
+    monkeypatch.setattr(spread, "read_sum", lambda *given: (reads.append(given[1]), read(*given))[1])
+    assert place.is_exact(life.finish())
+    assert len(reads) == 2 * len(set(reads)), "each twice: when it is missed, and when it was made again"
+
+
+@pytest.mark.parametrize("wrong", [{"clients_in_a_task": 0}, {"patience": 0.0}, {"patience": float("nan")}])
+def test_settings_out_of_range_are_refused(place: Place, wrong: dict[str, Any]) -> None:
+    place.settings = wrong
+    with pytest.raises(InvalidParameters, match="at least one client"):
+        Life(place)
+
+
 def test_a_mark_that_is_forged_in_the_storage_is_no_tag(place: Place) -> None:
     """Whoever writes in the storage puts a sum of its own under the name that the coordinator looks for."""
     life = uploaded(place)

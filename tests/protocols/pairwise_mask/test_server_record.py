@@ -157,6 +157,16 @@ def test_a_snapshot_that_ends_early_or_goes_on_is_refused(index: int) -> None:
     assert caught.value.reason is Reason.TRAILING_BYTES
 
 
+def test_a_round_of_signatures_without_active_mode_is_refused() -> None:
+    """Its signatures would be verified by nobody."""
+    session = InsecurePairwiseSession(setup_of(SecurityMode.SEMI_HONEST, Topology.FULL))
+    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+    snapshot = stored(session.server)
+    assert snapshot[HEADER_BYTES] == 4
+    with pytest.raises(MalformedMessage, match="nobody signs"):
+        restored(snapshot[:HEADER_BYTES] + bytes([3]) + snapshot[HEADER_BYTES + 1 :])
+
+
 @pytest.mark.parametrize("state", [7, 255])
 def test_a_state_that_there_is_not_is_refused(state: int) -> None:
     snapshot = some_snapshots()[0]
