@@ -8,12 +8,13 @@ from datetime import UTC, datetime
 from typing import Final
 
 from secagg.contract import Layout, RingSegment
-from secagg.crypto.entropy import Coins, SystemCoins
+from secagg.crypto.entropy import Coins
 from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
+from secagg.privacy.seeded_coins import SeededCoins
 from secagg.session.certificates import SIGNATURE_BYTES, SigningKey, issue_certificate
 from secagg.session.costs import ONE_IN, Costs, Work
 from secagg.session.privacy_ledger import PrivacyLedgers
@@ -190,7 +191,8 @@ class OneMessageSimulation(Confined):
 def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
     """Plan for five holders, and count."""
     rare, settings = clients // ONE_IN, OneMessageSettings(suite=suite)
-    simulation = OneMessageSimulation(settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC))
+    coins = SeededCoins(Secret("costs", bytes(16)))  # Nothing is kept secret here.
+    simulation = OneMessageSimulation(settings, coins=coins, clock=lambda: datetime.now(UTC))
     offer = plan_offer(
         *simulation.epoch(),
         Subject(task=b"a plan", round_number=1, layout=layout, capacity=clients),

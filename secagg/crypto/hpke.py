@@ -8,22 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import InitVar, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey as BackendPublicKey
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM
 from cryptography.hazmat.primitives.hpke import Suite as HpkeSuite
 
-from secagg.errors import UNDECIDED, AuthenticationFailed, Misuse, Reason, require_length
+from secagg.errors import UNDECIDED
 from secagg.identifiers import AttemptContext, Party
 from secagg.parameters import Suite
 
 from .key_derivation import expand
 from .labels import Label
-from .public_keys import X25519_BYTES, KeyRole, X25519PublicKey, require_derivable
-from .secret import Confined, Secret, require_secret
+from .public_keys import X25519_BYTES, KeyRole, OpeningPair, X25519PublicKey, require_derivable, sealed_with
+from .secret import Secret
 
 if TYPE_CHECKING:
     from .hybrid_key_agreement import HybridKeyPair, HybridPublicKey
@@ -44,52 +43,12 @@ class ClassicSealingKey:
         X25519PublicKey(self.encoded, culprits)
 
     def seal(self, plaintext: Secret, info: bytes) -> bytes:
-        """Encrypt to the holder of this key; ``info`` must be the same when it is opened."""
-        return sealed_with(_HPKE, plaintext, BackendPublicKey.from_public_bytes(self.encoded), info)
+        """Encrypt to the holder of this key; ``info`` must be the same when it is opened.
 
-
-def sealed_with(suite: HpkeSuite, plaintext: Secret, key: Any, info: bytes) -> bytes:  # noqa: ANN401 -- the suite's
-    """Encrypt to the holder of a key.
-
-    Deviation: HPKE draws the coins of its encapsulation inside the backend, which has no derandomised form; this is the
-    one place where coins are not an argument.
-
-    Implements: [RFC 9180] §6.1, base mode, single shot.
-    Security: base mode does not authenticate the sender: anyone who knows the public key can seal. A protocol signs
-        what is sealed, or commits to it.
-    """
-    require_secret(plaintext)
-    if type(info) is not bytes:
-        raise Misuse(f"info is bytes; got {type(info).__name__}, and nothing would be bound")
-    return suite.encrypt(plaintext.expose(), key, info)
-
-
-class OpeningPair(Confined):
-    """A key pair of either suite, which opens messages sealed to it."""
-
-    def __init__(self, suite: HpkeSuite, private: Any, overhead: int) -> None:  # noqa: ANN401 -- the suite's
-        self._suite, self._private, self._overhead = suite, private, overhead
-
-    def open(
-        self, kind: str, sealed: bytes, length: int, info: bytes, *, culprits: Iterable[Party] = UNDECIDED
-    ) -> Secret:
-        """Decrypt a message sealed to this pair; ``culprits`` are its sender and its relay.
-
-        Raises:
-            MalformedMessage: the ciphertext is not that of a plaintext of ``length`` bytes.
-            AuthenticationFailed: made for another key, under another info, or altered.
+        Deviation: HPKE draws the coins of its encapsulation inside the backend, which has no derandomised form; this is
+        the one place where coins are not an argument.
         """
-        require_length(f"a sealed {kind}", len(sealed), length + self._overhead, culprits)
-        if self._private is None:
-            raise Misuse(f"{self!r} was wiped and cannot be used again", reason=Reason.ALREADY_SPENT)
-        try:
-            return Secret(kind, self._suite.decrypt(sealed, self._private, info))
-        except InvalidTag:
-            raise AuthenticationFailed(culprits=culprits) from None
-
-    def wipe(self) -> None:
-        """Give up the private key; the backend frees it."""
-        self._private = None
+        return sealed_with(_HPKE, plaintext, BackendPublicKey.from_public_bytes(self.encoded), info)
 
 
 class ClassicSealingPair(OpeningPair):

@@ -30,10 +30,9 @@ from secagg.errors import (
 )
 from secagg.identifiers import AttemptContext, ClientId, Party, SessionContext
 
-from .hpke import OpeningPair, sealed_with
 from .key_derivation import expand
 from .labels import Label, bind
-from .public_keys import KEY_BYTES, X25519_BYTES, KeyRole, X25519PublicKey, require_derivable
+from .public_keys import KEY_BYTES, X25519_BYTES, KeyRole, OpeningPair, X25519PublicKey, require_derivable, sealed_with
 from .secret import Secret, require_secret
 
 MLKEM768_BYTES: Final = 1184

@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import InitVar, dataclass
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
-from secagg.errors import UNDECIDED, MalformedMessage, Misuse, PeerMisbehaved, Reason, require_length
+from cryptography.exceptions import InvalidTag
+
+from secagg.errors import (
+    UNDECIDED,
+    AuthenticationFailed,
+    MalformedMessage,
+    Misuse,
+    PeerMisbehaved,
+    Reason,
+    require_length,
+)
 from secagg.identifiers import AttemptContext, Party
 
-from .secret import Secret, require_secret
+from .secret import Confined, Secret, require_secret
 
 ROOT_BYTES: Final = 32
 X25519_BYTES: Final = 32
@@ -80,3 +90,45 @@ def require_derivable(root: Secret, role: KeyRole, attempt: AttemptContext) -> N
         raise Misuse("a key pair is derived for a KeyRole in an AttemptContext")
     if len(root) != ROOT_BYTES:
         raise Misuse(f"a key pair is derived from a root of {ROOT_BYTES} bytes; got {root!r}")
+
+
+def sealed_with(suite: Any, plaintext: Secret, key: Any, info: bytes) -> bytes:  # noqa: ANN401 -- the backend's
+    """Encrypt to the holder of a key.
+
+    Implements: [RFC 9180] §6.1, base mode, single shot.
+    Security: base mode does not authenticate the sender: anyone who knows the public key can seal. A protocol signs
+        what is sealed, or commits to it.
+    """
+    require_secret(plaintext)
+    if type(info) is not bytes:
+        raise Misuse(f"info is bytes; got {type(info).__name__}, and nothing would be bound")
+    sealed: bytes = suite.encrypt(plaintext.expose(), key, info)
+    return sealed
+
+
+class OpeningPair(Confined):
+    """A key pair of either suite, which opens messages sealed to it."""
+
+    def __init__(self, suite: Any, private: Any, overhead: int) -> None:  # noqa: ANN401 -- the backend's
+        self._suite, self._private, self._overhead = suite, private, overhead
+
+    def open(
+        self, kind: str, sealed: bytes, length: int, info: bytes, *, culprits: Iterable[Party] = UNDECIDED
+    ) -> Secret:
+        """Decrypt a message sealed to this pair; ``culprits`` are its sender and its relay.
+
+        Raises:
+            MalformedMessage: the ciphertext is not that of a plaintext of ``length`` bytes.
+            AuthenticationFailed: made for another key, under another info, or altered.
+        """
+        require_length(f"a sealed {kind}", len(sealed), length + self._overhead, culprits)
+        if self._private is None:
+            raise Misuse(f"{self!r} was wiped and cannot be used again", reason=Reason.ALREADY_SPENT)
+        try:
+            return Secret(kind, self._suite.decrypt(sealed, self._private, info))
+        except InvalidTag:
+            raise AuthenticationFailed(culprits=culprits) from None
+
+    def wipe(self) -> None:
+        """Give up the private key; the backend frees it."""
+        self._private = None

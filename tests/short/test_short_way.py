@@ -142,7 +142,7 @@ def test_an_update_below_one_step_is_said(caplog: pytest.LogCaptureFixture) -> N
         ({"bits": 17}, r"bits is in 2\.\.16"),
         ({"drop": ["nobody"]}, "not a client"),
         ({"protocol": "trust"}, "there is no protocol"),
-        ({"weights": [1, 2]}, "one for each client"),
+        ({"weights": [1, 2]}, "one weight for each update"),
         ({"weights": [1, 2, 0]}, "an integer from 1"),
         ({"weights": [1, 2, 1 << 50]}, "give smaller weights"),
         ({"colour": "red"}, "pairwise has no setting 'colour'"),

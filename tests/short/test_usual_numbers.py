@@ -55,10 +55,15 @@ def test_usual_floors_admit_what_is_planned_without_numbers(protocol: ProtocolNa
     subject = plan.subject(task=b"usual", round_number=1, model=())
     with pytest.MonkeyPatch.context() as patch:
 
-        def without_numbers(**had: Any) -> Any:
-            return usual(kept, clients, had)
+        class WithoutNumbers:
+            """Floors as a client has them that names no number."""
 
-        patch.setattr(module, name, without_numbers)
+            def __new__(cls, *_: Any, **had: Any) -> Any:
+                return usual(kept, clients, had)
+
+            usual = __new__
+
+        patch.setattr(module, name, WithoutNumbers)
         world = plan.simulate(coins=coins, clock=lambda: datetime.now(UTC))
         session = world.open(subject, frozenset(map(ClientId, range(clients))))
         member = world.member(ClientId(0)).join(subject, plan.update(np.zeros(4), subject=subject, coins=coins))

@@ -95,7 +95,8 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
 
         return _PluggedSession(client, begin)
 
-    members, said = list[Member](), list[str]()
+    members: list[Member] = []
+    said: list[str] = []
     own = own_credentials(options)
     return await contribute(
         options.url,
