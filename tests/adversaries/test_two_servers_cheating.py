@@ -87,11 +87,12 @@ def worth(value: int) -> Callable[..., Shares]:
     """Return what shares trees of vectors that are this value where they should be 1."""
     correction: Any = LaneField.correction
 
+    def corrected(group: Any, target: Any, *rest: Any) -> Any:
+        return correction(group, target * value, *rest)
+
     def generate_otherwise(*args: Any, **named: Any) -> Shares:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                LaneField, "correction", lambda group, target, *rest: correction(group, target * value, *rest)
-            )
+            patch.setattr(LaneField, "correction", corrected)
             return generate_shares(*args, **named)
 
     return generate_otherwise

@@ -61,7 +61,7 @@ class Deployment(StandingHolders):
         self.heard = list[tuple[int, bytes, bytes]]()
         self.before_asking: Callable[[Mapping[int, bytes]], None] = lambda _: None
         paths = {number: Path(self.socket(number)) for number in range(SETUP.holders)}
-        self.helpers = NumberedHelpers(paths, patience=60, lost=lambda *_: None)
+        self.helpers = NumberedHelpers(paths, patience=60)
         answers = dict(self.helpers.ask_all(dict.fromkeys(paths, self.record.encode())))
         self.holder_keys = tuple(answers[number] for number in sorted(answers))
 
@@ -298,7 +298,7 @@ def test_an_idle_holder_destroys_its_keys_when_the_epoch_ends(
         process.stdin.flush()
         assert "its keys are destroyed" in process.stdout.readline()
         assert not list((tmp_path / "journal").iterdir())
-        helpers = NumberedHelpers({0: tmp_path / "socket"}, patience=60, lost=lambda *_: None)
+        helpers = NumberedHelpers({0: tmp_path / "socket"}, patience=60)
         (answer,) = dict(helpers.ask_all({0: (tmp_path / "record").read_bytes()})).values()
         assert message_kind(answer) is MessageKind.REFUSAL
     finally:

@@ -455,10 +455,15 @@ def test_a_partial_sum_that_is_altered_is_made_again(place: Place, change: str, 
 def test_all_partial_sums_that_were_lost_are_made_again_at_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.settings = {"clients_in_a_task": 1}
     life, reads = uploaded(place), list[str]()
-    read = spread.read_sum
+    read: Any = spread.read_sum
     for path in place.objects("sums"):
         path.unlink()
-    monkeypatch.setattr(spread, "read_sum", lambda *given: (reads.append(given[1]), read(*given))[1])
+
+    def noted(objects: Objects, name: str, like: Any) -> Any:
+        reads.append(name)
+        return read(objects, name, like)
+
+    monkeypatch.setattr(spread, "read_sum", noted)
     assert place.is_exact(life.finish())
     assert len(reads) == 2 * len(set(reads)), "each twice: when it is missed, and when it was made again"
 
