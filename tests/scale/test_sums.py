@@ -455,7 +455,7 @@ def test_a_partial_sum_that_is_altered_is_made_again(place: Place, change: str, 
 def test_all_partial_sums_that_were_lost_are_made_again_at_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.settings = {"clients_in_a_task": 1}
     life, reads = uploaded(place), list[str]()
-    read: Any = spread.read_sum
+    read = read_sum
     for path in place.objects("sums"):
         path.unlink()
 
