@@ -19,15 +19,15 @@ LINES_OF_A_MODULE = 800
 
 BUDGETS = {
     "secagg/*.py": 1_135,
-    "secagg/crypto": 2_325,
+    "secagg/crypto": 2_335,
     "secagg/contract": 840,
     "secagg/privacy": 1_410,
-    "secagg/session": 3_055,
+    "secagg/session": 3_065,
     "secagg/conformance": 2_185,
     "compression": 5_314,
     "protocols/pairwise_mask": 6_105,
     "protocols/enclave": 5_900,
-    "protocols/two_servers": 6_920,
+    "protocols/two_servers": 6_925,
     "protocols/one_message": 5_766,
     "protocols/coded_mask": 1_095,
     "secagg/planning": 1_300,
@@ -38,9 +38,9 @@ BUDGETS = {
     "training": 6_492,
     "secagg/platforms": 3_315,
     "secagg/flower": 945,
-    "secagg/transport": 2_565,
+    "secagg/transport": 2_570,
     "secagg/nvflare": 1_445,
-    "secagg/cli": 3_520,
+    "secagg/cli": 3_530,
 }
 """The most lines of each room, near what it holds now: they follow the code down. Raising one needs a decision."""
 

@@ -65,8 +65,8 @@ class SealingKey(Confined):
         Raises:
             Misuse: the key has sealed its message already. A second one under the same nonce would reveal the
                 difference of both and the authentication key.
-        Security: this object cannot know of another made from the same key. Derive a key once, and store what was
-            sealed before sending it, so that a restart sends the same bytes again.
+        Security: this object seals once; it cannot know of another made from the same key. Derive a key once, and store
+            what was sealed before sending it, so that a restart sends the same bytes again.
         """
         exposed = plaintext.expose()
         try:

@@ -61,11 +61,7 @@ class Engine:
         self._running[self._start(task)] = task
 
     def wait(self, seconds: float) -> list[Result]:
-        """Wait at most so long for the first task to finish, and return all that have finished.
-
-        Raises:
-            ConnectionError: the workers are lost.
-        """
+        """Wait at most so long for the first task to finish, and return all that have; lost workers raise."""
         done = wait_for(self._running, seconds, FIRST_COMPLETED).done
         return [(self._running.pop(future), future.exception()) for future in done]
 

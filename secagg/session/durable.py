@@ -151,7 +151,10 @@ def hold(descriptor: int) -> None:
 
 
 def erase(path: Path) -> None:
-    """Overwrite a file with zeros and remove it, and what ``replace`` left behind when its process was killed."""
+    """Overwrite a file with zeros and remove it, and what ``replace`` left behind when its process was killed.
+
+    Security: copies that the file system keeps are beyond reach.
+    """
     for each in filter(Path.exists, (_beside(path), path)):
         # Another process may end the same session.
         with suppress(FileNotFoundError):

@@ -209,8 +209,8 @@ class LaneField:
 class LaneStream(Confined):
     """Uniform lanes that a key expands into.
 
-    Security: a key is used for one purpose, once. Not constant time: the number of attempts depends on the stream
-        alone, and never on what its lanes hide.
+    Security: a key is derived from the owner of its lanes, for one purpose, and used once. Not constant time: the
+        number of attempts depends on the stream alone, and never on what its lanes hide.
     """
 
     def __init__(self, field: LaneField, key: Secret) -> None:
