@@ -11,16 +11,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.ring import Ring
-from secagg.errors import Misuse, Reason, SecAggError, ThresholdNotMet
+from secagg.errors import Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask import ClientState, ServerState, Topology
+from secagg.protocols.pairwise_mask import ClientState, ServerState, Topology, relay
 from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
 from secagg.session.roles import LateUpdate
@@ -113,6 +114,22 @@ def test_an_input_whose_numbers_were_changed_after_it_was_encoded_counts_as_zero
     )
     payloads[2].values[0][1] = 1 << 20
     assert session.finish().values[0].tolist() == [0] * 4
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_an_upload_of_another_session_is_refused_before_it_is_hashed(
+    mode: SecurityMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody can send a long one under an invited client's name."""
+    session = InsecurePairwiseSession(SessionSetup(mode=mode))
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    client, roster = session.client_ids[0], session.server.roster
+    (message,) = (each.message for each in session.pending if each.receiver == client)
+    sent = MaskedInput.decode(session.clients[client].answer(message), roster)
+    monkeypatch.setattr(relay, "upload_digest", None)
+    with pytest.raises(PeerMisbehaved) as caught:
+        session.server.receive(client, replace(sent, context=bytes(8)).encode())
+    assert caught.value.reason is Reason.WRONG_SESSION
 
 
 def masked_words(session: InsecurePairwiseSession, client: ClientId) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:

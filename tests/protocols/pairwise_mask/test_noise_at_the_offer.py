@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from secagg.contract import Layout, RingSegment
+from secagg.crypto.entropy import SystemCoins
 from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.parameters import SecurityMode
 from secagg.privacy.client_noise import NoiseSettings
 from secagg.protocols.pairwise_mask.client import ClientState
+from secagg.protocols.pairwise_mask.plan import PairwiseSettings, plan_session
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup
 
 
@@ -29,3 +31,14 @@ def test_an_offer_without_room_for_noise_is_refused_and_the_next_one_taken(chang
         client.answer(replace(good, **change).encode())
     assert client.state is ClientState.AWAITING_OFFER
     assert client.answer(good.encode())
+
+
+def test_noise_that_nobody_could_add_is_refused_when_the_session_is_planned() -> None:
+    setup = SessionSetup(mode=SecurityMode.SEMI_HONEST, layout=Layout((RingSegment(16, 6),)), population=8)
+    settings = PairwiseSettings(
+        mode=SecurityMode.SEMI_HONEST, noise_multiplier=Fraction(1, 1000), l2_bounds=(100,), corrupted=1
+    )
+    with pytest.raises(InvalidParameters):
+        plan_session(setup.subject, settings, 8, SystemCoins())
+    roomy = replace(setup.subject, capacity=1 << 14)
+    assert plan_session(roomy, replace(settings, noise_multiplier=Fraction(1)), 8, SystemCoins()).corrupted == 1
