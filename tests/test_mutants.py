@@ -54,6 +54,21 @@ def test_every_explanation_is_of_a_mutant_that_exists(alterations: ModuleType, r
         assert len(one["reason"].split()) > 3, f"that is no reason: {one}"
 
 
+@pytest.mark.usefixtures("alterations")
+def test_a_kill_counts_as_long_as_its_test_exists() -> None:
+    judges, run = import_module("judges"), import_module("run")
+    here = "tests/test_mutants.py::"
+    for killer, others, is_gone in (
+        (f"{here}kept", (f"{here}kept",), False),
+        (f"{here}deleted", (f"{here}kept",), True),
+        (f"{here}elsewhere", ("tests/test_rooms.py::kept",), False),
+        ("tests/no_such_file.py::deleted", (), True),
+        ("model: a case", (), False),
+        ("it does not end, or its process did", (), False),
+    ):
+        assert run.killer_is_gone(judges.Verdict("", "", killer, ""), others) is is_gone, killer
+
+
 SOURCE = """
 def judge(a, b, seen=1):
     if a < b <= 3 and not seen:

@@ -84,7 +84,7 @@ class Trials:
     def __init__(  # noqa: PLR0913 -- what a run is asked for
         self,
         room: Room,
-        chosen: Callable[[str], Sequence[Mutant]],
+        chosen: Callable[[str, Iterable[str]], Sequence[Mutant]],
         put_down: Callable[[Verdict], None],
         *,
         seconds: float,
@@ -134,7 +134,7 @@ class Trials:
             sys.exit("mutants: the tests of this room cannot be collected; see what pytest says of them")
         self._items = {item.nodeid: item for item in session.items if self._is_judge(item)}
         judges = judges_digest(self._room)
-        if not (mutants := self._chosen(judges)):
+        if not (mutants := self._chosen(judges, self._items)):
             return True
         self._cases = tuple(self._room.cases())
         self._functions = functions_of(REPOSITORY / path for path in self._room.files)

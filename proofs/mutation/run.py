@@ -3,9 +3,9 @@
 Run by ``make mutants``. A check's condition never holds, a comparison moves by one, ``and`` becomes ``or``, a ``not``
 is left out, a call whose result nobody uses is not made, or it changes places with the statement next to it; where
 values are shared, an operator or a constant is altered too. Verdicts are kept in ``build/mutants.jsonl``, so that a run
-goes on where another was stopped: a mutant that was killed is not tried again until its function changes, a survivor
-not until a test of its room does. Survivors that ``explained.toml`` does not list, and explanations of what does not
-survive, end the run with status 1.
+goes on where another was stopped: a mutant that was killed is not tried again until its function changes or the test
+that killed it is deleted, a survivor not until a test of its room changes. Survivors that ``explained.toml`` does not
+list, and explanations of what does not survive, end the run with status 1.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import multiprocessing
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -63,11 +63,19 @@ def verdicts() -> dict[str, Verdict]:
     return {verdict.digest: verdict for verdict in (Verdict(**json.loads(line)) for line in lines)}
 
 
+def killer_is_gone(verdict: Verdict, tests: Iterable[str]) -> bool:
+    """Whether the test that killed a mutant was deleted, given the names of those in the files that were collected."""
+    file, is_test, _ = verdict.killed_by.partition("::")
+    if not is_test or verdict.killed_by in tests:
+        return False
+    return not (REPOSITORY / file).exists() or any(name.startswith(f"{file}::") for name in tests)
+
+
 def try_room(room: Room, *, word: str, seconds: float, deeper: bool, first: str) -> None:
     """Try the mutants of a room that have no verdict; to be called in a process of its own."""
 
-    def chosen(judges: str) -> Sequence[Mutant]:
-        known = verdicts()
+    def chosen(judges: str, tests: Iterable[str]) -> Sequence[Mutant]:
+        known = {digest: verdict for digest, verdict in verdicts().items() if not killer_is_gone(verdict, tests)}
         due = [mutant for mutant in all_mutants(room) if word in mutant.name]
         return [
             mutant
