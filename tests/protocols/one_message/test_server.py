@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from secagg.crypto.ring import RingVector
-from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason, UnexpectedMessage
+from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason, ThresholdNotMet, UnexpectedMessage
 from secagg.identifiers import HolderId
 from secagg.parameters import SecurityMode
 from secagg.protocols.one_message.lattice.masks import Word
@@ -140,6 +140,47 @@ def test_a_holder_that_was_lost_says_nothing_more() -> None:
     assert (caught.value.reason, caught.value.culprits) == (Reason.NOT_ELIGIBLE, frozenset({HolderId(0)}))
 
 
+def test_a_second_upload_of_a_client_is_refused_and_the_first_counts() -> None:
+    world, again = InsecureSum(), InsecureSum(salt=" again")
+    client = world.setup.clients[0]
+    server = world.server(clients=[client])
+    first = dict(server.taken)
+    with pytest.raises(PeerMisbehaved, match="second upload") as caught:
+        server.receive_upload(client, again.upload(client, world.offer()))
+    assert (caught.value.reason, caught.value.culprits) == (Reason.ALREADY_ANSWERED, frozenset({client}))
+    assert server.taken == first
+
+
+def test_uploads_wait_until_they_are_many_or_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = InsecureSum()
+    server = world.server(clients=world.setup.clients[:1])
+    (waiting,) = server._pending.values()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    for length, is_due in ((len(waiting.kept) + 1, False), (len(waiting.kept), True)):
+        monkeypatch.setattr("secagg.protocols.one_message.tally._WAITING_BYTES", length)
+        assert server.is_due(2) is is_due
+    server.end()
+    assert not server.is_due(1), "an ended sum keeps no upload"
+
+
+@pytest.mark.parametrize(
+    ("setup", "needed"),
+    [
+        (SumSetup(rule=ThresholdRule.CERTIFIED, holders=5, threshold=3), 4),
+        (SumSetup(rule=ThresholdRule.CERTIFIED, holders=8, absent=1), 6),
+    ],
+)
+def test_a_list_has_the_holders_that_will_be_needed(setup: SumSetup, needed: int) -> None:
+    """Those that certify it may be more than those that answer, or fewer."""
+    world = InsecureSum(setup)
+    server, record = world.collected(), world.record
+    assert server.needed == max(record.threshold, record.quorum) == needed > min(record.threshold, record.quorum)
+    for position in range(needed - 1, setup.holders):
+        server.lose(position)
+    with pytest.raises(ThresholdNotMet, match=f"holder/{needed - 1}"):
+        server.fix_list()
+    assert server.state is State.COLLECTING
+
+
 @pytest.mark.parametrize("verdict", Verdict)
 def test_a_receipt_is_for_the_uploads_that_were_delivered(verdict: Verdict) -> None:
     """A share that does not open says nothing of its upload, so that verdict alone may name another."""
@@ -225,6 +266,29 @@ def test_what_was_added_is_overwritten_with_the_release_or_the_end() -> None:
     given_up, adder = counted(InsecureSum())
     given_up.end()
     assert adder.calls == ["end"]
+
+
+@pytest.mark.parametrize("call", ["add", "fix", "end"])
+def test_a_call_that_fails_leaves_nothing_that_it_did_not_do(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upload that was not added is not listed, a list that was not written is shown to nobody, an end is an end."""
+
+    def fail(*_: object) -> None:
+        raise ConnectionError("the disk is full")
+
+    monkeypatch.setattr(CountedSum, call, fail)
+    world = InsecureSum()
+    server = Tally(world.offer(), SUM_ID, COINS)
+    server.add_through(CountedSum)
+    world.ask(server, server.introduce())
+    for client in world.setup.clients:
+        server.receive_upload(client, world.upload(client))
+    with pytest.raises(ConnectionError):
+        world.listed(world.settled(server)).end()
+    assert bool(server.listed) is (call != "add")
+    assert server.state is (State.ENDED if call == "end" else State.COLLECTING)
+    if call == "fix":
+        with pytest.raises(Misuse, match="the list is not fixed yet"):
+            server.requests()
 
 
 def test_a_secret_that_no_clients_have_costs_no_look_at_the_uploads(monkeypatch: pytest.MonkeyPatch) -> None:

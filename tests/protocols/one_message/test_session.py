@@ -10,11 +10,13 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from secagg.contract import Layout, RingSegment
+from secagg.crypto.labels import Label
 from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
-from secagg.identifiers import ClientId
+from secagg.identifiers import ClientId, HolderId
 from secagg.protocols.one_message.epoch import EpochRecord
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.protocols.one_message.requests import Receipt, Verdict
 from secagg.protocols.one_message.session import Server
 from secagg.session.frames import decode_refusal, encode_refusal
 from secagg.session.roles import ClientSession, Turnout
@@ -183,3 +185,78 @@ def test_a_committee_does_not_hold_its_uploads_in_memory() -> None:
     assert peak < len(uploads) / 2 * length
     carry(session, parts, {})
     assert session.release().counted == frozenset(world.setup.clients)
+
+
+def refuse_all(world: InsecureSum, session: Server, position: int) -> None:
+    """Have a holder accuse every client, which tells that it lies."""
+    holder, key = world.holders[position], world.holder_keys[position]
+    honest = holder.respond
+
+    def respond(request: bytes) -> bytes:
+        answer = honest(request)
+        if message_kind(answer) is not MessageKind.ONE_MESSAGE_RECEIPT:
+            return answer
+        receipt = Receipt.decode(answer)
+        judged = tuple(replace(one, verdict=Verdict.NOT_AUTHENTIC) for one in receipt.judged)
+        altered = replace(receipt, judged=judged)
+        signature = session.agreement.sign(key, Label.ONE_MESSAGE_RECEIPT, *altered.parts)
+        return replace(altered, signature=signature).encode()
+
+    holder.respond = respond  # type: ignore[method-assign]
+
+
+def test_a_holder_that_lies_is_told_with_the_delivery() -> None:
+    world = InsecureSum(SumSetup())
+    session = opened(world, Standing(world))
+    refuse_all(world, session, 3)
+    told = list[int]()
+    for client, one in members(world, hold=False).items():
+        session.receive(client, one.answer(session.invitation))
+        told.append(len(session.faults))
+    assert told == [0, 1, 1, 1, 1]
+    assert session.faults[0].culprits == {HolderId(3)}
+
+
+@pytest.mark.parametrize("is_enough", [True, False])
+def test_a_committee_that_lies_is_told_with_the_delivery(is_enough: bool) -> None:  # noqa: FBT001
+    """Even where too few holders are left for a list."""
+    world = committee(SumSetup(population=5))
+    session, parts = opened(world, None), members(world, hold=True)
+    for position in range(1 if is_enough else 4):
+        refuse_all(world, session, position)
+    for client, one in parts.items():
+        session.receive(client, one.answer(session.invitation))
+    session.close_stage()
+    for client, one in parts.items():
+        if (message := session.message_to(client)) is not None:
+            session.receive(client, one.answer(message))
+    with nullcontext() if is_enough else pytest.raises(ThresholdNotMet):
+        session.close_stage()
+    assert {culprit for fault in session.faults for culprit in fault.culprits} >= {HolderId(0)}
+
+
+def test_a_holder_that_answers_the_offer_with_anything_else_is_lost() -> None:
+    world = InsecureSum(SumSetup())
+    standing = Standing(world)
+
+    def ask_all(requests: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
+        for position, answer in standing.ask_all(requests):
+            yield position, world.holders[1].respond(requests[1]) if position == 2 else answer
+
+    session = world.session(ask_all)
+    assert session.tally.present == {0, 1, 3, 4}
+    assert [fault.culprits for fault in session.faults] == [frozenset({HolderId(2)})]
+
+
+def test_keys_of_a_committee_are_published_once_its_sum_has_begun() -> None:
+    """Keys with which no sum can begin would be offered again with the next one."""
+    world = committee(SumSetup(bounds=((0, 1 << 18), None), capacity=5))
+    published = list[tuple[bytes, ...]]()
+    session = world.session(None, published.append, helpers={"keys": ()})
+    with pytest.raises(Misuse, match="close the first stage"):
+        session.tally  # noqa: B018
+    for client, one in members(world, hold=True).items():
+        session.receive(client, one.answer(session.invitation))
+    with pytest.raises(InvalidParameters, match="a ring of 21 bits fits"):
+        session.close_stage()
+    assert not published
