@@ -282,7 +282,7 @@ ROOMS: Final = (
             ),
             *_PAIRWISE_ATTACKS,
         ),
-        ("tests/protocols/pairwise_mask/test_session.py",),
+        _in("tests/protocols/pairwise_mask", "test_session.py", "test_revealed_sets.py", "test_altered_on_the_way.py"),
     ),
     Room(
         "pairwise: client and rounds",

@@ -254,8 +254,6 @@ class Recovery:
 
     def _seed_by_root(self, dropped: int, neighbour: int, keys: MaskKeys) -> Secret:
         roster, peer = self._roster, self._settled.advertisers[neighbour].keys
-        if not self._suite.edge_bytes:
-            return self._suite.seed_of_sent_edge(keys, peer, roster.context, b"")
         if roster.graph.sends_edge_seed(dropped, neighbour):
             edge = self._relayed[dropped].entry_to(neighbour).edge
             return self._suite.seed_of_sent_edge(keys, peer, roster.context, edge)

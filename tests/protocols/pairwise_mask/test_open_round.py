@@ -59,6 +59,17 @@ def test_nobodys_neighbours_are_looked_at_where_a_number_says_it_all(
     assert opened.is_enough
 
 
+@pytest.mark.parametrize("due", [None, (0, 1, 2, 3, 4)])
+def test_the_last_answer_around_a_client_may_come_before_or_after_its_own(due: tuple[int, ...] | None) -> None:
+    graph = Graph(Topology.SPARSE, 5, 2, bytes(32))
+    opened = OpenRound(members(0, 1, 2, 3, 4), message, needed=0, due=due, threshold=2, graph=graph)
+    enough = list[bool]()
+    for position in range(5):
+        opened.count(ClientId(1 + position))
+        enough.append(opened.is_enough)
+    assert enough == [False, False, False, False, True]
+
+
 @pytest.mark.parametrize("topology", Topology)
 def test_ten_thousand_clients_ask_after_each_answer(topology: Topology) -> None:
     count = 10_000

@@ -40,7 +40,9 @@ from tests.harness.pairwise_sessions import (
     InsecurePairwiseSession,
     SessionSetup,
     close_round,
+    restored,
     same_sum,
+    stored,
     unmask,
 )
 from tests.harness.secrets_held import left_over, secrets_from_now
@@ -334,6 +336,7 @@ def test_a_client_that_complains_of_a_good_seed_is_found_out() -> None:
     awaited = session.server.awaited or frozenset()
     assert honest in awaited
     assert liar not in awaited
+    assert stored(restored(stored(session.server))) == stored(session.server)
     total = session.finish()
     assert same_sum(total, session.sum_of(client for client in session.client_ids if client != liar))
     accusation, verdict = session.server.faults
