@@ -8,19 +8,15 @@ import pytest
 
 from secagg.errors import InvalidParameters
 from secagg.fields import Field, Message, fixed, repeated, unsigned, variable
-from secagg.protocols.one_message.client import ClientRecord
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.epoch import EpochRecord, HolderKeys
-from secagg.protocols.one_message.journal import Entry, HolderSecret, JournalHead
+from secagg.protocols.one_message.journal import HolderSecret
 from secagg.protocols.one_message.messages import NoHolder
 from secagg.wire import Writer
 from tests.harness.message_tables import table_of
 from tests.harness.one_message_sums import MESSAGES
 
-STORED = (Entry, HolderSecret, JournalHead, ClientRecord)
-
-
-KINDS = (*MESSAGES, NoHolder, Offer, EpochRecord, HolderKeys, *STORED)
+KINDS = (*MESSAGES, NoHolder, Offer, EpochRecord, HolderKeys)
 
 
 @pytest.mark.parametrize("declared", KINDS)
