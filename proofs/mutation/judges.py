@@ -39,6 +39,8 @@ _SHARPER: Final = 4
 _EXAMPLES: Final = 25
 _WAITING: Final = 8
 """A process that others keep from the cores may take this many times its own time."""
+_ELSEWHERE: Final = frozenset({"gpu", "flower", "nvflare", "wire", "web", "scale", "site"})
+"""The marks of tests that need another environment, or other processes."""
 STARVED: Final = object()
 """In place of what a process did that would still be at work, had it the cores."""
 
@@ -155,7 +157,7 @@ class Trials:
 
     def _is_judge(self, item: pytest.Item) -> bool:
         slow = any(word in item.nodeid for word in self._room.without)
-        return not slow and not any(item.iter_markers("gpu")) and not any(item.iter_markers("flower"))
+        return not slow and not any(marker.name in _ELSEWHERE for marker in item.iter_markers())
 
     def _measured_once(self) -> Baseline:
         """Run every test that has changed, or that nobody measured with these files; the rest is on the disk."""

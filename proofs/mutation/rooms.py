@@ -230,12 +230,19 @@ ROOMS: Final = (
         _in(
             "tests/protocols/pairwise_mask",
             "test_thresholds.py",
+            "test_configuration.py",
+            "test_graph.py",
             "test_floors.py",
             "test_client_set.py",
             "test_roster.py",
             "test_transitions.py",
         ),
-        ("tests/adversaries/test_offers_below_the_floors.py", "tests/adversaries/test_rosters.py"),
+        (
+            "tests/adversaries/test_offers_below_the_floors.py",
+            "tests/adversaries/test_rosters.py",
+            "tests/protocols/pairwise_mask",
+            "tests/planning",
+        ),
     ),
     Room(
         "privacy: noise and rounding",
