@@ -361,6 +361,7 @@ ROOMS: Final = (
             "tests/session/test_conduct.py",
             "tests/session/test_machine.py",
         ),
+        ("tests/protocols/one_message", "tests/scale/test_sums.py", "tests/adversaries/test_one_message_liars.py"),
         without=_OTHER_PROTOCOLS,
         models=("one message: a client, two epochs",),
     ),
