@@ -193,3 +193,23 @@ JUST_MET: dict[str, Any] = {
 
 def test_floors_that_are_just_met_admit_an_offer() -> None:
     admitted(**JUST_MET)
+
+
+def test_a_charge_that_was_not_written_is_not_counted() -> None:
+    """A disk that was full for a moment costs no round."""
+    written = list[bytes]()
+    is_full = True
+
+    def store(record: bytes) -> None:
+        if is_full:
+            raise OSError("no space left on device")
+        written.append(record)
+
+    ledger = Ledger(TASK, store)
+    with pytest.raises(OSError, match="no space"):
+        ledger.charge(TASK, 1, 7)
+    is_full = False
+    ledger.charge(TASK, 1, 7)
+    assert len(written) == 1
+    with pytest.raises(PeerMisbehaved, match="uploaded for round 7"):
+        ledger.charge(TASK, 1, 7)

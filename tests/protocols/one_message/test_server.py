@@ -268,6 +268,12 @@ def test_what_was_added_is_overwritten_with_the_release_or_the_end() -> None:
     assert adder.calls == ["end"]
 
 
+def test_who_adds_is_said_before_the_first_upload() -> None:
+    server = InsecureSum().server()
+    with pytest.raises(Misuse, match="before the first upload"):
+        server.add_through(CountedSum)
+
+
 @pytest.mark.parametrize("call", ["add", "fix", "end"])
 def test_a_call_that_fails_leaves_nothing_that_it_did_not_do(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An upload that was not added is not listed, a list that was not written is shown to nobody, an end is an end."""

@@ -11,17 +11,20 @@ import pytest
 
 from secagg.contract import Layout, RingSegment
 from secagg.crypto.labels import Label
-from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
+from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, ThresholdNotMet
 from secagg.identifiers import ClientId, HolderId
+from secagg.parameters import SecurityMode
 from secagg.protocols.one_message.epoch import EpochRecord
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.protocols.one_message.plan import OneMessageSettings
 from secagg.protocols.one_message.requests import Receipt, Verdict
-from secagg.protocols.one_message.session import Server
+from secagg.protocols.one_message.session import OneMessageHelpers, Server, open_session
+from secagg.protocols.one_message.tally import State
 from secagg.session.frames import decode_refusal, encode_refusal
 from secagg.session.roles import ClientSession, Turnout
 from secagg.wire import MessageKind, message_kind
-from tests.harness.one_message_sums import InsecureSum, SumSetup
+from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup
 
 RULES = tuple(ThresholdRule)
 
@@ -260,3 +263,54 @@ def test_keys_of_a_committee_are_published_once_its_sum_has_begun() -> None:
     with pytest.raises(InvalidParameters, match="a ring of 21 bits fits"):
         session.close_stage()
     assert not published
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_a_session_says_whether_messages_are_signed(mode: SecurityMode) -> None:
+    world = InsecureSum(SumSetup(mode=mode))
+    assert opened(world, Standing(world)).is_signed is (mode is SecurityMode.ACTIVE)
+
+
+def test_a_sum_has_a_capacity_that_the_codec_can_decode() -> None:
+    world = InsecureSum(SumSetup(capacity=4))
+    with pytest.raises(CapacityExceeded):
+        opened(world, Standing(world))
+    world = InsecureSum()
+    settings, helpers = OneMessageSettings(), OneMessageHelpers(record=world.record, keys=(), coins=COINS)
+    with pytest.raises(InvalidParameters, match=r"settings\.capacity"):
+        open_session(world.setup.subject, settings, None, helpers)
+
+
+def test_a_committee_that_lacks_keys_says_whose() -> None:
+    world = committee(SumSetup())
+    session, parts = world.session(None, helpers={"keys": ()}), members(world, hold=True)
+    for client in world.setup.clients[1:]:
+        session.receive(client, parts[client].answer(session.invitation))
+    with pytest.raises(ThresholdNotMet, match=r"keys of holders \(missing: holder/0"):
+        session.close_stage()
+
+
+def test_holders_that_answer_a_list_with_anything_else_are_told_although_no_sum_opens() -> None:
+    world = InsecureSum(SumSetup())
+    standing, is_lying = Standing(world), False
+
+    def ask_all(requests: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
+        for position, answer in standing.ask_all(requests):
+            yield position, bytes(answer[:-1]) if is_lying and position < 4 else answer
+
+    session = world.session(ask_all)
+    carry(session, members(world, hold=False), {})
+    is_lying = True
+    with pytest.raises(ThresholdNotMet):
+        session.release()
+    assert {culprit for fault in session.faults for culprit in fault.culprits} == set(map(HolderId, range(4)))
+
+
+def test_an_aborted_session_keeps_no_upload() -> None:
+    world = InsecureSum()
+    session = opened(world, Standing(world))
+    session.abort()
+    assert session.tally.state is State.ENDED
+    waiting = committee(SumSetup()).session(None, helpers={"keys": ()})
+    waiting.abort()
+    assert waiting.stage is None
