@@ -23,7 +23,7 @@ from secagg.compression.cohort_bits import (
     noisiest_matrix,
     places_for,
 )
-from secagg.compression.dithered_quantization import dithered_ring
+from secagg.compression.common import PublicStream
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.model_update import (
     Calibration,
@@ -71,16 +71,14 @@ from secagg.compression.peak import (
     voted,
 )
 from secagg.compression.product_quantization import ProductQuantization
-from secagg.compression.public_stream import PublicStream
 from secagg.compression.random_pruning import exact_sparsity
-from secagg.compression.rotation import JoinedRotation
-from secagg.compression.scalar_quantization import Rounding
-from secagg.compression.sketch import Sketch, sketch_ring
+from secagg.compression.rotation import JoinedRotation, Sketch, sketch_ring
+from secagg.compression.scalar_quantization import Rounding, dithered_ring
 from secagg.compression.told import HeldModel
 from secagg.contract import Aggregate, LinearDecoder, Payload
 from secagg.crypto.entropy import Coins
 from secagg.errors import InternalError, InvalidParameters
-from secagg.training.settings.configuration import (
+from secagg.training.configuration import (
     SECURE_SOURCES,
     CompressionSettings,
     Lengths,
@@ -88,7 +86,7 @@ from secagg.training.settings.configuration import (
     Scheme,
     Source,
 )
-from secagg.training.settings.parts import Update
+from secagg.training.parts import Update
 
 PLAIN_BITS: Final = 32
 LEAST_CLIP: Final = 0.25

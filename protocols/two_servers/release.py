@@ -29,12 +29,10 @@ from secagg.errors import (
     blaming,
 )
 from secagg.identifiers import ClientId
-from secagg.privacy.accounting import ReleasePart, epsilon
+from secagg.privacy.accounting import ReleasePart, epsilon, of_histogram, of_vector
 from secagg.privacy.client_noise import NoiseSettings
-from secagg.privacy.noise_table import add_noise_into, pieces
+from secagg.privacy.noise_table import SeededCoins, add_noise_into, pieces
 from secagg.privacy.rounding import rounded_root
-from secagg.privacy.seeded_coins import SeededCoins
-from secagg.privacy.sensitivity import of_histogram, of_vector
 from secagg.session.certificates import SigningKey
 
 from .configuration import IndexingConfiguration, ServerNoise

@@ -27,13 +27,12 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InternalError, InvalidParameters, PeerError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, Suite
+from secagg.privacy.accounting import Adjacency
 from secagg.privacy.client_noise import ClientNoise, noise_in
-from secagg.privacy.sensitivity import Adjacency
-from secagg.session.registry import Simulation, find
+from secagg.session.registry import Simulation, find, known_settings, planned_settings
 from secagg.session.roles import ClientSession, LateUpdate, Released, ServerSession, Subject, Update
 from secagg.session.run import Measured, run
-from secagg.session.settings import known_settings, planned_settings
-from secagg.training.settings.configuration import (
+from secagg.training.configuration import (
     WHOLE_UPDATES,
     Configuration,
     Scheme,
@@ -42,9 +41,17 @@ from secagg.training.settings.configuration import (
     SumSettings,
     Weighting,
 )
-from secagg.training.settings.parts import Cohorts
-
-from .round_sums import CheckedSum, IdealSum, NoisedSum, Received, SecureSum, SumOutcome, SumRound, Upload
+from secagg.training.parts import Cohorts
+from secagg.training.round_sums import (
+    CheckedSum,
+    IdealSum,
+    NoisedSum,
+    Received,
+    SecureSum,
+    SumOutcome,
+    SumRound,
+    Upload,
+)
 
 _FLOAT_ROOM: Final = 1 + 2.0**-16
 """A clipped norm was computed in floats of 24 bits."""

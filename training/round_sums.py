@@ -17,7 +17,7 @@ from secagg.compression.scalar_quantization import overflowed
 from secagg.compression.told import HeldModel, Sums
 from secagg.contract import Aggregate, IndexSegment, Payload, RingSegment
 from secagg.contract.codewords import CodewordTable, Tables, summed_layout
-from secagg.contract.rounding import has_fine_bits, rounded_values
+from secagg.contract.decoder import has_fine_bits, rounded_values
 from secagg.crypto.entropy import Coins, SystemCoins
 from secagg.crypto.ring import add_into, low_bits, reduce_into
 from secagg.errors import InternalError, Misuse, ThresholdNotMet
