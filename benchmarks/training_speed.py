@@ -29,9 +29,9 @@ from secagg.training.engines import make_engine
 from secagg.training.models import initial_parameters
 from secagg.training.parts import Examples, Stream, seed_of
 from secagg.training.presets import preset
-from secagg.training.real_sum import secure_sum
 from secagg.training.records import Accuracy
 from secagg.training.rounds import Pieces, Run
+from secagg.training.sums import secure_sum
 from training_engines import LOADS, Load, assignments_of
 
 CLIENTS = {"celeba": 100, "fashion": 40}

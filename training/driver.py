@@ -51,7 +51,6 @@ from secagg.training.parts import (
     seed_of,
 )
 from secagg.training.presets import preset
-from secagg.training.real_sum import require_feasible, secure_sum
 from secagg.training.records import (
     SUMMARY_NAME,
     Accuracy,
@@ -63,8 +62,8 @@ from secagg.training.records import (
     write_arrays,
     write_text,
 )
-from secagg.training.round_sums import SumRound, Upload
 from secagg.training.rounds import Pieces, Run
+from secagg.training.sums import SumRound, Upload, require_feasible, secure_sum
 
 _RECENT: Final = 20
 """Rounds that the estimate of the time left is taken from."""

@@ -26,7 +26,7 @@ from secagg.contract import Aggregate, Payload
 from secagg.errors import InvalidParameters, PeerError, ThresholdNotMet
 from secagg.session.run import StageFigures
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from secagg.training.codec import PLAIN_BITS, Operators, RoundCodec, WholeUpdates
+from secagg.training.codec import PLAIN_BITS, Operators, RoundCodec, ToldSums, WholeUpdates
 from secagg.training.configuration import (
     WHOLE_UPDATES,
     AttackKind,
@@ -61,9 +61,8 @@ from secagg.training.parts import (
     seed_bytes,
     seed_of,
 )
-from secagg.training.real_sum import ReleaseCount
 from secagg.training.records import Accuracy, Checkpoint, RoundRecord
-from secagg.training.round_sums import OverflowMeter, SecureSum, SumOutcome, SumRound, ToldSums, Upload
+from secagg.training.sums import OverflowMeter, ReleaseCount, SecureSum, SumOutcome, SumRound, Upload
 
 Arrays = Mapping[str, npt.NDArray[np.float32]]
 Parameters = dict[str, npt.NDArray[np.float32]]

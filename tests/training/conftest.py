@@ -16,9 +16,9 @@ from secagg.training.configuration import Configuration, changed
 from secagg.training.engines import Evaluator, make_engine
 from secagg.training.parts import Examples
 from secagg.training.presets import preset
-from secagg.training.real_sum import secure_sum
 from secagg.training.records import Accuracy
 from secagg.training.rounds import Pieces
+from secagg.training.sums import secure_sum
 from tests.harness.tutorial import tutorial_scheme
 
 FEATURES, CLASSES = 12, 3

@@ -28,8 +28,8 @@ from secagg.training.configuration import (
 )
 from secagg.training.driver import train
 from secagg.training.parts import Cohorts, sampled_losses
-from secagg.training.real_sum import require_feasible, secure_sum
-from secagg.training.round_sums import (
+from secagg.training.rounds import Pieces
+from secagg.training.sums import (
     CheckedSum,
     ClearSum,
     IdealSum,
@@ -38,9 +38,10 @@ from secagg.training.round_sums import (
     SumRound,
     Upload,
     require_equal,
+    require_feasible,
     require_rounded,
+    secure_sum,
 )
-from secagg.training.rounds import Pieces
 from tests.harness import plain_sum
 from tests.harness.planted import always
 
@@ -175,7 +176,7 @@ def test_a_session_that_every_client_refuses_is_an_error_and_no_round_of_lost_cl
     made = codecs(run)
     due = everybody(made.codec)
     refusing = replace(find("enclave"), simulate=RefusingSimulation)
-    monkeypatch.setattr("secagg.training.real_sum.find", always(refusing))
+    monkeypatch.setattr("secagg.training.sums.find", always(refusing))
     with pytest.raises(InvalidParameters, match=r"all clients left in the stage 'sealed upload'.*below"):
         secure_sum(run).run(due, uploads(made, due))
 
