@@ -22,17 +22,17 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from secagg.compression.common import PublicStream
 from secagg.compression.count_sketch import CountSketch, HeavyHitters
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.product_quantization import Codebook, ProductQuantization, learn_codewords
-from secagg.compression.public_stream import PublicStream
 from secagg.compression.rotation import Floats, JoinedRotation
 from secagg.contract import Aggregate, Layout, Payload, public_parameters_digest
 from secagg.contract.codewords import Tables
 from secagg.crypto.entropy import Coins
-from secagg.training.runs.driver import Cell, Grid, sweep
-from secagg.training.settings.configuration import changed, versions_here
-from secagg.training.settings.presets import preset
+from secagg.training.configuration import changed, versions_here
+from secagg.training.driver import Cell, Grid, sweep
+from secagg.training.presets import preset
 
 BITS: Final = 16
 """Of a value that a baseline sends in a ring; 20 clients of at most 0.25 fit."""

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from figures import Figure
+from secagg.compression.common import PublicStream
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.model_update import ModelUpdate, TensorScheme
 from secagg.compression.peak import NORM_LEVELS, PeakCode, level_votes
-from secagg.compression.public_stream import PublicStream
 from secagg.compression.rotation import JoinedRotation
 from secagg.contract import IndexSegment, Payload
 from secagg.crypto.entropy import SystemCoins

@@ -26,10 +26,10 @@ import numpy.typing as npt
 import torch
 
 from secagg.compression.cohort_bits import law, peak_noise, places_for
-from secagg.training.runs.driver import pieces_of
-from secagg.training.runs.rounds import Parameters, Pieces, Run
-from secagg.training.settings.configuration import WHOLE_UPDATES, Configuration, Scheme, changed, versions_here
-from secagg.training.settings.presets import preset
+from secagg.training.configuration import WHOLE_UPDATES, Configuration, Scheme, changed, versions_here
+from secagg.training.driver import pieces_of
+from secagg.training.presets import preset
+from secagg.training.rounds import Parameters, Pieces, Run
 
 WINDOWS: Final = (10, 20, 40)
 EVERY: Final = 20

@@ -17,16 +17,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from secagg.training.engines.one_by_one import (
+from secagg.training.configuration import LocalTraining
+from secagg.training.engines import (
+    Batches,
     Descent,
+    Mapped,
     changes,
     device_named,
     schedule_of,
     trainable,
 )
-from secagg.training.engines.stacked import Batches, Mapped
-from secagg.training.settings.configuration import LocalTraining
-from secagg.training.settings.parts import (
+from secagg.training.parts import (
     Assignment,
     Examples,
     FederatedData,

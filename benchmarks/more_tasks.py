@@ -26,12 +26,12 @@ from torch import nn
 
 from iso_accuracy import StudyCell, finished, interval, last, last_averaged, train
 from secagg.compression.cohort_bits import peak_noise, places_for
+from secagg.training.configuration import Configuration, versions_here
 from secagg.training.datasets import PreparedData, Split
 from secagg.training.datasets.prepared import Dealing, Rows, dirichlet_partition, normalised
+from secagg.training.driver import pieces_of
 from secagg.training.models import StrideNet
-from secagg.training.runs.driver import pieces_of
-from secagg.training.runs.rounds import Pieces
-from secagg.training.settings.configuration import Configuration, versions_here
+from secagg.training.rounds import Pieces
 
 PEAK: Final = (
     "compression.scheme=peak",

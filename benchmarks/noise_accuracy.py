@@ -24,10 +24,10 @@ from typing import Any, Final
 from secagg.privacy.accounting import ReleasePart, epsilon
 from secagg.privacy.client_noise import MOST_NOISE
 from secagg.privacy.kinds import NoiseKind
+from secagg.training.configuration import changed, versions_here
+from secagg.training.driver import Cell, Grid, sweep
+from secagg.training.presets import preset
 from secagg.training.reports import new_figure
-from secagg.training.runs.driver import Cell, Grid, sweep
-from secagg.training.settings.configuration import changed, versions_here
-from secagg.training.settings.presets import preset
 
 DELTA: Final = 1e-5
 EPSILONS: Final = (8.0, 2.0, 32.0)

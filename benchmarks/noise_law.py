@@ -17,8 +17,8 @@ from typing import Any, Final
 import numpy as np
 
 from secagg.compression.cohort_bits import peak_noise
+from secagg.compression.common import PublicStream
 from secagg.compression.peak import PeakCode
-from secagg.compression.public_stream import PublicStream
 from secagg.compression.rotation import JoinedRotation
 from secagg.contract import ideal_aggregate
 from secagg.crypto.entropy import SystemCoins

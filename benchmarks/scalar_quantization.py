@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from figures import Figure, best_seconds
+from secagg.compression.common import PublicStream
 from secagg.compression.fixed_point import FixedPoint
-from secagg.compression.public_stream import PublicStream
 from secagg.compression.random_pruning import pruning_mask
 from secagg.compression.rotation import RandomRotation, padded_size
 from secagg.compression.scalar_quantization import Rounding, ScalarQuantization, calibrate

@@ -20,8 +20,7 @@ from typing import Any, Final
 
 from figures import machine
 from secagg.parameters import Suite
-from secagg.planning.scale import Constants, calibrate, layout_for
-from secagg.planning.seconds import Rates, costs_of, run_session
+from secagg.planning.seconds import Constants, Rates, calibrate, costs_of, layout_for, run_session
 from secagg.scale.tree import MOST_IN_A_GROUP as MOST_CLIENTS
 from secagg.session.registry import find
 

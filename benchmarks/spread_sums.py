@@ -22,8 +22,7 @@ from time import perf_counter
 
 import numpy as np
 
-from secagg.planning.scale import layout_for
-from secagg.planning.seconds import run_session
+from secagg.planning.seconds import layout_for, run_session
 from secagg.protocols.one_message import OneMessageCut
 from secagg.protocols.one_message.lattice.values import Values
 from secagg.protocols.one_message.plan import choose_committee, plan

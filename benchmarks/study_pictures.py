@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from secagg.training.configuration import Scheme
 from secagg.training.reports import STYLES, new_figure, plain_ticks
-from secagg.training.settings.configuration import Scheme
 from training_attacks import draw as draw_attacks
 
 Cells = Sequence[Mapping[str, Any]]

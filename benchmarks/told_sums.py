@@ -19,9 +19,9 @@ import numpy as np
 
 from iso_accuracy import LAST, STUDENT, StudyCell
 from secagg.training.datasets import PreparedData, federated_data
-from secagg.training.runs.driver import pieces_of
-from secagg.training.runs.rounds import Run
-from secagg.training.settings.parts import Examples
+from secagg.training.driver import pieces_of
+from secagg.training.parts import Examples
+from secagg.training.rounds import Run
 
 RESULTS: Final = Path(__file__).parent / "results" / "told_sums.json"
 SEEDS: Final = (0, 1, 2)

@@ -20,9 +20,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Final
 
-from secagg.training.runs.driver import Cell, Grid, sweep
-from secagg.training.settings.configuration import AttackKind, Configuration, changed, versions_here
-from secagg.training.settings.presets import preset
+from secagg.training.configuration import AttackKind, Configuration, changed, versions_here
+from secagg.training.driver import Cell, Grid, sweep
+from secagg.training.presets import preset
 
 UNBOUNDED: Final = "not bounded: a ring element may be anything"
 SCHEMES: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {

@@ -16,10 +16,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from secagg.training.configuration import changed
+from secagg.training.driver import Progress, train
+from secagg.training.presets import preset
 from secagg.training.reports import write_report
-from secagg.training.runs.driver import Progress, train
-from secagg.training.settings.configuration import changed
-from secagg.training.settings.presets import preset
 
 RUNS = {
     "fashion-none": "uncompressed, pairwise masks",

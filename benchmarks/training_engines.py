@@ -23,11 +23,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from secagg.errors import InvalidParameters
-from secagg.training.engines import ENGINES, cross_entropy, device_named, make_engine
-from secagg.training.engines.one_by_one import schedule_of, swapped, written_out
+from secagg.training.configuration import LocalTraining
+from secagg.training.engines import ENGINES, cross_entropy, device_named, make_engine, schedule_of, swapped, written_out
 from secagg.training.models import initial_parameters, model_factory
-from secagg.training.settings.configuration import LocalTraining
-from secagg.training.settings.parts import (
+from secagg.training.parts import (
     Assignment,
     Engine,
     Examples,

@@ -23,15 +23,15 @@ import numpy as np
 import torch
 
 from figures import Figure, best_seconds, machine
+from secagg.training.configuration import Configuration, LocalTraining, changed
+from secagg.training.driver import pieces_of
 from secagg.training.engines import make_engine
 from secagg.training.models import initial_parameters
+from secagg.training.parts import Examples, Stream, seed_of
+from secagg.training.presets import preset
 from secagg.training.records import Accuracy
-from secagg.training.runs.driver import pieces_of
-from secagg.training.runs.rounds import Pieces, Run
-from secagg.training.settings.configuration import Configuration, LocalTraining, changed
-from secagg.training.settings.parts import Examples, Stream, seed_of
-from secagg.training.settings.presets import preset
-from secagg.training.sums.real_sum import secure_sum
+from secagg.training.rounds import Pieces, Run
+from secagg.training.sums import secure_sum
 from training_engines import LOADS, Load, assignments_of
 
 CLIENTS = {"celeba": 100, "fashion": 40}

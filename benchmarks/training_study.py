@@ -19,10 +19,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from secagg.training.configuration import changed, versions_here
+from secagg.training.driver import Cell, Grid, sweep
+from secagg.training.presets import PRESETS, preset
 from secagg.training.reports import cells_of, read_runs, table
-from secagg.training.runs.driver import Cell, Grid, sweep
-from secagg.training.settings.configuration import changed, versions_here
-from secagg.training.settings.presets import PRESETS, preset
 
 
 def scalar(bits: int, modulus_bits: int, *more: str, name: str = "") -> Cell:

@@ -39,20 +39,20 @@ from iso_accuracy import STUDENT
 from lockstep import Kept, Lockstep, play
 from more_tasks import digits, small, wide
 from secagg.training.codec import WholeUpdates
-from secagg.training.datasets import PreparedData, federated_data
-from secagg.training.datasets.prepared import Dealing
-from secagg.training.engines.one_by_one import Probe
-from secagg.training.runs.driver import pieces_of
-from secagg.training.runs.rounds import Pieces, Run, ServerOptimizer
-from secagg.training.settings.configuration import (
+from secagg.training.configuration import (
     Configuration,
     Optimizer,
     ServerSettings,
     changed,
     versions_here,
 )
-from secagg.training.settings.parts import Stream, generator, seed_of
-from secagg.training.settings.presets import preset
+from secagg.training.datasets import PreparedData, federated_data
+from secagg.training.datasets.prepared import Dealing
+from secagg.training.driver import pieces_of
+from secagg.training.engines import Probe
+from secagg.training.parts import Stream, generator, seed_of
+from secagg.training.presets import preset
+from secagg.training.rounds import Pieces, Run, ServerOptimizer
 from transfer_methods import Method, cohort_bits_of, methods
 
 SEEDS: Final = (10, 11, 12)

@@ -19,11 +19,10 @@ import numpy as np
 from figures import Figure, best_seconds
 from product_quantization import THREAD_VARIABLES, WEIGHTS, peak_bytes, uneven
 from secagg.compression.cohort_bits import kept_for
+from secagg.compression.common import PublicStream
 from secagg.compression.peak import PeakCode
 from secagg.compression.product_quantization import calibrate
-from secagg.compression.public_stream import PublicStream
-from secagg.compression.rotation import JoinedRotation
-from secagg.compression.sketch import Sketch
+from secagg.compression.rotation import JoinedRotation, Sketch
 from secagg.contract import Aggregate, ideal_aggregate
 from secagg.contract.codewords import summed_layout
 from secagg.crypto.entropy import SystemCoins

@@ -19,8 +19,7 @@ from secagg.errors import InvalidParameters
 from secagg.parameters import require_integer
 
 from .peak import MAXIMUM_PLACES, MOST_SUMMED_PLACES, LevelCode, PeakCode, kept_share, level_noise
-from .rotation import JoinedRotation
-from .sketch import rounding_noise
+from .rotation import JoinedRotation, rounding_noise
 
 COHORT_BITS: Final = 1.6
 """Bits that a cohort needs for a value, all clients together."""

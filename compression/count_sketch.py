@@ -31,8 +31,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse
 from secagg.parameters import require_integer
 
-from .checks import finite, inner_decoded, require_floats
-from .public_stream import require_seed
+from .common import finite, inner_decoded, require_floats, require_seed
 
 Floats = npt.NDArray[np.float64]
 MAXIMUM_ROWS: Final = 32

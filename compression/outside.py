@@ -23,8 +23,7 @@ from secagg.contract.codewords import Tables
 from secagg.crypto.entropy import Coins
 from secagg.errors import InvalidParameters
 
-from .checks import finite
-from .public_stream import require_seed
+from .common import finite, require_seed
 
 Factory = Callable[..., LinearDecoder[Any]]
 MAXIMUM_NAME_BYTES: Final = 512

@@ -30,9 +30,8 @@ from secagg.crypto.ring import require_capacity
 from secagg.errors import InvalidParameters
 from secagg.parameters import require_integer
 
-from .checks import require_sum
+from .common import PublicStream, require_sum
 from .product_quantization import Codebook, ProductQuantization
-from .public_stream import PublicStream
 from .rotation import BLOCK_SIZE, Floats, Gains, JoinedRotation, Update, square_root_scales
 
 MAXIMUM_PLACES: Final = MAXIMUM_CODEWORDS // 2

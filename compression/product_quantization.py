@@ -27,8 +27,7 @@ from secagg.crypto.ring import Ring, RingVector, require_capacity
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason, require_length
 from secagg.parameters import require_integer
 
-from .checks import finite, require_floats, require_sum
-from .public_stream import require_seed, require_shape
+from .common import finite, require_floats, require_seed, require_shape, require_sum
 
 # --- Geometry of blocks -----------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ Which ones a public seed says. For a tensor of n elements and a sparsity of s, a
 
     k = n - floor(s n)
 
-of them, in row-major order. The stream of the tensor (``secagg.compression.public_stream``, label PRUNING_MASK,
+of them, in row-major order. The stream of the tensor (``secagg.compression.common``, label PRUNING_MASK,
 attempt 0) is read as n little-endian words of 32 bits, one for each coordinate, and the k coordinates with the smallest
 words are kept. If the k-th smallest word equals the next smallest, the next attempt decides in the same way; so every
 set of k coordinates is equally likely. ``tests/vectors/compression/random_pruning.json`` holds masks to compare with.
@@ -28,8 +28,7 @@ from secagg.crypto.labels import Label
 from secagg.errors import InvalidParameters, Misuse
 from secagg.parameters import require_integer
 
-from .checks import inner_decoded, require_floats
-from .public_stream import PublicStream
+from .common import PublicStream, inner_decoded, require_floats
 
 Tensor = npt.NDArray[np.floating[Any]]
 Mask = npt.NDArray[np.bool_]

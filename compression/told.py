@@ -37,9 +37,8 @@ from secagg.errors import UNDECIDED, MalformedMessage, Misuse, PeerMisbehaved, R
 from secagg.parameters import require_integer
 from secagg.wire import MessageKind, Reader, Writer
 
-from .checks import LARGEST, finite, require_floats
+from .common import LARGEST, PublicStream, finite, require_floats
 from .peak import block_size_for
-from .public_stream import PublicStream
 from .rotation import Floats, Gains, JoinedRotation, padded_size
 
 # --- Coded sums -------------------------------------------------------------------------------------------------------

@@ -21,8 +21,7 @@ from docs.included import ROOT, document
 from secagg import cli
 from secagg.cli.figures import in_bytes, in_seconds
 from secagg.crypto.labels import Label
-from secagg.planning.costs import compare
-from secagg.planning.planned_update import PlanRequest, Scheme
+from secagg.planning.costs import PlanRequest, Scheme, compare
 from secagg.planning.seconds import Network, seconds_of
 from secagg.session.registry import find, names
 from tests.harness.closure import closure

@@ -28,9 +28,8 @@ from secagg.protocols.pairwise_mask.client import CLIENT_TRANSITIONS
 from secagg.protocols.pairwise_mask.session import SERVER_TRANSITIONS
 from secagg.protocols.two_servers.offers import Entry as RoundEntry
 from secagg.protocols.two_servers.offers import RoundRules, RoundState
-from secagg.session.registry import find
+from secagg.session.registry import find, planned_settings
 from secagg.session.roles import LateUpdate, Subject, Update
-from secagg.session.settings import planned_settings
 from secagg.wire import message_kind
 
 Say = Callable[[Any, str, str], None]

@@ -173,11 +173,9 @@ class PeerError(SecAggError):
     ``culprits`` holds every party that the evidence names, or is ``NOBODY`` or ``UNDECIDED``.
     """
 
-    def __init__(
-        self, message: str, *, reason: Reason, culprits: Iterable[Party], round_name: str | None = None
-    ) -> None:
+    def __init__(self, message: str, *, reason: Reason, culprits: Iterable[Party]) -> None:
         super().__init__(message, reason=reason)
-        self.culprits, self.round_name = named(culprits), round_name
+        self.culprits = named(culprits)
 
 
 def named(culprits: Iterable[Party]) -> frozenset[Party]:
@@ -199,10 +197,8 @@ def blaming(*culprits: Party) -> Generator[None]:
 class MalformedMessage(PeerError):
     """Bytes that do not decode; a decoder never knows whose they are, so this is ``UNDECIDED`` unless it is said."""
 
-    def __init__(
-        self, message: str, *, reason: Reason, culprits: Iterable[Party] = UNDECIDED, round_name: str | None = None
-    ) -> None:
-        super().__init__(message, reason=reason, culprits=culprits, round_name=round_name)
+    def __init__(self, message: str, *, reason: Reason, culprits: Iterable[Party] = UNDECIDED) -> None:
+        super().__init__(message, reason=reason, culprits=culprits)
 
 
 def require_length(what: str, length: int, due: int, culprits: Iterable[Party] = UNDECIDED) -> None:
@@ -222,20 +218,17 @@ class UnexpectedMessage(PeerError):
         received: str,
         reason: Reason = Reason.WRONG_KIND,
         culprits: Iterable[Party] = UNDECIDED,
-        round_name: str | None = None,
     ) -> None:
         message = f"expected {expected}, received {received}"
-        super().__init__(message, reason=reason, culprits=culprits, round_name=round_name)
+        super().__init__(message, reason=reason, culprits=culprits)
         self.expected, self.received = expected, received
 
 
 class AuthenticationFailed(PeerError):
     """A tag or signature that does not verify; it carries no detail on purpose."""
 
-    def __init__(self, *, culprits: Iterable[Party], round_name: str | None = None) -> None:
-        super().__init__(
-            "authentication failed", reason=Reason.AUTHENTICATION_FAILED, culprits=culprits, round_name=round_name
-        )
+    def __init__(self, *, culprits: Iterable[Party]) -> None:
+        super().__init__("authentication failed", reason=Reason.AUTHENTICATION_FAILED, culprits=culprits)
 
 
 class PeerMisbehaved(PeerError):
@@ -245,9 +238,9 @@ class PeerMisbehaved(PeerError):
 class ThresholdNotMet(SecAggError):
     """Too few answered; nobody's fault."""
 
-    def __init__(self, *, needed: int, present: int, what: str, round_name: str | None = None) -> None:
+    def __init__(self, *, needed: int, present: int, what: str) -> None:
         super().__init__(f"{needed} {what} are needed and {present} are present", reason=Reason.THRESHOLD_NOT_MET)
-        self.needed, self.present, self.round_name = needed, present, round_name
+        self.needed, self.present = needed, present
 
 
 class CapacityExceeded(SecAggError):

@@ -20,11 +20,11 @@ LINES_OF_A_MODULE = 800
 BUDGETS = {
     "secagg/*.py": 1_135,
     "secagg/crypto": 2_335,
-    "secagg/contract": 840,
-    "secagg/privacy": 1_410,
-    "secagg/session": 3_065,
-    "secagg/conformance": 2_185,
-    "compression": 5_314,
+    "secagg/contract": 830,
+    "secagg/privacy": 1_395,
+    "secagg/session": 3_050,
+    "secagg/conformance": 2_160,
+    "compression": 5_240,
     "protocols/pairwise_mask": 6_105,
     "protocols/enclave": 5_900,
     "protocols/two_servers": 6_925,
@@ -32,11 +32,11 @@ BUDGETS = {
     "protocols/coded_mask": 1_095,
     "secagg/planning": 1_300,
     "secagg/simulation": 520,
-    "secagg/short": 995,
+    "secagg/short": 1_002,
     "secagg/site_statistics": 1_060,
     "secagg/scale": 1_000,
-    "training": 6_492,
-    "secagg/platforms": 3_315,
+    "training": 6_430,
+    "secagg/platforms": 3_319,
     "secagg/flower": 945,
     "secagg/transport": 2_570,
     "secagg/nvflare": 1_445,
@@ -267,9 +267,9 @@ def waiting_in(source: str) -> list[str]:
 
 
 def is_public(name: str) -> bool:
-    """Whether users import a module themselves: schemes, sessions, scale, and what stands at the top of a protocol."""
+    """Whether users import a module themselves: schemes, laws, sessions, scale, and the top of a protocol."""
     is_top = name.count(".") == len(("secagg", "protocols", "name")) and name.startswith("secagg.protocols.")
-    return is_top or name.startswith(("secagg.compression.", "secagg.session.", "secagg.scale."))
+    return is_top or name.startswith(("secagg.compression.", "secagg.conformance.", "secagg.session.", "secagg.scale."))
 
 
 @cache

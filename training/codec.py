@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -23,7 +23,7 @@ from secagg.compression.cohort_bits import (
     noisiest_matrix,
     places_for,
 )
-from secagg.compression.dithered_quantization import dithered_ring
+from secagg.compression.common import PublicStream
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.model_update import (
     Calibration,
@@ -71,16 +71,14 @@ from secagg.compression.peak import (
     voted,
 )
 from secagg.compression.product_quantization import ProductQuantization
-from secagg.compression.public_stream import PublicStream
 from secagg.compression.random_pruning import exact_sparsity
-from secagg.compression.rotation import JoinedRotation
-from secagg.compression.scalar_quantization import Rounding
-from secagg.compression.sketch import Sketch, sketch_ring
-from secagg.compression.told import HeldModel
+from secagg.compression.rotation import Floats, Gains, JoinedRotation, Sketch, sketch_ring
+from secagg.compression.scalar_quantization import Rounding, dithered_ring
+from secagg.compression.told import HeldModel, Sums
 from secagg.contract import Aggregate, LinearDecoder, Payload
 from secagg.crypto.entropy import Coins
 from secagg.errors import InternalError, InvalidParameters
-from secagg.training.settings.configuration import (
+from secagg.training.configuration import (
     SECURE_SOURCES,
     CompressionSettings,
     Lengths,
@@ -88,7 +86,7 @@ from secagg.training.settings.configuration import (
     Scheme,
     Source,
 )
-from secagg.training.settings.parts import Update
+from secagg.training.parts import Update
 
 PLAIN_BITS: Final = 32
 LEAST_CLIP: Final = 0.25
@@ -724,3 +722,58 @@ class WholeUpdates:
         edges = np.cumsum(self._sizes)[:-1].tolist()
         parts = zip(self.shapes.items(), np.split(vector, edges), strict=True)
         return {name: part.reshape(shape) for (name, shape), part in parts}
+
+
+# --- Told in place of the model ---------------------------------------------------------------------------------------
+
+
+class ToldSums:
+    """Model that server and clients hold alike, and who holds it since when.
+
+    A client of a round receives the sums since the round that it took part in last, or the model where that is
+    shorter. Here the server itself takes its next model out of the message that it tells.
+    """
+
+    def __init__(self, model: HeldModel, rounds: Iterable[Sequence[int]] = (), sizes: Sequence[int] = ()) -> None:
+        """Begin a run, or continue one.
+
+        Args:
+            rounds: the clients of the rounds so far.
+            sizes: bytes of the sums of these rounds.
+        """
+        self.model = model
+        self._sizes = list(sizes)
+        self._last = dict[int, int]()
+        for number, clients in enumerate(rounds):
+            self.seen(number, clients)
+
+    def seen(self, number: int, clients: Sequence[int]) -> None:
+        """Note that these clients hold the model that a round began with."""
+        self._last.update(dict.fromkeys(clients, number))
+
+    def model_bytes(self, clients: Sequence[int]) -> float:
+        """Return what a client of the next round receives in place of the model, on average."""
+        # A client that was away may have missed lengths of tensors too.
+        whole = len(self.model.encode()) + _SCALE_BYTES * len(self.model.sizes)
+        sums = [sum(self._sizes[self._last[one] :]) if one in self._last else whole for one in clients]
+        return sum(min(whole, told) for told in sums) / max(1, len(clients))
+
+    def tell(self, number: int, sums: Sums, rotation: JoinedRotation, gains: Gains) -> Floats:
+        _, message = self.model.told(number, sums, rotation.scales, gains)
+        self._sizes.append(len(message))
+        self.model = self.model.after(message)
+        return self.model.values
+
+    def skip(self) -> None:
+        """Note a round that released nothing."""
+        self._sizes.append(0)
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        return {"model": np.frombuffer(self.model.encode(), np.uint8), "sizes": np.array(self._sizes, np.int64)}
+
+    @classmethod
+    def restored(
+        cls, stored: Mapping[str, npt.NDArray[Any]], like: HeldModel, rounds: Iterable[Sequence[int]]
+    ) -> ToldSums:
+        model = HeldModel.decode(stored["model"].tobytes(), seed=like.seed, name=like.name, sizes=like.sizes)
+        return cls(model, rounds, stored["sizes"].tolist())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from secagg.errors import InvalidParameters
 
-from .settings.parts import ModelFactory, Seed, torch_seeded
+from .parts import ModelFactory, Seed, torch_seeded
 
 _WORD: Final = 0xFFFF_FFFF
 _KEY_NAME: Final = "key"

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from secagg.errors import InvalidParameters
 from secagg.session.durable import PUBLIC, replace, replacing
 
-from .settings.configuration import Configuration, to_tree
+from .configuration import Configuration, to_tree
 
 CHECKPOINT_NAME: Final = "checkpoint.npz"
 _TEXT: Final = "text"

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from secagg.errors import InvalidParameters
 
+from .configuration import FILE_NAME as CONFIGURATION_NAME
+from .configuration import Configuration, Scheme, read, to_toml
 from .records import METRICS_NAME, RoundRecord, read_records, summarise, write_text
-from .settings.configuration import FILE_NAME as CONFIGURATION_NAME
-from .settings.configuration import Configuration, Scheme, read, to_toml
 
 
 @dataclass(frozen=True, slots=True)

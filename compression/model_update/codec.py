@@ -18,15 +18,13 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 
+from secagg.compression.common import PublicStream, require_shape, require_text
 from secagg.compression.count_sketch import CountSketch
-from secagg.compression.dithered_quantization import DitheredQuantization
 from secagg.compression.peak import LevelCode, PeakCode
 from secagg.compression.product_quantization import ProductQuantization
-from secagg.compression.public_stream import PublicStream, require_shape, require_text
 from secagg.compression.random_pruning import RandomPruning
-from secagg.compression.rotation import RandomRotation
-from secagg.compression.scalar_quantization import ScalarQuantization
-from secagg.compression.sketch import Sketch
+from secagg.compression.rotation import RandomRotation, Sketch
+from secagg.compression.scalar_quantization import DitheredQuantization, ScalarQuantization
 from secagg.contract import (
     Aggregate,
     IndexedDecoder,

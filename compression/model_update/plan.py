@@ -14,9 +14,9 @@ from typing import Any, Final, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from secagg.compression import dithered_quantization, product_quantization, scalar_quantization
+from secagg.compression import product_quantization, scalar_quantization
+from secagg.compression.common import PublicStream, require_seed, require_shape
 from secagg.compression.count_sketch import CountSketch
-from secagg.compression.dithered_quantization import DEFAULT_FINE_BITS, DitheredQuantization
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.model_update.codec import (
     CalibrationSource,
@@ -31,10 +31,15 @@ from secagg.compression.model_update.codec import (
     require_names,
 )
 from secagg.compression.product_quantization import ITERATIONS, ProductQuantization, block_geometry, is_quantizable
-from secagg.compression.public_stream import PublicStream, require_seed, require_shape
 from secagg.compression.random_pruning import RandomPruning, kept_count, pruning_mask
 from secagg.compression.rotation import RandomRotation, padded_size
-from secagg.compression.scalar_quantization import LEAST_SCALE, Rounding, ScalarQuantization
+from secagg.compression.scalar_quantization import (
+    DEFAULT_FINE_BITS,
+    LEAST_SCALE,
+    DitheredQuantization,
+    Rounding,
+    ScalarQuantization,
+)
 from secagg.contract import LinearDecoder, public_parameters_digest
 from secagg.errors import InvalidParameters, Misuse
 
@@ -127,7 +132,7 @@ class Dithered(FitsEvery):
     def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> DitheredQuantization:
         if sample is None or not sample.any():
             return _former(previous, DitheredQuantization, place.shape)
-        return dithered_quantization.calibrate(
+        return scalar_quantization.calibrate_dithered(
             sample, bits=self.bits, modulus_bits=self.modulus_bits, fine_bits=self.fine_bits
         )
 

@@ -36,19 +36,16 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from secagg.compression.byte_accounting import Accounting
+from secagg.compression.common import SEED_BYTES, PublicStream
 from secagg.compression.count_sketch import CountSketch
-from secagg.compression.dithered_quantization import DitheredQuantization
-from secagg.compression.fixed_point import FixedPoint
-from secagg.compression.identity import Identity
+from secagg.compression.fixed_point import FixedPoint, Identity
 from secagg.compression.outside import MAXIMUM_NAME_BYTES as MAXIMUM_SCHEME_NAME_BYTES
 from secagg.compression.outside import Factory, OutsideScheme
 from secagg.compression.peak import MOST_SUMMED_PLACES, LevelCode, PeakCode, is_votes, level_votes
 from secagg.compression.product_quantization import Codebook, ProductQuantization
-from secagg.compression.public_stream import SEED_BYTES, PublicStream
 from secagg.compression.random_pruning import RandomPruning
-from secagg.compression.rotation import JoinedRotation, RandomRotation, padded_size
-from secagg.compression.scalar_quantization import Rounding, ScalarQuantization
-from secagg.compression.sketch import Sketch
+from secagg.compression.rotation import JoinedRotation, RandomRotation, Sketch, padded_size
+from secagg.compression.scalar_quantization import DitheredQuantization, Rounding, ScalarQuantization
 from secagg.contract import LinearDecoder
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.wire import MessageKind, Reader, Writer

@@ -249,9 +249,7 @@ ROOMS: Final = (
         _in(
             "secagg/privacy",
             "client_noise.py",
-            "budget.py",
             "rounding.py",
-            "sensitivity.py",
             "accounting.py",
             "kinds.py",
             "noise.py",
@@ -263,6 +261,7 @@ ROOMS: Final = (
                 "test_budget.py",
                 "test_client_noise.py",
                 "test_noise.py",
+                "test_norms.py",
                 "test_rounding.py",
                 "test_sensitivity.py",
             ),

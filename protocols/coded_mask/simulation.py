@@ -12,10 +12,10 @@ from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.secret import Confined
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
-from secagg.session.costs import ONE_IN, Costs, Work
 from secagg.session.ledger import SpentUpdates
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
+from secagg.session.simulated import ONE_IN, Costs, Work
 
 from .configuration import MAXIMUM_CLIENTS, NONCE_BYTES
 from .field import ELEMENT_BYTES

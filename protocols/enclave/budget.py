@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from secagg.contract.codewords import Tables, require_tables
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import InvalidParameters
-from secagg.privacy.accounting import ReleasePart, epsilon
+from secagg.privacy.accounting import Adjacency, ReleasePart, epsilon, of_decoded_sum, of_histogram, of_vector
 from secagg.privacy.kinds import require_delta
-from secagg.privacy.sensitivity import Adjacency, of_decoded_sum, of_histogram, of_vector
 
 from .trusted.configuration import EnclaveConfiguration, ReleaseForm
 

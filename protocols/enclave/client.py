@@ -16,7 +16,7 @@ from secagg.crypto.secret import Secret, draw_exactly, overwrite
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.fields import FLAG, Message, fixed, unsigned, variable
 from secagg.identifiers import CLIENT_ID_BYTES, ServerId
-from secagg.privacy.norm import clip_into
+from secagg.privacy.kinds import clip_into
 from secagg.session.certificates import Authority
 from secagg.session.ledger import Spent
 from secagg.session.one_answer import OneStageClientSession

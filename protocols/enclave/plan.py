@@ -16,12 +16,12 @@ from secagg.crypto.ring import require_capacity
 from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.identifiers import CLIENT_ID_BYTES
 from secagg.parameters import LEAST_COHORT, Suite
+from secagg.privacy.accounting import Adjacency, of_vector
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.rounding import room_for_noise, rounded_root
-from secagg.privacy.sensitivity import Adjacency, of_vector
 from secagg.session.certificates import IDENTITY_KEY_BYTES, Authority
-from secagg.session.costs import AES_BLOCK_BYTES, Costs, Work, mask_cipher_calls, ring_length
 from secagg.session.roles import Subject
+from secagg.session.simulated import AES_BLOCK_BYTES, Costs, Work, mask_cipher_calls, ring_length
 from secagg.wire import HEADER_BYTES
 
 from .budget import squared_sensitivities

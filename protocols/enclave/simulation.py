@@ -12,7 +12,7 @@ from secagg.crypto.secret import Confined
 from secagg.identifiers import ClientId
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
-from secagg.session.simulated_keys import SimulatedKeys
+from secagg.session.simulated import SimulatedKeys
 
 from .floors import EnclaveFloors
 from .ledger import SealLedger

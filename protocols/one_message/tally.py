@@ -528,7 +528,7 @@ class Tally(Confined):
                 PeerMisbehaved(
                     f"{HolderId(position)} answered with other sums than its shares have",
                     reason=Reason.SHARES_IRRECONCILABLE,
-                    culprits=culprits(Evidence.DEVIATING_ANSWER, holder=HolderId(position)),
+                    culprits=culprits(Evidence.DEVIATING_ANSWER, sender=HolderId(position)),
                 )
             )
         self._liars |= liars

@@ -501,7 +501,7 @@ def entry_digest(client: ClientId, entry: bytes) -> bytes:
 
 
 def require_context(
-    tag: bytes, context: AttemptContext | SessionContext, sentence: str, culprits: Iterable[Party], round_name: str
+    tag: bytes, context: AttemptContext | SessionContext, sentence: str, culprits: Iterable[Party]
 ) -> None:
     """Refuse a message whose tag is that of another context.
 
@@ -509,7 +509,7 @@ def require_context(
         PeerMisbehaved: saying so in the sentence.
     """
     if tag != context.tag:
-        raise PeerMisbehaved(sentence, reason=Reason.WRONG_SESSION, culprits=culprits, round_name=round_name)
+        raise PeerMisbehaved(sentence, reason=Reason.WRONG_SESSION, culprits=culprits)
 
 
 def certain(value: Known | None) -> Known:

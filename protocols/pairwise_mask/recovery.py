@@ -32,7 +32,7 @@ from .round2_masked_input import (
     self_mask_key,
     share_place,
 )
-from .rounds3_4_unmasking import ROUND, revealed_secret
+from .rounds3_4_unmasking import revealed_secret
 from .suites import MaskKeys, SharedSecret, commit_to_self_mask, key_suite
 
 
@@ -276,7 +276,6 @@ class Recovery:
                     needed=threshold,
                     present=len(shown),
                     what=f"shares of the {secret.value.decode()} of {self._roster.clients[dealer]}",
-                    round_name=ROUND,
                 )
             trusted = sorted(shown, key=lambda item: len(self._wrong.get(item.holder, ())))[:threshold]
             recovered = _combine(trusted, threshold, secret)
@@ -406,7 +405,7 @@ class Recovery:
 
 
 def _fault(sentence: str, culprits: Iterable[Party], reason: Reason = Reason.COMMITMENT_MISMATCH) -> PeerMisbehaved:
-    return PeerMisbehaved(sentence, reason=reason, culprits=culprits, round_name=ROUND)
+    return PeerMisbehaved(sentence, reason=reason, culprits=culprits)
 
 
 def _combine(shown: Sequence[_Shown], threshold: int, secret: SharedSecret) -> Secret:
@@ -447,7 +446,7 @@ def count_revealed_sets(settled: Settled) -> frozenset[frozenset[ClientId]]:
     smallest, needed = sizes[0] if sizes else 0, settled.configuration.minimum_cohort
     if smallest < needed:
         what = "contributors in the smallest set whose sum would be revealed"
-        raise ThresholdNotMet(needed=needed, present=smallest, what=what, round_name="unmasking")
+        raise ThresholdNotMet(needed=needed, present=smallest, what=what)
     return revealed
 
 

@@ -34,9 +34,7 @@ from .configuration import (
     require_context,
     roster_of,
 )
-from .round0_advertise_keys import ROUND as ADVERTISING
 from .round0_advertise_keys import AdvertisedKeys, KeyAdvertisement, VerifiedAdvertiser, authenticate, verify_keys
-from .round1_share_keys import ROUND as SHARING
 from .round1_share_keys import (
     DeliveredEntry,
     DeliveredShares,
@@ -47,10 +45,7 @@ from .round1_share_keys import (
     entry_leaf,
     signed_entries,
 )
-from .round2_masked_input import ROUND as MASKING
 from .round2_masked_input import Complaint, MaskedInput, signed_complaint, signed_view, upload_digest
-from .rounds3_4_unmasking import CHECK_ROUND as CONFIRMING
-from .rounds3_4_unmasking import ROUND as UNMASKING
 from .rounds3_4_unmasking import (
     AnsweredFor,
     Asked,
@@ -121,16 +116,7 @@ class Settled:
         """Return who answers for what a client sent."""
         return said_by(self.roster.clients[position], self.configuration.mode)
 
-    def verify(  # noqa: PLR0913 -- what a signed message is
-        self,
-        sender: int,
-        message: _Signed,
-        label: Label,
-        parts: tuple[bytes, ...],
-        *,
-        round_name: str,
-        act: str,
-    ) -> None:
+    def verify(self, sender: int, message: _Signed, label: Label, parts: tuple[bytes, ...], *, act: str) -> None:
         """Check for which session a message was made, and in active mode who signed it.
 
         Args:
@@ -139,16 +125,16 @@ class Settled:
             PeerMisbehaved: it was made for another session.
             AuthenticationFailed: its sender did not sign these parts.
         """
-        self.require_own(sender, message, round_name, act)
+        self.require_own(sender, message, act)
         if self.is_active:
             culprits = unverified(self.roster.clients[sender])
             certain(self.advertisers[sender].identity).verify(message.signature, label, *parts, culprits=culprits)
 
-    def require_own(self, sender: int, message: _Signed, round_name: str, act: str) -> None:
+    def require_own(self, sender: int, message: _Signed, act: str) -> None:
         """Refuse a message that was made for another session, before anything of it is hashed."""
         client = self.roster.clients[sender]
         sentence = f"{client} {act} another session"
-        require_context(message.context, self.roster.context, sentence, unverified(client), round_name)
+        require_context(message.context, self.roster.context, sentence, unverified(client))
 
 
 # --- Round 0, advertise keys ------------------------------------------------------------------------------------------
@@ -161,13 +147,8 @@ def authenticate_advertisement(
 
     Implements: [BIK+17] Fig. 4, Round 0, server.
     """
-    require_context(
-        message.attempt,
-        configuration.context,
-        f"{message.client} advertises keys for another attempt",
-        unverified(message.client),
-        ADVERTISING,
-    )
+    sentence = f"{message.client} advertises keys for another attempt"
+    require_context(message.attempt, configuration.context, sentence, unverified(message.client))
     authority = Authority(configuration.authority) if configuration.mode is SecurityMode.ACTIVE else None
     return authenticate(message, configuration, authority)
 
@@ -243,13 +224,8 @@ class RelayedShares:
             AuthenticationFailed: not signed by its sender.
         """
         client = roster.clients[sender]
-        require_context(
-            message.context,
-            roster.context,
-            f"{client} shared keys for another session",
-            unverified(client),
-            SHARING,
-        )
+        sentence = f"{client} shared keys for another session"
+        require_context(message.context, roster.context, sentence, unverified(client))
         self.message = message
         self._roster, self._sender = roster, sender
         self._neighbours = array("I", roster.graph.neighbours(sender))
@@ -316,10 +292,10 @@ def check_masked_input(settled: Settled, sender: int, message: MaskedInput) -> b
         AuthenticationFailed: its sender did not send this vector, or did not mask under the sharers of this session.
     """
     act = "masked its input for"
-    settled.require_own(sender, message, MASKING, act)
+    settled.require_own(sender, message, act)
     roster, digest = settled.roster, upload_digest(message.packed)
     parts = signed_view(roster.context, roster.clients[sender], settled.sharers, digest)
-    settled.verify(sender, message, Label.SIGNED_VIEW, parts, round_name=MASKING, act=act)
+    settled.verify(sender, message, Label.SIGNED_VIEW, parts, act=act)
     return digest
 
 
@@ -331,7 +307,7 @@ def check_complaint(settled: Settled, sender: int, delivered: bytes, message: Co
     """
     roster = settled.roster
     parts = signed_complaint(roster.context, roster.clients[sender], settled.sharers, delivered, message.accused)
-    settled.verify(sender, message, Label.SIGNED_COMPLAINT, parts, round_name=MASKING, act="complains in")
+    settled.verify(sender, message, Label.SIGNED_COMPLAINT, parts, act="complains in")
     neighbours = roster.graph.neighbours(sender)
     return tuple(neighbours[place] for place in message.accused)
 
@@ -354,7 +330,6 @@ def faults_of(settled: Settled, complaints: dict[int, tuple[int, ...]], sender: 
         f"{clients[sender]} leaves: it cannot use the seeds of its edges with {names}; one of the two ends lies",
         reason=Reason.EDGE_UNUSABLE,
         culprits=culprits,
-        round_name=MASKING,
     )
 
 
@@ -368,7 +343,7 @@ def check_survivor_signature(settled: Settled, sender: int, message: SurvivorSig
     """
     roster = settled.roster
     parts = signed_survivors(roster.context, roster.clients[sender], settled.sharers, settled.contributors)
-    settled.verify(sender, message, Label.SIGNED_SURVIVORS, parts, round_name=CONFIRMING, act="signed for")
+    settled.verify(sender, message, Label.SIGNED_SURVIVORS, parts, act="signed for")
 
 
 # --- Round 4, unmasking -----------------------------------------------------------------------------------------------
@@ -430,7 +405,7 @@ class RevealedShares:
         client, contributors = roster.clients[sender], settled.contributors
         parts = signed_unmasking(roster.context, client, contributors, delivered, self._message)
         act = "reveals shares of"
-        settled.verify(sender, self._message, Label.SIGNED_UNMASKING, parts, round_name=UNMASKING, act=act)
+        settled.verify(sender, self._message, Label.SIGNED_UNMASKING, parts, act=act)
 
     def require_in_range(self, culprits: Iterable[Party]) -> None:
         """Refuse shares that are not field elements."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from hmac import compare_digest
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
 
 from secagg.blame import said_by, unverified
 from secagg.crypto.entropy import Coins
@@ -197,7 +197,6 @@ def _signed_parts(advertisement: KeyAdvertisement, attempt: AttemptContext) -> t
 
 # --- The roster, as a client is shown it ------------------------------------------------------------------------------
 
-ROUND: Final = "advertise_keys"
 _MAXIMUM_LIST_BYTES = 10 << 20
 _MAXIMUM_ID_BYTES = 10
 """Bytes of an id below 2^64, in groups of 7 bits."""
@@ -342,7 +341,7 @@ def accept_advertised_keys(member: PairwiseMember, state: Advertised, message: A
 
 def _checked_roster(member: PairwiseMember, configuration: SessionConfiguration, message: AdvertisedKeys) -> Roster:
     """Derive the roster, and refuse it where its size or its parameters do not protect this client."""
-    require_context(message.attempt, configuration.context, "the roster is of another attempt", {ServerId()}, ROUND)
+    require_context(message.attempt, configuration.context, "the roster is of another attempt", {ServerId()})
     if not compare_digest(commit_to_opening(message.opening), configuration.graph_commitment):
         raise _invalid_roster("the seed of the graph is not the one that the offer commits to")
     try:
@@ -351,7 +350,7 @@ def _checked_roster(member: PairwiseMember, configuration: SessionConfiguration,
         raise _invalid_roster(f"the list of advertisers is not a roster: {error}") from None
     needed = configuration.minimum_cohort
     if roster.population < needed:
-        raise ThresholdNotMet(needed=needed, present=roster.population, what="advertisers", round_name=ROUND)
+        raise ThresholdNotMet(needed=needed, present=roster.population, what="advertisers")
     try:
         configuration.require_protected(member.floors, roster.population)
     except InvalidParameters as error:
@@ -359,7 +358,6 @@ def _checked_roster(member: PairwiseMember, configuration: SessionConfiguration,
             f"the session uses parameters that do not protect this client: {error}",
             reason=Reason.BELOW_FLOOR,
             culprits={ServerId()},
-            round_name=ROUND,
         ) from None
     return roster
 
@@ -387,7 +385,7 @@ def _require_distinct_keys(
 
 
 def _invalid_roster(sentence: str) -> PeerMisbehaved:
-    return PeerMisbehaved(sentence, reason=Reason.ROSTER_INVALID, culprits={ServerId()}, round_name=ROUND)
+    return PeerMisbehaved(sentence, reason=Reason.ROSTER_INVALID, culprits={ServerId()})
 
 
 def in_parallel(check: Callable[[Shown], Known], shown: Sequence[Shown], threads: int = 1) -> list[Known]:

@@ -35,7 +35,6 @@ from .suites import COMMITMENT_BYTES, SHARES_BYTES, OwnKeys, SharedSecret, Share
 if TYPE_CHECKING:
     from .client import PairwiseMember
 
-ROUND: Final = "share_keys"
 _MAXIMUM_PATH = 64
 
 
@@ -233,7 +232,7 @@ def verify_delivered_entry(
     try:
         root = recover_root(count, {place: leaf}, item.path)
     except MalformedMessage:
-        raise AuthenticationFailed(culprits=unverified(identity.client), round_name=ROUND) from None
+        raise AuthenticationFailed(culprits=unverified(identity.client)) from None
     parts = signed_entries(roster.context, identity.client, count, root)
     identity.verify(item.signature, Label.SIGNED_SHARES, *parts, culprits=unverified(identity.client))
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hmac import compare_digest
 from itertools import accumulate as running_sum
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 
@@ -233,9 +233,6 @@ def _check_words(segment: RingSegment, vector: RingVector, index: int, context: 
         return check_words(segment.ring, vector[: segment.length], vector.size - segment.length, key)
 
 
-ROUND: Final = "masked_input"
-
-
 # --- Messages ---------------------------------------------------------------------------------------------------------
 
 
@@ -410,13 +407,12 @@ def signed_complaint(
 
 def _check_sharers(message: DeliveredShares, key_set: VerifiedKeySet) -> None:
     configuration = key_set.roster.configuration
-    require_context(message.context, key_set.roster.context, "the shares are of another session", {ServerId()}, ROUND)
+    require_context(message.context, key_set.roster.context, "the shares are of another session", {ServerId()})
     if key_set.position not in message.sharers:
         raise PeerMisbehaved(
             "the server delivers shares and says that this client shared nothing",
             reason=Reason.SURVIVORS_INVALID,
             culprits={ServerId()},
-            round_name=ROUND,
         )
     holders = sum(neighbour in message.sharers for neighbour in key_set.neighbours)
     for needed, present, what in (
@@ -424,7 +420,7 @@ def _check_sharers(message: DeliveredShares, key_set: VerifiedKeySet) -> None:
         (configuration.threshold, holders, "neighbours that shared keys"),
     ):
         if present < needed:
-            raise ThresholdNotMet(needed=needed, present=present, what=what, round_name=ROUND)
+            raise ThresholdNotMet(needed=needed, present=present, what=what)
 
 
 def _collect_seeds(state: Shared, entries: Mapping[int, SharesEntry], seeds: dict[int, Secret]) -> dict[int, PeerError]:
@@ -446,7 +442,6 @@ def _collect_seeds(state: Shared, entries: Mapping[int, SharesEntry], seeds: dic
 def _recorded(error: PeerError, sender: ClientId, entry: SharesEntry) -> PeerError:
     """Name who answers for an entry: its sender if it signed it, else the server and the way as well."""
     error.culprits = frozenset({sender}) if entry.commitment else unverified(sender)
-    error.round_name = ROUND
     # A traceback would keep the frames alive in which the input and the seeds are.
     error.__context__ = error.__cause__ = None
     return error.with_traceback(None)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 
 from secagg.blame import unverified
 from secagg.crypto.labels import Label
@@ -36,10 +36,6 @@ from .suites import COMMITMENT_BYTES, SharedSecret, key_suite
 
 if TYPE_CHECKING:
     from .client import PairwiseMember
-
-CHECK_ROUND: Final = "consistency_check"
-ROUND: Final = "unmasking"
-
 
 # --- Messages ---------------------------------------------------------------------------------------------------------
 
@@ -171,26 +167,26 @@ def confirm_survivors(
     Claim PM-3: a member signs the sharers under which it masked, and one set of contributors.
     """
     roster = state.key_set.roster
-    check_survivors(state, message.context, message.contributors, CHECK_ROUND)
+    check_survivors(state, message.context, message.contributors)
     if message.sharers != state.sharers:
-        raise invalid_survivors("the server shows other sharers than it showed before this client masked", CHECK_ROUND)
+        raise invalid_survivors("the server shows other sharers than it showed before this client masked")
     parts = signed_survivors(roster.context, member.client, message.sharers, message.contributors)
     signature = member.sign(Label.SIGNED_SURVIVORS, *parts)
     confirmed = Confirmed(state, message.contributors)
     return confirmed, SurvivorSignature(context=roster.context.tag, signature=signature)
 
 
-def check_survivors(state: Masked, context: bytes, contributors: ClientSet, round_name: str) -> None:
+def check_survivors(state: Masked, context: bytes, contributors: ClientSet) -> None:
     """Refuse a set of contributors that this client must not help to unmask."""
     roster, position = state.key_set.roster, state.key_set.position
-    require_context(context, roster.context, "the survivors are of another session", {ServerId()}, round_name)
+    require_context(context, roster.context, "the survivors are of another session", {ServerId()})
     if not contributors.issubset(state.sharers):
-        raise invalid_survivors("somebody contributed without having shared keys", round_name)
+        raise invalid_survivors("somebody contributed without having shared keys")
     if position not in contributors:
-        raise invalid_survivors("the server declares this client dropped, and asks it", round_name)
+        raise invalid_survivors("the server declares this client dropped, and asks it")
     needed = roster.configuration.minimum_cohort
     if len(contributors) < needed:
-        raise ThresholdNotMet(needed=needed, present=len(contributors), what="contributors", round_name=round_name)
+        raise ThresholdNotMet(needed=needed, present=len(contributors), what="contributors")
 
 
 def signed_survivors(
@@ -201,9 +197,9 @@ def signed_survivors(
     return context.digest, signer.encode(), sharers.digest(context), contributors.digest(context), *sizes
 
 
-def invalid_survivors(sentence: str, round_name: str) -> PeerMisbehaved:
+def invalid_survivors(sentence: str) -> PeerMisbehaved:
     """Return the error for a set that the server should not have shown."""
-    return PeerMisbehaved(sentence, reason=Reason.SURVIVORS_INVALID, culprits={ServerId()}, round_name=round_name)
+    return PeerMisbehaved(sentence, reason=Reason.SURVIVORS_INVALID, culprits={ServerId()})
 
 
 # --- Round 4, unmasking -----------------------------------------------------------------------------------------------
@@ -222,16 +218,15 @@ def reveal_shares(member: PairwiseMember, state: Masked | Confirmed, message: Un
     """
     masked = state.masked if isinstance(state, Confirmed) else state
     roster, contributors = masked.key_set.roster, message.contributors
-    check_survivors(masked, message.context, contributors, ROUND)
+    check_survivors(masked, message.context, contributors)
     if isinstance(state, Confirmed) and contributors != state.contributors:
-        raise invalid_survivors("the contributors are not those that this client signed", ROUND)
+        raise invalid_survivors("the contributors are not those that this client signed")
     present = [neighbour for neighbour in masked.key_set.neighbours if neighbour in contributors]
     if len(present) < roster.configuration.threshold:
         raise ThresholdNotMet(
             needed=roster.configuration.threshold,
             present=len(present),
             what="contributing neighbours",
-            round_name=ROUND,
         )
     if roster.configuration.mode is SecurityMode.ACTIVE:
         _verify_certificate(member, masked, message)
@@ -329,4 +324,4 @@ def _verify_views(member: PairwiseMember, masked: Masked, message: UnmaskingRequ
 
 
 def _uncertified(sentence: str) -> PeerError:
-    return PeerMisbehaved(sentence, reason=Reason.QUORUM_NOT_MET, culprits={ServerId()}, round_name=ROUND)
+    return PeerMisbehaved(sentence, reason=Reason.QUORUM_NOT_MET, culprits={ServerId()})

@@ -349,7 +349,7 @@ class Server(StagedServerSession[Take]):
         is_signing = self.state is ServerState.AWAITING_SURVIVOR_SIGNATURES
         needed = self.configuration.quorum if is_signing else self.configuration.minimum_cohort
         if (present := len(self._kept.answered)) < needed:
-            raise ThresholdNotMet(needed=needed, present=present, what=what, round_name=str(self.state))
+            raise ThresholdNotMet(needed=needed, present=present, what=what)
         if self.state is ServerState.AWAITING_KEY_ADVERTISEMENTS:
             self._require_protected(present)
 

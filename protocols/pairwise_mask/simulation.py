@@ -18,12 +18,11 @@ from secagg.errors import InvalidParameters
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId
 from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES
-from secagg.session.costs import ONE_IN, Costs, Work, mask_cipher_calls, ring_length
 from secagg.session.privacy_ledger import PrivacyLedgers
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 from secagg.session.sealed_state import MemoryLatch
-from secagg.session.simulated_keys import SimulatedKeys
+from secagg.session.simulated import ONE_IN, Costs, SimulatedKeys, Work, mask_cipher_calls, ring_length
 
 from .client import PairwiseMember, charged_elsewhere
 from .client_record import Recorder

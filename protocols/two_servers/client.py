@@ -146,7 +146,6 @@ class Client(OneStageClientSession):
                 "both servers offer one key, so one party could open both halves",
                 reason=Reason.PUBLIC_KEY_REUSED,
                 culprits={stamp.server for stamp in stamps},
-                round_name="offers",
             )
         return verified
 

@@ -21,8 +21,7 @@ from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage,
 from secagg.fields import Field, Message, choice, encoded, fixed, listed, numbered, repeated, unsigned, variable
 from secagg.identifiers import AttemptContext
 from secagg.parameters import LEAST_COHORT, Suite, require_integer
-from secagg.privacy.kinds import GREATEST_VARIANCE, NoiseKind, require_variance
-from secagg.privacy.norm import clip_into
+from secagg.privacy.kinds import GREATEST_VARIANCE, NoiseKind, clip_into, require_variance
 from secagg.privacy.rounding import room_for_noise
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 from secagg.wire import MessageKind, Reader, Writer

@@ -11,7 +11,7 @@ from secagg.contract import IndexSegment, Layout
 from secagg.identifiers import ServerId
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.session.certificates import IDENTITY_KEY_BYTES
-from secagg.session.costs import Costs, Work, mask_cipher_calls, ring_length
+from secagg.session.simulated import Costs, Work, mask_cipher_calls, ring_length
 
 from .configuration import SERVERS, IndexingConfiguration, SharingMode
 from .offers import Invitation, RoundOffers

@@ -54,8 +54,6 @@ from .upload import (
     unpack_rings,
 )
 
-_ROUND = "upload"
-
 
 @dataclass(slots=True, eq=False)
 class _Half:
@@ -140,7 +138,6 @@ class PointFunctionExchange(Confined):
                     "correction words are not those that the client signed",
                     reason=Reason.COMMITMENT_MISMATCH,
                     culprits=UNDECIDED,
-                    round_name=_ROUND,
                 )
             if half.seed is None:
                 raise Misuse("a tree's share has a seed")
@@ -381,7 +378,6 @@ class HalfOpener(Confined):
                 f"{sender} hands over an upload that names {header.client}",
                 reason=Reason.NOT_ELIGIBLE,
                 culprits=UNDECIDED,
-                round_name=_ROUND,
             )
         Authority(configuration.authority).verify(header.certificate, culprits=UNDECIDED)
         upload.verify(configuration)
@@ -390,7 +386,6 @@ class HalfOpener(Confined):
                 f"an upload is for round {header.round_number}, and this is round {self._round_number}",
                 reason=Reason.WRONG_SESSION,
                 culprits=UNDECIDED,
-                round_name=_ROUND,
             )
         return upload
 

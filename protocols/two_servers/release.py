@@ -29,12 +29,10 @@ from secagg.errors import (
     blaming,
 )
 from secagg.identifiers import ClientId
-from secagg.privacy.accounting import ReleasePart, epsilon
+from secagg.privacy.accounting import ReleasePart, epsilon, of_histogram, of_vector
 from secagg.privacy.client_noise import NoiseSettings
-from secagg.privacy.noise_table import add_noise_into, pieces
+from secagg.privacy.noise_table import SeededCoins, add_noise_into, pieces
 from secagg.privacy.rounding import rounded_root
-from secagg.privacy.seeded_coins import SeededCoins
-from secagg.privacy.sensitivity import of_histogram, of_vector
 from secagg.session.certificates import SigningKey
 
 from .configuration import IndexingConfiguration, ServerNoise
@@ -235,7 +233,6 @@ class Release(Confined):
                 f"{self._peer_stamp.server} has signed another list, of {theirs.contributors} uploads and not "
                 f"{ours.contributors}; nothing of this round is released",
                 reason=Reason.SERVERS_DISAGREE,
-                round_name="agree",
                 culprits=culprits(Evidence.DIFFERENT_LISTS),
             )
 
@@ -270,7 +267,6 @@ class Release(Confined):
                 f"{self._peer_stamp.server} has committed to another share before",
                 reason=Reason.ALREADY_ANSWERED,
                 culprits=[self._peer_stamp.server],
-                round_name="open",
             )
         return theirs
 
@@ -285,7 +281,6 @@ class Release(Confined):
                 f"the share of {peer} is not what it committed to",
                 reason=Reason.COMMITMENT_MISMATCH,
                 culprits=[peer],
-                round_name="combine",
             )
         with blaming(peer):
             theirs = OutputShare.decode(peer_share, self._configuration, self._peer_stamp)
@@ -296,7 +291,6 @@ class Release(Confined):
             raise PeerMisbehaved(
                 f"the two shares add up to no sum: {error}",
                 reason=Reason.SERVERS_DISAGREE,
-                round_name="combine",
                 culprits=NOBODY,
             ) from None
 

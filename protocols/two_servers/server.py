@@ -347,7 +347,6 @@ class IndexingServer(Confined):
                 "an upload is asked about once, and this is another question",
                 reason=Reason.ALREADY_ANSWERED,
                 culprits=[self.peer],
-                round_name="answer",
             )
         pending.asked = question
         try:
@@ -381,9 +380,7 @@ class IndexingServer(Confined):
         self._pending.pop(upload_id).wipe()
 
     def _refused(self) -> PeerMisbehaved:
-        return PeerMisbehaved(
-            f"{self.peer} refuses it", reason=Reason.ONE_HOT_REFUTED, round_name="check", culprits=UNDECIDED
-        )
+        return PeerMisbehaved(f"{self.peer} refuses it", reason=Reason.ONE_HOT_REFUTED, culprits=UNDECIDED)
 
     def _reject(self, upload_id: bytes, error: PeerError) -> None:
         self._rules.reject(upload_id)
@@ -486,7 +483,6 @@ class Server(StagedServerSession[tuple[Upload, bytes]]):
                 raise PeerMisbehaved(
                     "the two halves are of two uploads, or server 1 says so",
                     reason=Reason.WRONG_SESSION,
-                    round_name="upload",
                     culprits=UNDECIDED,
                 )
         except PeerError as error:

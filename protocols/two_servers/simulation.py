@@ -18,7 +18,7 @@ from secagg.privacy.client_noise import said_epsilon
 from secagg.session.ledger import SpentUpdates
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
-from secagg.session.simulated_keys import SimulatedKeys
+from secagg.session.simulated import SimulatedKeys
 
 from .client import Client
 from .configuration import IndexingConfiguration

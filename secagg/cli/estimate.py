@@ -53,7 +53,7 @@ def run_estimate(options: argparse.Namespace) -> int:
 def _scale(options: argparse.Namespace) -> int:
     from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
     from secagg.parameters import Suite
-    from secagg.planning.scale import SPREAD, Farm, calibrate, estimate_scale
+    from secagg.planning.seconds import SPREAD, Farm, calibrate, estimate_scale
 
     for name, value, least, most in (
         ("clients", options.clients, 2, 1 << 32),
@@ -112,9 +112,9 @@ def _in_unit(value: float, unit: str) -> str:
 
 def _training(options: argparse.Namespace) -> int:
     require_torch()
-    from secagg.training.runs.driver import estimate, in_time
-    from secagg.training.settings.configuration import changed
-    from secagg.training.settings.presets import preset
+    from secagg.training.configuration import changed
+    from secagg.training.driver import estimate, in_time
+    from secagg.training.presets import preset
 
     configuration = changed(preset(options.preset), options.set)
     found = estimate(configuration)

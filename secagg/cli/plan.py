@@ -16,11 +16,10 @@ from secagg.compression.random_pruning import exact_sparsity
 from secagg.errors import InvalidParameters
 from secagg.parameters import Suite
 from secagg.planning.advice import PlannedNoise, advice
-from secagg.planning.costs import Comparison, Option, compare
+from secagg.planning.costs import WHOLE_UPDATES, Comparison, Learned, Option, PlanRequest, compare, shapes_of_blocks
 from secagg.planning.paper import CELEBA, FEMNIST_3_CHANNEL, SENT140
-from secagg.planning.planned_update import WHOLE_UPDATES, Learned, PlanRequest, shapes_of_blocks
 from secagg.planning.seconds import Network, Seconds, seconds_of
-from secagg.session.settings import parsed
+from secagg.session.registry import parsed
 
 from .figures import Column, in_bytes, in_seconds, shown, table, writable, write_json
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from secagg.errors import InvalidParameters
-from secagg.session.registry import ProtocolEntry, find, names
-from secagg.session.settings import known_settings, parsed, planned_settings
+from secagg.session.registry import ProtocolEntry, find, known_settings, names, parsed, planned_settings
 
 from . import spreading
 from .figures import (

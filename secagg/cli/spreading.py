@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from math import hypot
 from pathlib import Path
@@ -16,7 +16,6 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 from secagg.errors import InvalidParameters
-from secagg.session.metrics import Metrics
 from secagg.session.registry import ProtocolEntry
 
 from .figures import Column, in_bytes, in_seconds, table, writable
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from secagg.scale.spread import Figures
     from secagg.scale.state import RecordedCoins, State
     from secagg.session.roles import ServerSession
-    from secagg.session.run import Progress
+    from secagg.session.run import Metrics, Progress
     from secagg.simulation.rehearsal import Rehearsal, Rehearsed
 
 _LOG: Final = logging.getLogger("secagg")
@@ -72,9 +71,9 @@ class Telling:
 class Spreading:
     """The adder of a sum, and the figures that report its progress."""
 
+    metrics: Metrics
     add_through: Callable[..., None] | None = None
     """``add_through(session, state=None, is_kept=...)``: have the workers add; None where the server does."""
-    metrics: Metrics = field(default_factory=Metrics)
 
     def opened(self, session: ServerSession) -> None:
         """Have the workers, if there are any, add the uploads of a session that is not resumed after a crash."""
@@ -87,7 +86,9 @@ def workers_for(
     entry: ProtocolEntry, options: argparse.Namespace, show: Callable[[Figures], None]
 ) -> Generator[Spreading]:
     """Start the workers that the options ask for, and end them."""
-    found = Spreading()
+    from secagg.session.run import Metrics
+
+    found = Spreading(Metrics())
     _require_sense(entry, options)
     if options.engine is None:
         yield found

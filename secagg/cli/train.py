@@ -64,10 +64,10 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
 def run_training(options: argparse.Namespace) -> int:
     """Train one run, and print what it came to."""
     require_torch()
+    from secagg.training.configuration import changed, read, to_toml, versions_here
+    from secagg.training.driver import Progress, train
+    from secagg.training.presets import preset
     from secagg.training.records import Observer
-    from secagg.training.runs.driver import Progress, train
-    from secagg.training.settings.configuration import changed, read, to_toml, versions_here
-    from secagg.training.settings.presets import preset
 
     configuration = read(options.config) if options.config is not None else preset(options.preset)
     configuration = changed(configuration, options.set)
@@ -89,8 +89,8 @@ def run_training(options: argparse.Namespace) -> int:
 def run_sweep(options: argparse.Namespace) -> int:
     """Train every cell of a grid that is not finished."""
     require_torch()
+    from secagg.training.driver import read_grid, sweep
     from secagg.training.reports import cells_of, read_runs, table
-    from secagg.training.runs.driver import read_grid, sweep
 
     grid = read_grid(options.grid)
     out = options.out or Path("build/sweeps") / options.grid.stem

@@ -13,25 +13,23 @@ from hypothesis import strategies as st
 from secagg.conformance.candidate import (
     Decoder,
     InsecureCountedCoins,
+    Leaf,
     Trial,
     Update,
     aggregate,
+    assembled,
+    children,
+    copied,
     decode,
     decode_alone,
     draw_seed,
     encode,
     encode_with,
-    require_refused,
-    searched,
-)
-from secagg.conformance.trees import (
-    Leaf,
-    assembled,
-    children,
-    copied,
     leaves,
     require_identical,
+    require_refused,
     require_same_form,
+    searched,
     with_leaves,
 )
 from secagg.contract import DIGEST_BYTES, Aggregate, Layout, Payload

@@ -23,10 +23,13 @@ from secagg.conformance.candidate import (
     decode_alone,
     draw_seed,
     encode,
+    leaves,
+    require_identical,
     require_refused,
+    require_weighted_sum,
+    require_within,
     searched,
 )
-from secagg.conformance.trees import leaves, require_identical, require_weighted_sum, require_within
 from secagg.contract import (
     MAXIMUM_WEIGHT,
     Aggregate,
@@ -38,7 +41,7 @@ from secagg.contract import (
     RingSegment,
 )
 from secagg.contract.codewords import Tables, require_tables, sum_of_codewords, summed_layout
-from secagg.contract.rounding import has_fine_bits, rounded_payload, unbiased_aggregate
+from secagg.contract.decoder import has_fine_bits, rounded_payload, unbiased_aggregate
 from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, Ring, RingVector
 from secagg.errors import CapacityExceeded, ContractViolation, InvalidParameters, Misuse, SecAggError
 

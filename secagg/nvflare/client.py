@@ -25,7 +25,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.app_common.app_constant import AlgorithmConstants
 
-from secagg.compression.model_update.model_tensors import Arrays
+from secagg.compression.model_update.summed_values import Arrays
 from secagg.compression.told import HeldModel
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse, Reason

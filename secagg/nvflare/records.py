@@ -13,7 +13,7 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.app_constant import AlgorithmConstants
 
-from secagg.compression.model_update.model_tensors import TENSOR, Arrays, is_integer
+from secagg.compression.model_update.summed_values import TENSOR, Arrays, is_integer
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters
 from secagg.identifiers import CLIENT_ID_BYTES, ClientId

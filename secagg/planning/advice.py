@@ -16,14 +16,23 @@ from secagg.compression.cohort_bits import MOST_NOISE as MOST_CODE_NOISE
 from secagg.compression.product_quantization import learn_codewords, nearest_codewords
 from secagg.compression.scalar_quantization import modulus_bits_for
 from secagg.errors import InvalidParameters
-from secagg.planning.costs import Comparison, Option, Status
-from secagg.planning.planned_update import CODEBOOK_BITS, INDEXED, WHOLE_UPDATES, Learned, PlanRequest, Scheme
+from secagg.planning.costs import (
+    CODEBOOK_BITS,
+    INDEXED,
+    WHOLE_UPDATES,
+    Comparison,
+    Learned,
+    Option,
+    PlanRequest,
+    Scheme,
+    Status,
+)
 from secagg.privacy.accounting import ReleasePart, epsilon
 from secagg.privacy.client_noise import MOST_NOISE, clients_for, said_epsilon
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.rounding import bound_for_ring, unrounded_norm
 from secagg.protocols.two_servers import MAXIMUM_CODEWORDS, MODULI, PointFunctionShape, RingLanes, tree_bits
-from secagg.session.costs import ONE_IN
+from secagg.session.simulated import ONE_IN
 
 # --- Noise ------------------------------------------------------------------------------------------------------------
 

@@ -1,22 +1,265 @@
 """Costs of every combination of a scheme and a protocol, from layouts and from the protocols' own formulas.
 
+A model update that is still to be planned has the layout that each way to compress it gives.
+
 Bytes are those of one client. Down counts the messages of the protocol, and the scales and codebooks of the scheme; the
 model itself comes to every client in any case.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from fractions import Fraction
+from math import prod
+from typing import Any, Final
 
-from secagg.contract import IndexSegment, Layout
+from secagg.compression.byte_accounting import (
+    PLAIN_BITS,
+    Shape,
+    Shapes,
+    codebook_bytes,
+    parameter_count,
+    product_quantization_layout,
+    pruning_layout,
+    scalar_quantization_layout,
+)
+from secagg.compression.cohort_bits import COHORT_BITS, kept_for, peak_noise, places_for, sketch_noise
+from secagg.compression.common import SEED_BYTES
+from secagg.compression.peak import MOST_SUMMED_PLACES, NORM_LEVELS, block_size_for
+from secagg.compression.product_quantization import BlockGeometry, block_geometry, is_quantizable
+from secagg.compression.rotation import padded_size, sketch_ring
+from secagg.compression.scalar_quantization import DEFAULT_FINE_BITS, dithered_ring, modulus_bits_for
+from secagg.contract.layout import (
+    MAXIMUM_CODEWORDS,
+    MAXIMUM_LENGTH,
+    MAXIMUM_SEGMENTS,
+    IndexSegment,
+    Layout,
+    RingSegment,
+    Segment,
+)
 from secagg.errors import CapacityExceeded, InvalidParameters
-from secagg.session.costs import Costs
+from secagg.parameters import Suite
 from secagg.session.registry import ProtocolEntry, find, names
+from secagg.session.simulated import Costs
 
-from .planned_update import INDEXED, Learned, PlanRequest, Scheme
+CODEBOOK_BITS: Final = 8
+"""The bits of an entry of a codebook whose codewords are masked after they are decoded."""
+_SCALE_BYTES = 4
+_LEAST_COHORT_BITS: Final = 1e-3
+_MOST_COHORT_BITS: Final = 1e6
+_MOST_CLIENTS: Final = 1 << 20
+
+
+class Learned(StrEnum):
+    """Information about a block that a server learns."""
+
+    SUM = "sum"
+    HISTOGRAM = "histogram"
+    """How often each codeword was chosen, which gives the sum and tells more."""
+
+
+class Scheme(StrEnum):
+    """Content of an upload, before any protection."""
+
+    FIXED_POINT = "fixed point"
+    SCALAR = "scalar quantization"
+    DITHERED = "dithered quantization"
+    """Values of so many bits that are rounded under the mask."""
+    PRUNING = "random pruning"
+    DECODED_CODEWORDS = "decoded codewords"
+    """Each client decodes its own codewords, from a codebook of 8-bit entries, and sends them in a narrow ring."""
+    ONE_HOT = "one-hot vectors"
+    """For each block a vector that is 1 at the codeword's number, without its last entry, which follows."""
+    PRODUCT = "product quantization"
+    """The numbers of codewords."""
+    PEAK = "peak code"
+    """The places and signs of peaks of the whole rotated update, and its length as one block more."""
+    SKETCH = "linear sketch"
+    """Signs of some values of the whole rotated update, and its length in fixed point."""
+
+
+INDEXED: Final = frozenset({Scheme.PRODUCT, Scheme.PEAK})
+"""Schemes that send indices."""
+WHOLE_UPDATES: Final = (Scheme.PEAK, Scheme.SKETCH)
+"""Schemes whose rate follows from the cohort."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """A model, how it could be compressed, and for how many clients."""
+
+    shapes: Shapes
+    codewords: int = 64
+    block_size: int = 9
+    clients: int = 100
+    learn: Learned = Learned.SUM
+    bits: int = 8
+    cohort_bits: float = COHORT_BITS
+    sparsity: Fraction = Fraction(9, 10)
+    suite: Suite = Suite.CLASSIC
+
+    def __post_init__(self) -> None:
+        for name, value, least, most in (
+            ("codewords", self.codewords, 2, MAXIMUM_CODEWORDS),
+            ("block-size", self.block_size, 1, 1 << 16),
+            ("clients", self.clients, 2, _MOST_CLIENTS),
+            ("bits", self.bits, 2, 16),
+        ):
+            if type(value) is not int or not least <= value <= most:
+                raise InvalidParameters(f"--{name} is in {least}..{most}; got {value}")
+        if not _LEAST_COHORT_BITS <= self.cohort_bits <= _MOST_COHORT_BITS:
+            raise InvalidParameters(
+                f"--cohort-bits is in {_LEAST_COHORT_BITS}..{_MOST_COHORT_BITS}; got {self.cohort_bits}"
+            )
+        if not 0 <= self.sparsity < 1:
+            raise InvalidParameters(f"--sparsity is at least 0 and below 1; got {self.sparsity}")
+        if not self.shapes or any(not _is_shape(shape) for shape in self.shapes.values()):
+            raise InvalidParameters("a model has a shape for each tensor, of integers of at least 1; correct --shapes")
+        if len(self.shapes) > MAXIMUM_SEGMENTS:
+            raise InvalidParameters(
+                f"a model of {len(self.shapes)} tensors exceeds the {MAXIMUM_SEGMENTS} of a layout; join some of them"
+            )
+        if parameter_count(self.shapes) > MAXIMUM_LENGTH:
+            raise InvalidParameters(f"a model of {parameter_count(self.shapes)} values exceeds 2^40; split it")
+        if not any(is_quantizable(shape, self.block_size) for shape in self.shapes.values()):
+            raise InvalidParameters(
+                f"no tensor gives eight blocks of up to {self.block_size} values, so nothing is indexed; take a "
+                "smaller --block-size or a larger model"
+            )
+
+    @property
+    def weights(self) -> int:
+        return parameter_count(self.shapes)
+
+    @property
+    def count_bits(self) -> int:
+        return self.clients.bit_length()
+
+    @property
+    def decoded_bits(self) -> int:
+        """The bits of a value of a decoded codeword, in a ring that no sum leaves."""
+        return modulus_bits_for(CODEBOOK_BITS, self.clients)
+
+    @property
+    def places(self) -> int:
+        """The values of a block of the peak code."""
+        return min(places_for(self.clients, self.cohort_bits), MOST_SUMMED_PLACES)
+
+    @property
+    def kept(self) -> int:
+        """Number of values that a sketch sends."""
+        return kept_for(self.weights, self.clients, self.cohort_bits)
+
+    def noise(self, scheme: Scheme) -> float:
+        """Return the energy of the noise of a decoded mean, in units of one client's, of a scheme for whole updates."""
+        if scheme is Scheme.PEAK:
+            return peak_noise(self.places, self.clients)
+        return sketch_noise(self.kept / self.weights, 1, self.clients)
+
+    @property
+    def tensors(self) -> list[BlockGeometry]:
+        """Geometry of the tensors with codebooks, each with its number of codewords."""
+        return [geometry for _, geometry in self._parts() if geometry is not None]
+
+    @property
+    def plain(self) -> Layout | None:
+        """Layout of the biases, norms and small tensors, in fixed point next to the codewords; None without any."""
+        segments = tuple(RingSegment(PLAIN_BITS, prod(shape)) for shape, geometry in self._parts() if geometry is None)
+        return Layout(segments) if segments else None
+
+    def layout(self, scheme: Scheme) -> Layout:  # noqa: PLR0911 -- one for each scheme
+        match scheme:
+            case Scheme.FIXED_POINT:
+                return Layout(tuple(RingSegment(PLAIN_BITS, prod(shape)) for shape in self.shapes.values()))
+            case Scheme.SCALAR:
+                return scalar_quantization_layout(self.shapes, modulus_bits_for(self.bits, self.clients))
+            case Scheme.DITHERED:
+                width = dithered_ring(self.bits, self.clients)
+                return Layout(
+                    tuple(
+                        RingSegment(width, prod(shape), DEFAULT_FINE_BITS)
+                        if len(shape) > 1
+                        else RingSegment(PLAIN_BITS, prod(shape))
+                        for shape in self.shapes.values()
+                    )
+                )
+            case Scheme.PRUNING:
+                return pruning_layout(self.shapes, self.sparsity)
+            case Scheme.DECODED_CODEWORDS:
+                return self._by_blocks(lambda cut: RingSegment(self.decoded_bits, cut.blocks * cut.block_size))
+            case Scheme.ONE_HOT:
+                return self._by_blocks(lambda cut: RingSegment(self.count_bits, cut.blocks * (cut.codewords - 1)))
+            case Scheme.PRODUCT:
+                return product_quantization_layout(self.shapes, self.codewords, self.block_size)
+            case Scheme.PEAK:
+                blocks = -(-padded_size(self.weights, block_size_for(self.weights)) // self.places)
+                return Layout((IndexSegment(2 * self.places, blocks), IndexSegment(NORM_LEVELS, 1)))
+            case Scheme.SKETCH:
+                ring = RingSegment(sketch_ring(1, self.clients), self.kept)
+                return Layout((ring, RingSegment(PLAIN_BITS, 1)))
+
+    def public_bytes(self, scheme: Scheme) -> int:
+        """Return how much clients are told for a scheme: scales, codebooks, the seed of a mask."""
+        match scheme:
+            case Scheme.FIXED_POINT:
+                return 0
+            case Scheme.SCALAR | Scheme.DITHERED:
+                return _SCALE_BYTES * sum(len(shape) > 1 for shape in self.shapes.values())
+            case Scheme.PRUNING:
+                return SEED_BYTES
+            case Scheme.DECODED_CODEWORDS:
+                entries = sum(cut.codewords * cut.block_size for cut in self.tensors)
+                return entries * CODEBOOK_BITS // 8 + _SCALE_BYTES * len(self.tensors)
+            case Scheme.ONE_HOT | Scheme.PRODUCT:
+                return codebook_bytes(self.shapes, self.codewords, self.block_size)
+            case Scheme.PEAK | Scheme.SKETCH:
+                return SEED_BYTES + _SCALE_BYTES
+
+    def describe(self, scheme: Scheme) -> str:  # noqa: PLR0911 -- likewise
+        match scheme:
+            case Scheme.FIXED_POINT:
+                return f"{scheme}, {PLAIN_BITS} bits"
+            case Scheme.SCALAR | Scheme.DITHERED:
+                return f"{scheme}, {self.bits} bits"
+            case Scheme.PRUNING:
+                return f"{scheme}, {float(1 - self.sparsity):.4g} kept"
+            case Scheme.DECODED_CODEWORDS:
+                return f"{scheme}, {CODEBOOK_BITS} bits"
+            case Scheme.ONE_HOT | Scheme.PRODUCT:
+                return f"{scheme}, {self.codewords} x {self.block_size}"
+            case Scheme.PEAK:
+                return f"{scheme}, 1 of {self.places}"
+            case Scheme.SKETCH:
+                return f"{scheme}, {self.kept:,} signs"
+
+    def _by_blocks(self, segment: Callable[[BlockGeometry], Segment]) -> Layout:
+        return Layout(
+            tuple(
+                RingSegment(PLAIN_BITS, prod(shape)) if geometry is None else segment(geometry)
+                for shape, geometry in self._parts()
+            )
+        )
+
+    def _parts(self) -> Iterator[tuple[Shape, BlockGeometry | None]]:
+        """Yield every tensor, with its blocks if it is cut into any."""
+        for shape in self.shapes.values():
+            is_cut = is_quantizable(shape, self.block_size)
+            yield shape, block_geometry(shape, self.block_size, self.codewords) if is_cut else None
+
+
+def shapes_of_blocks(blocks: int, block_size: int) -> Shapes:
+    """Return the model that is one matrix of so many blocks."""
+    return {"blocks.weight": (blocks, block_size)}
+
+
+def _is_shape(shape: tuple[Any, ...]) -> bool:
+    return type(shape) is tuple and all(type(size) is int and size >= 1 for size in shape)
+
+
+# --- Options ----------------------------------------------------------------------------------------------------------
 
 
 class Status(StrEnum):

@@ -11,11 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.compression.model_update import ModelUpdate, decode_parameters
-from secagg.compression.model_update.model_tensors import METRICS, TENSOR, Arrays, differences, model_digest
 from secagg.compression.model_update.summed_values import (
+    METRICS,
+    TENSOR,
     UPDATE,
+    Arrays,
     clipped_share,
+    differences,
     integer_bound,
+    model_digest,
     rounded_at_random,
     steps_in,
     with_joined,

@@ -15,7 +15,7 @@ from secagg.compression.model_update import ModelUpdate
 from secagg.errors import InvalidParameters, Reason
 from secagg.identifiers import ClientId
 from secagg.parameters import ATTEMPTS, SecurityMode, Suite
-from secagg.privacy.budget import NOT_NOISED, PrivacyBudget
+from secagg.privacy.accounting import NOT_NOISED, PrivacyBudget
 from secagg.privacy.client_noise import USUAL_DELTA, NoiseSettings
 from secagg.session.privacy_ledger import PrivacyLedger
 from secagg.session.sealed_state import StateDirectory

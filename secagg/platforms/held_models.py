@@ -14,11 +14,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from secagg.compression.common import SEED_BYTES
 from secagg.compression.model_update.codec import ModelUpdate
-from secagg.compression.model_update.model_tensors import Arrays
 from secagg.compression.model_update.public_parameters import MAXIMUM_ELEMENTS
-from secagg.compression.model_update.summed_values import UPDATE, PeakSum, whole_code
-from secagg.compression.public_stream import SEED_BYTES
+from secagg.compression.model_update.summed_values import UPDATE, Arrays, PeakSum, whole_code
 from secagg.compression.rotation import Floats
 from secagg.compression.told import HeldModel
 from secagg.errors import UNDECIDED, MalformedMessage, Misuse, PeerMisbehaved, Reason

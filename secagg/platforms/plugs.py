@@ -19,10 +19,9 @@ from secagg.identifiers import ClientId
 from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
 from secagg.session.certificates import Certificate
 from secagg.session.privacy_ledger import PrivacyLedger
-from secagg.session.registry import Clock, find
+from secagg.session.registry import Clock, find, planned_settings
 from secagg.session.roles import Member, ServerSession, Subject
 from secagg.session.sealed_state import StateDirectory
-from secagg.session.settings import planned_settings
 
 from .floors import NodeSettings
 from .keys.identities import ClientIdentity, Roster

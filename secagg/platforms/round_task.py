@@ -21,12 +21,17 @@ from secagg.compression.cohort_bits import (
     deviations,
     noisiest_matrix,
 )
+from secagg.compression.common import PublicStream
 from secagg.compression.model_update import ModelUpdate, encode_parameters
-from secagg.compression.model_update.model_tensors import METRICS, Arrays, applied, model_digest, restored
 from secagg.compression.model_update.summed_values import (
+    METRICS,
+    Arrays,
     PeakSum,
+    applied,
+    model_digest,
     part,
     peak_sum,
+    restored,
     steps_in,
     take_lengths,
     taken_told,
@@ -35,7 +40,6 @@ from secagg.compression.model_update.summed_values import (
 )
 from secagg.compression.outside import outside_factory
 from secagg.compression.peak import LEAST_ALIKE
-from secagg.compression.public_stream import PublicStream
 from secagg.contract import Aggregate
 from secagg.crypto.entropy import Coins, SystemCoins
 from secagg.crypto.labels import Label, bind

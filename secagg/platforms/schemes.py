@@ -19,13 +19,17 @@ from typing import Final
 from secagg.compression.fixed_point import EXACT_FLOAT, FixedPoint
 from secagg.compression.model_update import CalibrationSource, ModelUpdate, Plain, Pruned, Recipe, UpdatePlan
 from secagg.compression.model_update.codec import Shape
-from secagg.compression.model_update.model_tensors import METRICS, TENSOR, Arrays, aggregated_names, is_integer
 from secagg.compression.model_update.summed_values import (
     LENGTHS,
+    METRICS,
+    TENSOR,
     UPDATE,
+    Arrays,
     ScaledCodebooks,
+    aggregated_names,
     bounded_noise,
     from_outside,
+    is_integer,
     known_lengths,
     peaks,
     reaching_quantizer,

@@ -1,4 +1,8 @@
-"""Cost of a number of noised releases: their joint epsilon for a given delta.
+"""Cost of noised releases: sensitivities, their joint epsilon for a delta, and the budget of one client.
+
+Squared L2 sensitivities are exact integers and depend on the definition of neighbouring sets of clients. In both cases
+a client counts with one weight, which its data does not change: a weight that a client chooses itself is released as a
+sum of its own.
 
 A release has parts, such as segments, each with its own sensitivity and noise; their losses add up, and so do those of
 the releases. No amplification by sampling is counted: it needs cohorts that are random and secret, and a server that
@@ -12,15 +16,116 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_UP
+from enum import Enum
 from fractions import Fraction
+from functools import lru_cache
 from importlib import import_module
 from math import exp, inf, nextafter, pi, sqrt
 from types import ModuleType
 from typing import Any, Final
 
-from secagg.errors import InvalidParameters, Reason
+import numpy as np
+import numpy.typing as npt
+
+from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.parameters import require_integer
-from secagg.privacy.kinds import NoiseKind, require_delta, require_variance
+
+from .kinds import NoiseKind, require_delta, require_variance
+from .rounding import rounded_root
+
+_EXACT_FLOAT: Final = 1 << 53
+_EXACT_INTEGER: Final = 1 << 63
+_PAIRS_AT_A_TIME: Final = 1 << 20
+"""Distances that are held at once: 8 MB."""
+
+
+class Adjacency(Enum):
+    """Neighbours of a set of clients: one client's values are zeros, or are any others that are allowed."""
+
+    ZERO_OUT = 1
+    REPLACE = 2
+
+
+def of_vector(l2_bound: int, weight: int, adjacency: Adjacency) -> int:
+    """Return the squared sensitivity of a weighted sum of vectors whose L2 norm is at most ``l2_bound``.
+
+    (w D)^2 where the neighbour has zeros, (2 w D)^2 where it has another vector, which may be the opposite one.
+    """
+    return (_spread(adjacency) * _at_least_zero("weight", weight) * _at_least_zero("l2_bound", l2_bound)) ** 2
+
+
+def of_histogram(blocks: int, weight: int, adjacency: Adjacency) -> int:
+    """Return the squared sensitivity of the histograms of all blocks: w^2 R, and 2 w^2 R with another choice."""
+    return _spread(adjacency) * _at_least_zero("weight", weight) ** 2 * _at_least_zero("blocks", blocks)
+
+
+def of_decoded_sum(tables: Sequence[tuple[int, npt.NDArray[np.int64]]], weight: int, adjacency: Adjacency) -> int:
+    """Return the squared sensitivity of a weighted sum of codewords, one from the table of each block.
+
+    w^2 times the sum over the blocks of the largest |C_j|^2 where the neighbour has zeros, and of the largest
+    |C_j - C_l|^2 where it chose other codewords.
+
+    Args:
+        tables: a number of blocks and their table, one codeword in each row, in integer steps.
+    Raises:
+        InvalidParameters: width times (2 largest entry)^2 reaches 2^63; put the codebook on a coarser grid.
+    """
+    total = 0
+    for blocks, entries in tables:
+        _require_table(entries)
+        diameter = _largest_norm(entries) if _spread(adjacency) == 1 else _largest_distance(entries)
+        total += _at_least_zero("blocks", blocks) * diameter
+    return _at_least_zero("weight", weight) ** 2 * total
+
+
+def _spread(adjacency: Adjacency) -> int:
+    match adjacency:
+        case Adjacency.ZERO_OUT:
+            return 1
+        case Adjacency.REPLACE:
+            return 2
+        case _:
+            raise Misuse(f"expected an Adjacency; got {type(adjacency).__name__}")
+
+
+def _largest_norm(entries: npt.NDArray[np.int64]) -> int:
+    return int(np.einsum("jd,jd->j", entries, entries).max())
+
+
+def _largest_distance(entries: npt.NDArray[np.int64]) -> int:
+    """Return the greatest squared distance of two rows, |C_j|^2 + |C_l|^2 - 2 C_j C_l."""
+    norms = np.einsum("jd,jd->j", entries, entries)
+    largest = int(norms.max())
+    # A product of floats of integers is exact where no partial sum of it leaves the significand, and much faster.
+    factors = entries.astype(np.float64) if largest < _EXACT_FLOAT else entries
+    rows = max(1, _PAIRS_AT_A_TIME // len(entries))
+    greatest = 0
+    for start in range(0, len(entries), rows):
+        products = (factors[start : start + rows] @ factors[start:].T).astype(np.int64)
+        distances = norms[start : start + rows, np.newaxis] + norms[start:] - 2 * products
+        greatest = max(greatest, int(distances.max()))
+    return greatest
+
+
+def _require_table(entries: npt.NDArray[np.int64]) -> None:
+    if type(entries) is not np.ndarray or entries.dtype != np.int64 or entries.ndim != 2 or not entries.size:  # noqa: PLR2004 -- a matrix
+        raise Misuse("a table is a plain array of int64 in two dimensions, one codeword in each row")
+    largest = max(int(entries.max()), -int(entries.min()))
+    if entries.shape[1] * (2 * largest) ** 2 >= _EXACT_INTEGER:
+        raise InvalidParameters(
+            f"{entries.shape[1]} entries of up to {largest} have distances whose squares reach 2^63; put the codebook "
+            "on a coarser grid"
+        )
+
+
+def _at_least_zero(name: str, value: int) -> int:
+    if type(value) is not int or value < 0:
+        raise InvalidParameters(f"{name} is an integer from 0 on; got {value!r}")
+    return value
+
+
+# --- Loss -------------------------------------------------------------------------------------------------------------
 
 _REAL_ORDERS: Final = tuple(1 + 2 ** (step / 16) for step in range(-96, 20 * 16 + 1))
 """Orders from 1.016, below which the conversion is unstable, to 2^20; the smaller the loss, the larger the best order.
@@ -36,7 +141,7 @@ class ReleasePart:
     """One part of a release, in integer steps: how far a client can move it, and its noise."""
 
     l2_squared: int
-    """From ``sensitivity``, which names the adjacency."""
+    """A sensitivity, which names the adjacency."""
     l1: int | None
     """The L1 sensitivity, where one is known; it matters to Skellam alone."""
     variance: Fraction
@@ -181,3 +286,94 @@ def _load(name: str) -> ModuleType:
         raise InvalidParameters(
             "epsilon is computed by dp-accounting; install secagg[dp]", reason=Reason.BACKEND_MISSING
         ) from None
+
+
+# --- Budget of one client for all the noised sums that it is ever in --------------------------------------------------
+
+NOT_NOISED: Final = (
+    "a client with a privacy budget uploads nothing without noise, which would spend all of it: set noise_multiplier, "
+    "or take the budget away"
+)
+_SHARES: Final = 1 << 20
+"""Into so many parts a loss is divided to find how much of it fits."""
+_MOST_RELEASES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacyBudget:
+    """An epsilon for a delta, and what a neighbour of a set of clients is for them."""
+
+    epsilon: float
+    delta: float
+    adjacency: Adjacency = Adjacency.REPLACE
+
+    def __post_init__(self) -> None:
+        if type(self.epsilon) not in {float, int} or not 0 < self.epsilon < inf:
+            raise InvalidParameters(f"the epsilon of a budget is a number above 0; got {self.epsilon!r}")
+        require_delta(self.delta)
+        if type(self.adjacency) is not Adjacency:
+            raise Misuse(f"expected an Adjacency; got {type(self.adjacency).__name__}")
+
+    def spent(self, loss: Loss) -> float:
+        """Return the epsilon of a loss, at this budget's delta."""
+        return _epsilon(loss, self.delta)
+
+    def holds(self, loss: Loss) -> bool:
+        """Whether a loss stays within it."""
+        return self.spent(loss) <= self.epsilon
+
+    def releases(self, cost: Loss) -> int:
+        """Return how many releases of a cost it pays for from the start; a million at most."""
+        return _most(lambda count: self.holds(cost.times(count)), _MOST_RELEASES)
+
+    def require_room(self, spent: Loss, uploads: int, cost: Loss, multiplier: Fraction) -> None:
+        """Refuse an upload that would pass it, saying what was spent, what remains, and what to change.
+
+        Args:
+            spent: by so many uploads of before.
+            cost: of the next one, whose noise is so many times what one client can change.
+        """
+        if self.holds(spent + cost):
+            return
+        before = self.spent(spent) if uploads else 0.0
+        share = _most(lambda part: self.holds(spent + cost.times(Fraction(part, _SHARES))), _SHARES)
+        advice = "no noise is enough for another one: leave this client out, or raise its budget"
+        if share:
+            least = rounded_root(multiplier**2 * Fraction(_SHARES, share), ROUND_UP)
+            advice = (
+                f"noise of {least:f} times what one client can change would fit, and this is {float(multiplier):g}: "
+                "take more noise, leave this client out, or raise its budget"
+            )
+        raise InvalidParameters(
+            f"with this upload the client would have spent epsilon {self.spent(spent + cost):.6g} at delta "
+            f"{self.delta:g}, {self.said}, and its budget is {self.epsilon:g}: its {uploads} uploads so far have spent "
+            f"{before:.6g}, which leaves {max(0.0, self.epsilon - before):.6g}; {advice}",
+            reason=Reason.BUDGET_SPENT,
+        )
+
+    @property
+    def said(self) -> str:
+        return f"its update {'replaced by another' if self.adjacency is Adjacency.REPLACE else 'replaced by zeros'}"
+
+    def sentence(self, cost: Loss) -> str:
+        """Return what a person should know before a first sum."""
+        count = self.releases(cost)
+        return (
+            f"the budget of a client, epsilon {self.epsilon:g} at delta {self.delta:g}, {self.said}, pays for "
+            f"{count:,} {'sum' if count == 1 else 'sums'} like this one"
+        )
+
+
+def _most(fits: Callable[[int], bool], limit: int) -> int:
+    """Return the greatest number up to a limit that fits, where all below one that fits do; zero if one does not."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+@lru_cache(maxsize=1 << 12)
+def _epsilon(loss: Loss, delta: float) -> float:
+    """Convert a loss; the clients of a simulation have spent alike."""
+    return 0.0 if loss == NO_LOSS else loss.epsilon(delta)

@@ -26,13 +26,21 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
 
-from .accounting import NO_LOSS, Loss, ReleasePart, epsilon, gap_of_sum, loss_of
-from .budget import NOT_NOISED, PrivacyBudget
-from .kinds import GREATEST_VARIANCE, LEAST_VARIANCE, NoiseKind, require_variance
+from .accounting import (
+    NO_LOSS,
+    NOT_NOISED,
+    Adjacency,
+    Loss,
+    PrivacyBudget,
+    ReleasePart,
+    epsilon,
+    gap_of_sum,
+    loss_of,
+    of_vector,
+)
+from .kinds import GREATEST_VARIANCE, LEAST_VARIANCE, NoiseKind, clip_into, require_variance
 from .noise_table import add_noise_into
-from .norm import clip_into
 from .rounding import room_for_noise, rounded_root
-from .sensitivity import Adjacency, of_vector
 
 LEAST_SHARE: Final = 4
 """The least variance of a client's discrete Gaussian: below, sums of them are too far from one."""

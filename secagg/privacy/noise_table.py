@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.crypto.entropy import Coins
-from secagg.crypto.mask_expansion import expand
+from secagg.crypto.mask_expansion import Generator, expand
 from secagg.crypto.ring import Ring, RingVector, add_into, reduce_into
-from secagg.crypto.secret import Secret, draw_exactly, overwrite
+from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
 
 from .kinds import NoiseKind, require_variance
 from .noise import distribution_function, place_in, sample, skellam_weights
@@ -126,3 +126,27 @@ def _gaussian_weights(variance: Fraction) -> list[int]:
         weight = weight * factor >> _SCALE_BITS
         factor = factor * square >> _SCALE_BITS
     return weights
+
+
+_BYTES = Ring(8)
+
+
+class SeededCoins(Confined):
+    """The bytes of a key's stream, one draw after another: for noise that has to be the same when it is drawn again.
+
+    Security: they are as secret as the seed, which is used for nothing else; two of these over one seed draw alike.
+    """
+
+    def __init__(self, seed: Secret) -> None:
+        """Begin at the start; the caller keeps the seed, of 16 or 32 bytes, and wipes it."""
+        self._seed, self._drawn = seed, 0
+
+    def draw(self, count: int) -> bytearray:
+        stream = expand(self._seed, _BYTES, count, start=self._drawn, generator=Generator.CTR)
+        self._drawn += count
+        drawn = bytearray(stream.tobytes())
+        stream[:] = 0
+        return drawn
+
+    def __repr__(self) -> str:
+        return f"<SeededCoins, {self._drawn} bytes drawn>"

@@ -21,7 +21,7 @@ from secagg.crypto.ring import add_into
 from secagg.errors import InvalidParameters, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.protocols.one_message import OneMessageCut, Upload, UploadList, joined, pieces_of
-from secagg.session.metrics import Metrics
+from secagg.session.run import Metrics
 
 from .engines import ATTEMPTS, Engine
 from .state import LIST, OVER, UPLOADS, State

@@ -191,11 +191,11 @@ def decode_refusal(message: bytes) -> SecAggError:
         raise MalformedMessage("this is not a refusal", reason=Reason.NOT_CANONICAL) from None
     reader.finish()
     if isinstance(error, PeerError):
-        error.culprits, error.round_name = named(culprits), None
+        error.culprits = named(culprits)
     if isinstance(error, UnexpectedMessage):
         error.expected, error.received = expected, received
     if isinstance(error, ThresholdNotMet):
-        error.needed, error.present, error.round_name = needed, present, None
+        error.needed, error.present = needed, present
     if encode_refusal(error) != message or _REASONS.get(kind, error.reason) is not error.reason:
         raise MalformedMessage("the refusal says what its class does not", reason=Reason.NOT_CANONICAL)
     return error

@@ -22,8 +22,7 @@ from secagg.crypto.secret import Confined
 from secagg.errors import InvalidParameters, MalformedMessage, Reason, blaming
 from secagg.fields import Message, fixed, unsigned
 from secagg.identifiers import ClientId
-from secagg.privacy.accounting import NO_LOSS, Loss
-from secagg.privacy.budget import NOT_NOISED, PrivacyBudget
+from secagg.privacy.accounting import NO_LOSS, NOT_NOISED, Loss, PrivacyBudget
 from secagg.privacy.client_noise import ClientNoise
 from secagg.wire import MessageKind
 

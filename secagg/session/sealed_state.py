@@ -22,7 +22,6 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Final, Protocol
@@ -109,26 +108,17 @@ class FileLatch:
             raise _begun() from None
 
     def claim(self, name: bytes, number: int) -> None:
-        claimed = self._path(name, number + 1)
         try:
             # ``rename`` would overwrite; no file of the next number can be there while this one is.
-            self._path(name, number).rename(claimed)
+            self._path(name, number).rename(self._path(name, number + 1))
         except FileNotFoundError:
             raise _claimed() from None
-        with suppress(FileNotFoundError):
-            os.utime(claimed)
         sync_folder(self._folder)
 
     def end(self, name: bytes) -> None:
         for path in self._folder.glob(f"{name.hex()}.*"):
             path.unlink(missing_ok=True)
         sync_folder(self._folder)
-
-    def sweep(self, before: float) -> None:
-        """Forget sessions that were last resumed before a time, in seconds since 1970; nobody will resume them."""
-        for path in self._folder.iterdir():
-            if path.stat().st_mtime < before:
-                path.unlink(missing_ok=True)
 
     def _path(self, name: bytes, number: int) -> Path:
         if type(name) is not bytes or len(name) != NAME_BYTES:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypedDict, TypeVar, Unpac
 import numpy as np
 import numpy.typing as npt
 
-from secagg.compression.checks import require_sum
+from secagg.compression.common import require_sum
 from secagg.compression.scalar_quantization import LEAST_BITS, MAXIMUM_BITS, Rounding, ScalarQuantization
 from secagg.contract import Aggregate, Layout, Payload, RingSegment
 from secagg.contract.layout import RowSegment, Segment
@@ -25,9 +25,16 @@ from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, RingVector
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, require_integer, usual_corrupted, usual_dropped
-from secagg.session.registry import Clock, ProtocolEntry, ProtocolName, Simulation, find
+from secagg.session.registry import (
+    Clock,
+    ProtocolEntry,
+    ProtocolName,
+    Simulation,
+    find,
+    known_settings,
+    planned_settings,
+)
 from secagg.session.roles import LateUpdate, Released, ServerSession, Subject, Update
-from secagg.session.settings import known_settings, planned_settings
 
 from .trees import Shapes, Tree, Vector, digest_of, matches
 
@@ -36,8 +43,8 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
     from secagg.parameters import SecurityMode, Suite
+    from secagg.privacy.accounting import Adjacency
     from secagg.privacy.kinds import NoiseKind
-    from secagg.privacy.sensitivity import Adjacency
     from secagg.protocols.enclave import Accumulation, ReleaseForm
     from secagg.protocols.one_message import Bounds, ThresholdRule
     from secagg.protocols.pairwise_mask import Topology

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.compression.cohort_bits import COHORT_BITS, places_for
-from secagg.compression.dithered_quantization import dithered_ring
+from secagg.compression.common import PublicStream
 from secagg.compression.model_update import (
     Calibration,
     CalibrationSource,
@@ -33,8 +33,8 @@ from secagg.compression.model_update import (
     UpdatePlan,
 )
 from secagg.compression.peak import MOST_SUMMED_PLACES, PeakCode, block_size_for, norm_levels
-from secagg.compression.public_stream import PublicStream
 from secagg.compression.rotation import JoinedRotation
+from secagg.compression.scalar_quantization import dithered_ring
 from secagg.contract import Aggregate, Histogram, IndexSegment, Layout, Payload, RingSegment
 from secagg.contract.codewords import Tables, sum_of_codewords
 from secagg.crypto.entropy import SystemCoins
@@ -44,7 +44,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.privacy.client_noise import is_near
-from secagg.privacy.norm import squared_norm
+from secagg.privacy.kinds import squared_norm
 
 _COLUMNS: Final = 144
 """A row that blocks of 2, 3, 4, 6, 8, 9, 12, 16 and 18 values divide."""

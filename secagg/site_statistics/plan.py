@@ -13,19 +13,19 @@ from typing import Any, Final
 
 import numpy as np
 
-from secagg.compression.identity import Identity
+from secagg.compression.fixed_point import Identity
 from secagg.compression.model_update import ModelUpdate
 from secagg.compression.model_update.codec import TensorScheme
-from secagg.compression.model_update.model_tensors import model_digest
+from secagg.compression.model_update.summed_values import model_digest
 from secagg.contract import Aggregate, Layout, RingSegment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, Ring
 from secagg.errors import CapacityExceeded, InvalidParameters
+from secagg.privacy.accounting import Adjacency
 from secagg.privacy.client_noise import LEAST_SHARE, ClientNoise, NoiseSettings
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.noise_table import add_noise_into
 from secagg.privacy.rounding import WORST_DEVIATIONS
-from secagg.privacy.sensitivity import Adjacency
 from secagg.session.roles import LateUpdate, Subject, Update
 
 from .data import Site

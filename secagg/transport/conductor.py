@@ -16,8 +16,8 @@ from typing import Final, TypeVar
 from secagg.crypto.secret import Secret
 from secagg.errors import PeerError, SecAggError
 from secagg.identifiers import ClientId
-from secagg.session.metrics import Metrics
 from secagg.session.roles import Released, ServerSession, Stage, Turnout
+from secagg.session.run import Metrics
 from secagg.transport.card import Card, WireLimits
 from secagg.transport.exchange import Answer, Exchange, Verdict
 from secagg.transport.keeping import ServerRecord, ServerStore

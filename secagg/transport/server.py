@@ -21,8 +21,8 @@ from secagg.crypto.entropy import Coins, SystemCoins
 from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
 from secagg.session.certificates import SIGNATURE_BYTES
-from secagg.session.metrics import CONTENT_TYPE
 from secagg.session.roles import Released, ServerSession, Subject
+from secagg.session.run import CONTENT_TYPE
 
 from .card import BACK_SECONDS, STAGE_HEADER, Card, WireLimits, new_name
 from .conductor import RESTARTED, STOPPING, Conductor, Keep, counters, cut_short

@@ -30,9 +30,9 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
+from secagg.privacy.accounting import Adjacency
 from secagg.privacy.client_noise import ClientNoise, NoiseSettings, noise_in
 from secagg.privacy.kinds import NoiseKind
-from secagg.privacy.sensitivity import Adjacency
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.plan import OneMessageSettings
 from secagg.protocols.pairwise_mask import PairwiseSettings

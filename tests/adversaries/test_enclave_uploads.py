@@ -32,8 +32,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.compression.common import PublicStream
 from secagg.compression.peak import PeakCode
-from secagg.compression.public_stream import PublicStream
 from secagg.compression.rotation import JoinedRotation
 from secagg.contract import IndexSegment, Layout, Payload, RingSegment
 from secagg.contract.codewords import CodewordTable

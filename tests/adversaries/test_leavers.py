@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from secagg.conformance.sessions.rehearsal import Rehearsal
+from secagg.conformance.rehearsal import Rehearsal
 from secagg.errors import InvalidParameters
 from secagg.parameters import SecurityMode, usual_corrupted
 from secagg.protocols.pairwise_mask import PairwiseSettings, Topology

@@ -39,9 +39,8 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import NOBODY, InvalidParameters, MalformedMessage, PeerError, Reason, SecAggError, blaming
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import SecurityMode
-from secagg.privacy.budget import PrivacyBudget
+from secagg.privacy.accounting import Adjacency, PrivacyBudget
 from secagg.privacy.client_noise import ClientNoise, NoiseSettings, noise_in
-from secagg.privacy.sensitivity import Adjacency
 from secagg.protocols.one_message.client import Ledger
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.plan import OneMessageSettings

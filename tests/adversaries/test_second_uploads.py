@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from secagg.conformance.sessions.rehearsal import Rehearsal
+from secagg.conformance.rehearsal import Rehearsal
 from secagg.errors import PeerError
 from secagg.identifiers import ServerId
 from secagg.wire import HEADER_BYTES

@@ -28,10 +28,10 @@ from secagg.crypto.secret import Secret
 from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
+from secagg.privacy.accounting import Adjacency
 from secagg.privacy.client_noise import noise_in
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.rounding import summed_deviation, unrounded_norm
-from secagg.privacy.sensitivity import Adjacency
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, ServerNoise, SharingMode, clipped
 from secagg.protocols.two_servers.release import (
     Release,

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from secagg.compression.common import PublicStream
 from secagg.compression.count_sketch import CountSketch
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.model_update import (
@@ -27,7 +28,6 @@ from secagg.compression.model_update import (
     UpdatePlan,
 )
 from secagg.compression.product_quantization import Codebook, ProductQuantization
-from secagg.compression.public_stream import PublicStream
 from secagg.compression.random_pruning import RandomPruning
 from secagg.compression.rotation import RandomRotation
 from secagg.conformance.sums import summed_aggregate

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from secagg.compression.dithered_quantization import DitheredQuantization, calibrate, dithered_ring
+from secagg.compression.scalar_quantization import DitheredQuantization, calibrate_dithered, dithered_ring
 from secagg.conformance import Candidate, Law, cases
 from secagg.contract import Aggregate, ideal_aggregate
-from secagg.contract.rounding import rounded_payload, unbiased_aggregate
+from secagg.contract.decoder import rounded_payload, unbiased_aggregate
 from secagg.errors import InvalidParameters, Misuse
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
@@ -148,8 +148,8 @@ def test_parameters_out_of_range_are_refused(changed: dict[str, Any]) -> None:
 
 
 def test_a_scale_comes_from_the_largest_value_of_a_sample() -> None:
-    decoder = calibrate(np.array([[0.5, -2.0]]), bits=3, modulus_bits=8)
+    decoder = calibrate_dithered(np.array([[0.5, -2.0]]), bits=3, modulus_bits=8)
     assert (decoder.scale, decoder.shape) == (0.5, (1, 2))
     for spoilt in (np.zeros(2), np.array([np.nan]), np.array([np.inf])):
         with pytest.raises(InvalidParameters, match="another sample"):
-            calibrate(spoilt, bits=3, modulus_bits=8)
+            calibrate_dithered(spoilt, bits=3, modulus_bits=8)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from secagg.compression.identity import Identity
+from secagg.compression.fixed_point import Identity
 from secagg.conformance import Candidate, Law, cases
 from secagg.contract import ideal_aggregate
 from secagg.errors import InvalidParameters, Misuse

@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from secagg.compression.common import PublicStream
 from secagg.compression.count_sketch import CountSketch, HeavyHitters
-from secagg.compression.fixed_point import FixedPoint
-from secagg.compression.identity import Identity
+from secagg.compression.fixed_point import FixedPoint, Identity
 from secagg.compression.model_update import CalibrationSource, ModelUpdate, TensorScheme, encode_parameters
 from secagg.compression.peak import PeakCode
 from secagg.compression.product_quantization import Codebook, ProductQuantization
-from secagg.compression.public_stream import PublicStream
 from secagg.compression.random_pruning import RandomPruning
 from secagg.compression.rotation import JoinedRotation, RandomRotation
 from secagg.compression.scalar_quantization import Rounding, ScalarQuantization

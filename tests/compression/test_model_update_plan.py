@@ -18,6 +18,7 @@ from secagg.compression.byte_accounting import (
     scalar_quantization_layout,
     upload_bytes,
 )
+from secagg.compression.common import PublicStream
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.model_update import (
     Calibration,
@@ -40,11 +41,9 @@ from secagg.compression.model_update import (
 from secagg.compression.model_update.summed_values import Made
 from secagg.compression.peak import LevelCode, PeakCode
 from secagg.compression.product_quantization import ProductQuantization
-from secagg.compression.public_stream import PublicStream
 from secagg.compression.random_pruning import RandomPruning
-from secagg.compression.rotation import JoinedRotation
+from secagg.compression.rotation import JoinedRotation, Sketch
 from secagg.compression.scalar_quantization import Rounding, ScalarQuantization
-from secagg.compression.sketch import Sketch
 from secagg.contract import Aggregate, LinearDecoder, ideal_aggregate
 from secagg.contract.layout import RingSegment
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason, UnexpectedMessage

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.compression.common import PublicStream
 from secagg.compression.count_sketch import CountSketch
-from secagg.compression.dithered_quantization import DitheredQuantization
-from secagg.compression.fixed_point import FixedPoint
-from secagg.compression.identity import Identity
+from secagg.compression.fixed_point import FixedPoint, Identity
 from secagg.compression.model_update import ModelUpdate, TensorScheme, decode_parameters, encode_parameters
 from secagg.compression.model_update.public_parameters import MOST_FILLED, MOST_SIGNS
 from secagg.compression.model_update.public_parameters import (
@@ -22,11 +21,9 @@ from secagg.compression.model_update.public_parameters import (
 from secagg.compression.outside import OutsideScheme
 from secagg.compression.peak import MOST_SUMMED_PLACES, LevelCode, PeakCode, level_votes
 from secagg.compression.product_quantization import Codebook, ProductQuantization
-from secagg.compression.public_stream import PublicStream
 from secagg.compression.random_pruning import RandomPruning
-from secagg.compression.rotation import JoinedRotation, RandomRotation
-from secagg.compression.scalar_quantization import ScalarQuantization
-from secagg.compression.sketch import Sketch
+from secagg.compression.rotation import JoinedRotation, RandomRotation, Sketch
+from secagg.compression.scalar_quantization import DitheredQuantization, ScalarQuantization
 from secagg.contract import LinearDecoder
 from secagg.errors import MalformedMessage, Misuse
 from secagg.simulation.insecure_coins import InsecureSeededCoins

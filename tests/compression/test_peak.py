@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from secagg.compression.cohort_bits import AutoRate, law, levels_within, peak_noise, places_for, places_within
+from secagg.compression.common import PublicStream
 from secagg.compression.peak import (
     MAXIMUM_PLACES,
     MOST_SUMMED_PLACES,
@@ -22,12 +23,11 @@ from secagg.compression.peak import (
     mean_peak,
     norm_levels,
 )
-from secagg.compression.public_stream import PublicStream
 from secagg.compression.rotation import square_root_scales
 from secagg.conformance import Candidate, Law, cases, slack
 from secagg.contract import ideal_aggregate
 from secagg.errors import InvalidParameters
-from secagg.privacy.sensitivity import Adjacency, of_decoded_sum
+from secagg.privacy.accounting import Adjacency, of_decoded_sum
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.rotations import SEED, normal, rotation
 

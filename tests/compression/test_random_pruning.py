@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from secagg.compression.common import PublicStream
 from secagg.compression.fixed_point import FixedPoint
-from secagg.compression.public_stream import PublicStream
 from secagg.compression.random_pruning import RandomPruning, exact_sparsity, kept_count, pruning_mask
 from secagg.compression.scalar_quantization import ScalarQuantization
 from secagg.conformance import Candidate, Law, cases

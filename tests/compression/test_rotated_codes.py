@@ -11,8 +11,7 @@ import pytest
 
 from secagg.compression.cohort_bits import law, peak_noise, sketch_noise
 from secagg.compression.peak import LevelCode, PeakCode, level_noise
-from secagg.compression.rotation import JoinedRotation
-from secagg.compression.sketch import Sketch, sketch_ring
+from secagg.compression.rotation import JoinedRotation, Sketch, sketch_ring
 from secagg.contract import ideal_aggregate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.rotations import normal, rotation

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from secagg.compression import rotation as rotation_module
+from secagg.compression.common import PublicStream
 from secagg.compression.fixed_point import FixedPoint
-from secagg.compression.public_stream import PublicStream
 from secagg.compression.random_pruning import RandomPruning
 from secagg.compression.rotation import RandomRotation, padded_size
 from secagg.compression.scalar_quantization import ScalarQuantization, calibrate

@@ -13,7 +13,7 @@ from secagg.conformance import Candidate, Law, cases
 from secagg.contract import ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
-from secagg.privacy.norm import squared_norm
+from secagg.privacy.kinds import squared_norm
 from secagg.privacy.rounding import rounded_norm
 from tests.harness.rotations import rotation
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis.extra.numpy import arrays
 
 from secagg.compression.cohort_bits import kept_for, sketch_noise
-from secagg.compression.sketch import MOST_BITS, Sketch, normal_step, rounding_noise, sketch_ring
+from secagg.compression.rotation import MOST_BITS, Sketch, normal_step, rounding_noise, sketch_ring
 from secagg.conformance import Candidate, Law, cases
 from secagg.contract import ideal_aggregate
 from secagg.errors import CapacityExceeded, InvalidParameters

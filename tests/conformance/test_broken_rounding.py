@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from secagg.compression.dithered_quantization import DitheredQuantization
+from secagg.compression.scalar_quantization import DitheredQuantization
 from secagg.conformance import LAWS, Candidate
 from secagg.contract import Aggregate
 from secagg.crypto.ring import capacity_between

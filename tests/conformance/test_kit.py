@@ -16,10 +16,10 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from secagg.compression.identity import Identity
+from secagg.compression.fixed_point import Identity
 from secagg.conformance import LAWS, Candidate, Law, cases
-from secagg.conformance.candidate import InsecureCountedCoins
-from secagg.conformance.trees import (
+from secagg.conformance.candidate import (
+    InsecureCountedCoins,
     assembled,
     copied,
     leaves,

@@ -55,11 +55,11 @@ EXAMPLES: list[SecAggError] = [
     InvalidParameters("bad"),
     InvalidParameters("weak", reason=Reason.BELOW_FLOOR),
     Misuse("twice", reason=Reason.ALREADY_SPENT),
-    MalformedMessage("cut", reason=Reason.TRUNCATED, culprits=BLAMED, round_name="share_keys"),
-    UnexpectedMessage(expected="a", received="b", culprits=[ClientId(1)], round_name="unmasking"),
-    AuthenticationFailed(culprits=BLAMED, round_name="masked_input"),
+    MalformedMessage("cut", reason=Reason.TRUNCATED, culprits=BLAMED),
+    UnexpectedMessage(expected="a", received="b", culprits=[ClientId(1)]),
+    AuthenticationFailed(culprits=BLAMED),
     PeerMisbehaved("twice the same", reason=Reason.SHARE_DUPLICATE, culprits=UNDECIDED),
-    ThresholdNotMet(needed=5, present=4, what="shares", round_name="unmasking"),
+    ThresholdNotMet(needed=5, present=4, what="shares"),
     CapacityExceeded("too much"),
     ContractViolation("not linear"),
     InternalError("never"),
@@ -165,7 +165,6 @@ def test_culprits_are_nobody_unless_somebody_is_named() -> None:
         PeerMisbehaved("wrong", reason=Reason.SHARE_DUPLICATE, culprits=UNDECIDED),
     ):
         assert error.culprits == frozenset()
-        assert error.round_name is None
 
 
 def test_messages_say_what_was_needed() -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.compression.common import PublicStream
 from secagg.compression.count_sketch import CountSketch
-from secagg.compression.fixed_point import FixedPoint
-from secagg.compression.identity import Identity
+from secagg.compression.fixed_point import FixedPoint, Identity
 from secagg.compression.model_update import (
     Calibration,
     CalibrationSource,
@@ -30,7 +30,6 @@ from secagg.compression.model_update import (
     encode_parameters,
 )
 from secagg.compression.product_quantization import Codebook, ProductQuantization
-from secagg.compression.public_stream import PublicStream
 from secagg.compression.random_pruning import RandomPruning
 from secagg.compression.rotation import RandomRotation
 from secagg.compression.scalar_quantization import Rounding, ScalarQuantization

@@ -9,18 +9,16 @@ import pytest
 
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.model_update import decode_parameters, encode_parameters
-from secagg.compression.model_update.model_tensors import (
+from secagg.compression.model_update.summed_values import (
     METRICS,
     TENSOR,
+    TOLD,
     aggregated_names,
     applied,
-    differences,
-    model_digest,
-)
-from secagg.compression.model_update.summed_values import (
-    TOLD,
     clipped_share,
+    differences,
     integer_bound,
+    model_digest,
     rounded_at_random,
     steps_in,
     taken_told,

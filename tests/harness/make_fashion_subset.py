@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from secagg.training.datasets.fashion import INSTALLED, SUBSET, packed, read_idx
+from secagg.training.datasets.sources import INSTALLED, SUBSET, packed, read_idx
 
 DATASETS: Final = Path(__file__).resolve().parents[2] / "training" / "datasets"
 _TRAIN: Final = 12_000

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from secagg.compression.public_stream import PublicStream
+from secagg.compression.common import PublicStream
 from secagg.compression.rotation import JoinedRotation
 
 SEED = bytes(range(32))

@@ -13,17 +13,15 @@ import pytest
 
 from secagg.cli import main
 from secagg.compression.byte_accounting import Accounting, Shapes, codebook_bytes, upload_bytes
+from secagg.compression.common import PublicStream
 from secagg.compression.peak import KnownLengths, PeakCode, norm_levels
-from secagg.compression.public_stream import PublicStream
-from secagg.compression.rotation import JoinedRotation
-from secagg.compression.sketch import Sketch
+from secagg.compression.rotation import JoinedRotation, Sketch
 from secagg.contract import IndexSegment
 from secagg.errors import SecAggError
 from secagg.parameters import Suite
 from secagg.planning.advice import break_even_block, masked_value_bits, point_function
-from secagg.planning.costs import Comparison, Option, Status, compare
+from secagg.planning.costs import Comparison, Learned, Option, PlanRequest, Scheme, Status, compare, shapes_of_blocks
 from secagg.planning.paper import CELEBA, FEMNIST_3_CHANNEL
-from secagg.planning.planned_update import Learned, PlanRequest, Scheme, shapes_of_blocks
 from secagg.planning.seconds import costs_of
 from secagg.session.registry import find, names
 

@@ -10,11 +10,20 @@ import pytest
 from secagg.cli import main
 from secagg.errors import InvalidParameters
 from secagg.parameters import Suite
-from secagg.planning.scale import Constants, Farm, estimate_scale, fit, layout_for
-from secagg.planning.seconds import Rates, Sample, costs_of, run_session
+from secagg.planning.seconds import (
+    Constants,
+    Farm,
+    Rates,
+    Sample,
+    costs_of,
+    estimate_scale,
+    fit,
+    layout_for,
+    run_session,
+)
 from secagg.scale.tree import MOST_IN_A_GROUP as MOST_CLIENTS
-from secagg.session.costs import Costs, Work
 from secagg.session.registry import ProtocolEntry, find
+from secagg.session.simulated import Costs, Work
 
 CONSTANTS = Constants(session=0.5, client=Rates(2e-3, 1e-9), server=Rates(3e-4, 2e-9))
 
@@ -109,7 +118,7 @@ def test_the_command_prints_every_line_with_its_assumption(
         del entry, suite
         return CONSTANTS
 
-    monkeypatch.setattr("secagg.planning.scale.calibrate", calibrated)
+    monkeypatch.setattr("secagg.planning.seconds.calibrate", calibrated)
     report = tmp_path / "scale.json"
     assert main(["estimate", "--scale", "--clients", "20000", "--values", "64", "--json", str(report)]) == 0
     written, printed = json.loads(report.read_text()), capsys.readouterr().out

@@ -7,11 +7,10 @@ import pytest
 from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.errors import InvalidParameters
 from secagg.parameters import Suite
-from secagg.planning.costs import Option, compare
-from secagg.planning.planned_update import PlanRequest, Scheme, shapes_of_blocks
+from secagg.planning.costs import Option, PlanRequest, Scheme, compare, shapes_of_blocks
 from secagg.planning.seconds import Network, Rates, rates, run_session, seconds_of
-from secagg.session.costs import Work
 from secagg.session.registry import find, names
+from secagg.session.simulated import Work
 
 FACTOR = 4
 """What ``secagg plan`` promises."""

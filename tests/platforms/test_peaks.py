@@ -10,8 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from secagg.compression.model_update import decode_parameters, encode_parameters
-from secagg.compression.model_update.model_tensors import Arrays
-from secagg.compression.model_update.summed_values import LENGTHS, known_lengths
+from secagg.compression.model_update.summed_values import LENGTHS, Arrays, known_lengths
 from secagg.contract import IndexSegment, ideal_aggregate
 from secagg.errors import MalformedMessage
 from secagg.platforms.charges import Charges

@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 
 from secagg.contract import Layout, RingSegment
 from secagg.errors import InvalidParameters, Misuse, Reason
-from secagg.privacy.accounting import NO_LOSS, Loss, epsilon, loss_of
-from secagg.privacy.budget import PrivacyBudget
+from secagg.privacy.accounting import NO_LOSS, Adjacency, Loss, PrivacyBudget, epsilon, loss_of
 from secagg.privacy.client_noise import BudgetedNoise, ClientNoise, NoiseSettings
 from secagg.privacy.kinds import NoiseKind
-from secagg.privacy.sensitivity import Adjacency
 
 DELTA = 1e-6
 

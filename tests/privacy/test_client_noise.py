@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from secagg.contract import Aggregate, Layout, Payload, RingSegment
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse
-from secagg.privacy.accounting import ReleasePart, epsilon
+from secagg.privacy.accounting import Adjacency, ReleasePart, epsilon
 from secagg.privacy.client_noise import (
     MOST_NOISE,
     ClientNoise,
@@ -28,9 +28,7 @@ from secagg.privacy.client_noise import (
     noise_in,
     said_epsilon,
 )
-from secagg.privacy.kinds import NoiseKind
-from secagg.privacy.norm import squared_norm
-from secagg.privacy.sensitivity import Adjacency
+from secagg.privacy.kinds import NoiseKind, squared_norm
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 LAYOUT = Layout((RingSegment(20, 20_000),))

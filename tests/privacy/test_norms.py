@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secagg.crypto.ring import Ring
-from secagg.privacy.norm import clip_into, squared_norm
+from secagg.privacy.kinds import clip_into, squared_norm
 
 
 @given(data=st.data(), bits=st.integers(1, 64))

@@ -7,7 +7,7 @@ import pytest
 
 from secagg.crypto.secret import Secret
 from secagg.errors import Misuse
-from secagg.privacy.seeded_coins import SeededCoins
+from secagg.privacy.noise_table import SeededCoins
 
 
 def drawn(seed: bytes, *counts: int) -> bytes:

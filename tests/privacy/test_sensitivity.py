@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pytest
 
 from secagg.errors import InvalidParameters, Misuse
-from secagg.privacy import sensitivity
-from secagg.privacy.sensitivity import (
+from secagg.privacy import accounting
+from secagg.privacy.accounting import (
     Adjacency,
     of_decoded_sum,
     of_histogram,
@@ -122,7 +122,7 @@ def test_many_codewords_are_compared_exactly_in_floats_and_in_integers(
         sum((a - b) ** 2 for a, b in zip(left, right, strict=True)) for left, right in product(rows.tolist(), repeat=2)
     )
     assert of_decoded_sum([(1, rows)], 1, Adjacency.REPLACE) == expected
-    monkeypatch.setattr(sensitivity, "_PAIRS_AT_A_TIME", 1000)
+    monkeypatch.setattr(accounting, "_PAIRS_AT_A_TIME", 1000)
     assert of_decoded_sum([(1, rows)], 1, Adjacency.REPLACE) == expected
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from secagg.compression.dithered_quantization import DitheredQuantization, dithered_ring
+from secagg.compression.scalar_quantization import DitheredQuantization, dithered_ring
 from secagg.contract import Layout, Payload, RingSegment, ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, PeerMisbehaved, Reason

@@ -29,7 +29,7 @@ from secagg.scale.engines import Engine, Result
 from secagg.scale.spread import Figures
 from secagg.scale.state import RecordedCoins, State, goes_on
 from secagg.scale.storage import TAG_BYTES, FolderStore, FsspecStore, Lost, Objects, Task, add, read_sum, tag_of
-from secagg.session.metrics import Metrics
+from secagg.session.run import Metrics
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, message_kind
 from tests.harness.one_message_sums import SumSetup

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,18 +82,3 @@ def test_a_folder_that_others_look_into_is_refused(tmp_path: Path) -> None:
     (tmp_path / "latch").mkdir(mode=0o755)
     with pytest.raises(InvalidParameters, match="this user's alone"):
         FileLatch(tmp_path / "latch")
-
-
-def test_sessions_are_forgotten_by_when_they_were_last_resumed(tmp_path: Path) -> None:
-    """Renaming leaves the time of a file: a session that began long ago and goes on was taken for one that was left."""
-    latch = FileLatch(tmp_path / "latch")
-    for name in (NAME, OTHER):
-        latch.begin(name)
-        os.utime(tmp_path / "latch" / f"{name.hex()}.0", (1000, 1000))
-    latch.claim(OTHER, 0)
-    latch.sweep(1000)
-    assert len(list((tmp_path / "latch").iterdir())) == 2
-    latch.sweep(1001)
-    with pytest.raises(Misuse):
-        latch.claim(NAME, 0)
-    latch.claim(OTHER, 1)

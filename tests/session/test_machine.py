@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from secagg.conformance.sessions.rehearsal import Rehearsal
+from secagg.conformance.rehearsal import Rehearsal
 from secagg.errors import PeerError, SecAggError
 from secagg.identifiers import ClientId
 from tests.harness.session_worlds import SETTINGS, candidate_of

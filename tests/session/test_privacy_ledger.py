@@ -12,10 +12,9 @@ import pytest
 from secagg.contract import Layout, RingSegment
 from secagg.errors import InvalidParameters, Reason
 from secagg.identifiers import ClientId
-from secagg.privacy.budget import PrivacyBudget
+from secagg.privacy.accounting import Adjacency, PrivacyBudget
 from secagg.privacy.client_noise import NoiseSettings
 from secagg.privacy.kinds import NoiseKind
-from secagg.privacy.sensitivity import Adjacency
 from secagg.session import privacy_ledger
 from secagg.session.privacy_ledger import PrivacyLedger, PrivacyLedgers
 from tests.harness.planted import always

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from secagg.conformance.sessions.rehearsal import Rehearsal
+from secagg.conformance.rehearsal import Rehearsal
 from secagg.contract import Aggregate, Layout, RingSegment
 from secagg.errors import Misuse, PeerError, PeerMisbehaved, Reason, ThresholdNotMet, UnexpectedMessage
 from secagg.identifiers import ClientId, ServerId

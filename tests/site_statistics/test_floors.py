@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
-from secagg.privacy.budget import PrivacyBudget
-from secagg.privacy.sensitivity import Adjacency
+from secagg.privacy.accounting import Adjacency, PrivacyBudget
 from secagg.session.privacy_ledger import PrivacyLedger
 from secagg.site_statistics import Declaration, Plan, Site, Statistic, Variable, summed
 from secagg.site_statistics.kinds import KINDS, suppressed

@@ -12,14 +12,13 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from secagg.training.engines import make_engine
-from secagg.training.engines.one_by_one import Evaluator
+from secagg.training.configuration import Configuration, changed
+from secagg.training.engines import Evaluator, make_engine
+from secagg.training.parts import Examples
+from secagg.training.presets import preset
 from secagg.training.records import Accuracy
-from secagg.training.runs.rounds import Pieces
-from secagg.training.settings.configuration import Configuration, changed
-from secagg.training.settings.parts import Examples
-from secagg.training.settings.presets import preset
-from secagg.training.sums.real_sum import secure_sum
+from secagg.training.rounds import Pieces
+from secagg.training.sums import secure_sum
 from tests.harness.tutorial import tutorial_scheme
 
 FEATURES, CLASSES = 12, 3

@@ -14,9 +14,7 @@ import torch
 from secagg.contract import ideal_aggregate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.training.codec import WholeUpdates
-from secagg.training.runs.driver import train
-from secagg.training.runs.rounds import Attack, Pieces, Run
-from secagg.training.settings.configuration import (
+from secagg.training.configuration import (
     AttackKind,
     AttackSettings,
     CompressionSettings,
@@ -25,8 +23,10 @@ from secagg.training.settings.configuration import (
     Scheme,
     changed,
 )
-from secagg.training.settings.parts import Assignment, Examples, TrainedClient
-from secagg.training.settings.presets import preset
+from secagg.training.driver import train
+from secagg.training.parts import Assignment, Examples, TrainedClient
+from secagg.training.presets import preset
+from secagg.training.rounds import Attack, Pieces, Run
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]

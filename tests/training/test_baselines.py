@@ -13,8 +13,8 @@ import pytest
 
 from secagg.contract import ideal_aggregate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from secagg.training.runs.rounds import Pieces, Run
-from secagg.training.settings.configuration import Configuration
+from secagg.training.configuration import Configuration
+from secagg.training.rounds import Pieces, Run
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from secagg.errors import InvalidParameters
-from secagg.training.settings.configuration import (
+from secagg.training.configuration import (
     CompressionSettings,
     Configuration,
     Lengths,
@@ -22,7 +22,7 @@ from secagg.training.settings.configuration import (
     to_toml,
     versions_here,
 )
-from secagg.training.settings.presets import PRESETS, preset
+from secagg.training.presets import PRESETS, preset
 
 SKETCHED = ("compression.scheme=sketch", "secagg.settings=['mode=semi_honest']")
 

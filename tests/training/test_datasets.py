@@ -13,10 +13,9 @@ import torch
 
 from secagg.errors import InvalidParameters
 from secagg.training.datasets import federated_data
-from secagg.training.datasets.characters import tokens
-from secagg.training.datasets.fashion import Bytes, bundled, packed, read_idx, unpacked
 from secagg.training.datasets.prepared import LENGTH, commonest, listed, words_of
-from secagg.training.settings.parts import FederatedData
+from secagg.training.datasets.sources import Bytes, bundled, packed, read_idx, tokens, unpacked
+from secagg.training.parts import FederatedData
 from tests.harness.make_fashion_subset import write_subset
 
 HALVES = {"train": 60, "t10k": 20}

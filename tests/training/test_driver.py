@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from secagg.errors import InvalidParameters
+from secagg.training.configuration import Configuration, LocalTraining, ServerSettings, changed
+from secagg.training.driver import Progress, estimate, in_time, train
+from secagg.training.parts import Assignment, Tensors, TrainedClient
 from secagg.training.records import Accuracy, Checkpoint, MetricsFile, RoundRecord, read_records, summarise
-from secagg.training.runs.driver import Progress, estimate, in_time, train
-from secagg.training.runs.rounds import Pieces, Run, ServerOptimizer
-from secagg.training.settings.configuration import Configuration, LocalTraining, ServerSettings, changed
-from secagg.training.settings.parts import Assignment, Tensors, TrainedClient
+from secagg.training.rounds import Pieces, Run, ServerOptimizer
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]

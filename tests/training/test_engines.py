@@ -14,12 +14,11 @@ import torch
 from torch import nn
 
 from secagg.errors import CapacityExceeded, InvalidParameters
-from secagg.training.engines import ENGINES, make_engine
-from secagg.training.engines.one_by_one import PlainModel, ThreadsEngine, schedule_of, swapped
+from secagg.training import driver
+from secagg.training.configuration import Configuration, LocalTraining
+from secagg.training.engines import ENGINES, PlainModel, ThreadsEngine, make_engine, schedule_of, swapped
 from secagg.training.models import KeyedDropout, initial_parameters, model_factory
-from secagg.training.runs import driver
-from secagg.training.settings.configuration import Configuration, LocalTraining
-from secagg.training.settings.parts import (
+from secagg.training.parts import (
     Assignment,
     Engine,
     Examples,

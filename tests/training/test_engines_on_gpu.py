@@ -7,11 +7,10 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from secagg.training.engines import ENGINES, make_engine
-from secagg.training.engines.one_by_one import Evaluator
+from secagg.training.configuration import LocalTraining
+from secagg.training.engines import ENGINES, Evaluator, make_engine
 from secagg.training.models import initial_parameters, model_factory
-from secagg.training.settings.configuration import LocalTraining
-from secagg.training.settings.parts import Assignment, Engine, Examples, ModelFactory, Stream, seed_of, torch_seed
+from secagg.training.parts import Assignment, Engine, Examples, ModelFactory, Stream, seed_of, torch_seed
 
 pytestmark = [
     pytest.mark.gpu,

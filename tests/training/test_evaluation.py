@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from secagg.errors import InvalidParameters
-from secagg.training.engines.one_by_one import Evaluator
+from secagg.training.engines import Evaluator
 from secagg.training.models import initial_parameters, model_factory
-from secagg.training.settings.parts import Examples, torch_seed
+from secagg.training.parts import Examples, torch_seed
 
 STRIDE = model_factory("stride", classes=10, shape=(1, 28, 28))
 

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from secagg.errors import InvalidParameters
-from secagg.training.engines.one_by_one import WrittenOutLstm
+from secagg.training.engines import WrittenOutLstm
 from secagg.training.models import initial_parameters, model_factory
-from secagg.training.settings.parts import torch_seeded
+from secagg.training.parts import torch_seeded
 
 SEED = (1, 0, 0, 0)
 

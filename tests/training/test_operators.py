@@ -32,9 +32,9 @@ from secagg.contract import IndexSegment, RingSegment, ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.training.codec import Operators, RoundCodec
+from secagg.training.configuration import CompressionSettings, Scheme, Source
 from secagg.training.models import model_factory
-from secagg.training.settings.configuration import CompressionSettings, Scheme, Source
-from secagg.training.settings.presets import preset
+from secagg.training.presets import preset
 
 SHAPES = {"conv.weight": (8, 4, 3, 3), "conv.bias": (8,), "head.weight": (10, 36), "head.bias": (10,)}
 CLIENTS = 5

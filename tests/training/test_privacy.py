@@ -16,13 +16,12 @@ from secagg.errors import CapacityExceeded, InternalError, InvalidParameters, Se
 from secagg.privacy.accounting import ReleasePart, epsilon
 from secagg.privacy.kinds import NoiseKind
 from secagg.training.codec import Operators
+from secagg.training.configuration import Configuration
+from secagg.training.driver import train
+from secagg.training.parts import Cohorts
 from secagg.training.records import read_records
-from secagg.training.runs.driver import train
-from secagg.training.runs.rounds import Pieces, Run
-from secagg.training.settings.configuration import Configuration
-from secagg.training.settings.parts import Cohorts
-from secagg.training.sums.real_sum import ReleaseCount, secure_sum
-from secagg.training.sums.round_sums import SumRound, require_near
+from secagg.training.rounds import Pieces, Run
+from secagg.training.sums import ReleaseCount, SumRound, require_near, secure_sum
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]
@@ -215,7 +214,7 @@ def test_clients_of_a_run_keep_to_its_limit_themselves(
     def nothing(*_: object) -> None:
         return None
 
-    monkeypatch.setattr("secagg.training.sums.real_sum.require_budget", nothing)
+    monkeypatch.setattr("secagg.training.sums.require_budget", nothing)
     run = toy_run(*OF_CLIENTS, "secagg.protocol=pairwise", f"privacy.epsilon={1.01 * spent(1)}", "clients_per_round=16")
     played = Run(run, toy_pieces(run))
     played.advance()

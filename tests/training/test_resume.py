@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from secagg.errors import InvalidParameters
+from secagg.training.configuration import Configuration, changed
+from secagg.training.driver import MODEL_NAME, train
 from secagg.training.engines import make_engine
+from secagg.training.parts import Examples
 from secagg.training.records import Checkpoint, RoundRecord, read_records
-from secagg.training.runs.driver import MODEL_NAME, train
-from secagg.training.runs.rounds import Pieces
-from secagg.training.settings.configuration import Configuration, changed
-from secagg.training.settings.parts import Examples
+from secagg.training.rounds import Pieces
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]

@@ -15,9 +15,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import CapacityExceeded, InternalError, InvalidParameters, Misuse, ThresholdNotMet
 from secagg.session.registry import find, register, unregister
 from secagg.training.codec import Operators
-from secagg.training.runs.driver import train
-from secagg.training.runs.rounds import Pieces
-from secagg.training.settings.configuration import (
+from secagg.training.configuration import (
     CompressionSettings,
     Configuration,
     DropoutSettings,
@@ -28,9 +26,10 @@ from secagg.training.settings.configuration import (
     SumSettings,
     Weighting,
 )
-from secagg.training.settings.parts import Cohorts, sampled_losses
-from secagg.training.sums.real_sum import require_feasible, secure_sum
-from secagg.training.sums.round_sums import (
+from secagg.training.driver import train
+from secagg.training.parts import Cohorts, sampled_losses
+from secagg.training.rounds import Pieces
+from secagg.training.sums import (
     CheckedSum,
     ClearSum,
     IdealSum,
@@ -39,7 +38,9 @@ from secagg.training.sums.round_sums import (
     SumRound,
     Upload,
     require_equal,
+    require_feasible,
     require_rounded,
+    secure_sum,
 )
 from tests.harness import plain_sum
 from tests.harness.planted import always
@@ -175,7 +176,7 @@ def test_a_session_that_every_client_refuses_is_an_error_and_no_round_of_lost_cl
     made = codecs(run)
     due = everybody(made.codec)
     refusing = replace(find("enclave"), simulate=RefusingSimulation)
-    monkeypatch.setattr("secagg.training.sums.real_sum.find", always(refusing))
+    monkeypatch.setattr("secagg.training.sums.find", always(refusing))
     with pytest.raises(InvalidParameters, match=r"all clients left in the stage 'sealed upload'.*below"):
         secure_sum(run).run(due, uploads(made, due))
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secagg.errors import InvalidParameters
-from secagg.training.settings.parts import (
+from secagg.training.parts import (
     Stream,
     generator,
     seed_bytes,

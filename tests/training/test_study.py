@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from secagg.training.runs.driver import train
-from secagg.training.settings.configuration import changed
-from secagg.training.settings.presets import preset
+from secagg.training.configuration import changed
+from secagg.training.driver import train
+from secagg.training.presets import preset
 
 Told = Callable[..., dict[str, Any]]
 SCALAR = ("compression.scheme=sq", "compression.wrap=true")

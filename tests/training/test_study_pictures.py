@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from secagg.training.configuration import Scheme
 from secagg.training.reports import STYLES
-from secagg.training.settings.configuration import Scheme
 
 pytest.importorskip("matplotlib")
 NAMES = (

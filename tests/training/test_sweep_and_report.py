@@ -14,12 +14,12 @@ import pytest
 
 from secagg.cli import main
 from secagg.errors import InvalidParameters
+from secagg.training import driver
+from secagg.training.configuration import CompressionSettings, Configuration, Scheme, SumSettings
+from secagg.training.driver import read_grid, sweep, train
 from secagg.training.records import Accuracy, RoundRecord
 from secagg.training.reports import Cell, FinishedRun, cells_of, conclusion, read_runs, table
-from secagg.training.runs import driver
-from secagg.training.runs.driver import read_grid, sweep, train
-from secagg.training.runs.rounds import Pieces
-from secagg.training.settings.configuration import CompressionSettings, Configuration, Scheme, SumSettings
+from secagg.training.rounds import Pieces
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]

@@ -13,12 +13,11 @@ from secagg.compression.cohort_bits import AutoRate
 from secagg.compression.peak import LevelCode, PeakCode
 from secagg.compression.told import HeldModel
 from secagg.errors import InvalidParameters
-from secagg.training.codec import WholeUpdates
+from secagg.training.codec import ToldSums, WholeUpdates
+from secagg.training.configuration import Configuration
+from secagg.training.driver import train
 from secagg.training.records import read_records, summarise
-from secagg.training.runs.driver import train
-from secagg.training.runs.rounds import Pieces, Run, ServerOptimizer
-from secagg.training.settings.configuration import Configuration
-from secagg.training.sums.round_sums import ToldSums
+from secagg.training.rounds import Pieces, Run, ServerOptimizer
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]

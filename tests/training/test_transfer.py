@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from secagg.training.runs.rounds import Pieces, Run
-from secagg.training.settings.configuration import Configuration
+from secagg.training.configuration import Configuration
+from secagg.training.rounds import Pieces, Run
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from lockstep import Kept, Lockstep, play

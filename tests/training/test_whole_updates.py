@@ -20,17 +20,13 @@ from secagg.compression.model_update import decode_parameters, encode_parameters
 from secagg.compression.model_update.summed_values import UPDATE
 from secagg.compression.outside import outside_factory
 from secagg.compression.peak import PeakCode
-from secagg.compression.sketch import Sketch
+from secagg.compression.rotation import Sketch
 from secagg.conformance import LAWS, Candidate
 from secagg.contract import IndexSegment, RingSegment, ideal_aggregate
 from secagg.errors import InvalidParameters, MalformedMessage
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.training.codec import NORMS, WholeUpdates
-from secagg.training.engines.one_by_one import Probe
-from secagg.training.records import RoundRecord, read_records, summarise
-from secagg.training.runs.driver import MODEL_NAME, Progress, train
-from secagg.training.runs.rounds import Pieces, Run, falling_rate
-from secagg.training.settings.configuration import (
+from secagg.training.configuration import (
     CompressionSettings,
     Configuration,
     Lengths,
@@ -40,7 +36,11 @@ from secagg.training.settings.configuration import (
     from_tree,
     to_tree,
 )
-from secagg.training.settings.presets import preset
+from secagg.training.driver import MODEL_NAME, Progress, train
+from secagg.training.engines import Probe
+from secagg.training.presets import preset
+from secagg.training.records import RoundRecord, read_records, summarise
+from secagg.training.rounds import Pieces, Run, falling_rate
 from tests.harness.tutorial import tutorial_commands, tutorial_scheme
 
 Make = Callable[..., Configuration]

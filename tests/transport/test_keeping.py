@@ -12,8 +12,8 @@ import pytest
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
-from secagg.session.metrics import Metrics
 from secagg.session.roles import Released
+from secagg.session.run import Metrics
 from secagg.session.sealed_state import StateDirectory
 from secagg.transport.card import Card
 from secagg.transport.client import Outcome, contribute

@@ -20,7 +20,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.session.roles import ClientSession
-from secagg.session.simulated_keys import SimulatedKeys
+from secagg.session.simulated import SimulatedKeys
 from secagg.transport import client as requests
 from secagg.transport.card import BACK_SECONDS, Card
 from secagg.transport.client import Outcome, Patience, Refused, contribute

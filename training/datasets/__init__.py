@@ -8,10 +8,8 @@ from typing import Final
 from secagg.errors import InvalidParameters
 from secagg.training.datasets.prepared import Dealing
 
-from .characters import stdlib_characters
-from .fashion import INSTALLED, fashion
 from .prepared import LEAF_SETS, PreparedData, Split, leaf, prepare_leaf
-from .vader import vader
+from .sources import INSTALLED, fashion, stdlib_characters, vader
 
 NAMES: Final = ("fashion", "fashion-full", "vader", "stdlib-chars", *LEAF_SETS)
 _CLIENTS: Final = 200

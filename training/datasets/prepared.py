@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from secagg.errors import InvalidParameters, Reason
 from secagg.session.durable import PUBLIC, replace, replacing
-from secagg.training.settings.parts import Examples, Progress, Stream, generator, seed_of
+from secagg.training.parts import Examples, Progress, Stream, generator, seed_of
 
 try:
     import torch

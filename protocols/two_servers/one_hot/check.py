@@ -240,7 +240,6 @@ class _Windows:
 
 REJECTED: Final = Reason.ONE_HOT_REFUTED
 """The openings of an upload contradict each other."""
-_ROUND: Final = "one_hot_check"
 
 
 class RoundChallenges(Confined):
@@ -279,7 +278,6 @@ class RoundChallenges(Confined):
                 f"{context.client} uploaded twice for one round and segment",
                 reason=Reason.ALREADY_ANSWERED,
                 culprits=[context.client],
-                round_name=_ROUND,
             )
         return query_point(context.shape, self._key, context.statement, joint)
 
@@ -411,7 +409,7 @@ class OneHotVerifier(Confined):
             raise self._fault("a message belongs to another server or upload", Reason.WRONG_SESSION, self.peer)
 
     def _fault(self, message: str, reason: Reason, *culprits: ClientId | ServerId) -> PeerMisbehaved:
-        return PeerMisbehaved(message, reason=reason, culprits=culprits, round_name=_ROUND)
+        return PeerMisbehaved(message, reason=reason, culprits=culprits)
 
 
 def _opened_bytes(shape: CheckShape) -> int:

@@ -169,7 +169,7 @@ def address(option: str, text: str) -> tuple[str, int]:
 
 def assigned(assignments: Iterable[str], settings: type[Any]) -> dict[str, Any]:
     """Read ``name=value``, each of the type that a class of settings gives it; a name that it lacks keeps its text."""
-    from secagg.session.settings import parsed
+    from secagg.session.registry import parsed
 
     hints, given = get_type_hints(settings), dict[str, Any]()
     for assignment in assignments:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from secagg.compression.model_update.model_tensors import Arrays, model_digest
+from secagg.compression.model_update.summed_values import Arrays, model_digest
 from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
 from secagg.flower.strategies import calling_strategy, require_sum_suffices, weight_key, write_where_flower_does
 from secagg.identifiers import ClientId

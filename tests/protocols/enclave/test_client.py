@@ -23,8 +23,8 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
+from secagg.privacy.accounting import Adjacency
 from secagg.privacy.kinds import NoiseKind
-from secagg.privacy.sensitivity import Adjacency
 from secagg.protocols.enclave import budget as budget_module
 from secagg.protocols.enclave import client as client_module
 from secagg.protocols.enclave.budget import PrivacyFloor, epsilon_of

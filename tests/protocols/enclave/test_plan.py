@@ -11,8 +11,8 @@ import pytest
 from secagg.contract import Layout, RingSegment
 from secagg.errors import CapacityExceeded, InvalidParameters, Reason
 from secagg.parameters import Suite
+from secagg.privacy.accounting import Adjacency
 from secagg.privacy.kinds import NoiseKind
-from secagg.privacy.sensitivity import Adjacency
 from secagg.protocols.enclave.budget import squared_sensitivities
 from secagg.protocols.enclave.plan import DEFAULT_LIFETIME, EnclaveSettings
 from secagg.protocols.enclave.trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm

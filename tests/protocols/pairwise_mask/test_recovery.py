@@ -151,7 +151,6 @@ def test_shares_that_are_held_back_are_missing_and_nobody_is_blamed(mode: Securi
     with pytest.raises(ThresholdNotMet, match="self-mask seed") as caught:
         session.finish()
     assert (caught.value.needed, caught.value.present) == (5, 4)
-    assert caught.value.round_name == "unmasking"
     assert session.server.state is ServerState.ABORTED
 
 

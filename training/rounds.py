@@ -16,21 +16,18 @@ import numpy.typing as npt
 import torch
 
 from secagg.compression.byte_accounting import Accounting, upload_bytes
+from secagg.compression.common import PublicStream
 from secagg.compression.model_update import ModelUpdate
 from secagg.compression.model_update.summed_values import UPDATE
 from secagg.compression.outside import Factory
 from secagg.compression.peak import block_size_for
-from secagg.compression.public_stream import PublicStream
 from secagg.compression.rotation import JoinedRotation, RoundedRotation
 from secagg.contract import Aggregate, Payload
 from secagg.errors import InvalidParameters, PeerError, ThresholdNotMet
 from secagg.session.run import StageFigures
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from secagg.training.codec import PLAIN_BITS, Operators, RoundCodec, WholeUpdates
-from secagg.training.engines.one_by_one import Probe
-from secagg.training.models import initial_parameters
-from secagg.training.records import Accuracy, Checkpoint, RoundRecord
-from secagg.training.settings.configuration import (
+from secagg.training.codec import PLAIN_BITS, Operators, RoundCodec, ToldSums, WholeUpdates
+from secagg.training.configuration import (
     WHOLE_UPDATES,
     AttackKind,
     AttackSettings,
@@ -45,7 +42,9 @@ from secagg.training.settings.configuration import (
     Weighting,
     to_tree,
 )
-from secagg.training.settings.parts import (
+from secagg.training.engines import Probe
+from secagg.training.models import initial_parameters
+from secagg.training.parts import (
     Assignment,
     Cohorts,
     Done,
@@ -62,8 +61,8 @@ from secagg.training.settings.parts import (
     seed_bytes,
     seed_of,
 )
-from secagg.training.sums.real_sum import ReleaseCount
-from secagg.training.sums.round_sums import OverflowMeter, SecureSum, SumOutcome, SumRound, ToldSums, Upload
+from secagg.training.records import Accuracy, Checkpoint, RoundRecord
+from secagg.training.sums import OverflowMeter, ReleaseCount, SecureSum, SumOutcome, SumRound, Upload
 
 Arrays = Mapping[str, npt.NDArray[np.float32]]
 Parameters = dict[str, npt.NDArray[np.float32]]

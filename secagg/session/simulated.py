@@ -1,4 +1,4 @@
-"""Cost of a session by a protocol's own formulas: all that a planner needs in addition to the registration."""
+"""What simulations of protocols share: keys of clients, and the cost of a session by a protocol's own formulas."""
 
 from __future__ import annotations
 
@@ -7,6 +7,39 @@ from dataclasses import dataclass
 from typing import Final
 
 from secagg.contract.layout import RingSegment, Segment
+from secagg.crypto.entropy import Coins
+from secagg.crypto.secret import Confined, Secret
+from secagg.identifiers import ClientId
+
+from .certificates import IDENTITY_KEY_BYTES, Authority, Certificate, SigningKey, issue_certificate
+
+
+def new_signing_key(coins: Coins) -> SigningKey:
+    """Draw a signing key."""
+    with Secret.random("signing key", IDENTITY_KEY_BYTES, coins) as seed:
+        return SigningKey(seed)
+
+
+class SimulatedKeys(Confined):
+    """An authority that nobody else holds, and the keys of clients, each drawn when it is first asked for."""
+
+    def __init__(self, coins: Coins) -> None:
+        self._coins, self._root = coins, new_signing_key(coins)
+        self._keys = dict[ClientId, tuple[SigningKey, Certificate]]()
+
+    @property
+    def authority(self) -> Authority:
+        return Authority(self._root.public_key)
+
+    def of(self, client: ClientId) -> tuple[SigningKey, Certificate]:
+        if client not in self._keys:
+            key = new_signing_key(self._coins)
+            self._keys[client] = key, issue_certificate(self._root, client, key.public_key)
+        return self._keys[client]
+
+    def __repr__(self) -> str:
+        return f"<SimulatedKeys of {len(self._keys)} clients>"
+
 
 AES_BLOCK_BYTES: Final = 16
 ONE_IN: Final = 20

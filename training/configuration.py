@@ -18,10 +18,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple, Union, cast, get_args, get_origin, get_type_hints
 
-from secagg.compression.dithered_quantization import MOST_FINE_BITS
 from secagg.compression.peak import MAXIMUM_PLACES
 from secagg.compression.random_pruning import exact_sparsity
-from secagg.compression.sketch import MOST_BITS
+from secagg.compression.rotation import MOST_BITS
+from secagg.compression.scalar_quantization import MOST_FINE_BITS
 from secagg.contract import IndexSegment
 from secagg.errors import InvalidParameters
 from secagg.session.registry import ProtocolEntry, find

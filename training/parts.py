@@ -17,8 +17,7 @@ from secagg.errors import InvalidParameters
 from secagg.parameters import LEAST_COHORT
 from secagg.session.registry import find
 from secagg.session.roles import Stage
-
-from .configuration import Configuration, DropoutSettings, LocalTraining
+from secagg.training.configuration import Configuration, DropoutSettings, LocalTraining
 
 try:
     import torch

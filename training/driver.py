@@ -26,10 +26,31 @@ import torch
 
 from secagg.compression.byte_accounting import Accounting, upload_bytes
 from secagg.errors import InvalidParameters, SecAggError
+from secagg.training.configuration import FILE_NAME as CONFIGURATION_NAME
+from secagg.training.configuration import (
+    Configuration,
+    SumMode,
+    changed,
+    read,
+    to_toml,
+    to_tree,
+    versions_here,
+)
 from secagg.training.datasets import PreparedData, federated_data
-from secagg.training.engines import make_engine
-from secagg.training.engines.one_by_one import Evaluator
+from secagg.training.engines import Evaluator, make_engine
 from secagg.training.models import initial_parameters, model_factory
+from secagg.training.parts import (
+    Assignment,
+    Engine,
+    Examples,
+    FederatedData,
+    ModelFactory,
+    Stream,
+    Tensors,
+    generator,
+    seed_of,
+)
+from secagg.training.presets import preset
 from secagg.training.records import (
     SUMMARY_NAME,
     Accuracy,
@@ -41,32 +62,8 @@ from secagg.training.records import (
     write_arrays,
     write_text,
 )
-from secagg.training.settings.configuration import FILE_NAME as CONFIGURATION_NAME
-from secagg.training.settings.configuration import (
-    Configuration,
-    SumMode,
-    changed,
-    read,
-    to_toml,
-    to_tree,
-    versions_here,
-)
-from secagg.training.settings.parts import (
-    Assignment,
-    Engine,
-    Examples,
-    FederatedData,
-    ModelFactory,
-    Stream,
-    Tensors,
-    generator,
-    seed_of,
-)
-from secagg.training.settings.presets import preset
-from secagg.training.sums.real_sum import require_feasible, secure_sum
-from secagg.training.sums.round_sums import SumRound, Upload
-
-from .rounds import Pieces, Run
+from secagg.training.rounds import Pieces, Run
+from secagg.training.sums import SumRound, Upload, require_feasible, secure_sum
 
 _RECENT: Final = 20
 """Rounds that the estimate of the time left is taken from."""

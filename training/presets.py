@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from secagg.errors import InvalidParameters
-
-from .configuration import (
+from secagg.training.configuration import (
     CompressionSettings,
     Configuration,
     DataSettings,

@@ -1,0 +1,152 @@
+"""What schemes share: public randomness, and checks of updates and sums.
+
+The public stream of a tensor is SHAKE256 [FIPS 202] of
+
+    label || attempt || seed || round || name || dimensions,
+
+where ``secagg.crypto.labels.bind`` puts the length of each part, as 4 bytes, before it. The attempt has 4 bytes, the
+seed 32, the round 8, the name is in UTF-8 and each dimension has 8 bytes; all integers are big-endian.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.contract import Aggregate, Layout, LinearDecoder
+from secagg.contract.layout import MAXIMUM_LENGTH
+from secagg.crypto.labels import Label, bind
+from secagg.crypto.ring import Ring, RingVector, reduce_into, require_capacity
+from secagg.errors import ContractViolation, InvalidParameters, Misuse
+from secagg.parameters import require_integer
+
+SEED_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicStream:
+    """Source of one round's public randomness for one tensor; another round, name or shape gives another stream.
+
+    Security: the seed is public. It must not be, or be derived from, a key of the aggregation protocol.
+    """
+
+    seed: bytes
+    round_number: int
+    tensor_name: str
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        require_seed(self.seed)
+        require_integer("round_number", self.round_number, 0, (1 << 64) - 1)
+        require_text(self.tensor_name)
+        require_shape(self.shape)
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding, which schemes put into their versions; it tells its own length."""
+        seed, round_number, name, dimensions = self._parts()
+        return seed + round_number + struct.pack(">II", len(name), len(self.shape)) + name + dimensions
+
+    def read(self, label: Label, count: int, attempt: int = 0) -> bytes:
+        """Return the first ``count`` bytes of the stream for one use; each attempt of a use has a stream of its own."""
+        return hashlib.shake_256(bind(label, attempt.to_bytes(4, "big"), *self._parts())).digest(count)
+
+    def _parts(self) -> tuple[bytes, ...]:
+        dimensions = b"".join(dimension.to_bytes(8, "big") for dimension in self.shape)
+        return self.seed, self.round_number.to_bytes(8, "big"), self.tensor_name.encode(), dimensions
+
+
+def require_text(name: str) -> None:
+    """Require a tensor's name that has an encoding."""
+    if type(name) is not str:
+        raise Misuse(f"a tensor's name is a str; got {name!r}")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise InvalidParameters("a tensor's name is text that UTF-8 can hold; rename the tensor") from None
+
+
+def require_seed(seed: bytes) -> None:
+    """Require the 32 bytes of a public seed."""
+    if type(seed) is not bytes or len(seed) != SEED_BYTES:
+        raise InvalidParameters(f"a public seed is {SEED_BYTES} bytes; draw one for each session or training run")
+
+
+def require_shape(shape: tuple[int, ...]) -> None:
+    """Require the shape of a tensor with at least one element."""
+    if type(shape) is not tuple or any(type(dimension) is not int or dimension < 1 for dimension in shape):
+        raise InvalidParameters(f"a shape is a tuple of integers of at least 1; got {shape!r}")
+    if prod(shape) > MAXIMUM_LENGTH:
+        raise InvalidParameters(f"a tensor has at most 2^40 elements; a shape of {shape} has {prod(shape)}")
+
+
+# --- Checks -----------------------------------------------------------------------------------------------------------
+
+LARGEST: Final = 2.0**100
+"""The largest value of an update that is turned: sums of many are still float32."""
+_PIECE: Final = 1 << 15
+"""Values that are encoded at a time: those between two steps stay in the processor's cache."""
+LOG: Final = logging.getLogger("secagg.compression")
+
+
+def require_floats(update: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
+    """Require an array of floats of a shape; raise ``Misuse`` otherwise."""
+    if getattr(update, "dtype", np.dtype(bool)).kind != "f" or update.shape != shape:
+        raise Misuse(f"an update is an array of floats of shape {shape}; convert it, or give it that shape first")
+
+
+def finite(values: npt.NDArray[Any], limit: float = math.inf) -> npt.NDArray[Any]:
+    """Return floats within a limit: NaN counts as 0, and a value beyond the limit as the limit; a log line says so.
+
+    Nothing is refused: whether a client answers would tell its server of the values.
+    """
+    most = min(limit, float(np.finfo(values.dtype).max))
+    if not values.size or (values.max() <= most and values.min() >= -most):
+        return values
+    within: npt.NDArray[Any] = np.nan_to_num(np.clip(values, -most, most), copy=False, nan=0.0)
+    changed = int(np.count_nonzero(within != values))
+    LOG.warning("%d values are NaN, infinite or too large for their scheme; they count as 0 and as its limit", changed)
+    return within
+
+
+def encoded(
+    values: npt.NDArray[Any], ring: Ring, steps: Callable[[npt.NDArray[Any]], npt.NDArray[np.float64]]
+) -> RingVector:
+    """Return a vector of floats as ring elements; ``steps`` makes whole numbers within the ring of a few of them."""
+    codes = ring.zeros(len(values))
+    signed = codes.view(f"<i{ring.word_bytes}")
+    for start in range(0, len(values), _PIECE):
+        # What Ring.from_integers does, without its temporaries.
+        np.copyto(signed[start : start + _PIECE], steps(finite(values[start : start + _PIECE])), casting="unsafe")
+        reduce_into(codes[start : start + _PIECE], ring.modulus_bits)
+    return codes
+
+
+def require_sum(aggregate: Aggregate, layout: Layout, capacity: int | None = None) -> None:
+    """Refuse a sum that is not of a scheme's own layout (``Misuse``), or of more weight than its rings hold."""
+    if aggregate.layout != layout:
+        raise Misuse("the aggregate belongs to another layout; decode with the object that encoded")
+    if capacity is not None:
+        require_capacity(aggregate.total_weight, capacity)
+
+
+def inner_decoded(aggregate: Aggregate, layout: Layout, inner: LinearDecoder[Any], length: int) -> npt.NDArray[Any]:
+    """Return what the scheme inside another one decodes a sum of the latter to; their segments are the same."""
+    require_sum(aggregate, layout)
+    counts = (aggregate.contributors, aggregate.total_weight)
+    values: npt.NDArray[Any] = inner.decode(Aggregate(inner.layout, aggregate.values, *counts))
+    if values.shape != (length,):
+        raise ContractViolation(f"the inner scheme has to decode a vector of {length}, not of {values.shape}")
+    return values

@@ -1,0 +1,733 @@
+"""The conduct kit for secure sums: laws that every ``ServerSession`` and ``ClientSession`` keeps.
+
+check_sessions(SessionCandidate(entry=find("enclave"), settings=..., subject=..., clients=..., payload=..., ...))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from secagg.contract import Layout, Payload, RingSegment
+from secagg.errors import (
+    ContractViolation,
+    InvalidParameters,
+    Misuse,
+    PeerError,
+    PeerMisbehaved,
+    SecAggError,
+    ThresholdNotMet,
+)
+from secagg.identifiers import ClientId
+from secagg.session.roles import ClientSession, LateUpdate, Released, ServerSession, Turnout, Update
+
+from .candidate import require_refused
+from .rehearsal import MODEL, Rehearsal, SessionCandidate, two_copies
+
+_STAGES: Final = 16
+"""No session has more."""
+_THREADS: Final = 8
+_AGAIN: Final = 3
+_PLACES: Final = (0.0, 0.2, 0.3, 0.5, 0.7, 0.999)
+"""Places where bytes are altered, as parts of a message."""
+
+
+# --- Messages ---------------------------------------------------------------------------------------------------------
+
+
+def rehearsals(candidate: SessionCandidate) -> Iterator[tuple[int, Rehearsal]]:
+    """Yield a fresh session for each of its stages, in which that stage is open."""
+    for number in range(_STAGES):
+        rehearsal = Rehearsal.begin(candidate)
+        if not rehearsal.reach(number):
+            rehearsal.server.abort()
+            return
+        yield number, rehearsal
+        rehearsal.server.abort()
+        rehearsal.world.close()
+
+
+def sum_of_all(candidate: SessionCandidate) -> None:
+    """Let everybody answer; the sum is theirs, and each update was made once, in the stage that takes updates."""
+    rehearsal = Rehearsal.begin(candidate)
+    while (stage := rehearsal.server.stage) is not None:
+        rehearsal.all_answers()
+        if stage.takes_update != (len(rehearsal.made) == len(candidate.clients)) and not _taken(rehearsal):
+            raise ContractViolation(f"updates are not made in {stage.name!r}, or in another stage than takes them")
+        rehearsal.step()
+    released = rehearsal.server.release()
+    rehearsal.require_exact(released, candidate.clients)
+    if released.revealed != frozenset({released.counted}) or released.left_out:
+        raise ContractViolation("all went well, and sums other than the expected one are revealed")
+    if set(rehearsal.made.values()) != {1}:
+        raise ContractViolation("an update is made more than once")
+
+
+def _taken(rehearsal: Rehearsal) -> bool:
+    return rehearsal.stage in list(rehearsal.answers)[1:] and bool(rehearsal.made)
+
+
+def same_bytes_again(candidate: SessionCandidate) -> None:
+    """Ask for each message twice and hand each answer over twice; the second time changes nothing."""
+    for _, rehearsal in rehearsals(candidate):
+        server = rehearsal.server
+        for client in candidate.clients:
+            if server.message_to(client) != server.message_to(client):
+                raise ContractViolation("a message is other bytes when it is asked for again")
+        answers = rehearsal.all_answers()
+        rehearsal.deliver(answers)
+        before = server.turnout, server.awaited, server.faults
+        rehearsal.deliver(answers)
+        if (server.turnout, server.awaited, server.faults) != before:
+            raise ContractViolation("an answer that comes again changes something")
+        server.close_stage()
+        rehearsal.require_exact(rehearsal.finish(), candidate.clients)
+
+
+def second_answer(candidate: SessionCandidate) -> None:
+    """Hand over a second answer; it is refused as its sender's fault, and the first one counts (R3)."""
+    for _, rehearsal in rehearsals(candidate):
+        answers = rehearsal.all_answers()
+        rehearsal.deliver(answers)
+        client, answer = next(iter(answers.items()))
+        if (second := _second(rehearsal, client, answer)) is not None:
+            require_refused("a second answer", rehearsal.server.receive, client, second)
+        for part in (0.7, 0.999):
+            # Altered where nothing is signed, it is the first one again.
+            try:
+                rehearsal.server.receive(client, altered(answer, part))
+            except PeerError as error:
+                recorded = {each.reason for each in rehearsal.server.faults}
+                if client not in error.culprits or error.reason not in recorded:
+                    raise ContractViolation("a refused second answer must be a recorded fault") from error
+        rehearsal.server.close_stage()
+        rehearsal.require_exact(rehearsal.finish(), candidate.clients)
+
+
+def _second(rehearsal: Rehearsal, client: ClientId, answer: bytes) -> bytes | None:
+    """Return another answer that a client really makes, where it makes one."""
+    other = rehearsal.candidate.clients[-1]
+    update = LateUpdate(lambda: Update(rehearsal.candidate.payload(other), MODEL))
+    session, message = (
+        rehearsal.world.member(client).join(rehearsal.subject, update),
+        rehearsal.server.message_to(client),
+    )
+    with suppress(SecAggError):
+        if (made := session.answer(message or b"")) != answer:
+            return made
+    return None
+
+
+def any_order(candidate: SessionCandidate) -> None:
+    """Hand over the answers in the opposite order."""
+    rehearsal = Rehearsal.begin(candidate)
+    while rehearsal.server.stage is not None:
+        answers = rehearsal.all_answers()
+        rehearsal.deliver(dict(reversed(answers.items())))
+        rehearsal.server.close_stage()
+    rehearsal.require_exact(rehearsal.server.release(), candidate.clients)
+
+
+def other_stage(candidate: SessionCandidate) -> None:
+    """Hand over an answer to another stage; its sender is not excluded for what the network did."""
+    ahead = Rehearsal.begin(candidate)
+    ahead.require_exact(ahead.finish(), candidate.clients)
+    if len(ahead.answers) == 1:
+        return
+    for _, rehearsal in rehearsals(candidate):
+        client = candidate.clients[0]
+        for stage, answers in {**ahead.answers, **rehearsal.answers}.items():
+            if stage == rehearsal.stage or client not in answers:
+                continue
+            before = rehearsal.server.turnout, rehearsal.server.awaited
+            with suppress(PeerError):
+                rehearsal.server.receive(client, answers[client])
+            if (rehearsal.server.turnout, rehearsal.server.awaited) != before:
+                raise ContractViolation(f"an answer to {stage!r} changes {rehearsal.stage!r}")
+        rehearsal.require_exact(rehearsal.finish(), candidate.clients)
+
+
+def late_answer(candidate: SessionCandidate) -> None:
+    """Answer after a stage was closed; it is refused, and its client is in the sum only if it uploaded before."""
+    late = candidate.clients[1]
+    for _, rehearsal in rehearsals(candidate):
+        takes_update, uploaded = _update_stages(rehearsal)
+        answers = rehearsal.all_answers()
+        if late not in answers:
+            continue
+        withheld = answers.pop(late)
+        rehearsal.deliver(answers)
+        rehearsal.server.close_stage()
+        require_refused("an answer to a stage that is closed", rehearsal.server.receive, late, withheld)
+        is_counted = uploaded and not takes_update
+        due = [client for client in candidate.clients if client != late or is_counted]
+        rehearsal.require_exact(rehearsal.finish(frozenset() if is_counted else frozenset({late})), due)
+
+
+def _update_stages(rehearsal: Rehearsal) -> tuple[bool, bool]:
+    """Return whether the open stage takes updates, and whether updates were made before it."""
+    stage = rehearsal.server.stage
+    return stage is not None and stage.takes_update, bool(rehearsal.made)
+
+
+def altered_answer(candidate: SessionCandidate) -> None:
+    """Alter an answer on its way; if it is refused, the true one is taken, and nothing wrong gets into the sum (R1)."""
+    for part in _PLACES:
+        for _, rehearsal in rehearsals(candidate):
+            answers = rehearsal.all_answers()
+            client = next(iter(answers))
+            wrong = altered(answers[client], part)
+            if _is_refused(rehearsal, client, wrong):
+                rehearsal.deliver(answers)
+                rehearsal.require_exact(rehearsal.finish(), candidate.clients)
+            else:
+                answers[client] = wrong
+                rehearsal.require_right_or_refused(partial(_going_on, rehearsal, answers))
+
+
+def _is_refused(rehearsal: Rehearsal, client: ClientId, wrong: bytes) -> bool:
+    before = rehearsal.server.turnout, rehearsal.server.awaited
+    try:
+        rehearsal.server.receive(client, wrong)
+    except PeerError as error:
+        if (rehearsal.server.turnout, rehearsal.server.awaited) != before:
+            raise ContractViolation(f"an unverified message changes whom a stage awaits: {error}") from error
+        return True
+    return False
+
+
+def one_fault_for_each_reason(candidate: SessionCandidate) -> None:
+    """Hand over the same refused bytes again; they are one fault, which nobody can make into a thousand (R1)."""
+    for _, rehearsal in rehearsals(candidate):
+        client, answer = next(iter(rehearsal.all_answers().items()))
+        found = list[int]()
+        for length in range(1, _AGAIN + 1):
+            require_refused("an answer that is cut short", rehearsal.server.receive, client, answer[:-length])
+            found.append(len(rehearsal.server.faults))
+        if found != [1] * _AGAIN:
+            raise ContractViolation(f"one fault, {_AGAIN} times, is recorded as {found}")
+
+
+def altered_message(candidate: SessionCandidate) -> None:
+    """Alter a message to a client; it leaves or answers, and nothing wrong gets into the sum."""
+    for part in _PLACES:
+        for _, rehearsal in rehearsals(candidate):
+            client = next(c for c in candidate.clients if rehearsal.server.message_to(c) is not None)
+            message = rehearsal.server.message_to(client) or b""
+            answers = rehearsal.all_answers([c for c in candidate.clients if c != client])
+            try:
+                answers[client] = rehearsal.sessions[client].answer(altered(message, part))
+            except SecAggError:
+                rehearsal.server.drop(client)
+                rehearsal.sessions[client].abort()
+            rehearsal.require_right_or_refused(partial(_going_on, rehearsal, answers))
+
+
+def _going_on(rehearsal: Rehearsal, answers: dict[ClientId, bytes]) -> Released:
+    """Deliver answers, some of which may be refused, and continue with the clients that are left."""
+    left = set[ClientId](rehearsal.candidate.clients) - answers.keys()
+    in_stage = {client for client in left if rehearsal.server.message_to(client) is not None}
+    gone = set[ClientId](in_stage)
+    for client, answer in answers.items():
+        try:
+            rehearsal.server.receive(client, answer)
+        except PeerError:
+            gone.add(client)
+            rehearsal.server.drop(client)
+    rehearsal.server.close_stage()
+    while rehearsal.server.stage is not None:
+        for client in rehearsal.candidate.clients:
+            if client in gone:
+                continue
+            try:
+                if (due := rehearsal.answer(client)) is not None:
+                    rehearsal.server.receive(client, due)
+            except SecAggError:
+                gone.add(client)
+                rehearsal.server.drop(client)
+        rehearsal.server.close_stage()
+    return rehearsal.server.release()
+
+
+def another_sender(candidate: SessionCandidate) -> None:
+    """Hand over a client's answer as another's; an upload is refused, and nothing wrong gets into the sum."""
+    for _, rehearsal in rehearsals(candidate):
+        answers = rehearsal.all_answers()
+        if len(answers) < 2:  # noqa: PLR2004 -- two are needed
+            continue
+        honest, thief = list(answers)[:2]
+        if answers[honest] == answers[thief]:
+            raise ContractViolation("two clients answer with the same bytes")
+        stolen = answers[honest]
+        try:
+            rehearsal.server.receive(thief, stolen)
+        except PeerError:
+            pass
+        else:
+            if candidate.proves_senders and _update_stages(rehearsal)[0]:
+                raise ContractViolation("another client's answer is taken as the sender's own")
+        del answers[thief]
+        rehearsal.require_right_or_refused(partial(_going_on, rehearsal, answers))
+
+
+def another_session(candidate: SessionCandidate) -> None:
+    """Replay what a client signed in another session; it is refused, and the client's true answer is taken (R1)."""
+    for number, other in rehearsals(candidate):
+        foreign = other.all_answers()
+        other.server.abort()
+        rehearsal = Rehearsal.begin(candidate, other.world, round_number=candidate.subject.round_number + 1)
+        rehearsal.reach(number)
+        client = next(iter(foreign))
+        if not _is_refused(rehearsal, client, foreign[client]):
+            raise ContractViolation("an answer to another session is taken")
+        rehearsal.deliver(rehearsal.all_answers())
+        rehearsal.require_exact(rehearsal.finish(), candidate.clients)
+
+
+def from_many_threads(candidate: SessionCandidate) -> None:
+    """Hand over the answers from eight threads at once, each twice."""
+    rehearsal = Rehearsal.begin(candidate)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        while rehearsal.server.stage is not None:
+            answers = rehearsal.all_answers()
+            list(pool.map(rehearsal.server.receive, [*answers, *answers], [*answers.values(), *answers.values()]))
+            rehearsal.server.close_stage()
+    rehearsal.require_exact(rehearsal.server.release(), candidate.clients)
+
+
+def altered(message: bytes, part: float) -> bytes:
+    """Return a message with one bit flipped."""
+    changed = bytearray(message)
+    changed[min(len(changed) - 1, int(part * len(changed)))] ^= 1
+    return bytes(changed)
+
+
+# --- Calls ------------------------------------------------------------------------------------------------------------
+
+_STRANGERS: Final = 50
+
+
+def wrong_order(candidate: SessionCandidate) -> None:
+    """Call in the wrong order; that is refused and changes nothing."""
+    for _, rehearsal in rehearsals(candidate):
+        require_refused("a release before the last stage is closed", rehearsal.server.release, by=(Misuse,))
+        rehearsal.deliver(rehearsal.all_answers())
+        require_refused("a release before the last stage is closed", rehearsal.server.release, by=(Misuse,))
+        while rehearsal.server.stage is not None:
+            rehearsal.step()
+        require_refused("closing a stage after the last one", rehearsal.server.close_stage, by=(Misuse,))
+        rehearsal.require_exact(rehearsal.server.release(), candidate.clients)
+
+
+def after_the_end(candidate: SessionCandidate) -> None:
+    """Continue after the release; the session says nothing, takes nothing, and releases nothing again."""
+    rehearsal = Rehearsal.begin(candidate)
+    rehearsal.require_exact(rehearsal.finish(), candidate.clients)
+    _require_over(rehearsal.server, candidate)
+    for client, session in rehearsal.sessions.items():
+        session.abort()
+        require_refused(f"a message to {client} after the end", session.answer, b"anything", by=(SecAggError,))
+
+
+def aborted(candidate: SessionCandidate) -> None:
+    """Abort in each stage, twice; nothing can be done with the session afterwards."""
+    for _, rehearsal in rehearsals(candidate):
+        answers = rehearsal.all_answers()
+        rehearsal.server.abort()
+        _require_over(rehearsal.server, candidate)
+        for client, answer in answers.items():
+            require_refused("an answer", rehearsal.server.receive, client, answer, by=(SecAggError,))
+        session = rehearsal.world.member(candidate.clients[0]).join(
+            rehearsal.subject, rehearsal.update_of(candidate.clients[0])
+        )
+        session.abort()
+        session.abort()
+        require_refused("an invitation after leaving", session.answer, rehearsal.server.invitation, by=(SecAggError,))
+
+
+def _require_over(server: ServerSession, candidate: SessionCandidate) -> None:
+    if server.stage is not None or any(server.message_to(client) is not None for client in candidate.clients):
+        raise ContractViolation("a session that is over has a stage, or a message for somebody")
+    if server.awaited or server.turnout is not Turnout.COMPLETE:
+        raise ContractViolation("a session that is over awaits somebody")
+    require_refused("closing a stage after the end", server.close_stage, by=(Misuse,))
+    require_refused("a release after the end", server.release, by=(Misuse,))
+    require_refused("an answer after the end", server.receive, candidate.clients[0], b"anything", by=(SecAggError,))
+    server.abort()
+
+
+def too_few(candidate: SessionCandidate) -> None:
+    """Close a stage that nobody has answered; the session ends without a sum."""
+    for _, rehearsal in rehearsals(candidate):
+        server = rehearsal.server
+        if server.turnout is not Turnout.TOO_FEW:
+            raise ContractViolation("nobody has answered, and that is enough")
+
+        require_refused("a stage that nobody has answered", _end, server, by=(ThresholdNotMet,))
+        _require_over(server, candidate)
+
+
+def _end(server: ServerSession) -> None:
+    server.close_stage()
+    server.release()
+
+
+def turnouts(candidate: SessionCandidate) -> None:
+    """Watch the turnout; at ENOUGH a stage can be closed, at COMPLETE nobody is awaited."""
+    for number, rehearsal in rehearsals(candidate):
+        server, reached, before = rehearsal.server, Turnout.TOO_FEW, _awaited(rehearsal)
+        for client, answer in rehearsal.all_answers().items():
+            server.receive(client, answer)
+            if client in _awaited(rehearsal):
+                raise ContractViolation("a client that answered is awaited")
+            reached = server.turnout
+        if reached is not Turnout.COMPLETE or _awaited(rehearsal) or not before:
+            raise ContractViolation("all have answered, and the stage is not complete")
+        _closed_at_enough(candidate, number)
+
+
+def _closed_at_enough(candidate: SessionCandidate, number: int) -> None:
+    rehearsal = Rehearsal.begin(candidate)
+    rehearsal.reach(number)
+    for client, answer in rehearsal.all_answers().items():
+        if rehearsal.server.turnout >= Turnout.ENOUGH:
+            break
+        rehearsal.server.receive(client, answer)
+    rehearsal.server.close_stage()
+    released = rehearsal.finish()
+    rehearsal.require_exact(released, released.counted)
+
+
+def _awaited(rehearsal: Rehearsal) -> frozenset[ClientId]:
+    """Return whom a session with named clients awaits."""
+    awaited = rehearsal.server.awaited
+    if awaited is None:
+        raise ContractViolation("a session whose clients are named says that anybody is awaited")
+    return awaited
+
+
+def dropped(candidate: SessionCandidate) -> None:
+    """Drop a client; it is awaited and heard no more, and what it uploaded before stays in the sum."""
+    gone = candidate.clients[2]
+    for _, rehearsal in rehearsals(candidate):
+        uploaded = rehearsal.made.get(gone, 0) > 0
+        message, answer = rehearsal.server.message_to(gone), rehearsal.answer(gone)
+        rehearsal.server.drop(gone)
+        rehearsal.server.drop(gone)
+        if gone in _awaited(rehearsal) or rehearsal.server.message_to(gone) is not None:
+            raise ContractViolation("a client that was dropped is awaited, or has a message")
+        if message is not None and answer is not None:
+            require_refused("an answer of a client that was dropped", rehearsal.server.receive, gone, answer)
+        rehearsal.deliver(rehearsal.all_answers([c for c in candidate.clients if c != gone]))
+        if rehearsal.server.turnout is not Turnout.COMPLETE:
+            raise ContractViolation("a stage waits for a client that was dropped")
+        due = [client for client in candidate.clients if client != gone or uploaded]
+        rehearsal.require_exact(rehearsal.finish(frozenset({gone})), due)
+
+
+def not_invited(candidate: SessionCandidate) -> None:
+    """Let a client come that is not invited; it has no message, and is refused."""
+    stranger = candidate.clients[-1]
+    invited = frozenset(candidate.clients[:-1])
+    open_to_all = Rehearsal.begin(candidate, is_open=True)
+    if open_to_all.server.awaited is not None or open_to_all.server.message_to(stranger) is None:
+        raise ContractViolation("a session that is open to anybody awaits somebody, or invites not everybody")
+    open_to_all.server.abort()
+    world = candidate.world()
+    server = world.open(candidate.subject, invited)
+    if server.message_to(stranger) is not None:
+        raise ContractViolation("a client that is not invited has a message")
+    rehearsal = Rehearsal(candidate, world, candidate.subject, server, {})
+    session = world.member(stranger).join(candidate.subject, rehearsal.update_of(stranger))
+    answer = session.answer(server.invitation)
+    require_refused("an answer of a client that is not invited", server.receive, stranger, answer)
+    server.abort()
+
+
+def strangers(candidate: SessionCandidate) -> None:
+    """Drop, and let answer, fifty names that nobody invited; nothing changes (R3)."""
+    names = [ClientId((1 << 60) + number) for number in range(_STRANGERS)]
+    for _, rehearsal in rehearsals(candidate):
+        server, answer = rehearsal.server, next(iter(rehearsal.all_answers().values()))
+        before = server.turnout, server.awaited, server.faults
+        for name in names:
+            require_refused("an answer of a stranger", server.receive, name, answer, by=(PeerMisbehaved,))
+            server.drop(name)
+        if (server.turnout, server.awaited, server.faults) != before:
+            raise ContractViolation("a name that was not invited changes whom a stage awaits, or leaves a fault")
+        rehearsal.require_exact(rehearsal.finish(), candidate.clients)
+
+
+def another_subject(candidate: SessionCandidate) -> None:
+    """Invite a client to a session about something else; it refuses before anything is made or charged."""
+    subject = candidate.subject
+    changes: dict[str, Any] = {
+        "task": subject.task + b" of somebody else",
+        "round_number": subject.round_number + 1,
+        "layout": Layout(subject.layout.segments, bytes([1]) * 32),
+        "capacity": subject.capacity + 1,
+        "terms": bytes([2]) * 32,
+        "model_digest": bytes([3]) * 32,
+    }
+    asked, rehearsal = candidate.clients[0], Rehearsal.begin(candidate)
+    member, invitation = rehearsal.world.member(asked), rehearsal.server.invitation
+    for name, value in changes.items():
+        session = member.join(replace(subject, **{name: value}), rehearsal.update_of(asked))
+        require_refused(f"a session of another {name}", session.answer, invitation, by=(InvalidParameters,))
+        if rehearsal.made:
+            raise ContractViolation(f"a session of another {name} makes a client's update")
+        session.abort()
+    rehearsal.require_exact(rehearsal.finish(), candidate.clients)
+    _another_model_later(candidate, asked)
+
+
+def _another_model_later(candidate: SessionCandidate, asked: ClientId) -> None:
+    """Let a client learn the model with its update; it compares it then."""
+    rehearsal = Rehearsal.begin(candidate, model_digest=bytes([3]) * 32)
+    subject = replace(rehearsal.subject, model_digest=None)
+    rehearsal.sessions[asked] = rehearsal.world.member(asked).join(subject, rehearsal.update_of(asked))
+
+    while rehearsal.server.stage is not None and not rehearsal.server.stage.takes_update:
+        rehearsal.step()
+    require_refused("another model than the update was trained from", rehearsal.answer, asked, by=(SecAggError,))
+    rehearsal.server.abort()
+
+
+def update_once(candidate: SessionCandidate) -> None:
+    """Send the message of the upload again; no second update is made."""
+    for _, rehearsal in rehearsals(candidate):
+        stage = rehearsal.server.stage
+        if stage is None or not stage.takes_update:
+            continue
+        for client in candidate.clients:
+            message = rehearsal.server.message_to(client)
+            if message is None:
+                raise ContractViolation("a client has no message in the stage that takes its update")
+            answer = rehearsal.answer(client)
+            with suppress(SecAggError):
+                if rehearsal.sessions[client].answer(message) != answer:
+                    raise ContractViolation("one message is answered by two uploads")
+        if set(rehearsal.made.values()) != {1}:
+            raise ContractViolation("an update is made more than once")
+        rehearsal.require_exact(rehearsal.finish(), candidate.clients)
+
+
+def side_by_side(candidate: SessionCandidate) -> None:
+    """Run two sessions in one process, in turns; they do not touch each other."""
+    one, other = Rehearsal.begin(candidate), Rehearsal.begin(candidate)
+    while one.server.stage is not None and other.server.stage is not None:
+        for rehearsal in (one, other):
+            rehearsal.deliver(rehearsal.all_answers())
+        for rehearsal in (other, one):
+            rehearsal.server.close_stage()
+    for rehearsal in (one, other):
+        rehearsal.require_exact(rehearsal.server.release(), candidate.clients)
+
+
+def restored(candidate: SessionCandidate) -> None:
+    """Restore the server in each stage from its snapshot, where the protocol has one."""
+    restore = candidate.entry.restore
+    for _, rehearsal in rehearsals(candidate):
+        half = dict(list(rehearsal.all_answers().items())[::2])
+        rehearsal.deliver(half)
+        snapshot = rehearsal.server.snapshot()
+        if (snapshot is None) != (restore is None):
+            raise ContractViolation("snapshots and the entry's restore come together")
+        if snapshot is None or restore is None:
+            return
+        before = rehearsal.server.turnout, rehearsal.server.awaited
+        rehearsal.server = restore(snapshot, frozenset(candidate.clients))
+        if (rehearsal.server.turnout, rehearsal.server.awaited) != before:
+            raise ContractViolation("a session that was restored stands elsewhere than before")
+        rehearsal.require_exact(rehearsal.finish(), candidate.clients)
+
+
+def suspended(candidate: SessionCandidate) -> None:
+    """Suspend each client after each message; of two that are resumed from one record, the second is refused."""
+    rehearsal = Rehearsal.begin(candidate)
+    client = candidate.clients[0]
+    session, rehearsal.sessions[client] = (
+        rehearsal.sessions[client],
+        rehearsal.world.member(client).join(rehearsal.subject, rehearsal.update_of(client)),
+    )
+    if session.suspend() is not None:
+        raise ContractViolation("a client that has answered nothing has a state to resume")
+    require_refused("a message after suspending", session.answer, rehearsal.server.invitation, by=(SecAggError,))
+    while rehearsal.server.stage is not None:
+        rehearsal.deliver(rehearsal.all_answers())
+        rehearsal.server.close_stage()
+        for client in candidate.clients:
+            kept = rehearsal.sessions[client].suspend()
+            _require_silent(rehearsal, client)
+            if kept is None:
+                continue
+            first, second = two_copies(kept)
+            member = rehearsal.world.member(client)
+            rehearsal.sessions[client] = member.join(rehearsal.subject, rehearsal.update_of(client), first)
+            require_refused("a second resumption", member.join, rehearsal.subject, None, second, by=(SecAggError,))
+    rehearsal.require_exact(rehearsal.server.release(), candidate.clients)
+
+
+def _require_silent(rehearsal: Rehearsal, client: ClientId) -> None:
+    message = rehearsal.server.invitation
+    require_refused("a message after suspending", rehearsal.sessions[client].answer, message, by=(SecAggError,))
+
+
+# --- Silence ----------------------------------------------------------------------------------------------------------
+
+ROUNDS: Final = 3
+Seen = list[tuple[object, ...]]
+"""A server's view of a client: its stages, the lengths of its answers, and whether they count."""
+
+
+def silence(candidate: SessionCandidate) -> None:
+    """Give a client hostile data in three rounds; its server sees what it sees of any other data."""
+    due = _seen(candidate, HOSTILE["none"])
+    for name, spoil in HOSTILE.items():
+        if (found := _seen(candidate, spoil)) != due:
+            raise ContractViolation(f"of a client with {name} the server sees {found}, and of another one {due}")
+
+
+Spoil = Callable[[Payload, bytes, int], Any]
+
+
+def _failing(payload: Payload, model: bytes, number: int) -> Update:
+    raise FloatingPointError(f"training on {payload} from {model!r} diverges in round {number}")
+
+
+def _exiting(payload: Payload, model: bytes, number: int) -> Update:
+    raise SystemExit(f"training on {payload} from {model!r} gives up in round {number}")
+
+
+def _extreme(payload: Payload, model: bytes, number: int) -> Update:
+    del number
+    pairs = zip(payload.layout.segments, payload.values, strict=True)
+    ends = (s.ring.greatest if isinstance(s, RingSegment) else s.codewords - 1 for s, _ in pairs)
+    values = tuple(np.full_like(each, end) for each, end in zip(payload.values, ends, strict=True))
+    return Update(Payload(payload.layout, values), model)
+
+
+def _of_another_layout(payload: Payload, model: bytes, number: int) -> Update:
+    del number
+    return Update(Payload(Layout(payload.layout.segments, bytes([7]) * 32), payload.values), model)
+
+
+def _varied(payload: Payload, model: bytes, number: int) -> Update:
+    return Update(Payload(payload.layout, tuple(np.roll(each, number) for each in payload.values)), model)
+
+
+def _weighing(weight: int, payload: Payload, model: bytes, number: int) -> Update:
+    return replace(_varied(payload, model, number), weight=weight)
+
+
+HOSTILE: Final[Mapping[str, Spoil]] = {
+    "none": _varied,
+    "values that repeat": lambda payload, model, _: Update(payload, model),
+    "the greatest values": _extreme,
+    "a training that raises": _failing,
+    "a training that exits": _exiting,
+    "a training that returns nothing": lambda payload, model, number: None,  # noqa: ARG005
+    "values of another layout": _of_another_layout,
+    "values from another model": lambda payload, _, number: _varied(payload, bytes([9]) * 32, number),
+    **{f"a weight of {weight}": partial(_weighing, weight) for weight in (0, -1, 2, 1 << 40)},
+}
+"""Updates of a hostile or faulty client, by name; each returns the result of training for one round."""
+
+
+def _seen(candidate: SessionCandidate, spoil: Spoil) -> Seen:
+    """Return what a server sees of the first client in rounds of different models."""
+    world, seen = candidate.world(), Seen()
+    for number in range(ROUNDS):
+        model = bytes([number + 1]) * 32
+        subject = replace(candidate.subject, round_number=candidate.subject.round_number + number, model_digest=model)
+        server = world.open(subject, frozenset(candidate.clients))
+        sessions = dict[ClientId, ClientSession]()
+        for client in candidate.clients:
+            make = spoil if client == candidate.clients[0] else _varied
+            update = LateUpdate(partial(make, candidate.payload(client), model, number), model)
+            sessions[client] = world.member(client).join(subject, update)
+        while server.stage is not None:
+            for client, session in sessions.items():
+                said = _exchanged(server, client, session)
+                if client == candidate.clients[0]:
+                    seen.append((number, server.stage.name, *said))
+            server.close_stage()
+        released = server.release()
+        seen.append((number, candidate.clients[0] in released.counted, len(released.left_out)))
+    return seen
+
+
+def _exchanged(server: ServerSession, client: ClientId, session: ClientSession) -> tuple[object, ...]:
+    message = server.message_to(client)
+    if message is None:
+        return ()
+    try:
+        answer = session.answer(message)
+    except SecAggError as error:
+        session.abort()
+        server.drop(client)
+        return ("left", type(error).__name__, error.reason)
+    try:
+        server.receive(client, answer)
+    except SecAggError as error:
+        return ("refused", error.reason)
+    return (len(answer),)
+
+
+# --- The laws ---------------------------------------------------------------------------------------------------------
+
+LAWS: Final[Mapping[str, Callable[[SessionCandidate], None]]] = {
+    law.__name__: law
+    for law in (
+        sum_of_all,
+        same_bytes_again,
+        second_answer,
+        any_order,
+        other_stage,
+        late_answer,
+        altered_answer,
+        altered_message,
+        another_sender,
+        another_session,
+        from_many_threads,
+        one_fault_for_each_reason,
+        strangers,
+        wrong_order,
+        after_the_end,
+        aborted,
+        too_few,
+        turnouts,
+        dropped,
+        not_invited,
+        another_subject,
+        update_once,
+        side_by_side,
+        restored,
+        suspended,
+        silence,
+    )
+}
+"""Each law by its name; its docstring says what it holds a protocol to."""
+
+
+def check_sessions(candidate: SessionCandidate) -> None:
+    """Hold a protocol to all laws."""
+    for name in LAWS:
+        check_law(name, candidate)
+
+
+def check_law(name: str, candidate: SessionCandidate) -> None:
+    """Hold a protocol to one law; an error of the protocol breaks it as well."""
+    try:
+        LAWS[name](candidate)
+    except Exception as error:
+        raise ContractViolation(f"{candidate.entry.name} breaks {name}: {error}") from error
+
+
+__all__ = ["LAWS", "MODEL", "SessionCandidate", "check_law", "check_sessions"]

@@ -1,1 +1,0 @@
-"""The driver: rounds, sweeps and their progress."""

@@ -1,1 +1,0 @@
-"""Settings of a run: configuration, presets, seeds and cohorts."""

@@ -1,1 +1,0 @@
-"""The sum of a training round: in the clear, or through a protocol."""
