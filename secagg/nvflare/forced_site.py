@@ -28,8 +28,7 @@ from nvflare.widgets.widget import Widget, WidgetID
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.platforms.round_task import RECORD
 
-from .client import SITE, SecAggClient, SecAggFilter, filtered, left, stage_answered
-from .records import STAGE_TASK
+from .client import SITE, STAGE_TASK, SecAggClient, SecAggFilter, filtered, left, stage_answered
 
 _AUX: Final = "aux_communication"
 _EVENTS: Final = "fed.event"

@@ -41,9 +41,9 @@ from secagg.crypto.entropy import Coins, SystemCoins
 from secagg.crypto.labels import Label, bind
 from secagg.errors import MalformedMessage, Misuse, Reason, ThresholdNotMet
 from secagg.identifiers import CLIENT_ID_BYTES, ClientId
+from secagg.platforms import LOG
 from secagg.platforms.held_models import HeldModels, parted
-from secagg.platforms.keys.identities import Roster, load_roster
-from secagg.platforms.leaving import LOG
+from secagg.platforms.keys import Roster, load_roster
 from secagg.platforms.plugs import ServerSide, plug_of
 from secagg.platforms.schemes import COARSE, FINER, SchemeChoice, noise_settings
 from secagg.platforms.settings import AUTO, SUMS, SecAggSettings

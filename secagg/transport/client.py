@@ -16,10 +16,9 @@ from secagg.errors import InvalidParameters, MalformedMessage, Reason, SecAggErr
 from secagg.identifiers import ClientId
 from secagg.session.roles import ClientSession
 from secagg.session.sealed_state import StateDirectory
-from secagg.transport.card import CARD_BYTES, LONGEST_PAUSE, STAGE_HEADER, Card
+from secagg.transport.card import CARD_BYTES, LONGEST_PAUSE, STAGE_HEADER, Card, say
 from secagg.transport.exchange import Answer
 from secagg.transport.keeping import ClientProgress, ClientStore
-from secagg.transport.logs import say
 from secagg.transport.proof import Prover, header_of
 from secagg.transport.tls import client_context, is_loopback
 

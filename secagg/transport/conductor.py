@@ -18,10 +18,9 @@ from secagg.errors import PeerError, SecAggError
 from secagg.identifiers import ClientId
 from secagg.session.metrics import Metrics
 from secagg.session.roles import Released, ServerSession, Stage, Turnout
-from secagg.transport.card import Card, WireLimits
+from secagg.transport.card import Card, WireLimits, say
 from secagg.transport.exchange import Answer, Exchange, Verdict
 from secagg.transport.keeping import ServerRecord, ServerStore
-from secagg.transport.logs import say
 from secagg.transport.proof import Admission
 
 # --- Places in memory -------------------------------------------------------------------------------------------------

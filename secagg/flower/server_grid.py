@@ -17,13 +17,14 @@ from typing import Any, Final
 
 import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.server.workflow.default_workflows import default_fit_workflow
 from flwr.serverapp import Grid
 
 from secagg.compression.model_update.model_tensors import Arrays, model_digest
 from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
 from secagg.flower.strategies import calling_strategy, require_sum_suffices, weight_key, write_where_flower_does
 from secagg.identifiers import ClientId
-from secagg.platforms.leaving import Left, StageCount, stages_said
+from secagg.platforms import Left, StageCount, stages_said
 from secagg.platforms.round_task import Means, Record, Rounds, RoundTask
 from secagg.platforms.server_round import FOR_EVER, Answer, Reply, ServerRound, not_eligible
 from secagg.platforms.settings import SecAggSettings
@@ -295,3 +296,24 @@ def _legacy_content(key: str, model: ArrayRecord, metrics: Mapping[str, float], 
             "fitres.status": ConfigRecord({"code": 0, "message": "secure aggregation"}),
         }
     )
+
+
+# --- The legacy API ---------------------------------------------------------------------------------------------------
+
+
+class SecAggFitWorkflow:
+    """One fit round of the legacy API, whose results reach the strategy as one: the mean."""
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 -- of the settings' own types
+        """Take the settings as keywords, with underscores; the run's ``secagg-`` keys give the others."""
+        self._given = settings
+        self._grid: SecAggGrid | None = None
+
+    def __call__(self, grid: Grid, context: Context) -> None:
+        strategy: object = getattr(context, "strategy", None)
+        if strategy is None:
+            raise Misuse(f"expected a LegacyContext, which has a strategy; got {type(context).__name__}")
+        if self._grid is None:
+            settings = SecAggSettings(**self._given) if self._given else None
+            self._grid = SecAggGrid(grid, context, settings=settings, strategy=strategy)
+        default_fit_workflow(self._grid, context)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
-from secagg.platforms.leaving import Left, code_of, code_said
+from secagg.platforms import Left, code_of, code_said
 from secagg.platforms.round_task import RECORD, Record
 
 LARGE_RECORD: Final = "secagg.large"
