@@ -370,7 +370,6 @@ class _Sum:
 
     @property
     def _spread(self) -> SpreadInState:
-        """The sum that workers add, in the folder of the store."""
         store = self.store
         if store is None:
             raise InternalError("a sum that is kept stands in the folder of a store")

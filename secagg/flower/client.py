@@ -10,14 +10,14 @@ was gone on from. It answers with an error that says that the client left, and o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
 from secagg.compression.outside import Factory
@@ -26,16 +26,14 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.flower.strategies import write_where_flower_does
 from secagg.identifiers import ClientId
-from secagg.platforms import log_leaving
+from secagg.platforms import Left, code_of, code_said, log_leaving
 from secagg.platforms.client_round import Node, NodeRound, Trained, Training, begun_app
 from secagg.platforms.floors import REQUIRED, NodeSettings
 from secagg.platforms.held_models import followed, is_told, parted, restored, stored
-from secagg.platforms.round_task import RECORD, Terms, message_in
+from secagg.platforms.round_task import RECORD, Record, Terms, message_in
 from secagg.platforms.settings import PREFIX
 from secagg.session.roles import ClientSession, LateUpdate
 from secagg.session.sealed_state import OpenState, StateDirectory
-
-from .records import LARGE_RECORD, arrays_of, record_in, refusal, scalar_in, with_record
 
 
 class SecAggMod:
@@ -110,7 +108,6 @@ class ClientRound:
         states: StateDirectory,
         outside: Mapping[str, Factory] = MappingProxyType({}),
     ) -> None:
-        """Prepare, with the app's settings, raised by the node, and the schemes from outside that the app brings."""
         self._outside = outside
         self._settings, self._judge, self._states = settings, judge, states
 
@@ -255,7 +252,6 @@ def training_of(message: Message, context: Context, call_next: ClientAppCallable
 def _held_arrays(
     told: Mapping[str, object], record: ArrayRecord, begun: NodeRound, context: Context
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the tensors of the model that this node holds now, and keep it for the next session."""
     names = [name for name in begun.terms.joined if name in record]
     forms = {name: (record[name].shape, np.dtype(record[name].dtype)) for name in names}
     known = context.state.array_records.get(HELD_RECORD)
@@ -273,3 +269,72 @@ def _trained(message: Message, context: Context, call_next: ClientAppCallable) -
     reported = [name for record in trained.content.metric_records.values() for name in record]
     models = [{name: array.numpy() for name, array in record.items()} for record in records]
     return Trained(models, lambda name: scalar_in(trained.content, name), reported)
+
+
+# --- Records of both ends: one of configuration, with one of arrays where a message is large --------------------------
+
+LARGE_RECORD: Final = "secagg.large"
+LEFT_RECORD: Final = "secagg.left"
+"""Record of the reply to the strategy: messages of each stage of the round, and why clients left."""
+LEGACY_ARRAYS: Final = "fitins.parameters"
+MOD_FAILED: Final = 6
+"""Flower's code for a mod that refuses a message."""
+_LEFT: Final = "secagg: this client left the round; code: "
+_LARGE_BYTES: Final = 1 << 20
+"""Beyond this a message goes into an array, which Flower sends in pieces."""
+
+
+def refusal(message: Message, error: Exception) -> Message:
+    """Return what a server is told where a client leaves: that it left, and one of a few codes."""
+    return Message(Error(MOD_FAILED, _LEFT + code_of(error)), reply_to=message)
+
+
+def code_in(reply: Message) -> Left:
+    """Return the code of a client that left; that of anything else is the last one."""
+    return code_said(str(reply.error.reason or "").removeprefix(_LEFT))
+
+
+def with_record(record: Record) -> RecordDict:
+    """Return what carries a record of the protocol."""
+    large = {name: value for name, value in record.items() if isinstance(value, bytes) and len(value) > _LARGE_BYTES}
+    found = RecordDict()
+    if large:
+        arrays = {name: Array("uint8", (len(value),), "secagg.message", value) for name, value in large.items()}
+        found[LARGE_RECORD] = ArrayRecord(arrays)
+    found[RECORD] = ConfigRecord({name: value for name, value in record.items() if name not in large})
+    return found
+
+
+def record_in(content: RecordDict) -> dict[str, object]:
+    """Return the record of the protocol; absent fields are missing in it."""
+    found: dict[str, object] = {**content.config_records.get(RECORD, {})}
+    for name, array in content.array_records.get(LARGE_RECORD, {}).items():
+        found.setdefault(name, array.data)
+    return found
+
+
+def arrays_of(model: Mapping[str, npt.NDArray[Any]]) -> ArrayRecord:
+    """Return a model as Flower sends it."""
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in model.items()})
+
+
+def emptied(model: Mapping[str, npt.NDArray[Any]], names: Collection[str]) -> ArrayRecord:
+    """Return a model as Flower sends it, without the values of some tensors, whose shapes and types stay."""
+    return ArrayRecord(
+        {
+            name: Array(str(array.dtype), array.shape, "secagg.held", b"")
+            if name in names
+            else Array(np.asarray(array))
+            for name, array in model.items()
+        }
+    )
+
+
+def scalar_in(content: RecordDict, name: str) -> float | int | None:
+    """Return a number that training reported, in metrics or, as legacy clients do, in a config record."""
+    records: list[Mapping[str, object]] = [*content.metric_records.values(), *content.config_records.values()]
+    for record in records:
+        value = record.get(name)
+        if type(value) in (int, float):
+            return cast("float | int", value)
+    return None

@@ -113,7 +113,6 @@ class SiteGate(Widget):
         self.classes, self.scripts = list(classes), dict(scripts)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Refuse a component, or the start of a job that brings code."""
         if event_type == EventType.SYSTEM_BOOTSTRAP:
             # A server asks for authorization itself, or leaves it out, and would read files of the site.
             served = ClientRequestProcessors.request_processors

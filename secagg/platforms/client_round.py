@@ -202,7 +202,6 @@ class NodeRound:
     charges: Charges
 
     def require_open(self) -> None:
-        """Refuse a round that was uploaded for before."""
         self.charges.require_open(Spent(self.terms.task.encode(), self.terms.round_number))
 
     def member(self, invitation: bytes) -> Member:

@@ -222,9 +222,9 @@ class NodeSettings:
         return PrivacyLedger(budget, owner=public_key, path=durable_file(public_key, "privacy"))
 
     def charges(self, identity: ClientIdentity | None, states: StateDirectory, client: ClientId) -> Charges:
-        """Return the ledger of this client's uploads; ``client`` is its name where it has no key."""
+        """Return the ledger of this client's uploads; without a key it is lost with the machine's memory."""
         if identity is None:
-            return Charges.of_node(states, client.value)
+            return Charges(states.beside("ledgers") / f"{client.value}.spent", attempts=None)
         attempts = None if self.allow_repeats else self.attempts
         return Charges.of_key(identity.signing_key.public_key, attempts=attempts)
 
@@ -264,11 +264,6 @@ class Charges:
     def of_key(cls, public_key: bytes, *, attempts: int | None) -> Charges:
         """Return the ledger of a client with a key, which is kept for good."""
         return cls(durable_file(public_key, "spent"), attempts=attempts)
-
-    @classmethod
-    def of_node(cls, states: StateDirectory, node: int) -> Charges:
-        """Return the ledger of a node without a key, which is lost with the memory of the machine."""
-        return cls(states.beside("ledgers") / f"{node}.spent", attempts=None)
 
     def require_open(self, spent: Spent) -> None:
         """Refuse what ``charge`` would refuse; nothing changes."""

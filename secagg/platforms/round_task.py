@@ -84,7 +84,6 @@ class Terms:
         return json.dumps({name: value for name, value in asdict(self).items() if name != "parameters"})
 
     def subject(self, update: ModelUpdate, model_digest: bytes | None) -> Subject:
-        """Return what a session under these terms is about, as either end expects it."""
         return Subject(
             task=self.task.encode(),
             round_number=self.round_number,

@@ -316,7 +316,6 @@ class SpreadSum:
             raise ConnectionError(f"{what} was done {ATTEMPTS} times over; the storage or the workers fail")
 
     def _judge(self, task: Task, lost: Lost) -> None:
-        """Find out whose pieces are lost."""
         owners = {names[task.piece]: client for client, names in self._pieces.items()}
         gone = [owners[name] for name in task.inputs if not self._is_there(task.piece, name)]
         if not gone:
@@ -356,7 +355,6 @@ class SpreadSum:
                 return totals
 
     def _has_read(self, task: Task, total: Sums) -> bool:
-        """Add what a task stored; a sum that was lost is made again."""
         with _named("the storage fails"), suppress(Lost):
             for words, more in zip(total, read_sum(self._objects, task.output, total), strict=True):
                 add_into(words, more)

@@ -412,7 +412,6 @@ class Conductor:
             self._claimed.add(client)
 
     async def _wait(self) -> None:
-        """Wait until the open stage is to be closed."""
         while (left := self.exchange.left()) > 0:
             self._heard.clear()
             if self._lost is None:
@@ -434,7 +433,6 @@ class Conductor:
         say("session ended", session=self.card.session, sentence=sentence)
 
     def _wake(self) -> None:
-        """Let every client that waits for a message look again."""
         news, self._news = self._news, asyncio.Event()
         news.set()
 
@@ -490,7 +488,6 @@ class Conductor:
         return error, self._session.turnout, client in (self._awaited or ())
 
     def _longest(self, stage: Stage) -> int:
-        """Return how long an answer to a stage is at most."""
         if stage.per_client is None or (stage.per_client and not self._invited):
             return self.card.answer_bytes
         return min(self.card.answer_bytes, _FEW_BYTES + stage.per_client * self._invited)

@@ -159,7 +159,7 @@ MODEL: dict[str, Any] = {"w": np.zeros((4, 3), dtype=np.float32), "b": np.ones(2
 
 
 def test_garbage_in_another_clients_name_excludes_nobody_but_its_sender(folders: Path, log: Any) -> None:
-    from secagg.flower.records import record_in, with_record  # noqa: PLC0415 -- needs Flower
+    from secagg.flower.client import record_in, with_record  # noqa: PLC0415 -- needs Flower
 
     # So that one of five may be missing.
     honest = lenient(folders, assumed_corrupted=0)

@@ -37,7 +37,7 @@ from secagg.contract import Layout, RingSegment
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import SecAggError
 from secagg.flower import SecAggGrid, SecAggSettings, ask
-from secagg.flower.records import record_in, with_record
+from secagg.flower.client import record_in, with_record
 from secagg.identifiers import ClientId
 from secagg.platforms.keys import make_identities
 from secagg.platforms.round_task import RECORD, message_in, record_of
