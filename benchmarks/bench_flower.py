@@ -29,8 +29,8 @@ import numpy as np
 
 from secagg.crypto.entropy import SystemCoins
 from secagg.identifiers import ClientId
-from secagg.platforms.charges import DIRECTORY_VARIABLE
-from secagg.platforms.keys.identities import AUTHORITY_FILE, ROSTER_FILE, load_authority, make_identities
+from secagg.platforms.floors import DIRECTORY_VARIABLE
+from secagg.platforms.keys import AUTHORITY_FILE, ROSTER_FILE, load_authority, make_identities
 
 CLIENTS = 20
 WEIGHTS = 1_000_000

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from secagg.identifiers import SessionContext as SessionContext
     from secagg.parameters import SecurityMode as SecurityMode
     from secagg.parameters import Suite as Suite
-    from secagg.short.analytics import heavy_hitters as heavy_hitters
-    from secagg.short.analytics import histogram as histogram
     from secagg.short.in_process import aggregate as aggregate
+    from secagg.short.in_process import heavy_hitters as heavy_hitters
+    from secagg.short.in_process import histogram as histogram
     from secagg.short.in_process import mean as mean
     from secagg.short.model_session import Session as Session
     from secagg.version import __version__ as __version__
@@ -57,8 +57,7 @@ else:
             ),
             "identifiers": "AttemptContext ClientId Party ServerId SessionContext",
             "parameters": "SecurityMode Suite",
-            "short.analytics": "heavy_hitters histogram",
-            "short.in_process": "aggregate mean",
+            "short.in_process": "aggregate heavy_hitters histogram mean",
             "short.model_session": "Session",
             "version": "__version__",
         },

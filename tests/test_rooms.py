@@ -32,15 +32,15 @@ BUDGETS = {
     "protocols/coded_mask": 1_095,
     "secagg/planning": 1_300,
     "secagg/simulation": 520,
-    "secagg/short": 1_002,
-    "secagg/site_statistics": 1_060,
-    "secagg/scale": 1_000,
+    "secagg/short": 980,
+    "secagg/site_statistics": 1_050,
+    "secagg/scale": 990,
     "training": 6_430,
-    "secagg/platforms": 3_319,
-    "secagg/flower": 945,
-    "secagg/transport": 2_570,
-    "secagg/nvflare": 1_445,
-    "secagg/cli": 3_530,
+    "secagg/platforms": 3_260,
+    "secagg/flower": 890,
+    "secagg/transport": 2_550,
+    "secagg/nvflare": 1_425,
+    "secagg/cli": 3_475,
 }
 """The most lines of each room, near what it holds now: they follow the code down. Raising one needs a decision."""
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from secagg import Session
 from secagg.crypto.entropy import SystemCoins
-from secagg.platforms.keys.identities import load_identity
+from secagg.platforms.keys import load_identity
 from secagg.protocols.pairwise_mask import ClientFloors, PairwiseMember
 from secagg.session.ledger import Spent, SpentUpdates
 from secagg.transport.client import contribute

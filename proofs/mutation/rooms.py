@@ -420,12 +420,12 @@ ROOMS: Final = (
     ),
     Room(
         "platforms: a server's round",
-        _in("secagg/platforms", "server_round.py", "leaving.py"),
+        _in("secagg/platforms", "server_round.py", "__init__.py"),
         ("tests/platforms/test_server_round.py",),
     ),
     Room(
         "scale: sums, tasks and state",
-        _in("secagg/scale", "spread.py", "state.py", "storage.py"),
+        _in("secagg/scale", "spread.py", "storage.py"),
         _in("tests/scale", "test_sums.py", "test_engines.py"),
         without=("test_a_coordinator_that_is_killed_at_any_moment",),
     ),

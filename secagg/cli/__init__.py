@@ -11,8 +11,8 @@ from pathlib import Path
 import secagg
 from secagg.errors import SecAggError
 
-from . import estimate, train
 from . import options as command_options
+from . import train
 from .options import when_run
 from .round import add_options as add_round_options
 
@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     sizes = commands.add_parser("sizes", help="computed size cells of the paper's tables, next to the printed ones")
     sizes.add_argument("--table", choices=_TABLES, help="one table only (default: all)")
     sizes.add_argument("--json", action="store_true", help="a list with an object for each cell")
-    sizes.set_defaults(run=when_run("secagg.cli.sizes", "run_sizes"))
+    sizes.set_defaults(run=when_run("secagg.cli.plan", "run_sizes"))
     _add_plan_options(
         commands.add_parser(
             "plan",
@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
             "client, work of the server, whom it trusts, and whether it can be used; the shortest upload comes first.",
         )
     )
-    for each in (command_options, train, estimate):
+    for each in (command_options, train):
         each.add_options(commands)
     return parser
 

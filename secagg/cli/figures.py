@@ -31,7 +31,6 @@ class Bar:
         self._drawn = 0.0
 
     def update(self, label: str, done: int, count: int) -> None:
-        """Draw the line again, unless that was just done."""
         now = perf_counter()
         if not self._is_seen or (label == self._label and done < count and now - self._drawn < _BAR_PAUSE):
             return

@@ -57,7 +57,7 @@ def _add_holder(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     kinds = holder.add_subparsers(required=True, metavar="COMMAND")
     keys = kinds.add_parser("keys", help="make an identity, of a holder or of the authority, and print its public key")
     keys.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the private key goes")
-    keys.set_defaults(run=when_run("secagg.cli.holder", "make_key"))
+    keys.set_defaults(run=when_run("secagg.cli.operators", "make_key"))
     record = kinds.add_parser(
         "record",
         help="as the authority: sign who holds in an epoch",
@@ -86,7 +86,7 @@ def _add_holder(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     record.add_argument("--suite", choices=("classic", "hybrid"), default="classic", help="default: classic")
     record.add_argument("--hours", type=float, default=24.0, help="how long the epoch lasts (default: 24)")
     record.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the record goes")
-    record.set_defaults(run=when_run("secagg.cli.holder", "sign_record"))
+    record.set_defaults(run=when_run("secagg.cli.operators", "sign_record"))
     serve = kinds.add_parser(
         "serve",
         help="hold in one epoch, until SIGTERM or SIGINT",
@@ -106,7 +106,7 @@ def _add_holder(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     serve.add_argument("--minimum-cohort", type=int, default=3, metavar="N", help="no sum is over fewer (default: 3)")
     serve.add_argument("--corrupted", type=int, default=1, metavar="N", help="least bound of the epoch (default: 1)")
     serve.add_argument("--minimum-holders", type=int, default=4, metavar="N", help="least of the epoch (default: 4)")
-    serve.set_defaults(run=when_run("secagg.cli.holder", "serve_holder"))
+    serve.set_defaults(run=when_run("secagg.cli.operators", "serve_holder"))
 
 
 def _add_two_servers(command: argparse.ArgumentParser) -> None:
@@ -130,7 +130,7 @@ def _add_two_servers(command: argparse.ArgumentParser) -> None:
     )
     show = commands.add_parser("show", help="say what a file holds: keys (their public part), servers, a journal, ...")
     show.add_argument("file", type=Path)
-    show.set_defaults(run=when_run("secagg.cli.two_servers", "show"))
+    show.set_defaults(run=when_run("secagg.cli.operators", "show_file"))
 
 
 def _add_keys(command: argparse.ArgumentParser) -> None:
@@ -139,7 +139,7 @@ def _add_keys(command: argparse.ArgumentParser) -> None:
     command.add_argument("--peer", type=Path, metavar="FILE", help="the other operator's public file")
     command.add_argument("--roster", type=Path, metavar="FILE", help="of the clients (default: DIR/roster.json)")
     command.add_argument("--trial", action="store_true", help="both operators' keys in one folder: protects nobody")
-    command.set_defaults(run=when_run("secagg.cli.two_servers", "make_keys"))
+    command.set_defaults(run=when_run("secagg.cli.operators", "make_operator_keys"))
 
 
 def _add_serve(command: argparse.ArgumentParser) -> None:
@@ -162,7 +162,7 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
     command.add_argument("--task", default="", metavar="PREFIX", help="what every task begins with (default: any)")
     command.add_argument("--suites", default="classic,hybrid", help="that are accepted (default: %(default)s)")
     command.add_argument("--threads", type=int, default=1, help="how many threads evaluate (default: %(default)s)")
-    command.set_defaults(run=when_run("secagg.cli.two_servers", "serve"))
+    command.set_defaults(run=when_run("secagg.cli.operators", "serve_second_server"))
 
 
 def _add_enclave(command: argparse.ArgumentParser) -> None:
@@ -176,7 +176,7 @@ def _add_enclave(command: argparse.ArgumentParser) -> None:
     served.add_argument("--socket", type=Path, required=True, metavar="PATH", help="where its host connects")
     served.add_argument("--threads", type=int, default=1, help="how many threads expand masks (default: %(default)s)")
     served.add_argument("--memory", type=int, metavar="MIB", help="how much an epoch may need (default: 4096)")
-    served.set_defaults(run=when_run("secagg.cli.serving", "serve_enclave"))
+    served.set_defaults(run=when_run("secagg.cli.shared", "serve_enclave"))
 
 
 def _add_every_key(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
@@ -192,7 +192,7 @@ def _add_every_key(commands: Any) -> None:  # noqa: ANN401 -- argparse names the
     keys.add_argument(
         "--trial-servers", action="store_true", help="for a trial, the keys of both of two servers as well"
     )
-    keys.set_defaults(run=when_run("secagg.cli.keys", "make_all_keys"))
+    keys.set_defaults(run=when_run("secagg.cli.operators", "make_all_keys"))
 
 
 # --- Sums over HTTP ---------------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ def _add_wire(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type
     )
     spreading.add_options(serve)
     _add_common(serve, "a setting of the server, as an app of Flower has it without `secagg-`: roster=keys/roster.json")
-    serve.set_defaults(run=when_run("secagg.cli.wire.server", "run_serve"))
+    serve.set_defaults(run=when_run("secagg.cli.serve", "run_serve"))
     add = commands.add_parser(
         "add",
         help="add what the servers of all groups released, and write the mean",
@@ -265,7 +265,7 @@ def _add_wire(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type
     )
     add.add_argument("sums", type=Path, nargs="+", metavar="FILE", help="the sum of one group")
     add.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the mean goes, as .npy")
-    add.set_defaults(run=when_run("secagg.cli.wire.groups", "run_add"))
+    add.set_defaults(run=when_run("secagg.cli.groups", "run_add"))
     _add_contribute(commands.add_parser("contribute", help="add one update to the sum that a server holds"))
     tunnel = commands.add_parser(
         "tunnel",
@@ -278,7 +278,7 @@ def _add_wire(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type
     tunnel.add_argument("--socket", type=Path, required=True, metavar="PATH", help="the Unix socket on this side")
     tunnel.add_argument("--peer", type=Path, required=True, metavar="FILE", help="the other operator's certificate")
     _add_credentials(tunnel, is_required=True)
-    tunnel.set_defaults(run=when_run("secagg.cli.wire.shared", "run_tunnel"))
+    tunnel.set_defaults(run=when_run("secagg.cli.shared", "run_tunnel"))
 
 
 def _add_contribute(contribute: argparse.ArgumentParser) -> None:
@@ -297,7 +297,7 @@ def _add_contribute(contribute: argparse.ArgumentParser) -> None:
     contribute.add_argument("--state", type=Path, metavar="DIR", help="where progress is sealed (default: in memory)")
     contribute.add_argument("--patience", type=float, default=120.0, help="seconds without a server (default: 120)")
     _add_common(contribute, "a floor of this client: minimum_cohort=10, servers=servers.json")
-    contribute.set_defaults(run=when_run("secagg.cli.wire.client", "run_contribute"))
+    contribute.set_defaults(run=when_run("secagg.cli.contribute", "run_contribute"))
 
 
 def _add_common(command: argparse.ArgumentParser, what: str) -> None:

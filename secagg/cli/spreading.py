@@ -21,8 +21,7 @@ from secagg.session.registry import ProtocolEntry
 from .figures import Column, in_bytes, in_seconds, table, writable
 
 if TYPE_CHECKING:
-    from secagg.scale.spread import Figures
-    from secagg.scale.state import RecordedCoins, State
+    from secagg.scale.spread import Figures, RecordedCoins, State
     from secagg.session.roles import ServerSession
     from secagg.session.run import Metrics, Progress
     from secagg.simulation.rehearsal import Rehearsal, Rehearsed
@@ -96,8 +95,7 @@ def workers_for(
     from secagg.crypto.entropy import SystemCoins
     from secagg.protocols.one_message import Server
     from secagg.scale.engines import open_engine
-    from secagg.scale.spread import SpreadSum
-    from secagg.scale.state import State
+    from secagg.scale.spread import SpreadSum, State
     from secagg.scale.storage import require_usable
 
     def told(figures: Figures) -> None:
@@ -143,7 +141,7 @@ class SpreadInState:
 
     @property
     def goes_on(self) -> bool:
-        from secagg.scale.state import goes_on
+        from secagg.scale.spread import goes_on
 
         return goes_on(self.folder)
 
@@ -154,7 +152,7 @@ class SpreadInState:
             begins: begin another sum, whatever is there: it ended, or nobody was told of it.
         """
         from secagg.crypto.entropy import SystemCoins
-        from secagg.scale.state import RecordedCoins, State
+        from secagg.scale.spread import RecordedCoins, State
 
         state = State(self.folder, SystemCoins(), begins=begins)
         try:

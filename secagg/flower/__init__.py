@@ -11,20 +11,19 @@ from secagg.platforms import needing
 from secagg.platforms.settings import SecAggSettings as SecAggSettings
 
 if TYPE_CHECKING:
-    from .app.client_mod import SecAggMod as SecAggMod
-    from .app.legacy import SecAggFitWorkflow as SecAggFitWorkflow
-    from .app.server_grid import SecAggGrid as SecAggGrid
-    from .app.site_statistics import SiteStatistics as SiteStatistics
-    from .app.site_statistics import ask as ask  # pyright: ignore[reportUnknownVariableType] -- of Flower's types
+    from .client import SecAggMod as SecAggMod
+    from .server_grid import SecAggFitWorkflow as SecAggFitWorkflow
+    from .server_grid import SecAggGrid as SecAggGrid
+    from .site_statistics import SiteStatistics as SiteStatistics
+    from .site_statistics import ask as ask  # pyright: ignore[reportUnknownVariableType] -- of Flower's types
 else:
     __getattr__, __dir__, __all__ = needing(
         "flwr",
         __name__,
         {
-            "app.client_mod": "SecAggMod",
-            "app.legacy": "SecAggFitWorkflow",
-            "app.server_grid": "SecAggGrid",
-            "app.site_statistics": "SiteStatistics ask",
+            "client": "SecAggMod",
+            "server_grid": "SecAggFitWorkflow SecAggGrid",
+            "site_statistics": "SiteStatistics ask",
         },
     )
     __all__ += ["SecAggSettings"]

@@ -7,7 +7,7 @@ import logging
 from typing import Final
 
 from secagg.errors import InvalidParameters
-from secagg.platforms.leaving import LOG
+from secagg.platforms import LOG
 
 ACCEPTED: Final = (
     "FedAvg",

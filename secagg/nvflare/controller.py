@@ -28,13 +28,12 @@ from secagg.compression.model_update.summed_values import Arrays, restored
 from secagg.contract import Aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import Misuse
-from secagg.platforms.leaving import Left, StageCount, stages_said
+from secagg.platforms import Left, StageCount, stages_said
 from secagg.platforms.round_task import RECORD, Means, Record, Rounds, RoundTask
 from secagg.platforms.server_round import FOR_EVER, Answer, Reply, ServerRound
 from secagg.platforms.settings import SecAggSettings
 
-from .client import task_of
-from .records import (
+from .client import (
     CONTROL,
     STAGE_TASK,
     arrays_in,
@@ -45,6 +44,7 @@ from .records import (
     emptied,
     failure_in,
     like,
+    task_of,
 )
 
 # --- One round over tasks: each site has one of its own in each stage, and answers it ---------------------------------

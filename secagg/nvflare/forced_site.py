@@ -28,8 +28,7 @@ from nvflare.widgets.widget import Widget, WidgetID
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.platforms.round_task import RECORD
 
-from .client import SITE, SecAggClient, SecAggFilter, filtered, left, stage_answered
-from .records import STAGE_TASK
+from .client import SITE, STAGE_TASK, SecAggClient, SecAggFilter, filtered, left, stage_answered
 
 _AUX: Final = "aux_communication"
 _EVENTS: Final = "fed.event"
@@ -114,7 +113,6 @@ class SiteGate(Widget):
         self.classes, self.scripts = list(classes), dict(scripts)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Refuse a component, or the start of a job that brings code."""
         if event_type == EventType.SYSTEM_BOOTSTRAP:
             # A server asks for authorization itself, or leaves it out, and would read files of the site.
             served = ClientRequestProcessors.request_processors

@@ -15,12 +15,11 @@ from nvflare.job_config.api import ClientApp
 from nvflare.recipe.spec import Recipe
 
 from secagg.errors import InvalidParameters
-from secagg.platforms.leaving import LOG
+from secagg.platforms import LOG
 from secagg.platforms.settings import SUMS, SecAggSettings
 
-from .client import COMPONENT, SecAggClient, SecAggExecutor, SecAggFilter
+from .client import COMPONENT, STAGE_TASK, SecAggClient, SecAggExecutor, SecAggFilter
 from .controller import EVALUATION, TRAIN, SecureFedAvg, SecureRounds, SecureScaffold, SecureScatterAndGather
-from .records import STAGE_TASK
 
 _SERVER: Final = "server"
 _ANY: Final = "*"

@@ -66,7 +66,6 @@ def write_site(options: argparse.Namespace) -> int:
 
 
 def _changes(local: Path, options: argparse.Namespace) -> Iterator[tuple[Path, str, str]]:
-    """Yield each file that changes, with its text now and then."""
     scripts = {str(path.resolve()): hashlib.sha256(path.read_bytes()).hexdigest() for path in options.script}
     wanted: dict[str, Any] = {
         "secagg.json": _floors(local, options.floors),

@@ -26,8 +26,8 @@ from nvflare.recipe.spec import Recipe
 
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
+from secagg.platforms import LOG
 from secagg.platforms.client_round import NodeRound
-from secagg.platforms.leaving import LOG
 from secagg.platforms.round_task import Rounds, Terms
 from secagg.platforms.settings import SecAggSettings
 from secagg.session.durable import PUBLIC, replace
@@ -35,9 +35,8 @@ from secagg.session.roles import LateUpdate
 from secagg.site_statistics import Declaration, Plan, Site, read_site
 from secagg.site_statistics.on_platforms import ONCE, Answering, round_of, settings_of
 
-from .client import COMPONENT, SecAggClient, SecAggExecutor, task_of
+from .client import COMPONENT, STAGE_TASK, SecAggClient, SecAggExecutor, task_of
 from .controller import SiteRound
-from .records import STAGE_TASK
 
 SITE_FILE: Final = "secagg_statistics.toml"
 DIRECTORY_VARIABLE: Final = "SECAGG_STATISTICS_DIRECTORY"

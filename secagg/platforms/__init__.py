@@ -1,10 +1,18 @@
-"""Common parts of plug-ins for federated-learning platforms: settings, floors, schemes, keys, charges, rounds."""
+"""Common parts of plug-ins for federated-learning platforms: settings, floors, schemes, keys, charges, rounds.
+
+This module has their log, which never holds a secret, and why a client leaves a round, as far as the server is told.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
 
-from secagg.errors import InvalidParameters, Reason
+from secagg.errors import InvalidParameters, Reason, SecAggError
 from secagg.faces import lazy
 
 
@@ -29,3 +37,93 @@ def needing(
             raise InvalidParameters(sentence, reason=Reason.BACKEND_MISSING) from None
 
     return loaded, listed, public
+
+
+# --- Leaving ----------------------------------------------------------------------------------------------------------
+
+LOG: Final = logging.getLogger("secagg.platforms")
+"""One INFO line for each stage; a platform says where it writes."""
+_KILO: Final = 1000
+
+
+class Left(StrEnum):
+    """Why a client left, as far as the server is told: nothing that depends on data."""
+
+    TERMS = "terms"
+    LEFT = "left"
+
+
+ADVICE: Final[Mapping[Left, str]] = {
+    Left.TERMS: "the offer is below their floors, or not what they were told; compare it with their arguments",
+    Left.LEFT: "their own logs say why",
+}
+"""Meaning of each code, as a server's log says it."""
+
+
+def code_of(error: Exception) -> Left:
+    """Return what the server is told of an error; all that say ``terms`` are raised before data are read."""
+    match error.reason if isinstance(error, SecAggError) else None:
+        case Reason.BELOW_FLOOR | Reason.LAYOUT_MISMATCH | Reason.WRONG_VERSION | Reason.PARAMETER_OUT_OF_RANGE:
+            return Left.TERMS
+        case _:
+            return Left.LEFT
+
+
+def log_leaving(error: Exception) -> None:
+    """Say why a client leaves, in its own log alone."""
+    if isinstance(error, SecAggError | OSError):
+        LOG.warning("this client left the round: %s", error)
+    else:
+        LOG.error("this client left the round: a message could not be read", exc_info=error)
+
+
+def code_said(said: object) -> Left:
+    """Return the code that a client sent; that of anything else is the last one."""
+    return next((code for code in Left if code == said), Left.LEFT)
+
+
+def stages_said(stages: Iterable[tuple[str, StageCount]]) -> dict[str, str]:
+    """Return what each stage carried, and why clients left."""
+    return {name: str(count) for name, count in stages}
+
+
+@dataclass(slots=True)
+class StageCount:
+    """Messages and departures of one stage."""
+
+    sent: int = 0
+    received: int = 0
+    refused: int = 0
+    """Answers that the protocol does not accept."""
+    left: Counter[Left] = field(default_factory=Counter[Left])
+    """Clients that left, or raised an error, by what they said of it."""
+    bytes_down: int = 0
+    bytes_up: int = 0
+    largest_up: int = 0
+    seconds: float = 0.0
+
+    @property
+    def failed(self) -> int:
+        return self.left.total()
+
+    @property
+    def late(self) -> int:
+        return self.sent - self.received - self.refused - self.failed
+
+    @property
+    def advice(self) -> list[str]:
+        return [f"{self.left[code]} clients left with code {str(code)!r}: {ADVICE[code]}" for code in sorted(self.left)]
+
+    def took(self, size: int) -> None:
+        self.bytes_up += size
+        self.largest_up = max(self.largest_up, size)
+
+    def __str__(self) -> str:
+        dropped = self.sent - self.received
+        text = (
+            f"sent {self.sent} ({self.bytes_down / _KILO:.1f} kB), received {self.received} "
+            f"({self.bytes_up / _KILO:.1f} kB), dropped {dropped}, in {self.seconds:.1f} s"
+        )
+        reasons = [f"{count} left: {code}" for code, count in sorted(self.left.items())]
+        reasons += [f"{count} {name}" for name, count in (("refused", self.refused), ("silent", self.late)) if count]
+        return f"{text} ({', '.join(reasons)})" if reasons else text

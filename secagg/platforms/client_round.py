@@ -31,18 +31,16 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, Reason
 from secagg.identifiers import ClientId
-from secagg.platforms.floors import NodeSettings
-from secagg.platforms.keys.identities import ClientIdentity
-from secagg.platforms.pairwise_plug import floors_of
-from secagg.platforms.plugs import NodeSide, plug_of
-from secagg.platforms.round_task import Record, Terms, record_of
-from secagg.platforms.schemes import COARSE, FINER
 from secagg.session.ledger import Spent
 from secagg.session.roles import ClientSession, LateUpdate, Member, Update
 from secagg.session.sealed_state import StateDirectory
 
-from .charges import Charges
-from .leaving import LOG
+from . import LOG
+from .floors import Charges, NodeSettings
+from .keys import ClientIdentity
+from .plugs import NodeSide, floors_of, plug_of
+from .round_task import Record, Terms, record_of
+from .schemes import COARSE, FINER
 
 # --- A trained update -------------------------------------------------------------------------------------------------
 
@@ -208,7 +206,6 @@ class NodeRound:
     charges: Charges
 
     def require_open(self) -> None:
-        """Refuse a round that was uploaded for before."""
         self.charges.require_open(Spent(self.terms.task.encode(), self.terms.round_number))
 
     def member(self, invitation: bytes) -> Member:

@@ -35,8 +35,8 @@ from secagg.protocols.enclave import (
 from secagg.session.certificates import Authority
 from secagg.session.roles import ServerSession
 
+from . import LOG
 from .floors import MOST_LENGTH, NodeSettings
-from .leaving import LOG
 from .plugs import NodeSide, ServerSide
 from .settings import PREFIX
 

@@ -73,7 +73,6 @@ class HeldModels:
         self._nodes.update(dict.fromkeys(nodes, self.held.round_number))
 
     def move(self, number: int, found: PeakSum) -> Floats:
-        """Move the model by the sum of a round, and return its values."""
         before = self.held
         moved, told = before.told(number, found.sums, found.rotation.scales, found.gains)
         self._set(moved)

@@ -33,10 +33,9 @@ from secagg.session.roles import ServerSession
 from secagg.session.sockets import HelperLost, NumberedHelpers
 from secagg.wire import MessageKind, message_kind
 
-from .charges import NewestEpoch
-from .floors import MOST_LENGTH, NodeSettings
-from .keys.identities import ClientIdentity
-from .leaving import LOG
+from . import LOG
+from .floors import MOST_LENGTH, NewestEpoch, NodeSettings
+from .keys import ClientIdentity
 from .plugs import NodeSide, ServerSide
 from .settings import PREFIX, SUITES
 

@@ -1,15 +1,17 @@
 """Plugs, one for each protocol: they turn settings of a run into a session, and those of a node into a member.
 
-A plug is the one place in which this room knows a protocol by name. A protocol that is registered and has no plug is
-run as its own simulation has it, which protects nobody; a client takes part only if its code names it.
+A plug is the one place in which this room knows a protocol by name; those of masks are here. A protocol that is
+registered and has no plug is run as its own simulation has it, which protects nobody; a client takes part only if its
+code names it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
@@ -17,14 +19,19 @@ from secagg.crypto.entropy import Coins, SystemCoins
 from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
 from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
+from secagg.protocols.coded_mask import CodedMaskHelpers, CodedMaskMember
+from secagg.protocols.coded_mask import Floors as CodedMaskFloors
+from secagg.protocols.coded_mask import open_session as open_coded_mask
+from secagg.protocols.pairwise_mask import ClientFloors, PairwiseHelpers, PairwiseMember, Recorder, charged_elsewhere
+from secagg.protocols.pairwise_mask import open_session as open_pairwise_mask
 from secagg.session.certificates import Certificate
 from secagg.session.privacy_ledger import PrivacyLedger
 from secagg.session.registry import Clock, find, planned_settings
 from secagg.session.roles import Member, ServerSession, Subject
-from secagg.session.sealed_state import StateDirectory
+from secagg.session.sealed_state import FileLatch, StateDirectory
 
-from .floors import NodeSettings
-from .keys.identities import ClientIdentity, Roster
+from .floors import MOST_LENGTH, NodeSettings
+from .keys import ClientIdentity, Roster
 from .settings import CODED_MASK, ENCLAVE, ONE_MESSAGE, PAIRWISE, PREFIX, PROTOCOLS, TWO_SERVERS, SecAggSettings
 
 
@@ -111,11 +118,9 @@ class Plug:
 
 
 _MODULES: Final = {
-    PAIRWISE: "secagg.platforms.pairwise_plug",
     ENCLAVE: "secagg.platforms.enclave_plug",
     TWO_SERVERS: "secagg.platforms.two_servers_plug",
     ONE_MESSAGE: "secagg.platforms.one_message_plug",
-    CODED_MASK: "secagg.platforms.coded_mask_plug",
 }
 
 
@@ -129,7 +134,7 @@ def plug_of(protocol: str, *, is_suspended: bool = True) -> Plug:
     if protocol in _MODULES:
         module = import_module(_MODULES[protocol])
         return Plug(open=module.opened, member=module.member)
-    return _simulated(protocol)
+    return _MASKS.get(protocol) or _simulated(protocol)
 
 
 def _simulated(protocol: str) -> Plug:
@@ -145,3 +150,69 @@ def _simulated(protocol: str) -> Plug:
         return entry.simulate(entry.settings(), coins=side.coins, clock=side.clock).member(side.client)
 
     return Plug(open=opened, member=member)
+
+
+# --- Masks ------------------------------------------------------------------------------------------------------------
+
+
+def _open_pairwise(side: ServerSide) -> ServerSession:
+    helpers = PairwiseHelpers(coins=side.coins)
+    if side.roster is not None:
+        helpers = replace(helpers, authority=side.authority)
+    return open_pairwise_mask(side.subject, side.chosen, side.invited, helpers)
+
+
+def floors_of(settings: NodeSettings) -> ClientFloors:
+    """Return the floors that every offer is compared with, or refuse those that protect nobody."""
+    return ClientFloors(
+        suites=settings.accepted_suites,
+        modes=settings.accepted_modes,
+        minimum_cohort=settings.minimum_cohort,
+        minimum_threshold=settings.minimum_threshold,
+        minimum_modulus_bits=settings.minimum_modulus_bits,
+        maximum_length=MOST_LENGTH,
+        maximum_population=settings.maximum_population,
+        assumed_corrupted=settings.assumed_corrupted,
+        privacy_bits=settings.privacy_bits,
+    )
+
+
+def _pairwise_member(side: NodeSide) -> Member:
+    identity = side.certified
+    return PairwiseMember(
+        side.client,
+        floors=floors_of(side.settings),
+        coins=side.coins,
+        authority=identity.authority if identity else None,
+        signing_key=identity.signing_key if identity else None,
+        certificate=identity.certificate if identity else None,
+        charge=charged_elsewhere,
+        recording=partial(Recorder, FileLatch(side.states.beside("latches"))),
+        noise=side.noise,
+        privacy=side.privacy,
+    )
+
+
+def _open_coded(side: ServerSide) -> ServerSession:
+    helpers = CodedMaskHelpers(coins=side.coins)
+    return open_coded_mask(side.subject, side.chosen, side.invited, helpers)
+
+
+def _coded_member(side: NodeSide) -> Member:
+    settings = side.settings
+    floors = CodedMaskFloors(
+        modes=settings.accepted_modes,
+        suites=settings.accepted_suites,
+        minimum_cohort=settings.minimum_cohort,
+        assumed_corrupted=settings.assumed_corrupted,
+        minimum_modulus_bits=settings.minimum_modulus_bits,
+        maximum_length=MOST_LENGTH,
+        maximum_population=settings.maximum_population,
+    )
+    return CodedMaskMember(side.client, floors=floors, coins=side.coins, charge=lambda _: None)
+
+
+_MASKS: Final = {
+    PAIRWISE: Plug(open=_open_pairwise, member=_pairwise_member),
+    CODED_MASK: Plug(open=_open_coded, member=_coded_member),
+}

@@ -45,9 +45,9 @@ from secagg.crypto.entropy import Coins, SystemCoins
 from secagg.crypto.labels import Label, bind
 from secagg.errors import MalformedMessage, Misuse, Reason, ThresholdNotMet
 from secagg.identifiers import CLIENT_ID_BYTES, ClientId
+from secagg.platforms import LOG
 from secagg.platforms.held_models import HeldModels, parted
-from secagg.platforms.keys.identities import Roster, load_roster
-from secagg.platforms.leaving import LOG
+from secagg.platforms.keys import Roster, load_roster
 from secagg.platforms.plugs import ServerSide, plug_of
 from secagg.platforms.schemes import COARSE, FINER, SchemeChoice, noise_settings
 from secagg.platforms.settings import AUTO, SUMS, SecAggSettings
@@ -88,7 +88,6 @@ class Terms:
         return json.dumps({name: value for name, value in asdict(self).items() if name != "parameters"})
 
     def subject(self, update: ModelUpdate, model_digest: bytes | None) -> Subject:
-        """Return what a session under these terms is about, as either end expects it."""
         return Subject(
             task=self.task.encode(),
             round_number=self.round_number,

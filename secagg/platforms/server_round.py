@@ -21,7 +21,7 @@ from secagg.session.certificates import verify_signature
 from secagg.session.roles import ServerSession, Stage
 from secagg.session.run import Limits, Patience
 
-from .leaving import LOG, Left, StageCount
+from . import LOG, Left, StageCount
 from .round_task import Record, RoundTask, client_in, malformed, message_in, record_bytes, record_of, signature_in
 
 Node = TypeVar("Node", bound=Hashable)

@@ -31,9 +31,9 @@ from secagg.protocols.two_servers import (
 from secagg.session.roles import ServerSession
 from secagg.session.sockets import HelperLost
 
+from . import LOG
 from .floors import MOST_LENGTH
-from .keys.server_pair import load_server_keys, load_server_pair
-from .leaving import LOG
+from .keys import load_server_keys, load_server_pair
 from .plugs import NodeSide, ServerSide
 from .settings import PREFIX
 

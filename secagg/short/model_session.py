@@ -152,7 +152,6 @@ class Rows:
         return Aggregate(self.whole, (values,), aggregate.contributors, aggregate.total_weight)
 
     def released(self, aggregate: Aggregate) -> dict[str, npt.NDArray[np.bool_]]:
-        """Return for each tensor with rows which of them were released."""
         marks = self._released(aggregate, RowSegment)
         return {path: mark.astype(np.bool_) for path, mark in zip(self.paths, marks, strict=True)}
 

@@ -64,7 +64,6 @@ class Shapes:
         return hashlib.sha256(bind(Label.SUMMED_TENSORS, *named)).digest()
 
     def vector(self, tree: Tree) -> Vector:
-        """Return these tensors of a model as one vector."""
         found = dict(leaves(tree))
         more = [path for path in found.keys() - set(self.paths) if _is_summed(path, self.only, self.exclude)]
         if more:
@@ -79,7 +78,6 @@ class Shapes:
         return np.concatenate(pieces, dtype=np.float64, casting="unsafe")
 
     def holding(self, marked: npt.NDArray[np.bool_]) -> str:
-        """Describe how many values of which tensors are marked."""
         ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
         counts = [int(np.count_nonzero(some)) for some in np.split(marked, ends)]
         found = [
@@ -141,7 +139,6 @@ def matches(path: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _plain(tree: Tree) -> Tree:
-    """Return what a framework's model holds, or the tree itself."""
     if hasattr(tree, "state_dict"):
         return tree.state_dict()
     return tree.get_weights() if hasattr(tree, "get_weights") else tree

@@ -12,16 +12,15 @@ if TYPE_CHECKING:
     from .declaration import Declaration as Declaration
     from .declaration import Statistic as Statistic
     from .declaration import Variable as Variable
-    from .in_process import summed as summed
     from .plan import Plan as Plan
     from .plan import Results as Results
+    from .plan import summed as summed
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
             "declaration": "Declaration Statistic Variable",
-            "in_process": "summed",
-            "plan": "Plan Results",
+            "plan": "Plan Results summed",
             "data": "Site read_site",
         },
     )

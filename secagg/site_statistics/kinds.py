@@ -62,7 +62,6 @@ class Kind(ABC):
         return [columns[name] for name in self.statistic.of]
 
     def shown(self, count: int) -> int | None:
-        """Return a count, or None below the floor."""
         return int(count) if count >= self.least else None
 
 
@@ -90,7 +89,6 @@ class Moments(Kind):
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        """Places of the variables of each product."""
         return list(combinations_with_replacement(range(len(self.variables)), 2)) if self.is_correlated else []
 
     @property

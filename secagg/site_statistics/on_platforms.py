@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from secagg.compression.model_update import encode_parameters
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Reason
-from secagg.platforms.charges import Charges
 from secagg.platforms.client_round import Node, NodeRound
-from secagg.platforms.floors import NodeSettings
+from secagg.platforms.floors import Charges, NodeSettings
 from secagg.platforms.round_task import Rounds, RoundTask, Terms
 from secagg.platforms.settings import SecAggSettings
 from secagg.privacy.client_noise import USUAL_DELTA

@@ -6,10 +6,11 @@ All of it follows from the declaration alone, so that server and sites plan alik
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Unpack
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from secagg.compression.model_update import ModelUpdate
 from secagg.compression.model_update.codec import TensorScheme
 from secagg.compression.model_update.summed_values import model_digest
 from secagg.contract import Aggregate, Layout, RingSegment
-from secagg.crypto.entropy import Coins
+from secagg.crypto.entropy import Coins, SystemCoins
 from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, Ring
 from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.privacy.accounting import Adjacency
@@ -26,9 +27,12 @@ from secagg.privacy.client_noise import LEAST_SHARE, ClientNoise, NoiseSettings
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.noise_table import add_noise_into
 from secagg.privacy.rounding import WORST_DEVIATIONS
+from secagg.session.registry import ProtocolEntry, ProtocolName, find
 from secagg.session.roles import LateUpdate, Subject, Update
+from secagg.short.in_process import by_name, leaving, simulated
+from secagg.short.model_session import CohortSettings, planned
 
-from .data import Site
+from .data import Site, Values
 from .declaration import Declaration
 from .kinds import KINDS, Group, Integers, Kind
 
@@ -201,3 +205,44 @@ class Plan:
             add_noise_into(vector, ring, NoiseKind.DISCRETE_GAUSSIAN, share, coins)
             cells[name] = ring.lift(vector).astype(np.int64)
         return Update(self.update.encode(cells, coins), self.model_digest)
+
+
+# --- A sum in one process: for tests, notebooks and trials ------------------------------------------------------------
+
+_TASK: Final = b"statistics in one process"
+
+
+def summed(
+    declaration: Declaration,
+    sites: Mapping[Any, Mapping[str, Values]] | Collection[Mapping[str, Values]],
+    *,
+    drop: int | Collection[Hashable] = 0,
+    protocol: ProtocolName | ProtocolEntry = "pairwise",
+    **settings: Unpack[CohortSettings],
+) -> Results:
+    """Return the statistics of all sites.
+
+    Args:
+        sites: for each, the functions that give its people's values, by the names of variables.
+        drop: how many sites leave before they upload, or which ones.
+        protocol: by its name, or the entry of one of your own.
+        settings: any setting of the protocol.
+    Raises:
+        InvalidParameters: too few sites or too many, or one lacks a function.
+        SecAggError: nothing is released; the message says why.
+    """
+    plan, entry = Plan(declaration), find(protocol)
+    named = {name: Site(declaration=declaration, functions=one) for name, one in by_name(sites).items()}
+    gone, least = leaving(drop, named, settings), declaration.least_clients
+    if not least <= len(named) - gone or len(named) > declaration.most_clients:
+        raise InvalidParameters(
+            f"{declaration.name!r} is for {least} to {declaration.most_clients} sites, and there are "
+            f"{len(named) - gone}; change least_clients, most_clients or the sites"
+        )
+    chosen: dict[str, Any] = {"minimum_cohort": max(least, len(named) - gone), **settings}
+    made = planned(entry, len(named), dropped=gone, settings=chosen)
+    entry.require_segments(plan.update.layout)
+    coins = SystemCoins()
+    making = {name: partial(plan.late, site, coins) for name, site in named.items()}
+    released, _ = simulated(entry, made, plan.subject(task=_TASK, round_number=1), making, drop)
+    return plan.results(released.aggregate)

@@ -1,9 +1,10 @@
-"""A server's description of its session, shown before a client takes part: its name, and the subject of its sum."""
+"""What both ends of a wire know: the card of a session, the limits of its server, and how events are logged."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, cast
@@ -111,3 +112,13 @@ def terms_digest(terms: Mapping[str, Any]) -> bytes:
 
 def _text(terms: Mapping[str, Any]) -> str:
     return json.dumps(terms, sort_keys=True)
+
+
+# --- The log ----------------------------------------------------------------------------------------------------------
+
+_LOG: Final = logging.getLogger("secagg.transport")
+
+
+def say(event: str, level: int = logging.INFO, **fields: str | float) -> None:
+    """Log an event with its fields."""
+    _LOG.log(level, event, extra={"fields": fields})

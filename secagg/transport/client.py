@@ -16,10 +16,9 @@ from secagg.errors import InvalidParameters, MalformedMessage, Reason, SecAggErr
 from secagg.identifiers import ClientId
 from secagg.session.roles import ClientSession
 from secagg.session.sealed_state import StateDirectory
-from secagg.transport.card import CARD_BYTES, LONGEST_PAUSE, STAGE_HEADER, Card
+from secagg.transport.card import CARD_BYTES, LONGEST_PAUSE, STAGE_HEADER, Card, say
 from secagg.transport.exchange import Answer
 from secagg.transport.keeping import ClientProgress, ClientStore
-from secagg.transport.logs import say
 from secagg.transport.proof import Prover, header_of
 from secagg.transport.tls import client_context, is_loopback
 
@@ -85,7 +84,6 @@ class Requests:
     """One client's requests to one server."""
 
     def __init__(self, url: str, http: httpx.AsyncClient, patience: Patience, client: ClientId) -> None:
-        """Ask for nothing yet."""
         self._url, self._base, self._http, self._patience = url, url, http, patience
         self._headers = {"accept-encoding": "identity"}
         self._rested, self._pause = time.monotonic(), _FIRST_PAUSE / 2
@@ -297,7 +295,6 @@ class _Part:
             await self.requests.rest()
 
     async def _exchange(self, card: Card, progress: ClientProgress) -> Reply:
-        """Answer stage after stage, and return what the server says of the end."""
         if progress.answer:
             await self._send(progress)
         while True:

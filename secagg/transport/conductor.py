@@ -18,10 +18,9 @@ from secagg.errors import PeerError, SecAggError
 from secagg.identifiers import ClientId
 from secagg.session.roles import Released, ServerSession, Stage, Turnout
 from secagg.session.run import Metrics
-from secagg.transport.card import Card, WireLimits
+from secagg.transport.card import Card, WireLimits, say
 from secagg.transport.exchange import Answer, Exchange, Verdict
 from secagg.transport.keeping import ServerRecord, ServerStore
-from secagg.transport.logs import say
 from secagg.transport.proof import Admission
 
 # --- Places in memory -------------------------------------------------------------------------------------------------
@@ -413,7 +412,6 @@ class Conductor:
             self._claimed.add(client)
 
     async def _wait(self) -> None:
-        """Wait until the open stage is to be closed."""
         while (left := self.exchange.left()) > 0:
             self._heard.clear()
             if self._lost is None:
@@ -435,7 +433,6 @@ class Conductor:
         say("session ended", session=self.card.session, sentence=sentence)
 
     def _wake(self) -> None:
-        """Let every client that waits for a message look again."""
         news, self._news = self._news, asyncio.Event()
         news.set()
 
@@ -491,7 +488,6 @@ class Conductor:
         return error, self._session.turnout, client in (self._awaited or ())
 
     def _longest(self, stage: Stage) -> int:
-        """Return how long an answer to a stage is at most."""
         if stage.per_client is None or (stage.per_client and not self._invited):
             return self.card.answer_bytes
         return min(self.card.answer_bytes, _FEW_BYTES + stage.per_client * self._invited)

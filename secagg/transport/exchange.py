@@ -59,11 +59,6 @@ class Verdict:
     """JSON for the clients of a sum, where its server shows it to them."""
 
 
-_READ: Final = Verdict(Answer.READ)
-_HAND: Final = Verdict(Answer.HAND)
-_MESSAGE: Final = Verdict(Answer.MESSAGE)
-_AGAIN: Final = Verdict(Answer.AGAIN)
-_TAKEN: Final = Verdict(Answer.TAKEN, "taken")
 LEFT: Final = "this client has left the session; take part in the next one"
 
 
@@ -138,7 +133,7 @@ class Exchange:
             self._untold.discard(client)
             return no
         is_done = client in self._taken or client in self._sending
-        return _AGAIN if self._patience is None or is_done else _MESSAGE
+        return Verdict(Answer.AGAIN if self._patience is None or is_done else Answer.MESSAGE)
 
     # --- A client offers its answer -----------------------------------------------------------------------------------
 
@@ -154,7 +149,7 @@ class Exchange:
         if length is not None and length > self.longest:
             return self.too_long(length)
         self._sending.add(client)
-        return _READ
+        return Verdict(Answer.READ)
 
     def too_long(self, length: int) -> Verdict:
         """Return what an answer gets that is longer than any to this stage can be."""
@@ -163,7 +158,7 @@ class Exchange:
 
     def read(self, client: ClientId, number: int) -> Verdict:
         """Decide about an answer that was read whole: it may have taken longer than the stage."""
-        return self._no(client) or self._untimely(number) or _HAND
+        return self._no(client) or self._untimely(number) or Verdict(Answer.HAND)
 
     def settled(
         self, client: ClientId, number: int, error: PeerError | None, turnout: Turnout, *, is_awaited: bool = False
@@ -186,7 +181,7 @@ class Exchange:
         if number == self.number:
             self._taken.add(client)
             self._untold.add(client)
-        return _TAKEN
+        return Verdict(Answer.TAKEN, "taken")
 
     def gave_up(self, client: ClientId) -> None:
         """Forget an answer that did not come whole; the client may send it again."""

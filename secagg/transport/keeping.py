@@ -44,7 +44,6 @@ class ServerStore:
     """Two files in a folder: the session, and the names that clients without keys have claimed."""
 
     def __init__(self, folder: Path) -> None:
-        """Use a folder of this user's alone."""
         require_own_folder(folder)
         self._path, self._claims = folder / "session.record", folder / "session.claims"
 

@@ -24,11 +24,10 @@ from secagg.session.certificates import SIGNATURE_BYTES
 from secagg.session.roles import Released, ServerSession, Subject
 from secagg.session.run import CONTENT_TYPE
 
-from .card import BACK_SECONDS, STAGE_HEADER, Card, WireLimits, new_name
+from .card import BACK_SECONDS, STAGE_HEADER, Card, WireLimits, new_name, say
 from .conductor import RESTARTED, STOPPING, Conductor, Keep, counters, cut_short
 from .exchange import Answer, Verdict
 from .keeping import ServerStore
-from .logs import say
 from .proof import Admission, FirstCome, Operators, read_header
 
 try:

@@ -35,7 +35,7 @@ from secagg.protocols.enclave.trusted.messages import BufferRelease
 from secagg.session.registry import ProtocolName, find, names
 from secagg.session.roles import LateUpdate, Released, Subject, Update
 from secagg.session.run import Measured, run
-from secagg.short import analytics
+from secagg.short import in_process
 from secagg.short.in_process import simulated
 from secagg.short.model_session import Session
 from tests.harness.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession
@@ -341,7 +341,7 @@ def test_counts_of_rare_strings_do_not_leave_an_enclave(
         seen.update(released.aggregate.values[0].tolist())
         return released, measured
 
-    monkeypatch.setattr(analytics, "simulated", watched)
+    monkeypatch.setattr(in_process, "simulated", watched)
     texts = ["cat", "cat", "cats", "dog", "cat", "dog", "owl", "cat"]
     assert secagg.heavy_hitters(texts, least=3, protocol=protocol) == {"cat": 4}
     assert bool(seen & {1, 2}) is (protocol != "enclave")

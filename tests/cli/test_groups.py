@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secagg.cli import main
-from secagg.cli.wire.groups import GroupSum, group_of, read_sum, write_sum
-from secagg.cli.wire.shared import plan_of
+from secagg.cli.groups import GroupSum, group_of, read_sum, write_sum
+from secagg.cli.shared import plan_of
 from secagg.contract.decoder import ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
-from secagg.platforms.keys.identities import load_roster, make_identities
+from secagg.platforms.keys import load_roster, make_identities
 from secagg.session.roles import Released
 from secagg.transport.card import Card
 from secagg.transport.keeping import ServerRecord

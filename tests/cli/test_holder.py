@@ -20,7 +20,7 @@ from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
 from secagg.identifiers import ClientId
-from secagg.platforms.keys.identities import load_roster
+from secagg.platforms.keys import load_roster
 from secagg.protocols.one_message.client import Ledger, OneMessageMember
 from secagg.protocols.one_message.epoch import EpochRecord
 from secagg.protocols.one_message.floors import Floors
@@ -195,7 +195,7 @@ def test_a_holder_that_is_told_to_end_wipes_its_keys_and_keeps_its_journal(
         assert not inside["_journal"].root.is_wiped
         raise InvalidParameters("somebody listens there")
 
-    monkeypatch.setattr("secagg.cli.holder.Service.serve", serve)
+    monkeypatch.setattr("secagg.cli.operators.Service.serve", serve)
     assert (
         main(
             [
@@ -252,7 +252,7 @@ A_YEAR_IN_A_MOMENT = """
 import sys
 from datetime import datetime, timedelta
 from threading import Thread
-from secagg.cli import holder, main
+from secagg.cli import main, operators
 
 class Clock(datetime):
     ahead = timedelta()
@@ -264,7 +264,7 @@ def go_on():
     sys.stdin.readline()
     Clock.ahead = timedelta(days=366)
 
-holder.datetime, holder._MOST_PAUSE = Clock, 0.05
+operators.datetime, operators._MOST_PAUSE = Clock, 0.05
 Thread(target=go_on, daemon=True).start()
 sys.exit(main(sys.argv[1:]))
 """

@@ -16,8 +16,7 @@ from secagg.cli import main
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
-from secagg.platforms.keys.identities import make_identities
-from secagg.platforms.keys.server_pair import load_server_keys, load_server_pair, make_trial_pair
+from secagg.platforms.keys import load_server_keys, load_server_pair, make_identities, make_trial_pair
 from secagg.protocols.two_servers.standing_server import StandingRounds, StandingServer
 from tests.harness.commands import refusal
 from tests.harness.indexing_rounds import IndexingSetup
@@ -219,7 +218,7 @@ def test_keys_are_wiped_when_it_has_stood(arguments: dict[str, str], monkeypatch
         assert not stood[0].signing_seed.is_wiped
         raise InvalidParameters("somebody listens there")
 
-    monkeypatch.setattr("secagg.cli.two_servers.serve_standing", stand)
+    monkeypatch.setattr("secagg.cli.operators.serve_standing", stand)
     assert main(command(arguments)) == 2
     (keys,) = stood
     assert keys.signing_seed.is_wiped

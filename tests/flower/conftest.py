@@ -25,8 +25,7 @@ import pytest
 
 from secagg.crypto.entropy import SystemCoins
 from secagg.identifiers import ClientId
-from secagg.platforms.keys.identities import make_identities
-from secagg.platforms.keys.server_pair import make_trial_pair
+from secagg.platforms.keys import make_identities, make_trial_pair
 
 APPS = Path(__file__).resolve().parent / "apps"
 GRACE_SECONDS = 2

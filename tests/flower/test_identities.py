@@ -12,7 +12,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.platforms.floors import NodeSettings
-from secagg.platforms.keys.identities import load_authority, load_identity, load_roster, make_identities
+from secagg.platforms.keys import load_authority, load_identity, load_roster, make_identities
 from secagg.session.certificates import issue_certificate
 
 

@@ -15,7 +15,7 @@ sys.modules["flwr"] = None
 from secagg.errors import InvalidParameters
 import secagg.flower
 from secagg.platforms import settings
-from secagg.platforms.keys import identities
+import secagg.platforms.keys
 try:
     secagg.flower.{name}
 except InvalidParameters as error:

@@ -18,8 +18,8 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.platforms import server_round
-from secagg.platforms.charges import DIRECTORY_VARIABLE
-from secagg.platforms.keys.identities import make_identities
+from secagg.platforms.floors import DIRECTORY_VARIABLE
+from secagg.platforms.keys import make_identities
 from secagg.platforms.round_task import RoundTask, message_in, record_of
 from secagg.platforms.settings import SecAggSettings
 from secagg.session import registry
@@ -103,7 +103,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
     # The rounds of a run are counted in the process of its server.
-    from secagg.flower.app import server_grid  # noqa: PLC0415 -- needs Flower
+    from secagg.flower import server_grid  # noqa: PLC0415 -- needs Flower
 
     monkeypatch.setattr(server_grid, "_ROUNDS", dict[int, int]())
     make_identities(tmp_path / "keys", map(ClientId, range(CLIENTS)), SystemCoins())
@@ -159,7 +159,7 @@ MODEL: dict[str, Any] = {"w": np.zeros((4, 3), dtype=np.float32), "b": np.ones(2
 
 
 def test_garbage_in_another_clients_name_excludes_nobody_but_its_sender(folders: Path, log: Any) -> None:
-    from secagg.flower.app.records import record_in, with_record  # noqa: PLC0415 -- needs Flower
+    from secagg.flower.client import record_in, with_record  # noqa: PLC0415 -- needs Flower
 
     # So that one of five may be missing.
     honest = lenient(folders, assumed_corrupted=0)
@@ -323,7 +323,7 @@ def run_again(folders: Path, protocol: str, run: int, train: Train, model: Any =
 def test_a_server_that_renames_its_task_gets_no_second_sum_of_an_update_or_of_a_model(
     folders: Path, protocol: str, log: Any
 ) -> None:
-    from secagg.flower.app import server_grid  # noqa: PLC0415 -- needs Flower
+    from secagg.flower import server_grid  # noqa: PLC0415 -- needs Flower
 
     other = {name: values + 1 for name, values in MODEL.items()}
     assert run_again(folders, protocol, 1, adding(0.125)) == "summed"

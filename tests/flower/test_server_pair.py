@@ -11,8 +11,7 @@ from secagg.cli import main
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
-from secagg.platforms.keys.identities import load_roster, make_identities
-from secagg.platforms.keys.server_pair import load_server_keys, load_server_pair, make_trial_pair
+from secagg.platforms.keys import load_roster, load_server_keys, load_server_pair, make_identities, make_trial_pair
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ import pytest
 
 from secagg.errors import InvalidParameters
 from secagg.platforms.floors import NodeSettings
-from secagg.platforms.pairwise_plug import floors_of
-from secagg.platforms.plugs import plug_of
+from secagg.platforms.plugs import floors_of, plug_of
 from secagg.platforms.settings import SecAggSettings
 
 NODE = NodeSettings(

@@ -102,7 +102,7 @@ def test_a_client_that_missed_a_round_is_sent_the_model(folders: Path) -> None:
 
 
 def test_terms_that_name_tensors_that_are_not_there_are_refused(folders: Path) -> None:
-    from secagg.flower.app.client_round import training_of  # noqa: PLC0415 -- Flower warns where it is imported
+    from secagg.flower.client import training_of  # noqa: PLC0415 -- Flower warns where it is imported
 
     made = Federation(folders, "enclave", **SUMS)
     made.round()

@@ -9,7 +9,7 @@ from typing import Any
 
 from secagg.crypto.entropy import SystemCoins
 from secagg.identifiers import ClientId
-from secagg.platforms.keys.identities import make_identities
+from secagg.platforms.keys import make_identities
 
 PROTOCOLS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("pairwise", {}, {}),

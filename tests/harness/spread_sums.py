@@ -19,8 +19,7 @@ from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
 from secagg.protocols.one_message import Server
 from secagg.scale.engines import Engine
-from secagg.scale.spread import Figures, SpreadSum
-from secagg.scale.state import RecordedCoins, State
+from secagg.scale.spread import Figures, RecordedCoins, SpreadSum, State
 from secagg.scale.storage import FolderStore
 from secagg.session.roles import Released
 from tests.harness.one_message_sums import InsecureSum, SumSetup

@@ -22,10 +22,10 @@ VALUES: Final = 8
 FORKS: Final = get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
-        "secagg.cli.wire.client",
-        "secagg.cli.wire.server",
+        "secagg.cli.contribute",
+        "secagg.cli.serve",
         "secagg.platforms.enclave_plug",
-        "secagg.platforms.pairwise_plug",
+        "secagg.platforms.plugs",
         "secagg.short.model_session",
         "secagg.transport.client",
         "secagg.transport.listener",
@@ -51,7 +51,7 @@ def child(arguments: list[str], environment: dict[str, str], log: Path, stops: C
 
 def pause(stops: Connection) -> None:
     """Let a client of this process wait before and after each answer, and a server where it writes and tells."""
-    from secagg.cli.wire import server  # noqa: PLC0415 -- in the child
+    from secagg.cli import serve as server  # noqa: PLC0415 -- in the child
     from secagg.transport import client, keeping  # noqa: PLC0415 -- in the child
 
     part: Any = vars(client)["_Part"]  # Where a client would be killed.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from secagg.cli.wire.shared import plan_of
+from secagg.cli.shared import plan_of
 from secagg.crypto import key_derivation
 from secagg.crypto.labels import Label
 from secagg.crypto.merkle import recover_root
@@ -24,7 +24,7 @@ from secagg.crypto.secret import Secret
 from secagg.crypto.shamir import Share, reconstruct
 from secagg.errors import Reason, SecAggError
 from secagg.identifiers import ClientId
-from secagg.platforms.keys.identities import load_identity
+from secagg.platforms.keys import load_identity
 from secagg.protocols.one_message.lattice.gaussian import Sampler
 from secagg.protocols.one_message.requests import Receipt
 from secagg.protocols.pairwise_mask.configuration import decode_clients

@@ -24,10 +24,18 @@ from nvflare.app_common.decomposers.numpy_decomposers import NumpyArrayDecompose
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.fuel.utils import fobs
 
-from secagg.nvflare.client import COMPONENT, SITE, SecAggClient, SecAggExecutor, SecAggFilter, task_of
+from secagg.nvflare.client import (
+    COMPONENT,
+    SITE,
+    STAGE_TASK,
+    SecAggClient,
+    SecAggExecutor,
+    SecAggFilter,
+    controls_in,
+    task_of,
+)
 from secagg.nvflare.controller import SiteRound
 from secagg.nvflare.forced_site import SiteClient, SiteFilter
-from secagg.nvflare.records import STAGE_TASK, controls_in
 from secagg.platforms.round_task import Means, Rounds
 from secagg.platforms.settings import SecAggSettings
 

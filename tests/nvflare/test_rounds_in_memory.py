@@ -19,9 +19,8 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from secagg.errors import InvalidParameters, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
-from secagg.nvflare.client import SITE_FILE
-from secagg.nvflare.records import CONTROL, STAGE_TASK, arrays_in, changes_of, failure_in, like
-from secagg.platforms.leaving import Left
+from secagg.nvflare.client import CONTROL, SITE_FILE, STAGE_TASK, arrays_in, changes_of, failure_in, like
+from secagg.platforms import Left
 from secagg.platforms.round_task import RECORD
 from secagg.platforms.settings import SecAggSettings
 from tests.harness.platform_keys import PROTOCOLS, named

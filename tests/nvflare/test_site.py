@@ -34,9 +34,8 @@ from nvflare.private.fed.utils.fed_utils import get_job_launcher
 from nvflare.widgets.widget import WidgetID
 
 from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
-from secagg.nvflare.client import SITE, SITE_FILE, SecAggClient, SecAggFilter
+from secagg.nvflare.client import SITE, SITE_FILE, STAGE_TASK, SecAggClient, SecAggFilter
 from secagg.nvflare.forced_site import SiteGate
-from secagg.nvflare.records import STAGE_TASK
 from secagg.nvflare.site_files import CLASSES
 from secagg.platforms.round_task import RECORD
 from secagg.platforms.settings import SecAggSettings

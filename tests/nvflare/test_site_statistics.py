@@ -18,10 +18,9 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from secagg.errors import SecAggError
-from secagg.nvflare.client import COMPONENT, SecAggExecutor
-from secagg.nvflare.records import failure_in
+from secagg.nvflare.client import COMPONENT, SecAggExecutor, failure_in
 from secagg.nvflare.site_statistics import RESULT, SITE_FILE, StatisticsClient, StatisticsController
-from secagg.platforms.leaving import Left
+from secagg.platforms import Left
 from secagg.site_statistics import summed
 from tests.harness.platform_keys import PROTOCOLS, named
 from tests.harness.town_of_sites import TABLE, functions, people, write_declaration, write_people

@@ -17,10 +17,10 @@ import pytest
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Reason
 from secagg.identifiers import ClientId
-from secagg.platforms import charges
+from secagg.platforms import floors
 from secagg.platforms.client_round import begun_app
 from secagg.platforms.floors import NodeSettings
-from secagg.platforms.keys.identities import make_identities
+from secagg.platforms.keys import make_identities
 from secagg.platforms.round_task import Rounds
 from secagg.platforms.settings import SecAggSettings
 from secagg.session import durable
@@ -126,7 +126,7 @@ def test_what_is_known_of_one_model_is_not_known_of_another() -> None:
 def test_of_two_processes_that_reach_an_epoch_the_later_one_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(charges.DIRECTORY_VARIABLE, str(tmp_path / "ledgers"))
+    monkeypatch.setenv(floors.DIRECTORY_VARIABLE, str(tmp_path / "ledgers"))
     looked, plain = threading.Barrier(2), durable.replace
 
     def late(path: Path, data: bytes) -> None:
@@ -136,13 +136,13 @@ def test_of_two_processes_that_reach_an_epoch_the_later_one_counts(
             time.sleep(0.5 if data == b"2" else 0)
         plain(path, data)
 
-    monkeypatch.setattr(charges, "replace", late)
-    threads = [threading.Thread(target=charges.NewestEpoch(b"key").reach, args=(number,)) for number in (2, 3)]
+    monkeypatch.setattr(durable, "replace", late)
+    threads = [threading.Thread(target=floors.NewestEpoch(b"key").reach, args=(number,)) for number in (2, 3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert charges.NewestEpoch(b"key").number == 3
+    assert floors.NewestEpoch(b"key").number == 3
 
 
 def test_an_operator_who_raises_such_a_floor_is_heard() -> None:

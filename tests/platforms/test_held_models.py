@@ -10,8 +10,8 @@ import pytest
 
 from secagg.compression.told import HeldModel
 from secagg.errors import MalformedMessage, PeerMisbehaved, Reason, SecAggError
+from secagg.platforms import LOG
 from secagg.platforms.held_models import followed, is_told, parted, restored, stored
-from secagg.platforms.leaving import LOG
 from secagg.platforms.round_task import Rounds
 from secagg.platforms.settings import SecAggSettings
 from tests.platforms.test_peaks import Model, model, play, rounds

@@ -13,9 +13,9 @@ from secagg.compression.model_update import decode_parameters, encode_parameters
 from secagg.compression.model_update.summed_values import LENGTHS, Arrays, known_lengths
 from secagg.contract import IndexSegment, ideal_aggregate
 from secagg.errors import MalformedMessage
-from secagg.platforms.charges import Charges
+from secagg.platforms import LOG
 from secagg.platforms.client_round import Trained, Training
-from secagg.platforms.leaving import LOG
+from secagg.platforms.floors import Charges
 from secagg.platforms.round_task import Means, Rounds, RoundTask, Terms
 from secagg.platforms.settings import SecAggSettings
 

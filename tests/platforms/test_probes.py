@@ -10,7 +10,7 @@ import pytest
 
 from secagg.compression.cohort_bits import AutoRate
 from secagg.compression.model_update.summed_values import Arrays
-from secagg.platforms.leaving import LOG
+from secagg.platforms import LOG
 from secagg.platforms.round_task import Means, Rounds
 from tests.platforms.test_peaks import Model, model, play, rounds
 

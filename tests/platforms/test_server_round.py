@@ -14,8 +14,8 @@ from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
 from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
-from secagg.platforms.keys.identities import Roster
-from secagg.platforms.leaving import Left, StageCount, code_of, code_said, log_leaving
+from secagg.platforms import Left, StageCount, code_of, code_said, log_leaving
+from secagg.platforms.keys import Roster
 from secagg.platforms.round_task import Record, RoundTask
 from secagg.platforms.server_round import Answer, Reply, ServerRound
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from secagg.cli import main
-from secagg.platforms.keys.identities import load_roster
+from secagg.platforms.keys import load_roster
 from tests.harness.wire_town import SECONDS, Process, Town
 
 HOLDERS = 4

@@ -24,8 +24,7 @@ from secagg.contract import Layout, RingSegment
 from secagg.errors import InvalidParameters
 from secagg.scale import engines
 from secagg.scale.engines import Engine, OnRay, Processes, Result, open_engine
-from secagg.scale.spread import Figures
-from secagg.scale.state import goes_on
+from secagg.scale.spread import Figures, goes_on
 from secagg.scale.storage import Task, add
 from secagg.wire import MessageKind, message_kind
 from tests.harness.one_message_sums import SumSetup

@@ -26,8 +26,7 @@ from secagg.protocols.one_message.lattice.opening import Accumulator
 from secagg.protocols.one_message.messages import Upload
 from secagg.scale import spread, storage
 from secagg.scale.engines import Engine, Result
-from secagg.scale.spread import Figures
-from secagg.scale.state import RecordedCoins, State, goes_on
+from secagg.scale.spread import Figures, RecordedCoins, State, goes_on
 from secagg.scale.storage import TAG_BYTES, FolderStore, FsspecStore, Lost, Objects, Task, add, read_sum, tag_of
 from secagg.session.run import Metrics
 from secagg.simulation.insecure_coins import InsecureSeededCoins
@@ -361,7 +360,7 @@ def test_a_full_disk_acknowledges_nothing_and_names_nobody(place: Place, monkeyp
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("secagg.scale.state.fill", full)
+        patched.setattr("secagg.scale.spread.fill", full)
         with pytest.raises(ConnectionError, match="cannot be kept"):
             life.upload([place.clients[2]])
     assert life.session.faults == ()
@@ -648,7 +647,7 @@ def test_an_upload_that_was_written_and_not_acknowledged_costs_nobody(
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patched:
-        patched.setattr("secagg.scale.state.sync_folder", failing)
+        patched.setattr("secagg.scale.spread.sync_folder", failing)
         with pytest.raises(ConnectionError, match="cannot be kept"):
             life.upload([client])
     again = Life(place)

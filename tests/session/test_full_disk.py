@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from secagg.cli.figures import write_json
-from secagg.cli.wire.groups import write_mean
+from secagg.cli.groups import write_mean
 from secagg.crypto.entropy import SystemCoins
 from secagg.identifiers import ClientId
-from secagg.platforms.keys.identities import make_identities
+from secagg.platforms.keys import make_identities
 from secagg.session.durable import append_whole, create, erase, replace
 from secagg.session.ledger import NO_MODEL, Spent, SpentUpdates
 from secagg.session.sealed_state import StateDirectory

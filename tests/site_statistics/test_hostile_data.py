@@ -18,7 +18,7 @@ import pytest
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import Misuse, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId
-from secagg.platforms.charges import Charges
+from secagg.platforms.floors import Charges
 from secagg.session.ledger import Spent
 from secagg.session.registry import find, names
 from secagg.short.model_session import planned

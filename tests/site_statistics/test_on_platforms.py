@@ -11,9 +11,8 @@ import pytest
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId
-from secagg.platforms.charges import DIRECTORY_VARIABLE, Charges
 from secagg.platforms.client_round import Node
-from secagg.platforms.floors import NodeSettings
+from secagg.platforms.floors import DIRECTORY_VARIABLE, Charges, NodeSettings
 from secagg.platforms.round_task import Rounds, RoundTask
 from secagg.platforms.settings import SecAggSettings
 from secagg.session.sealed_state import StateDirectory

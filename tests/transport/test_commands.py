@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from secagg.cli import main
-from secagg.cli.wire.shared import plan_of
+from secagg.cli.shared import plan_of
 from secagg.contract import ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import Misuse
 from secagg.identifiers import ClientId
-from secagg.platforms.keys.identities import make_identities
+from secagg.platforms.keys import make_identities
 from secagg.session.durable import claim
 from secagg.session.roles import Released, ServerSession
 from secagg.transport.card import Card
@@ -254,7 +254,7 @@ def test_a_storage_within_the_state_leaves_it_to_its_user(
     def begun(*_: object) -> None:
         raise Misuse("it has begun")
 
-    monkeypatch.setattr("secagg.cli.wire.server._Sum", begun)
+    monkeypatch.setattr("secagg.cli.serve._Sum", begun)
     monkeypatch.chdir(tmp_path)
     certified = ("--set", "roster=roster.json", "--set", "epoch=epoch")
     protocol = ("--protocol", "one-message", *certified, "--engine", "memory")
@@ -304,7 +304,7 @@ def test_who_waits_for_a_sum_is_told_that_there_is_none(
 def test_a_signal_within_a_request_ends_a_command() -> None:
     work = """
 import asyncio, os, signal, time
-from secagg.cli.wire.shared import running
+from secagg.cli.shared import running
 
 async def work():
     try:

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from secagg.cli.wire.shared import JsonLines
+from secagg.cli.shared import JsonLines
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerError, ThresholdNotMet

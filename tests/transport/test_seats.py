@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from secagg.cli.wire.server import _complete  # pyright: ignore[reportPrivateUsage]
+from secagg.cli.serve import _complete  # pyright: ignore[reportPrivateUsage]
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.session.roles import Released

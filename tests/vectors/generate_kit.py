@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from secagg.cli.wire.shared import plan_of
+from secagg.cli.shared import plan_of
 from secagg.contract import Layout, RingSegment
 from secagg.crypto import mask_expansion
 from secagg.crypto.check_words import check_words

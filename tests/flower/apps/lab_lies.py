@@ -17,7 +17,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import SecAggError
 from secagg.flower import SecAggGrid, SecAggSettings
 from secagg.identifiers import ClientId
-from secagg.platforms.keys.identities import make_identities
+from secagg.platforms.keys import make_identities
 from secagg.platforms.round_task import RECORD
 from secagg.platforms.schemes import SchemeChoice
 

@@ -37,9 +37,9 @@ from secagg.contract import Layout, RingSegment
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import SecAggError
 from secagg.flower import SecAggGrid, SecAggSettings, ask
-from secagg.flower.app.records import record_in, with_record
+from secagg.flower.client import record_in, with_record
 from secagg.identifiers import ClientId
-from secagg.platforms.keys.identities import make_identities
+from secagg.platforms.keys import make_identities
 from secagg.platforms.round_task import RECORD, message_in, record_of
 from secagg.protocols.pairwise_mask import SessionConfiguration, plan_session
 from secagg.protocols.pairwise_mask import plan as pairwise_plan

@@ -19,10 +19,9 @@ from lab_lies import terms_for_some
 from lab_strategies import Lenient, PlainTwin
 
 from secagg.crypto.entropy import SystemCoins
-from secagg.flower.app import server_grid
+from secagg.flower import server_grid
 from secagg.identifiers import ClientId
-from secagg.platforms.keys.identities import make_identities
-from secagg.platforms.keys.server_pair import make_trial_pair
+from secagg.platforms.keys import make_identities, make_trial_pair
 from secagg.protocols.two_servers.operators.process import PeerLink
 from secagg.session.ledger import SpentUpdates
 

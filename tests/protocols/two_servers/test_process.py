@@ -36,7 +36,7 @@ PATIENCE = 60.0
 CHILD = """
 import os, signal, sys
 from pathlib import Path
-from secagg.cli.serving import serving
+from secagg.cli.shared import serving
 from secagg.crypto.entropy import SystemCoins
 from secagg.protocols.two_servers import standing_server
 from secagg.protocols.two_servers.operators.process import serve_standing

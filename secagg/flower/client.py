@@ -1,35 +1,97 @@
-"""A node's part in a session of whichever protocol: it answers one message, and is put aside sealed until the next.
+"""The client's side: a Flower mod that turns what training returned into messages of the protocol.
 
-The first message brings the terms of the session, and the one that an upload answers brings the model. The client
-trains then, encodes the difference, and masks or seals it at once, so that no update ever rests anywhere.
+The user's function trains as ever, and its result never leaves the client: the difference to the model that was sent
+is encoded, weighted, and masked or sealed at once, so that no update ever rests anywhere, and only messages of the
+protocol are sent. Between two messages a node's part in a session is put aside sealed.
+
+A mod raises nothing of its own: Flower would then forget the state that it has just changed, and bring back one that
+was gone on from. It answers with an error that says that the client left, and one of a few codes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
 from secagg.compression.outside import Factory
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, Reason
+from secagg.flower.strategies import write_where_flower_does
 from secagg.identifiers import ClientId
-from secagg.platforms.client_round import Node, NodeRound, Trained, Training
-from secagg.platforms.floors import NodeSettings
+from secagg.platforms import Left, code_of, code_said, log_leaving
+from secagg.platforms.client_round import Node, NodeRound, Trained, Training, begun_app
+from secagg.platforms.floors import REQUIRED, NodeSettings
 from secagg.platforms.held_models import followed, is_told, parted, restored, stored
-from secagg.platforms.leaving import log_leaving
-from secagg.platforms.round_task import RECORD, Terms, message_in
+from secagg.platforms.round_task import RECORD, Record, Terms, message_in
+from secagg.platforms.settings import PREFIX
 from secagg.session.roles import ClientSession, LateUpdate
 from secagg.session.sealed_state import OpenState, StateDirectory
 
-from .records import LARGE_RECORD, arrays_of, record_in, refusal, scalar_in, with_record
+
+class SecAggMod:
+    """Take part in secure aggregation: ``ClientApp(mods=[SecAggMod()])``, or ``@app.train(mods=[SecAggMod()])``.
+
+    List it before other mods, so that what they change (such as clipping) happens before masking.
+
+    The floors are this client's. A node's operator can raise them, and cannot lower them, by ``--node-config`` with the
+    keys of ``secagg.platforms.floors``. The server's settings never lower any.
+    """
+
+    def __init__(
+        self,
+        *,
+        enclave_judge: object | None = None,
+        state_directory: str | None = None,
+        scheme: str | None = None,
+        **floors: Any,  # noqa: ANN401 -- of the floors' own types
+    ) -> None:
+        """Set the floors.
+
+        Args:
+            enclave_judge: a judge of an enclave's evidence, in place of ``enclave_policy``.
+            state_directory: where the keys to sealed states stand; by default a folder in memory.
+            scheme: a scheme from outside, as the server's secagg-compression names it; none that a server names is
+                imported.
+            floors: of ``NodeSettings``, such as ``minimum_cohort=10``.
+        """
+        self._settings, self._outside = begun_app(floors, scheme)
+        if enclave_judge is not None and self._settings.enclave_policy is not None:
+            raise InvalidParameters("enclave_judge and enclave_policy both judge an enclave's evidence; give one")
+        self._judge = enclave_judge
+        self._folder = None if state_directory is None else Path(state_directory)
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Answer a message of the protocol, and train where it brings a model; where it is required, nothing else."""
+        # A value that is of another type is refused with the other floors.
+        is_required = self._settings.required or context.node_config.get(PREFIX + REQUIRED, False) is not False
+        if not is_required and not _is_ours(message):
+            return call_next(message, context)
+        write_where_flower_does()
+
+        def answer(states: StateDirectory) -> Message:
+            settings = self._settings.raised_by(context.node_config)
+            return ClientRound(settings, self._judge, states, self._outside).answer(message, context, call_next)
+
+        return answered(message, context, self._folder, answer)
+
+
+def _is_ours(message: Message) -> bool:
+    """Whether a message asks for training, or for an evaluation that is summed; everything else passes."""
+    family = message.metadata.message_type.partition(".")[0]
+    if family in {MessageType.TRAIN, MessageType.QUERY}:
+        return family == MessageType.TRAIN
+    return message.has_content() and RECORD in message.content.config_records
+
+
+# --- One message of a session -----------------------------------------------------------------------------------------
 
 STATE_RECORD: Final = "secagg.state"
 HELD_RECORD: Final = "secagg.held"
@@ -46,7 +108,6 @@ class ClientRound:
         states: StateDirectory,
         outside: Mapping[str, Factory] = MappingProxyType({}),
     ) -> None:
-        """Prepare, with the app's settings, raised by the node, and the schemes from outside that the app brings."""
         self._outside = outside
         self._settings, self._judge, self._states = settings, judge, states
 
@@ -191,7 +252,6 @@ def training_of(message: Message, context: Context, call_next: ClientAppCallable
 def _held_arrays(
     told: Mapping[str, object], record: ArrayRecord, begun: NodeRound, context: Context
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the tensors of the model that this node holds now, and keep it for the next session."""
     names = [name for name in begun.terms.joined if name in record]
     forms = {name: (record[name].shape, np.dtype(record[name].dtype)) for name in names}
     known = context.state.array_records.get(HELD_RECORD)
@@ -209,3 +269,72 @@ def _trained(message: Message, context: Context, call_next: ClientAppCallable) -
     reported = [name for record in trained.content.metric_records.values() for name in record]
     models = [{name: array.numpy() for name, array in record.items()} for record in records]
     return Trained(models, lambda name: scalar_in(trained.content, name), reported)
+
+
+# --- Records of both ends: one of configuration, with one of arrays where a message is large --------------------------
+
+LARGE_RECORD: Final = "secagg.large"
+LEFT_RECORD: Final = "secagg.left"
+"""Record of the reply to the strategy: messages of each stage of the round, and why clients left."""
+LEGACY_ARRAYS: Final = "fitins.parameters"
+MOD_FAILED: Final = 6
+"""Flower's code for a mod that refuses a message."""
+_LEFT: Final = "secagg: this client left the round; code: "
+_LARGE_BYTES: Final = 1 << 20
+"""Beyond this a message goes into an array, which Flower sends in pieces."""
+
+
+def refusal(message: Message, error: Exception) -> Message:
+    """Return what a server is told where a client leaves: that it left, and one of a few codes."""
+    return Message(Error(MOD_FAILED, _LEFT + code_of(error)), reply_to=message)
+
+
+def code_in(reply: Message) -> Left:
+    """Return the code of a client that left; that of anything else is the last one."""
+    return code_said(str(reply.error.reason or "").removeprefix(_LEFT))
+
+
+def with_record(record: Record) -> RecordDict:
+    """Return what carries a record of the protocol."""
+    large = {name: value for name, value in record.items() if isinstance(value, bytes) and len(value) > _LARGE_BYTES}
+    found = RecordDict()
+    if large:
+        arrays = {name: Array("uint8", (len(value),), "secagg.message", value) for name, value in large.items()}
+        found[LARGE_RECORD] = ArrayRecord(arrays)
+    found[RECORD] = ConfigRecord({name: value for name, value in record.items() if name not in large})
+    return found
+
+
+def record_in(content: RecordDict) -> dict[str, object]:
+    """Return the record of the protocol; absent fields are missing in it."""
+    found: dict[str, object] = {**content.config_records.get(RECORD, {})}
+    for name, array in content.array_records.get(LARGE_RECORD, {}).items():
+        found.setdefault(name, array.data)
+    return found
+
+
+def arrays_of(model: Mapping[str, npt.NDArray[Any]]) -> ArrayRecord:
+    """Return a model as Flower sends it."""
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in model.items()})
+
+
+def emptied(model: Mapping[str, npt.NDArray[Any]], names: Collection[str]) -> ArrayRecord:
+    """Return a model as Flower sends it, without the values of some tensors, whose shapes and types stay."""
+    return ArrayRecord(
+        {
+            name: Array(str(array.dtype), array.shape, "secagg.held", b"")
+            if name in names
+            else Array(np.asarray(array))
+            for name, array in model.items()
+        }
+    )
+
+
+def scalar_in(content: RecordDict, name: str) -> float | int | None:
+    """Return a number that training reported, in metrics or, as legacy clients do, in a config record."""
+    records: list[Mapping[str, object]] = [*content.metric_records.values(), *content.config_records.values()]
+    for record in records:
+        value = record.get(name)
+        if type(value) in (int, float):
+            return cast("float | int", value)
+    return None

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from secagg.crypto.secret import Secret
     from secagg.errors import PeerError
     from secagg.identifiers import ClientId
-    from secagg.platforms.charges import Charges
-    from secagg.platforms.floors import NodeSettings
+    from secagg.platforms.floors import Charges, NodeSettings
     from secagg.session.roles import ClientSession, LateUpdate, Member, Subject
     from secagg.transport.card import Card
     from secagg.transport.client import Outcome
@@ -56,7 +55,7 @@ def run_contribute(options: argparse.Namespace) -> int:
 async def _contribute(options: argparse.Namespace) -> Outcome:
     from secagg.crypto.entropy import SystemCoins
     from secagg.identifiers import ClientId
-    from secagg.platforms.keys.identities import load_identity
+    from secagg.platforms.keys import load_identity
     from secagg.platforms.plugs import NodeSide, plug_of
     from secagg.session.sealed_state import StateDirectory
     from secagg.transport.client import Patience, contribute

@@ -10,25 +10,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from typing import Any, Final
 
 import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.server.workflow.default_workflows import default_fit_workflow
 from flwr.serverapp import Grid
 
 from secagg.compression.model_update.summed_values import Arrays, model_digest
 from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
 from secagg.flower.strategies import calling_strategy, require_sum_suffices, weight_key, write_where_flower_does
 from secagg.identifiers import ClientId
-from secagg.platforms.leaving import Left, StageCount, stages_said
+from secagg.platforms import Left, StageCount, stages_said
 from secagg.platforms.round_task import Means, Record, Rounds, RoundTask
 from secagg.platforms.server_round import FOR_EVER, Answer, Reply, ServerRound, not_eligible
 from secagg.platforms.settings import SecAggSettings
 
-from .records import LEFT_RECORD, LEGACY_ARRAYS, arrays_of, code_in, emptied, record_in, with_record
+from .client import LEFT_RECORD, LEGACY_ARRAYS, arrays_of, code_in, emptied, record_in, with_record
 
 # --- One round over a grid --------------------------------------------------------------------------------------------
 
@@ -36,16 +36,6 @@ _SHORTEST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 0.5
 _PAUSE_SHARE: Final = 1 / 32
 """Answers are asked for so often that none waits longer than this share of the stage's time until then."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundResult:
-    """Result of a round."""
-
-    means: Means
-    carrier: Message
-    """An answer of the last stage, which carries the result to the strategy."""
-    failures: list[Message]
 
 
 class GridRound(ServerRound[int]):
@@ -72,12 +62,16 @@ class GridRound(ServerRound[int]):
         self._failures = list[Message]()
         self._carrier: Message | None = None
 
-    def run(self) -> RoundResult:
-        """Carry a session through, and return the means; raises as ``carried``."""
+    def run(self) -> Means:
         aggregate = self.carried({node: ClientId(node) for node in self._models})
+        return self.task.means(aggregate)
+
+    def replies(self, content: RecordDict) -> list[Message]:
+        """Return what the strategy gets: an answer of the last stage, with the result in it, and the failures."""
         if self._carrier is None:
             raise ThresholdNotMet(needed=1, present=0, what="answers of the last stage")
-        return RoundResult(means=self.task.means(aggregate), carrier=self._carrier, failures=self._failures)
+        self._carrier.content = content
+        return [self._carrier, *self._failures]
 
     def send(self, records: Mapping[int, Record], *, takes_update: bool) -> list[int]:
         kind, group = self._kind
@@ -193,7 +187,7 @@ class SecAggGrid(Grid):
             raise Misuse("the legacy API evaluates in the clear alone; leave secagg-evaluation-metrics out")
         weighted_by = "num_examples" if is_legacy else weight_key(strategy)
 
-        def carried(model: Arrays) -> tuple[RoundTask, RoundResult]:
+        def carried(model: Arrays) -> tuple[GridRound, Means]:
             # A client retains no round of another run, so only rounds of one run are counted together.
             run = self._inner.run.run_id
             task = self._rounds.begun(
@@ -210,21 +204,20 @@ class SecAggGrid(Grid):
                     message.content = RecordDict({**message.content, key: record})
             session = GridRound(task, self._inner, messages, timeout)
             self.stages = session.stages
-            return task, session.run()
+            return session, session.run()
 
-        task, result = carried(sent)
-        examples, metrics = self._rounds.examples(result.means), result.means.metrics
+        session, means = carried(sent)
+        examples, metrics = self._rounds.examples(means), means.metrics
         reported = MetricRecord({weighted_by: examples, **metrics})
         if is_evaluation:
             content = RecordDict({"metrics": reported})
-            self._rounds.probe(sent, result.means, lambda model: carried(model)[1].means)
+            self._rounds.probe(sent, means, lambda model: carried(model)[1])
         else:
-            model = arrays_of(self._rounds.model(task, result.means))
+            model = arrays_of(self._rounds.model(session.task, means))
             whole = RecordDict({key: model, "metrics": reported})
             content = _legacy_content(key, model, metrics, examples) if is_legacy else whole
         content[LEFT_RECORD] = ConfigRecord({**stages_said(self.stages)})
-        result.carrier.content = content
-        return [result.carrier, *result.failures]
+        return session.replies(content)
 
     def _common_model(self, messages: list[Message]) -> tuple[str, dict[str, npt.NDArray[Any]]]:
         """Return the one model that all messages hold, with the dtypes that it had at first.
@@ -286,7 +279,6 @@ class SecAggGrid(Grid):
 
 
 def _legacy_content(key: str, model: ArrayRecord, metrics: Mapping[str, float], examples: int) -> RecordDict:
-    """Return what ``recorddict_to_fitres`` of the legacy API reads."""
     return RecordDict(
         {
             key.replace("fitins", "fitres"): model,
@@ -295,3 +287,24 @@ def _legacy_content(key: str, model: ArrayRecord, metrics: Mapping[str, float], 
             "fitres.status": ConfigRecord({"code": 0, "message": "secure aggregation"}),
         }
     )
+
+
+# --- The legacy API ---------------------------------------------------------------------------------------------------
+
+
+class SecAggFitWorkflow:
+    """One fit round of the legacy API, whose results reach the strategy as one: the mean."""
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 -- of the settings' own types
+        """Take the settings as keywords, with underscores; the run's ``secagg-`` keys give the others."""
+        self._given = settings
+        self._grid: SecAggGrid | None = None
+
+    def __call__(self, grid: Grid, context: Context) -> None:
+        strategy: object = getattr(context, "strategy", None)
+        if strategy is None:
+            raise Misuse(f"expected a LegacyContext, which has a strategy; got {type(context).__name__}")
+        if self._grid is None:
+            settings = SecAggSettings(**self._given) if self._given else None
+            self._grid = SecAggGrid(grid, context, settings=settings, strategy=strategy)
+        default_fit_workflow(self._grid, context)

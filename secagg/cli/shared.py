@@ -1,4 +1,4 @@
-"""Common parts of both ends of a wire: encoding of updates, plugs, logs, values of options; and ``secagg tunnel``."""
+"""Common parts of commands that serve and of both ends of a wire; and ``secagg tunnel`` and ``enclave serve``."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import asyncio
 import json
 import logging
 import signal
+import socket
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
 
-from secagg.cli.serving import serving
-from secagg.errors import InvalidParameters, Misuse, Reason
+from secagg.errors import InvalidParameters, Misuse, Reason, SecAggError
 
 if TYPE_CHECKING:
     from secagg.session.roles import Subject
@@ -179,3 +181,42 @@ def assigned(assignments: Iterable[str], settings: type[Any]) -> dict[str, Any]:
         name = option.replace("-", "_")
         given[name] = parsed(f"--set {option}", hints[name], text) if name in hints else text
     return given
+
+
+# --- Processes that serve ---------------------------------------------------------------------------------------------
+
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextmanager
+def serving() -> Generator[None]:
+    """End at the first SIGTERM or SIGINT, and leave no image of keys on a disk after a crash."""
+    if not hasattr(socket, "AF_UNIX"):
+        raise InvalidParameters("this system has no Unix sockets; serve where there are some")
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    earlier = {each: signal.signal(each, _end) for each in _ENDING}
+    try:
+        yield
+    except SecAggError:
+        # Nothing was served, and the caller continues.
+        for each, handler in earlier.items():
+            signal.signal(each, handler)
+        raise
+
+
+def serve_enclave(options: argparse.Namespace) -> int:
+    """Serve one host after the other as the trusted part, whose evidence is simulated, and return the exit status."""
+    from secagg.protocols.enclave import DEFAULT_MEMORY_BYTES, serve_simulated
+
+    memory_bytes = DEFAULT_MEMORY_BYTES if options.memory is None else options.memory << 20
+    serve_simulated(options.socket, threads=options.threads, memory_bytes=memory_bytes)
+    return 0
+
+
+def _end(*_: int | FrameType | None) -> None:
+    # One signal is enough; another is not to interrupt what overwrites keys and removes sockets.
+    for each in _ENDING:
+        signal.signal(each, signal.SIG_IGN)
+    raise SystemExit(0)

@@ -10,13 +10,12 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from secagg.cli.spreading import revealed
 from secagg.contract import DIGEST_BYTES, Aggregate, Layout
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, MalformedMessage, PeerError, Reason
 from secagg.fields import CLIENT, Message, repeated, unsigned, variable
 from secagg.identifiers import ClientId
-from secagg.platforms.keys.identities import Roster
+from secagg.platforms.keys import Roster
 from secagg.scale.tree import MOST_IN_A_GROUP, divided, joined
 from secagg.session.durable import PUBLIC, replace, replacing
 from secagg.session.roles import Released
@@ -24,6 +23,7 @@ from secagg.transport.card import CARD_BYTES, Card
 from secagg.wire import MessageKind
 
 from .shared import plan_of
+from .spreading import revealed
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

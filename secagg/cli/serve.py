@@ -15,11 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from secagg.cli.figures import writable, write_json
-from secagg.cli.spreading import Spreading, SpreadInState, Telling, workers_for
 from secagg.errors import InternalError, InvalidParameters, SecAggError
 from secagg.session.registry import find
 
+from .figures import writable, write_json
 from .groups import group_of, write_mean, write_sum
 from .shared import (
     ACTIVE,
@@ -32,6 +31,7 @@ from .shared import (
     stopped,
     subject_of,
 )
+from .spreading import Spreading, SpreadInState, Telling, workers_for
 
 if TYPE_CHECKING:
     from secagg.crypto.entropy import Coins
@@ -270,7 +270,7 @@ class _Sum:
     def __init__(
         self, options: argparse.Namespace, settings: SecAggSettings, resources: ExitStack, workers: Spreading
     ) -> None:
-        from secagg.platforms.keys.identities import load_roster
+        from secagg.platforms.keys import load_roster
 
         self.options, self.settings, self.resources, self.workers = options, settings, resources, workers
         roster = load_roster(Path(settings.roster)) if settings.roster else None
@@ -370,7 +370,6 @@ class _Sum:
 
     @property
     def _spread(self) -> SpreadInState:
-        """The sum that workers add, in the folder of the store."""
         store = self.store
         if store is None:
             raise InternalError("a sum that is kept stands in the folder of a store")

@@ -26,7 +26,7 @@ from secagg.session.sealed_state import StateDirectory
 from secagg.site_statistics import Declaration, Plan, Results, Site
 from secagg.site_statistics.on_platforms import ONCE, Answering, round_of, settings_of
 
-from .client_round import ClientRound, answered
+from .client import ClientRound, answered
 from .server_grid import GridRound, next_round
 
 QUERY: Final = "query.statistics"

@@ -1,0 +1,357 @@
+"""``secagg keys``, ``holder`` and ``two-servers``: keys of clients, holders of one message, and the second server."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, Final
+
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.secret import Secret
+from secagg.errors import InvalidParameters, PeerError
+from secagg.identifiers import ClientId
+from secagg.parameters import LEAST_COHORT, Suite
+from secagg.platforms.keys import (
+    AUTHORITY_FILE,
+    ROSTER_FILE,
+    SERVERS_FILE,
+    load_authority,
+    load_operator_keys,
+    load_roster,
+    load_server_keys,
+    load_server_pair,
+    make_identities,
+    make_server_keys,
+    make_trial_pair,
+    public_file,
+    server_file,
+    write_server_pair,
+)
+from secagg.protocols.two_servers import (
+    SERVERS,
+    IndexingConfiguration,
+    StandingFloors,
+    StandingRounds,
+    StandingServer,
+    lanes_of,
+    serve_standing,
+)
+from secagg.session import durable
+from secagg.session.certificates import IDENTITY_KEY_BYTES, SigningKey
+from secagg.session.sockets import Service
+
+from .shared import serving
+
+if TYPE_CHECKING:
+    from secagg.protocols.one_message import EpochRecord, Holder
+
+# --- Keys of clients --------------------------------------------------------------------------------------------------
+
+_MOST_CLIENTS = 100_000
+
+
+def make_all_keys(options: argparse.Namespace) -> int:
+    """Write an authority's key, a key for each client that has none, the roster, and for a trial both servers' keys."""
+    clients, first, out = int(options.clients), int(options.first), Path(options.out)
+    if not 1 <= clients <= _MOST_CLIENTS or first < 0:
+        raise InvalidParameters(f"--clients is in 1..{_MOST_CLIENTS} and --first is not negative")
+    made, is_new = make_identities(out, map(ClientId, range(first, first + clients)), SystemCoins())
+    if is_new:
+        print(f"{out / AUTHORITY_FILE}: a new authority; keep it where no server can read it")
+    print(f"{out}/client-<id>.key: {made} new of {clients}; hand each client its own, and nobody else's")
+    print(f"{out / ROSTER_FILE}: public; the server's setting `roster` names it")
+    if options.trial_servers:
+        is_new = make_trial_pair(out, SystemCoins())
+        print(f"{out / server_file(0)}, {out / server_file(1)}: {'new' if is_new else 'there already'}; for a trial,")
+        print("  because one who holds both files is both servers; two operators use `secagg two-servers keys`")
+        print(f"{out / SERVERS_FILE}: public; every client's secagg-servers, and the server's, name it")
+    return 0
+
+
+# --- Holders ----------------------------------------------------------------------------------------------------------
+
+_MOST_FILE_BYTES: Final = 1 << 20
+_MOST_NUMBERS: Final = 1 << 64
+_MOST_HOURS: Final = 24 * 366
+_LEAST_PAUSE, _MOST_PAUSE = 0.01, 60.0
+
+
+def make_key(options: argparse.Namespace) -> int:
+    """Write a private key for nobody but this user, and print the public one."""
+    path: Path = options.out
+    with Secret.random("signing key", IDENTITY_KEY_BYTES, SystemCoins()) as seed:
+        try:
+            durable.create(path, bytes(seed.expose()))
+        except FileExistsError:
+            raise InvalidParameters(f"{path} exists; name another --out, or remove the key that is there") from None
+        print(SigningKey(seed).public_key.hex())
+    return 0
+
+
+def sign_record(options: argparse.Namespace) -> int:
+    """Choose thresholds, sign the holders, and write the record."""
+    from secagg.parameters import Suite
+    from secagg.protocols.one_message import HolderIdentity, ThresholdRule, plan_epoch
+
+    authority = _signing_key(options.authority)
+    if not 0 <= options.number < _MOST_NUMBERS:
+        raise InvalidParameters(f"--number is in 0..{_MOST_NUMBERS - 1}; got {options.number}")
+    # Written so that NaN is refused too.
+    if not 0 < options.hours <= _MOST_HOURS:
+        raise InvalidParameters(f"--hours is above 0 and at most {_MOST_HOURS}; got {options.hours}")
+    if options.client is None and options.roster is not None:
+        raise InvalidParameters("--roster lists clients; name those that hold with --client, or leave it out")
+    if options.client is None:
+        listed = {number: _public_key("--holder", key) for number, key in enumerate(options.holder)}
+    else:
+        listed = _keys_of_clients(options.client, options.roster)
+    record = plan_epoch(
+        [HolderIdentity(number=number, public_key=key) for number, key in listed.items()],
+        number=options.number,
+        expiry=int((datetime.now(UTC) + timedelta(hours=options.hours)).timestamp()),
+        corrupted=options.corrupted,
+        absent=options.absent,
+        suite=Suite[options.suite.upper()],
+        authority=authority.public_key,
+        rule=None if options.rule is None else ThresholdRule(options.rule),
+    )
+    durable.replace(options.out, record.signed(authority).encode(), durable.PUBLIC)
+    certified = f", {record.quorum} sign a list first" if record.quorum else ""
+    print(
+        f"epoch {record.number}: {len(record.holders)} holders, {record.threshold} open a sum{certified}; any "
+        f"{record.corrupted} of them with the server learn nothing else"
+    )
+    return 0
+
+
+def serve_holder(options: argparse.Namespace) -> int:
+    """Hold until SIGTERM or SIGINT."""
+    from secagg.protocols.one_message import EpochRecord, FileJournal, Floors, Holder, boot_id, require_believed
+
+    floors = replace(
+        Floors.usual(_authority(options.authority)),
+        least_holders=options.minimum_holders,
+        minimum_cohort=options.minimum_cohort,
+        assumed_corrupted=options.corrupted,
+        assumed_corrupted_clients=max(0, min(1, options.minimum_cohort - LEAST_COHORT)),
+    )
+    key = _signing_key(options.key)
+    with serving():
+        try:
+            record = EpochRecord.decode(_read(options.record))
+            if (position := record.position_of(key.public_key)) is None:
+                raise InvalidParameters(f"the epoch has no holder with the key {key.public_key.hex()}")
+            if len(record.holders) < options.minimum_holders or record.corrupted < options.corrupted:
+                raise InvalidParameters(
+                    f"the epoch has {len(record.holders)} holders, of whom {record.corrupted} may be corrupted, and "
+                    f"this one asks for {options.minimum_holders} and {options.corrupted}; lower --minimum-holders or "
+                    "--corrupted, or have another epoch signed"
+                )
+            require_believed(record, floors)
+            journal = FileJournal(options.journal, record.context.digest, boot_id(), SystemCoins())
+        except PeerError as error:
+            raise InvalidParameters(f"{options.record} or {options.journal}: {error}") from None
+        try:
+            holder = Holder(
+                record,
+                position,
+                root=journal.root,
+                nonce=journal.nonce,
+                journal=journal,
+                floors=floors,
+                clock=lambda: datetime.now(UTC),
+                signing_key=key,
+            )
+            Thread(target=_end_with_the_epoch, args=(holder, record), daemon=True).start()
+            try:
+                Service(holder).serve(options.socket, ready=_say_ready(position, options.socket))
+            finally:
+                holder.close()
+        except PeerError as error:
+            raise InvalidParameters(f"{options.journal}: {error}") from None
+        finally:
+            journal.close()
+            key.wipe()
+    return 0
+
+
+def _say_ready(position: int, path: Path) -> Callable[[], None]:
+    return lambda: print(f"secagg holder: holder/{position} is ready at {path}", flush=True)
+
+
+def _end_with_the_epoch(holder: Holder, record: EpochRecord) -> None:
+    """Destroy the keys at the epoch's end, also where nobody asks for anything any more."""
+    while not holder.end_if_expired():
+        # The clock may be set meanwhile.
+        left = record.expiry - datetime.now(UTC).timestamp()
+        time.sleep(min(max(left, _LEAST_PAUSE), _MOST_PAUSE))
+    print(f"secagg holder: epoch {record.number} is over, and its keys are destroyed", flush=True)
+
+
+def _keys_of_clients(clients: list[int], roster: Path | None) -> dict[int, bytes]:
+    if roster is None:
+        raise InvalidParameters("--client names clients of a roster; give --roster, as `secagg keys` writes it")
+    listed = load_roster(roster).certificates
+    if missing := [client for client in clients if ClientId(client) not in listed]:
+        raise InvalidParameters(f"{roster} has no client {missing[0]}; name clients that it lists")
+    if len(set(clients)) < len(clients):
+        raise InvalidParameters("--client names one client twice; each holds at one position")
+    return {client: listed[ClientId(client)].public_key for client in clients}
+
+
+def _signing_key(path: Path) -> SigningKey:
+    data = _read(path)
+    if path.stat().st_mode & 0o077:
+        raise InvalidParameters(f"the key {path} is readable by others; chmod it to 600")
+    if len(data) != IDENTITY_KEY_BYTES:
+        return load_authority(path)
+    with Secret("signing key", data) as seed:
+        return SigningKey(seed)
+
+
+def _authority(text: str) -> bytes:
+    return load_roster(Path(text)).authority if text.endswith(".json") else _public_key("--authority", text)
+
+
+def _public_key(name: str, text: str) -> bytes:
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != IDENTITY_KEY_BYTES:
+        raise InvalidParameters(f"{name} is {2 * IDENTITY_KEY_BYTES} hexadecimal digits, as `secagg holder keys` says")
+    return key
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(_MOST_FILE_BYTES)
+    except OSError as error:
+        raise InvalidParameters(f"{path} cannot be read: {error.strerror}") from None
+
+
+# --- Two servers ------------------------------------------------------------------------------------------------------
+
+ROUNDS_FILE, _EARLIER_ROUND_FILE = "rounds.journal", "round.journal"
+_SUITES: Final = {suite.name.lower(): suite for suite in Suite}
+_MOST_BYTES: Final = 1 << 16
+
+
+def make_operator_keys(options: argparse.Namespace) -> int:
+    """Make one operator's keys, or with the other one's public keys the file that names both servers."""
+    out, roster = options.out, options.roster or options.out / ROSTER_FILE
+    if options.trial:
+        for name in ("role", "peer", "roster"):
+            if getattr(options, name) is not None:
+                raise InvalidParameters(f"--{name} is not for --trial, which makes both keys for the roster in --out")
+        is_new = make_trial_pair(out, SystemCoins())
+        print(f"{out}: the keys of both servers, {'new' if is_new else 'there already'}. A trial protects nobody.")
+        return 0
+    if options.role is None:
+        raise InvalidParameters("name the server with --role 0 or --role 1; --trial makes the keys of both")
+    out.mkdir(parents=True, exist_ok=True)
+    if options.peer is None:
+        if options.roster is not None:
+            raise InvalidParameters("--roster goes with --peer: it says who certifies the clients of both servers")
+        make_server_keys(out, options.role, SystemCoins())
+        print(f"{out / server_file(options.role)}: private; nobody but the operator of this server has it")
+        print(f"{out / public_file(options.role)}: public; give it to the other operator, and take theirs as --peer")
+        return 0
+    with load_server_keys(out / server_file(options.role), options.role) as keys:
+        pair = write_server_pair(out, roster, [keys.public, load_operator_keys(options.peer)])
+    print(f"{out / SERVERS_FILE}: public; both operators, and every client, are given it")
+    print(f"fingerprint {pair.fingerprint}: compare it with the other operator's, over a channel of your own")
+    return 0
+
+
+def serve_second_server(options: argparse.Namespace) -> int:
+    """Serve as server 1 until SIGTERM or SIGINT, and return the exit status."""
+    if options.threads < 1:
+        raise InvalidParameters(f"--threads is {options.threads}; at least one thread evaluates")
+    if options.maximum_hours > _MOST_HOURS:
+        raise InvalidParameters(f"--maximum-hours is at most {_MOST_HOURS}; got {options.maximum_hours}")
+    names = [name.strip() for name in options.suites.split(",")]
+    if unknown := [name for name in names if name not in _SUITES]:
+        raise InvalidParameters(f"--suites are {', '.join(_SUITES)}; got {unknown[0]!r}")
+    pair = load_server_pair(options.servers)
+    floors = StandingFloors(
+        task_prefix=options.task.encode(),
+        authority=pair.authority,
+        server_keys=pair.server_keys,
+        suites=frozenset(_SUITES[name] for name in names),
+        minimum_cohort=options.minimum_cohort,
+        maximum_cohort=options.maximum_cohort,
+        maximum_lanes=options.maximum_lanes,
+        maximum_lifetime=timedelta(hours=options.maximum_hours),
+    )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    with serving(), load_server_keys(options.keys, 1) as keys:
+        options.journal.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Version 0.2 kept the root of a round there; now a round ends with its process.
+        durable.erase(options.journal / _EARLIER_ROUND_FILE)
+        with closing(StandingRounds(options.journal / ROUNDS_FILE)) as rounds:
+            state = f"resumed after {rounds.count} rounds" if rounds.count else "new"
+            server = StandingServer(
+                keys, pair.operators[0], floors, rounds, coins=SystemCoins(), threads=options.threads
+            )
+            said = f"secagg two-servers: server/1 stands at {options.socket}, {state}. Two servers in one hand protect"
+            serve_standing(server, options.socket, SystemCoins(), ready=lambda: print(f"{said} nobody.", flush=True))
+    return 0
+
+
+def show_file(options: argparse.Namespace) -> int:
+    """Say what a file holds."""
+    for line in _description(options.file):
+        print(line)
+    return 0
+
+
+def _description(path: Path) -> Iterator[str]:
+    match path.suffix:
+        case ".json":
+            pair = load_server_pair(path)
+            yield f"authority of the clients  {pair.authority.hex()}"
+            yield from (
+                f"server {keys.server.index} signs with      {keys.signing_key.hex()}" for keys in pair.operators
+            )
+            yield f"fingerprint               {pair.fingerprint}"
+        case ".public":
+            shown = load_operator_keys(path)
+            yield f"{shown.server} signs with {shown.signing_key.hex()}"
+        case ".keys":
+            index = next((index for index in range(SERVERS) if path.name == server_file(index)), 0)
+            with load_server_keys(path, index) as private:
+                yield f"{private.server} signs with {private.public.signing_key.hex()}; this file is private"
+        case ".journal":
+            yield _rounds(path)
+        case _:
+            yield from _configuration(path)
+
+
+def _rounds(path: Path) -> str:
+    if not path.exists():
+        raise InvalidParameters(f"there is no journal at {path}")
+    with closing(StandingRounds(path)) as rounds:
+        return f"{rounds.count} rounds of {rounds.tasks} tasks were begun"
+
+
+def _configuration(path: Path) -> Iterator[str]:
+    try:
+        with path.open("rb") as file:
+            shown = IndexingConfiguration.decode(file.read(_MOST_BYTES))
+    except (OSError, PeerError) as error:
+        raise InvalidParameters(f"{path} holds no configuration of two servers: {error}") from None
+    yield f"task {shown.task!r}, suite {shown.suite.value}, {shown.mode.name.lower()}; T0 {shown.context.digest.hex()}"
+    yield f"authority {shown.authority.hex()}"
+    yield from (f"server {index} signs with {key.hex()}" for index, key in enumerate(shown.server_keys))
+    yield f"{shown.minimum_cohort} to {shown.maximum_cohort} clients of weight {', '.join(map(str, shown.weights))}; "
+    yield f"{shown.maximum_rejections} may be rejected; {lanes_of(shown)} counters and ring elements"
+    yield f"expires {datetime.fromtimestamp(shown.expiry, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -1,1 +1,0 @@
-"""``secagg serve``, ``secagg contribute`` and ``secagg tunnel``: sums over HTTP, and TLS between operators."""

@@ -1,1 +1,0 @@
-"""Files of identities, and of the pair of servers."""
