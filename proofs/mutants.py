@@ -30,8 +30,8 @@ import ring_kernels
 import terms
 from secagg.crypto import ring
 from secagg.protocols.one_message.lattice import coefficients
-from secagg.protocols.two_servers.lanes import fields as lane_field
-from secagg.protocols.two_servers.point_functions import kernels as point_function
+from secagg.protocols.two_servers.point_functions import lanes as lane_field
+from secagg.protocols.two_servers.point_functions import shares as point_function
 from terms import Answer, Question
 
 WIDTHS: Final = (1, 13, 64)
@@ -70,13 +70,13 @@ EXPLAINED: Final[Mapping[str, str]] = {
         "an odd number takes one lane twice, and `or` does not mind"
     ),
     "secagg.crypto.ring._shifted: 0 to 1 in line 2": "a shift by 0 to the right is one to the left",
-    "secagg.protocols.two_servers.point_functions.kernels.root_into: BitXor to BitOr in line 3": (
+    "secagg.protocols.two_servers.point_functions.shares.root_into: BitXor to BitOr in line 3": (
         "the bit was cleared before"
     ),
-    "secagg.protocols.two_servers.point_functions.kernels.correction_of: BitXor to BitOr in line 14": (
+    "secagg.protocols.two_servers.point_functions.shares.correction_of: BitXor to BitOr in line 14": (
         "the lowest bit of the seed was cleared before"
     ),
-    "secagg.protocols.two_servers.lanes.fields.reduce: 2 to 3 in line 8": "more steps to the same remainder",
+    "secagg.protocols.two_servers.point_functions.lanes.reduce: 2 to 3 in line 8": "more steps to the same remainder",
     "secagg.protocols.one_message.lattice.coefficients.field_of: Add to BitOr in line 4": (
         "there are two words, and a field that begins in the second one ends there"
     ),

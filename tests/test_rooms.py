@@ -50,7 +50,7 @@ PROTOCOLS = ("pairwise_mask", "enclave", "two_servers", "one_message", "coded_ma
 LISTENING = {
     "secagg.protocols.enclave.trusted.__main__",
     "secagg.protocols.enclave.trusted.process",
-    "secagg.protocols.two_servers.operators.process",
+    "secagg.protocols.two_servers.process",
 }
 """What still has sockets of its own inside of a protocol."""
 PRIVATE = re.compile(r"\bimport (\([^)]*|[^(\n]*)\b_[A-Za-z]")

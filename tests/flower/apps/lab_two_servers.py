@@ -23,7 +23,7 @@ from secagg.flower.app import server_grid
 from secagg.identifiers import ClientId
 from secagg.platforms.keys.identities import make_identities
 from secagg.platforms.keys.server_pair import make_trial_pair
-from secagg.protocols.two_servers.operators.process import PeerLink
+from secagg.protocols.two_servers.process import PeerLink
 from secagg.session.ledger import SpentUpdates
 
 READY_SECONDS = 60
