@@ -143,14 +143,14 @@ ROOMS: Final = (
         ),
     ),
     Room(
-        "enclave: releases, buffers, ledger",
-        _in("protocols/enclave", "trusted/buffer.py", "trusted/upload_keys.py", "ledger.py"),
+        "enclave: releases, buffers, messages",
+        _in("protocols/enclave", "trusted/buffer.py", "trusted/messages.py"),
         (
             "tests/protocols/enclave/test_buffer.py",
             "tests/protocols/enclave/test_client.py",
+            "tests/protocols/enclave/test_messages.py",
             "tests/adversaries/test_enclave_memory.py",
             "tests/adversaries/test_enclave_releases.py",
-            "tests/session/test_ledger.py",
         ),
         (*_ENCLAVE_ATTACKS, "tests/protocols/enclave/test_enclave.py"),
         models=("enclave: as released",),
@@ -387,11 +387,10 @@ ROOMS: Final = (
         _in(
             "protocols/enclave",
             "client.py",
-            "budget.py",
             "floors.py",
+            "plan.py",
             "server.py",
             "session.py",
-            "verified_enclave.py",
         ),
         (
             *_in(
@@ -399,10 +398,12 @@ ROOMS: Final = (
                 "test_client.py",
                 "test_enclave.py",
                 "test_hostile_host.py",
+                "test_plan.py",
                 "test_privacy.py",
                 "test_verified_enclave.py",
             ),
             "tests/adversaries/test_enclave_releases.py",
+            "tests/session/test_ledger.py",
             *_ENCLAVE_ATTACKS,
         ),
     ),

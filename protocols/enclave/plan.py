@@ -1,4 +1,8 @@
-"""Plan of an epoch from a platform's settings, with noise in proportion to what it protects; and the cost of a sum."""
+"""Plan of an epoch from a platform's settings, with noise in proportion to what it protects; epsilons and costs.
+
+Sensitivities follow from the configuration alone: from its bounds, its codebooks and its weights. The enclave draws
+the noise and does not need this; a client does, before it seals.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +13,22 @@ from decimal import ROUND_DOWN
 from fractions import Fraction
 from typing import Final
 
-from secagg.contract.codewords import Tables
+from secagg.contract.codewords import Tables, require_tables
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.ring import require_capacity
 from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.identifiers import CLIENT_ID_BYTES
 from secagg.parameters import LEAST_COHORT, Suite
-from secagg.privacy.kinds import NoiseKind
+from secagg.privacy.accounting import ReleasePart, epsilon
+from secagg.privacy.kinds import NoiseKind, require_delta
 from secagg.privacy.rounding import room_for_noise, rounded_root
-from secagg.privacy.sensitivity import Adjacency, of_vector
+from secagg.privacy.sensitivity import Adjacency, of_decoded_sum, of_histogram, of_vector
 from secagg.session.certificates import IDENTITY_KEY_BYTES, Authority
 from secagg.session.costs import AES_BLOCK_BYTES, Costs, Work, mask_cipher_calls, ring_length
 from secagg.session.roles import Subject
 from secagg.wire import HEADER_BYTES
 
-from .budget import squared_sensitivities
 from .client import VECTOR_NONCE_BYTES, Invitation
 from .trusted.configuration import NO_AUTHORITY, Accumulation, EnclaveConfiguration, Noise, ReleaseForm
 from .trusted.messages import (
@@ -154,7 +158,7 @@ class EnclaveSettings:
             )
 
 
-# --- What it costs ----------------------------------------------------------------------------------------------------
+# --- Costs ------------------------------------------------------------------------------------------------------------
 
 
 def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
@@ -198,3 +202,82 @@ def _invitation(configuration: EnclaveConfiguration) -> bytes:
     )
     attested = encode_attested_offer(offer, SIMULATED, b"")
     return Invitation(configuration.encode(), attested, 0, bytes(DIGEST_BYTES), True).encode()  # noqa: FBT003 -- is_short
+
+
+# --- The worth of a configuration's noise -----------------------------------------------------------------------------
+
+
+def squared_sensitivities(  # noqa: PLR0913, PLR0917 -- what a release depends on
+    layout: Layout,
+    form: ReleaseForm,
+    tables: Tables,
+    weight: int,
+    l2_bounds: tuple[int, ...],
+    adjacency: Adjacency,
+) -> Iterator[int]:
+    """Return, for each released segment, how much one client moves it at most: the L2 norm squared, in integer steps.
+
+    Args:
+        weight: the largest that one upload can count.
+        l2_bounds: for each ring segment, the largest norm of a client's own values.
+    """
+    rings = sum(isinstance(segment, RingSegment) for segment in layout.segments)
+    if len(l2_bounds) != rings:
+        raise InvalidParameters(f"{rings} ring segments need as many L2 bounds; got {len(l2_bounds)}")
+    if form is ReleaseForm.DECODED_SUM:
+        require_tables(layout, tables)
+    bounds, counted = iter(l2_bounds), iter(tables)
+    for segment in layout.segments:
+        match segment, form:
+            case RingSegment(), _:
+                yield of_vector(next(bounds), weight, adjacency)
+            case IndexSegment(), ReleaseForm.HISTOGRAM:
+                yield of_histogram(segment.blocks, weight, adjacency)
+            case IndexSegment(), ReleaseForm.DECODED_SUM:
+                for table in next(counted):
+                    yield of_decoded_sum([(table.blocks, table.entries)], weight, adjacency)
+
+
+def epsilon_of(
+    configuration: EnclaveConfiguration,
+    delta: float,
+    adjacency: Adjacency = Adjacency.REPLACE,
+    *,
+    releases: int | None = None,
+) -> float:
+    """Return the epsilon of all releases that one client may be in under this configuration.
+
+    Args:
+        releases: how many, where that is not what one epoch allows: a client's own limit, over all epochs.
+    Raises:
+        InvalidParameters: it adds no noise, or the extra ``dp`` is not installed.
+    """
+    noise = configuration.noise
+    if noise is None:
+        raise InvalidParameters("a configuration without noise has no epsilon; a sum can tell everything of a client")
+    weight = configuration.maximum_weight * max(configuration.staleness_weights)
+    what = (configuration.layout, configuration.form, configuration.tables)
+    sensitivities = squared_sensitivities(*what, weight, noise.l2_bounds, adjacency)
+    parts = [
+        ReleasePart(l2_squared=squared, l1=None, variance=variance)
+        for squared, variance in zip(sensitivities, noise.variances, strict=True)
+    ]
+    return epsilon(noise.kind, parts, releases or noise.releases_per_client, delta)
+
+
+@dataclass(frozen=True, slots=True)
+class PrivacyFloor:
+    """The differential privacy that a client asks for over all uploads of a task; its ledger then needs a limit."""
+
+    epsilon: float
+    delta: float
+    adjacency: Adjacency = Adjacency.REPLACE
+
+    def __post_init__(self) -> None:
+        # Written so that NaN is refused too.
+        if type(self.epsilon) not in (float, int) or not self.epsilon > 0:
+            raise InvalidParameters(f"epsilon is a number above 0; got {self.epsilon!r}")
+        require_delta(self.delta)
+
+    def holds(self, configuration: EnclaveConfiguration, releases: int | None) -> bool:
+        return epsilon_of(configuration, self.delta, self.adjacency, releases=releases) <= self.epsilon

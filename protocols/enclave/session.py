@@ -16,17 +16,14 @@ from secagg.session.registry import Clock
 from secagg.session.roles import LateUpdate, Subject
 
 from .attestation import Collateral, Evidence, Policy, Verifier
-from .client import Client, stamp_of
+from .client import Client, Judge, Judgement, SealLedger, VerifiedEnclave, stamp_of
 from .floors import EnclaveFloors
-from .ledger import SealLedger
 from .plan import EnclaveSettings
-from .remote_enclave import decode_attested_offer
+from .remote_enclave import SimulatedEvidence, decode_attested_offer
 from .server import EnclaveConnection, Server
 from .trusted.configuration import EnclaveConfiguration
 from .trusted.messages import EnclaveOffer
 from .trusted.process import SIMULATED, encode_attested_offer
-from .unattested import SimulatedEvidence
-from .verified_enclave import Judge, Judgement, VerifiedEnclave
 
 # --- The host ---------------------------------------------------------------------------------------------------------
 

@@ -14,13 +14,13 @@ from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 from secagg.session.simulated_keys import SimulatedKeys
 
+from .client import SealLedger
 from .floors import EnclaveFloors
-from .ledger import SealLedger
 from .plan import EnclaveSettings, costs
+from .remote_enclave import SimulatedEnclave, SimulatedJudge
 from .server import STAGE, Server
 from .session import EnclaveHelpers, EnclaveMember, open_session
 from .trusted.configuration import Accumulation, ReleaseForm
-from .unattested import SimulatedEnclave, SimulatedJudge
 
 
 def describe(session: Server) -> tuple[str, ...]:
