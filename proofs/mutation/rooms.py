@@ -121,7 +121,7 @@ _OTHER_SESSIONS: Final = (*_OTHER_PROTOCOLS[1:], "[one message")
 ROOMS: Final = (
     Room(
         "one message: holders",
-        _in("protocols/one_message", "holder.py", "journal.py", "epoch.py", "parameters.py"),
+        _in("protocols/one_message", "holder.py", "journal.py", "parameters.py"),
         _ONE_MESSAGE_TESTS,
         models=(
             "one message: certified, 3 holders, two rounds",
@@ -339,7 +339,7 @@ ROOMS: Final = (
             "floors.py",
             "configuration.py",
             "tally.py",
-            "recovery.py",
+            "opening.py",
             "messages.py",
             "requests.py",
             "session.py",
@@ -348,6 +348,7 @@ ROOMS: Final = (
             *_ONE_MESSAGE_TESTS,
             "tests/protocols/one_message/test_limits.py",
             "tests/protocols/one_message/test_recovery.py",
+            "tests/protocols/one_message/lattice/test_masks.py",
             "tests/adversaries/test_one_message_crafted_lies.py",
             "tests/adversaries/test_privacy_budgets.py",
             "tests/protocols/test_declared_messages.py",
@@ -363,7 +364,6 @@ ROOMS: Final = (
             "protocols/coded_mask",
             "client.py",
             "configuration.py",
-            "field.py",
             "floors.py",
             "server.py",
             "session.py",

@@ -12,7 +12,7 @@ import pytest
 from secagg.contract import Layout, RingSegment
 from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
 from secagg.identifiers import ClientId
-from secagg.protocols.one_message.epoch import EpochRecord
+from secagg.protocols.one_message.configuration import EpochRecord
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.session import Server
