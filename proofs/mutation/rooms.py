@@ -364,6 +364,7 @@ ROOMS: Final = (
             "protocols/coded_mask",
             "client.py",
             "configuration.py",
+            "field.py",
             "floors.py",
             "server.py",
             "session.py",

@@ -15,7 +15,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Secret
 from secagg.errors import PeerMisbehaved
-from secagg.protocols.coded_mask import configuration as coded_mask
+from secagg.protocols.coded_mask import field as coded_mask
 from secagg.protocols.one_message import opening
 from secagg.protocols.one_message.parameters import Parameters, ThresholdRule, Values
 from secagg.protocols.one_message.session import choose_committee, plan

@@ -27,21 +27,8 @@ from secagg.errors import (
 from secagg.identifiers import ClientId, ServerId
 from secagg.wire import MessageKind, message_kind
 
-from .configuration import (
-    ELEMENT_BYTES,
-    FIELD,
-    Configuration,
-    Vector,
-    decode_entries,
-    decode_vector,
-    encode_body,
-    encode_entries,
-    encode_vector,
-    pieces_of,
-    roster_digest,
-    sealing_info,
-    uniform,
-)
+from .configuration import Configuration, decode_entries, encode_body, encode_entries, roster_digest, sealing_info
+from .field import ELEMENT_BYTES, FIELD, Vector, decode_vector, encode_vector, pieces_of, uniform
 
 if TYPE_CHECKING:
     from secagg.session.roles import LateUpdate, Subject

@@ -1,129 +1,25 @@
-"""Configuration of one sum, its messages, and the code over the integers modulo 2^31 - 1 that cuts masks into pieces.
-
-Each message begins with T0, so none is another sum's. A mask is U - T vectors; T uniform ones are added, and a
-polynomial of degree below U takes these U values at the points -1, -2, ..., -U. Client j's piece is its value at j + 1.
-Any U pieces give the mask back, and any T pieces are uniform.
-
-Implements: [SHY+22] §4.1, the T-private MDS code, as Lagrange interpolation.
-"""
+"""Configuration of one sum, shared by its parties, and its messages: each begins with T0, so none is another sum's."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-import numpy.typing as npt
-
 from secagg.contract.layout import Layout, RingSegment
-from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import require_capacity
-from secagg.crypto.secret import draw_exactly, overwrite
-from secagg.errors import (
-    UNDECIDED,
-    InvalidParameters,
-    MalformedMessage,
-    Misuse,
-    PeerMisbehaved,
-    Reason,
-    UnexpectedMessage,
-    require_length,
-)
+from secagg.errors import UNDECIDED, InvalidParameters, MalformedMessage, PeerMisbehaved, Reason, UnexpectedMessage
 from secagg.identifiers import CLIENT_ID_BYTES, CONTEXT_BYTES, AttemptContext, ClientId
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.wire import MessageKind, Reader, Writer
 
+from .field import FIELD
+
 if TYPE_CHECKING:
     from secagg.session.roles import Subject
-
-# --- The code ---------------------------------------------------------------------------------------------------------
-
-FIELD: Final = 2**31 - 1
-ELEMENT_BYTES: Final = 4
-_WORD: Final = np.dtype("<u4")
-_SLACK: Final = 16
-"""One word in 2^31 is passed over; of 2^28, more than 16 are with a chance below 2^-90."""
-
-Vector = npt.NDArray[np.int64]
-
-
-def uniform(count: int, coins: Coins) -> Vector:
-    """Draw elements: 31 bits of a word each, but for the one word in 2^31 that is the modulus."""
-    drawn = draw_exactly(ELEMENT_BYTES * (count + _SLACK), coins)
-    words = np.frombuffer(drawn, _WORD) & np.uint32(FIELD)
-    kept: Vector = words[words != FIELD][:count].astype(np.int64)
-    words[:] = 0
-    overwrite(drawn)
-    if kept.size < count:
-        raise Misuse("the coins are not uniform; repair their draw()")
-    return kept
-
-
-def encode_vector(vector: Vector) -> bytes:
-    """Return elements as words of 32 bits."""
-    return vector.astype(_WORD).tobytes()
-
-
-def decode_vector(data: bytes | bytearray | memoryview, count: int) -> Vector:
-    """Read elements from their one encoding."""
-    require_length(f"a vector of {count} elements", len(data), ELEMENT_BYTES * count)
-    vector: Vector = np.frombuffer(data, _WORD).astype(np.int64)
-    if vector.size and int(vector.max()) >= FIELD:
-        raise MalformedMessage("a word is not below 2^31 - 1", reason=Reason.SHARE_OUT_OF_RANGE)
-    return vector
-
-
-def pieces_of(parts: Vector, clients: int) -> Vector:
-    """Return a piece for each client, of U rows; the last T rows are uniform."""
-    return _combined(_lagrange(_slots(parts.shape[0]), tuple(range(1, clients + 1))), parts)
-
-
-def mask_from(pieces: Vector, positions: Sequence[int], count: int) -> Vector:
-    """Return the first ``count`` rows from the pieces of U clients."""
-    return _combined(_lagrange(tuple(position + 1 for position in positions), _slots(count)), pieces)
-
-
-def _slots(count: int) -> tuple[int, ...]:
-    return tuple(-slot % FIELD for slot in range(1, count + 1))
-
-
-def _combined(matrix: tuple[tuple[int, ...], ...], rows: Vector) -> Vector:
-    result = np.zeros((len(matrix), rows.shape[1]), np.int64)
-    for index, factors in enumerate(matrix):
-        for factor, row in zip(factors, rows, strict=True):
-            result[index] += factor * row % FIELD
-    return result % FIELD
-
-
-@lru_cache(maxsize=8)
-def _lagrange(sources: tuple[int, ...], targets: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Return what takes a polynomial's values at the sources to its values at the targets, a row for each."""
-    scales = list[int]()
-    for source in sources:
-        bottom = 1
-        for other in sources:
-            if other != source:
-                bottom = bottom * (source - other) % FIELD
-        scales.append(pow(bottom, -1, FIELD))
-    rows = list[tuple[int, ...]]()
-    for target in targets:
-        top = 1
-        for source in sources:
-            top = top * (target - source) % FIELD
-        rows.append(
-            tuple(
-                top * pow(target - source, -1, FIELD) * scale % FIELD
-                for source, scale in zip(sources, scales, strict=True)
-            )
-        )
-    return tuple(rows)
-
-
-# --- The configuration ------------------------------------------------------------------------------------------------
 
 DIGEST_BYTES: Final = 32
 NONCE_BYTES: Final = 16

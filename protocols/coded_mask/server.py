@@ -17,17 +17,8 @@ from secagg.session.roles import Released, Stage
 from secagg.session.stages import Checked, StagedServerSession
 from secagg.wire import MessageKind
 
-from .configuration import (
-    ELEMENT_BYTES,
-    FIELD,
-    Configuration,
-    Vector,
-    decode_body,
-    decode_entries,
-    decode_vector,
-    encode_entries,
-    mask_from,
-)
+from .configuration import Configuration, decode_body, decode_entries, encode_entries
+from .field import ELEMENT_BYTES, FIELD, Vector, decode_vector, mask_from
 
 Content = bytes | dict[ClientId, bytes] | Vector
 """Content of an answer: a key, sealed pieces, or a masked input or the sum of pieces."""

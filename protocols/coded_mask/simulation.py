@@ -17,7 +17,8 @@ from secagg.session.ledger import SpentUpdates
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 
-from .configuration import ELEMENT_BYTES, MAXIMUM_CLIENTS, NONCE_BYTES
+from .configuration import MAXIMUM_CLIENTS, NONCE_BYTES
+from .field import ELEMENT_BYTES
 from .floors import Floors
 from .server import STAGES, Server
 from .session import CodedMaskHelpers, CodedMaskMember, CodedMaskSettings, open_session

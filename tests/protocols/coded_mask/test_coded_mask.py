@@ -28,13 +28,15 @@ from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.coded_mask.client import Client, elements_of
 from secagg.protocols.coded_mask.configuration import (
-    FIELD,
     Configuration,
     decode_body,
     decode_entries,
-    decode_vector,
     encode_body,
     encode_entries,
+)
+from secagg.protocols.coded_mask.field import (
+    FIELD,
+    decode_vector,
     encode_vector,
     mask_from,
     pieces_of,
