@@ -26,7 +26,7 @@ BUDGETS = {
     "secagg/conformance": 2_185,
     "compression": 5_314,
     "protocols/pairwise_mask": 6_105,
-    "protocols/enclave": 5_860,
+    "protocols/enclave": 5_845,
     "protocols/two_servers": 6_855,
     "protocols/one_message": 5_715,
     "protocols/coded_mask": 1_095,

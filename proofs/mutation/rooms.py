@@ -389,7 +389,6 @@ ROOMS: Final = (
             "protocols/enclave",
             "client.py",
             "floors.py",
-            "plan.py",
             "server.py",
             "session.py",
         ),

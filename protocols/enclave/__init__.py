@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from .client import Judgement as Judgement
     from .client import SealLedger as SealLedger
     from .floors import EnclaveFloors as EnclaveFloors
-    from .plan import EnclaveSettings as EnclaveSettings
-    from .plan import epsilon_of as epsilon_of
     from .remote_enclave import RemoteEnclave as RemoteEnclave
     from .remote_enclave import SimulatedEnclave as SimulatedEnclave
     from .remote_enclave import SimulatedEvidence as SimulatedEvidence
@@ -28,7 +26,9 @@ if TYPE_CHECKING:
     from .server import Server as Server
     from .session import EnclaveHelpers as EnclaveHelpers
     from .session import EnclaveMember as EnclaveMember
+    from .session import EnclaveSettings as EnclaveSettings
     from .session import HardwareJudge as HardwareJudge
+    from .session import epsilon_of as epsilon_of
     from .session import open_session as open_session
     from .trusted.__main__ import serve_simulated as serve_simulated
     from .trusted.configuration import Accumulation as Accumulation
@@ -41,10 +41,9 @@ else:
             "attestation": "EvidenceFormat PinnedMeasurement Policy Verifier",
             "client": "Judge Judgement SealLedger",
             "floors": "EnclaveFloors",
-            "plan": "EnclaveSettings epsilon_of",
             "remote_enclave": "RemoteEnclave SimulatedEnclave SimulatedEvidence SimulatedJudge",
             "server": "Server",
-            "session": "EnclaveHelpers EnclaveMember HardwareJudge open_session",
+            "session": "EnclaveHelpers EnclaveMember EnclaveSettings HardwareJudge epsilon_of open_session",
             "trusted.__main__": "serve_simulated",
             "trusted.configuration": "Accumulation ReleaseForm",
             "trusted.enclave": "DEFAULT_MEMORY_BYTES",

@@ -16,10 +16,9 @@ from secagg.session.simulated_keys import SimulatedKeys
 
 from .client import SealLedger
 from .floors import EnclaveFloors
-from .plan import EnclaveSettings, costs
 from .remote_enclave import SimulatedEnclave, SimulatedJudge
 from .server import STAGE, Server
-from .session import EnclaveHelpers, EnclaveMember, open_session
+from .session import EnclaveHelpers, EnclaveMember, EnclaveSettings, costs, open_session
 from .trusted.configuration import Accumulation, ReleaseForm
 
 

@@ -26,7 +26,7 @@ from secagg.contract.codewords import CodewordTable
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import CapacityExceeded, InvalidParameters, Reason
 from secagg.identifiers import ClientId
-from secagg.protocols.enclave.plan import EnclaveSettings
+from secagg.protocols.enclave.session import EnclaveSettings
 from secagg.protocols.enclave.trusted import enclave as trusted
 from secagg.protocols.enclave.trusted.configuration import (
     Accumulation,

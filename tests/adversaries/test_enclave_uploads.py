@@ -43,7 +43,7 @@ from secagg.errors import UNDECIDED, AuthenticationFailed, MalformedMessage, Pee
 from secagg.identifiers import AttemptContext, ClientId, Party, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.enclave.client import Upload, vector_digest
-from secagg.protocols.enclave.plan import EnclaveSettings, PrivacyFloor
+from secagg.protocols.enclave.session import EnclaveSettings, PrivacyFloor
 from secagg.protocols.enclave.simulation import EnclaveSimulation
 from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.buffer import ReleaseRules

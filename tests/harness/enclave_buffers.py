@@ -30,10 +30,9 @@ from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave.client import Client, SealLedger, Upload, VerifiedEnclave, vector_digest
 from secagg.protocols.enclave.floors import EnclaveFloors
-from secagg.protocols.enclave.plan import EnclaveSettings, PrivacyFloor
 from secagg.protocols.enclave.remote_enclave import SimulatedEnclave, SimulatedJudge
 from secagg.protocols.enclave.server import EnclaveConnection, Server
-from secagg.protocols.enclave.session import EnclaveMember
+from secagg.protocols.enclave.session import EnclaveMember, EnclaveSettings, PrivacyFloor
 from secagg.protocols.enclave.trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm
 from secagg.protocols.enclave.trusted.messages import (
     ModelStamp,
