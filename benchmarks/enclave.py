@@ -28,15 +28,12 @@ from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.planning.paper import CELEBA, FEMNIST_3_CHANNEL
-from secagg.protocols.enclave.client import Client, Upload
+from secagg.protocols.enclave.client import Client, SealLedger, Upload, VerifiedEnclave
 from secagg.protocols.enclave.floors import EnclaveFloors
-from secagg.protocols.enclave.ledger import SealLedger
-from secagg.protocols.enclave.plan import EnclaveSettings
-from secagg.protocols.enclave.session import EnclaveMember
+from secagg.protocols.enclave.remote_enclave import SimulatedEnclave, SimulatedJudge
+from secagg.protocols.enclave.session import EnclaveMember, EnclaveSettings
 from secagg.protocols.enclave.trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm
 from secagg.protocols.enclave.trusted.messages import ModelStamp
-from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedJudge
-from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
 from secagg.session.certificates import Authority, SigningKey, issue_certificate
 from secagg.session.roles import Subject
 

@@ -25,12 +25,16 @@ from figures import Figure, best_seconds
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.identifiers import AttemptContext, ClientId, ServerId
-from secagg.protocols.two_servers.lanes.extension_field import float_type
-from secagg.protocols.two_servers.lanes.fields import LaneField
-from secagg.protocols.two_servers.one_hot.check import OneHotVerifier, RoundChallenges
-from secagg.protocols.two_servers.one_hot.proof import Assignments, prove
-from secagg.protocols.two_servers.one_hot.statement import CheckShape, OneHotShare, UploadContext
 from secagg.protocols.two_servers.point_functions.generation import generate_shares
+from secagg.protocols.two_servers.point_functions.lanes import LaneField, float_type
+from secagg.protocols.two_servers.point_functions.one_hot_check import OneHotVerifier, RoundChallenges
+from secagg.protocols.two_servers.point_functions.one_hot_proof import (
+    Assignments,
+    CheckShape,
+    OneHotShare,
+    UploadContext,
+    prove,
+)
 from secagg.protocols.two_servers.point_functions.shape import RUN_BLOCKS, PointFunctionShape
 
 BLOCKS = 100_000

@@ -19,12 +19,10 @@ from secagg.crypto.mask_expansion import expand
 from secagg.crypto.ring import Ring, RingVector
 from secagg.crypto.secret import Secret
 from secagg.protocols.one_message.holder import HeldShare, open_share, summed
-from secagg.protocols.one_message.lattice.masks import EpochRing
-from secagg.protocols.one_message.lattice.opening import Accumulator, Opening, SumOfSecrets
-from secagg.protocols.one_message.lattice.values import Values
-from secagg.protocols.one_message.parameters import Parameters, ThresholdRule
-from secagg.protocols.one_message.plan import choose_committee, plan
-from secagg.protocols.one_message.recovery import recovered
+from secagg.protocols.one_message.masks import EpochRing
+from secagg.protocols.one_message.opening import Accumulator, Opening, SumOfSecrets, recovered
+from secagg.protocols.one_message.parameters import Parameters, ThresholdRule, Values
+from secagg.protocols.one_message.session import choose_committee, plan
 from secagg.protocols.one_message.sharing import Dealing, deal
 
 LENGTH = 1 << 20

@@ -12,10 +12,10 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from figures import Figure, best_seconds
 from secagg.crypto.entropy import SystemCoins
 from secagg.identifiers import ClientId
-from secagg.protocols.two_servers.lanes.fields import LaneField, LaneGroup, RingLanes
+from secagg.protocols.two_servers.opened_upload import HistogramShare
 from secagg.protocols.two_servers.point_functions.generation import generate_shares
+from secagg.protocols.two_servers.point_functions.lanes import LaneField, LaneGroup, RingLanes
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape
-from secagg.protocols.two_servers.point_functions.sums import HistogramShare
 
 BLOCKS = 100_000
 ROUNDS = 12

@@ -24,8 +24,8 @@ import numpy as np
 
 from secagg.planning.seconds import layout_for, run_session
 from secagg.protocols.one_message import OneMessageCut
-from secagg.protocols.one_message.lattice.values import Values
-from secagg.protocols.one_message.plan import choose_committee, plan
+from secagg.protocols.one_message.parameters import Values
+from secagg.protocols.one_message.session import choose_committee, plan
 from secagg.scale.engines import Engine, open_engine
 from secagg.scale.storage import Objects, Task
 from secagg.session.registry import find

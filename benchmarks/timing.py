@@ -32,9 +32,9 @@ from secagg.privacy.noise_table import add_noise_into
 from secagg.privacy.rounding import rounded, rounded_norm
 from secagg.protocols.enclave.trusted.configuration import Accumulation
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
-from secagg.protocols.one_message.lattice.gaussian import Sampler
-from secagg.protocols.two_servers.lanes.fields import RingLanes
+from secagg.protocols.one_message.lattice import Sampler
 from secagg.protocols.two_servers.point_functions.generation import generate_shares
+from secagg.protocols.two_servers.point_functions.lanes import RingLanes
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.timed_classes import COPIES, Timed, timed

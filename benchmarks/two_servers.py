@@ -25,12 +25,11 @@ from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
 from secagg.protocols.two_servers.floors import IndexingFloors
-from secagg.protocols.two_servers.one_hot.check import OneHotVerifier, RoundChallenges
-from secagg.protocols.two_servers.one_hot.proof import prove
-from secagg.protocols.two_servers.one_hot.statement import OneHotProof, UploadContext
+from secagg.protocols.two_servers.opened_upload import HistogramShare
 from secagg.protocols.two_servers.point_functions.generation import ServerShare, generate_shares
+from secagg.protocols.two_servers.point_functions.one_hot_check import OneHotVerifier, RoundChallenges
+from secagg.protocols.two_servers.point_functions.one_hot_proof import OneHotProof, UploadContext, prove
 from secagg.protocols.two_servers.point_functions.shares import ExplicitShare
-from secagg.protocols.two_servers.point_functions.sums import HistogramShare
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.session.certificates import SigningKey, issue_certificate
 from tests.harness.indexing_rounds import SharingClient

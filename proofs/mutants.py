@@ -29,9 +29,9 @@ import point_function_kernels as tree
 import ring_kernels
 import terms
 from secagg.crypto import ring
-from secagg.protocols.one_message.lattice import coefficients
-from secagg.protocols.two_servers.lanes import fields as lane_field
-from secagg.protocols.two_servers.point_functions import kernels as point_function
+from secagg.protocols.one_message import masks
+from secagg.protocols.two_servers.point_functions import lanes as lane_field
+from secagg.protocols.two_servers.point_functions import shares as point_function
 from terms import Answer, Question
 
 WIDTHS: Final = (1, 13, 64)
@@ -63,36 +63,32 @@ KERNELS: Final[Mapping[ModuleType, tuple[str, ...]]] = {
         "spread",
     ),
     lane_field: ("wraps", "reduce_once", "add", "subtract", "reduce", "field_correction", "ring_correction"),
-    coefficients: one_message_kernels.NAMES,
+    masks: one_message_kernels.NAMES,
 }
 EXPLAINED: Final[Mapping[str, str]] = {
     "secagg.crypto.ring.pack_group: Add to BitOr in line 9": (
         "an odd number takes one lane twice, and `or` does not mind"
     ),
     "secagg.crypto.ring._shifted: 0 to 1 in line 2": "a shift by 0 to the right is one to the left",
-    "secagg.protocols.two_servers.point_functions.kernels.root_into: BitXor to BitOr in line 3": (
+    "secagg.protocols.two_servers.point_functions.shares.root_into: BitXor to BitOr in line 3": (
         "the bit was cleared before"
     ),
-    "secagg.protocols.two_servers.point_functions.kernels.correction_of: BitXor to BitOr in line 14": (
+    "secagg.protocols.two_servers.point_functions.shares.correction_of: BitXor to BitOr in line 14": (
         "the lowest bit of the seed was cleared before"
     ),
-    "secagg.protocols.two_servers.lanes.fields.reduce: 2 to 3 in line 8": "more steps to the same remainder",
-    "secagg.protocols.one_message.lattice.coefficients.field_of: Add to BitOr in line 4": (
+    "secagg.protocols.two_servers.point_functions.lanes.reduce: 2 to 3 in line 8": "more steps to the same remainder",
+    "secagg.protocols.one_message.masks.field_of: Add to BitOr in line 4": (
         "there are two words, and a field that begins in the second one ends there"
     ),
-    "secagg.protocols.one_message.lattice.coefficients.field_of: Add to Sub in line 5": (
-        "of two words the last is the second"
-    ),
-    "secagg.protocols.one_message.lattice.coefficients.field_of: Add to BitOr in line 5": (
+    "secagg.protocols.one_message.masks.field_of: Add to Sub in line 5": ("of two words the last is the second"),
+    "secagg.protocols.one_message.masks.field_of: Add to BitOr in line 5": (
         "a field goes on from the first word alone"
     ),
-    "secagg.protocols.one_message.lattice.coefficients.round_off: 64 to 65 in line 8": (
-        "64 bits and more are a whole word"
-    ),
-    "secagg.protocols.one_message.lattice.coefficients.center: 64 to 65 in line 2": (
+    "secagg.protocols.one_message.masks.round_off: 64 to 65 in line 8": ("64 bits and more are a whole word"),
+    "secagg.protocols.one_message.masks.center: 64 to 65 in line 2": (
         "each word takes its own 64 bits of the offset, and what is above all words is taken by none"
     ),
-    "secagg.protocols.one_message.lattice.coefficients.center: 64 to 65 in line 4": (
+    "secagg.protocols.one_message.masks.center: 64 to 65 in line 4": (
         "the offset is not negative and below 2^64, so that no word takes more"
     ),
 }
@@ -158,7 +154,7 @@ def _questions(module: ModuleType, names: Mapping[str, Any]) -> Iterator[Callabl
                 for width in WIDTHS:
                     yield partial(statement, names, width)
         return
-    if module is coefficients:
+    if module is masks:
         for cases in one_message_kernels.CASES.values():
             for stated, case in cases:
                 yield partial(stated, names, case)

@@ -42,8 +42,8 @@ from secagg.protocols.pairwise_mask.client import CLIENT_TRANSITIONS, ClientStat
 from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.two_servers.configuration import SharingMode
 from secagg.protocols.two_servers.offers import RoundStamp
-from secagg.protocols.two_servers.one_hot.check import RoundChallenges
 from secagg.protocols.two_servers.opened_upload import PointFunctionExchange
+from secagg.protocols.two_servers.point_functions.one_hot_check import RoundChallenges
 from secagg.protocols.two_servers.server_messages import AcceptedList
 from secagg.protocols.two_servers.upload import SharedIndices, UploadHeader
 from secagg.session.certificates import issue_certificate

@@ -21,7 +21,7 @@ from secagg.protocols.pairwise_mask.rounds3_4_unmasking import (
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
 from secagg.protocols.two_servers.offers import Invitation as TwoServersInvitation
 from secagg.protocols.two_servers.offers import RoundOffers, ServerOffer
-from secagg.protocols.two_servers.one_hot.check import OneHotCommitment
+from secagg.protocols.two_servers.point_functions.one_hot_check import OneHotCommitment
 from secagg.protocols.two_servers.server_keys import OperatorKeys
 from secagg.protocols.two_servers.server_messages import AcceptedList, BatchRequest, Beginning, OutputCommitment
 from secagg.protocols.two_servers.upload import Upload

@@ -259,7 +259,7 @@ def test_a_changed_file_is_named_with_the_claims_to_review(tree: Path) -> None:
 
 
 def test_a_new_file_and_one_that_is_gone_are_changes_too(tree: Path) -> None:
-    new, old = tree / "protocols" / "enclave" / "unheard_of.py", tree / "protocols" / "enclave" / "budget.py"
+    new, old = tree / "protocols" / "enclave" / "unheard_of.py", tree / "protocols" / "enclave" / "session.py"
     kept = old.read_bytes()
     try:
         new.write_text('"""Nobody reviewed this."""\n', encoding="utf-8")
@@ -270,7 +270,7 @@ def test_a_new_file_and_one_that_is_gone_are_changes_too(tree: Path) -> None:
         old.write_bytes(kept)
     assert status == 1
     assert "protocols/enclave/unheard_of.py: " in told
-    assert "protocols/enclave/budget.py (gone): " in told
+    assert "protocols/enclave/session.py (gone): " in told
 
 
 def test_a_claim_about_a_file_that_is_gone_is_red_in_words(tree: Path) -> None:

@@ -1,4 +1,4 @@
-(* The one-hot check of protocols/two_servers/one_hot/check.py, as the two servers'  *)
+(* The one-hot check of point_functions/one_hot_check.py, as the two servers'         *)
 (* shares add up: whoever fixed his rows before the challenges were drawn, and his    *)
 (* polynomials before the query point was, passes with rows that are not all unit     *)
 (* vectors for at most 4 / |F| + 2 G / |T| of the challenges and query points.        *)
@@ -76,7 +76,7 @@ Variable column : 'I_columns -> F.
 
 Definition is_unit (block : 'I_codewords -> F) := exists a, forall j, block j = (j == a)%:R.
 Definition over_rows c g j := \sum_i rho_of c i * lanes i g j.
-(* v of one_hot/check.py, and the decision: OneHotVerifier._is_one_hot.                  *)
+(* v of one_hot_check.py, and the decision: OneHotVerifier._is_one_hot.                  *)
 Definition linear_part c (p : {poly F}) : F :=
   \sum_g sigma_of c g * (p.[column g] - \sum_j r_of c j ^+ 2 * over_rows c g j)
   + \sum_g eta_of c g * (\sum_j over_rows c g j - \sum_i rho_of c i).

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import combinations, product
@@ -21,16 +21,16 @@ from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.two_servers import opened_upload
-from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
 from secagg.protocols.two_servers.floors import IndexingFloors
 from secagg.protocols.two_servers.offers import Entry, Invitation, RoundOffers, RoundStamp, decode_halves
 from secagg.protocols.two_servers.opened_upload import ClassTotals, OpenedUpload
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_messages import AcceptedList, entries_digest
+from secagg.protocols.two_servers.session import TwoServersMember
 from secagg.protocols.two_servers.upload import Upload, ring_bytes
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
-from secagg.session.ledger import Spent, SpentUpdates
+from secagg.session.ledger import SpentUpdates
 from secagg.session.roles import LateUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
@@ -46,6 +46,14 @@ def signing_key_of(party: str) -> SigningKey:
     """Return the identity key of a party."""
     with Secret("signing key", hashlib.sha256(party.encode()).digest()) as seed:
         return SigningKey(seed)
+
+
+class UnboundMember(TwoServersMember):
+    """A client whose servers count the layout that it has, whatever the model."""
+
+    def layout_for(self, subject: Subject, model: bytes) -> Layout:  # noqa: ARG002 -- the method's
+        """Return the client's own layout."""
+        return subject.layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +228,7 @@ class Place:
         configuration, (certificate, signing_key) = self.configuration, self.certified(client)
         model = hashlib.sha256(update.encode()).digest()
         made = Update(payload or self.payload(client, update), model, weight)
-        maker: Any = Client(
-            Subject(task=configuration.task, round_number=self.round_number, layout=self.layout, capacity=1 << 20),
-            LateUpdate(lambda: made, model),
+        member = UnboundMember(
             certificate=certificate,
             signing_key=signing_key,
             floors=IndexingFloors(
@@ -233,13 +239,16 @@ class Place:
                 maximum_length=1,
                 maximum_weight=2,
             ),
-            layout_for=lambda _: self.layout,
-            charge=lambda task, number, digest: ledger.charge(Spent(task, number, digest)),
+            charge=ledger.charge,
             clock=lambda: NOW,
             coins=InsecureSeededCoins(f"{client}{update}{self.round_number}".encode() + self.layout.digest),
         )
+        maker: Any = member.join(
+            Subject(task=configuration.task, round_number=self.round_number, layout=self.layout, capacity=1 << 20),
+            LateUpdate(lambda: made, model),
+        )
         if named is not None:
-            maker._certificate, maker._signing_key = named  # noqa: SLF001
+            maker._member = replace(member, certificate=named[0], signing_key=named[1])  # noqa: SLF001
             maker.client = named[0].client
         shown = RoundOffers(is_simulated=False, offers=self.offers)
         answer = maker.answer(Invitation(self.round_number, configuration, shown).encode())

@@ -20,7 +20,7 @@ from one_message_cast import PATCHES, Cast, MemoryJournal, Setting, remembered_d
 from report import Report
 from secagg.crypto.labels import Label
 from secagg.errors import UNDECIDED, PeerMisbehaved, Reason
-from secagg.protocols.one_message import epoch, holder, journal, parameters
+from secagg.protocols.one_message import configuration, holder, journal, parameters
 from secagg.protocols.one_message.client import Ledger
 from secagg.protocols.one_message.configuration import Agreement
 from secagg.protocols.one_message.holder import HeldShare, Holder, Placements
@@ -72,8 +72,8 @@ class Case:
     def explore(self) -> Report:
         """Run it, with ideal cryptography."""
         with ideal.installed(), planted(*PATCHES, *self.defects), remembered_decoding(), ExitStack() as stack:
-            epoch._verified_epoch.cache_clear()  # noqa: SLF001 -- what it remembers was verified in another case
-            stack.callback(epoch._verified_epoch.cache_clear)  # noqa: SLF001
+            configuration._verified_epoch.cache_clear()  # noqa: SLF001 -- what it remembers was verified in another case
+            stack.callback(configuration._verified_epoch.cache_clear)  # noqa: SLF001
             if isinstance(self.search, Setting):
                 every = self.every or bool(self.search.bad_clients)
                 return one_message_holders.explore(Cast(self.search), self.journal, every=every)

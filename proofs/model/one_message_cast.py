@@ -28,7 +28,7 @@ from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.one_message import client as one_message_client
-from secagg.protocols.one_message import configuration, epoch, parameters, requests
+from secagg.protocols.one_message import configuration, parameters, requests
 from secagg.protocols.one_message.client import Ledger, OneMessageMember
 from secagg.protocols.one_message.configuration import Agreement, Offer
 from secagg.protocols.one_message.floors import Floors
@@ -36,8 +36,8 @@ from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.journal import Entry, Event, Journal
 from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
-from secagg.protocols.one_message.plan import plan_offer
 from secagg.protocols.one_message.requests import DeliveredShare, Delivery, Listed, UploadList, verify_upload
+from secagg.protocols.one_message.session import plan_offer
 from secagg.protocols.one_message.sharing import Dealing, deal
 from secagg.session.certificates import issue_certificate
 from secagg.session.roles import LateUpdate, Subject, Update
@@ -161,7 +161,7 @@ class Cast:
         self.keys = [signing_key_of(f"holder {position}") for position in range(setting.holders)]
         count, corrupted, rho = setting.holders, setting.corrupted, setting.packing
         is_certified = setting.rule is ThresholdRule.CERTIFIED
-        record = epoch.EpochRecord(
+        record = configuration.EpochRecord(
             number=number,
             mode=SecurityMode.ACTIVE,
             suite=Suite.CLASSIC,
@@ -173,7 +173,7 @@ class Cast:
             expiry=1 << 40,
             authority=self.authority.public_key,
             holders=tuple(
-                epoch.HolderIdentity(number=50 + position, public_key=key.public_key)
+                configuration.HolderIdentity(number=50 + position, public_key=key.public_key)
                 for position, key in enumerate(self.keys)
             ),
         )
@@ -386,7 +386,7 @@ def remembered_decoding() -> Iterator[None]:
 
 
 PATCHES = (
-    (epoch, "sealing_key", ideal.IdealSealingKey),
-    (epoch, "sealing_pair", ideal.IdealSealingPair),
+    (configuration, "sealing_key", ideal.IdealSealingKey),
+    (configuration, "sealing_pair", ideal.IdealSealingPair),
 )
 """Ideal sealing for an epoch's keys; signatures are ideal in every case."""

@@ -121,7 +121,7 @@ _OTHER_SESSIONS: Final = (*_OTHER_PROTOCOLS[1:], "[one message")
 ROOMS: Final = (
     Room(
         "one message: holders",
-        _in("protocols/one_message", "holder.py", "journal.py", "epoch.py", "parameters.py"),
+        _in("protocols/one_message", "holder.py", "journal.py", "parameters.py"),
         _ONE_MESSAGE_TESTS,
         models=(
             "one message: certified, 3 holders, two rounds",
@@ -143,14 +143,14 @@ ROOMS: Final = (
         ),
     ),
     Room(
-        "enclave: releases, buffers, ledger",
-        _in("protocols/enclave", "trusted/buffer.py", "trusted/upload_keys.py", "ledger.py"),
+        "enclave: releases, buffers, messages",
+        _in("protocols/enclave", "trusted/buffer.py", "trusted/messages.py"),
         (
             "tests/protocols/enclave/test_buffer.py",
             "tests/protocols/enclave/test_client.py",
+            "tests/protocols/enclave/test_messages.py",
             "tests/adversaries/test_enclave_memory.py",
             "tests/adversaries/test_enclave_releases.py",
-            "tests/session/test_ledger.py",
         ),
         (*_ENCLAVE_ATTACKS, "tests/protocols/enclave/test_enclave.py"),
         models=("enclave: as released",),
@@ -345,7 +345,7 @@ ROOMS: Final = (
             "floors.py",
             "configuration.py",
             "tally.py",
-            "recovery.py",
+            "opening.py",
             "messages.py",
             "requests.py",
             "session.py",
@@ -354,6 +354,7 @@ ROOMS: Final = (
             *_ONE_MESSAGE_TESTS,
             "tests/protocols/one_message/test_limits.py",
             "tests/protocols/one_message/test_recovery.py",
+            "tests/protocols/one_message/lattice/test_masks.py",
             "tests/adversaries/test_one_message_crafted_lies.py",
             "tests/adversaries/test_privacy_budgets.py",
             "tests/protocols/test_declared_messages.py",
@@ -394,11 +395,9 @@ ROOMS: Final = (
         _in(
             "protocols/enclave",
             "client.py",
-            "budget.py",
             "floors.py",
             "server.py",
             "session.py",
-            "verified_enclave.py",
         ),
         (
             *_in(
@@ -406,10 +405,12 @@ ROOMS: Final = (
                 "test_client.py",
                 "test_enclave.py",
                 "test_hostile_host.py",
+                "test_plan.py",
                 "test_privacy.py",
                 "test_verified_enclave.py",
             ),
             "tests/adversaries/test_enclave_releases.py",
+            "tests/session/test_ledger.py",
             *_ENCLAVE_ATTACKS,
         ),
     ),

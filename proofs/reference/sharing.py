@@ -16,10 +16,9 @@ from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Secret
 from secagg.errors import PeerMisbehaved
 from secagg.protocols.coded_mask import field as coded_mask
-from secagg.protocols.one_message import recovery
-from secagg.protocols.one_message.lattice.values import Values
-from secagg.protocols.one_message.parameters import Parameters, ThresholdRule
-from secagg.protocols.one_message.plan import choose_committee, plan
+from secagg.protocols.one_message import opening
+from secagg.protocols.one_message.parameters import Parameters, ThresholdRule, Values
+from secagg.protocols.one_message.session import choose_committee, plan
 from secagg.protocols.one_message.sharing import WORD, holder_point, multiply, slot_points, transfer_matrix
 
 DEALINGS: Final = (40, 500)
@@ -138,7 +137,7 @@ def located_errors(chance: random.Random) -> Iterator[Question]:
         header = [f"decode {FIELD:x} {threshold} {most} {words}", listed(points), "0"]
         due = list[str]()
         for word in values:
-            wrong = recovery._wrong_positions(points, word, threshold, most)  # noqa: SLF001 -- the decoder of a column
+            wrong = opening._wrong_positions(points, word, threshold, most)  # noqa: SLF001 -- the decoder of a column
             due.append(_marks(place in wrong for place in range(count)) if wrong else "-")
         yield Question("wrong answers located", [*header, *map(listed, values)], due, _only_marks)
 
@@ -164,7 +163,7 @@ def _recovered(chance: random.Random, parameters: Parameters) -> Question:
         altered = sorted(chance.sample(range(columns), chance.choice((1, 7, columns))))
         words[liar, altered] = (words[liar, altered] + chance.randint(1, FIELD - 1)) % FIELD
     answers = {position: row.astype(WORD).tobytes() for position, row in zip(present, words, strict=True)}
-    recovered = next(recovery.recovered(parameters, answers, 0, SystemCoins()))
+    recovered = next(opening.recovered(parameters, answers, 0, SystemCoins()))
     if recovered.suspects != {present[liar] for liar in liars}:
         raise AssertionError(f"the holders {sorted(recovered.suspects)} are suspected, and not who lied")
     secrets = recovered.sum_secret.astype(np.int64).reshape(parameters.packing, columns) % FIELD

@@ -12,9 +12,8 @@ import numpy.typing as npt
 
 from questions import Question, listed
 from secagg.identifiers import CONTEXT_BYTES, ClientId
-from secagg.protocols.two_servers.lanes.fields import CounterStream, LaneField, LaneGroup, RingLanes
 from secagg.protocols.two_servers.point_functions.generation import generate_shares
-from secagg.protocols.two_servers.point_functions.kernels import root_into
+from secagg.protocols.two_servers.point_functions.lanes import CounterStream, LaneField, LaneGroup, RingLanes
 from secagg.protocols.two_servers.point_functions.shape import (
     SLACK_BYTES,
     KeyBinding,
@@ -24,7 +23,7 @@ from secagg.protocols.two_servers.point_functions.shape import (
     greatest_depth,
     roots_key,
 )
-from secagg.protocols.two_servers.point_functions.shares import NODE_BYTES, NODE_WORDS, TreeShare
+from secagg.protocols.two_servers.point_functions.shares import NODE_BYTES, NODE_WORDS, TreeShare, root_into
 
 SHAPES: Final = 50
 BLOCKS: Final = 12

@@ -11,7 +11,7 @@ import numpy as np
 
 from obligations import Obligation, altered_module
 from secagg.crypto.ring import Ring
-from secagg.protocols.two_servers.lanes import fields
+from secagg.protocols.two_servers.point_functions import lanes as fields
 from terms import Answer, Memory, Question, Term, Word, conjunction, z3
 
 Field = Callable[[int], Any]

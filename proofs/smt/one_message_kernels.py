@@ -1,4 +1,4 @@
-"""The kernels of ``protocols/one_message/lattice/coefficients.py``, run on terms: coefficients of one and two words.
+"""The kernels of ``protocols/one_message/masks.py``, run on terms: coefficients of one and two words.
 
 A coefficient is specified by the solver's own vector of 64 or 128 bits. Noise is any integer that the guard bits allow,
 and values any that their fields hold: reading them back is exact whatever they are.
@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
+from inspect import getsource
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from obligations import Obligation
-from secagg.protocols.one_message.lattice import coefficients
+from secagg.protocols.one_message import masks
 from secagg.protocols.one_message.parameters import MAXIMUM_DROPPED_BITS
 from terms import Answer, Question, Term, Word, conjunction, result, z3
 
 Kernels = Mapping[str, Callable[..., Any]]
 Statement = Callable[..., Question]
 
-WORD_BITS: Final = coefficients.WORD_BITS
+WORD_BITS: Final = masks.WORD_BITS
 NAMES: Final = ("add_shifted", "center", "counted", "field_of", "low_bits", "round_off", "subtract_wide")
-LIBRARY: Final[Kernels] = MappingProxyType({name: getattr(coefficients, name) for name in NAMES})
+LIBRARY: Final[Kernels] = MappingProxyType({name: getattr(masks, name) for name in NAMES})
 
 
 class Packing(NamedTuple):
@@ -210,12 +210,12 @@ def _ask_mutant(family: str, original: str, altered: str) -> Question:
 
 def altered_kernels(original: str, altered: str) -> Kernels:
     """Return the kernels with tokens replaced that occur in them."""
-    text = Path(str(coefficients.__file__)).read_text(encoding="utf-8")
+    text = "from __future__ import annotations\n\n" + "\n\n".join(map(getsource, LIBRARY.values()))
     if original not in text:
-        raise LookupError(f"`{original}` is not in the kernels of coefficients.py; renew MUTANTS")
-    names: dict[str, Any] = {}
+        raise LookupError(f"`{original}` is not in the kernels of masks.py; renew MUTANTS")
+    names = dict(vars(masks))
     exec(text.replace(original, altered), names)  # noqa: S102 -- its own source
-    return names
+    return {name: names[name] for name in NAMES}
 
 
 def _words(name: str, count: int) -> list[Word]:

@@ -17,8 +17,8 @@ from unittest import mock
 
 from obligations import Obligation
 from secagg.crypto import ring
-from secagg.protocols.two_servers.lanes import fields as lane_field
-from secagg.protocols.two_servers.point_functions import kernels as point_function
+from secagg.protocols.two_servers.point_functions import lanes as lane_field
+from secagg.protocols.two_servers.point_functions import shares as point_function
 from terms import Answer, Question, Term, Word, conjunction, z3
 
 Kernels = Mapping[str, Callable[..., Any]]

@@ -15,41 +15,37 @@ if TYPE_CHECKING:
     from .attestation import PinnedMeasurement as PinnedMeasurement
     from .attestation import Policy as Policy
     from .attestation import Verifier as Verifier
-    from .budget import epsilon_of as epsilon_of
+    from .client import Judge as Judge
+    from .client import Judgement as Judgement
+    from .client import SealLedger as SealLedger
     from .floors import EnclaveFloors as EnclaveFloors
-    from .ledger import SealLedger as SealLedger
-    from .plan import EnclaveSettings as EnclaveSettings
     from .remote_enclave import RemoteEnclave as RemoteEnclave
+    from .remote_enclave import SimulatedEnclave as SimulatedEnclave
+    from .remote_enclave import SimulatedEvidence as SimulatedEvidence
+    from .remote_enclave import SimulatedJudge as SimulatedJudge
     from .server import Server as Server
     from .session import EnclaveHelpers as EnclaveHelpers
     from .session import EnclaveMember as EnclaveMember
+    from .session import EnclaveSettings as EnclaveSettings
     from .session import HardwareJudge as HardwareJudge
+    from .session import epsilon_of as epsilon_of
     from .session import open_session as open_session
     from .trusted.__main__ import serve_simulated as serve_simulated
     from .trusted.configuration import Accumulation as Accumulation
     from .trusted.configuration import ReleaseForm as ReleaseForm
     from .trusted.enclave import DEFAULT_MEMORY_BYTES as DEFAULT_MEMORY_BYTES
-    from .unattested import SimulatedEnclave as SimulatedEnclave
-    from .unattested import SimulatedEvidence as SimulatedEvidence
-    from .unattested import SimulatedJudge as SimulatedJudge
-    from .verified_enclave import Judge as Judge
-    from .verified_enclave import Judgement as Judgement
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
             "attestation": "EvidenceFormat PinnedMeasurement Policy Verifier",
-            "budget": "epsilon_of",
+            "client": "Judge Judgement SealLedger",
             "floors": "EnclaveFloors",
-            "ledger": "SealLedger",
-            "plan": "EnclaveSettings",
-            "remote_enclave": "RemoteEnclave",
+            "remote_enclave": "RemoteEnclave SimulatedEnclave SimulatedEvidence SimulatedJudge",
             "server": "Server",
-            "session": "EnclaveHelpers EnclaveMember HardwareJudge open_session",
+            "session": "EnclaveHelpers EnclaveMember EnclaveSettings HardwareJudge epsilon_of open_session",
             "trusted.__main__": "serve_simulated",
             "trusted.configuration": "Accumulation ReleaseForm",
             "trusted.enclave": "DEFAULT_MEMORY_BYTES",
-            "unattested": "SimulatedEnclave SimulatedEvidence SimulatedJudge",
-            "verified_enclave": "Judge Judgement",
         },
     )

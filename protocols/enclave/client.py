@@ -1,41 +1,52 @@
-"""The client's side of one buffer: it judges the enclave, seals one update to it, and masks what the host may hold."""
+"""The client's side of one buffer: it judges the enclave, seals one update to it, and masks what the host may hold.
+
+A client keeps a ledger of its seals across epochs, because an enclave that starts again has forgotten them. An update
+that is sealed to a second epoch can be summed twice, with and without another client, and the difference is that
+client's. A privacy budget that the enclave alone counts is full again after every restart.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Protocol
 
 from secagg.contract.layout import IndexSegment, Payload
+from secagg.crypto.hpke import sealing_key
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.mask_expansion import accumulate, segment_count
 from secagg.crypto.ring import low_bits, reduce_into
-from secagg.crypto.secret import Secret, draw_exactly, overwrite
-from secagg.errors import InvalidParameters, Misuse, Reason
+from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
+from secagg.errors import AuthenticationFailed, InvalidParameters, Misuse, PeerMisbehaved, Reason
 from secagg.fields import FLAG, Message, fixed, unsigned, variable
 from secagg.identifiers import CLIENT_ID_BYTES, ServerId
 from secagg.privacy.kinds import clip_into
-from secagg.session.certificates import Authority
-from secagg.session.ledger import Spent
+from secagg.session.certificates import IDENTITY_KEY_BYTES, Authority, verify_signature
+from secagg.session.ledger import Spent, SpentUpdates
 from secagg.session.one_answer import OneStageClientSession
 from secagg.wire import MessageKind, Writer
 
 from .floors import EnclaveFloors
-from .ledger import SealLedger
 from .trusted.configuration import EnclaveConfiguration
 from .trusted.messages import (
     DIGEST_BYTES,
+    EPOCH_BYTES,
+    PROOF_BYTES,
     SEED_BYTES,
     WEIGHT_BYTES,
+    EnclaveOffer,
     ModelStamp,
+    Receipt,
     SealedUpload,
     UploadHeader,
     has_one_seal,
+    mask_key,
+    proof_of,
+    seal_indices,
+    sealing_info,
 )
-from .trusted.upload_keys import PROOF_BYTES, mask_key, proof_of, seal_indices, sealing_info
-from .verified_enclave import VerifiedEnclave
 
 if TYPE_CHECKING:
     from secagg.session.roles import LateUpdate, Subject
@@ -262,3 +273,157 @@ def _packed_indices(payload: Payload) -> bytes | memoryview:
         if isinstance(segment, IndexSegment)
     ]
     return packed[0] if len(packed) == 1 else b"".join(packed)
+
+
+# --- An enclave that a client has reason to seal to -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A judge's finding: the program that runs, and the end of its validity."""
+
+    program: str
+    not_after: datetime
+
+
+class Judge(Protocol):
+    """Decides whether evidence vouches for a binding: ``HardwareJudge``, or in simulations one that says so."""
+
+    def judge(self, evidence: Any, binding: bytes, now: datetime) -> Judgement:  # noqa: ANN401 -- judged here
+        """Accept the evidence, or raise."""
+        ...
+
+
+class VerifiedEnclave(Confined):
+    """The keys of an enclave that passed; making one is verifying it.
+
+    It cannot be pickled: another process verifies for itself. It is checked again whenever something is sealed to it.
+    """
+
+    __slots__ = ("_key", "configuration", "not_after", "offer", "program")
+
+    def __init__(
+        self,
+        offer: EnclaveOffer,
+        evidence: Any,  # noqa: ANN401 -- the judge knows which it takes
+        *,
+        configuration: EnclaveConfiguration,
+        judge: Judge,
+        now: datetime,
+    ) -> None:
+        """Verify that the evidence vouches for the offer, and that the offer is for this configuration.
+
+        Args:
+            configuration: as the client fixed or checked it; its digest is computed here and never taken from an offer.
+            judge: a ``HardwareJudge`` in production.
+            now: the client's own time, with a time zone.
+        Raises:
+            PeerMisbehaved: the offer is for another configuration, has expired, or the evidence does not pass.
+        Claim EN-2: what is sealed is sealed to this program under this configuration, and to nothing else.
+        """
+        if (type(offer), type(configuration)) != (EnclaveOffer, EnclaveConfiguration):
+            raise Misuse("an enclave is verified by its EnclaveOffer and the client's own EnclaveConfiguration")
+        if offer.context != configuration.context:
+            raise PeerMisbehaved(
+                "the enclave runs another configuration than this client accepts; compare the two field by field",
+                reason=Reason.WRONG_SESSION,
+                culprits={ServerId()},
+            )
+        if len(offer.epoch) != EPOCH_BYTES or len(offer.receipt_key) != IDENTITY_KEY_BYTES:
+            raise Misuse("an offer is a value that EnclaveOffer.decode returned")
+        judgement = judge.judge(evidence, offer.binding, now)
+        self.offer = offer
+        self.configuration = configuration
+        self.program = judgement.program
+        expiry = datetime.fromtimestamp(configuration.expiry, UTC)
+        self.not_after = min(judgement.not_after, expiry)
+        self._key = sealing_key(configuration.suite, offer.sealing_key, culprits={ServerId()})
+        self.require_current(now)
+
+    def require_current(self, now: datetime) -> None:
+        """Refuse an enclave whose evidence or configuration has expired."""
+        if type(now) is not datetime or now.utcoffset() is None:
+            raise Misuse("the time is a datetime with a time zone")
+        if now >= self.not_after:
+            raise PeerMisbehaved(
+                f"the enclave was verified until {self.not_after:%Y-%m-%d %H:%M} UTC; fetch a new epoch's evidence",
+                reason=Reason.ATTESTATION_REFUSED,
+                culprits={ServerId()},
+            )
+
+    def seal(self, secret: Secret, info: bytes, now: datetime) -> bytes:
+        """Seal a secret to the enclave, if it is still the one that was verified."""
+        self.require_current(now)
+        return self._key.seal(secret, info)
+
+    def verify_receipt(self, receipt: Receipt) -> None:
+        """Check that this enclave signed a receipt, in this epoch and under this configuration."""
+        if (receipt.context, receipt.epoch) != (self.offer.context, self.offer.epoch):
+            raise AuthenticationFailed(culprits={ServerId()})
+        parts = receipt.signed_parts()
+        verify_signature(
+            self.offer.receipt_key, receipt.signature, Label.ENCLAVE_RECEIPT, *parts, culprits={ServerId()}
+        )
+
+    def __repr__(self) -> str:
+        if not hasattr(self, "_key"):  # A traceback may show what its constructor refused.
+            return "<VerifiedEnclave, not verified>"
+        return f"<VerifiedEnclave {self.program}, until {self.not_after:%Y-%m-%d %H:%M} UTC>"
+
+
+# --- The ledger -------------------------------------------------------------------------------------------------------
+
+_MAXIMUM_TASK_BYTES: Final = 256
+
+
+class SealLedger(Confined):
+    """Number of seals of a client for one task, and the last model among them.
+
+    Security: a ledger without ``SpentUpdates`` of a file forgets its uploads when its process ends.
+    """
+
+    def __init__(
+        self,
+        task: bytes,
+        *,
+        maximum_seals: int | None = None,
+        repeats_allowed: bool = False,
+        spent: SpentUpdates | None = None,
+    ) -> None:
+        """Begin a ledger in which nothing was spent.
+
+        Args:
+            maximum_seals: how many uploads the client makes for the task, in all epochs together.
+            repeats_allowed: whether updates of one model may be sealed to any number of epochs, each of them charged.
+                Allow it only where noise protects every single release.
+            spent: the client's record of uploads for all its tasks; durable if it has a file.
+        """
+        if type(task) is not bytes or not 1 <= len(task) <= _MAXIMUM_TASK_BYTES:
+            raise Misuse(f"a ledger is for a task: 1 to {_MAXIMUM_TASK_BYTES} bytes")
+        if maximum_seals is not None and (type(maximum_seals) is not int or maximum_seals < 1):
+            raise Misuse(f"maximum_seals is a positive integer, or None for no limit; got {maximum_seals!r}")
+        self.task = task
+        self.maximum_seals = maximum_seals
+        self.repeats_allowed = repeats_allowed
+        self._durable = spent or SpentUpdates()
+
+    @property
+    def seals(self) -> int:
+        """Number of uploads."""
+        return self._durable.count(self.task)
+
+    @property
+    def last_version(self) -> int:
+        """The last model that there was one for, or -1."""
+        return self._durable.last(self.task)
+
+    def charge(self, spent: Spent, *, is_noised: bool) -> None:
+        """Record an upload before its update is made, or refuse it; a failure later gives nothing back."""
+        if spent.task != self.task:
+            raise Misuse(f"this ledger counts uploads for {self.task!r}; keep one for each task")
+        is_repeat_allowed = self.repeats_allowed and is_noised
+        self._durable.charge(spent, is_repeat_allowed=is_repeat_allowed, maximum=self.maximum_seals)
+
+    def __repr__(self) -> str:
+        limit = f" of {self.maximum_seals}" if self.maximum_seals is not None else ""
+        return f"<SealLedger {self.task!r}: {self.seals}{limit} sealed, the last for model {self.last_version}>"

@@ -16,7 +16,7 @@ from secagg.session.certificates import IDENTITY_KEY_BYTES
 from .trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm
 
 if TYPE_CHECKING:
-    from .budget import PrivacyFloor
+    from .session import PrivacyFloor
 
 MAXIMUM_LIFETIME_SECONDS: Final = 24 * 3600
 """Evidence of most kinds has no time in it; keys that live for a day at most are fresh enough without."""

@@ -1,18 +1,29 @@
-"""An enclave in another process, as its host reaches it: a thin relay that adds nothing and repeats nothing."""
+"""An enclave in another process, as its host reaches it: a thin relay that adds nothing and repeats nothing.
+
+``SimulatedEnclave`` is the trusted part in the process of its host, for simulations and tests: it protects nobody from
+that host. No production policy judges the type of its evidence; a client accepts it only by choosing
+``SimulatedJudge``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
+from secagg.crypto.entropy import Coins
 from secagg.errors import MalformedMessage, PeerError, Reason, blaming
 from secagg.identifiers import ServerId
 from secagg.session.sockets import HelperLost, SocketAsk
 from secagg.wire import MessageKind, Reader, Writer
 
 from .attestation import Evidence, EvidenceFormat
+from .attestation.claims import refused
+from .client import Judgement
 from .trusted.configuration import EnclaveConfiguration, encode_start
+from .trusted.enclave import DEFAULT_MEMORY_BYTES, Enclave
 from .trusted.messages import DIGEST_BYTES, EnclaveOffer, ModelStamp
 from .trusted.process import (
     MAXIMUM_DOCUMENT_BYTES,
@@ -23,7 +34,6 @@ from .trusted.process import (
     WEIGHT_BYTES,
     request_limit,
 )
-from .unattested import SimulatedEvidence
 
 _SHORT_ANSWER_BYTES: Final = 1 << 21
 """No answer but a release is longer: a refusal, or an offer with its evidence."""
@@ -187,3 +197,40 @@ def _read_done(answer: bytes) -> None:
 def _read_release(answer: bytes) -> bytes:
     Reader(answer, MessageKind.BUFFER_RELEASE)
     return answer
+
+
+# --- An enclave without hardware --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedEvidence:
+    """Evidence of a simulated enclave; nobody vouches for it."""
+
+    binding: bytes
+
+
+class SimulatedEnclave(Enclave):
+    """The trusted part in this process, with evidence that nobody vouches for."""
+
+    def __init__(
+        self,
+        configuration: EnclaveConfiguration,
+        *,
+        coins: Coins,
+        threads: int = 1,
+        memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    ) -> None:
+        super().__init__(
+            configuration, coins=coins, quote=SimulatedEvidence, threads=threads, memory_bytes=memory_bytes
+        )
+
+
+class SimulatedJudge:
+    """Accepts simulated evidence for the binding that it holds, and nothing else; for simulations and tests."""
+
+    def judge(self, evidence: Any, binding: bytes, now: datetime) -> Judgement:  # noqa: ANN401, ARG002 -- the protocol's
+        if type(evidence) is not SimulatedEvidence:
+            raise refused(f"{type(evidence).__name__} is judged by a HardwareJudge, not by a simulation's")
+        if evidence.binding != binding:
+            raise refused("it is bound to other keys, another epoch or another configuration")
+        return Judgement("simulated enclave, which protects nobody", datetime.max.replace(tzinfo=UTC))

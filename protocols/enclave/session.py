@@ -1,32 +1,293 @@
-"""Sessions of an epoch: opening its buffers as a host, and joining them as a client with keys, floors and a policy."""
+"""Plan of an epoch, with noise in proportion to what it protects; and its sessions at a host and at a client.
+
+Sensitivities follow from the configuration alone: from its bounds, its codebooks and its weights. The enclave draws
+the noise and does not need this; a client does, before it seals.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Any
+from datetime import datetime, timedelta
+from decimal import ROUND_DOWN
+from fractions import Fraction
+from typing import Any, Final
 
+from secagg.contract.codewords import Tables, require_tables
+from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.crypto.entropy import Coins
+from secagg.crypto.hpke import sealing_sizes
+from secagg.crypto.ring import require_capacity
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import InvalidParameters
-from secagg.identifiers import ClientId
-from secagg.session.certificates import Certificate, SigningKey
+from secagg.errors import CapacityExceeded, InvalidParameters
+from secagg.identifiers import CLIENT_ID_BYTES, ClientId
+from secagg.parameters import LEAST_COHORT, Suite
+from secagg.privacy.accounting import Adjacency, ReleasePart, epsilon, of_decoded_sum, of_histogram, of_vector
+from secagg.privacy.kinds import NoiseKind, require_delta
+from secagg.privacy.rounding import room_for_noise, rounded_root
+from secagg.session.certificates import IDENTITY_KEY_BYTES, Authority, Certificate, SigningKey
 from secagg.session.registry import Clock
 from secagg.session.roles import LateUpdate, Subject
+from secagg.session.simulated import AES_BLOCK_BYTES, Costs, Work, mask_cipher_calls, ring_length
+from secagg.wire import HEADER_BYTES
 
 from .attestation import Collateral, Evidence, Policy, Verifier
-from .client import Client, stamp_of
+from .client import VECTOR_NONCE_BYTES, Client, Invitation, Judge, Judgement, SealLedger, VerifiedEnclave, stamp_of
 from .floors import EnclaveFloors
-from .ledger import SealLedger
-from .plan import EnclaveSettings
-from .remote_enclave import decode_attested_offer
+from .remote_enclave import SimulatedEvidence, decode_attested_offer
 from .server import EnclaveConnection, Server
-from .trusted.configuration import EnclaveConfiguration
-from .trusted.messages import EnclaveOffer
+from .trusted.configuration import NO_AUTHORITY, Accumulation, EnclaveConfiguration, Noise, ReleaseForm
+from .trusted.messages import (
+    DIGEST_BYTES,
+    EPOCH_BYTES,
+    EnclaveOffer,
+    sealed_indices_bytes,
+    sealed_secret_bytes,
+    sealed_upload_bytes,
+)
 from .trusted.process import SIMULATED, encode_attested_offer
-from .unattested import SimulatedEvidence
-from .verified_enclave import Judge, Judgement, VerifiedEnclave
+
+DEFAULT_LIFETIME: Final = timedelta(hours=12)
+_MOST_UPLOADS: Final = 1 << 20
+_PASSES: Final = 8
+"""Passes over a masked vector besides its mask: packed, hashed by both sides, sent, read and added."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnclaveSettings:
+    """Plan of an epoch; ``EnclaveConfiguration`` explains most values."""
+
+    suite: Suite = Suite.HYBRID
+    minimum_cohort: int = LEAST_COHORT
+    maximum_cohort: int | None = None
+    """By default as many as the codec's capacity allows."""
+    maximum_weight: int = 1
+    staleness_weights: tuple[int, ...] = (1,)
+    form: ReleaseForm = ReleaseForm.DECODED_SUM
+    accumulation: Accumulation = Accumulation.OBLIVIOUS
+    noise_multiplier: Fraction | None = None
+    """Standard deviation over sensitivity of the one Gaussian that a release is as private as. The losses of segments
+    add up, so each has as many times the variance as there are segments.
+    """
+    noise_kind: NoiseKind = NoiseKind.DISCRETE_GAUSSIAN
+    l2_bounds: tuple[int, ...] = ()
+    """Largest norm of a client's own values in steps, for each ring segment; needed with noise."""
+    releases_per_client: int = 1
+    """Number of releases of the epoch that one client may be in, with noise."""
+    adjacency: Adjacency = Adjacency.REPLACE
+    codeword_bound: int = 0
+    """Largest norm of the codewords that one client chooses; longer ones count as the least."""
+    lifetime: timedelta = DEFAULT_LIFETIME
+
+    def plan(self, subject: Subject, authority: Authority | None, now: datetime) -> EnclaveConfiguration:
+        """Return the configuration of an epoch whose buffers are about a subject's task, layout and tables.
+
+        Args:
+            authority: certifies clients, and is not the host; None needs noise.
+        Raises:
+            CapacityExceeded: a buffer could reach a weight above the capacity, or rings do not hold the noise.
+        """
+        self._require_held(subject)
+        return self.configured(subject, authority, now)
+
+    def configured(self, subject: Subject, authority: Authority | None, now: datetime) -> EnclaveConfiguration:
+        """Return the same, whether or not rings hold the noise."""
+        has_indices = any(isinstance(segment, IndexSegment) for segment in subject.layout.segments)
+        tables = subject.tables if has_indices else ()
+        configuration = EnclaveConfiguration(
+            task=subject.task,
+            suite=self.suite,
+            authority=NO_AUTHORITY if authority is None else authority.public_key,
+            layout=subject.layout,
+            form=self.form,
+            tables=tables if self.form is ReleaseForm.DECODED_SUM else (),
+            accumulation=self.accumulation,
+            minimum_cohort=self.minimum_cohort,
+            maximum_cohort=self._most(subject),
+            maximum_weight=self.maximum_weight,
+            staleness_weights=self.staleness_weights,
+            noise=self._noise(subject.layout, tables),
+            codeword_bound=self.codeword_bound,
+            expiry=int((now + self.lifetime).timestamp()),
+        )
+        require_capacity(configuration.maximum_total_weight, subject.capacity)
+        return configuration
+
+    @property
+    def _heaviest(self) -> int:
+        return self.maximum_weight * max(self.staleness_weights)
+
+    def _most(self, subject: Subject) -> int:
+        return self.maximum_cohort or min(subject.capacity // self._heaviest, _MOST_UPLOADS)
+
+    def _noise(self, layout: Layout, tables: Tables) -> Noise | None:
+        if self.noise_multiplier is None:
+            return None
+        what = (layout, self.form, tables, self._heaviest, self.l2_bounds, self.adjacency)
+        sensitivities = list(squared_sensitivities(*what))
+        if self.noise_multiplier <= 0:
+            raise InvalidParameters(f"noise_multiplier is positive; got {self.noise_multiplier}")
+        return Noise(
+            kind=self.noise_kind,
+            variances=tuple(self.noise_multiplier**2 * len(sensitivities) * squared for squared in sensitivities),
+            l2_bounds=self.l2_bounds,
+            releases_per_client=self.releases_per_client,
+        )
+
+    def _require_held(self, subject: Subject) -> None:
+        """Refuse noise that rings cannot hold with the largest sum, and name the multiplier that they do hold.
+
+        Rings of codewords are made for their noise.
+        """
+        if self.noise_multiplier is None:
+            return
+        rings = [segment for segment in subject.layout.segments if isinstance(segment, RingSegment)]
+        counted = sum(map(len, subject.tables)) if self.form is ReleaseForm.DECODED_SUM else 0
+        segments, total_weight = len(rings) + counted, self._most(subject) * self._heaviest
+        held = (
+            room_for_noise(
+                segment, min(bound, segment.ring.greatest // subject.capacity), total_weight, is_rotated=False
+            )
+            / max(1, segments * of_vector(bound, 1, self.adjacency))
+            for segment, bound in zip(rings, self.l2_bounds, strict=False)
+        )
+        most = min(held, default=self.noise_multiplier**2)
+        if self.noise_multiplier**2 > most:
+            taken = rounded_root(most, ROUND_DOWN)
+            raise CapacityExceeded(
+                f"rings do not hold sums of a weight of {total_weight} with this noise: "
+                + (
+                    f"take noise_multiplier = {taken:f} at most, or wider rings"
+                    if taken
+                    else "take wider rings, or none"
+                )
+            )
+
+
+# --- Costs ------------------------------------------------------------------------------------------------------------
+
+
+def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
+    """Count; in its default form the enclave touches every counter, so that no address depends on an index."""
+    configuration = EnclaveConfiguration(
+        task=b"a plan",
+        suite=suite,
+        authority=b"\x01" * IDENTITY_KEY_BYTES,
+        layout=layout,
+        form=ReleaseForm.HISTOGRAM,
+        minimum_cohort=LEAST_COHORT,
+        maximum_cohort=clients,
+        expiry=1,
+    )
+    length, indices = ring_length(layout.segments), configuration.index_segments
+    index_bytes = sum(segment.payload_bytes for segment in indices)
+    # The host has the roster, and puts back what it knows.
+    short = HEADER_BYTES + CLIENT_ID_BYTES + (VECTOR_NONCE_BYTES if length else 0)
+    short += sealed_secret_bytes(configuration) + sealed_indices_bytes(configuration)
+    calls = mask_cipher_calls(layout.segments) + -(-index_bytes // AES_BLOCK_BYTES)
+    blocks = sum(segment.blocks for segment in indices)
+    counters = sum(segment.blocks * segment.codewords for segment in indices)
+    yield Costs(
+        plan="between counts bytes that enter the enclave, without its evidence: some kilobytes, by vendor",
+        payload_bytes=layout.payload_bytes,
+        up_bytes=short + layout.payload_bytes - index_bytes,
+        down_bytes=len(_invitation(configuration)),
+        between_bytes=sealed_upload_bytes(configuration),
+        client=Work(cipher_calls=calls, word_operations=_PASSES * length + blocks),
+        server=Work(cipher_calls=clients * calls, word_operations=clients * (length + counters), steps=clients),
+    )
+
+
+def _invitation(configuration: EnclaveConfiguration) -> bytes:
+    """Return what a client is sent, without evidence; tables it has itself."""
+    offer = EnclaveOffer(
+        context=configuration.context,
+        epoch=bytes(EPOCH_BYTES),
+        sealing_key=bytes(sealing_sizes(configuration.suite)[0]),
+        receipt_key=bytes(IDENTITY_KEY_BYTES),
+    )
+    attested = encode_attested_offer(offer, SIMULATED, b"")
+    return Invitation(configuration.encode(), attested, 0, bytes(DIGEST_BYTES), True).encode()  # noqa: FBT003 -- is_short
+
+
+# --- The worth of a configuration's noise -----------------------------------------------------------------------------
+
+
+def squared_sensitivities(  # noqa: PLR0913, PLR0917 -- what a release depends on
+    layout: Layout,
+    form: ReleaseForm,
+    tables: Tables,
+    weight: int,
+    l2_bounds: tuple[int, ...],
+    adjacency: Adjacency,
+) -> Iterator[int]:
+    """Return, for each released segment, how much one client moves it at most: the L2 norm squared, in integer steps.
+
+    Args:
+        weight: the largest that one upload can count.
+        l2_bounds: for each ring segment, the largest norm of a client's own values.
+    """
+    rings = sum(isinstance(segment, RingSegment) for segment in layout.segments)
+    if len(l2_bounds) != rings:
+        raise InvalidParameters(f"{rings} ring segments need as many L2 bounds; got {len(l2_bounds)}")
+    if form is ReleaseForm.DECODED_SUM:
+        require_tables(layout, tables)
+    bounds, counted = iter(l2_bounds), iter(tables)
+    for segment in layout.segments:
+        match segment, form:
+            case RingSegment(), _:
+                yield of_vector(next(bounds), weight, adjacency)
+            case IndexSegment(), ReleaseForm.HISTOGRAM:
+                yield of_histogram(segment.blocks, weight, adjacency)
+            case IndexSegment(), ReleaseForm.DECODED_SUM:
+                for table in next(counted):
+                    yield of_decoded_sum([(table.blocks, table.entries)], weight, adjacency)
+
+
+def epsilon_of(
+    configuration: EnclaveConfiguration,
+    delta: float,
+    adjacency: Adjacency = Adjacency.REPLACE,
+    *,
+    releases: int | None = None,
+) -> float:
+    """Return the epsilon of all releases that one client may be in under this configuration.
+
+    Args:
+        releases: how many, where that is not what one epoch allows: a client's own limit, over all epochs.
+    Raises:
+        InvalidParameters: it adds no noise, or the extra ``dp`` is not installed.
+    """
+    noise = configuration.noise
+    if noise is None:
+        raise InvalidParameters("a configuration without noise has no epsilon; a sum can tell everything of a client")
+    weight = configuration.maximum_weight * max(configuration.staleness_weights)
+    what = (configuration.layout, configuration.form, configuration.tables)
+    sensitivities = squared_sensitivities(*what, weight, noise.l2_bounds, adjacency)
+    parts = [
+        ReleasePart(l2_squared=squared, l1=None, variance=variance)
+        for squared, variance in zip(sensitivities, noise.variances, strict=True)
+    ]
+    return epsilon(noise.kind, parts, releases or noise.releases_per_client, delta)
+
+
+@dataclass(frozen=True, slots=True)
+class PrivacyFloor:
+    """The differential privacy that a client asks for over all uploads of a task; its ledger then needs a limit."""
+
+    epsilon: float
+    delta: float
+    adjacency: Adjacency = Adjacency.REPLACE
+
+    def __post_init__(self) -> None:
+        # Written so that NaN is refused too.
+        if type(self.epsilon) not in (float, int) or not self.epsilon > 0:
+            raise InvalidParameters(f"epsilon is a number above 0; got {self.epsilon!r}")
+        require_delta(self.delta)
+
+    def holds(self, configuration: EnclaveConfiguration, releases: int | None) -> bool:
+        return epsilon_of(configuration, self.delta, self.adjacency, releases=releases) <= self.epsilon
+
 
 # --- The host ---------------------------------------------------------------------------------------------------------
 

@@ -14,13 +14,12 @@ from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 from secagg.session.simulated import SimulatedKeys
 
+from .client import SealLedger
 from .floors import EnclaveFloors
-from .ledger import SealLedger
-from .plan import EnclaveSettings, costs
+from .remote_enclave import SimulatedEnclave, SimulatedJudge
 from .server import STAGE, Server
-from .session import EnclaveHelpers, EnclaveMember, open_session
+from .session import EnclaveHelpers, EnclaveMember, EnclaveSettings, costs, open_session
 from .trusted.configuration import Accumulation, ReleaseForm
-from .unattested import SimulatedEnclave, SimulatedJudge
 
 
 def describe(session: Server) -> tuple[str, ...]:

@@ -27,10 +27,9 @@ from secagg.parameters import ATTEMPTS
 from secagg.session.certificates import Certificate, SigningKey
 from secagg.wire import MessageKind, message_kind
 
-from .configuration import Agreement, Offer, SumTerms, noise_of
-from .epoch import DIGEST_BYTES, EpochRecord, draw_nonce
+from .configuration import DIGEST_BYTES, Agreement, EpochRecord, Offer, SumTerms, draw_nonce, noise_of
 from .floors import Floors
-from .lattice.masks import epoch_ring
+from .masks import epoch_ring
 from .messages import (
     NoHolder,
     Upload,

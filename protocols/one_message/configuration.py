@@ -1,30 +1,221 @@
-"""Agreement of a sum's parties: the epoch and the configuration, whose digest (T0) is bound to everything.
+"""Agreement of a sum's parties: the epoch, signed by the authority once for many sums, and the configuration.
 
-Clients and holders compute T0 from what they have checked, so a party that was told something else cannot use what the
-others say.
+A server that chose the committee would take the worst holders, or one of them twice. So the authority signs the whole
+ordered list, and a holder's point follows from its position. Each holder then adds a sealing key and 32 fresh bytes,
+from which the public polynomials of the epoch are expanded: no server can choose them.
+
+The digest of both (T0) is bound to everything. Clients and holders compute it from what they have checked, so a party
+that was told something else cannot use what the others say.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from secagg.contract.layout import Layout
+from secagg.crypto.entropy import Coins
+from secagg.crypto.hpke import ClassicSealingKey, ClassicSealingPair, sealing_key, sealing_pair
 from secagg.crypto.labels import Label, bind
-from secagg.errors import UNDECIDED, InvalidParameters
-from secagg.fields import Message, encoded, fixed, nested, repeated, unsigned, variable, write_fields
-from secagg.identifiers import HolderId, Party
-from secagg.session.certificates import SigningKey
+from secagg.crypto.secret import Secret, draw_exactly
+from secagg.errors import UNDECIDED, InvalidParameters, MalformedMessage, PeerMisbehaved, Reason
+from secagg.fields import Message, choice, encoded, fixed, nested, repeated, unsigned, variable, write_fields
+from secagg.identifiers import AttemptContext, HolderId, Party
+from secagg.parameters import SecurityMode, Suite
+from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, SigningKey, verify_signature
 from secagg.wire import MessageKind, Writer
 
-from .epoch import DIGEST_BYTES, EpochRecord, VerifiedEpoch, verify_epoch
-from .parameters import MAXIMUM_HOLDERS, Parameters, ThresholdRule
+from .parameters import MAXIMUM_HOLDERS, Committee, Parameters, ThresholdRule
 
 if TYPE_CHECKING:
+    from secagg.crypto.hybrid_key_agreement import HybridKeyPair, HybridPublicKey
     from secagg.privacy.client_noise import ClientNoise, NoiseSettings
+
+
+DIGEST_BYTES: Final = 32
+NONCE_BYTES: Final = 32
+NO_KEY: Final = bytes(IDENTITY_KEY_BYTES)
+"""Key in the place of the authority and of identities in ``semi_honest`` mode, where nobody certifies and signs."""
+_MAXIMUM_KEY_BYTES: Final = 1 << 11
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HolderIdentity:
+    """Identity of the holder at one position."""
+
+    number: Annotated[int, unsigned(8)]
+    """The holder's number; of a client that holds, its id."""
+    public_key: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochRecord(Message):
+    """Epoch as the authority signs it: the holders in their order, and the numbers of them that each step needs."""
+
+    kind: ClassVar = MessageKind.ONE_MESSAGE_RECORD
+    number: Annotated[int, unsigned(8)]
+    """Goes up: a client follows no older epoch than the newest that it has seen."""
+    mode: Annotated[SecurityMode, choice(tuple(SecurityMode))]
+    suite: Annotated[Suite, choice(tuple(Suite))]
+    rule: Annotated[ThresholdRule, choice(tuple(ThresholdRule))]
+    corrupted: Annotated[int, unsigned(2)]
+    threshold: Annotated[int, unsigned(2)]
+    packing: Annotated[int, unsigned(2)]
+    quorum: Annotated[int, unsigned(2)]
+    expiry: Annotated[int, unsigned(8)]
+    """Seconds since 1970."""
+    authority: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
+    holders: Annotated[tuple[HolderIdentity, ...], repeated(nested(HolderIdentity), MAXIMUM_HOLDERS)]
+    signature: Annotated[bytes, variable(SIGNATURE_BYTES)] = b""
+
+    def __post_init__(self) -> None:
+        count, is_active = len(self.holders), self.mode is SecurityMode.ACTIVE
+        keys = {holder.public_key for holder in self.holders}
+        for is_wrong, sentence in (
+            (count > MAXIMUM_HOLDERS, f"it has {count} holders; list at most {MAXIMUM_HOLDERS}"),
+            (len({holder.number for holder in self.holders}) != count, "a holder stands at two positions"),
+            (is_active and len(keys) != count, "one key stands at two positions"),
+            (is_active and NO_KEY in keys | {self.authority}, "active mode needs an authority and keys of all holders"),
+            (not is_active and {self.authority} | keys != {NO_KEY}, "semi_honest mode has no keys; leave them zero"),
+        ):
+            if is_wrong:
+                raise InvalidParameters(f"the epoch is refused: {sentence}")
+        self.committee.require()
+
+    @property
+    def committee(self) -> Committee:
+        return Committee(len(self.holders), self.corrupted, self.threshold, self.packing, self.rule, self.quorum)
+
+    @property
+    def statement(self) -> bytes:
+        return replace(self, signature=b"").encode()
+
+    @property
+    def context(self) -> AttemptContext:
+        """Digest that holders' keys are bound to."""
+        return AttemptContext(hashlib.sha256(bind(Label.ONE_MESSAGE_RECORD, self.statement)).digest())
+
+    def position_of(self, public_key: bytes) -> int | None:
+        return next((at for at, holder in enumerate(self.holders) if holder.public_key == public_key), None)
+
+    def signed(self, authority: SigningKey) -> EpochRecord:
+        """Return the record with the authority's signature.
+
+        Security: an authority signs one record for a number, and lists holders of different operators: ``corrupted``
+            bounds how many of them work together, whichever they are.
+        """
+        return replace(self, signature=authority.sign(Label.ONE_MESSAGE_RECORD, self.statement))
+
+    def sign(self, key: SigningKey | None, label: Label, *parts: bytes) -> bytes:
+        """Sign as an identity of this epoch; nothing in ``semi_honest`` mode, where nobody has one."""
+        if self.mode is SecurityMode.SEMI_HONEST:
+            return b""
+        if key is None:
+            raise InvalidParameters("active mode needs a signing key")
+        return key.sign(label, *parts)
+
+    def verify(
+        self, public_key: bytes, signature: bytes, label: Label, *parts: bytes, culprits: Iterable[Party] = UNDECIDED
+    ) -> None:
+        """Check what ``sign`` made.
+
+        Raises:
+            AuthenticationFailed: it is not a signature of this key on these parts.
+            MalformedMessage: a signature in ``semi_honest`` mode.
+        """
+        if self.mode is SecurityMode.ACTIVE:
+            verify_signature(public_key, signature, label, *parts, culprits=culprits)
+        elif signature:
+            raise MalformedMessage(
+                "semi_honest mode has no signatures", reason=Reason.TRAILING_BYTES, culprits=culprits
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HolderKeys(Message):
+    """Keys and nonce that a holder publishes for an epoch; its identity signs them."""
+
+    kind: ClassVar = MessageKind.ONE_MESSAGE_HOLDER_KEYS
+    record: Annotated[bytes, fixed(DIGEST_BYTES)]
+    position: Annotated[int, unsigned(2)]
+    sealing_key: Annotated[bytes, variable(_MAXIMUM_KEY_BYTES)]
+    nonce: Annotated[bytes, fixed(NONCE_BYTES)]
+    """Its part of the seed of the public polynomials."""
+    signature: Annotated[bytes, variable(SIGNATURE_BYTES)] = b""
+
+    @property
+    def parts(self) -> tuple[bytes, ...]:
+        return self.record, self.position.to_bytes(2, "big"), self.sealing_key, self.nonce
+
+
+def make_holder_keys(
+    record: EpochRecord, position: int, root: Secret, nonce: bytes, key: SigningKey | None
+) -> tuple[HolderKeys, ClassicSealingPair | HybridKeyPair]:
+    """Derive a holder's key pair for an epoch, and the message that publishes it."""
+    pair = sealing_pair(record.suite, root, record.context)
+    keys = HolderKeys(record=record.context.digest, position=position, sealing_key=pair.public_key.encoded, nonce=nonce)
+    return replace(keys, signature=record.sign(key, Label.ONE_MESSAGE_HOLDER_KEYS, *keys.parts)), pair
+
+
+def draw_nonce(coins: Coins) -> bytes:
+    """Draw bytes that become public."""
+    return bytes(draw_exactly(NONCE_BYTES, coins))
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedEpoch:
+    """A record that its authority signed, and the keys that its holders published; see ``verify_epoch``."""
+
+    record: EpochRecord
+    keys: tuple[HolderKeys, ...]
+    sealing_keys: tuple[ClassicSealingKey | HybridPublicKey, ...] = field(repr=False)
+    digest: bytes
+    seed: bytes
+    """Seed of the public polynomials."""
+
+    @property
+    def count(self) -> int:
+        return len(self.keys)
+
+
+def verify_epoch(record: bytes, keys: Sequence[bytes]) -> VerifiedEpoch:
+    """Check an epoch; verified ones are remembered, because clients meet the same epoch in every sum.
+
+    Raises:
+        MalformedMessage, AuthenticationFailed, PeerMisbehaved: naming the holder whose keys are wrong.
+    """
+    return _verified_epoch(record, tuple(keys))
+
+
+@lru_cache(maxsize=16)
+def _verified_epoch(encoded: bytes, announced: tuple[bytes, ...]) -> VerifiedEpoch:
+    record = EpochRecord.decode(encoded)
+    record.verify(record.authority, record.signature, Label.ONE_MESSAGE_RECORD, record.statement)
+    keys = tuple(HolderKeys.decode(message) for message in announced)
+    if [key.position for key in keys] != list(range(len(record.holders))):
+        raise PeerMisbehaved(
+            "an epoch has the keys of all its holders, in order", reason=Reason.ROSTER_INVALID, culprits=UNDECIDED
+        )
+    sealing_keys: list[ClassicSealingKey | HybridPublicKey] = []
+    for key, holder in zip(keys, record.holders, strict=True):
+        culprit = HolderId(key.position)
+        if key.record != record.context.digest:
+            raise PeerMisbehaved(
+                f"{culprit} published keys for another epoch", reason=Reason.WRONG_SESSION, culprits={culprit}
+            )
+        record.verify(holder.public_key, key.signature, Label.ONE_MESSAGE_HOLDER_KEYS, *key.parts, culprits={culprit})
+        sealing_keys.append(sealing_key(record.suite, key.sealing_key, culprits={culprit}))
+    if len({key.sealing_key for key in keys}) != len(keys):
+        raise PeerMisbehaved("two holders published one key", reason=Reason.PUBLIC_KEY_REUSED, culprits=UNDECIDED)
+    digest = hashlib.sha256(bind(Label.ONE_MESSAGE_EPOCH, *announced)).digest()
+    seed = hashlib.sha256(bind(Label.ONE_MESSAGE_PUBLIC_SEED, digest)).digest()
+    return VerifiedEpoch(record, keys, tuple(sealing_keys), digest, seed)
+
+
+# --- The configuration ------------------------------------------------------------------------------------------------
 
 SUM_ID_BYTES: Final = 16
 NO_SUM: Final = bytes(SUM_ID_BYTES)

@@ -10,8 +10,7 @@ from secagg.errors import InvalidParameters, Reason
 from secagg.parameters import LEAST_COHORT, SecurityMode, Suite, require_integer
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 
-from .configuration import Agreement
-from .epoch import NO_KEY
+from .configuration import NO_KEY, Agreement
 from .parameters import LEAST_SECURITY
 
 _USUAL_CAPACITY = 1 << 14

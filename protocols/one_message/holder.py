@@ -41,8 +41,7 @@ from secagg.session.certificates import SigningKey
 from secagg.session.frames import encode_refusal
 from secagg.wire import MessageKind, message_kind
 
-from .configuration import NO_SUM, Agreement, Offer, SumTerms
-from .epoch import NO_KEY, EpochRecord, make_holder_keys
+from .configuration import NO_KEY, NO_SUM, Agreement, EpochRecord, Offer, SumTerms, make_holder_keys
 from .floors import Floors
 from .journal import Entry, Event, FileJournal, Journal, Placements, boot_id, erase_files, is_journal
 from .messages import challenge_of, leaf, sealing_info, share_context, upload_digest

@@ -31,7 +31,7 @@ from secagg.identifiers import ServerId
 from secagg.session import durable
 from secagg.wire import MessageKind
 
-from .epoch import DIGEST_BYTES, NONCE_BYTES
+from .configuration import DIGEST_BYTES, NONCE_BYTES
 
 ROOT_BYTES: Final = 32
 _LENGTH_BYTES: Final = 8

@@ -18,10 +18,8 @@ from secagg.identifiers import ClientId
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES
 from secagg.wire import MessageKind
 
-from .configuration import Agreement, SumTerms
-from .epoch import DIGEST_BYTES, NONCE_BYTES
-from .lattice.values import MAXIMUM_COEFFICIENTS, PIECE_COEFFICIENTS, pieces_of
-from .parameters import MAXIMUM_HOLDERS
+from .configuration import DIGEST_BYTES, NONCE_BYTES, Agreement, SumTerms
+from .parameters import MAXIMUM_COEFFICIENTS, MAXIMUM_HOLDERS, PIECE_COEFFICIENTS, pieces_of
 
 IDENTITY_BYTES: Final = IDENTITY_KEY_BYTES + SIGNATURE_BYTES
 MAXIMUM_VECTOR_BYTES: Final = (1 << 32) - 1

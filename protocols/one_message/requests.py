@@ -21,10 +21,7 @@ from secagg.parameters import SecurityMode
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, Certificate
 from secagg.wire import MessageKind
 
-from .configuration import Agreement, SumTerms
-from .epoch import DIGEST_BYTES, EpochRecord
-from .lattice.opening import OneMessageCut
-from .lattice.values import pieces_of
+from .configuration import DIGEST_BYTES, Agreement, EpochRecord, SumTerms
 from .messages import (
     IDENTITY_BYTES,
     MAXIMUM_SHARE_BYTES,
@@ -37,7 +34,8 @@ from .messages import (
     upload_digest,
     vector_digest,
 )
-from .parameters import MAXIMUM_HOLDERS, ThresholdRule
+from .opening import OneMessageCut
+from .parameters import MAXIMUM_HOLDERS, ThresholdRule, pieces_of
 
 MAXIMUM_UPLOADS: Final = 1 << 20
 _MAXIMUM_PROOF: Final = 10

@@ -1,34 +1,313 @@
-"""One message a client as a session: one stage where holders stand, three to five where clients hold."""
+"""One message a client as a session: one stage where holders stand, three to five where clients hold.
+
+Its plan comes from an operator's facts: the cheapest parameters, an epoch's record, and an offer.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from functools import lru_cache
 from typing import Final
 
 from secagg.blame import said_by
+from secagg.contract import Layout
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
 from secagg.crypto.ring import require_capacity
 from secagg.crypto.secret import draw_exactly
 from secagg.errors import UNDECIDED, InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId, HolderId
-from secagg.parameters import SecurityMode
-from secagg.privacy.client_noise import ClientNoise
+from secagg.parameters import SecurityMode, Suite
+from secagg.privacy.client_noise import NO_NOISE, BudgetedNoise, ClientNoise, NoiseSettings
 from secagg.session.frames import decode_refusal
 from secagg.session.roles import Released, Stage, Subject, Turnout
 from secagg.session.sockets import AskAll
 from secagg.session.stages import Checked, StagedServerSession
 from secagg.wire import MessageKind, message_kind
 
-from .configuration import SUM_ID_BYTES, Agreement, noise_of
-from .epoch import EpochRecord, HolderKeys
-from .lattice.opening import Adder, FiledSum, OneMessageCut
+from .configuration import (
+    NO_KEY,
+    NO_SUM,
+    SUM_ID_BYTES,
+    Agreement,
+    Configuration,
+    EpochRecord,
+    HolderIdentity,
+    HolderKeys,
+    Offer,
+    SumTerms,
+    noise_of,
+    weight_bits,
+)
+from .lattice import greatest_modulus_bits
 from .messages import NoHolder
-from .plan import OneMessageSettings, plan_offer
+from .opening import Adder, FiledSum, OneMessageCut
+from .parameters import (
+    DEGREES,
+    LEAST_SECURITY,
+    MAXIMUM_DROPPED_BITS,
+    MAXIMUM_HOLDERS,
+    MAXIMUM_MODULUS_BITS,
+    Committee,
+    Parameters,
+    ThresholdRule,
+    Values,
+    greatest_capacity,
+    least_guard_bits,
+    least_quorum,
+    least_threshold,
+)
 from .requests import Answer, ListSignature, Receipt, require_signed_by
 from .tally import CheckedUpload, Opened, State, Tally
+
+MAXIMUM_PACKING: Final = 16
+_SECOND_WORD_COSTS = 1.1
+"""Coefficients of two words take twice the time, so they must save a tenth of the bytes."""
+_WORD_BITS = 64
+
+
+def plan(
+    segments: Sequence[Values],
+    capacity: int,
+    committee: Committee,
+    *,
+    capacity_weight: int | None = None,
+    degrees: Sequence[int] = DEGREES,
+) -> Parameters:
+    """Return the parameters with the fewest bytes a client.
+
+    Args:
+        capacity_weight: largest total weight of a sum; the capacity where nobody weighs.
+
+    Raises:
+        InvalidParameters: nothing fits; the message names the next parameters that do.
+    """
+    if not 1 <= capacity <= greatest_capacity():
+        raise InvalidParameters(f"a sum has 1 to {greatest_capacity()} uploads; got {capacity}; make several sums")
+    weight = capacity if capacity_weight is None else capacity_weight
+    return _cheapest(tuple(segments), capacity, committee, weight, tuple(degrees))
+
+
+@lru_cache(maxsize=16)  # A platform asks for the same in every round.
+def _cheapest(
+    segments: tuple[Values, ...], capacity: int, committee: Committee, weight: int, degrees: tuple[int, ...]
+) -> Parameters:
+    found, thresholds = list[tuple[float, Parameters]](), asdict(committee)
+    refused = InvalidParameters("no lattice is wide enough; plan with a higher degree")
+    for degree, modulus_bits, dropped_bits in _lattices(degrees):
+        try:
+            fitting = Parameters(
+                degree=degree,
+                modulus_bits=modulus_bits,
+                guard_bits=least_guard_bits(capacity, dropped_bits),
+                dropped_bits=dropped_bits,
+                segments=segments,
+                capacity=capacity,
+                capacity_weight=weight,
+                **thresholds,
+            )
+            words = _SECOND_WORD_COSTS if modulus_bits > _WORD_BITS else 1.0
+            # Without the ends of pieces, which are many in a long upload and alike in every lattice.
+            sent = sum(run.sent_bytes for run in fitting.whole_runs)
+            found.append(((sent + fitting.dealt_bytes) * words, fitting))
+        except InvalidParameters as error:
+            refused = error
+    if not found:
+        # Whatever else is wrong is wrong in the widest lattice too, which is tried last.
+        raise _too_wide(segments, capacity, weight, degrees) or refused
+    # The narrowest of equally long ones is the strongest.
+    return min(found, key=lambda entry: (entry[0], entry[1].modulus_bits))[1]
+
+
+def choose_committee(holders: int, corrupted: int, absent: int = 0, rule: ThresholdRule | None = None) -> Committee:
+    """Return thresholds that these holders can keep, with the corrupted ones silent and the absent ones away.
+
+    The threshold is the largest that leaves as many answers as it needs: each holder above the bound protects against
+    one more corrupted holder than was assumed. Half of what certified lists leave goes to packing.
+
+    Args:
+        rule: ``one_answer`` where the holders suffice for it, by default.
+
+    Raises:
+        InvalidParameters: there are too few holders; the message says how many suffice.
+    """
+    if holders > MAXIMUM_HOLDERS:
+        raise InvalidParameters(f"an epoch has at most {MAXIMUM_HOLDERS} holders; got {holders}, so list fewer")
+    if not 0 <= corrupted < holders or absent < 0:
+        raise InvalidParameters(f"{corrupted} corrupted and {absent} absent ones are not among {holders} holders")
+    rules = tuple(ThresholdRule) if rule is None else (rule,)
+    threshold = holders - corrupted - absent
+    for candidate in rules:
+        certified = candidate is ThresholdRule.CERTIFIED
+        spare = threshold - least_threshold(candidate, holders, corrupted, 1)
+        quorum = least_quorum(holders, corrupted) if certified else 0
+        if spare >= 0 and quorum <= threshold:
+            packing = 1
+            while 2 * packing <= min(MAXIMUM_PACKING, (spare // 2 if certified else spare) + 1):
+                packing *= 2
+            return Committee(holders, corrupted, threshold, packing, candidate, quorum)
+    # 3 (C - c - absent) > 2 C + c for one answer; 2 (C - c - absent) > C + c and C - absent > 2 c for certified lists.
+    is_one_answer = rules[-1] is ThresholdRule.ONE_ANSWER
+    suffice = 4 * corrupted + 3 * absent + 1 if is_one_answer else 3 * corrupted + 2 * absent + 1
+    can = f"{suffice} can" if suffice <= MAXIMUM_HOLDERS else f"an epoch has at most {MAXIMUM_HOLDERS}; assume fewer"
+    raise InvalidParameters(
+        f"{holders} holders cannot do without {corrupted} corrupted and {absent} absent ones under {rules[-1]}; {can}"
+    )
+
+
+def _lattices(degrees: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    for degree in degrees:
+        widest = min(MAXIMUM_MODULUS_BITS, greatest_modulus_bits(degree, LEAST_SECURITY))
+        for modulus_bits in range(2, widest + 1):
+            for dropped_bits in range(MAXIMUM_DROPPED_BITS + 1):
+                yield degree, modulus_bits, dropped_bits
+
+
+def _too_wide(
+    segments: Sequence[Values], capacity: int, weight: int, degrees: Sequence[int]
+) -> InvalidParameters | None:
+    widest = max(min(MAXIMUM_MODULUS_BITS, greatest_modulus_bits(degree, LEAST_SECURITY)) for degree in degrees)
+    room, is_held = widest - least_guard_bits(capacity, 0), True
+    for position, segment in enumerate(segments):
+        bits = segment.field_bits(weight)
+        if bits > segment.ring_bits:
+            return InvalidParameters(
+                f"a sum of segment {position} reaches {bits} bits and its ring has {segment.ring_bits}; "
+                f"a ring of {bits} bits fits"
+            )
+        is_held &= bits <= (widest if segment.fine_bits else room)
+    if is_held and room > 0:
+        return None
+    return InvalidParameters(
+        f"no lattice of {LEAST_SECURITY} bits of security in degrees {tuple(degrees)} holds these values; rings of at "
+        f"most {max(room, 0)} bits fit, or plan with a higher degree"
+    )
+
+
+Bounds = tuple[int, int] | None
+
+
+def plan_epoch(  # noqa: PLR0913 -- all but four have defaults
+    holders: Sequence[HolderIdentity],
+    *,
+    number: int,
+    expiry: int,
+    corrupted: int,
+    absent: int = 0,
+    suite: Suite = Suite.CLASSIC,
+    authority: bytes = NO_KEY,
+    rule: ThresholdRule | None = None,
+) -> EpochRecord:
+    """Choose thresholds for these holders; the authority signs the returned record.
+
+    Args:
+        authority: its public key; without it the mode is ``semi_honest``.
+        absent: number of holders that may be away, besides those that are corrupted.
+    Raises:
+        InvalidParameters: so few holders cannot do that; the message says how many can.
+    """
+    committee = choose_committee(len(holders), corrupted, absent, rule)
+    return EpochRecord(
+        number=number,
+        mode=SecurityMode.SEMI_HONEST if authority == NO_KEY else SecurityMode.ACTIVE,
+        suite=suite,
+        rule=committee.rule,
+        corrupted=corrupted,
+        threshold=committee.threshold,
+        packing=committee.packing,
+        quorum=committee.quorum,
+        expiry=expiry,
+        authority=authority,
+        holders=tuple(holders),
+    )
+
+
+def plan_offer(  # noqa: PLR0913 -- all but four have defaults
+    record: EpochRecord,
+    keys: Sequence[bytes],
+    subject: Subject,
+    *,
+    sum_id: bytes,
+    capacity: int,
+    minimum_cohort: int,
+    corrupted_clients: int,
+    maximum_weight: int = 1,
+    bounds: Sequence[Bounds] | None = None,
+    noise: NoiseSettings = NO_NOISE,
+) -> Offer:
+    """Make an offer from an epoch's record, its holders' keys, and the subject of the sum.
+
+    Raises:
+        InvalidParameters: nothing fits; the message names the next parameters that do.
+    """
+    bounds, most = tuple(bounds or [None] * len(subject.layout.segments)), capacity * maximum_weight
+    values = masked_values(subject.layout, bounds, most)
+    parameters = plan(values, capacity, record.committee, capacity_weight=most).with_witnesses()
+    return Offer(
+        record=record.encode(),
+        keys=tuple(keys),
+        configuration=Configuration(
+            task=subject.task,
+            layout=subject.layout,
+            parameters=parameters,
+            minimum_cohort=minimum_cohort,
+            corrupted_clients=corrupted_clients,
+            maximum_weight=maximum_weight,
+        ),
+        terms=SumTerms(
+            sum_id=NO_SUM if record.rule is ThresholdRule.CERTIFIED else sum_id,
+            round_number=subject.round_number,
+            model_digest=subject.model_digest or bytes(32),
+            application_digest=noise.bound_to(subject.terms_digest, corrupted_clients),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneMessageSettings(BudgetedNoise):
+    """Plan of an epoch and its sums."""
+
+    suite: Suite = Suite.CLASSIC
+    rule: ThresholdRule | None = None
+    """The rule ``one_answer`` where the holders suffice for it, if nothing is said."""
+    corrupted_holders: int = 1
+    """Number of holders assumed to work with the server."""
+    absent_holders: int = 0
+    """Number of other holders that may be away."""
+    minimum_cohort: int = 3
+    corrupted: int = 1
+    """Number of clients assumed to be corrupted, counted absolutely."""
+    capacity: int | None = None
+    """The most clients of a sum; by default all who are invited."""
+    maximum_weight: int = 1
+    bounds: tuple[Bounds, ...] | None = None
+    """Bounds of one value of each segment of the layout: several then share a coefficient."""
+    delivered_at_once: int = 64
+    """Number of uploads, or 16 MiB of them, that wait until standing holders are sent their shares."""
+    mode: SecurityMode = SecurityMode.ACTIVE
+    holders: int = 5
+    """Number of holders of a simulation; elsewhere the epoch's record says it."""
+    lifetime: timedelta = timedelta(hours=24)
+    """Lifetime of an epoch."""
+
+
+def masked_values(layout: Layout, bounds: tuple[tuple[int, int] | None, ...], capacity_weight: int) -> list[Values]:
+    """Return what ``plan`` is asked for: a layout's segments, the weight, and check words."""
+    segments = layout.require_rings()
+    if len(bounds) != len(segments):
+        raise InvalidParameters(f"there are bounds, or None, for each of {len(segments)} segments; got {len(bounds)}")
+    values = [
+        Values(segment.length, segment.ring.modulus_bits, bound, segment.fine_bits)
+        for segment, bound in zip(segments, bounds, strict=True)
+    ]
+    weight = Values(length=1, ring_bits=weight_bits(capacity_weight))
+    return [*values, weight, *(one.check_words for one in values if one.fine_bits)]
+
+
+# --- Sessions ---------------------------------------------------------------------------------------------------------
 
 KEYS: Final = Stage(name="keys", takes_update=False)
 """Before the others in the first sum of a task whose holders are clients: they publish their keys."""

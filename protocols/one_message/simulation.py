@@ -22,14 +22,12 @@ from secagg.session.roles import Subject
 from secagg.session.simulated import ONE_IN, Costs, Work, new_signing_key
 
 from .client import Ledger, OneMessageMember
-from .configuration import SUM_ID_BYTES
-from .epoch import DIGEST_BYTES, NO_KEY, NONCE_BYTES, EpochRecord, HolderIdentity, draw_nonce
+from .configuration import DIGEST_BYTES, NO_KEY, NONCE_BYTES, SUM_ID_BYTES, EpochRecord, HolderIdentity, draw_nonce
 from .floors import Floors
 from .holder import Holder
 from .journal import ROOT_BYTES, Journal
 from .messages import IDENTITY_BYTES, Upload, UploadHeader
-from .plan import OneMessageSettings, plan_epoch, plan_offer
-from .session import UPLOAD, OneMessageHelpers, Server, open_session
+from .session import UPLOAD, OneMessageHelpers, OneMessageSettings, Server, open_session, plan_epoch, plan_offer
 
 _WORDS_OF_A_PRODUCT: Final = 64
 """A client's work for a coefficient: a product of polynomials, noise, packing, and the digest."""

@@ -33,8 +33,9 @@ from secagg.identifiers import ClientId, HolderId
 from secagg.wire import MessageKind, message_kind
 
 from .configuration import NO_SUM, SUM_ID_BYTES, Offer
-from .lattice.masks import epoch_ring
-from .lattice.opening import (
+from .masks import epoch_ring
+from .messages import Upload
+from .opening import (
     Adder,
     LocalSum,
     OneMessageCut,
@@ -43,10 +44,9 @@ from .lattice.opening import (
     SumOfSecrets,
     WrongSecret,
     largest_entry,
+    recovered,
 )
-from .messages import Upload
 from .parameters import ThresholdRule
-from .recovery import recovered
 from .requests import (
     Answer,
     CertifiedList,

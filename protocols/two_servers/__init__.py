@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from .configuration import SERVERS as SERVERS
     from .configuration import IndexingConfiguration as IndexingConfiguration
     from .floors import IndexingFloors as IndexingFloors
-    from .lanes.fields import MODULI as MODULI
-    from .lanes.fields import RingLanes as RingLanes
     from .offers import simulated_servers as simulated_servers
-    from .operators.process import PeerLink as PeerLink
-    from .operators.process import serve_standing as serve_standing
+    from .point_functions.lanes import MODULI as MODULI
+    from .point_functions.lanes import RingLanes as RingLanes
     from .point_functions.shape import MAXIMUM_CODEWORDS as MAXIMUM_CODEWORDS
     from .point_functions.shape import PointFunctionShape as PointFunctionShape
     from .point_functions.shape import tree_bits as tree_bits
+    from .process import PeerLink as PeerLink
+    from .process import serve_standing as serve_standing
     from .server_keys import OperatorKeys as OperatorKeys
     from .server_keys import ServerKeys as ServerKeys
     from .server_keys import trial_server_keys as trial_server_keys
@@ -38,10 +38,10 @@ else:
         {
             "configuration": "IndexingConfiguration SERVERS",
             "floors": "IndexingFloors",
-            "lanes.fields": "MODULI RingLanes",
             "server_messages": "exchange_bytes",
             "offers": "simulated_servers",
-            "operators.process": "PeerLink serve_standing",
+            "point_functions.lanes": "MODULI RingLanes",
+            "process": "PeerLink serve_standing",
             "server_keys": "OperatorKeys ServerKeys trial_server_keys",
             "standing_server": "StandingFloors StandingRounds StandingServer asking lanes_of",
             "point_functions.shape": "MAXIMUM_CODEWORDS PointFunctionShape tree_bits",

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
 from secagg.contract.layout import Layout, Payload
-from secagg.crypto.entropy import Coins
 from secagg.crypto.hpke import ClassicSealingKey, sealing_key
 from secagg.crypto.secret import Secret, overwrite
 from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason
 from secagg.identifiers import ServerId
-from secagg.session.certificates import Authority, Certificate, SigningKey
+from secagg.session.certificates import Authority
 from secagg.session.one_answer import OneStageClientSession
 
-from .configuration import IndexingConfiguration, ServerNoise, clipped
+from .configuration import IndexingConfiguration, clipped
 from .floors import IndexingFloors
 from .offers import Invitation, RoundStamp, ServerOffer, encode_halves
 from .upload import (
@@ -35,48 +32,24 @@ if TYPE_CHECKING:
     from secagg.crypto.hybrid_key_agreement import HybridPublicKey
     from secagg.session.roles import LateUpdate, Subject
 
+    from .session import TwoServersMember
+
 
 class Client(OneStageClientSession):
     """A client's side of one round; see ``ClientSession``."""
 
-    def __init__(  # noqa: PLR0913 -- what a client brings
-        self,
-        subject: Subject,
-        update: LateUpdate | None,
-        suspended: Secret | None = None,
-        *,
-        certificate: Certificate,
-        signing_key: SigningKey,
-        floors: IndexingFloors,
-        layout_for: Callable[[bytes], Layout],
-        charge: Callable[[bytes, int, bytes], None],
-        clock: Callable[[], datetime],
-        coins: Coins,
-        noise: ServerNoise | None = None,
-        accepts_simulated: bool = False,
-        threads: int = 1,
+    def __init__(
+        self, member: TwoServersMember, subject: Subject, update: LateUpdate | None, suspended: Secret | None = None
     ) -> None:
-        """Prepare to upload once.
-
-        Args:
-            certificate: the authority's word for the signing key.
-            floors: what the client insists on: the authority and the two servers among it.
-            layout_for: returns the layout that servers have to count for a model, by its digest.
-            charge: spends task, round and model for good before the update is made; raises to refuse.
-            clock: the client's own time, with a time zone.
-            coins: ``SystemCoins()`` in production.
-            noise: what each server has to add.
-            accepts_simulated: whether a second server that the first one simulates is good enough; for rehearsals.
-        """
+        """Prepare to upload once."""
+        certificate, floors = member.certificate, member.floors
         if type(floors) is not IndexingFloors:
             raise Misuse("a client has IndexingFloors")
-        if certificate.public_key != signing_key.public_key:
+        if certificate.public_key != member.signing_key.public_key:
             raise InvalidParameters("the certificate is for another key than the signing key")
         Authority(floors.authority).verify(certificate, culprits={certificate.client})
         super().__init__(certificate.client, subject, update, suspended)
-        self._certificate, self._signing_key, self._floors = certificate, signing_key, floors
-        self._layout_for, self._charge, self._clock = layout_for, charge, clock
-        self._coins, self._noise, self._accepts_simulated, self._threads = coins, noise, accepts_simulated, threads
+        self._member, self._noise = member, member.noise_for(subject)
 
     def _upload(self, message: bytes, update: LateUpdate) -> bytes:
         """Check everything that does not depend on the update, spend the round, and share the update.
@@ -87,8 +60,8 @@ class Client(OneStageClientSession):
         invited = Invitation.decode(message)
         configuration, round_number = invited.configuration, invited.round_number
         self._require_subject(invited)
-        model = update.model_for(self._subject)
-        layout = self._layout_for(model)
+        member, model = self._member, update.model_for(self._subject)
+        layout = member.layout_for(self._subject, model)
         if configuration.layout != layout:
             raise _below("the round is about another codec, model, capacity or terms than this client's")
         self._admit(configuration, layout)
@@ -96,14 +69,14 @@ class Client(OneStageClientSession):
             sealing_key(configuration.suite, offer.sealing_key, culprits={offer.stamp.server})
             for offer in self._verified(configuration, round_number, invited.shown.offers)
         ]
-        charge = partial(self._charge, configuration.task, round_number, model)
+        charge = partial(member.spend, configuration.task, round_number, model)
         made = update.take(self._subject.layout, configuration.weights, charge=charge)
         # Nothing is refused after that.
         payload = Payload(layout, clipped(made.payload, configuration.noise).values)
-        indices = SharedIndices(configuration, round_number, self.client, payload, self._coins, threads=self._threads)
+        indices = SharedIndices(configuration, round_number, self.client, payload, member.coins, threads=member.threads)
         try:
             header = UploadHeader(
-                round_number=round_number, certificate=self._certificate, weight=made.weight, segments=indices.headers
+                round_number=round_number, certificate=member.certificate, weight=made.weight, segments=indices.headers
             )
             return encode_halves(*self._sealed(configuration, header, indices, payload, keys))
         finally:
@@ -119,11 +92,11 @@ class Client(OneStageClientSession):
             raise _below("the servers count another layout than this client's")
         if configuration.noise != self._noise:
             raise _below("the servers add other noise than this client insists on; offer what it asks for")
-        if invited.shown.is_simulated and not self._accepts_simulated:
+        if invited.shown.is_simulated and not self._member.accepts_simulated:
             raise _below("the second server is simulated by the first, which protects nobody from it")
 
     def _admit(self, configuration: IndexingConfiguration, layout: Layout) -> None:
-        self._floors.admit(configuration, layout=layout, now=self._clock())
+        self._member.floors.admit(configuration, layout=layout, now=self._member.clock())
         if configuration.maximum_total_weight > self._subject.capacity:
             raise InvalidParameters(
                 f"a round may reach a weight of {configuration.maximum_total_weight}, and the codec's capacity is "
@@ -161,10 +134,10 @@ class Client(OneStageClientSession):
         digest, bodies, seeds = header.digest(configuration), (bytearray(), bytearray()), list[Secret]()
         try:
             bodies = indices.bodies(header)
-            seeds += (Secret.random("upload seed", UPLOAD_SEED_BYTES, self._coins) for _ in keys)
+            seeds += (Secret.random("upload seed", UPLOAD_SEED_BYTES, self._member.coins) for _ in keys)
             if configuration.ring_segments:
                 with ring_mask_key(seeds[0], configuration.suite, digest) as key:
-                    for packed in masked_rings(configuration, payload, key, threads=self._threads):
+                    for packed in masked_rings(configuration, payload, key, threads=self._member.threads):
                         bodies[1].extend(packed)
             servers = (ServerId(0), ServerId(1))
             sealed = [
@@ -186,7 +159,7 @@ class Client(OneStageClientSession):
                 overwrite(body)
             for seed in seeds:
                 seed.wipe()
-        signature = halves[0].signature_by(self._signing_key, configuration)
+        signature = halves[0].signature_by(self._member.signing_key, configuration)
         return replace(halves[0], signature=signature), replace(halves[1], signature=signature)
 
 

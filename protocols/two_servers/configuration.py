@@ -26,8 +26,8 @@ from secagg.privacy.rounding import room_for_noise
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 from secagg.wire import MessageKind, Reader, Writer
 
-from .lanes.fields import MODULI, LaneField, LaneGroup, RingLanes
-from .one_hot.statement import CheckShape
+from .point_functions.lanes import MODULI, LaneField, LaneGroup, RingLanes
+from .point_functions.one_hot_proof import CheckShape
 from .point_functions.shape import MAXIMUM_BLOCKS, MAXIMUM_CODEWORDS, PointFunctionShape
 
 SERVERS: Final = 2

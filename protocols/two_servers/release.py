@@ -36,9 +36,9 @@ from secagg.privacy.rounding import rounded_root
 from secagg.session.certificates import SigningKey
 
 from .configuration import IndexingConfiguration, ServerNoise
-from .lanes.fields import LaneGroup, Lanes
 from .offers import Entry, RoundStamp
 from .opened_upload import ClassTotals
+from .point_functions.lanes import LaneGroup, Lanes
 from .server_messages import NONCE_BYTES, AcceptedList, OutputCommitment, OutputShare
 
 _COUNT_BITS: Final = 32

@@ -63,8 +63,8 @@ from .offers import (
     Standing,
     decode_halves,
 )
-from .one_hot.check import RoundChallenges
 from .opened_upload import ClassTotals, HalfOpener, OpenedUpload, PointFunctionExchange
+from .point_functions.one_hot_check import RoundChallenges
 from .release import Release, ReleasedNoise, RoundResult, sums_of_counts
 from .server_messages import BATCH, BatchItem, BatchRequest, Beginning, Done, decode_batch, encode_batch
 from .upload import ROUND_BYTES, Upload

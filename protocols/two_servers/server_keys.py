@@ -23,7 +23,7 @@ from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Sig
 from secagg.wire import MessageKind, Reader, Writer
 
 from .configuration import SERVERS
-from .one_hot.statement import SEED_BYTES
+from .point_functions.one_hot_proof import SEED_BYTES
 
 EXCHANGE_KEY_BYTES = 32
 

@@ -28,9 +28,9 @@ from secagg.session.certificates import (
 from secagg.wire import MessageKind, Reader
 
 from .configuration import IndexingConfiguration
-from .lanes.fields import Lanes
 from .offers import STAMP, Due, Entry, RoundStamp, ServerOffer
-from .one_hot.check import OneHotCommitment, OneHotOpening
+from .point_functions.lanes import Lanes
+from .point_functions.one_hot_check import OneHotCommitment, OneHotOpening
 from .point_functions.shape import NONCE_BYTES as SHARE_NONCE_BYTES
 from .upload import (
     DIGEST_BYTES,

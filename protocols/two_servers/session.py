@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import Final
 
 from secagg.contract import IndexSegment, Layout
@@ -25,7 +24,7 @@ from secagg.session.roles import LateUpdate, Subject
 from secagg.session.sockets import Ask
 
 from .client import Client
-from .configuration import IndexingConfiguration, SharingMode
+from .configuration import IndexingConfiguration, ServerNoise, SharingMode
 from .floors import IndexingFloors
 from .release import require_held, server_noise
 from .server import IndexingServer, Server
@@ -141,48 +140,38 @@ def bound_layout(subject: Subject, model_digest: bytes | None) -> Layout:
     return Layout(subject.layout.segments, hashlib.sha256(bound).digest())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class TwoServersMember(Confined):
     """A client of two servers."""
 
-    def __init__(  # noqa: PLR0913 -- what a client brings
-        self,
-        *,
-        certificate: Certificate,
-        signing_key: SigningKey,
-        floors: IndexingFloors,
-        charge: Callable[[Spent], None],
-        clock: Clock,
-        coins: Coins,
-        accepts_simulated: bool = False,
-        threads: int = 1,
-        noise: NoiseSettings = NO_NOISE,
-        kind: type[Client] = Client,
-    ) -> None:
-        """Prepare to join sessions; the arguments are those of ``Client``.
-
-        Args:
-            charge: told of an upload before its update is made; raises to refuse, and is durable when it returns, as
-                ``SpentUpdates.charge`` is.
-            noise: what the servers are to add; a round that says otherwise is refused.
-        """
-        self._noise = noise
-        self._brought = partial(
-            kind,
-            certificate=certificate,
-            signing_key=signing_key,
-            floors=floors,
-            charge=lambda task, number, model: charge(Spent(task, number, model)),
-            clock=clock,
-            coins=coins,
-            accepts_simulated=accepts_simulated,
-            threads=threads,
-        )
+    certificate: Certificate
+    """The authority's word for the signing key."""
+    signing_key: SigningKey
+    floors: IndexingFloors
+    charge: Callable[[Spent], None]
+    """Told of an upload before its update is made; raises to refuse, and is durable when it returns, as
+    ``SpentUpdates.charge`` is.
+    """
+    clock: Clock
+    coins: Coins
+    """``SystemCoins()`` in production."""
+    accepts_simulated: bool = False
+    """Whether a second server that the first one simulates is good enough; for rehearsals."""
+    threads: int = 1
+    noise: NoiseSettings = NO_NOISE
+    """What the servers are to add; a round that says otherwise is refused."""
+    kind: type[Client] = Client
 
     def join(self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None) -> Client:
-        return self._brought(
-            subject,
-            update,
-            suspended,
-            layout_for=partial(bound_layout, subject),
-            noise=server_noise(self._noise, subject.layout),
-        )
+        return self.kind(self, subject, update, suspended)
+
+    def spend(self, task: bytes, round_number: int, model: bytes) -> None:
+        self.charge(Spent(task, round_number, model))
+
+    def layout_for(self, subject: Subject, model: bytes) -> Layout:
+        """Return the layout that servers have to count for a model, by its digest."""
+        return bound_layout(subject, model)
+
+    def noise_for(self, subject: Subject) -> ServerNoise | None:
+        """Return what each server has to add."""
+        return server_noise(self.noise, subject.layout)

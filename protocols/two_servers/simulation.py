@@ -1,40 +1,46 @@
-"""Two servers and their clients in one process, a client that cheats, and the entry in the registry of protocols."""
+"""Two servers and their clients in one process, a client that cheats, costs, and the entry in the registry."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
+from math import ceil
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from secagg.contract import IndexSegment, Payload, RingSegment
+from secagg.contract import IndexSegment, Layout, Payload, RingSegment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.hpke import ClassicSealingKey
 from secagg.crypto.secret import Confined
-from secagg.identifiers import ClientId
-from secagg.parameters import LEAST_COHORT
+from secagg.identifiers import ClientId, ServerId
+from secagg.parameters import LEAST_COHORT, Suite
 from secagg.privacy.client_noise import said_epsilon
+from secagg.session.certificates import IDENTITY_KEY_BYTES
 from secagg.session.ledger import SpentUpdates
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
-from secagg.session.simulated import SimulatedKeys
+from secagg.session.simulated import Costs, SimulatedKeys, Work, mask_cipher_calls, ring_length
 
 from .client import Client
-from .configuration import IndexingConfiguration
-from .costs import costs
+from .configuration import SERVERS, IndexingConfiguration, SharingMode
 from .floors import IndexingFloors
-from .lanes.fields import LaneGroup, Lanes
+from .offers import Invitation, RoundOffers
 from .point_functions.generation import ServerShare
-from .point_functions.shares import ExplicitShare, SeedShare, TreeShare
+from .point_functions.lanes import LaneGroup, Lanes
+from .point_functions.shares import CorrectionWords, ExplicitShare, SeedShare, TreeShare
 from .server import STAGE, Server
 from .server_keys import trial_server_keys
+from .server_messages import BATCH, batch_bytes, half_bytes, offers_bytes
 from .session import TwoServersHelpers, TwoServersMember, TwoServersSettings, open_session
 from .standing_server import StandingFloors, StandingRounds, StandingServer, asking
 from .upload import SharedIndices, Upload, UploadHeader
 
 if TYPE_CHECKING:
     from secagg.crypto.hybrid_key_agreement import HybridPublicKey
+
 
 _MORE = 2
 """So many that no codeword can make up for it: one more could turn a vote for the derived lane into a valid one."""
@@ -185,6 +191,97 @@ class TwoServersSimulation(Confined):
 def cheater(simulation: TwoServersSimulation, client: ClientId) -> TwoServersMember:
     """Return a client that votes more than once in its first block of indices."""
     return simulation.member(client, InsecureCheatingClient)
+
+
+# --- Costs ------------------------------------------------------------------------------------------------------------
+
+_FRAME_BYTES: Final = 7 + 2 * 4
+"""Frame of the message in which both halves travel to server 0."""
+
+
+def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
+    """Count the explicit shares of all blocks, and the cheapest trees where these are shorter."""
+    if not any(isinstance(segment, IndexSegment) for segment in layout.segments):
+        yield _costs(_configured(layout, clients, suite, SharingMode.CHECKED_POINT_FUNCTIONS, None), clients)
+        return
+    for mode in (SharingMode.UNCHECKED_POINT_FUNCTIONS, SharingMode.CHECKED_POINT_FUNCTIONS):
+        for depth in (0, None):
+            configuration = _configured(layout, clients, suite, mode, depth)
+            if depth == 0 or _depths(configuration) != {0}:
+                yield _costs(configuration, clients)
+
+
+def _configured(
+    layout: Layout, clients: int, suite: Suite, mode: SharingMode, depth: int | None
+) -> IndexingConfiguration:
+    """Return the configuration of a round, with keys that nobody has."""
+    keys = [bytes([number]) * IDENTITY_KEY_BYTES for number in range(1, 4)]
+    return IndexingConfiguration(
+        task=b"a plan",
+        suite=suite,
+        authority=keys[0],
+        server_keys=(keys[1], keys[2]),
+        layout=layout,
+        mode=mode,
+        depth=depth,
+        minimum_cohort=LEAST_COHORT,
+        maximum_cohort=clients,
+        maximum_rejections=0,
+        expiry=1,
+    )
+
+
+def _depths(configuration: IndexingConfiguration) -> set[int]:
+    return {configuration.shape(segment).depth for _, segment in configuration.index_segments}
+
+
+def _costs(configuration: IndexingConfiguration, clients: int) -> Costs:
+    """Add the plain parts, which one server expands and the other is sent; envelopes, proofs and signatures."""
+    shapes = [(configuration.shape(segment), segment.blocks) for _, segment in configuration.index_segments]
+    payload = sum(
+        CorrectionWords.encoded_bytes(shape, blocks) if shape.depth else ExplicitShare.encoded_bytes(shape, blocks)
+        for shape, blocks in shapes
+    )
+    operations = sum(shape.codewords * blocks for shape, blocks in shapes)
+    if configuration.is_checked:
+        # Two products of the whole share, with an element for each codeword and with one for each row.
+        operations += sum(
+            2 * configuration.check_shape(segment).field.degree * segment.codewords * segment.blocks
+            for _, segment in configuration.index_segments
+        )
+    rings = configuration.ring_segments
+    calls = sum((Fraction(shape.cipher_calls) * blocks for shape, blocks in shapes), Fraction(0))
+    of_client = ceil(calls) + mask_cipher_calls(rings)
+    operations += ring_length(rings)
+    full, rest = divmod(clients, BATCH)
+    offer = bytes(offers_bytes(configuration) // SERVERS)
+    between = full * sum(batch_bytes(configuration, BATCH)) + (sum(batch_bytes(configuration, rest)) if rest else 0)
+    return Costs(
+        plan=f"between is for batches of {BATCH} uploads; the shares of the sum, exchanged once a round, come on top",
+        payload_bytes=payload + sum(segment.payload_bytes for segment in rings),
+        up_bytes=_FRAME_BYTES + sum(half_bytes(configuration, ServerId(index)) for index in range(SERVERS)),
+        down_bytes=len(Invitation(0, configuration, RoundOffers(is_simulated=False, offers=(offer, offer))).encode()),
+        # Server 0 is the one that clients reach, so server 1's half passes through it.
+        between_bytes=round(between / clients) + half_bytes(configuration, ServerId(1)),
+        client=Work(cipher_calls=2 * of_client, word_operations=operations),
+        server=Work(
+            cipher_calls=ceil(clients * (calls + mask_cipher_calls(rings))),
+            word_operations=clients * operations,
+            steps=clients,
+        ),
+        variant=_variant(configuration),
+        is_checked=configuration.is_checked or not shapes,
+        reveals_counts=bool(shapes),
+    )
+
+
+def _variant(configuration: IndexingConfiguration) -> str:
+    depths = _depths(configuration)
+    if not depths:
+        return ""
+    least, greatest = min(depths), max(depths)
+    depth = f"depth {least}" if least == greatest else f"depths {least} to {greatest}"
+    return f"{depth}, checked" if configuration.is_checked else depth
 
 
 ENTRY: Final = ProtocolEntry(

@@ -46,9 +46,8 @@ from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Cer
 from secagg.wire import MessageKind, Reader
 
 from .configuration import IndexingConfiguration
-from .one_hot.proof import prove
-from .one_hot.statement import OneHotProof, UploadContext
 from .point_functions.generation import ServerShare, generate_shares
+from .point_functions.one_hot_proof import OneHotProof, UploadContext, prove
 from .point_functions.shape import NONCE_BYTES, SEED_BYTES, KeyBinding
 from .point_functions.shares import CorrectionWords, ExplicitShare, TreeShare
 

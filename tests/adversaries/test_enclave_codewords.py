@@ -26,10 +26,15 @@ from secagg.contract.codewords import CodewordTable
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import CapacityExceeded, InvalidParameters, Reason
 from secagg.identifiers import ClientId
-from secagg.protocols.enclave.plan import EnclaveSettings
+from secagg.protocols.enclave.session import EnclaveSettings
 from secagg.protocols.enclave.trusted import enclave as trusted
-from secagg.protocols.enclave.trusted.chosen_norm import bounded_choices, least_squared
-from secagg.protocols.enclave.trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm
+from secagg.protocols.enclave.trusted.configuration import (
+    Accumulation,
+    EnclaveConfiguration,
+    ReleaseForm,
+    least_squared,
+)
+from secagg.protocols.enclave.trusted.enclave import bounded_choices
 from secagg.session.registry import find
 from secagg.session.roles import LateUpdate, Released, Subject, Update
 from secagg.session.run import Measured, run

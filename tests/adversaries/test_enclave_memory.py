@@ -29,8 +29,7 @@ from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from secagg.protocols.enclave.trusted.enclave import Enclave
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
-from secagg.protocols.enclave.trusted.messages import BufferRelease, secret_bytes
-from secagg.protocols.enclave.trusted.upload_keys import open_indices, proof_of, seal_indices
+from secagg.protocols.enclave.trusted.messages import BufferRelease, open_indices, proof_of, seal_indices, secret_bytes
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, crafted, model_digest
 from tests.harness.made_secrets import Made, shows
 
@@ -130,7 +129,7 @@ def test_what_altered_indices_decrypt_to_is_overwritten(monkeypatch: pytest.Monk
         overwrite(buffer)
         left.append(buffer)
 
-    monkeypatch.setattr("secagg.protocols.enclave.trusted.upload_keys.overwrite", recording)
+    monkeypatch.setattr("secagg.protocols.enclave.trusted.messages.overwrite", recording)
     with Secret("upload_seed", SEED) as seed:
         sealed = bytearray(seal_indices(seed, bytes(32), b"i" * 40))
         sealed[0] ^= 1

@@ -22,7 +22,7 @@ from secagg.errors import PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.enclave.client import Invitation, stamp_of
-from secagg.protocols.enclave.plan import EnclaveSettings
+from secagg.protocols.enclave.session import EnclaveSettings
 from secagg.protocols.enclave.simulation import EnclaveSimulation
 from secagg.session.roles import LateUpdate, Subject, Update
 

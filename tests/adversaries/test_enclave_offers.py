@@ -43,12 +43,12 @@ from secagg.protocols.enclave.attestation import (
     SnpTcb,
     Verifier,
 )
+from secagg.protocols.enclave.client import VerifiedEnclave
 from secagg.protocols.enclave.floors import EnclaveFloors
+from secagg.protocols.enclave.remote_enclave import SimulatedEvidence, SimulatedJudge
 from secagg.protocols.enclave.session import HardwareJudge
 from secagg.protocols.enclave.trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, ReleaseForm
 from secagg.protocols.enclave.trusted.messages import EnclaveOffer, ModelStamp
-from secagg.protocols.enclave.unattested import SimulatedEvidence, SimulatedJudge
-from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, sealed_by
 
 PACKAGE = "secagg_evidence_of_our_own"

@@ -33,13 +33,13 @@ from secagg.contract import Aggregate, IndexSegment, Layout, RingSegment
 from secagg.crypto.ring import RingVector
 from secagg.errors import Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.enclave.budget import PrivacyFloor
+from secagg.protocols.enclave.remote_enclave import SimulatedEnclave
+from secagg.protocols.enclave.session import PrivacyFloor
 from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.buffer import BufferState, single_somebody_out
 from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 from secagg.protocols.enclave.trusted.messages import BufferRelease, ModelStamp
-from secagg.protocols.enclave.unattested import SimulatedEnclave
 from tests.harness.enclave_buffers import (
     RING_LAYOUT,
     EnclaveSetup,

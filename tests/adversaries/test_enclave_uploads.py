@@ -42,20 +42,23 @@ from secagg.crypto.secret import Secret
 from secagg.errors import UNDECIDED, AuthenticationFailed, MalformedMessage, PeerError, PeerMisbehaved, Reason
 from secagg.identifiers import AttemptContext, ClientId, Party, ServerId
 from secagg.parameters import Suite
-from secagg.protocols.enclave.budget import PrivacyFloor
 from secagg.protocols.enclave.client import Upload, vector_digest
-from secagg.protocols.enclave.plan import EnclaveSettings
+from secagg.protocols.enclave.session import EnclaveSettings, PrivacyFloor
 from secagg.protocols.enclave.simulation import EnclaveSimulation
 from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.buffer import ReleaseRules
 from secagg.protocols.enclave.trusted.messages import (
     MOST_SEALED_INDICES,
+    PROOF_BYTES,
     ModelStamp,
     SealedUpload,
     has_one_seal,
+    mask_key,
+    proof_of,
+    seal_indices,
     sealed_indices_bytes,
+    sealing_info,
 )
-from secagg.protocols.enclave.trusted.upload_keys import PROOF_BYTES, mask_key, proof_of, seal_indices, sealing_info
 from secagg.session.certificates import Certificate, issue_certificate
 from secagg.session.roles import LateUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins

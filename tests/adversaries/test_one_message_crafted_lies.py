@@ -21,9 +21,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from secagg.contract import Layout, RingSegment
 from secagg.errors import InvalidParameters
-from secagg.protocols.one_message.lattice.masks import lowest_bit
-from secagg.protocols.one_message.lattice.opening import WrongSecret
-from secagg.protocols.one_message.lattice.ring_products import limb_bits, limb_count
+from secagg.protocols.one_message.lattice import limb_bits, limb_count
+from secagg.protocols.one_message.masks import lowest_bit
+from secagg.protocols.one_message.opening import WrongSecret
 from secagg.protocols.one_message.parameters import Parameters
 from tests.adversaries.test_one_message_dealers import coefficient, lying
 from tests.harness.one_message_sums import InsecureSum, SumSetup

@@ -29,9 +29,7 @@ from secagg.identifiers import ClientId, HolderId, ServerId
 from secagg.protocols.one_message import client as client_module
 from secagg.protocols.one_message import sharing
 from secagg.protocols.one_message.configuration import Agreement, Offer
-from secagg.protocols.one_message.lattice.masks import EpochRing, epoch_ring
-from secagg.protocols.one_message.lattice.opening import WrongSecret
-from secagg.protocols.one_message.lattice.values import PIECE_COEFFICIENTS
+from secagg.protocols.one_message.masks import EpochRing, epoch_ring
 from secagg.protocols.one_message.messages import (
     Upload,
     challenge_of,
@@ -41,7 +39,8 @@ from secagg.protocols.one_message.messages import (
     upload_digest,
     vector_digest,
 )
-from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
+from secagg.protocols.one_message.opening import WrongSecret
+from secagg.protocols.one_message.parameters import FIELD, PIECE_COEFFICIENTS, ThresholdRule
 from secagg.protocols.one_message.requests import Answer, DeliveredShare, Delivery, Judged, Receipt, Verdict
 from secagg.protocols.one_message.sharing import Dealing, holder_point
 from secagg.protocols.one_message.tally import Tally

@@ -29,8 +29,7 @@ from secagg.fields import Message
 from secagg.identifiers import HolderId
 from secagg.parameters import ATTEMPTS, SecurityMode, Suite
 from secagg.protocols.one_message.client import Ledger
-from secagg.protocols.one_message.configuration import Offer
-from secagg.protocols.one_message.epoch import HolderIdentity, HolderKeys, verify_epoch
+from secagg.protocols.one_message.configuration import HolderIdentity, HolderKeys, Offer, verify_epoch
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.journal import FileJournal

@@ -23,7 +23,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason
 from secagg.protocols.one_message.holder import HeldShare, Holder, open_share
 from secagg.protocols.one_message.journal import Entry, Event, Journal
-from secagg.protocols.one_message.lattice.masks import EpochRing
+from secagg.protocols.one_message.masks import EpochRing
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.requests import Receipt, UploadList, Verdict
 from secagg.protocols.one_message.tally import Tally

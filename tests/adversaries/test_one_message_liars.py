@@ -27,7 +27,7 @@ from secagg.identifiers import HolderId
 from secagg.protocols.one_message import client as client_module
 from secagg.protocols.one_message import sharing
 from secagg.protocols.one_message.configuration import Offer
-from secagg.protocols.one_message.lattice.opening import OpenedSum, Opening, WrongSecret
+from secagg.protocols.one_message.opening import OpenedSum, Opening, WrongSecret
 from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
 from secagg.protocols.one_message.session import Server
 from secagg.protocols.one_message.sharing import Dealing

@@ -25,13 +25,14 @@ import pytest
 
 from secagg.errors import UNDECIDED, AuthenticationFailed, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
-from secagg.protocols.one_message import epoch, parameters, plan
+from secagg.protocols.one_message import configuration, parameters
+from secagg.protocols.one_message import session as session_module
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.journal import Placements
-from secagg.protocols.one_message.lattice.masks import EpochRing, epoch_ring
-from secagg.protocols.one_message.lattice.opening import Accumulator, SumOfSecrets, WrongSecret
+from secagg.protocols.one_message.masks import EpochRing, epoch_ring
 from secagg.protocols.one_message.messages import Upload
+from secagg.protocols.one_message.opening import Accumulator, SumOfSecrets, WrongSecret
 from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
 from secagg.protocols.one_message.requests import (
     Answer,
@@ -60,7 +61,7 @@ def list_of(offer: Offer, uploads: Mapping[ClientId, bytes], sum_id: bytes) -> b
 def taken_by(server: Tally) -> dict[ClientId, bytes]:
     """Return the digests of all uploads that a server took, listed or not."""
     known = server._taken  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    return {client: one[: epoch.DIGEST_BYTES] for client, one in known.items()}
+    return {client: one[: configuration.DIGEST_BYTES] for client, one in known.items()}
 
 
 def digests(server: Tally) -> dict[ClientId, bytes]:
@@ -357,7 +358,7 @@ def split_lists(world: InsecureSum) -> list[int]:
 def test_split_lists_at_a_majority_threshold_and_at_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = SumSetup(population=6, capacity=100, holders=3, corrupted=0, corrupted_clients=0)
     with monkeypatch.context() as planted:
-        for module in (plan, parameters):
+        for module in (session_module, parameters):
             planted.setattr(module, "least_threshold", always(2))
         world = InsecureSum(replace(setup, threshold=2))
         assert world.record.threshold == 2

@@ -43,7 +43,7 @@ from secagg.privacy.accounting import Adjacency, PrivacyBudget
 from secagg.privacy.client_noise import ClientNoise, NoiseSettings, noise_in
 from secagg.protocols.one_message.client import Ledger
 from secagg.protocols.one_message.parameters import ThresholdRule
-from secagg.protocols.one_message.plan import OneMessageSettings
+from secagg.protocols.one_message.session import OneMessageSettings
 from secagg.protocols.pairwise_mask import PairwiseSettings
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.session.durable import ChainedFile

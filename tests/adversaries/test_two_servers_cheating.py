@@ -24,10 +24,9 @@ from secagg.errors import PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.protocols.two_servers import upload as upload_module
 from secagg.protocols.two_servers.configuration import SharingMode
-from secagg.protocols.two_servers.lanes.fields import LaneField
-from secagg.protocols.two_servers.one_hot.proof import prove
-from secagg.protocols.two_servers.one_hot.statement import OneHotProof
 from secagg.protocols.two_servers.point_functions.generation import ServerShare, generate_shares
+from secagg.protocols.two_servers.point_functions.lanes import LaneField
+from secagg.protocols.two_servers.point_functions.one_hot_proof import OneHotProof, prove
 from secagg.protocols.two_servers.point_functions.shares import ExplicitShare, TreeShare
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 

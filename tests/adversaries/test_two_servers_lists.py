@@ -38,9 +38,8 @@ from secagg.errors import (
 from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.two_servers import upload as upload_module
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
-from secagg.protocols.two_servers.one_hot.check import OneHotCommitment, OneHotOpening
-from secagg.protocols.two_servers.one_hot.proof import prove
-from secagg.protocols.two_servers.one_hot.statement import Challenges
+from secagg.protocols.two_servers.point_functions.one_hot_check import OneHotCommitment, OneHotOpening
+from secagg.protocols.two_servers.point_functions.one_hot_proof import Challenges, prove
 from secagg.protocols.two_servers.release import Release
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_messages import (

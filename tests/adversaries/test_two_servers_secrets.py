@@ -32,7 +32,7 @@ from secagg.protocols.two_servers import client as client_module
 from secagg.protocols.two_servers import upload as upload_module
 from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.configuration import SharingMode
-from secagg.protocols.two_servers.one_hot.proof import prove
+from secagg.protocols.two_servers.point_functions.one_hot_proof import prove
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 from tests.harness.made_secrets import Made, shows
 

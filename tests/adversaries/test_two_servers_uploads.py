@@ -36,7 +36,7 @@ from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.protocols.two_servers import upload as upload_module
 from secagg.protocols.two_servers.configuration import SharingMode
-from secagg.protocols.two_servers.one_hot.statement import OneHotProof
+from secagg.protocols.two_servers.point_functions.one_hot_proof import OneHotProof
 from secagg.protocols.two_servers.point_functions.shares import CorrectionWords, ExplicitShare
 from secagg.protocols.two_servers.upload import Upload, UploadHeader
 from secagg.session.certificates import Certificate, issue_certificate

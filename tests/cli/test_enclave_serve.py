@@ -15,9 +15,8 @@ import pytest
 from secagg.cli import main
 from secagg.contract.layout import Layout, RingSegment
 from secagg.parameters import Suite
-from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave
+from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave, SimulatedEvidence
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
-from secagg.protocols.enclave.unattested import SimulatedEvidence
 from tests.harness.commands import refusal
 
 if sys.platform == "win32":

@@ -22,12 +22,12 @@ from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.platforms.keys import load_roster
 from secagg.protocols.one_message.client import Ledger, OneMessageMember
-from secagg.protocols.one_message.epoch import EpochRecord
+from secagg.protocols.one_message.configuration import EpochRecord
 from secagg.protocols.one_message.floors import Floors
-from secagg.protocols.one_message.plan import OneMessageSettings
 from secagg.protocols.one_message.requests import Answer, UploadList
 from secagg.protocols.one_message.session import (
     OneMessageHelpers,
+    OneMessageSettings,
     Server,
     open_session,
 )

@@ -14,8 +14,8 @@ from secagg.errors import InvalidParameters, PeerMisbehaved, SecAggError
 from secagg.platforms.enclave_plug import NodeJudge, load_judge
 from secagg.platforms.floors import NodeSettings
 from secagg.protocols.enclave.attestation import Evidence, EvidenceFormat, PinnedMeasurement, Policy, Verifier
+from secagg.protocols.enclave.remote_enclave import SimulatedEvidence
 from secagg.protocols.enclave.session import HardwareJudge
-from secagg.protocols.enclave.unattested import SimulatedEvidence
 
 PINS = dict.fromkeys(("PCR0", "PCR1", "PCR2"), "ab" * 48)
 NITRO = PinnedMeasurement(EvidenceFormat.NITRO, {name: bytes.fromhex(value) for name, value in PINS.items()})

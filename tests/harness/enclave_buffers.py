@@ -28,18 +28,22 @@ from secagg.errors import Misuse
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
-from secagg.protocols.enclave.budget import PrivacyFloor
-from secagg.protocols.enclave.client import Client, Upload, vector_digest
+from secagg.protocols.enclave.client import Client, SealLedger, Upload, VerifiedEnclave, vector_digest
 from secagg.protocols.enclave.floors import EnclaveFloors
-from secagg.protocols.enclave.ledger import SealLedger
-from secagg.protocols.enclave.plan import EnclaveSettings
+from secagg.protocols.enclave.remote_enclave import SimulatedEnclave, SimulatedJudge
 from secagg.protocols.enclave.server import EnclaveConnection, Server
-from secagg.protocols.enclave.session import EnclaveMember
+from secagg.protocols.enclave.session import EnclaveMember, EnclaveSettings, PrivacyFloor
 from secagg.protocols.enclave.trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm
-from secagg.protocols.enclave.trusted.messages import ModelStamp, Receipt, SealedUpload, UploadHeader, has_one_seal
-from secagg.protocols.enclave.trusted.upload_keys import proof_of, seal_indices, sealing_info
-from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedJudge
-from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
+from secagg.protocols.enclave.trusted.messages import (
+    ModelStamp,
+    Receipt,
+    SealedUpload,
+    UploadHeader,
+    has_one_seal,
+    proof_of,
+    seal_indices,
+    sealing_info,
+)
 from secagg.session.certificates import Authority, Certificate, SigningKey, issue_certificate
 from secagg.session.ledger import SpentUpdates
 from secagg.session.roles import LateUpdate, Subject

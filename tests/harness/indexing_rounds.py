@@ -31,10 +31,11 @@ from secagg.protocols.two_servers.release import RoundResult
 from secagg.protocols.two_servers.run import check
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_keys import ServerKeys
+from secagg.protocols.two_servers.session import TwoServersMember
 from secagg.protocols.two_servers.standing_server import StandingFloors, lanes_of
 from secagg.protocols.two_servers.upload import Upload, index_body_bytes, public_bytes, ring_bytes
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
-from secagg.session.ledger import NO_MODEL, Spent, SpentUpdates
+from secagg.session.ledger import NO_MODEL, SpentUpdates
 from secagg.session.roles import LateUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.planted import always
@@ -157,6 +158,13 @@ class IndexingSetup:
         )
 
 
+class UnboundMember(TwoServersMember):
+    """A client whose servers count the layout that it has, whatever the model."""
+
+    def layout_for(self, subject: Subject, model: bytes) -> Layout:  # noqa: ARG002 -- the method's
+        return subject.layout
+
+
 @dataclass(slots=True, kw_only=True)
 class SharingClient:
     """A client from one round to the next; servers count the layout that it has, whatever the model."""
@@ -187,17 +195,19 @@ class SharingClient:
         model_digest: bytes = NO_MODEL,
     ) -> Client:
         """Join a round with an update."""
-        return self.kind(
-            Subject(task=task, round_number=round_number, layout=self.layout, capacity=self.capacity),
-            LateUpdate(always(Update(payload, model_digest, weight)), model_digest),
+        member = UnboundMember(
             certificate=self.certificate,
             signing_key=self.signing_key,
             floors=self.floors,
-            layout_for=always(self.layout),
-            charge=lambda task, number, model: self.ledger.charge(Spent(task, number, model)),
+            charge=self.ledger.charge,
             clock=always(now),
             coins=self.coins,
             threads=self.threads,
+            kind=self.kind,
+        )
+        return member.join(
+            Subject(task=task, round_number=round_number, layout=self.layout, capacity=self.capacity),
+            LateUpdate(always(Update(payload, model_digest, weight)), model_digest),
         )
 
     def share(  # noqa: PLR0913 -- what the round is

@@ -18,19 +18,25 @@ from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId
 from secagg.parameters import ATTEMPTS, SecurityMode, Suite
 from secagg.protocols.one_message.client import Client, ClientRecord, Ledger, OneMessageMember
-from secagg.protocols.one_message.configuration import Offer
-from secagg.protocols.one_message.epoch import NO_KEY, EpochRecord, HolderIdentity
+from secagg.protocols.one_message.configuration import NO_KEY, EpochRecord, HolderIdentity, Offer
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.journal import Journal
-from secagg.protocols.one_message.lattice.masks import EpochRing
-from secagg.protocols.one_message.lattice.opening import Accumulator, OpenedSum, Opening, SumOfSecrets
+from secagg.protocols.one_message.masks import EpochRing
 from secagg.protocols.one_message.messages import Upload
+from secagg.protocols.one_message.opening import Accumulator, OpenedSum, Opening, Recovered, SumOfSecrets, recovered
 from secagg.protocols.one_message.parameters import Parameters, ThresholdRule
-from secagg.protocols.one_message.plan import Bounds, OneMessageSettings, plan_epoch, plan_offer
-from secagg.protocols.one_message.recovery import Recovered, recovered
 from secagg.protocols.one_message.requests import Answer, CertifiedList, Delivery, ListSignature, Receipt, UploadList
-from secagg.protocols.one_message.session import OneMessageHelpers, Publish, Server, open_session
+from secagg.protocols.one_message.session import (
+    Bounds,
+    OneMessageHelpers,
+    OneMessageSettings,
+    Publish,
+    Server,
+    open_session,
+    plan_epoch,
+    plan_offer,
+)
 from secagg.protocols.one_message.tally import State, Tally
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
 from secagg.session.roles import LateUpdate, Subject, Update

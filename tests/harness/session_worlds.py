@@ -14,9 +14,9 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.coded_mask.session import CodedMaskSettings
-from secagg.protocols.enclave.plan import EnclaveSettings
+from secagg.protocols.enclave.session import EnclaveSettings
 from secagg.protocols.one_message.parameters import ThresholdRule
-from secagg.protocols.one_message.plan import OneMessageSettings
+from secagg.protocols.one_message.session import OneMessageSettings
 from secagg.protocols.pairwise_mask import PairwiseSettings
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.two_servers.session import TwoServersSettings

@@ -8,7 +8,7 @@ import pytest
 
 from secagg.planning.advice import advice, break_even_block, product_slack
 from secagg.planning.costs import INDEXED, Learned, PlanRequest, Scheme, compare, shapes_of_blocks
-from secagg.protocols.two_servers.lanes.fields import RingLanes
+from secagg.protocols.two_servers.point_functions.lanes import RingLanes
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape, tree_bits
 
 

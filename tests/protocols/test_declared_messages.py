@@ -37,7 +37,7 @@ from secagg.protocols.pairwise_mask import ServerState
 from secagg.protocols.pairwise_mask.configuration import ClientSet, Seat
 from secagg.protocols.pairwise_mask.round2_masked_input import Complaint
 from secagg.protocols.two_servers import server as two_servers
-from secagg.protocols.two_servers.one_hot.check import OneHotCommitment
+from secagg.protocols.two_servers.point_functions.one_hot_check import OneHotCommitment
 from secagg.protocols.two_servers.server_keys import OperatorKeys
 from secagg.protocols.two_servers.server_messages import OutputShare, decode_batch, encode_batch
 from secagg.session.privacy_ledger import LedgerHeader

@@ -22,8 +22,8 @@ from secagg.contract import Layout, RingSegment
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, Misuse, PeerError, PeerMisbehaved, ThresholdNotMet
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.one_message.lattice.opening import Accumulator
 from secagg.protocols.one_message.messages import Upload
+from secagg.protocols.one_message.opening import Accumulator
 from secagg.scale import spread, storage
 from secagg.scale.engines import Engine, Result
 from secagg.scale.spread import Figures, RecordedCoins, State, goes_on

@@ -12,7 +12,7 @@ import pytest
 from secagg.errors import NOBODY, InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason, blaming
 from secagg.identifiers import ServerId
 from secagg.parameters import ATTEMPTS
-from secagg.protocols.enclave.ledger import SealLedger
+from secagg.protocols.enclave.client import SealLedger
 from secagg.session.ledger import Spent, SpentUpdates
 
 A, B = (bytes([byte]) * 32 for byte in b"AB")

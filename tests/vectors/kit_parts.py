@@ -11,8 +11,7 @@ from secagg.crypto import key_derivation
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Secret
 from secagg.fields import Field, fields_of
-from secagg.protocols.one_message.configuration import Offer
-from secagg.protocols.one_message.epoch import EpochRecord, HolderKeys
+from secagg.protocols.one_message.configuration import EpochRecord, HolderKeys, Offer
 from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.one_message.requests import Answer, CertifiedList, Delivery, ListSignature, Receipt, UploadList
 from secagg.session.certificates import SigningKey

@@ -12,7 +12,7 @@ from secagg.crypto.labels import Label
 from secagg.crypto.public_keys import KeyRole
 from secagg.crypto.ring import Ring
 from secagg.protocols.one_message.configuration import Offer
-from secagg.protocols.one_message.lattice.gaussian import Sampler
+from secagg.protocols.one_message.lattice import Sampler
 from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.pairwise_mask.configuration import decode_clients, roster_of
 from secagg.wire import MessageKind, Writer

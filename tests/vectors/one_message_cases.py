@@ -15,8 +15,7 @@ import numpy as np
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.one_message.configuration import NO_SUM, Offer
-from secagg.protocols.one_message.epoch import EpochRecord, HolderKeys, make_holder_keys
+from secagg.protocols.one_message.configuration import NO_SUM, EpochRecord, HolderKeys, Offer, make_holder_keys
 from secagg.protocols.one_message.messages import Upload, challenge_of, share_tree, upload_digest, vector_digest
 from secagg.protocols.one_message.requests import Answer, CertifiedList, Delivery, Listed, ListSignature, UploadList
 

@@ -13,14 +13,13 @@ from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.one_message.client import Ledger, OneMessageMember
-from secagg.protocols.one_message.configuration import Agreement, Offer
-from secagg.protocols.one_message.epoch import NO_KEY, EpochRecord, HolderIdentity
+from secagg.protocols.one_message.configuration import NO_KEY, Agreement, EpochRecord, HolderIdentity, Offer
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.journal import Journal
 from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.one_message.parameters import ThresholdRule
-from secagg.protocols.one_message.plan import plan_epoch, plan_offer
+from secagg.protocols.one_message.session import plan_epoch, plan_offer
 from secagg.protocols.one_message.tally import Tally
 from secagg.session.certificates import SigningKey, issue_certificate
 from secagg.session.roles import ClientSession, LateUpdate, Subject, Update

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from secagg.protocols.one_message.lattice.values import Values
-from secagg.protocols.one_message.plan import choose_committee, plan
+from secagg.protocols.one_message.parameters import Values
+from secagg.protocols.one_message.session import choose_committee, plan
 
 pytestmark = pytest.mark.web
 VALUES, CLIENTS = 10**6, 100

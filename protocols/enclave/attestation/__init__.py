@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from .claims import PINNED_ROOTS, Claims, Evidence, EvidenceFormat, IntelTcb, Roots, SnpTcb, TcbStatus
 from .intel import IntelCollateral
-from .policy import PinnedMeasurement, Policy
+from .policy import Collateral, PinnedMeasurement, Policy, Verifier
 from .snp import SnpCollateral
-from .verifier import Collateral, Verifier
 
 __all__ = [
     "PINNED_ROOTS",

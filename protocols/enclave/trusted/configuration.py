@@ -14,6 +14,9 @@ from fractions import Fraction
 from math import ceil, isqrt
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from secagg.contract.codewords import CodewordTable, Tables, require_tables, summed_layout, tables_digest
 from secagg.contract.layout import MAXIMUM_WEIGHT, IndexSegment, Layout, RingSegment, RowSegment, Segment
 from secagg.crypto.labels import Label, bind
@@ -24,8 +27,6 @@ from secagg.parameters import LEAST_COHORT, Suite, require_integer
 from secagg.privacy.kinds import NoiseKind, require_variance
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 from secagg.wire import MessageKind, Reader, Writer
-
-from .chosen_norm import least_squared
 
 NO_AUTHORITY: Final = bytes(IDENTITY_KEY_BYTES)
 _MAXIMUM_TASK_BYTES: Final = 256
@@ -401,3 +402,14 @@ def _read_noise(reader: Reader) -> Noise | None:
         l2_bounds=tuple(reader.integer(5) for _ in range(bounds)),
         releases_per_client=releases,
     )
+
+
+def least_squared(tables: Tables) -> int:
+    """Return the square of the least norm that a client can choose."""
+    return sum(table.blocks * int(squared_norms(table).min()) for some in tables for table in some)
+
+
+def squared_norms(table: CodewordTable) -> npt.NDArray[np.object_]:
+    """Return the squared norm of each codeword, as integers of any size."""
+    squares: npt.NDArray[np.object_] = np.square(table.entries.astype(np.object_)).sum(axis=1)
+    return squares

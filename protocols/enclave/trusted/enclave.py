@@ -10,14 +10,17 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from threading import RLock
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
+
 from secagg.blame import Evidence, culprits, unverified
-from secagg.contract.codewords import CodewordTable, sum_of_codewords
+from secagg.contract.codewords import CodewordTable, Tables, sum_of_codewords
 from secagg.contract.decoder import Aggregate, Histogram
-from secagg.contract.layout import RingSegment, RowSegment
+from secagg.contract.layout import IndexSegment, RingSegment, RowSegment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.hpke import sealing_pair
 from secagg.crypto.mask_expansion import accumulate, segment_count
@@ -30,21 +33,24 @@ from secagg.session.certificates import Authority, SigningKey
 from secagg.wire import owned_bytes
 
 from .buffer import BufferState, Entry, ReleaseRules
-from .chosen_norm import bounded_choices
-from .configuration import EnclaveConfiguration, ReleaseForm
+from .configuration import EnclaveConfiguration, ReleaseForm, squared_norms
 from .histogram import HistogramAccumulator
 from .messages import (
     EPOCH_BYTES,
+    PROOF_BYTES,
     WEIGHT_BYTES,
     BufferRelease,
     EnclaveOffer,
     Receipt,
     SealedUpload,
     has_one_seal,
+    mask_key,
+    open_indices,
+    proof_of,
+    sealing_info,
     secret_bytes,
     uploads_digest,
 )
-from .upload_keys import PROOF_BYTES, mask_key, open_indices, proof_of, sealing_info
 
 DEFAULT_MEMORY_BYTES: Final = 1 << 32
 _ROWS: Final = 1 << 14
@@ -367,4 +373,40 @@ def _decoded(histogram: HistogramAccumulator, table: CodewordTable, start: int, 
         total[first * table.width : last * table.width] = sums.astype(ring.word)
         counts[:], sums[:] = 0, 0
     reduce_into(total, ring.modulus_bits)
+    return total
+
+
+# --- The least codewords, in the place of chosen ones whose norm is too large -----------------------------------------
+# Nobody is told: a refusal would tell the host on which side of a bound its client is, and a sequence of bounds tells a
+# norm. The least codeword of every block moves the sum as little as possible. The same work is done for every upload,
+# and no address depends on an index.
+
+
+def bounded_choices(
+    parts: Sequence[memoryview], segments: Sequence[IndexSegment], tables: Tables, bound: int
+) -> list[bytearray]:
+    """Return the packed indices of each segment: those that were chosen, or the least ones where their norm is larger.
+
+    Security: the result is as secret as the choices, and the caller's to overwrite.
+    """
+    chosen = [segment.ring.unpack(part, segment.blocks) for part, segment in zip(parts, segments, strict=True)]
+    squared = sum(_chosen_squared(indices, some) for indices, some in zip(chosen, tables, strict=True))
+    is_over = int(squared > bound**2)
+    packed = list[bytearray]()
+    for indices, segment, some in zip(chosen, segments, tables, strict=True):
+        least = np.concatenate([np.full(table.blocks, squared_norms(table).argmin(), indices.dtype) for table in some])
+        # Both are computed, and one is taken by arithmetic.
+        taken = indices * indices.dtype.type(1 - is_over) + least * least.dtype.type(is_over)
+        packed.append(bytearray(segment.ring.pack(taken)))
+        indices[:], taken[:] = 0, 0
+    return packed
+
+
+def _chosen_squared(indices: npt.NDArray[np.unsignedinteger], tables: Sequence[CodewordTable]) -> int:
+    total, first = 0, 0
+    for table in tables:
+        run = indices[first : first + table.blocks]
+        for number, square in enumerate(squared_norms(table).tolist()):
+            total += square * int(np.count_nonzero(run == number))
+        first += table.blocks
     return total

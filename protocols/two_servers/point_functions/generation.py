@@ -23,9 +23,8 @@ from secagg.crypto.secret import Secret, abandoned_on_error, draw_exactly
 from secagg.errors import CapacityExceeded, Misuse, Reason
 from secagg.identifiers import ClientId
 from secagg.parameters import require_integer
-from secagg.protocols.two_servers.lanes.fields import CounterStream, Lanes
 
-from .kernels import control_bits, correction_of, feed_forward_into, kept_child, root_into, spread
+from .lanes import CounterStream, Lanes
 from .shape import (
     GROUP_BLOCKS,
     LEFT,
@@ -51,9 +50,15 @@ from .shares import (
     ExplicitShare,
     SeedShare,
     TreeShare,
+    control_bits,
+    correction_of,
+    feed_forward_into,
+    kept_child,
     leaf_lanes,
     require_blocks,
+    root_into,
     runs,
+    spread,
 )
 
 CHUNK_BLOCKS: Final = 1 << 12

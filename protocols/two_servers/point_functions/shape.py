@@ -42,7 +42,8 @@ from secagg.crypto.secret import Secret, require_secret
 from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import CONTEXT_BYTES, ClientId
 from secagg.parameters import require_integer
-from secagg.protocols.two_servers.lanes.fields import AES_BLOCK_BYTES, STREAM_KEY_BYTES, LaneField, LaneGroup, RingLanes
+
+from .lanes import AES_BLOCK_BYTES, STREAM_KEY_BYTES, LaneField, LaneGroup, RingLanes
 
 LEAST_CODEWORDS: Final = 2
 MAXIMUM_CODEWORDS: Final = 1 << 12

@@ -22,7 +22,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.flower import server_grid
 from secagg.identifiers import ClientId
 from secagg.platforms.keys import make_identities, make_trial_pair
-from secagg.protocols.two_servers.operators.process import PeerLink
+from secagg.protocols.two_servers.process import PeerLink
 from secagg.session.ledger import SpentUpdates
 
 READY_SECONDS = 60

@@ -25,12 +25,11 @@ from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.privacy.accounting import Adjacency
 from secagg.privacy.kinds import NoiseKind
-from secagg.protocols.enclave import budget as budget_module
 from secagg.protocols.enclave import client as client_module
-from secagg.protocols.enclave.budget import PrivacyFloor, epsilon_of
-from secagg.protocols.enclave.client import Client
+from secagg.protocols.enclave import session as session_module
+from secagg.protocols.enclave.client import Client, SealLedger
 from secagg.protocols.enclave.floors import EnclaveFloors
-from secagg.protocols.enclave.ledger import SealLedger
+from secagg.protocols.enclave.session import PrivacyFloor, epsilon_of
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise, ReleaseForm
 from secagg.protocols.enclave.trusted.messages import ModelStamp
 from secagg.session.ledger import Spent, SpentUpdates
@@ -246,7 +245,7 @@ def test_what_takes_long_is_not_computed_for_an_enclave_that_is_refused_anyway(
         computed.append(args)
         return epsilon_of(*args, **named)
 
-    monkeypatch.setattr(budget_module, "epsilon_of", counted)
+    monkeypatch.setattr(session_module, "epsilon_of", counted)
     given: Any = {"layout": session.setup.layout, "tables": session.setup.tables, "maximum_seals": 2, "now": NOW}
     floors.admit(session.configuration, **given)
     assert len(computed) == 1, "it is computed where everything else has passed"

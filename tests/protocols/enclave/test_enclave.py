@@ -33,16 +33,15 @@ from secagg.errors import (
 from secagg.identifiers import ClientId
 from secagg.protocols.enclave import server as server_module
 from secagg.protocols.enclave.client import Client
-from secagg.protocols.enclave.plan import EnclaveSettings
+from secagg.protocols.enclave.remote_enclave import SimulatedEnclave
 from secagg.protocols.enclave.run import run
 from secagg.protocols.enclave.server import Server
-from secagg.protocols.enclave.session import EnclaveHelpers, open_session
+from secagg.protocols.enclave.session import EnclaveHelpers, EnclaveSettings, open_session
 from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.buffer import BufferState, ReleaseRules, single_somebody_out
 from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 from secagg.protocols.enclave.trusted.messages import BufferRelease, Receipt, SealedUpload, uploads_digest
-from secagg.protocols.enclave.unattested import SimulatedEnclave
 from secagg.session.roles import LateUpdate, Subject, Update
 from secagg.wire import MessageKind, Writer
 from tests.harness.enclave_buffers import (

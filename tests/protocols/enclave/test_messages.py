@@ -23,10 +23,10 @@ from secagg.protocols.enclave.trusted.messages import (
     Receipt,
     SealedUpload,
     UploadHeader,
+    proof_of,
     sealed_indices_bytes,
     uploads_digest,
 )
-from secagg.protocols.enclave.trusted.upload_keys import proof_of
 from secagg.session.certificates import Certificate, SigningKey
 from secagg.wire import MessageKind, Writer
 

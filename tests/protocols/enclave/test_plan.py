@@ -13,8 +13,7 @@ from secagg.errors import CapacityExceeded, InvalidParameters, Reason
 from secagg.parameters import Suite
 from secagg.privacy.accounting import Adjacency
 from secagg.privacy.kinds import NoiseKind
-from secagg.protocols.enclave.budget import squared_sensitivities
-from secagg.protocols.enclave.plan import DEFAULT_LIFETIME, EnclaveSettings
+from secagg.protocols.enclave.session import DEFAULT_LIFETIME, EnclaveSettings, squared_sensitivities
 from secagg.protocols.enclave.trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm
 from secagg.session.certificates import Authority
 from secagg.session.roles import Subject

@@ -16,7 +16,7 @@ from secagg.errors import InvalidParameters
 from secagg.privacy.accounting import Adjacency
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.noise import sample
-from secagg.protocols.enclave.budget import epsilon_of, squared_sensitivities
+from secagg.protocols.enclave.session import epsilon_of, squared_sensitivities
 from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession
 

@@ -30,14 +30,18 @@ from secagg.errors import (
     UnexpectedMessage,
 )
 from secagg.identifiers import ServerId
-from secagg.protocols.enclave.client import Client, Upload
-from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave, decode_attested_offer
+from secagg.protocols.enclave.client import Client, Upload, VerifiedEnclave
+from secagg.protocols.enclave.remote_enclave import (
+    EnclaveLost,
+    RemoteEnclave,
+    SimulatedEvidence,
+    SimulatedJudge,
+    decode_attested_offer,
+)
 from secagg.protocols.enclave.trusted.configuration import encode_start
 from secagg.protocols.enclave.trusted.enclave import Enclave
 from secagg.protocols.enclave.trusted.messages import BufferRelease, EnclaveOffer, ModelStamp
 from secagg.protocols.enclave.trusted.process import SIMULATED, EnclaveService, request_limit, serve
-from secagg.protocols.enclave.unattested import SimulatedEvidence, SimulatedJudge
-from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
 from secagg.session.frames import decode_refusal, encode_refusal, receive_frame, send_frame
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, Reader, Writer, message_kind

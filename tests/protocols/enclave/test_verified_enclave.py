@@ -14,9 +14,9 @@ from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, MalformedMessage, Misuse, PeerMisbehaved, Reason
 from secagg.identifiers import AttemptContext, ServerId
 from secagg.parameters import Suite
+from secagg.protocols.enclave.client import Judgement, VerifiedEnclave
+from secagg.protocols.enclave.remote_enclave import SimulatedEvidence, SimulatedJudge
 from secagg.protocols.enclave.trusted.messages import EnclaveOffer, Receipt
-from secagg.protocols.enclave.unattested import SimulatedEvidence, SimulatedJudge
-from secagg.protocols.enclave.verified_enclave import Judgement, VerifiedEnclave
 from secagg.session.certificates import SigningKey
 from tests.harness.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession, model_digest
 

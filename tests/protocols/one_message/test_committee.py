@@ -26,7 +26,7 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.one_message import Holdings, OneMessageMember
-from secagg.protocols.one_message.epoch import HolderKeys
+from secagg.protocols.one_message.configuration import HolderKeys
 from secagg.protocols.one_message.messages import NoHolder
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.session.roles import Released, ServerSession, Turnout

@@ -12,11 +12,11 @@ from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, MalformedMessage
 from secagg.identifiers import ClientId
-from secagg.protocols.one_message.lattice.masks import EpochRing
-from secagg.protocols.one_message.lattice.opening import Accumulator, LocalSum, OneMessageCut, Opening
-from secagg.protocols.one_message.lattice.values import PIECE_COEFFICIENTS, Values, pieces_of
+from secagg.protocols.one_message.masks import EpochRing
 from secagg.protocols.one_message.messages import Upload
-from secagg.protocols.one_message.plan import choose_committee, plan
+from secagg.protocols.one_message.opening import Accumulator, LocalSum, OneMessageCut, Opening
+from secagg.protocols.one_message.parameters import PIECE_COEFFICIENTS, Values, pieces_of
+from secagg.protocols.one_message.session import choose_committee, plan
 from secagg.protocols.one_message.tally import Tally
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup

@@ -13,11 +13,10 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters
 from secagg.parameters import SecurityMode
 from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
-from secagg.protocols.one_message.configuration import noise_of
-from secagg.protocols.one_message.epoch import NO_KEY
+from secagg.protocols.one_message.configuration import NO_KEY, noise_of
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.parameters import Parameters
-from secagg.protocols.one_message.plan import masked_values
+from secagg.protocols.one_message.session import masked_values
 from secagg.protocols.one_message.sharing import Dealing, deal
 from tests.harness.one_message_sums import SMALL_LAYOUT, InsecureSum, SumSetup
 

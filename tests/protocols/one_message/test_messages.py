@@ -8,8 +8,7 @@ import pytest
 
 from secagg.errors import InvalidParameters
 from secagg.fields import Field, Message, fixed, repeated, unsigned, variable
-from secagg.protocols.one_message.configuration import Offer
-from secagg.protocols.one_message.epoch import EpochRecord, HolderKeys
+from secagg.protocols.one_message.configuration import EpochRecord, HolderKeys, Offer
 from secagg.protocols.one_message.journal import HolderSecret
 from secagg.protocols.one_message.messages import NoHolder
 from secagg.wire import Writer

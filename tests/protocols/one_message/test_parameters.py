@@ -12,22 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from secagg.errors import InvalidParameters
-from secagg.protocols.one_message.lattice.gaussian import LARGEST, weights
-from secagg.protocols.one_message.lattice.opening import energy_factor
-from secagg.protocols.one_message.lattice.values import MAXIMUM_COEFFICIENTS, Values
+from secagg.protocols.one_message.lattice import LARGEST, weights
+from secagg.protocols.one_message.opening import energy_factor
 from secagg.protocols.one_message.parameters import (
     LEAST_SECURITY,
+    MAXIMUM_COEFFICIENTS,
     MAXIMUM_DROPPED_BITS,
     MAXIMUM_HOLDERS,
     Committee,
     Parameters,
     ThresholdRule,
+    Values,
     greatest_capacity,
     least_guard_bits,
     least_quorum,
     least_threshold,
 )
-from secagg.protocols.one_message.plan import choose_committee, plan
+from secagg.protocols.one_message.session import choose_committee, plan
 
 Law = npt.NDArray[np.float64]
 ONE_ANSWER, CERTIFIED = ThresholdRule.ONE_ANSWER, ThresholdRule.CERTIFIED

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from secagg.protocols.one_message.opening import MOST_SUBSETS, recovered
 from secagg.protocols.one_message.parameters import FIELD, Parameters, ThresholdRule
-from secagg.protocols.one_message.recovery import MOST_SUBSETS, recovered
 from secagg.protocols.one_message.sharing import WORD, holder_point, multiply, slot_points, transfer_matrix
 from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup, recover
 

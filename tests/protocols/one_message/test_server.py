@@ -13,10 +13,17 @@ from secagg.crypto.ring import RingVector
 from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason, ThresholdNotMet, UnexpectedMessage
 from secagg.identifiers import HolderId
 from secagg.parameters import SecurityMode
-from secagg.protocols.one_message.lattice.masks import Word
-from secagg.protocols.one_message.lattice.opening import LocalSum, OneMessageCut, OpenedSum, SumOfSecrets, WrongSecret
+from secagg.protocols.one_message.masks import Word
+from secagg.protocols.one_message.opening import (
+    LocalSum,
+    OneMessageCut,
+    OpenedSum,
+    Recovered,
+    SumOfSecrets,
+    WrongSecret,
+    recovered,
+)
 from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
-from secagg.protocols.one_message.recovery import Recovered, recovered
 from secagg.protocols.one_message.requests import Judged, Receipt, Verdict
 from secagg.protocols.one_message.tally import State, Tally
 from tests.harness.one_message_sums import COINS, SUM_ID, InsecureSum, SumSetup

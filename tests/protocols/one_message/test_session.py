@@ -14,12 +14,11 @@ from secagg.crypto.labels import Label
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, ThresholdNotMet
 from secagg.identifiers import ClientId, HolderId
 from secagg.parameters import SecurityMode
-from secagg.protocols.one_message.epoch import EpochRecord
+from secagg.protocols.one_message.configuration import EpochRecord
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.parameters import ThresholdRule
-from secagg.protocols.one_message.plan import OneMessageSettings
 from secagg.protocols.one_message.requests import Receipt, Verdict
-from secagg.protocols.one_message.session import OneMessageHelpers, Server, open_session
+from secagg.protocols.one_message.session import OneMessageHelpers, OneMessageSettings, Server, open_session
 from secagg.protocols.one_message.tally import State
 from secagg.session.frames import decode_refusal, encode_refusal
 from secagg.session.roles import ClientSession, Turnout

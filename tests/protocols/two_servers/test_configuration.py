@@ -18,7 +18,7 @@ from secagg.protocols.two_servers.configuration import (
     ServerNoise,
     SharingMode,
 )
-from secagg.protocols.two_servers.lanes.fields import RingLanes
+from secagg.protocols.two_servers.point_functions.lanes import RingLanes
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape, greatest_depth
 
 LAYOUT = Layout((RingSegment(20, 6), IndexSegment(3, 4), RingSegment(7, 2), IndexSegment(200, 9)), b"v" * 32)

@@ -19,8 +19,8 @@ import pytest
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, InvalidParameters, MalformedMessage, UnexpectedMessage
-from secagg.protocols.two_servers.operators import process as process_module
-from secagg.protocols.two_servers.operators.process import Challenge, PeerLink, Proof, serve_standing
+from secagg.protocols.two_servers import process as process_module
+from secagg.protocols.two_servers.process import Challenge, PeerLink, Proof, serve_standing
 from secagg.protocols.two_servers.server_messages import exchange_bytes
 from secagg.session.frames import decode_refusal, receive_frame, send_frame
 from secagg.session.sockets import PEERS_AT_ONCE, HelperLost
@@ -39,7 +39,7 @@ from pathlib import Path
 from secagg.cli.shared import serving
 from secagg.crypto.entropy import SystemCoins
 from secagg.protocols.two_servers import standing_server
-from secagg.protocols.two_servers.operators.process import serve_standing
+from secagg.protocols.two_servers.process import serve_standing
 from secagg.protocols.two_servers.standing_server import StandingRounds
 from secagg.protocols.two_servers.standing_server import StandingServer
 from secagg.protocols.two_servers.server import IndexingServer

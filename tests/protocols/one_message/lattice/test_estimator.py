@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from secagg.protocols.one_message.lattice.estimator import (
+from secagg.protocols.one_message.lattice import (
     MARGIN_BITS,
     REVEALED_SIGMA,
     Attack,

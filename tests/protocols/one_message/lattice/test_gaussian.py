@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from secagg.crypto.secret import Secret
-from secagg.protocols.one_message.lattice import gaussian
-from secagg.protocols.one_message.lattice.estimator import SIGMA
-from secagg.protocols.one_message.lattice.gaussian import LARGEST, Sampler, weights
+from secagg.protocols.one_message import lattice
+from secagg.protocols.one_message.lattice import LARGEST, SIGMA, Sampler, weights
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 TOTAL = 1 << 144
@@ -50,22 +49,22 @@ def test_the_weights_are_symmetric_whole_and_within_2_to_the_minus_137_of_the_ga
 
 
 def test_a_draw_is_the_inverse_of_the_distribution_at_every_edge() -> None:
-    edges = gaussian.thresholds()
+    edges = lattice.thresholds()
     numbers = sorted({number for edge in edges for number in (edge - 1, edge, edge + 1) if 0 <= number < TOTAL})
     due = [sum(number >= edge for edge in edges) - LARGEST for number in numbers]
     buckets = np.array([number >> 128 for number in numbers], np.uint64)
     fine = np.array([[number >> 64 & (1 << 64) - 1, number & (1 << 64) - 1] for number in numbers], np.uint64)
-    assert gaussian.refine(buckets, fine).tolist() == due
+    assert lattice.refine(buckets, fine).tolist() == due
 
 
 def test_closed_buckets_need_no_refining() -> None:
-    edges, size = gaussian.thresholds(), 1 << 16
+    edges, size = lattice.thresholds(), 1 << 16
     for bucket in range(0, size, 37):
         low = sum((bucket << 128) >= edge for edge in edges) - LARGEST
         high = sum(((bucket + 1 << 128) - 1) >= edge for edge in edges) - LARGEST
-        assert gaussian.FIRST[bucket] == low
-        assert gaussian.IS_OPEN[bucket] or low == high
-    assert 20 <= int(gaussian.IS_OPEN.sum()) <= 2 * LARGEST
+        assert lattice.FIRST[bucket] == low
+        assert lattice.IS_OPEN[bucket] or low == high
+    assert 20 <= int(lattice.IS_OPEN.sum()) <= 2 * LARGEST
 
 
 @pytest.mark.parametrize("batch", [1 << 18, 4096, 999])

@@ -20,13 +20,12 @@ from secagg.errors import (
     Misuse,
     Reason,
 )
-from secagg.protocols.one_message.lattice import coefficients, masks, opening
-from secagg.protocols.one_message.lattice.gaussian import LARGEST
-from secagg.protocols.one_message.lattice.masks import EpochRing
-from secagg.protocols.one_message.lattice.opening import OpenedSum, Opening, SumOfSecrets, WrongSecret, energy_factor
-from secagg.protocols.one_message.lattice.values import LEAST_FINE_BITS, Values
-from secagg.protocols.one_message.parameters import DEVIATIONS, Parameters, least_guard_bits
-from secagg.protocols.one_message.plan import choose_committee, plan
+from secagg.protocols.one_message import masks, opening
+from secagg.protocols.one_message.lattice import LARGEST
+from secagg.protocols.one_message.masks import EpochRing
+from secagg.protocols.one_message.opening import OpenedSum, Opening, SumOfSecrets, WrongSecret, energy_factor
+from secagg.protocols.one_message.parameters import DEVIATIONS, LEAST_FINE_BITS, Parameters, Values, least_guard_bits
+from secagg.protocols.one_message.session import choose_committee, plan
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.one_message_sums import Total, opened_by
 
@@ -160,7 +159,7 @@ def test_the_bias_of_rounding_is_taken_away() -> None:
     opened = opened_by(EpochRing(parameters, EPOCH), total, secrets)
     lowest = masks.lowest_bit(parameters, 0)
     words = opened._words  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    noise = coefficients.field_of(words, 0, lowest).astype(np.int64) - (1 << lowest - 1)
+    noise = masks.field_of(words, 0, lowest).astype(np.int64) - (1 << lowest - 1)
     assert abs(float(noise.mean())) < 6 * (100 * parameters.noise_variance / noise.size) ** 0.5 < 10 < 1 << lowest
 
 
@@ -320,21 +319,21 @@ def test_wide_arithmetic_is_that_of_integers(start: int, value: int, shift: int,
         return int(pair[0][0]) | int(pair[1][0]) << 64
 
     summed_words = words(start)
-    coefficients.add_shifted(summed_words, words(value)[0], shift, signed=signed)
+    masks.add_shifted(summed_words, words(value)[0], shift, signed=signed)
     added = value if signed else value & (1 << 64) - 1
     assert number(summed_words) == (start + (added << shift)) % (1 << 128)
     less = words(start)
-    coefficients.subtract_wide(less, words(value))
+    masks.subtract_wide(less, words(value))
     assert number(less) == (start - value) % (1 << 128)
     for bits in {1, 64, min(64, 128 - shift)}:
         if shift + bits <= 128:
-            assert int(coefficients.field_of(words(start), shift, bits)[0]) == start >> shift & (1 << bits) - 1
+            assert int(masks.field_of(words(start), shift, bits)[0]) == start >> shift & (1 << bits) - 1
 
 
 @given(start=st.integers(0, (1 << 128) - 1), dropped=st.integers(0, 4))
 def test_rounding_adds_half_a_unit_at_most(start: int, dropped: int) -> None:
     words = [np.array([start >> 64 * index & (1 << 64) - 1], np.uint64) for index in range(2)]
-    low, high = coefficients.round_off(words, dropped)
+    low, high = masks.round_off(words, dropped)
     due = (start + (1 << dropped >> 1)) % (1 << 128) >> dropped
     assert int(low[0]) | int(high[0]) << 64 == due
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from secagg.errors import InternalError, InvalidParameters
-from secagg.protocols.one_message.lattice import ring_products
-from secagg.protocols.one_message.lattice.estimator import greatest_modulus_bits
-from secagg.protocols.one_message.lattice.ring_products import (
+from secagg.protocols.one_message import lattice
+from secagg.protocols.one_message.lattice import (
     GREATEST_ERROR,
     error_bound,
+    greatest_modulus_bits,
     limb_bits,
     limb_count,
     products,
@@ -82,7 +82,7 @@ def test_every_product_that_parameters_allow_is_exact(degree: int) -> None:
 
 def test_limbs_that_are_too_wide_have_no_bound_below_a_quarter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert error_bound(2048, 32, secret_norm_bound(2048)) > GREATEST_ERROR
-    monkeypatch.setattr(ring_products, "LIMB_BITS", 36)
+    monkeypatch.setattr(lattice, "LIMB_BITS", 36)
     with pytest.raises(InvalidParameters, match="not exact"):
         sum_limb_bits(2048, 36)
 
@@ -91,7 +91,7 @@ def test_limbs_that_are_too_wide_have_no_bound_below_a_quarter(monkeypatch: pyte
 def test_measured_errors_stay_below_the_bound(limb: int) -> None:
     degree = 2048
     left, right = uniform(b"a", degree, -(1 << limb - 1), (1 << limb - 1) - 1), uniform(b"s", degree, -9, 9)
-    scaled = np.fft.ifft(spectra(left) * spectra(right)) * ring_products.unscaling(degree // 2)
+    scaled = np.fft.ifft(spectra(left) * spectra(right)) * lattice.unscaling(degree // 2)
     exact = np.array(schoolbook(left, right), np.float64).reshape(2, -1)
     error = max(np.abs(scaled.real - exact[0]).max(), np.abs(scaled.imag - exact[1]).max())
     assert 0 < error < error_bound(degree, limb, float(np.linalg.norm(right)))

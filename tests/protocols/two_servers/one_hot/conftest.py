@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from secagg.protocols.two_servers.lanes import extension_field
-from secagg.protocols.two_servers.lanes.extension_field import ExtensionField
+from secagg.protocols.two_servers.point_functions import lanes as extension_field
+from secagg.protocols.two_servers.point_functions.lanes import ExtensionField
 
 
 @pytest.fixture(scope="session")

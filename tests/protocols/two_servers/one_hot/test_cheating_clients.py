@@ -13,8 +13,8 @@ import pytest
 
 from secagg.errors import PeerMisbehaved
 from secagg.identifiers import ServerId
-from secagg.protocols.two_servers.one_hot import check as one_hot_check
-from secagg.protocols.two_servers.one_hot.statement import Challenges, CheckShape
+from secagg.protocols.two_servers.point_functions import one_hot_check
+from secagg.protocols.two_servers.point_functions.one_hot_proof import Challenges, CheckShape
 
 Matrix = npt.NDArray[np.int64]
 SHAPES = pytest.mark.parametrize(

@@ -12,16 +12,17 @@ import pytest
 
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse
-from secagg.protocols.two_servers.lanes.extension_field import (
+from secagg.protocols.two_servers.point_functions.lanes import (
     DEGREES_AND_CONSTANTS,
     Elements,
     EvaluationPoints,
     ExtensionField,
+    LaneField,
+    LaneStream,
     exact_product,
     float_type,
     settle,
 )
-from secagg.protocols.two_servers.lanes.fields import LaneField, LaneStream
 
 SHIPPED = [ExtensionField.over(LaneField(modulus)) for modulus in DEGREES_AND_CONSTANTS]
 FIELDS = pytest.mark.parametrize("field", SHIPPED, ids=lambda field: field.base.modulus)

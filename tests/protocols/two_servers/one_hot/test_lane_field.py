@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Secret
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
-from secagg.protocols.two_servers.lanes import fields as lane_field
-from secagg.protocols.two_servers.lanes.fields import (
+from secagg.protocols.two_servers.point_functions import lanes as lane_field
+from secagg.protocols.two_servers.point_functions.lanes import (
     MODULI,
     LaneField,
     LaneStream,

@@ -12,9 +12,13 @@ import pytest
 
 from secagg.errors import MalformedMessage, Misuse, PeerError, PeerMisbehaved, Reason, UnexpectedMessage
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.two_servers.one_hot.check import REJECTED, OneHotCommitment, OneHotOpening, OneHotVerifier
-from secagg.protocols.two_servers.one_hot.proof import prove
-from secagg.protocols.two_servers.one_hot.statement import Challenges, CheckShape
+from secagg.protocols.two_servers.point_functions.one_hot_check import (
+    REJECTED,
+    OneHotCommitment,
+    OneHotOpening,
+    OneHotVerifier,
+)
+from secagg.protocols.two_servers.point_functions.one_hot_proof import Challenges, CheckShape, prove
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 ZERO, ONE = ServerId(0), ServerId(1)
@@ -291,7 +295,7 @@ def test_a_seed_without_lanes_blames_the_client(plain: ModuleType, monkeypatch: 
         return point
 
     monkeypatch.setattr(challenges, "point", known)
-    monkeypatch.setattr("secagg.protocols.two_servers.lanes.fields.ATTEMPTS", 1)
+    monkeypatch.setattr("secagg.protocols.two_servers.point_functions.lanes.ATTEMPTS", 1)
     with pytest.raises(PeerError) as caught:
         OneHotVerifier(upload.context, upload.shares[0], upload.proofs[0], challenges)
     assert caught.value.culprits == {upload.context.client}

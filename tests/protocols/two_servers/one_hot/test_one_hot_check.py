@@ -23,11 +23,16 @@ from secagg.errors import (
     UnexpectedMessage,
 )
 from secagg.identifiers import AttemptContext, ClientId, ServerId
-from secagg.protocols.two_servers.one_hot import check as one_hot_check
-from secagg.protocols.two_servers.one_hot import proof as one_hot_proof
-from secagg.protocols.two_servers.one_hot.check import OneHotCommitment, OneHotOpening, sketch
-from secagg.protocols.two_servers.one_hot.proof import prove, row_square_sum
-from secagg.protocols.two_servers.one_hot.statement import Challenges, CheckShape, OneHotProof, query_point
+from secagg.protocols.two_servers.point_functions import one_hot_check, one_hot_proof
+from secagg.protocols.two_servers.point_functions.one_hot_check import OneHotCommitment, OneHotOpening, sketch
+from secagg.protocols.two_servers.point_functions.one_hot_proof import (
+    Challenges,
+    CheckShape,
+    OneHotProof,
+    prove,
+    query_point,
+    row_square_sum,
+)
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.recorded_coins import InsecureRecordedCoins
 

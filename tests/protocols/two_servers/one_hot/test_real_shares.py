@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from secagg.errors import PeerMisbehaved
-from secagg.protocols.two_servers.lanes.fields import LaneField
-from secagg.protocols.two_servers.one_hot.proof import prove
-from secagg.protocols.two_servers.one_hot.statement import CheckShape
 from secagg.protocols.two_servers.point_functions.generation import generate_shares
+from secagg.protocols.two_servers.point_functions.lanes import LaneField
+from secagg.protocols.two_servers.point_functions.one_hot_proof import CheckShape, prove
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 

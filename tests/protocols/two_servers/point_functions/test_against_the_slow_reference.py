@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from secagg.protocols.two_servers.lanes.fields import LaneField, LaneGroup, RingLanes
 from secagg.protocols.two_servers.point_functions.generation import ServerShare
+from secagg.protocols.two_servers.point_functions.lanes import LaneField, LaneGroup, RingLanes
 from secagg.protocols.two_servers.point_functions.shape import (
     GROUP_BLOCKS,
     KeyBinding,

@@ -8,9 +8,9 @@ import pytest
 
 from secagg.contract.layout import IndexSegment, Layout
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
-from secagg.protocols.two_servers.lanes.fields import LaneField, LaneGroup, RingLanes
 from secagg.protocols.two_servers.point_functions import shares
 from secagg.protocols.two_servers.point_functions.generation import ServerShare
+from secagg.protocols.two_servers.point_functions.lanes import LaneField, LaneGroup, RingLanes
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape
 from secagg.protocols.two_servers.point_functions.shares import CorrectionWords, ExplicitShare, TreeShare
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound

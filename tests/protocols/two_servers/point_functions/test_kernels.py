@@ -5,19 +5,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from secagg.protocols.two_servers.lanes.fields import field_correction, ring_correction
-from secagg.protocols.two_servers.point_functions.kernels import (
+from secagg.protocols.two_servers.point_functions.lanes import field_correction, ring_correction
+from secagg.protocols.two_servers.point_functions.shares import (
     control_bits,
+    control_bits_in,
     correction_of,
     feed_forward_into,
     grow_into,
     kept_child,
     masked,
+    masked_in,
     root_into,
     select,
     spread,
 )
-from secagg.protocols.two_servers.point_functions.shares import control_bits_in, masked_in
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.hidden_words import Word
 

@@ -12,8 +12,8 @@ import pytest
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.identifiers import ClientId
-from secagg.protocols.two_servers.lanes.fields import ATTEMPTS, CounterStream, LaneField, RingLanes
 from secagg.protocols.two_servers.point_functions.generation import ServerShare
+from secagg.protocols.two_servers.point_functions.lanes import ATTEMPTS, CounterStream, LaneField, RingLanes
 from secagg.protocols.two_servers.point_functions.shape import (
     GROUP_BLOCKS,
     LEFT,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from secagg.errors import InvalidParameters, Misuse
-from secagg.protocols.two_servers.lanes.fields import LaneField, RingLanes
+from secagg.protocols.two_servers.point_functions.lanes import LaneField, RingLanes
 from secagg.protocols.two_servers.point_functions.shape import (
     PointFunctionShape,
     greatest_depth,

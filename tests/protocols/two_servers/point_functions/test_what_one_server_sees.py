@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from secagg.protocols.two_servers.lanes.fields import LaneField, LaneGroup, RingLanes
 from secagg.protocols.two_servers.point_functions.generation import ServerShare
+from secagg.protocols.two_servers.point_functions.lanes import LaneField, LaneGroup, RingLanes
 from secagg.protocols.two_servers.point_functions.shape import LEFT, AesHash, PointFunctionShape, Role, node_key
 from secagg.protocols.two_servers.point_functions.shares import TreeShare
 from secagg.simulation.insecure_coins import InsecureSeededCoins

@@ -17,15 +17,19 @@ import numpy.typing as npt
 from secagg.crypto.secret import Secret
 from secagg.errors import PeerMisbehaved
 from secagg.identifiers import AttemptContext, ClientId, ServerId
-from secagg.protocols.two_servers.lanes.extension_field import Elements, ExtensionField
-from secagg.protocols.two_servers.lanes.fields import LaneStream
-from secagg.protocols.two_servers.one_hot.check import (
+from secagg.protocols.two_servers.point_functions.lanes import Elements, ExtensionField, LaneStream
+from secagg.protocols.two_servers.point_functions.one_hot_check import (
     OneHotCommitment,
     OneHotOpening,
     OneHotVerifier,
     RoundChallenges,
 )
-from secagg.protocols.two_servers.one_hot.statement import Challenges, CheckShape, OneHotProof, UploadContext
+from secagg.protocols.two_servers.point_functions.one_hot_proof import (
+    Challenges,
+    CheckShape,
+    OneHotProof,
+    UploadContext,
+)
 
 SERVERS = (ServerId(0), ServerId(1))
 PAIR_KEY = bytes(range(32))

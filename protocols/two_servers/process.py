@@ -25,10 +25,11 @@ from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, InvalidParameters, PeerError
 from secagg.identifiers import ServerId
-from secagg.protocols.two_servers.standing_server import StandingServer
 from secagg.session.frames import receive_frame, send_frame
 from secagg.session.sockets import GREETING_PATIENCE, Service, SocketAsk
 from secagg.wire import MessageKind, Reader, Writer
+
+from .standing_server import StandingServer
 
 NONCE_BYTES = 32
 TAG_BYTES = 32

@@ -37,12 +37,10 @@ from secagg.errors import Misuse, PeerError, PeerMisbehaved, Reason, blaming
 from secagg.fields import SERVER, Message, fixed
 from secagg.identifiers import AttemptContext, ClientId, ServerId
 from secagg.parameters import require_integer
-from secagg.protocols.two_servers.lanes.extension_field import Elements, Floats, Integers, exact_product, float_type
-from secagg.protocols.two_servers.lanes.fields import Lanes, centre, reduce, reduce_signed
-from secagg.protocols.two_servers.point_functions.shape import RUN_BLOCKS
 from secagg.wire import HEADER_BYTES, MessageKind, Reader, Writer, owned_bytes
 
-from .statement import (
+from .lanes import Elements, Floats, Integers, Lanes, centre, exact_product, float_type, reduce, reduce_signed
+from .one_hot_proof import (
     DIGEST_BYTES,
     SEED_BYTES,
     Challenges,
@@ -54,6 +52,7 @@ from .statement import (
     read_server,
     require_seed,
 )
+from .shape import RUN_BLOCKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

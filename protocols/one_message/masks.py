@@ -1,4 +1,4 @@
-"""Masks a s + e of one upload.
+"""Masks a s + e of one upload, and the kernels that add, subtract, round and read coefficients of one or two words.
 
 A client's upload is round((a s + e + values) / 2^d): ``a`` is public and the same for all of an epoch, the secret ``s``
 is one short polynomial, and every polynomial of the upload has its own block of ``a``. Blocks are numbered over the
@@ -22,12 +22,100 @@ from secagg.crypto.labels import Label
 from secagg.crypto.ring import Ring, RingVector
 from secagg.crypto.secret import Secret
 from secagg.errors import CapacityExceeded, InternalError, InvalidParameters, Misuse, Reason
-from secagg.protocols.one_message.parameters import SEED_BYTES, Parameters
 
-from . import ring_products
-from .coefficients import WORD_BITS, add_shifted, counted, field_of, low_bits, round_off
-from .gaussian import Sampler, SmallVector
-from .values import Values
+from . import lattice
+from .lattice import Sampler, SmallVector
+from .parameters import SEED_BYTES, Parameters, Values
+
+# --- Kernels: no dtype, no branch and no index that depends on data ---------------------------------------------------
+# The same source runs on arrays of words of 64 bits, the lowest first, and on solver terms.
+
+WORD_BITS: Final = 64
+_ONES = (1 << WORD_BITS) - 1
+
+Words = Any
+"""Arrays of unsigned words of 64 bits, or solver terms: + and - wrap, << drops what leaves the word, >> is logical."""
+
+
+def low_bits(count: int) -> int:
+    """Return the word whose lowest ``count`` bits are set."""
+    return (1 << count) - 1
+
+
+def add_shifted(words: list[Words], value: Words, shift: int, *, signed: bool = False) -> None:
+    """Add value 2^shift modulo 2^(64 words) in place; a signed value is in two's complement.
+
+    A value may be a public integer as well as an array.
+
+    Claim OM-1: this and ``subtract_wide`` are run on terms.
+    """
+    if len(words) == 1:
+        words[0] += value << shift
+        return
+    if shift >= WORD_BITS:
+        words[1] += value << (shift - WORD_BITS)
+        return
+    part = value << shift if shift else value
+    before = words[0] + part
+    carry = ((words[0] & part) | ((words[0] | part) & (before ^ _ONES))) >> (WORD_BITS - 1)
+    above = value >> (WORD_BITS - shift) if shift else value & 0
+    if signed:
+        above = above | (((value & 0) - (value >> (WORD_BITS - 1))) << shift)
+    words[1] += above + carry
+    words[0] += part
+
+
+def subtract_wide(words: list[Words], other: Sequence[Words]) -> None:
+    """Subtract modulo 2^(64 words) in place.
+
+    Claim OM-1.
+    """
+    if len(words) == 1:
+        words[0] -= other[0]
+        return
+    difference = words[0] - other[0]
+    inverted = words[0] ^ _ONES
+    borrow = ((inverted & other[0]) | ((inverted | other[0]) & difference)) >> (WORD_BITS - 1)
+    words[1] -= other[1] + borrow
+    words[0] -= other[0]
+
+
+def field_of(words: Sequence[Words], start: int, bits: int) -> Words:
+    """Return ``bits`` bits, at most a word, from bit ``start`` on."""
+    first, offset = divmod(start, WORD_BITS)
+    value = words[first] >> offset if offset else words[first]
+    if offset and offset + bits > WORD_BITS and first + 1 < len(words):
+        value = value | (words[first + 1] << (WORD_BITS - offset))
+    return value & low_bits(bits) if bits < WORD_BITS else value
+
+
+def round_off(words: list[Words], dropped_bits: int) -> list[Words]:
+    """Return round(y / 2^d), after adding half a unit to ``words``; bits above the modulus stay.
+
+    Claim OM-2: this and ``center`` are run on terms.
+    """
+    if not dropped_bits:
+        return words
+    add_shifted(words, 1 << (dropped_bits - 1), 0)
+    return [field_of(words, dropped_bits, 64), *(word >> dropped_bits for word in words[1:])]
+
+
+def center(words: list[Words], lowest: int, bias: int) -> None:
+    """Add half of the guard bits' range and take away the bias of rounding, so that noise is never below zero."""
+    offset = (1 << (lowest - 1)) - bias & low_bits(64 * len(words))
+    for index in range(len(words)):
+        add_shifted(words, offset >> 64 * index & low_bits(64), 64 * index)
+
+
+def counted(word: Words, mask: Words, fine_bits: int) -> Words:
+    """Return what counts of a coefficient that ``round_off`` added half a step to: whole steps, less its mask.
+
+    Claim OM-7: modulo 2^(p + f) it is what a server has once it takes the mask off the p bits that were sent.
+    """
+    return (word & (_ONES ^ low_bits(fine_bits))) - mask
+
+
+# --- Sizes ------------------------------------------------------------------------------------------------------------
 
 POLYNOMIALS_AT_ONCE: Final = 16
 """Few enough that a block of transforms stays in a second-level cache."""
@@ -232,10 +320,10 @@ class EpochRing:
             raise InvalidParameters(f"an epoch's seed is {SEED_BYTES} bytes; got {type(seed).__name__}")
         self.parameters = parameters
         self.seed = seed
-        self._limbs = ring_products.limb_count(parameters.modulus_bits)
-        self._limb_bits = ring_products.limb_bits(parameters.modulus_bits)
-        self.sum_limb_bits = ring_products.sum_limb_bits(parameters.degree, parameters.modulus_bits)
-        self._prepared: ring_products.Spectrum | None = None
+        self._limbs = lattice.limb_count(parameters.modulus_bits)
+        self._limb_bits = lattice.limb_bits(parameters.modulus_bits)
+        self.sum_limb_bits = lattice.sum_limb_bits(parameters.degree, parameters.modulus_bits)
+        self._prepared: lattice.Spectrum | None = None
         self._is_new = True
 
     def prepare(self) -> None:
@@ -264,7 +352,7 @@ class EpochRing:
                 key_derivation.expand("noise key", SEED_BYTES, coins_seed, Label.ONE_MESSAGE_NOISE) as noise_key,
             ):
                 drawn = Sampler(secret_key).draw(self.parameters.degree)
-                ring_products.require_short(drawn)
+                lattice.require_short(drawn)
                 upload, secret = (
                     self._masked(words, drawn, Sampler(noise_key)),
                     Secret("ring secret", drawn.data.cast("B")),
@@ -279,7 +367,7 @@ class EpochRing:
     def _masked(self, words: list[Word], secret: SmallVector, noise: Sampler) -> bytes:
         """Mask, round and write coefficients in place; check words wait for what rounding makes of their values."""
         parameters, planes = self.parameters, UploadPlanes(self.parameters)
-        spectrum = ring_products.spectra(secret)
+        spectrum = lattice.spectra(secret)
         rounding = Rounding(parameters, self.seed)
         for first, count in self.blocks():
             start, end = self.range_of(first, count)
@@ -316,7 +404,7 @@ class EpochRing:
         degree = self.parameters.degree
         return first * degree, min((first + count) * degree, self.parameters.coefficients)
 
-    def _transform(self, first: int, count: int) -> ring_products.Spectrum:
+    def _transform(self, first: int, count: int) -> lattice.Spectrum:
         """Return the transforms of the limbs of public polynomials: (count, limbs, n/2)."""
         degree = self.parameters.degree
         stream = bytearray(count * self._limbs * degree * _HALF_WORD_BYTES)
@@ -324,16 +412,16 @@ class EpochRing:
         initial = modes.CTR(counter.to_bytes(_BLOCK_BYTES, "big"))
         Cipher(algorithms.AES(self.seed), initial).encryptor().update_into(bytes(len(stream)), stream)
         words = np.frombuffer(stream, "<i4").reshape(count, self._limbs, degree)
-        return ring_products.spectra(words >> (32 - self._limb_bits))
+        return lattice.spectra(words >> (32 - self._limb_bits))
 
-    def add_product(self, words: list[Word], first: int, count: int, shorts: Sequence[ring_products.Spectrum]) -> None:
+    def add_product(self, words: list[Word], first: int, count: int, shorts: Sequence[lattice.Spectrum]) -> None:
         """Add a s for some polynomials in place, s being cut into limbs; the last one may be used in part."""
         prepared = self._prepared
         public = self._transform(first, count) if prepared is None else prepared[first : first + count]
         is_whole = words[0].size == count * self.parameters.degree
         halves = [word.reshape(count, 2, -1) if is_whole else word for word in words]
         for index, short in enumerate(shorts):
-            products = ring_products.products(public, short).view(np.uint64)
+            products = lattice.products(public, short).view(np.uint64)
             for limb in range(self._limbs):
                 values = products[:, limb] if is_whole else products[:, limb].reshape(-1)[: words[0].size]
                 shift = limb * self._limb_bits + index * self.sum_limb_bits

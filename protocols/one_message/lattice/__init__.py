@@ -1,1 +1,0 @@
-"""Masks from ring learning with errors: sampling, products, packing and the estimate of their security."""

@@ -1,1 +1,0 @@
-"""Arithmetic of one lane: prime fields, groups, the extension field, and exact products."""

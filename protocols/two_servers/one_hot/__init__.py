@@ -1,1 +1,0 @@
-"""The one-hot check: each block of a client holds one codeword, proved to two servers."""

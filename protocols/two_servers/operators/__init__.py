@@ -1,1 +1,0 @@
-"""Sockets between the two servers, and their greeting."""
