@@ -116,6 +116,8 @@ _PAIRWISE_ATTACKS: Final = _in(
     "test_rosters.py",
     "test_order_and_replays.py",
 )
+_SLOW_VECTORS: Final = ("slow_implementation", "generator")
+"""What is about the vectors themselves."""
 _OTHER_PROTOCOLS: Final = ("[coded", "[enclave", "[pairwise", "[plain", "[two servers")
 _OTHER_SESSIONS: Final = (*_OTHER_PROTOCOLS[1:], "[one message")
 ROOMS: Final = (
@@ -279,10 +281,12 @@ ROOMS: Final = (
                 "test_server_record.py",
                 "test_transitions.py",
                 "test_turnout.py",
+                "test_vectors.py",
             ),
             *_PAIRWISE_ATTACKS,
         ),
         ("tests/protocols/pairwise_mask/test_session.py",),
+        without=_SLOW_VECTORS,
     ),
     Room(
         "pairwise: client and rounds",
@@ -301,13 +305,16 @@ ROOMS: Final = (
                 "test_rounds.py",
                 "test_client_record.py",
                 "test_masking.py",
+                "test_leaks.py",
                 "test_platforms.py",
                 "test_transitions.py",
+                "test_vectors.py",
             ),
             "tests/protocols/test_masked_rounding.py",
             *_PAIRWISE_ATTACKS[1:],
         ),
         ("tests/protocols/pairwise_mask", _PAIRWISE_ATTACKS[0], "tests/adversaries/test_privacy_budgets.py"),
+        without=(*_SLOW_VECTORS, "tiny", "uniform", "traceback", "pickled", "object"),
     ),
     Room(
         "enclave: inside",

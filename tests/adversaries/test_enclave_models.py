@@ -1,10 +1,4 @@
-"""One certified client that names another model first, in a buffer that also takes updates of older models.
-
-| attack | defence |
-|---|---|
-| uploads first, with another digest under the number of an older model | the host announces each digest |
-| uploads first, with the digest of one older model under the number of another | the same |
-"""
+"""One certified client that names another model first, in a buffer that also takes updates of older models."""
 
 from __future__ import annotations
 

@@ -1,19 +1,4 @@
-"""A host that decides when an enclave is called and with what: it gets one sum for each buffer, or none.
-
-| attack | defence |
-|---|---|
-| releases a buffer of one, or asks after every upload | minimum cohort; asking tells how many, which it knows |
-| one client with weight 64 among clients with weight 1 | the weight rule, at the price of the buffer |
-| releases twice, to average noise away | the same bytes again |
-| sums that differ in one client: overlapping, second, older buffers | one buffer at a time, and versions grow |
-| gives a model a second number, for a second sum of the same updates | the digest keeps the number that it had |
-| has all weights but one be multiples of 64 | weights whose factors single out a few end the buffer |
-| restarts the enclave, whose memory of clients is gone | the client's own ledger |
-| has one client be of another age than all others, whose weight it divides by | enough of each weight of age |
-| gives clients different models under one number | the digest that it opened the buffer with stands |
-| lets the enclave fail in the middle of an upload | the buffer is given up |
-| adds up masked vectors of its own choice | the released masks fit those that were counted, each once |
-"""
+"""A host that decides when an enclave is called and with what: it gets one sum for each buffer, or none."""
 
 from __future__ import annotations
 
@@ -32,7 +17,7 @@ from hypothesis import strategies as st
 from secagg.contract import Aggregate, IndexSegment, Layout, RingSegment
 from secagg.crypto.ring import RingVector
 from secagg.errors import Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
-from secagg.identifiers import ClientId, ServerId
+from secagg.identifiers import ServerId
 from secagg.protocols.enclave.budget import PrivacyFloor
 from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.buffer import BufferState, single_somebody_out
@@ -90,16 +75,6 @@ def test_a_host_that_asks_after_every_upload_gets_one_sum_and_none_before(form: 
     assert session.enclave.release() == first
     with pytest.raises(Misuse):
         session.enclave.receive(session.seal(5).sealed.encode())
-
-
-def test_the_histogram_of_one_client_is_not_released_however_often_it_is_handed_over() -> None:
-    session = opened(replace(HISTOGRAMS, minimum_cohort=2))
-    message = session.seal(1).sealed.encode()
-    session.enclave.receive(message)
-    for _ in range(5):
-        with pytest.raises(PeerMisbehaved):
-            session.enclave.receive(message)
-    assert refusal(session.enclave.release) == (ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
 
 
 # --- Weights ----------------------------------------------------------------------------------------------------------
@@ -204,25 +179,6 @@ def test_the_remainder_of_a_sum_does_not_tell_the_one_client_of_another_age(form
     assert vars(session.enclave)["_releases"] == 0
 
 
-@pytest.mark.parametrize("late", [1, 2, 3])
-def test_a_sum_of_two_ages_is_of_enough_of_each(late: int) -> None:
-    session = opened(EnclaveSetup(layout=RING_LAYOUT, staleness_weights=AGES), version=1)
-    for number in range(1, 7):
-        session.upload(number, version=int(number > late))
-    if late < session.setup.minimum_cohort:
-        assert refusal(session.host.release) == (ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
-        return
-    weights = [AGES[number <= late] for number in range(1, 7)]
-    assert same_values(session.host.release()[0], session.ideal(range(1, 7), weights))
-
-
-def test_ages_that_weigh_the_same_are_one() -> None:
-    session = opened(EnclaveSetup(layout=RING_LAYOUT, staleness_weights=(2, 2, 1)), version=2)
-    for number, version in ((1, 2), (2, 2), (3, 1)):
-        session.upload(number, version=version)
-    assert same_values(session.host.release()[0], session.ideal((1, 2, 3), (2, 2, 2)))
-
-
 def test_noise_hides_the_one_client_of_another_age() -> None:
     session = opened(replace(NOISED, staleness_weights=(2, 1)), version=1)
     session.upload(1, version=0)
@@ -295,55 +251,6 @@ def test_what_an_enclave_releases_unmasks_the_whole_sum_and_no_part_of_it(chosen
     assert looks_uniform(ring.subtract(part, masks))
 
 
-def test_two_buffers_do_not_overlap() -> None:
-    session = opened()
-    session.upload(1)
-    for version in (0, 1):
-        with pytest.raises(Misuse):
-            session.enclave.open_buffer(version, model_digest(version))
-    for number in (2, 3):
-        session.upload(number)
-    assert session.host.release()[0].contributors == 3
-
-
-@pytest.mark.parametrize("end", ["release", "give_up_buffer"])
-@pytest.mark.parametrize("version", [4, 5])
-def test_a_buffer_is_not_followed_by_one_of_the_same_or_an_older_model(version: int, end: str) -> None:
-    session = opened(version=5)
-    for number in (1, 2, 3):
-        session.upload(number, version=5)
-    getattr(session.enclave, end)()
-    with pytest.raises(PeerMisbehaved) as caught:
-        session.enclave.open_buffer(version, model_digest(version))
-    assert caught.value.reason is Reason.WRONG_SESSION
-    assert caught.value.culprits == {HOST}
-    assert session.enclave.state is BufferState.CLOSED
-
-
-def test_all_clients_but_one_are_not_summed_a_second_time() -> None:
-    session = opened(replace(HISTOGRAMS, staleness_weights=(1, 1)))
-    uploads = [session.seal(number).sealed.encode() for number in (1, 2, 3, 4)]
-    for upload in uploads:
-        session.enclave.receive(upload)
-    session.enclave.release()
-    session.enclave.open_buffer(1, model_digest(1))
-    for upload in uploads[1:]:
-        with pytest.raises(PeerMisbehaved):
-            session.enclave.receive(upload)
-    assert refusal(session.enclave.release) == (ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
-
-
-def test_clients_with_different_models_under_one_number_are_not_summed() -> None:
-    session = opened(replace(HISTOGRAMS, staleness_weights=(1, 1)))
-    session.upload(1)
-    other = session.seal(2, digest=b"m" * 32).sealed.encode()
-    assert refusal(lambda: session.enclave.receive(other)) == (PeerMisbehaved, Reason.MODEL_MISMATCH)
-    session.host.give_up_buffer()
-    session.host.open_buffer(1, model_digest(1))
-    late = session.seal(3, digest=b"m" * 32).sealed.encode()
-    assert refusal(lambda: session.enclave.receive(late)) == (PeerMisbehaved, Reason.MODEL_MISMATCH)
-
-
 # --- Restarts and budgets ---------------------------------------------------------------------------------------------
 
 
@@ -370,20 +277,6 @@ def test_a_privacy_floor_holds_across_restarts() -> None:
         session.seal(1, version=version)
         session.restart()
     assert refusal(lambda: session.seal(1, version=2)) == (PeerMisbehaved, Reason.BUDGET_SPENT)
-
-
-def test_a_client_is_in_no_more_releases_of_an_epoch_than_its_budget() -> None:
-    session = InsecureEnclaveSession(replace(NOISED, releases_per_client=2))
-    for version in (0, 1):
-        session.host.open_buffer(version, model_digest(version))
-        session.upload(1, version=version)
-        session.host.give_up_buffer()
-    session.host.open_buffer(2, model_digest(2))
-    with pytest.raises(PeerMisbehaved) as caught:
-        session.upload(1, version=2)
-    assert caught.value.reason is Reason.BUDGET_SPENT
-    assert caught.value.culprits == {ClientId(1), HOST}
-    session.upload(2, version=2)
 
 
 # --- The network ------------------------------------------------------------------------------------------------------
@@ -444,19 +337,6 @@ def test_an_enclave_that_fails_while_it_releases_does_not_try_again(monkeypatch:
             session.enclave.release()
     assert refusal(session.enclave.release)[0] is Misuse
     assert session.enclave.state is BufferState.CLOSED
-
-
-def test_a_destroyed_enclave_answers_nothing() -> None:
-    session = opened()
-    for number in (1, 2, 3):
-        session.upload(number)
-    message = session.seal(4).sealed.encode()
-    session.enclave.release()
-    session.enclave.destroy()
-    calls = (session.enclave.release, lambda: session.enclave.receive(message), session.enclave.give_up_buffer)
-    for call in (*calls, lambda: session.enclave.open_buffer(1, model_digest(1))):
-        assert refusal(call)[0] is Misuse
-    assert session.enclave.state is BufferState.DESTROYED
 
 
 def test_receipts_count_releases_so_that_none_is_hidden() -> None:

@@ -1,12 +1,4 @@
-"""Retries of one input, masks that would repeat, and sums at the edges of their rings.
-
-| attack | defence |
-|---|---|
-| a server lets an attempt fail after the uploads and repeats it without one client | inputs are spent |
-| the same coins and the same input in two attempts, so that masks cancel | every key is bound to its attempt |
-| one recovered secret gives away another | three independent draws |
-| clients at the extremes of their range, so that the sum wraps | capacities are exact and refuse beyond |
-"""
+"""Retries of one input, masks that would repeat, and sums at the edges of their rings."""
 
 from __future__ import annotations
 
@@ -221,9 +213,3 @@ def test_the_most_negative_sum_of_a_ring_is_still_exact() -> None:
     session = extreme_session(-16, 8, Topology.FULL, 1)
     aggregate = session.finish()
     assert Ring(8).lift(aggregate.values[0]).tolist() == [-128] * 5
-
-
-def test_the_total_weight_is_exact_when_everybody_has_the_largest() -> None:
-    setup = SessionSetup(maximum_weight=(1 << 32) - 1)
-    session = InsecurePairwiseSession(setup, weight_of=lambda _: (1 << 32) - 1)
-    assert session.finish().total_weight == 8 * ((1 << 32) - 1)

@@ -2,12 +2,6 @@
 
 The public polynomials are known to all, so a holder knows what noise is left behind by what it adds to the sum of
 secrets. With three coefficients some ten million tries find a lie that leaves almost none.
-
-| attack | what stops it |
-|---|---|
-| S + delta, where a delta is short in every coefficient's lowest bits | zeros behind the weight |
-| the same beside an answer of every honest holder, so that one of these is named for it | the same |
-| an offer with fewer zeros | client and holders count them |
 """
 
 from __future__ import annotations

@@ -1,16 +1,4 @@
-"""Who may hold, which epoch, which public polynomials, and what a holder remembers that was killed or restored.
-
-| attack | what stops it |
-|---|---|
-| a committee that the server chose, a holder twice, another order | the authority's signature on the ordered list |
-| holders' keys or ``a`` of the server's choice | each holder's signature; T0 |
-| an epoch that is over, or older than one that was seen | the client's clock and ledger |
-| the same update in two sums, epochs or attempts | the client's ledger |
-| coins that repeat | what is drawn from them depends on the update, its weight and the sum |
-| parameters below a client's floors | floors, held by clients and again by holders |
-| a holder that answers twice after a crash, or from a copy | the journal, its head with its mark, and the boot id |
-| counts and lengths of any size | limits before allocation |
-"""
+"""Who may hold, which epoch, which public polynomials, and what a holder remembers that was killed or restored."""
 
 from __future__ import annotations
 
@@ -295,23 +283,6 @@ def test_offers_below_the_floors_are_refused_by_clients_and_by_holders() -> None
             holder._floors = floors  # noqa: SLF001 -- another holder's  # pyright: ignore[reportPrivateUsage]
             with pytest.raises(InvalidParameters, match=sentence):
                 holder.respond(offer.encode())
-
-
-def test_offers_whose_uploads_name_no_sum() -> None:
-    world = InsecureSum(SumSetup())
-    offer, client = world.offer(), world.setup.clients[0]
-    nameless = replace(offer, terms=replace(offer.terms, sum_id=bytes(16)))
-    with pytest.raises(InvalidParameters, match="names its one sum"):
-        world.member(client).join(world.setup.subject, world.update(client)).answer(nameless.encode())
-    with pytest.raises(InvalidParameters, match="names its one sum"):
-        Tally(nameless, world.setup.sum_id, COINS)
-
-
-def test_thresholds_that_the_authority_did_not_sign() -> None:
-    world, other = InsecureSum(SumSetup()), InsecureSum(SumSetup(threshold=5))
-    mixed = replace(world.offer(), configuration=other.offer().configuration)
-    with pytest.raises(InvalidParameters, match="other thresholds than the authority signed"):
-        mixed.agree()
 
 
 def test_an_epoch_signs_with_a_key_in_active_mode_and_never_otherwise() -> None:

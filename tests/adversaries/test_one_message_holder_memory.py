@@ -1,12 +1,4 @@
-"""What a holder keeps in memory, and for how long; and a round that the server begins a second time.
-
-| attack | what stops it |
-|---|---|
-| memory that is read after a holder has closed, or after a round | shares are overwritten, the key is given up |
-| the same round offered again, for a holder that remembers one round | only a later round is begun |
-| requests of a round that is not the holder's | they are refused |
-| more uploads than an epoch has room for, over several deliveries and offers | all of them are counted |
-"""
+"""What a holder keeps in memory, and for how long; and a round that the server begins a second time."""
 
 from __future__ import annotations
 

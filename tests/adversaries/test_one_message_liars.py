@@ -1,13 +1,4 @@
-"""Holders that lie together, in as many independent ways as they like, and a client that helps them.
-
-| attack | what stops it |
-|---|---|
-| a client shares s - delta, and a liar lets an honest holder look wrong | a name needs T + c answers that agree |
-| c holders lie, and T answers are true | sets of answers are left out until the others give a short sum that opens |
-| a client spoils the sum, so that a liar beside it goes unnamed | whether a sum opens is no part of the evidence |
-| one liar while others are away | the sum waits for them |
-| one bad vector, for which every set of answers is tried | a secret is tried once |
-"""
+"""Holders that lie together, in as many independent ways as they like, and a client that helps them."""
 
 from __future__ import annotations
 

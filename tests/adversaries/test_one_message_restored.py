@@ -1,10 +1,5 @@
 """A server that has holders restored from copies, to be answered a second list without its victim.
 
-| attack | what stops it |
-|---|---|
-| the folder is copied while a record is written, or with a stray byte behind its records, and put back | the mark |
-| a holder is forked, and each of the two is shown another list | the process is compared |
-
 Every write, every copy and every way of putting one back stand in ``tests/protocols/one_message/test_journal.py``.
 """
 

@@ -1,43 +1,19 @@
 """Messages in another client's name, too late, or to a server that was rolled back; and sums of too few.
 
-| attack | defence |
-|---|---|
-| a client that sends what another signed | signatures |
-| a server that sends what it sent in another attempt | the context, in every message |
-| an upload of a client that was declared dropped is kept | its self mask is never shown |
-| a server that is restored from a snapshot, or from two | an upload is counted once; one answer |
-| survivors chosen so that a smaller sum falls out | release refused below the minimum cohort |
-
 Messages again, in another order or round, late, of strangers, and of other attempts are laws of every session.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from secagg.blame import unverified
-from secagg.errors import (
-    AuthenticationFailed,
-    Misuse,
-    PeerMisbehaved,
-    Reason,
-    SecAggError,
-    ThresholdNotMet,
-)
+from secagg.errors import Misuse, PeerMisbehaved, ThresholdNotMet
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import SecurityMode
-from secagg.protocols.pairwise_mask import (
-    ClientState,
-    ServerState,
-    Topology,
-    Transcript,
-    revealed_sets,
-)
+from secagg.protocols.pairwise_mask import ClientState, ServerState, Topology, Transcript, revealed_sets
 from secagg.protocols.pairwise_mask.graph import Graph
-from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import (
     InsecurePairwiseSession,
     SessionSetup,
@@ -47,68 +23,6 @@ from tests.harness.pairwise_sessions import (
     stored,
     unmask,
 )
-
-Refused = Callable[..., SecAggError]
-GoesOn = Callable[..., None]
-NothingIsReleased = Callable[..., SecAggError]
-
-
-# --- In the name of another -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kind", "state"),
-    [
-        (MessageKind.ENCRYPTED_SHARES, ServerState.AWAITING_ENCRYPTED_SHARES),
-        (MessageKind.MASKED_INPUT, ServerState.AWAITING_MASKED_INPUTS),
-        (MessageKind.SURVIVOR_SIGNATURE, ServerState.AWAITING_SURVIVOR_SIGNATURES),
-    ],
-    ids=lambda value: value.name,
-)
-def test_what_another_client_signed_is_not_taken_for_the_senders(
-    kind: MessageKind, state: ServerState, goes_on: GoesOn
-) -> None:
-    session = InsecurePairwiseSession()
-    attacker, target = session.client_ids[2], session.client_ids[3]
-    session.reach(state)
-    session.drop(attacker)
-    session.deliver(session.pending)
-    session.pending = []
-    with pytest.raises(AuthenticationFailed) as caught:
-        session.server.receive(attacker, session.sent_by(target, kind))
-    assert caught.value.culprits == unverified(attacker)
-    uploaded = state is ServerState.AWAITING_SURVIVOR_SIGNATURES
-    goes_on(session, of=session.client_ids if uploaded else set(session.client_ids) - {attacker})
-
-
-# --- Of another attempt -----------------------------------------------------------------------------------------------
-
-OF_A_SERVER = [
-    (mode, state)
-    for mode in SecurityMode
-    for state in (
-        ServerState.AWAITING_ENCRYPTED_SHARES,
-        ServerState.AWAITING_MASKED_INPUTS,
-        ServerState.AWAITING_SURVIVOR_SIGNATURES,
-        ServerState.AWAITING_UNMASKING_SHARES,
-    )
-    if mode is SecurityMode.ACTIVE or state is not ServerState.AWAITING_SURVIVOR_SIGNATURES
-]
-
-
-@pytest.mark.parametrize(("mode", "state"), OF_A_SERVER, ids=str)
-def test_what_a_server_sent_in_another_attempt_ends_the_session_for_a_client(
-    mode: SecurityMode, state: ServerState, refused: Refused, goes_on: GoesOn
-) -> None:
-    earlier, session = (InsecurePairwiseSession(SessionSetup(mode=mode, attempt=attempt)) for attempt in (0, 1))
-    victim = session.client_ids[3]
-    for each in (earlier, session):
-        each.reach(state)
-    session.take(victim)
-    refused(session, victim, earlier.take(victim), PeerMisbehaved, Reason.WRONG_SESSION, {ServerId()})
-    has_uploaded = state.name.startswith(("AWAITING_SURVIVOR", "AWAITING_UNMASKING"))
-    goes_on(session, without=[victim], of=session.client_ids if has_uploaded else ())
-
 
 # --- Too late ---------------------------------------------------------------------------------------------------------
 
@@ -143,16 +57,6 @@ def test_a_server_that_keeps_a_late_upload_learns_nothing_from_it(mode: Security
 
 
 # --- A server that is restored ----------------------------------------------------------------------------------------
-
-
-def test_an_upload_that_came_after_the_snapshot_is_counted_once(goes_on: GoesOn) -> None:
-    session = InsecurePairwiseSession()
-    session.reach(ServerState.AWAITING_MASKED_INPUTS)
-    session.deliver(session.pending[:3])
-    snapshot = stored(session.server)
-    session.deliver(session.pending[3:5])
-    session.server = restored(snapshot)
-    goes_on(session)
 
 
 @pytest.mark.parametrize("mode", SecurityMode)

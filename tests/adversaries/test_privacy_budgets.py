@@ -1,17 +1,4 @@
-"""Attacks on the ledger of what a client's noised uploads have cost, under each protocol whose clients add noise.
-
-| attack | stopped by |
-|---|---|
-| the server asks until the sums tell too much | the upload that would pass the budget is refused |
-| it calls the rounds another task | one ledger for all tasks of a client |
-| it restarts the client | the file |
-| it has two tasks look before either uploads | what is decided when an upload is charged |
-| it asks for the same upload again | the same bytes, or nothing; nothing is charged for a round that was answered |
-| it takes the noise away | no upload without noise beside a budget |
-| it lowers the minimum, or lets clients weigh more | each sum costs what its own noise is worth; weights are refused |
-| the machine stops between the ledger and the upload | the record is on disk before any noise is drawn |
-| a copy of the file, or another client's, is put in its place | the number of the file, and its owner's name |
-"""
+"""Attacks on the ledger of what a client's noised uploads have cost, under each protocol whose clients add noise."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""An upload that comes a second time: the same bytes change nothing, and any others are refused.
-
-| attack | defence |
-|---|---|
-| a second upload that differs in one byte, whichever it is | it is known again by a digest that covers every byte |
-| one that is shorter, longer, or empty | the same, or it does not decode |
-| the whole upload of another client | the same |
-"""
+"""An upload that comes a second time: the same bytes change nothing, and any others are refused."""
 
 from __future__ import annotations
 

@@ -1,13 +1,4 @@
-"""Clients that vote otherwise than once in every block, through the whole protocol.
-
-| attack | defence |
-|---|---|
-| two votes in a block, none, half or negative ones, or many whose sum wraps | both servers reject the upload |
-| one block too many is made up for by another block | every block is checked by itself |
-| the shares are good and the proof is another's, of another round, or random | it is bound to what it is for |
-| cheats until only few honest clients are left | rejections are counted, and the minimum cohort stands |
-| cheats as much as the weight of others allows | the unit vector is checked, and the servers multiply |
-"""
+"""Clients that vote otherwise than once in every block, through the whole protocol."""
 
 from __future__ import annotations
 

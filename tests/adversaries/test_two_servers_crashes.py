@@ -2,15 +2,6 @@
 
 The difference of two sums that differ in one client is that client's vector. So the attacker has server 1 count five
 clients, ends its process, starts it again, puts back whatever copy of its files helps, and replays the halves of four.
-
-| attack | defence |
-|---|---|
-| server 1 is started again with its files as they were | it knows which rounds it began, and begins none of them |
-| any earlier copy of its files is put back | the root was in memory alone: nothing that was sealed before opens |
-| the root is read from the disk | it is in no file |
-| its disk is full when a round begins | no offer leaves before the round is written down |
-| a client is asked for its update again | it uploads once for a round, also with another key of server 1 |
-| the round is opened again under another configuration, or a lower one | it is refused; the next one is taken |
 """
 
 from __future__ import annotations
@@ -40,11 +31,7 @@ from secagg.identifiers import ClientId
 from secagg.protocols.two_servers.offers import Entry
 from secagg.protocols.two_servers.server import IndexingServer, Server
 from secagg.protocols.two_servers.server_messages import AcceptedList, BatchRequest, Beginning
-from secagg.protocols.two_servers.standing_server import (
-    StandingRounds,
-    StandingServer,
-    asking,
-)
+from secagg.protocols.two_servers.standing_server import StandingRounds, StandingServer, asking
 from secagg.session.roles import Subject
 from secagg.wire import MessageKind, message_kind
 from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound

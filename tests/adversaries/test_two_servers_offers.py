@@ -1,11 +1,4 @@
-"""Offers and configurations that a client does not follow, and servers that are not who they say.
-
-| attack | defence |
-|---|---|
-| a configuration that is weaker than it looks, in any one of its numbers | the client's own floors, every one of them |
-| a server offers a key in the other's name, or a weak one | offers are signed, and keys are checked |
-| a server is started with another's key | it is refused where it starts |
-"""
+"""Offers and configurations that a client does not follow, and servers that are not who they say."""
 
 from __future__ import annotations
 

@@ -1,15 +1,4 @@
-"""Everything again: an upload, an update, a round, a client that was restored from a snapshot.
-
-| attack | defence |
-|---|---|
-| the network replays an upload, before or after it was decided | an upload is known by its id, and decided once |
-| a client uploads again under another nonce | it is counted by its name: a second upload is a second vote |
-| a server asks for the same update in two rounds, to compare the sums | the client's ledger refuses |
-| a server asks twice for one round, or goes back to an older one | rounds go up; each has one upload |
-| an older ledger is restored, or another's | its record is all that counts, and is for one task |
-| an offer of another round, or of the other server | it is signed for one round and server |
-| a client repeats its coins, in another round or for another client | keys and streams follow from all of the context |
-"""
+"""Everything again: an upload, an update, a round, a client that was restored from a snapshot."""
 
 from __future__ import annotations
 

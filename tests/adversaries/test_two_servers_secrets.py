@@ -1,12 +1,4 @@
-"""What two servers and their clients leave behind: nothing that opens an upload, and nothing that shows a secret.
-
-| attack | defence |
-|---|---|
-| reads the memory of a client that has uploaded | it keeps nothing of what it shared |
-| reads the memory of a server when an upload was taken, rejected or refused | its seeds are overwritten |
-| reads the memory of a server after the round | sums, seeds and keys are overwritten |
-| reads a log, a repr, a traceback with its locals, a pickle | secrets are of types that show and copy nothing |
-"""
+"""What two servers and their clients leave behind: nothing that opens an upload, and nothing that shows a secret."""
 
 from __future__ import annotations
 

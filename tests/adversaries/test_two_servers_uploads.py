@@ -1,19 +1,4 @@
-"""Uploads that a server does not take: altered, moved, stolen, of nobody, or halves of two uploads.
-
-| attack | defence |
-|---|---|
-| any byte of a half is altered, or some are missing | signature, HPKE and AES-GCM cover all of them |
-| a half goes to the other server | it says for which server it is, and so do all its keys |
-| whoever relays a half squats its id with another body | nothing is remembered of a half that does not open |
-| a thief signs another's upload, or takes parts of it | everything is bound to the header, and it to the client |
-| one upload is relayed under invented names | an authority certifies clients; the halves are bound to one of them |
-| two certificates for one client | a client is counted by its id, once |
-| a client weighs what nobody may | weights are a list that the configuration holds |
-| a lane or a proof that no honest client sends | it is refused on arrival |
-| one server has another configuration | its digest is in every key, signature and message; nothing is misaligned |
-| an upload of one round is handed to another | the round is in every key, signature and message as well |
-| one client more than the configuration counts on | the last client is refused |
-"""
+"""Uploads that a server does not take: altered, moved, stolen, of nobody, or halves of two uploads."""
 
 from __future__ import annotations
 
@@ -25,13 +10,7 @@ import numpy as np
 import pytest
 
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
-from secagg.errors import (
-    AuthenticationFailed,
-    MalformedMessage,
-    PeerError,
-    PeerMisbehaved,
-    Reason,
-)
+from secagg.errors import AuthenticationFailed, MalformedMessage, PeerError, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.protocols.two_servers import upload as upload_module

@@ -86,16 +86,3 @@ def test_the_digest_is_the_documented_hash() -> None:
     parts = (CONTEXT.digest, (11).to_bytes(4, "big"), b"\x05\x04")
     statement = Label.CLIENT_SET.value + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
     assert ClientSet.of(11, [0, 2, 10]).digest(CONTEXT) == hashlib.sha256(statement).digest()
-
-
-def test_digests_tell_sets_populations_and_sessions_apart() -> None:
-    other = SessionContext(bytes(32))
-    sets = [
-        ClientSet.of(9, []),
-        ClientSet.of(9, [1]),
-        ClientSet.of(10, [1]),
-        ClientSet.of(9, [8]),
-        ClientSet.of(9, [0]),
-    ]
-    digests = {members.digest(context) for members in sets for context in (CONTEXT, other)}
-    assert len(digests) == 2 * len(sets)

@@ -48,11 +48,6 @@ def some_configuration(*, mode: SecurityMode = SecurityMode.SEMI_HONEST, attempt
 # --- The list ---------------------------------------------------------------------------------------------------------
 
 
-@given(lists)
-def test_a_list_is_read_back(clients: list[ClientId]) -> None:
-    assert decode_clients(encode_clients(clients)) == tuple(clients)
-
-
 @given(st.binary(max_size=24))
 def test_whatever_decodes_is_strictly_increasing_and_encodes_to_the_same_bytes(encoded: bytes) -> None:
     try:
@@ -68,19 +63,6 @@ def test_the_bytes_of_a_list_are_pinned() -> None:
     assert encode_clients([ClientId(127), ClientId(256)]) == b"\x7f\x80\x01"
     assert encode_clients([ClientId(GREATEST)]) == b"\xff" * 9 + b"\x01"
     assert encode_clients([]) == b""
-
-
-@given(lists)
-def test_a_list_cut_within_a_gap_is_refused(clients: list[ClientId]) -> None:
-    encoded = encode_clients(clients)
-    ends = {len(encode_clients(clients[:count])) for count in range(len(clients) + 1)}
-    for length in range(len(encoded)):
-        if length in ends:
-            assert decode_clients(encoded[:length]) == tuple(clients)[: len(decode_clients(encoded[:length]))]
-            continue
-        with pytest.raises(MalformedMessage) as caught:
-            decode_clients(encoded[:length])
-        assert caught.value.reason is Reason.TRUNCATED
 
 
 @pytest.mark.parametrize(
@@ -143,12 +125,6 @@ def test_a_list_too_short_for_a_graph_is_refused(population: int) -> None:
     clients = encode_clients([ClientId(value) for value in range(population)])
     with pytest.raises(InvalidParameters):
         roster_of(some_configuration(), clients, ROOT, OPENING)
-
-
-def test_the_committee_of_a_full_graph_is_everybody() -> None:
-    configuration = some_configuration(mode=SecurityMode.ACTIVE)
-    roster = roster_of(configuration, encode_clients([ClientId(value) for value in range(6)]), ROOT, OPENING)
-    assert roster.committee == tuple(range(6))
 
 
 def test_an_entry_is_bound_to_its_client() -> None:

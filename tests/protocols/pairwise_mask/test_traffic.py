@@ -191,11 +191,6 @@ def test_the_formula_gives_the_published_expansion() -> None:
     assert expansion(1 << 14, 1 << 24) == pytest.approx(1.984, abs=0.0005)
 
 
-def test_the_formula_counts_keys_shares_survivors_and_the_vector() -> None:
-    assert bonawitz_bits(1, 1) == 2 * 256 + 256 + 1 + 16
-    assert bonawitz_bits(3, 10) == 6 * 256 + 11 * 256 + 3 + 10 * 18
-
-
 @pytest.mark.parametrize("arguments", [(0, 1), (1, 0), (1, 1, 0)])
 def test_the_formula_refuses_counts_below_one(arguments: tuple[int, ...]) -> None:
     with pytest.raises(InvalidParameters):
@@ -247,23 +242,3 @@ def test_every_message_has_the_length_that_its_place_in_the_graph_gives(
             if client in table[state]
         }
         assert sizes == due(traffic, client)
-
-
-@pytest.mark.parametrize("suite", list(Suite))
-@pytest.mark.parametrize("mode", list(SecurityMode))
-def test_a_sparse_graph_adds_what_depends_on_neighbours_and_hardly_more(mode: SecurityMode, suite: Suite) -> None:
-    setup = SessionSetup(mode=mode, suite=suite, topology=Topology.SPARSE, population=20, dropped=0)
-    traffic = traffic_of(setup, 1 << 18)
-    terms, k = Terms(mode is SecurityMode.ACTIVE, suite is Suite.HYBRID), traffic.configuration.degree
-    (segment,) = traffic.configuration.layout.require_rings()
-    for client in traffic.roster.clients:
-        # Each neighbour is sent two sealed shares, gets the seed of at most half of the edges, and is answered for.
-        of_neighbours = k * (terms.sealed + terms.shown) + k // 2 * terms.edge
-        assert traffic.sent_by(client) <= 1.005 * (segment.payload_bytes + of_neighbours)
-        # Both ways, the roster's entries and their proof, the signed paths and the views come on top.
-        depth = 5
-        of_neighbours += k * (terms.entry + terms.sealed) + k // 2 * terms.edge + DIGEST * k * depth
-        if terms.active:
-            of_neighbours += k * (SIGNATURE + 1 + DIGEST * depth) + k * SIGNATURE
-            of_neighbours += traffic.configuration.quorum * (COUNT + DIGEST + 2 * SIGNATURE)
-        assert traffic.of(client) <= 1.005 * (segment.payload_bytes + of_neighbours)

@@ -73,13 +73,6 @@ def test_who_left_without_a_word_has_no_message(mode: SecurityMode) -> None:
         assert caught.value.reason is Reason.NOT_ELIGIBLE
 
 
-def test_exactly_the_cohort_goes_on() -> None:
-    session = session_of(6)
-    advertising(session, 6)
-    session.pending = close_round(session.server)
-    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
-
-
 def test_before_the_first_round_is_closed_everybody_is_sent_the_offer() -> None:
     server = session_of(6).server
     assert server.awaited is None
