@@ -305,7 +305,6 @@ ROOMS: Final = (
                 "test_rounds.py",
                 "test_client_record.py",
                 "test_masking.py",
-                "test_leaks.py",
                 "test_platforms.py",
                 "test_transitions.py",
                 "test_vectors.py",
@@ -314,7 +313,7 @@ ROOMS: Final = (
             *_PAIRWISE_ATTACKS[1:],
         ),
         ("tests/protocols/pairwise_mask", _PAIRWISE_ATTACKS[0], "tests/adversaries/test_privacy_budgets.py"),
-        without=(*_SLOW_VECTORS, "tiny", "uniform", "traceback", "pickled", "object"),
+        without=_SLOW_VECTORS,
     ),
     Room(
         "enclave: inside",
