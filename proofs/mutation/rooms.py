@@ -103,7 +103,7 @@ _ENCLAVE_ATTACKS: Final = _in(
     "test_enclave_codewords.py",
     "test_enclave_memory.py",
     "test_enclave_offers.py",
-    "test_enclave_models.py",
+    "test_enclave_releases.py",
     "test_enclave_uploads.py",
 )
 _PAIRWISE_ATTACKS: Final = _in(
@@ -233,7 +233,6 @@ ROOMS: Final = (
             "tests/protocols/pairwise_mask",
             "test_thresholds.py",
             "test_floors.py",
-            "test_client_set.py",
             "test_roster.py",
             "test_transitions.py",
         ),
@@ -276,7 +275,6 @@ ROOMS: Final = (
             *_in(
                 "tests/protocols/pairwise_mask",
                 "test_rounds.py",
-                "test_open_round.py",
                 "test_recovery.py",
                 "test_server_record.py",
                 "test_transitions.py",
@@ -354,7 +352,7 @@ ROOMS: Final = (
             *_ONE_MESSAGE_TESTS,
             "tests/protocols/one_message/test_limits.py",
             "tests/protocols/one_message/test_recovery.py",
-            "tests/adversaries/test_one_message_crafted_lies.py",
+            "tests/adversaries/test_one_message_liars.py",
             "tests/adversaries/test_privacy_budgets.py",
             "tests/protocols/test_declared_messages.py",
             "tests/session/test_conduct.py",
@@ -408,7 +406,6 @@ ROOMS: Final = (
                 "test_privacy.py",
                 "test_verified_enclave.py",
             ),
-            "tests/adversaries/test_enclave_releases.py",
             *_ENCLAVE_ATTACKS,
         ),
     ),

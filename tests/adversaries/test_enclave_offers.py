@@ -301,8 +301,7 @@ def test_codewords_can_spell_out_the_histogram_so_that_their_entries_are_bounded
     base, powers = 7, np.array([[7**digit] for digit in range(8)], dtype=np.int64)
     session = InsecureEnclaveSession(EnclaveSetup(layout=layout, form=ReleaseForm.HISTOGRAM, maximum_cohort=6))
     session.host.open_buffer(0, bytes(32))
-    for number in (1, 2, 3):
-        session.upload(number)
+    session.upload(1, 2, 3)
     counts: Any = session.host.release()[0].values[0]
     digits = (counts.astype(np.int64) @ powers).reshape(-1, 1) // powers.reshape(1, -1) % base
     assert (digits == counts).all(), "the attack would work"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime
 from fractions import Fraction
 from itertools import pairwise
 from math import sqrt
@@ -14,17 +17,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secagg.contract import Aggregate, IndexSegment, Layout, RingSegment
+from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegment
+from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.ring import RingVector
 from secagg.errors import Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
-from secagg.identifiers import ServerId
+from secagg.identifiers import ClientId, ServerId
+from secagg.parameters import Suite
 from secagg.protocols.enclave.budget import PrivacyFloor
+from secagg.protocols.enclave.client import Invitation, stamp_of
+from secagg.protocols.enclave.plan import EnclaveSettings
+from secagg.protocols.enclave.simulation import EnclaveSimulation
 from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.buffer import BufferState, single_somebody_out
 from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 from secagg.protocols.enclave.trusted.messages import BufferRelease, ModelStamp
 from secagg.protocols.enclave.unattested import SimulatedEnclave
+from secagg.session.roles import LateUpdate, Subject, Update
 from tests.harness.enclave_buffers import (
     RING_LAYOUT,
     EnclaveSetup,
@@ -112,8 +121,7 @@ def test_the_remainder_of_a_sum_does_not_tell_the_one_client_of_another_weight(f
 def test_a_model_gets_no_second_number() -> None:
     """Clients whose ledgers were lost would seal one update twice, and clients 1 to 3 without 4 tell client 4."""
     session = opened()
-    for number in (1, 2, 3, 4):
-        session.upload(number)
+    session.upload(1, 2, 3, 4)
     session.host.release()
     for version in (1, 2, 1 << 40):
         with pytest.raises(PeerMisbehaved, match="under another number") as caught:
@@ -131,8 +139,7 @@ def test_ages_do_not_make_up_for_weights() -> None:
     """With noise too, a host that picks the ages cannot have the one client whose model is new be the whole sum."""
     session = opened(replace(NOISED, staleness_weights=(64, 1)), version=1)
     session.upload(1, version=1)
-    for number in (2, 3, 4, 5):
-        session.upload(number, version=0)
+    session.upload(2, 3, 4, 5, version=0)
     assert refusal(session.enclave.release) == (PeerMisbehaved, Reason.WEIGHTS_UNEVEN)
 
 
@@ -162,8 +169,7 @@ def test_the_remainder_of_a_sum_does_not_tell_the_one_client_of_another_age(form
     """The host hands the victim an old model, and everybody else the new one, who then weigh a multiple of 64."""
     session = opened(EnclaveSetup(form=form, staleness_weights=AGES), version=1)
     session.upload(1, version=0)
-    for number in (2, 3, 4, 5, 6):
-        session.upload(number, version=1)
+    session.upload(2, 3, 4, 5, 6, version=1)
     weights, inverse = (45, 64, 64, 64, 64, 64), pow(45, -1, 64)
     assert max(weights) * session.setup.minimum_cohort <= sum(weights), "the weight rule would let it pass"
     whole, victim = session.ideal(range(1, 7), weights), session.setup.payload_of(1)
@@ -182,8 +188,7 @@ def test_the_remainder_of_a_sum_does_not_tell_the_one_client_of_another_age(form
 def test_noise_hides_the_one_client_of_another_age() -> None:
     session = opened(replace(NOISED, staleness_weights=(2, 1)), version=1)
     session.upload(1, version=0)
-    for number in (2, 3, 4, 5):
-        session.upload(number, version=1)
+    session.upload(2, 3, 4, 5, version=1)
     aggregate, _ = session.host.release()
     assert not same_values(aggregate, session.ideal(range(1, 6), (1, 2, 2, 2, 2)))
     assert aggregate.contributors == 5
@@ -214,8 +219,7 @@ def test_two_buffers_have_noise_of_their_own() -> None:
     noises = list[list[int]]()
     for version in (0, 1):
         session.host.open_buffer(version, model_digest(version))
-        for number in (1, 2, 3):
-            session.upload(number, version=version)
+        session.upload(1, 2, 3, version=version)
         aggregate, _ = session.host.release()
         ideal, ring = session.ideal((1, 2, 3)), RING_LAYOUT.segments[0].ring
         noises.append(ring.lift(ring.subtract(aggregate.values[0], ideal.values[0])).tolist())
@@ -257,8 +261,7 @@ def test_what_an_enclave_releases_unmasks_the_whole_sum_and_no_part_of_it(chosen
 def test_an_update_is_not_sealed_again_to_the_epoch_after_a_restart() -> None:
     """The host kept the first sum; the second, without one client, would be the sum without it."""
     session = opened()
-    for number in (1, 2, 3, 4):
-        session.upload(number)
+    session.upload(1, 2, 3, 4)
     session.host.release()
     session.restart()
     session.host.open_buffer(0, bytes(32))
@@ -285,14 +288,12 @@ def test_a_privacy_floor_holds_across_restarts() -> None:
 def test_an_upload_that_is_late_for_its_buffer_enters_the_next_at_the_weight_of_its_age() -> None:
     session = opened(EnclaveSetup(layout=RING_LAYOUT, staleness_weights=(3, 2)))
     late = [session.seal(number).encode() for number in (4, 5, 6)]
-    for number in (1, 2, 3):
-        session.upload(number)
+    session.upload(1, 2, 3)
     session.host.release()
     session.host.open_buffer(1, model_digest(1))
     for message in late:
         session.host.receive(message)
-    for number in (1, 2, 3):
-        session.upload(number, version=1)
+    session.upload(1, 2, 3, version=1)
     assert same_values(session.host.release()[0], session.ideal((4, 5, 6, 1, 2, 3), (2, 2, 2, 3, 3, 3)))
 
 
@@ -303,8 +304,7 @@ def test_an_enclave_that_fails_in_the_middle_of_an_upload_gives_the_buffer_up(
     """Otherwise a host could starve it of memory, and release sums in which one client is counted in part."""
     layout = Layout((IndexSegment(8, 5), RingSegment(20, 6), IndexSegment(4, 3)))
     session = opened(EnclaveSetup(layout=layout, form=ReleaseForm.HISTOGRAM))
-    for number in (1, 2, 3):
-        session.upload(number)
+    session.upload(1, 2, 3)
     message, add, calls = session.seal(4).sealed.encode(), HistogramAccumulator.add, list[int]()
 
     def failing(self: HistogramAccumulator, packed: memoryview, weight: int, *, is_checked: bool) -> None:
@@ -325,8 +325,7 @@ def test_an_enclave_that_fails_in_the_middle_of_an_upload_gives_the_buffer_up(
 def test_an_enclave_that_fails_while_it_releases_does_not_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second attempt would draw noise anew beside whatever the first one has let out."""
     session = opened(NOISED)
-    for number in (1, 2, 3):
-        session.upload(number)
+    session.upload(1, 2, 3)
 
     def failing(*_: object) -> None:
         raise MemoryError
@@ -344,9 +343,69 @@ def test_receipts_count_releases_so_that_none_is_hidden() -> None:
     for version in (0, 1, 2):
         if version:
             session.host.open_buffer(version, model_digest(version))
-        for number in (1, 2, 3):
-            session.upload(number, version=version)
+        session.upload(1, 2, 3, version=version)
         receipt = session.host.release()[1]
         session.verified().verify_receipt(receipt)
         numbers.append(receipt.releases)
     assert [later - earlier for earlier, later in pairwise(numbers)] == [1, 1]
+
+
+# --- A client that names another model first --------------------------------------------------------------------------
+
+
+LAYOUT = Layout((RingSegment(20, 6),))
+NEWEST = 7
+MALLORY = ClientId(66)
+
+
+def digest_of(version: int) -> bytes:
+    return bytes([version]) * 32
+
+
+def subject_of(version: int, digest: bytes | None = None) -> Subject:
+    return Subject(
+        task=b"a task",
+        round_number=version,
+        layout=LAYOUT,
+        capacity=1 << 10,
+        model_digest=digest_of(version) if digest is None else digest,
+    )
+
+
+@pytest.fixture
+def world() -> Iterator[EnclaveSimulation]:
+    settings = EnclaveSettings(suite=Suite.CLASSIC, staleness_weights=(1, 1, 1))
+    made = EnclaveSimulation(settings, coins=SystemCoins(), clock=lambda: datetime(2026, 1, 1, tzinfo=UTC))
+    with closing(made):
+        yield made
+
+
+def upload(world: EnclaveSimulation, client: ClientId, subject: Subject, invitation: bytes) -> bytes:
+    values = LAYOUT.segments[0].ring.from_integers(np.full(6, client.value))
+    late = LateUpdate(lambda: Update(Payload(LAYOUT, (values,)), subject.model_digest or b""))
+    return world.member(client).join(subject, late).answer(invitation)
+
+
+@pytest.mark.parametrize(
+    ("version", "digest"),
+    [(NEWEST - 1, b"m" * 32), (NEWEST - 2, b"m" * 32), (NEWEST - 2, digest_of(NEWEST - 1)), (NEWEST, b"m" * 32)],
+)
+def test_a_client_that_comes_first_shuts_nobody_out(world: EnclaveSimulation, version: int, digest: bytes) -> None:
+    session = world.open(subject_of(NEWEST), None)
+    claimed = subject_of(version, digest)
+    stamp = stamp_of(claimed, digest)
+    invited = Invitation.decode(session.invitation)
+    crafted = replace(invited, version=version, model_digest=stamp.digest, is_short=False).encode()
+    with pytest.raises(PeerMisbehaved) as caught:
+        session.receive(MALLORY, upload(world, MALLORY, claimed, crafted))
+    assert caught.value.reason is Reason.MODEL_MISMATCH
+    assert caught.value.culprits == {MALLORY, ServerId()}
+    clients = [ClientId(number) for number in range(1, 7)]
+    for number, client in enumerate(clients):
+        own = subject_of(NEWEST - number % 3)
+        session.receive(client, upload(world, client, own, session.invitation_for(own)))
+    assert [fault.culprits for fault in session.faults] == [{MALLORY, ServerId()}], "no honest client is named"
+    session.close_stage()
+    released = session.release()
+    assert released.counted == set(clients)
+    assert released.aggregate.values[0].tolist() == [sum(client.value for client in clients)] * 6

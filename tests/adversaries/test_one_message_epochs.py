@@ -333,32 +333,6 @@ def standing_world(folder: Path, rule: ThresholdRule = ThresholdRule.ONE_ANSWER)
     return world, standing
 
 
-@pytest.mark.parametrize("rule", ThresholdRule)
-def test_a_holder_restarted_after_each_step_says_the_same_again(rule: ThresholdRule, tmp_path: Path) -> None:
-    world, standing = standing_world(tmp_path, rule)
-    server = world.collected()
-    server.fix_list()
-    standing.restart()
-    world.holders[0] = standing.holder
-    stages = 2 if rule is ThresholdRule.CERTIFIED else 1
-    for stage in range(stages):
-        requests = server.requests()
-        first = standing.holder.respond(requests[0])
-        standing.restart()
-        assert standing.holder.respond(requests[0]) == first
-        world.holders[0] = standing.holder
-        world.ask(server, requests)
-        if stages == 2 and stage == 0:
-            server.certify()
-    assert server.open().aggregate.encode() == world.ideal(world.setup.clients).encode()
-    # A smaller list of the same uploads is refused before and after a restart.
-    smaller = replace(server.upload_list, listed=server.upload_list.listed[1:])
-    for _ in range(2):
-        with pytest.raises(PeerMisbehaved, match="one list"):
-            standing.holder.respond(smaller.encode())
-        standing.restart()
-
-
 def test_a_crash_before_the_answer_is_sent_leaves_one_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Journal, flush, then send: killed in between, the holder answers that list and no other."""
     world, standing = standing_world(tmp_path)

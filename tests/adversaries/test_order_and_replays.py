@@ -5,15 +5,18 @@ Messages again, in another order or round, late, of strangers, and of other atte
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
-from secagg.errors import Misuse, PeerMisbehaved, ThresholdNotMet
+from secagg.conformance.sessions.rehearsal import Rehearsal
+from secagg.errors import Misuse, PeerError, PeerMisbehaved, ThresholdNotMet
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask import ClientState, ServerState, Topology, Transcript, revealed_sets
 from secagg.protocols.pairwise_mask.graph import Graph
+from secagg.wire import HEADER_BYTES
 from tests.harness.pairwise_sessions import (
     InsecurePairwiseSession,
     SessionSetup,
@@ -23,6 +26,7 @@ from tests.harness.pairwise_sessions import (
     stored,
     unmask,
 )
+from tests.harness.session_worlds import SETTINGS, candidate_of
 
 # --- Too late ---------------------------------------------------------------------------------------------------------
 
@@ -139,3 +143,43 @@ def test_the_server_ends_a_session_of_fewer_than_the_minimum_cohort(mode: Securi
     assert (caught.value.needed, caught.value.present) == (7, 6)
     assert session.server.state is ServerState.ABORTED
     assert sum(map(is_spent, own)) == (6 if state is ServerState.AWAITING_MASKED_INPUTS else 0)
+
+
+# --- A second upload --------------------------------------------------------------------------------------------------
+
+
+NAMES = [
+    name for name in SETTINGS if name.startswith(("pairwise", "enclave", "two servers", "plain", "one message, a"))
+]
+"""Other servers say themselves what is wrong with an upload before they look whether it came before."""
+MOST_FLIPS = 400
+"""Of a short message every byte is altered."""
+
+
+def altered(message: bytes) -> Iterator[bytes]:
+    """Alter a message behind its header: each byte of it, or each so many."""
+    for at in range(HEADER_BYTES, len(message), 1 + len(message) // MOST_FLIPS):
+        yield message[:at] + bytes([message[at] ^ 1]) + message[at + 1 :]
+    yield from (message[:-1], message + b"\0", message[:HEADER_BYTES])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_second_upload_is_refused_whichever_byte_of_it_is_another(name: str) -> None:
+    candidate = candidate_of(name)
+    rehearsal = Rehearsal.begin(candidate)
+    server = rehearsal.server
+    while server.stage is not None and not server.stage.takes_update:
+        rehearsal.step()
+    answers = rehearsal.all_answers()
+    rehearsal.deliver(answers)
+    first, other = candidate.clients[:2]
+    before = server.turnout, server.awaited
+    for second in (*altered(answers[first]), answers[other]):
+        try:
+            server.receive(first, second)
+        except PeerError as error:
+            assert first in error.culprits <= {first, ServerId()}  # noqa: PT017
+    server.receive(first, answers[first])
+    assert (server.turnout, server.awaited) == before
+    rehearsal.require_exact(rehearsal.finish(), candidate.clients)
+    rehearsal.world.close()

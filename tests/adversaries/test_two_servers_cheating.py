@@ -147,8 +147,7 @@ def test_the_second_of_two_segments_is_checked_as_well(sum_is_exact: Check) -> N
         return with_lanes(shares, {(0, 0): 2}) if shares[0].shape.depth else shares
 
     upload_forged(made, 1, in_the_tree)
-    for number in (2, 3):
-        made.upload(number)
+    made.upload(2, 3)
     made.check()
     is_rejected_by_both(made, 1)
     sum_is_exact(made, 2, 3)
@@ -166,8 +165,7 @@ def test_without_the_check_a_client_moves_the_votes_of_others() -> None:
         return with_lanes(shares, {(0, wanted): 1, **taken})
 
     upload_forged(made, 1, steal)
-    for number in (2, 3):
-        made.upload(number)
+    made.upload(2, 3)
     made.check()
     assert made.zero.rejected == {}
     due = np.asarray(made.ideal((1, 2, 3)).values[1]).astype(int)
@@ -178,8 +176,7 @@ def test_without_the_check_a_client_moves_the_votes_of_others() -> None:
 
 def test_a_weight_is_no_licence_to_vote_more_often(sum_is_exact: Check) -> None:
     made = InsecureIndexingRound(replace(SETUP, weights=(1, 3), depth=1))
-    for number in (1, 2):
-        made.upload(number, weight=3)
+    made.upload(1, 2, weight=3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(halves, "generate_shares", worth(3))
         made.upload(3)
@@ -192,8 +189,7 @@ def test_a_weight_is_no_licence_to_vote_more_often(sum_is_exact: Check) -> None:
 def test_a_rejected_client_has_no_second_vote(both_refuse: Check, sum_is_exact: Check) -> None:
     made = InsecureIndexingRound(SETUP)
     upload_forged(made, 1, forged_by("two votes"))
-    for number in (2, 3):
-        made.upload(number)
+    made.upload(2, 3)
     made.check()
     made.clients[0] = made.new_client(1)
     both_refuse(made, made.share(1), PeerMisbehaved, Reason.ALREADY_ANSWERED, ClientId(1))
@@ -252,8 +248,7 @@ PROOFS: dict[str, Callable[[Any, Any], tuple[OneHotProof, OneHotProof]]] = {
 def test_a_proof_of_anything_else_is_rejected_by_both_servers(what: str, sum_is_exact: Check) -> None:
     made = InsecureIndexingRound(SETUP)
     upload_with_proofs(made, 1, PROOFS[what])
-    for number in (2, 3):
-        made.upload(number)
+    made.upload(2, 3)
     made.check()
     is_rejected_by_both(made, 1)
     sum_is_exact(made, 2, 3)
@@ -283,8 +278,7 @@ def test_cheats_do_not_lead_below_the_minimum_cohort(raises_exactly: Check, sum_
     made = InsecureIndexingRound(replace(SETUP, minimum_cohort=3))
     for number in (1, 2):
         upload_forged(made, number, forged_by("two votes"))
-    for number in (3, 4):
-        made.upload(number)
+    made.upload(3, 4)
     made.check()
     for server in made.servers:
         raises_exactly(server.close, ThresholdNotMet, Reason.THRESHOLD_NOT_MET, unchanged=[server])

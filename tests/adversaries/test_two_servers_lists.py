@@ -339,8 +339,7 @@ def test_a_server_that_opens_last_cannot_make_an_upload_pass(sum_is_exact: Check
     assert set(made.zero.rejected) == (set() if has_opened_before else {ClientId(1)})
     if not has_opened_before:
         made.check()
-        for number in (2, 3):
-            made.upload(number)
+        made.upload(2, 3)
         made.check()
         sum_is_exact(made, 2, 3)
 
@@ -382,8 +381,7 @@ def share_of_server_0(made: InsecureIndexingRound) -> bytes:
 @pytest.mark.parametrize("refused", [3, 4])
 def test_a_server_that_refuses_all_but_a_victim_gets_no_sum(refused: int, raises_exactly: Check) -> None:
     made = InsecureIndexingRound(replace(SETUP, maximum_rejections=5))
-    for number in range(1, 6):
-        made.upload(number)
+    made.upload(*range(1, 6))
     items = decode_batch(made.one.propose(made.one.waiting()), MessageKind.INDEXING_PROPOSAL, made.stamp(1))
     lies = [(upload_id, None if place < refused else said) for place, (upload_id, said) in enumerate(items)]
     made.zero.settle(

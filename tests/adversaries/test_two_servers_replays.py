@@ -31,8 +31,7 @@ SETUP = IndexingSetup(layout=Layout((RingSegment(20, 16), IndexSegment(8, 16))))
 def made() -> InsecureIndexingRound:
     """Begin a round in which the fourth and the fifth client were counted already."""
     made = InsecureIndexingRound(SETUP)
-    for number in (4, 5):
-        made.upload(number)
+    made.upload(4, 5)
     made.check()
     return made
 

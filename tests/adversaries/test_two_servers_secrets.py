@@ -253,8 +253,7 @@ def test_no_log_shows_a_secret(
         patch.setattr(halves, "prove", lying)
         made = InsecureIndexingRound.of(SETUP, 1)
         patch.undo()
-        for number in (2, 3):
-            made.upload(number)
+        made.upload(2, 3)
         made.check()
         made.finish()
     assert "rejects an upload of client/1" in caplog.text

@@ -31,8 +31,7 @@ Check = Callable[..., Any]
 def made() -> InsecureIndexingRound:
     """Begin a round in which the third, the fourth and the fifth client were counted already."""
     made = InsecureIndexingRound(SETUP)
-    for number in (3, 4, 5):
-        made.upload(number)
+    made.upload(3, 4, 5)
     made.check()
     return made
 
@@ -321,8 +320,7 @@ def test_everybody_may_vote_for_one_codeword(cohort: int, weight: int, count: in
     )
     assert made.configuration.group.order == 127
     payload = replace(made.setup.payload_of(1), values=(np.zeros_like(made.setup.payload_of(1).values[0]),))
-    for number in range(1, cohort + 1):
-        made.upload(number, weight=weight, payload=payload)
+    made.upload(*range(1, cohort + 1), weight=weight, payload=payload)
     both_refuse(
         made,
         made.share(cohort + 1, weight=weight, payload=payload),
