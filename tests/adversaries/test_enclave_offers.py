@@ -320,16 +320,3 @@ def test_keys_that_live_for_more_than_a_day_are_refused(session: InsecureEnclave
     expiry = int((session.now + timedelta(days=1)).timestamp())
     admit(session, replace(session.configuration, expiry=expiry))
     is_below_the_floor(session, replace(session.configuration, expiry=expiry + 1), "longer than a day")
-
-
-def test_what_a_client_refuses_costs_it_nothing_and_tells_nothing(session: InsecureEnclaveSession) -> None:
-    class NoCoins:
-        def draw(self, count: int) -> bytearray:
-            raise AssertionError(count)
-
-    client = session.new_client(1, coins=NoCoins())
-    weaker = InsecureEnclaveSession(replace(session.setup, minimum_cohort=2), now=session.now)
-    with pytest.raises(InvalidParameters) as caught:
-        sealed_by(client, session.setup.payload_of(1), enclave=weaker.verified(), model=MODEL, now=session.now)
-    assert caught.value.reason is Reason.BELOW_FLOOR
-    assert client.ledger.seals == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -14,8 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegment
 from secagg.crypto.entropy import SystemCoins
@@ -28,7 +25,7 @@ from secagg.protocols.enclave.client import Invitation, stamp_of
 from secagg.protocols.enclave.plan import EnclaveSettings
 from secagg.protocols.enclave.simulation import EnclaveSimulation
 from secagg.protocols.enclave.trusted import enclave as enclave_module
-from secagg.protocols.enclave.trusted.buffer import BufferState, single_somebody_out
+from secagg.protocols.enclave.trusted.buffer import BufferState
 from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 from secagg.protocols.enclave.trusted.messages import BufferRelease, ModelStamp
@@ -141,21 +138,6 @@ def test_ages_do_not_make_up_for_weights() -> None:
     session.upload(1, version=1)
     session.upload(2, 3, 4, 5, version=0)
     assert refusal(session.enclave.release) == (PeerMisbehaved, Reason.WEIGHTS_UNEVEN)
-
-
-@given(weights=st.lists(st.integers(1, 64), min_size=3, max_size=6))
-@settings(max_examples=20)
-def test_what_is_released_has_an_effective_cohort_of_the_minimum(weights: list[int]) -> None:
-    session = opened(EnclaveSetup(layout=RING_LAYOUT, maximum_weight=64))
-    for number, weight in enumerate(weights, start=1):
-        session.upload(number, weight=weight)
-    total, least = sum(weights), session.setup.minimum_cohort
-    if max(weights) * least <= total and not single_somebody_out(Counter(weights), least):
-        aggregate, _ = session.host.release()
-        assert same_values(aggregate, session.ideal(range(1, len(weights) + 1), weights))
-        assert total * total >= least * sum(weight * weight for weight in weights)
-    else:
-        assert refusal(session.host.release) == (PeerMisbehaved, Reason.WEIGHTS_UNEVEN)
 
 
 # --- Ages -------------------------------------------------------------------------------------------------------------

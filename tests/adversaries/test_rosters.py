@@ -386,33 +386,6 @@ def test_invented_clients_do_not_fill_a_roster_up_to_the_minimum_cohort(refused:
     refused(session, victim, message, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, {first, ServerId()})
 
 
-@pytest.mark.parametrize("place", [0, 31, 32, 63, 95, 96, 127, 159])
-def test_a_flipped_bit_in_identity_key_certificate_or_signature_is_noticed_by_server_and_neighbour(
-    place: int, refused: Refused, goes_on: GoesOn
-) -> None:
-    session = InsecurePairwiseSession()
-    victim, target = session.client_ids[0], session.client_ids[4]
-
-    def flip(delivery: Delivery) -> tuple[Delivery, ...]:
-        if (delivery.sender, delivery.kind) != (target, MessageKind.KEY_ADVERTISEMENT):
-            return (delivery,)
-        # The credential is the end of the message: key, certificate, signature.
-        message = bytearray(delivery.message)
-        message[place - 160] ^= 1
-        return (replace(delivery, message=bytes(message)),)
-
-    session.adversary = flip
-    session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
-    ((sender, error),) = session.refusals
-    assert isinstance(error, AuthenticationFailed)
-    assert (sender, error.culprits) == (target, unverified(target))
-    entries = advertised(session)
-    session.take(victim)
-    message = shown(session, victim, entries).encode()
-    refused(session, victim, message, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, {target, ServerId()})
-    goes_on(session, without=[target, victim])
-
-
 def test_an_advertisement_for_an_attempt_whose_tag_is_the_same_does_not_count(goes_on: GoesOn) -> None:
     session = InsecurePairwiseSession(SessionSetup())
     target, attempt = session.client_ids[4], attempt_of(session)

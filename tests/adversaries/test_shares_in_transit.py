@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from secagg.blame import unverified
-from secagg.crypto import hybrid_key_agreement
 from secagg.crypto.prime_field import PRIME
 from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, PeerError, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
@@ -228,28 +227,6 @@ def sender_of_an_edge_to(session: InsecurePairwiseSession, receiver: int) -> int
     return [n for n in graph.neighbours(receiver) if graph.sends_edge_seed(n, receiver)][-1]
 
 
-def test_a_client_whose_edge_seed_the_relay_made_unusable_leaves_and_the_others_go_on(
-    ended: Refused, goes_on: GoesOn
-) -> None:
-    session = at_delivery(SecurityMode.SEMI_HONEST, Suite.HYBRID)
-    sender = sender_of_an_edge_to(session, 3)
-    victim, culprit = session.client_ids[3], session.client_ids[sender]
-    message = delivered_to(session, 3)
-    place = session.server.roster.graph.neighbours(3).index(sender)
-    entry = message.entries[place]
-    forged = with_entry(message, place, replace(entry, entry=flipped(entry.entry, -1)))
-    complaint = session.clients[victim].answer(forged)
-    ended(session, victim)
-    (own,) = session.clients[victim].faults
-    assert (type(own), own.culprits) == (AuthenticationFailed, frozenset({culprit, ServerId()}))
-    session.server.receive(victim, complaint)
-    goes_on(session, without=[victim])
-    accusation, verdict = session.server.faults
-    assert accusation.culprits == {victim, culprit, ServerId()}
-    # What the sender sent opens at the server: the way altered it, or the one who complains lies.
-    assert (verdict.reason, verdict.culprits) == (Reason.EDGE_UNUSABLE, unverified(victim))
-
-
 @pytest.mark.parametrize("stays", [True, False])
 @pytest.mark.parametrize("mode", SecurityMode)
 def test_a_neighbour_that_seals_an_unusable_edge_seed_drives_one_out_and_is_named(
@@ -273,41 +250,6 @@ def test_a_neighbour_that_seals_an_unusable_edge_seed_drives_one_out_and_is_name
     (error,) = session.clients[victim].faults
     assert isinstance(error, AuthenticationFailed)
     assert error.culprits == blamed
-    ended(session, victim)
-
-
-@pytest.mark.parametrize("mode", SecurityMode)
-def test_a_neighbour_that_commits_to_another_edge_seed_than_it_seals_drives_one_out_and_is_named(
-    mode: SecurityMode, ended: Refused, goes_on: GoesOn
-) -> None:
-    planned = at_delivery(mode, Suite.HYBRID)
-    sender = sender_of_an_edge_to(planned, 3)
-    session = InsecurePairwiseSession(planned.setup)
-    attacker, victim = session.client_ids[sender], session.client_ids[3]
-    seal = hybrid_key_agreement.seal_edge_seed
-
-    def seal_another(
-        seed: Secret,
-        receiver_key: hybrid_key_agreement.HybridPublicKey,
-        sender: ClientId,
-        receiver: ClientId,
-        context: SessionContext,
-    ) -> bytes:
-        if (sender, receiver) == (attacker, victim):
-            seed = Secret("another seed", bytes(32))
-        return seal(seed, receiver_key, sender, receiver, context)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(hybrid_key_agreement, "seal_edge_seed", seal_another)
-        session.reach(ServerState.AWAITING_MASKED_INPUTS)
-    goes_on(session, of=set(session.client_ids) - {victim})
-    assert attacker in session.server.faults[-1].culprits
-    assert victim not in session.server.faults[-1].culprits
-    (error,) = session.clients[victim].faults
-    assert isinstance(error, PeerMisbehaved)
-    signed = mode is SecurityMode.ACTIVE
-    blamed: set[Party] = {attacker} if signed else {attacker, ServerId()}
-    assert (error.reason, error.culprits) == (Reason.COMMITMENT_MISMATCH, frozenset(blamed))
     ended(session, victim)
 
 

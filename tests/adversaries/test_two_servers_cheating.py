@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
@@ -14,7 +13,6 @@ from secagg.crypto.secret import Secret
 from secagg.errors import PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.protocols.two_servers import upload as upload_module
-from secagg.protocols.two_servers.configuration import SharingMode
 from secagg.protocols.two_servers.lanes.fields import LaneField
 from secagg.protocols.two_servers.one_hot.proof import prove
 from secagg.protocols.two_servers.one_hot.statement import OneHotProof
@@ -151,27 +149,6 @@ def test_the_second_of_two_segments_is_checked_as_well(sum_is_exact: Check) -> N
     made.check()
     is_rejected_by_both(made, 1)
     sum_is_exact(made, 2, 3)
-
-
-def test_without_the_check_a_client_moves_the_votes_of_others() -> None:
-    """What the check is for; the other mode says so in its name."""
-    made = InsecureIndexingRound(replace(SETUP, mode=SharingMode.UNCHECKED_POINT_FUNCTIONS))
-    victim = int(made.setup.payload_of(2).values[1][0])
-    wanted = (victim + 1) % 7
-
-    def steal(shape: Any, shares: Shares) -> Shares:
-        # The derived lane takes part by itself.
-        taken = {(0, victim): shape.group.order - 1} if victim < shape.codewords - 1 else {}
-        return with_lanes(shares, {(0, wanted): 1, **taken})
-
-    upload_forged(made, 1, steal)
-    made.upload(2, 3)
-    made.check()
-    assert made.zero.rejected == {}
-    due = np.asarray(made.ideal((1, 2, 3)).values[1]).astype(int)
-    due[0, victim] -= 1
-    due[0, wanted] += 1
-    assert np.array_equal(np.asarray(made.finish()[0].aggregate.values[1]), due)
 
 
 def test_a_weight_is_no_licence_to_vote_more_often(sum_is_exact: Check) -> None:

@@ -37,7 +37,6 @@ from secagg.wire import MessageKind, message_kind
 from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound
 
 SETUP = IndexingSetup(layout=Layout((RingSegment(20, 6),)), population=5)
-VICTIM = 5
 STEPS = ("nothing", "begun", "uploaded", "checked", "agreed", "opened", "released")
 """After which the attacker takes a copy of server 1's files."""
 
@@ -140,19 +139,6 @@ def attacker(tmp_path: Path) -> Iterator[Attacker]:
     yield made
     for rounds in made.opened:
         rounds.close()
-
-
-def test_the_difference_of_two_sums_would_be_the_victims_vector(attacker: Attacker) -> None:
-    """The attack is a real one: a server 1 that has its root again, and does not know what it did, gives it."""
-    attacker.coins = SETUP.coins_of("server 1")
-    attacker.start()
-    first = attacker.first_life()
-    attacker.coins = SETUP.coins_of("server 1")
-    attacker.put_back("nothing")
-    attacker.start()
-    attacker.begin()
-    second = attacker.count(1, 2, 3, 4)
-    assert ((first - second) % (1 << 20) == SETUP.payload_of(VICTIM).values[0]).all()
 
 
 @pytest.mark.parametrize("copy", STEPS)
@@ -276,16 +262,3 @@ def test_a_session_whose_server_1_was_started_again_is_over_and_so_is_its_round(
     later.close_stage()
     ideal = platform.attacker.rig.ideal(range(1, SETUP.population + 1))
     assert later.release().aggregate.values[0].tobytes() == ideal.values[0].tobytes()
-
-
-def test_a_round_that_a_process_began_is_offered_in_the_same_bytes_by_that_process_alone(platform: Platform) -> None:
-    message = Beginning(platform.attacker.rig.configuration, 7).encode()
-    offers = {platform.attacker.ask(message) for _ in range(3)}
-    assert len(offers) == 1
-    weaker = Beginning(replace(platform.attacker.rig.configuration, maximum_rejections=0), 7).encode()
-    with pytest.raises(InvalidParameters, match="was begun before"):
-        platform.attacker.ask(weaker)
-    assert platform.attacker.ask(message) in offers
-    platform.attacker.start()
-    with pytest.raises(InvalidParameters, match="the updates that were uploaded for it are spent"):
-        platform.attacker.ask(message)

@@ -187,17 +187,6 @@ def test_a_server_does_not_offer_a_key_in_the_others_name(signer: str, raises_ex
     is_refused(made, (forged, made.one.offer), raises_exactly, *outcome)
 
 
-def test_no_byte_of_an_offer_can_be_altered() -> None:
-    made = InsecureIndexingRound(SETUP)
-    offer, client = made.zero.offer, client_of(made)
-    for position in range(len(offer)):
-        altered = bytearray(offer)
-        altered[position] ^= 1 << position % 8
-        with pytest.raises(PeerError):
-            shares(made, client, offers=(bytes(altered), made.one.offer))
-    assert client.ledger.last(SETUP.task) == -1
-
-
 @pytest.mark.parametrize("weak", [bytes(32), (1).to_bytes(32, "little"), b"\xff" * 32])
 def test_a_weak_key_is_refused_although_its_server_signed_it(weak: bytes) -> None:
     made = InsecureIndexingRound(SETUP)

@@ -15,7 +15,6 @@ from secagg.crypto.labels import Label, bind
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.configuration import NO_AUTHORITY, SessionConfiguration, commit_to_opening
-from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.plan import SessionPlan
 from secagg.simulation.insecure_coins import InsecureSeededCoins
@@ -283,44 +282,6 @@ def test_a_plan_is_safe_for_every_number_of_advertisers_that_it_allows_for(  # n
                 dropped if topology is Topology.FULL else 0
             )
     assert configuration.threshold > corrupted or topology is Topology.SPARSE
-
-
-@given(population=st.integers(4, 40), late=st.integers(0, 6), corrupted=st.integers(0, 3))
-def test_a_client_accepts_what_was_planned_against_as_many_corrupted_clients(
-    population: int, late: int, corrupted: int
-) -> None:
-    try:
-        plan = some_plan(population=population, late=late, corrupted=corrupted, dropped=1)
-    except InvalidParameters:
-        reject()
-    floors = ClientFloors(
-        suites=frozenset({Suite.CLASSIC}),
-        modes=frozenset({SecurityMode.ACTIVE}),
-        minimum_cohort=plan.configuration.minimum_cohort,
-        minimum_threshold=plan.configuration.threshold,
-        minimum_modulus_bits=7,
-        maximum_length=9,
-        maximum_population=population,
-        assumed_corrupted=corrupted,
-        privacy_bits=40,
-    )
-    plan.configuration.require_floors(floors)
-    higher: list[tuple[str, Any]] = [
-        ("minimum_cohort", plan.configuration.minimum_cohort + 1),
-        ("minimum_threshold", plan.configuration.threshold + 1),
-        ("minimum_modulus_bits", 8),
-        ("maximum_length", 8),
-        ("suites", frozenset({Suite.HYBRID})),
-        ("modes", frozenset({SecurityMode.SEMI_HONEST})),
-    ]
-    for name, value in higher:
-        try:
-            floor = replace(floors, **{name: value})
-        except InvalidParameters:
-            continue
-        with pytest.raises(InvalidParameters) as caught:
-            plan.configuration.require_floors(floor)
-        assert caught.value.reason is Reason.BELOW_FLOOR
 
 
 def test_the_opening_is_what_the_offer_commits_to_and_is_not_in_it() -> None:

@@ -105,23 +105,6 @@ def test_vectors_of_other_lengths_or_words_are_refused() -> None:
 # --- Check words ------------------------------------------------------------------------------------------------------
 
 
-@given(layouts, st.lists(st.tuples(st.binary(max_size=2), st.integers(1, 9)), min_size=1, max_size=5))
-def test_the_words_of_a_sum_are_the_sum_of_the_words(layout: Layout, inputs: list[tuple[bytes, int]]) -> None:
-    configuration = configuration_of(layout)
-    total = MaskedVector(configuration)
-    for seed, weight in inputs:
-        total.add_packed(b"".join(input_of(configuration, seed, weight).pack()))
-    total.check(CONTEXT)
-    assert total.weight == sum(weight for _, weight in inputs)
-    for place, segment in enumerate(layout.require_rings()):
-        columns = [
-            [weight * value for value in insecure_payload(layout, seed).values[place].tolist()]
-            for seed, weight in inputs
-        ]
-        expected = [sum(column) % (1 << segment.modulus_bits) for column in zip(*columns, strict=True)]
-        assert total.inputs()[place].tolist() == expected
-
-
 @pytest.mark.parametrize("check_words", [8, 40])
 def test_any_change_of_a_sum_is_noticed(check_words: int) -> None:
     configuration = configuration_of(Layout((RingSegment(16, 5), RingSegment(33, 3))), check_words=check_words)

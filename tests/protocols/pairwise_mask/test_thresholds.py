@@ -262,11 +262,6 @@ def test_one_share_less_splits_the_survivors() -> None:
     assert threshold_in(ACTIVE, 4, 0, 1) - 1 == splits(10, 4)[1][1]
 
 
-def test_a_threshold_against_double_reveals_does_not_keep_the_survivors_together() -> None:
-    # Nobody's two secrets are reconstructed, and still two parts of the honest survivors are opened one by one.
-    assert [(4 + corrupted) // 2 + 1 <= splits(10, 4)[0][corrupted] for corrupted in (1, 2)] == [True, True]
-
-
 def test_thresholds_are_ordered_and_never_below_two() -> None:
     for degree in range(2, 40, 2):
         for corrupted in range(degree // 2):
