@@ -192,11 +192,8 @@ def forged_certificate(session: InsecurePairwiseSession, committee: list[int], f
     client = session.client_ids[last.position]
     upload = MaskedInput.decode(session.sent_by(client, MessageKind.MASKED_INPUT), roster)
     other = {
-        "too few": [],
-        "twice": [genuine[2]],
         "out of order": [first],
         "an outsider": [endorsement(session, outsiders[-1], signature_on(session, outsiders[-1], EVERYBODY))],
-        "a flipped bit": [replace(last, signature=bytes([last.signature[0] ^ 1]) + last.signature[1:])],
         "from round 2": [replace(last, signature=upload.signature)],
         "of another member": [replace(last, signature=first.signature)],
         "of a corrupted client in a member's name": [
@@ -227,11 +224,8 @@ def forged_certificate(session: InsecurePairwiseSession, committee: list[int], f
 @pytest.mark.parametrize(
     ("forgery", "kind", "reason"),
     [
-        ("too few", PeerMisbehaved, Reason.QUORUM_NOT_MET),
-        ("twice", PeerMisbehaved, Reason.QUORUM_NOT_MET),
         ("out of order", PeerMisbehaved, Reason.QUORUM_NOT_MET),
         ("an outsider", PeerMisbehaved, Reason.QUORUM_NOT_MET),
-        ("a flipped bit", AuthenticationFailed, Reason.AUTHENTICATION_FAILED),
         ("from round 2", AuthenticationFailed, Reason.AUTHENTICATION_FAILED),
         ("of another member", AuthenticationFailed, Reason.AUTHENTICATION_FAILED),
         ("of a corrupted client in a member's name", AuthenticationFailed, Reason.AUTHENTICATION_FAILED),
@@ -314,21 +308,16 @@ def test_neighbours_do_not_unmask_a_client_that_masked_under_fewer_sharers(refus
     refused(session, target, message, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, blamed)
 
 
-@pytest.mark.parametrize(
-    "change", ["one less", "one more", "swapped", "a flipped bit", "another upload", "from round 3"]
-)
+@pytest.mark.parametrize("change", ["one more", "swapped", "another upload", "from round 3"])
 def test_views_that_do_not_belong_to_the_neighbours_unmask_nothing(change: str, refused: Refused) -> None:
     session = at(ServerState.AWAITING_UNMASKING_SHARES)
     victim, roster = session.client_ids[0], session.server.roster
     genuine = UnmaskingRequest.decode(session.take(victim), roster)
     views, first = genuine.views, session.client_ids[1]
     signed = SurvivorSignature.decode(session.sent_by(first, MessageKind.SURVIVOR_SIGNATURE))
-    flipped = bytes([views[0].signature[0] ^ 1]) + views[0].signature[1:]
     forged, number = {
-        "one less": (views[1:], True),
         "one more": ((*views, views[-1]), True),
         "swapped": ((views[1], views[0], *views[2:]), False),
-        "a flipped bit": ((replace(views[0], signature=flipped), *views[1:]), False),
         "another upload": ((replace(views[0], upload=bytes(32)), *views[1:]), False),
         "from round 3": ((replace(views[0], signature=signed.signature), *views[1:]), False),
     }[change]
