@@ -110,18 +110,6 @@ def test_bad_clients_cannot_have_an_honest_holder_put_out(monkeypatch: pytest.Mo
     assert server.open().aggregate.encode() == world.ideal(world.setup.clients[3:]).encode()
 
 
-def test_a_share_copied_from_another_client_does_not_open() -> None:
-    world = InsecureSum(SumSetup())
-    offer = world.offer()
-    honest, thief = world.setup.clients[:2]
-    stolen = Upload.decode(world.upload(honest, offer)).sealed
-    upload = replace(Upload.decode(world.upload(thief, offer)), sealed=stolen)
-    server = world.collected(offer, uploads={thief: signed_again(world, offer, thief, upload)})
-    assert server.left_out[thief].culprits == {thief}
-    verdicts = [Receipt.decode(server.receipts[0][-1]).judged[index].verdict for index in range(2)]
-    assert verdicts == [Verdict.ACCEPTED, Verdict.DOES_NOT_OPEN]
-
-
 def test_words_that_are_no_field_elements_do_not_open() -> None:
     world = InsecureSum(SumSetup())
     offer = world.offer()

@@ -202,25 +202,6 @@ def test_an_upload_is_sent_again_identically_and_never_made_again() -> None:
     assert world.member(client).join(world.setup.subject, LateUpdate(never)).answer(offer.encode()) == first
 
 
-def test_a_client_that_crashes_while_it_uploads_has_spent_the_round() -> None:
-    """The ledger is stored before the update is made, and the upload before it is handed over."""
-    world = InsecureSum(SumSetup())
-    client, stored = world.setup.clients[0], list[bytes]()
-
-    def store(record: bytes) -> None:
-        stored.append(record)
-        if len(stored) == 2:
-            raise OSError("the disk is full")
-
-    ledger = Ledger(TASK, store)
-    full = world.member(client, ledger=for_any_task(ledger)).join(world.setup.subject, world.update(client))
-    with pytest.raises(OSError, match="full"):
-        full.answer(world.offer().encode())
-    world.stored[client] = stored[0]
-    with pytest.raises(PeerMisbehaved, match="rounds go up"):
-        world.upload(client)
-
-
 class RepeatingCoins:
     """What a snapshot of a machine draws each time that it is resumed."""
 

@@ -12,7 +12,7 @@ from secagg.crypto.labels import Label
 from secagg.errors import AuthenticationFailed, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import SecurityMode
-from secagg.protocols.pairwise_mask import ClientState, Server, ServerState, SessionPlan
+from secagg.protocols.pairwise_mask import ClientState, ServerState
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput, upload_digest
 from secagg.protocols.pairwise_mask.rounds3_4_unmasking import (
     Endorsement,
@@ -167,10 +167,7 @@ def test_signatures_on_two_sets_do_not_add_up_to_a_certificate(refused: Refused)
 def with_committee_of_five() -> tuple[InsecurePairwiseSession, int, list[int]]:
     """Play with a small committee, and return a client that is not on it, and who is."""
     session = InsecurePairwiseSession()
-    plan = session.setup.plan(session.authority.public_key)
-    small = replace(plan.configuration, committee_size=5, quorum=4)
-    session.server = Server(SessionPlan(small, plan.opening, plan.corrupted, plan.dropped, plan.privacy_bits))
-    session.pending = [replace(outgoing, message=session.server.invitation) for outgoing in session.pending]
+    session.replan(replace(session.server.configuration, committee_size=5, quorum=4))
     session.reach(ServerState.AWAITING_UNMASKING_SHARES)
     committee = list(session.server.roster.committee)
     return session, next(position for position in EVERYBODY if position not in committee), committee

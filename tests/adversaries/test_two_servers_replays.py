@@ -15,7 +15,6 @@ from secagg.contract import Payload
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, ServerId
-from secagg.parameters import ATTEMPTS
 from secagg.protocols.two_servers import upload as upload_module
 from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.opened_upload import HalfOpener, OpenedUpload
@@ -130,20 +129,6 @@ def is_refused(
     before = client.ledger.last(task), client.ledger.count(task)
     raises_exactly(lambda: share_in(made, client, payload, model), *outcome)
     assert (client.ledger.last(task), client.ledger.count(task)) == before
-
-
-def test_updates_of_one_model_are_in_few_rounds(raises_exactly: Check) -> None:
-    """Of which the first may have failed after the uploads, by a server's doing or not."""
-    model = b"m" * 32
-    rounds = [InsecureIndexingRound(replace(SETUP, round_number=number)) for number in range(7, 8 + ATTEMPTS)]
-    client = rounds[0].clients[0]
-    for made in rounds[:-1]:
-        share_in(made, client, SETUP.payload_of(1), model)
-        client = rounds[0].new_client(1, client.ledger)
-    is_refused(
-        raises_exactly, rounds[-1], client, SETUP.payload_of(2), PeerMisbehaved, Reason.ALREADY_ANSWERED, model=model
-    )
-    share_in(rounds[-1], client, SETUP.payload_of(1), b"n" * 32)
 
 
 @pytest.mark.parametrize(

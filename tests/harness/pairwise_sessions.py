@@ -354,6 +354,11 @@ class InsecurePairwiseSession:
         self.deliver(self.pending)
         self.pending = close_round(self.server)
 
+    def replan(self, configuration: SessionConfiguration) -> None:
+        """Begin again with a configuration that nobody planned."""
+        self.server = Server(replace(self.setup.plan(self.authority.public_key), configuration=configuration))
+        self.pending = [Outgoing(client, self.server.invitation) for client in self.clients]
+
     def reach(self, state: ServerState) -> None:
         """Play on until the server awaits this state's messages; the requests for them are ``pending``."""
         while self.server.state is not state:
