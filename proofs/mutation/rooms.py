@@ -93,7 +93,6 @@ _TWO_SERVERS_ATTACKS: Final = _in(
     "test_two_servers_lists.py",
     "test_two_servers_noise.py",
     "test_two_servers_offers.py",
-    "test_two_servers_relays.py",
     "test_two_servers_replays.py",
     "test_two_servers_secrets.py",
     "test_two_servers_uploads.py",
@@ -109,7 +108,6 @@ _ENCLAVE_ATTACKS: Final = _in(
 _PAIRWISE_ATTACKS: Final = _in(
     "tests/adversaries",
     "test_liars_at_unmasking.py",
-    "test_inputs_and_retries.py",
     "test_shares_in_transit.py",
     "test_offers_below_the_floors.py",
     "test_survivor_sets.py",
@@ -222,7 +220,7 @@ ROOMS: Final = (
             "tests/adversaries/test_privacy_budgets.py",
         ),
         (
-            *_in("tests/adversaries", "test_one_message_epochs.py", "test_inputs_and_retries.py"),
+            *_in("tests/adversaries", "test_one_message_epochs.py", "test_order_and_replays.py"),
             "tests/session",
         ),
     ),

@@ -537,12 +537,6 @@ def test_what_one_seal_holds_is_checked_before_it_is_counted(packed: bytes, weig
     is_refused(session, message, kind, Reason.INPUT_OUT_OF_RANGE, FIRST)
 
 
-def test_a_seal_is_of_no_other_upload() -> None:
-    session = opened(INDICES)
-    first, second = session.seal(1).sealed, session.seal(2).sealed
-    is_not_authentic(session, replace(first, sealed_seed=second.sealed_seed).encode(), FIRST, HOST)
-
-
 @pytest.mark.parametrize("suite", Suite)
 def test_indices_are_under_the_seal_and_nowhere_in_the_clear(suite: Suite) -> None:
     session = opened(Layout((IndexSegment(256, 64),)), suite=suite)

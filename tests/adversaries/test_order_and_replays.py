@@ -1,22 +1,29 @@
-"""Messages in another client's name, too late, or to a server that was rolled back; and sums of too few.
+"""Messages too late, or to a server that was rolled back; inputs that are tried again; sums of too few or at the edges.
 
 Messages again, in another order or round, late, of strangers, and of other attempts are laws of every session.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from secagg.conformance.sessions.rehearsal import Rehearsal
-from secagg.errors import Misuse, PeerError, PeerMisbehaved, ThresholdNotMet
+from secagg.contract import Layout, Payload, RingSegment
+from secagg.crypto.ring import Ring
+from secagg.errors import Misuse, PeerError, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId, ServerId
-from secagg.parameters import SecurityMode
-from secagg.protocols.pairwise_mask import ClientState, ServerState, Topology, Transcript, revealed_sets
+from secagg.parameters import SecurityMode, Suite
+from secagg.protocols.pairwise_mask import ClientState, ServerState, Topology, Transcript, relay, revealed_sets
 from secagg.protocols.pairwise_mask.graph import Graph
-from secagg.wire import HEADER_BYTES
+from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement
+from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
+from secagg.session.roles import LateUpdate
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+from secagg.wire import HEADER_BYTES, MessageKind
 from tests.harness.pairwise_sessions import (
     InsecurePairwiseSession,
     SessionSetup,
@@ -27,6 +34,10 @@ from tests.harness.pairwise_sessions import (
     unmask,
 )
 from tests.harness.session_worlds import SETTINGS, candidate_of
+
+GoesOn = Callable[..., None]
+NothingIsReleased = Callable[..., SecAggError]
+
 
 # --- Too late ---------------------------------------------------------------------------------------------------------
 
@@ -183,3 +194,193 @@ def test_a_second_upload_is_refused_whichever_byte_of_it_is_another(name: str) -
     assert (server.turnout, server.awaited) == before
     rehearsal.require_exact(rehearsal.finish(), candidate.clients)
     rehearsal.world.close()
+
+
+# --- Retries ----------------------------------------------------------------------------------------------------------
+
+
+def with_inputs(session: InsecurePairwiseSession, inputs: dict[ClientId, LateUpdate]) -> InsecurePairwiseSession:
+    """Enrol the clients with inputs that other attempts may have as well."""
+    for client, own in inputs.items():
+        session.clients[client] = session.enrol(client, update=own)
+    return session
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_an_input_whose_attempt_failed_after_the_upload_does_not_enter_a_retry(
+    mode: SecurityMode, nothing_is_released: NothingIsReleased
+) -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=mode))
+    inputs = {client: session.update_of(client) for client in session.client_ids}
+    with_inputs(session, inputs).reach(ServerState.AWAITING_UNMASKING_SHARES)
+    # The server has everybody's upload, could have everybody's answer, and says that the attempt failed.
+    session.drop(*session.client_ids[:5])
+    nothing_is_released(session, ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
+    retry = with_inputs(InsecurePairwiseSession(session.setup.next_attempt()), inputs)
+    retry.reach(ServerState.AWAITING_MASKED_INPUTS)
+    retry.deliver(retry.pending)
+    for client in inputs:
+        (error,) = retry.errors[client]
+        assert error.reason is Reason.ALREADY_SPENT
+        assert retry.clients[client].state is ClientState.ABORTED
+
+
+def test_an_update_that_is_trained_late_goes_into_one_attempt_of_several_that_run_at_once() -> None:
+    """Each was opened while it was unspent; the server would have two sums with it."""
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+    beside = InsecurePairwiseSession(session.setup.next_attempt())
+    victim = session.client_ids[0]
+    update = session.update_of(victim)
+    for each in (session, beside):
+        each.clients[victim] = each.enrol(victim, update=update)
+        each.reach(ServerState.AWAITING_MASKED_INPUTS)
+    messages = [
+        next(outgoing.message for outgoing in each.pending if outgoing.receiver == victim) for each in (session, beside)
+    ]
+    assert session.clients[victim].answer(messages[0])
+    assert is_spent(update)
+    with pytest.raises(Misuse) as caught:
+        beside.clients[victim].answer(messages[1])
+    assert caught.value.reason is Reason.ALREADY_SPENT
+
+
+def test_a_key_that_cannot_sign_any_more_costs_no_input() -> None:
+    """The upload would be refused for want of a signature, and the input spent for nothing."""
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.ACTIVE))
+    victim = session.client_ids[0]
+    own = session.update_of(victim)
+    session.clients[victim] = session.enrol(victim, update=own)
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    delivered = next(outgoing.message for outgoing in session.pending if outgoing.receiver == victim)
+    session.signing_keys[victim].wipe()
+    with pytest.raises(Misuse):
+        session.clients[victim].answer(delivered)
+    assert session.clients[victim].state is ClientState.ABORTED
+    assert not is_spent(own)
+
+
+def test_an_input_whose_attempt_failed_before_the_upload_may_enter_a_retry(goes_on: GoesOn) -> None:
+    session = InsecurePairwiseSession(SessionSetup(minimum_cohort=7))
+    inputs = {client: session.update_of(client) for client in session.client_ids}
+    with_inputs(session, inputs).reach(ServerState.AWAITING_ENCRYPTED_SHARES)
+    session.drop(*session.client_ids[:2])
+    with pytest.raises(ThresholdNotMet):
+        session.step()
+    goes_on(with_inputs(InsecurePairwiseSession(session.setup.next_attempt()), inputs))
+
+
+def test_an_input_whose_numbers_were_changed_after_it_was_encoded_counts_as_zeros() -> None:
+    layout = Layout((RingSegment(20, 4),))
+    payloads = {index: Payload(layout, (Ring(20).zeros(4),)) for index in range(8)}
+    session = InsecurePairwiseSession(
+        SessionSetup(layout=layout), payload_of=lambda client: payloads[(client.value - 1000) // 7]
+    )
+    payloads[2].values[0][1] = 1 << 20
+    assert session.finish().values[0].tolist() == [0] * 4
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_an_upload_of_another_session_is_refused_before_it_is_hashed(
+    mode: SecurityMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody can send a long one under an invited client's name."""
+    session = InsecurePairwiseSession(SessionSetup(mode=mode))
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    client, roster = session.client_ids[0], session.server.roster
+    (message,) = (each.message for each in session.pending if each.receiver == client)
+    sent = MaskedInput.decode(session.clients[client].answer(message), roster)
+    monkeypatch.setattr(relay, "upload_digest", None)
+    with pytest.raises(PeerMisbehaved) as caught:
+        session.server.receive(client, replace(sent, context=bytes(8)).encode())
+    assert caught.value.reason is Reason.WRONG_SESSION
+
+
+def masked_words(session: InsecurePairwiseSession, client: ClientId) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    """Return what a client uploaded, less its input: its masks."""
+    configuration = session.server.configuration
+    message = MaskedInput.decode(session.sent_by(client, MessageKind.MASKED_INPUT), session.server.roster)
+    (segment,) = configuration.layout.require_rings()
+    framed = segment.length + configuration.check_words_of(segment)
+    uploaded = segment.ring.unpack(message.packed[0][: segment.ring.packed_bytes(framed)], framed)[: segment.length]
+    return segment.ring.subtract(uploaded, session.payloads[client].values[0])
+
+
+@pytest.mark.parametrize("suite", Suite)
+def test_two_attempts_with_the_same_input_and_the_same_coins_have_no_mask_in_common(suite: Suite) -> None:
+    layout = Layout((RingSegment(64, 64),))
+    first = InsecurePairwiseSession(SessionSetup(layout=layout, suite=suite))
+    second = InsecurePairwiseSession(first.setup.next_attempt())
+    for session in (first, second):
+        session.finish()
+    for client in first.client_ids:
+        one, other = masked_words(first, client), masked_words(second, client)
+        assert not np.isin(one, other).any(), "64 words of 64 bits: a single one in common is no accident"
+    before, after = (
+        KeyAdvertisement.decode(
+            session.sent_by(session.client_ids[0], MessageKind.KEY_ADVERTISEMENT), session.server.configuration
+        )
+        for session in (first, second)
+    )
+    assert {before.channel_key, before.mask_key}.isdisjoint({after.channel_key, after.mask_key})
+    assert before.self_mask_commitment != after.self_mask_commitment
+
+
+class CoinsChangedOnce:
+    """Coins of which one draw is another than in the original."""
+
+    def __init__(self, changed: int) -> None:
+        self._coins, self._other = InsecureSeededCoins(b"coins"), InsecureSeededCoins(b"other coins")
+        self._changed, self._draws = changed, 0
+
+    def draw(self, count: int) -> bytearray:
+        self._draws += 1
+        original = self._coins.draw(count)
+        return self._other.draw(count) if self._draws == self._changed else original
+
+
+@pytest.mark.parametrize("suite", Suite)
+def test_channel_key_mask_key_and_self_mask_seed_come_from_three_independent_draws(suite: Suite) -> None:
+    session = InsecurePairwiseSession(SessionSetup(suite=suite))
+
+    def published(changed: int) -> tuple[bytes, bytes, bytes]:
+        client = session.enrol(session.client_ids[0], coins=CoinsChangedOnce(changed))
+        answer = client.answer(session.server.invitation)
+        made = KeyAdvertisement.decode(answer, session.server.configuration)
+        return made.channel_key, made.mask_key, made.self_mask_commitment
+
+    original = published(0)
+    differences = {tuple(a != b for a, b in zip(original, published(draw), strict=True)) for draw in (1, 2, 3)}
+    assert differences == {(True, False, False), (False, True, False), (False, False, True)}
+
+
+# --- Edges ------------------------------------------------------------------------------------------------------------
+
+
+def extreme_session(value: int, modulus_bits: int, topology: Topology, weight: int) -> InsecurePairwiseSession:
+    """Let every client upload one value at one weight."""
+    population = 12 if topology is Topology.SPARSE else 8
+    layout = Layout((RingSegment(modulus_bits, 5),))
+    setup = SessionSetup(population=population, topology=topology, layout=layout, maximum_weight=weight)
+    payload = Payload(layout, (Ring(modulus_bits).from_integers([value] * 5),))
+    return InsecurePairwiseSession(setup, payload_of=lambda _: payload, weight_of=lambda _: weight)
+
+
+@pytest.mark.parametrize("topology", Topology)
+@pytest.mark.parametrize("weight", [1, 3])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_everybody_at_the_extreme_of_its_range_gives_the_exact_sum(topology: Topology, weight: int, sign: int) -> None:
+    population = 12 if topology is Topology.SPARSE else 8
+    bits = 5
+    bound = (1 << bits) - 1
+    modulus_bits = next(p for p in range(bits + 1, 64) if bound * population * weight < 1 << (p - 1))
+    session = extreme_session(sign * bound, modulus_bits, topology, weight)
+    aggregate = session.finish()
+    assert Ring(modulus_bits).lift(aggregate.values[0]).tolist() == [sign * bound * population * weight] * 5
+    assert aggregate.total_weight == population * weight
+
+
+def test_the_most_negative_sum_of_a_ring_is_still_exact() -> None:
+    # Eight times -16 is -128, the least value of a ring of 8 bits; the ring does not hold +128.
+    session = extreme_session(-16, 8, Topology.FULL, 1)
+    aggregate = session.finish()
+    assert Ring(8).lift(aggregate.values[0]).tolist() == [-128] * 5

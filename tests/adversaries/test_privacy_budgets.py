@@ -369,12 +369,6 @@ def test_a_copy_with_the_same_inode_is_refused(
         PrivacyLedger(TWO, owner=b"a client", path=tmp_path / "copy").charge(own_noise())
 
 
-def test_a_ledger_that_is_moved_goes_on(ledger: Callable[[], PrivacyLedger], tmp_path: Path) -> None:
-    ledger().charge(own_noise())
-    (tmp_path / "ledger").rename(tmp_path / "elsewhere")
-    assert PrivacyLedger(TWO, owner=b"a client", path=tmp_path / "elsewhere").uploads == 1
-
-
 def test_a_ledger_of_another_client_is_refused(ledger: Callable[[], PrivacyLedger], tmp_path: Path) -> None:
     """One that has spent less."""
     assert ledger().uploads == 0

@@ -115,11 +115,6 @@ def test_in_a_full_graph_the_positions_are_the_ring_and_the_lower_one_sends_acro
             assert graph.sends_edge_seed(position, neighbour) is expected
 
 
-def test_a_full_graph_does_not_depend_on_the_seed() -> None:
-    one, other = full(6, bytes(32)), full(6, SEED)
-    assert [one.neighbours(position) for position in range(6)] == [other.neighbours(position) for position in range(6)]
-
-
 @given(graphs)
 def test_a_holder_stands_at_its_place_among_the_dealers_neighbours(graph: Graph) -> None:
     for dealer in range(graph.population):

@@ -389,12 +389,6 @@ def test_a_committee_that_the_corrupted_may_fill_is_refused() -> None:
         require_committee(50, 10**9, 50, 50)
 
 
-def test_a_committee_that_is_large_enough_is_not_asked_to_grow() -> None:
-    require_committee(50, 48, 50, 50)
-    with pytest.raises(InvalidParameters, match=r"it takes 50$"):
-        require_committee(50, 48, 50, 49)
-
-
 # --- Tails ------------------------------------------------------------------------------------------------------------
 
 
