@@ -93,7 +93,6 @@ _TWO_SERVERS_ATTACKS: Final = _in(
     "test_two_servers_lists.py",
     "test_two_servers_noise.py",
     "test_two_servers_offers.py",
-    "test_two_servers_replays.py",
     "test_two_servers_secrets.py",
     "test_two_servers_uploads.py",
 )
