@@ -6,12 +6,13 @@ one addition of a client's lanes. Times are those of one of ten clients, and are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
-from typing import Final
+from time import perf_counter
+from typing import Final, TypeVar
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -33,7 +34,6 @@ from secagg.protocols.two_servers.point_functions.shares import ExplicitShare
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.session.certificates import SigningKey, issue_certificate
 from tests.harness.indexing_rounds import SharingClient
-from tests.harness.measured_indexing import Delivery, IndexingFigures, MeasuredRound, measured_round
 
 BLOCKS: Final = 100_000
 CODEWORDS: Final = 32
@@ -43,6 +43,7 @@ _FLOOR_CHUNK: Final = 1 << 18
 _FLOOR_BYTES: Final = 1 << 24
 _TASK: Final = b"benchmark"
 _COINS: Final = SystemCoins()
+_Said = TypeVar("_Said")
 _SEGMENT: Final = IndexSegment(CODEWORDS, BLOCKS)
 _LAYOUT: Final = Layout((_SEGMENT,))
 _PAYLOAD: Final = Payload(_LAYOUT, ((np.arange(BLOCKS) * 7919 % CODEWORDS).astype(_SEGMENT.ring.word),))
@@ -52,6 +53,22 @@ def measure() -> Iterator[Figure]:
     """Measure rounds with and without the check of clients, on one thread and on two."""
     for mode in (SharingMode.CHECKED_POINT_FUNCTIONS, SharingMode.UNCHECKED_POINT_FUNCTIONS):
         yield from _mode(_Bench(mode))
+
+
+@dataclass(slots=True)
+class _Taken:
+    """What a round took."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("client", "server 0", "server 1"), 0.0))
+    """Of one upload, by role."""
+    sent: int = 0
+    """Bytes of an upload, to both servers."""
+
+    def timed(self, role: str, step: Callable[[], _Said]) -> _Said:
+        started = perf_counter()
+        done = step()
+        self.seconds[role] += (perf_counter() - started) / CLIENTS
+        return done
 
 
 @dataclass(slots=True)
@@ -78,8 +95,8 @@ class _Bench:
             expiry=int((self.now + timedelta(days=1)).timestamp()),
         )
 
-    def round(self, threads: int) -> MeasuredRound:
-        """Run a whole round."""
+    def round(self, threads: int) -> _Taken:
+        """Run a round until the servers have decided about every upload."""
         number = next(self.numbers)
         with Secret.random("pair key", 32, _COINS) as pair_key:
             zero, one = (
@@ -94,8 +111,19 @@ class _Bench:
                 )
                 for index in (0, 1)
             )
-        clients = [(self.client(client, threads), lambda: _PAYLOAD, Delivery.BOTH) for client in range(CLIENTS)]
-        return measured_round(zero, one, clients, count=CLIENTS, now=self.now)
+        taken = _Taken()
+        for client in range(CLIENTS):
+            share = partial(self.client(client, threads).share, _PAYLOAD, configuration=self.configuration)
+            offers = zero.offer, one.offer
+            halves = taken.timed("client", partial(share, round_number=number, offers=offers, now=self.now))
+            taken.sent = sum(len(half.encode()) for half in halves)
+            for server, half in zip((zero, one), halves, strict=True):
+                taken.timed(f"server {server.server.index}", partial(server.receive, half.encode()))
+        proposal = taken.timed("server 1", partial(one.propose, one.waiting()))
+        answer = taken.timed("server 0", partial(zero.answer, proposal))
+        conclusion = taken.timed("server 1", partial(one.conclude, answer))
+        taken.timed("server 0", partial(zero.settle, conclusion))
+        return taken
 
     def client(self, number: int, threads: int) -> SharingClient:
         key = _new_key()
@@ -132,7 +160,7 @@ def _mode(bench: _Bench) -> Iterator[Figure]:
     # Each is the mean over ten clients already.
     rounds = {threads: bench.round(threads) for threads in (1, 2)}
     aes = best["aes"] / _FLOOR_BYTES * 16 * kernels.cipher_calls
-    one, two = _seconds_of(rounds[1].figures), _seconds_of(rounds[2].figures)
+    one, two = rounds[1].seconds, rounds[2].seconds
     for role, seconds in one.items():
         yield Figure(
             name=f"{role} of a round / its kernels, {name}",
@@ -141,21 +169,13 @@ def _mode(bench: _Bench) -> Iterator[Figure]:
             note=f"{1e3 * seconds:.1f} ms an upload, {seconds / aes:.1f} times the AES of one evaluation",
         )
         yield Figure(name=f"{role}: one thread / two, {name}", value=seconds / two[role], unit="times")
-    sent = sum(rounds[1].figures.largest_up)
+    sent = rounds[1].sent
     yield Figure(
         name=f"bytes of an upload beyond its lanes, {name}",
         value=sent - kernels.payload_bytes,
         unit="B",
         note=f"{sent:,} B",
     )
-
-
-def _seconds_of(figures: IndexingFigures) -> dict[str, float]:
-    """Return what one upload took everybody."""
-    servers = {
-        f"server {index}": (figures.upload_seconds[index] + figures.check_seconds[index]) / CLIENTS for index in (0, 1)
-    }
-    return {"client": figures.client_seconds / CLIENTS, **servers}
 
 
 class _Kernels:

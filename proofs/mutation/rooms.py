@@ -93,8 +93,6 @@ _TWO_SERVERS_ATTACKS: Final = _in(
     "test_two_servers_lists.py",
     "test_two_servers_noise.py",
     "test_two_servers_offers.py",
-    "test_two_servers_relays.py",
-    "test_two_servers_replays.py",
     "test_two_servers_secrets.py",
     "test_two_servers_uploads.py",
 )
@@ -103,19 +101,20 @@ _ENCLAVE_ATTACKS: Final = _in(
     "test_enclave_codewords.py",
     "test_enclave_memory.py",
     "test_enclave_offers.py",
-    "test_enclave_models.py",
+    "test_enclave_releases.py",
     "test_enclave_uploads.py",
 )
 _PAIRWISE_ATTACKS: Final = _in(
     "tests/adversaries",
     "test_liars_at_unmasking.py",
-    "test_inputs_and_retries.py",
     "test_shares_in_transit.py",
     "test_offers_below_the_floors.py",
     "test_survivor_sets.py",
     "test_rosters.py",
     "test_order_and_replays.py",
 )
+_SLOW_VECTORS: Final = ("slow_implementation", "generator")
+"""What is about the vectors themselves."""
 _OTHER_PROTOCOLS: Final = ("[coded", "[enclave", "[pairwise", "[plain", "[two servers")
 _OTHER_SESSIONS: Final = (*_OTHER_PROTOCOLS[1:], "[one message")
 ROOMS: Final = (
@@ -220,7 +219,7 @@ ROOMS: Final = (
             "tests/adversaries/test_privacy_budgets.py",
         ),
         (
-            *_in("tests/adversaries", "test_one_message_epochs.py", "test_inputs_and_retries.py"),
+            *_in("tests/adversaries", "test_one_message_epochs.py", "test_order_and_replays.py"),
             "tests/session",
         ),
     ),
@@ -233,7 +232,6 @@ ROOMS: Final = (
             "test_configuration.py",
             "test_graph.py",
             "test_floors.py",
-            "test_client_set.py",
             "test_roster.py",
             "test_transitions.py",
         ),
@@ -280,15 +278,16 @@ ROOMS: Final = (
             *_in(
                 "tests/protocols/pairwise_mask",
                 "test_rounds.py",
-                "test_open_round.py",
                 "test_recovery.py",
                 "test_server_record.py",
                 "test_transitions.py",
                 "test_turnout.py",
+                "test_vectors.py",
             ),
             *_PAIRWISE_ATTACKS,
         ),
         _in("tests/protocols/pairwise_mask", "test_session.py", "test_revealed_sets.py", "test_altered_on_the_way.py"),
+        without=_SLOW_VECTORS,
     ),
     Room(
         "pairwise: client and rounds",
@@ -309,11 +308,13 @@ ROOMS: Final = (
                 "test_masking.py",
                 "test_platforms.py",
                 "test_transitions.py",
+                "test_vectors.py",
             ),
             "tests/protocols/test_masked_rounding.py",
             *_PAIRWISE_ATTACKS[1:],
         ),
         ("tests/protocols/pairwise_mask", _PAIRWISE_ATTACKS[0], "tests/adversaries/test_privacy_budgets.py"),
+        without=_SLOW_VECTORS,
     ),
     Room(
         "enclave: inside",
@@ -355,7 +356,7 @@ ROOMS: Final = (
             "tests/protocols/one_message/test_limits.py",
             "tests/protocols/one_message/test_recovery.py",
             "tests/protocols/one_message/lattice/test_masks.py",
-            "tests/adversaries/test_one_message_crafted_lies.py",
+            "tests/adversaries/test_one_message_liars.py",
             "tests/adversaries/test_privacy_budgets.py",
             "tests/protocols/test_declared_messages.py",
             "tests/session/test_conduct.py",
@@ -409,7 +410,6 @@ ROOMS: Final = (
                 "test_privacy.py",
                 "test_verified_enclave.py",
             ),
-            "tests/adversaries/test_enclave_releases.py",
             "tests/session/test_ledger.py",
             *_ENCLAVE_ATTACKS,
         ),

@@ -1,14 +1,4 @@
-"""Attacks on noise that clients add, under each protocol that has it.
-
-| attack | stopped by |
-|---|---|
-| the server offers a session without noise, or with less | the terms that a client computes itself |
-| it says that fewer must contribute, so that each adds less | shares follow from the minimum that is enforced |
-| it counts fewer corrupted clients than a client assumes | the offer is refused |
-| it counts more, and so accounts for larger shares than clients add | all have to count alike |
-| it opens a sum of fewer than the noise is made for | whoever opens refuses |
-| it reads an update off a sum of one client's noise | noise of V, whoever looks: an audit at epsilon 1 |
-"""
+"""Attacks on noise that clients add, under each protocol that has it."""
 
 from __future__ import annotations
 

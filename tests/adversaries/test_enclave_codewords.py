@@ -1,12 +1,4 @@
-"""Attacks on the bound of what a client chooses in an enclave.
-
-| attack | stopped by |
-|---|---|
-| a client chooses the longest codeword of every block | the enclave counts the least ones in their place |
-| the host learns on which side of a bound a client is, from a count, an error or a receipt | nothing says so |
-| a host offers a bound that nobody can keep, and so a sum of least codewords alone | the configuration is refused |
-| a host offers a bound that one client keeps, and so a sum of that one | clients' floors say which bounds they accept |
-"""
+"""Attacks on the bound of what a client chooses in an enclave."""
 
 from __future__ import annotations
 

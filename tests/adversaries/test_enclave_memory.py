@@ -1,11 +1,4 @@
-"""What an enclave and its clients leave behind: nothing that opens an upload, and nothing that shows a secret.
-
-| attack | defence |
-|---|---|
-| reads the memory of an enclave after a release, a buffer given up, or its end | keys and counters are overwritten |
-| reads a log: reprs, tracebacks with their locals, pickles | secrets are of types that show and copy nothing |
-| reads what was freed on the way to a release | what tells more than the release is overwritten |
-"""
+"""What an enclave and its clients leave behind: nothing that opens an upload, and nothing that shows a secret."""
 
 from __future__ import annotations
 

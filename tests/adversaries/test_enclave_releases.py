@@ -1,24 +1,11 @@
-"""A host that decides when an enclave is called and with what: it gets one sum for each buffer, or none.
-
-| attack | defence |
-|---|---|
-| releases a buffer of one, or asks after every upload | minimum cohort; asking tells how many, which it knows |
-| one client with weight 64 among clients with weight 1 | the weight rule, at the price of the buffer |
-| releases twice, to average noise away | the same bytes again |
-| sums that differ in one client: overlapping, second, older buffers | one buffer at a time, and versions grow |
-| gives a model a second number, for a second sum of the same updates | the digest keeps the number that it had |
-| has all weights but one be multiples of 64 | weights whose factors single out a few end the buffer |
-| restarts the enclave, whose memory of clients is gone | the client's own ledger |
-| has one client be of another age than all others, whose weight it divides by | enough of each weight of age |
-| gives clients different models under one number | the digest that it opened the buffer with stands |
-| lets the enclave fail in the middle of an upload | the buffer is given up |
-| adds up masked vectors of its own choice | the released masks fit those that were counted, each once |
-"""
+"""A host that decides when an enclave is called and with what: it gets one sum for each buffer, or none."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime
 from fractions import Fraction
 from itertools import pairwise
 from math import sqrt
@@ -26,20 +13,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from secagg.contract import Aggregate, IndexSegment, Layout, RingSegment
+from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegment
+from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.ring import RingVector
 from secagg.errors import Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId, ServerId
+from secagg.parameters import Suite
+from secagg.protocols.enclave.client import Invitation, stamp_of
 from secagg.protocols.enclave.remote_enclave import SimulatedEnclave
-from secagg.protocols.enclave.session import PrivacyFloor
+from secagg.protocols.enclave.session import EnclaveSettings, PrivacyFloor
+from secagg.protocols.enclave.simulation import EnclaveSimulation
 from secagg.protocols.enclave.trusted import enclave as enclave_module
-from secagg.protocols.enclave.trusted.buffer import BufferState, single_somebody_out
+from secagg.protocols.enclave.trusted.buffer import BufferState
 from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 from secagg.protocols.enclave.trusted.messages import BufferRelease, ModelStamp
+from secagg.session.roles import LateUpdate, Subject, Update
 from tests.harness.enclave_buffers import (
     RING_LAYOUT,
     EnclaveSetup,
@@ -92,16 +82,6 @@ def test_a_host_that_asks_after_every_upload_gets_one_sum_and_none_before(form: 
         session.enclave.receive(session.seal(5).sealed.encode())
 
 
-def test_the_histogram_of_one_client_is_not_released_however_often_it_is_handed_over() -> None:
-    session = opened(replace(HISTOGRAMS, minimum_cohort=2))
-    message = session.seal(1).sealed.encode()
-    session.enclave.receive(message)
-    for _ in range(5):
-        with pytest.raises(PeerMisbehaved):
-            session.enclave.receive(message)
-    assert refusal(session.enclave.release) == (ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
-
-
 # --- Weights ----------------------------------------------------------------------------------------------------------
 
 
@@ -137,8 +117,7 @@ def test_the_remainder_of_a_sum_does_not_tell_the_one_client_of_another_weight(f
 def test_a_model_gets_no_second_number() -> None:
     """Clients whose ledgers were lost would seal one update twice, and clients 1 to 3 without 4 tell client 4."""
     session = opened()
-    for number in (1, 2, 3, 4):
-        session.upload(number)
+    session.upload(1, 2, 3, 4)
     session.host.release()
     for version in (1, 2, 1 << 40):
         with pytest.raises(PeerMisbehaved, match="under another number") as caught:
@@ -156,24 +135,8 @@ def test_ages_do_not_make_up_for_weights() -> None:
     """With noise too, a host that picks the ages cannot have the one client whose model is new be the whole sum."""
     session = opened(replace(NOISED, staleness_weights=(64, 1)), version=1)
     session.upload(1, version=1)
-    for number in (2, 3, 4, 5):
-        session.upload(number, version=0)
+    session.upload(2, 3, 4, 5, version=0)
     assert refusal(session.enclave.release) == (PeerMisbehaved, Reason.WEIGHTS_UNEVEN)
-
-
-@given(weights=st.lists(st.integers(1, 64), min_size=3, max_size=6))
-@settings(max_examples=20)
-def test_what_is_released_has_an_effective_cohort_of_the_minimum(weights: list[int]) -> None:
-    session = opened(EnclaveSetup(layout=RING_LAYOUT, maximum_weight=64))
-    for number, weight in enumerate(weights, start=1):
-        session.upload(number, weight=weight)
-    total, least = sum(weights), session.setup.minimum_cohort
-    if max(weights) * least <= total and not single_somebody_out(Counter(weights), least):
-        aggregate, _ = session.host.release()
-        assert same_values(aggregate, session.ideal(range(1, len(weights) + 1), weights))
-        assert total * total >= least * sum(weight * weight for weight in weights)
-    else:
-        assert refusal(session.host.release) == (PeerMisbehaved, Reason.WEIGHTS_UNEVEN)
 
 
 # --- Ages -------------------------------------------------------------------------------------------------------------
@@ -187,8 +150,7 @@ def test_the_remainder_of_a_sum_does_not_tell_the_one_client_of_another_age(form
     """The host hands the victim an old model, and everybody else the new one, who then weigh a multiple of 64."""
     session = opened(EnclaveSetup(form=form, staleness_weights=AGES), version=1)
     session.upload(1, version=0)
-    for number in (2, 3, 4, 5, 6):
-        session.upload(number, version=1)
+    session.upload(2, 3, 4, 5, 6, version=1)
     weights, inverse = (45, 64, 64, 64, 64, 64), pow(45, -1, 64)
     assert max(weights) * session.setup.minimum_cohort <= sum(weights), "the weight rule would let it pass"
     whole, victim = session.ideal(range(1, 7), weights), session.setup.payload_of(1)
@@ -204,30 +166,10 @@ def test_the_remainder_of_a_sum_does_not_tell_the_one_client_of_another_age(form
     assert vars(session.enclave)["_releases"] == 0
 
 
-@pytest.mark.parametrize("late", [1, 2, 3])
-def test_a_sum_of_two_ages_is_of_enough_of_each(late: int) -> None:
-    session = opened(EnclaveSetup(layout=RING_LAYOUT, staleness_weights=AGES), version=1)
-    for number in range(1, 7):
-        session.upload(number, version=int(number > late))
-    if late < session.setup.minimum_cohort:
-        assert refusal(session.host.release) == (ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
-        return
-    weights = [AGES[number <= late] for number in range(1, 7)]
-    assert same_values(session.host.release()[0], session.ideal(range(1, 7), weights))
-
-
-def test_ages_that_weigh_the_same_are_one() -> None:
-    session = opened(EnclaveSetup(layout=RING_LAYOUT, staleness_weights=(2, 2, 1)), version=2)
-    for number, version in ((1, 2), (2, 2), (3, 1)):
-        session.upload(number, version=version)
-    assert same_values(session.host.release()[0], session.ideal((1, 2, 3), (2, 2, 2)))
-
-
 def test_noise_hides_the_one_client_of_another_age() -> None:
     session = opened(replace(NOISED, staleness_weights=(2, 1)), version=1)
     session.upload(1, version=0)
-    for number in (2, 3, 4, 5):
-        session.upload(number, version=1)
+    session.upload(2, 3, 4, 5, version=1)
     aggregate, _ = session.host.release()
     assert not same_values(aggregate, session.ideal(range(1, 6), (1, 2, 2, 2, 2)))
     assert aggregate.contributors == 5
@@ -258,8 +200,7 @@ def test_two_buffers_have_noise_of_their_own() -> None:
     noises = list[list[int]]()
     for version in (0, 1):
         session.host.open_buffer(version, model_digest(version))
-        for number in (1, 2, 3):
-            session.upload(number, version=version)
+        session.upload(1, 2, 3, version=version)
         aggregate, _ = session.host.release()
         ideal, ring = session.ideal((1, 2, 3)), RING_LAYOUT.segments[0].ring
         noises.append(ring.lift(ring.subtract(aggregate.values[0], ideal.values[0])).tolist())
@@ -295,63 +236,13 @@ def test_what_an_enclave_releases_unmasks_the_whole_sum_and_no_part_of_it(chosen
     assert looks_uniform(ring.subtract(part, masks))
 
 
-def test_two_buffers_do_not_overlap() -> None:
-    session = opened()
-    session.upload(1)
-    for version in (0, 1):
-        with pytest.raises(Misuse):
-            session.enclave.open_buffer(version, model_digest(version))
-    for number in (2, 3):
-        session.upload(number)
-    assert session.host.release()[0].contributors == 3
-
-
-@pytest.mark.parametrize("end", ["release", "give_up_buffer"])
-@pytest.mark.parametrize("version", [4, 5])
-def test_a_buffer_is_not_followed_by_one_of_the_same_or_an_older_model(version: int, end: str) -> None:
-    session = opened(version=5)
-    for number in (1, 2, 3):
-        session.upload(number, version=5)
-    getattr(session.enclave, end)()
-    with pytest.raises(PeerMisbehaved) as caught:
-        session.enclave.open_buffer(version, model_digest(version))
-    assert caught.value.reason is Reason.WRONG_SESSION
-    assert caught.value.culprits == {HOST}
-    assert session.enclave.state is BufferState.CLOSED
-
-
-def test_all_clients_but_one_are_not_summed_a_second_time() -> None:
-    session = opened(replace(HISTOGRAMS, staleness_weights=(1, 1)))
-    uploads = [session.seal(number).sealed.encode() for number in (1, 2, 3, 4)]
-    for upload in uploads:
-        session.enclave.receive(upload)
-    session.enclave.release()
-    session.enclave.open_buffer(1, model_digest(1))
-    for upload in uploads[1:]:
-        with pytest.raises(PeerMisbehaved):
-            session.enclave.receive(upload)
-    assert refusal(session.enclave.release) == (ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
-
-
-def test_clients_with_different_models_under_one_number_are_not_summed() -> None:
-    session = opened(replace(HISTOGRAMS, staleness_weights=(1, 1)))
-    session.upload(1)
-    other = session.seal(2, digest=b"m" * 32).sealed.encode()
-    assert refusal(lambda: session.enclave.receive(other)) == (PeerMisbehaved, Reason.MODEL_MISMATCH)
-    session.host.give_up_buffer()
-    session.host.open_buffer(1, model_digest(1))
-    late = session.seal(3, digest=b"m" * 32).sealed.encode()
-    assert refusal(lambda: session.enclave.receive(late)) == (PeerMisbehaved, Reason.MODEL_MISMATCH)
-
-
 # --- Restarts and budgets ---------------------------------------------------------------------------------------------
 
 
 def test_an_update_is_not_sealed_again_to_the_epoch_after_a_restart() -> None:
     """The host kept the first sum; the second, without one client, would be the sum without it."""
     session = opened()
-    for number in (1, 2, 3, 4):
-        session.upload(number)
+    session.upload(1, 2, 3, 4)
     session.host.release()
     session.restart()
     session.host.open_buffer(0, bytes(32))
@@ -372,34 +263,18 @@ def test_a_privacy_floor_holds_across_restarts() -> None:
     assert refusal(lambda: session.seal(1, version=2)) == (PeerMisbehaved, Reason.BUDGET_SPENT)
 
 
-def test_a_client_is_in_no_more_releases_of_an_epoch_than_its_budget() -> None:
-    session = InsecureEnclaveSession(replace(NOISED, releases_per_client=2))
-    for version in (0, 1):
-        session.host.open_buffer(version, model_digest(version))
-        session.upload(1, version=version)
-        session.host.give_up_buffer()
-    session.host.open_buffer(2, model_digest(2))
-    with pytest.raises(PeerMisbehaved) as caught:
-        session.upload(1, version=2)
-    assert caught.value.reason is Reason.BUDGET_SPENT
-    assert caught.value.culprits == {ClientId(1), HOST}
-    session.upload(2, version=2)
-
-
 # --- The network ------------------------------------------------------------------------------------------------------
 
 
 def test_an_upload_that_is_late_for_its_buffer_enters_the_next_at_the_weight_of_its_age() -> None:
     session = opened(EnclaveSetup(layout=RING_LAYOUT, staleness_weights=(3, 2)))
     late = [session.seal(number).encode() for number in (4, 5, 6)]
-    for number in (1, 2, 3):
-        session.upload(number)
+    session.upload(1, 2, 3)
     session.host.release()
     session.host.open_buffer(1, model_digest(1))
     for message in late:
         session.host.receive(message)
-    for number in (1, 2, 3):
-        session.upload(number, version=1)
+    session.upload(1, 2, 3, version=1)
     assert same_values(session.host.release()[0], session.ideal((4, 5, 6, 1, 2, 3), (2, 2, 2, 3, 3, 3)))
 
 
@@ -410,8 +285,7 @@ def test_an_enclave_that_fails_in_the_middle_of_an_upload_gives_the_buffer_up(
     """Otherwise a host could starve it of memory, and release sums in which one client is counted in part."""
     layout = Layout((IndexSegment(8, 5), RingSegment(20, 6), IndexSegment(4, 3)))
     session = opened(EnclaveSetup(layout=layout, form=ReleaseForm.HISTOGRAM))
-    for number in (1, 2, 3):
-        session.upload(number)
+    session.upload(1, 2, 3)
     message, add, calls = session.seal(4).sealed.encode(), HistogramAccumulator.add, list[int]()
 
     def failing(self: HistogramAccumulator, packed: memoryview, weight: int, *, is_checked: bool) -> None:
@@ -432,8 +306,7 @@ def test_an_enclave_that_fails_in_the_middle_of_an_upload_gives_the_buffer_up(
 def test_an_enclave_that_fails_while_it_releases_does_not_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second attempt would draw noise anew beside whatever the first one has let out."""
     session = opened(NOISED)
-    for number in (1, 2, 3):
-        session.upload(number)
+    session.upload(1, 2, 3)
 
     def failing(*_: object) -> None:
         raise MemoryError
@@ -446,27 +319,74 @@ def test_an_enclave_that_fails_while_it_releases_does_not_try_again(monkeypatch:
     assert session.enclave.state is BufferState.CLOSED
 
 
-def test_a_destroyed_enclave_answers_nothing() -> None:
-    session = opened()
-    for number in (1, 2, 3):
-        session.upload(number)
-    message = session.seal(4).sealed.encode()
-    session.enclave.release()
-    session.enclave.destroy()
-    calls = (session.enclave.release, lambda: session.enclave.receive(message), session.enclave.give_up_buffer)
-    for call in (*calls, lambda: session.enclave.open_buffer(1, model_digest(1))):
-        assert refusal(call)[0] is Misuse
-    assert session.enclave.state is BufferState.DESTROYED
-
-
 def test_receipts_count_releases_so_that_none_is_hidden() -> None:
     session, numbers = opened(), list[int]()
     for version in (0, 1, 2):
         if version:
             session.host.open_buffer(version, model_digest(version))
-        for number in (1, 2, 3):
-            session.upload(number, version=version)
+        session.upload(1, 2, 3, version=version)
         receipt = session.host.release()[1]
         session.verified().verify_receipt(receipt)
         numbers.append(receipt.releases)
     assert [later - earlier for earlier, later in pairwise(numbers)] == [1, 1]
+
+
+# --- A client that names another model first --------------------------------------------------------------------------
+
+
+LAYOUT = Layout((RingSegment(20, 6),))
+NEWEST = 7
+MALLORY = ClientId(66)
+
+
+def digest_of(version: int) -> bytes:
+    return bytes([version]) * 32
+
+
+def subject_of(version: int, digest: bytes | None = None) -> Subject:
+    return Subject(
+        task=b"a task",
+        round_number=version,
+        layout=LAYOUT,
+        capacity=1 << 10,
+        model_digest=digest_of(version) if digest is None else digest,
+    )
+
+
+@pytest.fixture
+def world() -> Iterator[EnclaveSimulation]:
+    settings = EnclaveSettings(suite=Suite.CLASSIC, staleness_weights=(1, 1, 1))
+    made = EnclaveSimulation(settings, coins=SystemCoins(), clock=lambda: datetime(2026, 1, 1, tzinfo=UTC))
+    with closing(made):
+        yield made
+
+
+def upload(world: EnclaveSimulation, client: ClientId, subject: Subject, invitation: bytes) -> bytes:
+    values = LAYOUT.segments[0].ring.from_integers(np.full(6, client.value))
+    late = LateUpdate(lambda: Update(Payload(LAYOUT, (values,)), subject.model_digest or b""))
+    return world.member(client).join(subject, late).answer(invitation)
+
+
+@pytest.mark.parametrize(
+    ("version", "digest"),
+    [(NEWEST - 1, b"m" * 32), (NEWEST - 2, b"m" * 32), (NEWEST - 2, digest_of(NEWEST - 1)), (NEWEST, b"m" * 32)],
+)
+def test_a_client_that_comes_first_shuts_nobody_out(world: EnclaveSimulation, version: int, digest: bytes) -> None:
+    session = world.open(subject_of(NEWEST), None)
+    claimed = subject_of(version, digest)
+    stamp = stamp_of(claimed, digest)
+    invited = Invitation.decode(session.invitation)
+    crafted = replace(invited, version=version, model_digest=stamp.digest, is_short=False).encode()
+    with pytest.raises(PeerMisbehaved) as caught:
+        session.receive(MALLORY, upload(world, MALLORY, claimed, crafted))
+    assert caught.value.reason is Reason.MODEL_MISMATCH
+    assert caught.value.culprits == {MALLORY, ServerId()}
+    clients = [ClientId(number) for number in range(1, 7)]
+    for number, client in enumerate(clients):
+        own = subject_of(NEWEST - number % 3)
+        session.receive(client, upload(world, client, own, session.invitation_for(own)))
+    assert [fault.culprits for fault in session.faults] == [{MALLORY, ServerId()}], "no honest client is named"
+    session.close_stage()
+    released = session.release()
+    assert released.counted == set(clients)
+    assert released.aggregate.values[0].tolist() == [sum(client.value for client in clients)] * 6

@@ -1,15 +1,4 @@
-"""Clients that deal badly, holders that lie, and a server that mixes up what it relays.
-
-| attack | what stops it |
-|---|---|
-| a dealer off its polynomial | the published polynomial; it is named before the list is fixed |
-| a share that does not open, or another client's | HPKE's info names client and holder |
-| sealed shares swapped by the server | the tree that the client signs |
-| uploads replayed across sums, epochs and clients | T0 and the sum's terms in the signature |
-| a holder that refuses clients | a share of refusals, then it counts as absent |
-| a holder that lies in its answer | surplus answers; the tests of an opened sum |
-| S + 2^g X^5 by one liar among exactly T answers | the size of S |
-"""
+"""Clients that deal badly, holders that lie, and a server that mixes up what it relays."""
 
 from __future__ import annotations
 
@@ -24,12 +13,11 @@ from secagg.contract import Layout, RingSegment
 from secagg.crypto.hpke import sealing_key
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
-from secagg.errors import AuthenticationFailed, MalformedMessage, PeerError, PeerMisbehaved, Reason
+from secagg.errors import MalformedMessage, PeerError, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, HolderId, ServerId
 from secagg.protocols.one_message import client as client_module
 from secagg.protocols.one_message import sharing
 from secagg.protocols.one_message.configuration import Agreement, Offer
-from secagg.protocols.one_message.masks import EpochRing, epoch_ring
 from secagg.protocols.one_message.messages import (
     Upload,
     challenge_of,
@@ -47,7 +35,6 @@ from secagg.protocols.one_message.tally import Tally
 from secagg.session.certificates import SigningKey
 from secagg.session.roles import LateUpdate, Update
 from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup
-from tests.harness.planted import always
 
 
 def signed_again(world: InsecureSum, offer: Offer, client: ClientId, upload: Upload) -> bytes:
@@ -122,30 +109,6 @@ def test_bad_clients_cannot_have_an_honest_holder_put_out(monkeypatch: pytest.Mo
     assert server.open().aggregate.encode() == world.ideal(world.setup.clients[3:]).encode()
 
 
-def test_without_the_dealer_check_such_a_dealer_spoils_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the check is for: with it planted away, nothing is released, and nobody is named."""
-    world = InsecureSum(SumSetup())
-    offer, bad = world.offer(), world.setup.clients[2]
-    upload = badly_dealt(world, offer, bad, [0, 3], monkeypatch)
-    monkeypatch.setattr("secagg.protocols.one_message.holder.HeldShare.require_on", always(None))
-    server = world.collected(offer, uploads={bad: upload})
-    world.answered(server)
-    with pytest.raises(PeerMisbehaved):
-        server.open()
-
-
-def test_a_share_copied_from_another_client_does_not_open() -> None:
-    world = InsecureSum(SumSetup())
-    offer = world.offer()
-    honest, thief = world.setup.clients[:2]
-    stolen = Upload.decode(world.upload(honest, offer)).sealed
-    upload = replace(Upload.decode(world.upload(thief, offer)), sealed=stolen)
-    server = world.collected(offer, uploads={thief: signed_again(world, offer, thief, upload)})
-    assert server.left_out[thief].culprits == {thief}
-    verdicts = [Receipt.decode(server.receipts[0][-1]).judged[index].verdict for index in range(2)]
-    assert verdicts == [Verdict.ACCEPTED, Verdict.DOES_NOT_OPEN]
-
-
 def test_words_that_are_no_field_elements_do_not_open() -> None:
     world = InsecureSum(SumSetup())
     offer = world.offer()
@@ -183,27 +146,16 @@ def test_a_vector_that_does_not_decode_is_not_taken(end: bytes, sentence: str) -
 def altered_deliveries(requests: dict[int, bytes]) -> dict[str, DeliveredShare]:
     delivery = Delivery.decode(requests[0])
     first, second, *_ = delivery.shares
-    other = Delivery.decode(requests[1]).shares[0]
     return {
         "shares of two clients swapped": replace(first, sealed=second.sealed),
-        "another holder's share": replace(first, sealed=other.sealed, path=other.path),
-        "another path": replace(first, path=second.path),
-        "a path that is too short": replace(first, path=first.path[:-1]),
-        "a path that is too long": replace(first, path=(*first.path, bytes(32))),
-        "another vector": replace(first, vector_digest=bytes(32)),
-        "another polynomial": replace(first, polynomial=second.polynomial),
         "another client's name": replace(first, header=replace(first.header, client=second.header.client)),
         "another client's certificate": replace(first, header=replace(first.header, identity=second.header.identity)),
         "no certificate": replace(first, header=replace(first.header, identity=b"")),
-        "another sum": replace(
-            first, header=replace(first.header, terms=replace(first.header.terms, sum_id=b"s" * 16))
-        ),
         "any sum": replace(first, header=replace(first.header, terms=replace(first.header.terms, sum_id=bytes(16)))),
         "another model": replace(
             first, header=replace(first.header, terms=replace(first.header.terms, model_digest=bytes(32)))
         ),
         "another nonce": replace(first, header=replace(first.header, nonce=bytes(32))),
-        "another's signature": replace(first, signature=second.signature),
         "no signature": replace(first, signature=b""),
     }
 
@@ -240,18 +192,6 @@ def test_uploads_replayed_across_clients_sums_rounds_and_epochs() -> None:
     moved = replace(Delivery.decode(old[0]), t0=next_epoch.offer().agree().t0)
     judged = Receipt.decode(next_epoch.holders[0].respond(moved.encode())).judged
     assert {one.verdict for one in judged} == {Verdict.NOT_AUTHENTIC}
-
-
-def test_an_upload_that_the_authority_does_not_vouch_for() -> None:
-    world, strangers = InsecureSum(SumSetup()), InsecureSum(SumSetup(seed=b"others"))
-    offer, first = world.offer(), world.setup.clients[0]
-    upload = Upload.decode(world.upload(first, offer))
-    key, certificate = strangers.certified(first)
-    forged = replace(upload, header=replace(upload.header, identity=certificate.public_key + certificate.signature))
-    del key
-    with pytest.raises(AuthenticationFailed) as refused:
-        Tally(offer, world.setup.sum_id, COINS).receive_upload(first, forged.encode())
-    assert refused.value.culprits == {first, ServerId()}
 
 
 # --- Holders that lie -------------------------------------------------------------------------------------------------
@@ -330,25 +270,16 @@ def test_what_a_server_refuses_of_a_holder() -> None:
     server = world.listed()
     request = server.requests()[0]
     good = world.holders[0].respond(request)
-    answer = Answer.decode(good)
-    for altered, kind in (
-        (replace(answer, upload_list=bytes(32)), PeerMisbehaved),
-        (replace(answer, holder=1), PeerMisbehaved),
-        (replace(answer, t0=bytes(32)), PeerMisbehaved),
-        (replace(answer, signature=bytes(64)), AuthenticationFailed),
-        (replace(answer, sums=bytes(len(answer.sums))), AuthenticationFailed),
-    ):
-        with pytest.raises(kind) as refused:
-            server.receive(0, altered.encode())
-        assert refused.value.culprits == {HolderId(0)}
-    with pytest.raises(PeerError) as refused:
+    with pytest.raises(PeerMisbehaved) as refused:
+        server.receive(0, replace(Answer.decode(good), t0=bytes(32)).encode())
+    assert refused.value.culprits == {HolderId(0)}
+    with pytest.raises(PeerError) as in_anothers_name:
         server.receive(1, good)
-    assert refused.value.culprits == {HolderId(1)}
+    assert in_anothers_name.value.culprits == {HolderId(1)}
     server.receive(0, good)
     server.receive(0, good)
-    second = lying(world, 0, lambda words: words + 1)(request)
     with pytest.raises(PeerMisbehaved, match="two things") as refused:
-        server.receive(0, second)
+        server.receive(0, lying(world, 0, lambda words: words + 1)(request))
     assert refused.value.reason is Reason.ALREADY_ANSWERED
 
 
@@ -387,30 +318,6 @@ def test_a_holder_that_refuses_clients(verdict: Verdict, count: int, left_out: i
     world.answered(server)
     counted = [client for client in world.setup.clients if client not in server.left_out]
     assert server.open().aggregate.encode() == world.ideal(counted).encode()
-
-
-def test_a_wrong_input_spoils_the_sum_and_names_nobody() -> None:
-    """A consistent sharing beside another vector passes every check but the last: nothing is released."""
-    world = InsecureSum(SumSetup())
-    offer, bad = world.offer(), world.setup.clients[0]
-    upload = Upload.decode(world.upload(bad, offer))
-    with pytest.MonkeyPatch.context() as patched:
-        ring = epoch_ring(offer.agree().parameters, offer.agree().epoch.seed)
-        masked = type(ring).mask
-
-        def mask(self: EpochRing, *arguments: Any) -> tuple[bytes, Secret]:
-            return upload.vector, masked(self, *arguments)[1]
-
-        patched.setattr(type(ring), "mask", mask)
-        world.stored.pop(bad)
-        world.salt = " again"
-        spoiled = world.upload(bad, offer)
-    server = world.collected(offer, uploads={bad: spoiled})
-    assert not server.left_out
-    world.answered(server)
-    with pytest.raises(WrongSecret) as refused:
-        server.open()
-    assert not refused.value.culprits
 
 
 @pytest.mark.parametrize("rule", ThresholdRule)

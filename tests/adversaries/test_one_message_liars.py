@@ -1,39 +1,34 @@
-"""Holders that lie together, in as many independent ways as they like, and a client that helps them.
-
-| attack | what stops it |
-|---|---|
-| a client shares s - delta, and a liar lets an honest holder look wrong | a name needs T + c answers that agree |
-| c holders lie, and T answers are true | sets of answers are left out until the others give a short sum that opens |
-| a client spoils the sum, so that a liar beside it goes unnamed | whether a sum opens is no part of the evidence |
-| one liar while others are away | the sum waits for them |
-| one bad vector, for which every set of answers is tried | a secret is tried once |
-"""
+"""Holders that lie together, in as many independent ways as they like, and a client that helps them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from itertools import permutations
 from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from secagg.contract import Layout, RingSegment
 from secagg.crypto.secret import Secret
-from secagg.errors import PeerMisbehaved, ThresholdNotMet
+from secagg.errors import InvalidParameters, PeerMisbehaved, ThresholdNotMet
 from secagg.identifiers import HolderId
 from secagg.protocols.one_message import client as client_module
 from secagg.protocols.one_message import sharing
 from secagg.protocols.one_message.configuration import Offer
+from secagg.protocols.one_message.lattice import limb_bits, limb_count
+from secagg.protocols.one_message.masks import lowest_bit
 from secagg.protocols.one_message.opening import OpenedSum, Opening, WrongSecret
-from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
+from secagg.protocols.one_message.parameters import FIELD, Parameters, ThresholdRule
 from secagg.protocols.one_message.session import Server
 from secagg.protocols.one_message.sharing import Dealing
 from secagg.wire import MessageKind, message_kind
-from tests.adversaries.test_one_message_dealers import altered_answer, coefficient
+from tests.adversaries.test_one_message_dealers import altered_answer, coefficient, lying
 from tests.harness.one_message_sums import InsecureSum, SumSetup
+from tests.harness.planted import always
 from tests.protocols.one_message.test_session import Standing, members, opened
 
 Change = Callable[[np.ndarray], np.ndarray]
@@ -161,3 +156,89 @@ def test_one_bad_vector_costs_one_opening(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(WrongSecret):
         server.open()
     assert len(openings) == 1
+
+
+# --- A lie that leaves no noise ---------------------------------------------------------------------------------------
+
+
+LAYOUT = Layout((RingSegment(6, 2),))
+LIAR, CHOSEN, TRIES = 1, 16, 1 << 16
+FOUND = 71
+"""Where a search has found a lie; another one begins there as well."""
+COEFFICIENTS = 3
+"""Two values and the weight, of which the liar knows what they leave."""
+
+
+def products(parameters: Parameters, seed: bytes) -> np.ndarray:
+    """Return what each of the secret's first entries adds to the first coefficients, by the specification."""
+    limbs, bits, degree = limb_count(parameters.modulus_bits), limb_bits(parameters.modulus_bits), parameters.degree
+    data = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor().update(bytes(4 * limbs * degree))
+    words = np.frombuffer(data, "<i4").reshape(limbs, degree).astype(np.int64) >> (32 - bits)
+    public = [sum(int(words[limb, at]) << (limb * bits) for limb in range(limbs)) for at in range(degree)]
+    rows = [[public[at - by] if at >= by else -public[at - by] for at in range(COEFFICIENTS)] for by in range(CHOSEN)]
+    return np.array(rows) % (1 << parameters.modulus_bits)
+
+
+@lru_cache(maxsize=1)
+def crafted_lie() -> tuple[int, ...]:
+    """Return what to add to the sum of secrets: the values change, and next to nothing else does."""
+    agreement = InsecureSum(SumSetup(layout=LAYOUT)).offer().agree()
+    parameters = agreement.parameters
+    matrix = products(parameters, agreement.epoch.seed).astype(np.float64)
+    whole = 1 << parameters.modulus_bits
+    ends = np.array([1 << lowest_bit(parameters, 0)] * 2 + [whole])
+    for batch in (FOUND, *range(1 << 12)):
+        tried = np.random.default_rng(batch).integers(-9, 10, (TRIES, CHOSEN))
+        moved = (tried.astype(np.float64) @ matrix).astype(np.int64) % whole
+        left = moved % ends
+        left = np.abs(np.where(left > ends // 2, left - ends, left)).max(axis=1)
+        is_lie = (left < 6) & (moved[:, :2] >= ends[:2]).any(axis=1)
+        if is_lie.any():
+            return tuple(map(int, tried[is_lie.argmax()]))
+    raise AssertionError("a quarter of a billion tries find no lie")
+
+
+@pytest.mark.parametrize("is_defended", [True, False])
+def test_a_lie_that_leaves_no_noise_is_told_from_the_truth(
+    is_defended: bool,  # noqa: FBT001 -- a case
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without holder 0 the other answers, one of them false, are just enough, and contradict none.
+
+    With three coefficients the lie was released. Holder 0 answers later; then the sum opens, and nobody is named.
+    """
+    delta = crafted_lie()
+    if not is_defended:
+        monkeypatch.setattr(Parameters, "witnesses", property(always(0)))
+    world = InsecureSum(SumSetup(layout=LAYOUT))
+    parameters = world.offer().agree().parameters
+    assert (parameters.coefficients == COEFFICIENTS) is not is_defended
+    server, scale = world.listed(), coefficient(LIAR, [1, 2, 3, 4], 1)
+
+    def change(words: np.ndarray) -> np.ndarray:
+        words[: len(delta)] += np.array([scale * value for value in delta])
+        return words
+
+    respond = lying(world, LIAR, change)
+    requests = server.requests()
+    for position in range(1, 5):
+        asked = requests[position]
+        server.receive(position, respond(asked) if position == LIAR else world.holders[position].respond(asked))
+    if is_defended:
+        with pytest.raises(WrongSecret):
+            server.open()
+        server.receive(0, world.holders[0].respond(requests[0]))
+    is_right = server.open().aggregate.encode() == world.ideal(world.setup.clients).encode()
+    assert is_right is is_defended
+    assert not server.faults
+
+
+def test_an_offer_with_fewer_zeros_is_none() -> None:
+    world = InsecureSum(SumSetup(layout=LAYOUT))
+    offer = world.offer()
+    parameters = offer.configuration.parameters
+    *values, weight = parameters.segments
+    for length in (1, weight.length - 1, weight.length + 1):
+        changed = replace(parameters, segments=(*values, replace(weight, length=length)))
+        with pytest.raises(InvalidParameters, match="the zeros behind that"):
+            replace(offer.configuration, parameters=changed)

@@ -1,13 +1,4 @@
-"""A host that looks for the rows, such as embeddings of words, that one client alone has touched.
-
-| it | and gets |
-|---|---|
-| takes the release from its sum of masked values | zeros, and where it does not, what is still masked |
-| runs an enclave with a lower floor, or with none | no update: the client's own floor is in its layout |
-| compares uploads of clients that touched different rows | equal lengths |
-| gives weights or ages that tell the few of a row apart | no enclave |
-| asks for the same rows by another protocol | no session: its server would see every sum |
-"""
+"""A host that looks for the rows, such as embeddings of words, that one client alone has touched."""
 
 from __future__ import annotations
 

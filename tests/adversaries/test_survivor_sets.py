@@ -1,33 +1,18 @@
-"""A server that shows different sets of survivors, to learn both secrets of a client or the sum of a few.
-
-| attack | defence |
-|---|---|
-| both secrets of one client, by a second request or in one answer | one answer, one secret of each neighbour |
-| a client asked for shares, or for its signature, that is itself declared dropped | refused |
-| a contributor that never shared; other sharers than before masking | the sets must fit what the client masked under |
-| too small a set, among all or among the neighbours | minimum cohort and threshold, checked by every client |
-| one half of the committee shown one set, the other half another | quorums that overlap in an honest member |
-| a certificate for another set than the one that this client signed | a member unmasks only what it signed |
-| signatures twice, of outsiders, too few, altered, or from another round, session or member | the certificate's rules |
-| a client shown fewer sharers before it masked | signed views |
-| signatures in semi_honest mode | refused: there is one form of every message |
-"""
+"""A server that shows different sets of survivors, to learn both secrets of a client or the sum of a few."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
 
 from secagg.blame import unverified
 from secagg.crypto.labels import Label
-from secagg.crypto.prime_field import ELEMENT_BYTES
-from secagg.crypto.secret import Secret
-from secagg.errors import AuthenticationFailed, MalformedMessage, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
-from secagg.identifiers import ClientId, ServerId, SessionContext
-from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask import ClientState, Server, ServerState, SessionPlan, Topology
+from secagg.errors import AuthenticationFailed, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
+from secagg.identifiers import ClientId, ServerId
+from secagg.parameters import SecurityMode
+from secagg.protocols.pairwise_mask import ClientState, ServerState
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput, upload_digest
 from secagg.protocols.pairwise_mask.rounds3_4_unmasking import (
     Endorsement,
@@ -37,7 +22,6 @@ from secagg.protocols.pairwise_mask.rounds3_4_unmasking import (
     UnmaskingRequest,
     signed_survivors,
 )
-from secagg.protocols.pairwise_mask.suites import ClassicSuite, HybridSuite, OwnKeys, PublishedKeys
 from secagg.session.certificates import issue_certificate
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, Outgoing, SessionSetup, insecure_signing_key
@@ -131,127 +115,6 @@ def test_a_second_request_with_another_set_gets_nothing(mode: SecurityMode, refu
     refused(session, victim, second, PeerMisbehaved, Reason.ALREADY_ANSWERED, {ServerId()})
 
 
-@pytest.mark.parametrize("mode", SecurityMode)
-@pytest.mark.parametrize("suite", Suite)
-def test_of_each_neighbour_a_client_shows_a_share_of_one_secret_and_none_of_the_other(
-    suite: Suite, mode: SecurityMode, goes_on: GoesOn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cls: type[ClassicSuite | HybridSuite] = ClassicSuite if suite is Suite.CLASSIC else HybridSuite
-    opened, open_shares = dict[tuple[ClientId, ClientId], bytes](), cls.open_shares
-
-    def watch(
-        self: ClassicSuite | HybridSuite, own: OwnKeys, peer: PublishedKeys, context: SessionContext, sealed: bytes
-    ) -> Secret:
-        both = open_shares(self, own, peer, context, sealed)  # type: ignore[arg-type]
-        opened[own.client, peer.client] = bytes(both.expose())
-        return both
-
-    session = at(ServerState.AWAITING_MASKED_INPUTS, mode, suite=suite)
-    dropped = session.client_ids[5]
-    upload = session.clients[dropped].answer
-    with monkeypatch.context() as patched:
-        patched.setattr(cls, "open_shares", watch)
-        assert upload(session.take(dropped)), "it uploads, and the upload is lost"
-        session.step()
-    goes_on(session, without=[dropped])
-    contributors = set(session.client_ids) - {dropped}
-    assert len(opened) == 8 * 7
-    for holder in contributors:
-        answer = session.sent_by(holder, MessageKind.UNMASKING_SHARES)
-        for dealer in set(session.client_ids) - {holder}:
-            root_share, seed_share = opened[holder, dealer][:ELEMENT_BYTES], opened[holder, dealer][ELEMENT_BYTES:]
-            assert (root_share in answer, seed_share in answer) == (dealer == dropped, dealer != dropped)
-
-
-# --- Sets that do not fit ---------------------------------------------------------------------------------------------
-
-
-def without_a_sharer(mode: SecurityMode, state: ServerState) -> InsecurePairwiseSession:
-    """Play with one client that advertised and never shared: it stands at position 7 of the roster."""
-    session = InsecurePairwiseSession(SessionSetup(mode=mode))
-    session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
-    session.drop(session.client_ids[7])
-    session.reach(state)
-    return session
-
-
-NOT_THE_VICTIM = [0, 1, 2, 4, 5, 6, 7]
-
-
-@pytest.mark.parametrize(
-    ("contributors", "sharers", "all_shared"),
-    [
-        (NOT_THE_VICTIM, EVERYBODY, True),
-        (EVERYBODY, range(7), False),
-        (range(7), range(7), True),
-        (range(7), EVERYBODY, False),
-    ],
-    ids=["without the member", "of one that never shared", "of fewer sharers", "of more sharers"],
-)
-def test_a_member_does_not_sign_sets_that_do_not_fit_what_it_masked_under(
-    contributors: Sequence[int], sharers: Sequence[int], refused: Refused, *, all_shared: bool
-) -> None:
-    state = ServerState.AWAITING_SURVIVOR_SIGNATURES
-    session = at(state) if all_shared else without_a_sharer(SecurityMode.ACTIVE, state)
-    victim = session.client_ids[3]
-    session.take(victim)
-    message = survivor_set(session, contributors, sharers)
-    refused(session, victim, message, PeerMisbehaved, Reason.SURVIVORS_INVALID, {ServerId()})
-
-
-@pytest.mark.parametrize(
-    ("mode", "contributors"),
-    [*((mode, NOT_THE_VICTIM) for mode in SecurityMode), (SecurityMode.SEMI_HONEST, EVERYBODY)],
-    ids=str,
-)
-def test_a_client_does_not_unmask_a_set_without_itself_or_with_one_that_never_shared(
-    mode: SecurityMode, contributors: Sequence[int], refused: Refused
-) -> None:
-    state = ServerState.AWAITING_UNMASKING_SHARES
-    session = at(state, mode) if contributors is NOT_THE_VICTIM else without_a_sharer(mode, state)
-    victim = session.client_ids[3]
-    session.take(victim)
-    signatures = certified(session, contributors) if mode is SecurityMode.ACTIVE else {}
-    message = request(session, 3, contributors, signatures)
-    refused(session, victim, message, PeerMisbehaved, Reason.SURVIVORS_INVALID, {ServerId()})
-
-
-def refuses_so_few(refused: Refused, session: InsecurePairwiseSession, message: bytes, needed: int) -> None:
-    victim = session.client_ids[0]
-    session.pending = [outgoing for outgoing in session.pending if outgoing.receiver != victim]
-    error = refused(session, victim, message, ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
-    assert isinstance(error, ThresholdNotMet)
-    assert (error.needed, error.present) == (needed, needed - 1)
-
-
-@pytest.mark.parametrize("mode", SecurityMode)
-def test_a_set_below_the_minimum_cohort_is_neither_signed_nor_unmasked(mode: SecurityMode, refused: Refused) -> None:
-    few = range(6)
-    session = at(ServerState.AWAITING_UNMASKING_SHARES, mode, minimum_cohort=7)
-    signatures = certified(session, few) if mode is SecurityMode.ACTIVE else {}
-    refuses_so_few(refused, session, request(session, 0, few, signatures), 7)
-    if mode is SecurityMode.ACTIVE:
-        session = at(ServerState.AWAITING_SURVIVOR_SIGNATURES, minimum_cohort=7)
-        refuses_so_few(refused, session, survivor_set(session, few, EVERYBODY), 7)
-
-
-@pytest.mark.parametrize("mode", SecurityMode)
-def test_a_set_with_fewer_neighbours_of_a_client_than_the_threshold_is_not_unmasked(
-    mode: SecurityMode, refused: Refused
-) -> None:
-    is_active = mode is SecurityMode.ACTIVE
-    # In active mode the client has to have signed this very set, which it does.
-    state = ServerState.AWAITING_SURVIVOR_SIGNATURES if is_active else ServerState.AWAITING_UNMASKING_SHARES
-    session = at(state, mode, population=20, topology=Topology.SPARSE)
-    threshold, neighbours = session.server.configuration.threshold, session.server.roster.graph.neighbours(0)
-    gone = set(neighbours[: len(neighbours) - threshold + 1])
-    chosen = [position for position in range(20) if position not in gone]
-    if is_active:
-        ask(session, 0, chosen)
-    signatures = certified(session, chosen) if is_active else {}
-    refuses_so_few(refused, session, request(session, 0, chosen, signatures), threshold)
-
-
 # --- Split sets -------------------------------------------------------------------------------------------------------
 
 ONE_SET, OTHER_SET = [0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 4, 5, 7]
@@ -298,25 +161,13 @@ def test_signatures_on_two_sets_do_not_add_up_to_a_certificate(refused: Refused)
     refused(session, victim, message, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, {ServerId()})
 
 
-def test_a_member_does_not_unmask_another_set_than_it_signed(refused: Refused) -> None:
-    session = at(ServerState.AWAITING_SURVIVOR_SIGNATURES)
-    victim = session.client_ids[1]
-    ask(session, 1, ONE_SET)
-    message = request(session, 1, OTHER_SET, certified(session, OTHER_SET))
-    session.pending.clear()
-    refused(session, victim, message, PeerMisbehaved, Reason.SURVIVORS_INVALID, {ServerId()})
-
-
 # --- The certificate --------------------------------------------------------------------------------------------------
 
 
 def with_committee_of_five() -> tuple[InsecurePairwiseSession, int, list[int]]:
     """Play with a small committee, and return a client that is not on it, and who is."""
     session = InsecurePairwiseSession()
-    plan = session.setup.plan(session.authority.public_key)
-    small = replace(plan.configuration, committee_size=5, quorum=4)
-    session.server = Server(SessionPlan(small, plan.opening, plan.corrupted, plan.dropped, plan.privacy_bits))
-    session.pending = [replace(outgoing, message=session.server.invitation) for outgoing in session.pending]
+    session.replan(replace(session.server.configuration, committee_size=5, quorum=4))
     session.reach(ServerState.AWAITING_UNMASKING_SHARES)
     committee = list(session.server.roster.committee)
     return session, next(position for position in EVERYBODY if position not in committee), committee
@@ -338,11 +189,8 @@ def forged_certificate(session: InsecurePairwiseSession, committee: list[int], f
     client = session.client_ids[last.position]
     upload = MaskedInput.decode(session.sent_by(client, MessageKind.MASKED_INPUT), roster)
     other = {
-        "too few": [],
-        "twice": [genuine[2]],
         "out of order": [first],
         "an outsider": [endorsement(session, outsiders[-1], signature_on(session, outsiders[-1], EVERYBODY))],
-        "a flipped bit": [replace(last, signature=bytes([last.signature[0] ^ 1]) + last.signature[1:])],
         "from round 2": [replace(last, signature=upload.signature)],
         "of another member": [replace(last, signature=first.signature)],
         "of a corrupted client in a member's name": [
@@ -373,11 +221,8 @@ def forged_certificate(session: InsecurePairwiseSession, committee: list[int], f
 @pytest.mark.parametrize(
     ("forgery", "kind", "reason"),
     [
-        ("too few", PeerMisbehaved, Reason.QUORUM_NOT_MET),
-        ("twice", PeerMisbehaved, Reason.QUORUM_NOT_MET),
         ("out of order", PeerMisbehaved, Reason.QUORUM_NOT_MET),
         ("an outsider", PeerMisbehaved, Reason.QUORUM_NOT_MET),
-        ("a flipped bit", AuthenticationFailed, Reason.AUTHENTICATION_FAILED),
         ("from round 2", AuthenticationFailed, Reason.AUTHENTICATION_FAILED),
         ("of another member", AuthenticationFailed, Reason.AUTHENTICATION_FAILED),
         ("of a corrupted client in a member's name", AuthenticationFailed, Reason.AUTHENTICATION_FAILED),
@@ -460,21 +305,16 @@ def test_neighbours_do_not_unmask_a_client_that_masked_under_fewer_sharers(refus
     refused(session, target, message, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, blamed)
 
 
-@pytest.mark.parametrize(
-    "change", ["one less", "one more", "swapped", "a flipped bit", "another upload", "from round 3"]
-)
+@pytest.mark.parametrize("change", ["one more", "swapped", "another upload", "from round 3"])
 def test_views_that_do_not_belong_to_the_neighbours_unmask_nothing(change: str, refused: Refused) -> None:
     session = at(ServerState.AWAITING_UNMASKING_SHARES)
     victim, roster = session.client_ids[0], session.server.roster
     genuine = UnmaskingRequest.decode(session.take(victim), roster)
     views, first = genuine.views, session.client_ids[1]
     signed = SurvivorSignature.decode(session.sent_by(first, MessageKind.SURVIVOR_SIGNATURE))
-    flipped = bytes([views[0].signature[0] ^ 1]) + views[0].signature[1:]
     forged, number = {
-        "one less": (views[1:], True),
         "one more": ((*views, views[-1]), True),
         "swapped": ((views[1], views[0], *views[2:]), False),
-        "a flipped bit": ((replace(views[0], signature=flipped), *views[1:]), False),
         "another upload": ((replace(views[0], upload=bytes(32)), *views[1:]), False),
         "from round 3": ((replace(views[0], signature=signed.signature), *views[1:]), False),
     }[change]
@@ -483,20 +323,6 @@ def test_views_that_do_not_belong_to_the_neighbours_unmask_nothing(change: str, 
         refused(session, victim, message, PeerMisbehaved, Reason.QUORUM_NOT_MET, {ServerId()})
     else:
         refused(session, victim, message, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, {first, ServerId()})
-
-
-@pytest.mark.parametrize("field", ["endorsements", "views"])
-def test_semi_honest_requests_hold_no_signatures(field: str, refused: Refused) -> None:
-    session = at(ServerState.AWAITING_UNMASKING_SHARES, SecurityMode.SEMI_HONEST)
-    victim = session.client_ids[0]
-    genuine = UnmaskingRequest.decode(session.take(victim), session.server.roster)
-    extra = Endorsement(position=1, identity_key=bytes(32), certificate=bytes(64), signature=bytes(64))
-    forged = (
-        replace(genuine, endorsements=(extra,))
-        if field == "endorsements"
-        else replace(genuine, views=(SignedView(upload=bytes(32), signature=bytes(64)),))
-    )
-    refused(session, victim, forged.encode(), MalformedMessage, Reason.TRAILING_BYTES, {ServerId()})
 
 
 def test_nobody_is_asked_before_the_quorum_is_there() -> None:

@@ -1,12 +1,4 @@
-"""Bytes that are altered on the way or come under another's name: who is named, and who may still send its own.
-
-| attack | defence |
-|---|---|
-| a client uploads under another's name | the transport's sender is compared first, and is named with the way |
-| a bit of an upload is flipped, so that its client is refused later | bytes that do not verify change nothing |
-| server 1 refuses an honest client's half | a refused half names the client and both servers |
-| a bit of what the servers say to each other is flipped | no client is named without both servers |
-"""
+"""Bytes that are altered on the way or come under another's name: who is named, and who may still send its own."""
 
 from __future__ import annotations
 

@@ -2,15 +2,6 @@
 
 The difference of two sums that differ in one client is that client's vector. So the attacker has server 1 count five
 clients, ends its process, starts it again, puts back whatever copy of its files helps, and replays the halves of four.
-
-| attack | defence |
-|---|---|
-| server 1 is started again with its files as they were | it knows which rounds it began, and begins none of them |
-| any earlier copy of its files is put back | the root was in memory alone: nothing that was sealed before opens |
-| the root is read from the disk | it is in no file |
-| its disk is full when a round begins | no offer leaves before the round is written down |
-| a client is asked for its update again | it uploads once for a round, also with another key of server 1 |
-| the round is opened again under another configuration, or a lower one | it is refused; the next one is taken |
 """
 
 from __future__ import annotations
@@ -40,17 +31,12 @@ from secagg.identifiers import ClientId
 from secagg.protocols.two_servers.offers import Entry
 from secagg.protocols.two_servers.server import IndexingServer, Server
 from secagg.protocols.two_servers.server_messages import AcceptedList, BatchRequest, Beginning
-from secagg.protocols.two_servers.standing_server import (
-    StandingRounds,
-    StandingServer,
-    asking,
-)
+from secagg.protocols.two_servers.standing_server import StandingRounds, StandingServer, asking
 from secagg.session.roles import Subject
 from secagg.wire import MessageKind, message_kind
 from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound
 
 SETUP = IndexingSetup(layout=Layout((RingSegment(20, 6),)), population=5)
-VICTIM = 5
 STEPS = ("nothing", "begun", "uploaded", "checked", "agreed", "opened", "released")
 """After which the attacker takes a copy of server 1's files."""
 
@@ -153,19 +139,6 @@ def attacker(tmp_path: Path) -> Iterator[Attacker]:
     yield made
     for rounds in made.opened:
         rounds.close()
-
-
-def test_the_difference_of_two_sums_would_be_the_victims_vector(attacker: Attacker) -> None:
-    """The attack is a real one: a server 1 that has its root again, and does not know what it did, gives it."""
-    attacker.coins = SETUP.coins_of("server 1")
-    attacker.start()
-    first = attacker.first_life()
-    attacker.coins = SETUP.coins_of("server 1")
-    attacker.put_back("nothing")
-    attacker.start()
-    attacker.begin()
-    second = attacker.count(1, 2, 3, 4)
-    assert ((first - second) % (1 << 20) == SETUP.payload_of(VICTIM).values[0]).all()
 
 
 @pytest.mark.parametrize("copy", STEPS)
@@ -289,16 +262,3 @@ def test_a_session_whose_server_1_was_started_again_is_over_and_so_is_its_round(
     later.close_stage()
     ideal = platform.attacker.rig.ideal(range(1, SETUP.population + 1))
     assert later.release().aggregate.values[0].tobytes() == ideal.values[0].tobytes()
-
-
-def test_a_round_that_a_process_began_is_offered_in_the_same_bytes_by_that_process_alone(platform: Platform) -> None:
-    message = Beginning(platform.attacker.rig.configuration, 7).encode()
-    offers = {platform.attacker.ask(message) for _ in range(3)}
-    assert len(offers) == 1
-    weaker = Beginning(replace(platform.attacker.rig.configuration, maximum_rejections=0), 7).encode()
-    with pytest.raises(InvalidParameters, match="was begun before"):
-        platform.attacker.ask(weaker)
-    assert platform.attacker.ask(message) in offers
-    platform.attacker.start()
-    with pytest.raises(InvalidParameters, match="the updates that were uploaded for it are spent"):
-        platform.attacker.ask(message)

@@ -1,13 +1,4 @@
-"""Attacks on the noise of two servers.
-
-| attack | stopped by |
-|---|---|
-| a server that takes its own noise off, or never added any | the other one's, which is enough alone |
-| a server that is killed before it shares, to have it draw again | noise follows from the first record |
-| a server that knows the pair key and reads the other's noise off it | noise is from the server's own root |
-| a round that is offered without noise, or with less | the configuration is compared with what a client insists on |
-| counts that wrap with their noise, and look like others | a field that holds both, or none |
-"""
+"""Attacks on the noise of two servers."""
 
 from __future__ import annotations
 

@@ -1,12 +1,4 @@
-"""What two servers and their clients leave behind: nothing that opens an upload, and nothing that shows a secret.
-
-| attack | defence |
-|---|---|
-| reads the memory of a client that has uploaded | it keeps nothing of what it shared |
-| reads the memory of a server when an upload was taken, rejected or refused | its seeds are overwritten |
-| reads the memory of a server after the round | sums, seeds and keys are overwritten |
-| reads a log, a repr, a traceback with its locals, a pickle | secrets are of types that show and copy nothing |
-"""
+"""What two servers and their clients leave behind: nothing that opens an upload, and nothing that shows a secret."""
 
 from __future__ import annotations
 
@@ -261,8 +253,7 @@ def test_no_log_shows_a_secret(
         patch.setattr(halves, "prove", lying)
         made = InsecureIndexingRound.of(SETUP, 1)
         patch.undo()
-        for number in (2, 3):
-            made.upload(number)
+        made.upload(2, 3)
         made.check()
         made.finish()
     assert "rejects an upload of client/1" in caplog.text

@@ -1,12 +1,4 @@
-"""A server that looks for one client's values and weight by asking, and by looking at who falls silent.
-
-| it | and sees |
-|---|---|
-| bisects the bounds of one message over ten rounds | an upload of the same length in each |
-| bisects the greatest weight of every protocol over ten rounds | the same |
-| asks again where two updates were clamped to one | an upload: nothing is known by its values |
-| offers one model again and again | as many uploads as its client allows, whatever its values are |
-"""
+"""A server that looks for one client's values and weight by asking, and by looking at who falls silent."""
 
 from __future__ import annotations
 
@@ -98,17 +90,6 @@ def test_bounds_that_are_bisected_tell_no_constant(name: str) -> None:
     small, large = (bisected(name, value, 1, bounds, 512) for value in (3, 400))
     assert small == large
     assert all(isinstance(answer, int) for seen in small for _, answer in seen)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["one message", "enclave", "pairwise, active, full", "pairwise, semi-honest, full", "coded mask, semi-honest"],
-)
-def test_a_greatest_weight_that_is_bisected_tells_no_weight(name: str) -> None:
-    weights: Callable[[int], dict[str, Any]] = lambda middle: {"maximum_weight": middle}  # noqa: E731
-    light, heavy = (bisected(name, 5, weight, weights, 64) for weight in (2, 60))
-    assert light == heavy
-    assert all(isinstance(answer, int) for seen in light for _, answer in seen)
 
 
 def test_one_model_again_and_again_gets_as_many_uploads_whatever_its_updates_are() -> None:

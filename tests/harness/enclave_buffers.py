@@ -111,20 +111,16 @@ class EnclaveSetup:
 
     @property
     def ledger_limit(self) -> int | None:
-        """How many uploads each client makes at most."""
         return self.maximum_seals or (None if self.privacy is None else self.releases_per_client)
 
     def coins_of(self, party: str) -> InsecureSeededCoins:
-        """Return the coins of a party, from their beginning."""
         return InsecureSeededCoins(hashlib.sha256(self.seed + b"/" + party.encode()).digest())
 
     def signing_key_of(self, party: str) -> SigningKey:
-        """Return the identity key of a party."""
         with Secret.random("signing key", 32, self.coins_of(f"identity of {party}")) as seed:
             return SigningKey(seed)
 
     def payload_of(self, number: int) -> Payload:
-        """Return the input of a client: small integers, and any indices."""
         generator = np.random.default_rng([number, *self.seed])
         values = list[RingVector]()
         for segment in self.layout.segments:
@@ -153,7 +149,6 @@ def sealed_by(  # noqa: PLR0913 -- all but two by name
 
 
 def masked_of(upload: Upload, layout: Layout) -> list[RingVector]:
-    """Return the masked vectors of an upload, as the host reads them."""
     rings = [segment for segment in layout.segments if isinstance(segment, RingSegment)]
     return [segment.unpack_sent(packed) for segment, packed in zip(rings, upload.packed, strict=True)]
 
@@ -237,7 +232,6 @@ class InsecureEnclaveSession:
         self.restart()
 
     def restart(self) -> None:
-        """Start another epoch; what the last one held is gone."""
         self.epochs += 1
         coins = self.setup.coins_of(f"enclave, epoch {self.epochs}")
         self.enclave = SimulatedEnclave(self.configuration, coins=coins)
@@ -278,7 +272,6 @@ class InsecureEnclaveSession:
 
     @property
     def subject(self) -> Subject:
-        """What the first buffer is about."""
         setup = self.setup
         return Subject(
             task=setup.task,
@@ -291,7 +284,6 @@ class InsecureEnclaveSession:
 
     @property
     def floors(self) -> EnclaveFloors:
-        """Floors that this setup just meets."""
         return EnclaveFloors(
             suites=frozenset({self.setup.suite}),
             minimum_cohort=self.setup.minimum_cohort,
@@ -304,7 +296,6 @@ class InsecureEnclaveSession:
         )
 
     def verified(self, enclave: SimulatedEnclave | None = None) -> VerifiedEnclave:
-        """Return the enclave as a client verifies it."""
         enclave = enclave or self.enclave
         return VerifiedEnclave(
             enclave.offer, enclave.evidence, configuration=self.configuration, judge=SimulatedJudge(), now=self.now
@@ -330,13 +321,13 @@ class InsecureEnclaveSession:
             weight=weight,
         )
 
-    def upload(self, number: int, *, version: int = 0, weight: int = 1) -> None:
-        """Let a client seal its input, and the host take it, which has announced the model."""
+    def upload(self, *numbers: int, version: int = 0, weight: int = 1) -> None:
+        """Let clients seal their inputs, and the host take them, which has announced the model."""
         self.host.announce_model(version, model_digest(version))
-        self.host.receive(self.seal(number, version=version, weight=weight).encode())
+        for number in numbers:
+            self.host.receive(self.seal(number, version=version, weight=weight).encode())
 
     def ideal(self, numbers: Iterable[int], weights: Sequence[int] | None = None) -> Aggregate:
-        """Return what the sum over these clients has to be, with histograms where there are indices."""
         return ideal_aggregate(self.setup.layout, [self.setup.payload_of(number) for number in numbers], weights)
 
 

@@ -67,7 +67,6 @@ def framed(label: bytes, *parts: bytes) -> bytes:
 
 
 def flipped(message: bytes, position: int, bit: int = 0) -> bytes:
-    """Return a message with one bit altered."""
     altered = bytearray(message)
     altered[position] ^= 1 << bit
     return bytes(altered)
@@ -93,20 +92,16 @@ class IndexingSetup:
     """Determines the coins of everybody, the inputs, and the identity keys."""
 
     def coins_of(self, party: str) -> InsecureSeededCoins:
-        """Return the coins of a party, from their beginning."""
         return InsecureSeededCoins(hashlib.sha256(self.seed + b"/" + party.encode()).digest())
 
     def signing_key_of(self, party: str) -> SigningKey:
-        """Return the identity key of a party."""
         with Secret.random("signing key", 32, self.coins_of(f"identity of {party}")) as seed:
             return SigningKey(seed)
 
     def pair_key(self) -> Secret:
-        """Return the key that the two servers share."""
         return Secret.random("pair key", 32, self.coins_of("both servers"))
 
     def keys_of(self, index: int) -> ServerKeys:
-        """Return the keys of a server's operator."""
         coins = (self.coins_of(f"{kind} of server {index}") for kind in ("identity", "exchange"))
         return ServerKeys(ServerId(index), *(Secret.random("seed", 32, one) for one in coins))
 
@@ -125,7 +120,6 @@ class IndexingSetup:
         return StandingFloors(**(met | changes))
 
     def payload_of(self, number: int) -> Payload:
-        """Return the input of a client: small integers, and any indices."""
         generator = np.random.default_rng([number, *self.seed])
         values = list[RingVector]()
         for segment in self.layout.segments:
@@ -138,7 +132,6 @@ class IndexingSetup:
 
     @property
     def configuration(self) -> IndexingConfiguration:
-        """Return what everybody agrees on."""
         return IndexingConfiguration(
             task=self.task,
             suite=self.suite,
@@ -181,7 +174,6 @@ class SharingClient:
 
     @property
     def client(self) -> ClientId:
-        """Who this is."""
         return self.certificate.client
 
     def session(  # noqa: PLR0913 -- what the round is
@@ -234,12 +226,10 @@ class SharingClient:
 
 
 def invitation_of(configuration: IndexingConfiguration, round_number: int, offers: tuple[bytes, bytes]) -> bytes:
-    """Return what a client is invited with."""
     return Invitation(round_number, configuration, RoundOffers(is_simulated=False, offers=offers)).encode()
 
 
 def halves_in(configuration: IndexingConfiguration, answer: bytes) -> tuple[Upload, Upload]:
-    """Return both halves of an upload."""
     found = list[Upload]()
     for index, half in enumerate(decode_halves(answer)):
         body = index_body_bytes(configuration, ServerId(index)) + (ring_bytes(configuration) if index else 0)
@@ -264,12 +254,10 @@ class InsecureIndexingRound:
 
     @property
     def zero(self) -> IndexingServer:
-        """Server 0."""
         return self.servers[0]
 
     @property
     def one(self) -> IndexingServer:
-        """Server 1."""
         return self.servers[1]
 
     def new_server(
@@ -307,7 +295,6 @@ class InsecureIndexingRound:
 
     @property
     def floors(self) -> IndexingFloors:
-        """Floors that this setup just meets."""
         configuration = self.setup.configuration
         return IndexingFloors(
             suites=frozenset({configuration.suite}),
@@ -338,55 +325,43 @@ class InsecureIndexingRound:
             weight=weight,
         )
 
-    def upload(self, number: int, *, weight: int = 1, payload: Payload | None = None) -> None:
-        """Let a client upload to both servers."""
-        self.deliver(self.share(number, weight=weight, payload=payload))
+    def upload(self, *numbers: int, weight: int = 1, payload: Payload | None = None) -> None:
+        for number in numbers:
+            self.deliver(self.share(number, weight=weight, payload=payload))
 
     def deliver(self, halves: Sequence[Upload]) -> None:
-        """Hand each server its half."""
         for server, half in zip(self.servers, halves, strict=True):
             server.receive(half.encode())
 
     def check(self) -> None:
-        """Let the servers decide about all uploads that wait."""
         check(self.zero, self.one, self.one.waiting())
 
     def lists(self) -> tuple[bytes, bytes]:
-        """Let both servers sign, and return their lists."""
         return self.zero.close(), self.one.close()
 
     def agreed(self) -> tuple[bytes, bytes]:
-        """Let both servers sign and agree, and return their commitments."""
         lists = self.lists()
         return self.zero.agree(lists[1]), self.one.agree(lists[0])
 
     def finish(self) -> tuple[RoundResult, RoundResult]:
-        """Close the round, and return what both servers get."""
         commitments = self.agreed()
         shares = self.zero.open(commitments[1]), self.one.open(commitments[0])
         return self.zero.combine(shares[1]), self.one.combine(shares[0])
 
     def stamp(self, index: int, **changes: Any) -> RoundStamp:
-        """Return the stamp of a server's messages."""
         stamp = RoundStamp(
             context=self.configuration.context, round_number=self.setup.round_number, server=ServerId(index)
         )
         return replace(stamp, **changes)
 
     def ideal(self, numbers: Iterable[int], weights: Sequence[int] | None = None) -> Aggregate:
-        """Return what the sum over these clients has to be."""
         return ideal_aggregate(self.setup.layout, [self.setup.payload_of(number) for number in numbers], weights)
 
     @classmethod
     def of(cls, setup: IndexingSetup, *numbers: int, checked: bool = False) -> InsecureIndexingRound:
         """Return a round to which these clients have uploaded, and in which they were counted."""
         made = cls(setup)
-        for number in numbers:
-            made.upload(number)
+        made.upload(*numbers)
         if checked:
             made.check()
         return made
-
-    def with_setup(self, **changes: object) -> InsecureIndexingRound:
-        """Return another round whose setup differs in this."""
-        return InsecureIndexingRound(replace(self.setup, **changes))  # type: ignore[arg-type]

@@ -88,12 +88,10 @@ def plan_of(
 
 
 def is_spent(update: LateUpdate) -> bool:
-    """Return whether an update was made."""
     return vars(update)["_make"] is None
 
 
 def update_of(payload: Payload, weight: int = 1, model_digest: bytes = NO_DIGEST) -> LateUpdate:
-    """Return an update that is there already."""
     return LateUpdate(lambda: Update(payload, model_digest, weight))
 
 
@@ -126,7 +124,6 @@ class SessionSetup:
 
     @property
     def floors(self) -> ClientFloors:
-        """Return floors that an honest offer of this setup just meets."""
         return ClientFloors(
             suites=frozenset({self.suite}),
             modes=frozenset({self.mode}),
@@ -189,7 +186,6 @@ class Delivery:
 
     @property
     def kind(self) -> MessageKind:
-        """What the message says that it is."""
         return message_kind(self.message)
 
 
@@ -208,7 +204,6 @@ def outgoing(server: Server) -> list[Outgoing]:
 
 
 def close_round(server: Server) -> list[Outgoing]:
-    """Close a round, and return the messages of the next."""
     server.close_stage()
     return outgoing(server)
 
@@ -221,14 +216,12 @@ def unmask(server: Server, progress: Callable[[int, int], None] | None = None) -
 
 
 def stored(server: Server) -> bytes:
-    """Return the bytes of a server's snapshot."""
     snapshot = server.snapshot()
     assert snapshot is not None
     return bytes(snapshot.expose())
 
 
 def restored(snapshot: bytes, *, threads: int = 1) -> Server:
-    """Return the server of a snapshot's bytes."""
     return Server.restore(Secret("server session", snapshot), threads=threads)
 
 
@@ -237,7 +230,6 @@ Adversary = Callable[[Delivery], Iterable[Delivery]]
 
 
 def pass_on(delivery: Delivery) -> tuple[Delivery, ...]:
-    """Deliver everything as it is."""
     return (delivery,)
 
 
@@ -306,18 +298,15 @@ class InsecurePairwiseSession:
         return Client(member, replace(self.setup.subject, capacity=capacity), update or self.update_of(client))
 
     def update_of(self, client: ClientId) -> LateUpdate:
-        """Return what a client uploads."""
         return update_of(self.payloads[client], self.weights[client], self.setup.model_digest)
 
     def drop(self, *clients: ClientId) -> None:
-        """Take clients offline, for good."""
         for client in clients:
             self.clients.pop(client, None)
 
     # --- The network --------------------------------------------------------------------------------------------------
 
     def deliver(self, messages: Iterable[Outgoing]) -> None:
-        """Hand the server's messages to the network."""
         for outgoing in messages:
             self.route(
                 Delivery(
@@ -362,9 +351,13 @@ class InsecurePairwiseSession:
     # --- The rounds ---------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Deliver what is pending, and close the round."""
         self.deliver(self.pending)
         self.pending = close_round(self.server)
+
+    def replan(self, configuration: SessionConfiguration) -> None:
+        """Begin again with a configuration that nobody planned."""
+        self.server = Server(replace(self.setup.plan(self.authority.public_key), configuration=configuration))
+        self.pending = [Outgoing(client, self.server.invitation) for client in self.clients]
 
     def reach(self, state: ServerState) -> None:
         """Play on until the server awaits this state's messages; the requests for them are ``pending``."""
@@ -383,7 +376,6 @@ class InsecurePairwiseSession:
         return unmask(self.server)
 
     def take(self, client: ClientId) -> bytes:
-        """Take the pending message of one client off the network."""
         for outgoing in self.pending:
             if outgoing.receiver == client:
                 self.pending.remove(outgoing)
@@ -391,11 +383,9 @@ class InsecurePairwiseSession:
         raise KeyError(client)
 
     def sent_by(self, client: ClientId, kind: MessageKind) -> bytes:
-        """Return the last message of a kind that a client sent."""
         return [d.message for d in self.log if d.sender == client and d.kind is kind][-1]
 
     def sent_to(self, client: ClientId, kind: MessageKind) -> bytes:
-        """Return the last message of a kind that was delivered to a client."""
         return [d.message for d in self.log if d.receiver == client and d.kind is kind][-1]
 
     def member(  # noqa: PLR0913 -- all but the first have defaults
@@ -428,7 +418,6 @@ class InsecurePairwiseSession:
         return settled if sharers is None else replace(settled, known_sharers=settled.roster.set_of(sharers))
 
     def relayed_root(self, client: ClientId) -> bytes:
-        """Return the root over what the server relayed to a client."""
         return self.server.relayed_root(client)
 
     def delivery(
@@ -470,7 +459,6 @@ class InsecurePairwiseSession:
 
 
 def insecure_signing_key(owner: str, seed: bytes) -> SigningKey:
-    """Return an identity key that anybody can compute."""
     with Secret("signing key", hashlib.sha256(b"identity/" + owner.encode() + b"/" + seed).digest()) as secret:
         return SigningKey(secret)
 
@@ -486,7 +474,6 @@ def insecure_payload(layout: Layout, seed: bytes) -> Payload:
 
 
 def same_sum(one: Aggregate, other: Aggregate) -> bool:
-    """Say whether two sums agree in every element, in the weight, and in how many contributed."""
     counts = (one.contributors, one.total_weight) == (other.contributors, other.total_weight)
     pairs: Sequence[tuple[RingVector, RingVector]] = list(zip(one.values, other.values, strict=True))
     return counts and all(np.array_equal(left, right) for left, right in pairs)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,15 +23,8 @@ from secagg.errors import (
     UnexpectedMessage,
 )
 from secagg.identifiers import ClientId
-from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask import (
-    Client,
-    ClientState,
-    ServerState,
-    Topology,
-    client_record,
-    round0_advertise_keys,
-)
+from secagg.parameters import SecurityMode
+from secagg.protocols.pairwise_mask import Client, ClientState, ServerState, client_record, round0_advertise_keys
 from secagg.protocols.pairwise_mask.client_record import ClientRecord, RecordedCoins, Recorder
 from secagg.session.roles import LateUpdate, Update
 from secagg.session.sealed_state import FileLatch, Latch, MemoryLatch
@@ -108,21 +99,6 @@ def session_of(setup: SessionSetup) -> InsecurePairwiseSession:
 
 
 @BOTH_MODES
-@pytest.mark.parametrize("suite", Suite)
-@pytest.mark.parametrize("topology", Topology)
-def test_a_session_of_clients_that_are_put_aside_gives_the_same_sum(
-    mode: SecurityMode, suite: Suite, topology: Topology
-) -> None:
-    size = 8 if topology is Topology.FULL else 16
-    session = session_of(SessionSetup(mode=mode, suite=suite, topology=topology, population=size, dropped=1))
-    session.reach(ServerState.AWAITING_MASKED_INPUTS)
-    session.drop(session.client_ids[2])
-    aggregate = session.finish()
-    assert same_sum(aggregate, session.sum_of(set(session.client_ids) - {session.client_ids[2]}))
-    assert not session.errors
-
-
-@BOTH_MODES
 def test_an_input_is_made_once_when_it_is_uploaded_and_is_in_no_snapshot(mode: SecurityMode) -> None:
     session = session_of(SessionSetup(mode=mode))
     held: Any = session.clients[session.client_ids[0]]
@@ -151,17 +127,6 @@ def test_the_same_bytes_again_get_the_stored_answer_and_other_bytes_end_the_sess
     with pytest.raises(PeerMisbehaved) as caught:
         client.answer(altered)
     assert caught.value.reason is Reason.ALREADY_ANSWERED
-
-
-@BOTH_MODES
-def test_an_upload_is_not_kept_to_be_given_again(mode: SecurityMode) -> None:
-    session = session_of(SessionSetup(mode=mode))
-    session.reach(ServerState.AWAITING_MASKED_INPUTS)
-    asked = session.client_ids[0]
-    delivered = next(outgoing.message for outgoing in session.pending if outgoing.receiver == asked)
-    session.step()
-    with pytest.raises(UnexpectedMessage, match="handed over before"):
-        session.clients[asked].answer(delivered)
 
 
 def test_of_its_own_secrets_a_client_that_has_uploaded_keeps_none() -> None:
@@ -229,13 +194,6 @@ def test_a_snapshot_is_overwritten_when_a_client_is_made_of_it_and_a_client_is_n
     with pytest.raises(Misuse) as caught:
         pickle.dumps(client)
     assert caught.value.reason is Reason.SECRET_EXPOSURE
-
-
-def test_a_client_without_a_session_has_nothing_to_put_aside() -> None:
-    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
-    fresh = PutAside(session, session.client_ids[0]).live
-    assert fresh is not None
-    assert fresh.suspend() is None
 
 
 @pytest.mark.parametrize(
@@ -378,18 +336,6 @@ def test_a_record_that_its_store_has_changed_ends_the_session_and_names_nobody()
         held.resumed()
 
 
-def test_a_name_that_the_latch_knows_does_not_end_the_session_that_has_it() -> None:
-    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
-    held = PutAside(session, session.client_ids[0])
-    held.answer(session.server.invitation)
-    twin = held.fresh()
-    twin.answer(session.server.invitation)
-    with pytest.raises(Misuse, match="suspended before"):
-        twin.suspend()
-    twin.abort()
-    assert held.resumed().state is ClientState.AWAITING_ADVERTISED_KEYS
-
-
 def test_a_latch_that_fails_hides_no_peers_error(caplog: pytest.LogCaptureFixture) -> None:
     class Failing(MemoryLatch):
         def end(self, name: bytes) -> None:
@@ -437,25 +383,6 @@ def test_a_client_resumes_nothing_without_a_latch_or_amid_a_session(latch: Memor
     with pytest.raises(Misuse, match="with the latch that numbered it"):
         client.resume(Secret("record", held.stored))
     assert held.resumed().state is ClientState.AWAITING_ADVERTISED_KEYS
-
-
-def test_of_many_processes_at_once_one_resumes_a_record(tmp_path: Path) -> None:
-    latch = FileLatch(tmp_path / "latch")
-    latch.begin(bytes(16))
-    won = list[int]()
-
-    def claim(turn: int) -> None:
-        with suppress(Misuse):
-            FileLatch(tmp_path / "latch").claim(bytes(16), 0)
-            won.append(turn)
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(claim, range(32)))
-    assert len(won) == 1
-    latch.claim(bytes(16), 1)
-    latch.end(bytes(16))
-    with pytest.raises(Misuse):
-        latch.claim(bytes(16), 2)
 
 
 def test_a_client_without_a_latch_is_not_suspended() -> None:

@@ -53,15 +53,10 @@ BELOW: list[tuple[dict[str, Any], tuple[str, str]]] = [
 # Each row: a floor, a value that makes no floor, and one step inside, which does.
 NO_FLOORS = [
     ("minimum_cohort", 1, 2),
-    ("minimum_cohort", 0, 2),
-    ("minimum_cohort", -5, 2),
     ("minimum_threshold", 1, 2),
-    ("minimum_threshold", 0, 2),
     ("minimum_modulus_bits", 0, 1),
-    ("minimum_modulus_bits", -1, 1),
     ("minimum_modulus_bits", MAXIMUM_MODULUS_BITS + 1, MAXIMUM_MODULUS_BITS),
     ("maximum_length", 0, 1),
-    ("maximum_length", -1, 1),
     ("maximum_population", 99, 100),
     ("maximum_degree", 0, 1),
     ("assumed_corrupted", -1, 0),
@@ -90,18 +85,7 @@ def test_an_offer_one_step_below_a_floor_is_refused_by_name(offered: dict[str, A
     assert all(name in str(caught.value) for name in named)
 
 
-@pytest.mark.parametrize(
-    "floor",
-    [
-        "minimum_cohort",
-        "minimum_threshold",
-        "minimum_modulus_bits",
-        "maximum_length",
-        "maximum_population",
-        "assumed_corrupted",
-        "privacy_bits",
-    ],
-)
+@pytest.mark.parametrize("floor", [name for name, value in FLOORS.items() if isinstance(value, int)])
 def test_a_floor_that_is_no_integer_is_refused(floor: str) -> None:
     with pytest.raises(InvalidParameters, match="integers"):
         floors(**{floor: float("nan")})

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
 import traceback
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from math import sqrt
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -100,12 +97,6 @@ def tiny_uploads(bits: int) -> list[dict[int, tuple[int, int]]]:
             elements[client.value] = (int(vector.vectors[0][0]), without)
         runs.append(elements)
     return runs
-
-
-@pytest.mark.parametrize("bits", [1, 3])
-def test_an_upload_is_uniform_whatever_the_input(bits: int) -> None:
-    for client in range(3):
-        assert excess(Counter(run[client][0] for run in tiny_uploads(bits)), 1 << bits) < 0
 
 
 @pytest.mark.parametrize("bits", [1, 3])
@@ -412,36 +403,3 @@ def _report(client: Client, message: bytes) -> str:
     except Exception as error:  # noqa: BLE001 -- whatever it is, it is printed
         return "".join(traceback.TracebackException.from_exception(error, capture_locals=True).format())
     return ""
-
-
-# --- Fork -------------------------------------------------------------------------------------------------------------
-
-FORKED = """
-import os
-from secagg.errors import Misuse
-from secagg.protocols.pairwise_mask.client import ClientState
-from secagg.protocols.pairwise_mask.session import ServerState
-from tests.harness.pairwise_sessions import InsecurePairwiseSession, same_sum
-
-session = InsecurePairwiseSession()
-session.reach(ServerState.AWAITING_MASKED_INPUTS)
-first = session.pending[0]
-client = session.clients[first.receiver]
-child = os.fork()
-if not child:
-    try:
-        client.answer(first.message)
-    except Misuse as error:
-        os._exit(7 if "forked" in str(error) and client.state is ClientState.ABORTED else 1)
-    os._exit(2)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-assert same_sum(session.finish(), session.sum_of(session.client_ids))
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="nothing forks there")
-def test_a_client_does_not_go_on_in_a_forked_process(repository: Path) -> None:
-    finished = subprocess.run(  # noqa: S603 -- this interpreter
-        [sys.executable, "-W", "ignore", "-c", FORKED], cwd=repository, capture_output=True, text=True, check=False
-    )
-    assert finished.returncode == 0, finished.stderr

@@ -6,16 +6,10 @@ import hashlib
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.algorithms import AES128
-from cryptography.hazmat.primitives.ciphers.modes import CTR
-from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from hypothesis import given
 from hypothesis import strategies as st
 
 from secagg.contract import Layout, Payload, RingSegment
-from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Secret
 from secagg.errors import CapacityExceeded, MalformedMessage, Misuse, PeerMisbehaved, Reason
@@ -111,44 +105,6 @@ def test_vectors_of_other_lengths_or_words_are_refused() -> None:
 # --- Check words ------------------------------------------------------------------------------------------------------
 
 
-def documented_words(segment: RingSegment, values: list[int], index: int, count: int) -> list[int]:
-    """Multiply the values with a public stream, shifted for each word, in plain integers."""
-    info = bind(Label.CHECK_VECTOR, index.to_bytes(4, "big"))
-    check_key = HKDFExpand(hashes.SHA256(), 16, info).derive(CONTEXT.digest)
-    size = segment.ring.word_bytes
-    # AES-CTR from block 2 of nonce 0.
-    encryptor = Cipher(AES128(check_key), CTR(bytes(12) + (2).to_bytes(4, "big"))).encryptor()
-    stream = encryptor.update(bytes(size * (segment.length + count - 1)))
-    public = [int.from_bytes(stream[at : at + size], "little") for at in range(0, len(stream), size)]
-    windows = (public[word : word + segment.length] for word in range(count))
-    return [sum(a * b for a, b in zip(values, window, strict=True)) % (1 << segment.modulus_bits) for window in windows]
-
-
-@given(layouts, st.binary(max_size=3), st.integers(1, 9))
-def test_check_words_are_inner_products_in_the_segments_own_ring(layout: Layout, seed: bytes, weight: int) -> None:
-    framed = input_of(configuration_of(layout), seed, weight)
-    for index, (segment, part) in enumerate(zip(configuration_of(layout).segments, contents(framed), strict=True)):
-        values, words = part[: segment.length], part[segment.length :]
-        assert words == documented_words(segment, values, index, len(words))
-
-
-@given(layouts, st.lists(st.tuples(st.binary(max_size=2), st.integers(1, 9)), min_size=1, max_size=5))
-def test_the_words_of_a_sum_are_the_sum_of_the_words(layout: Layout, inputs: list[tuple[bytes, int]]) -> None:
-    configuration = configuration_of(layout)
-    total = MaskedVector(configuration)
-    for seed, weight in inputs:
-        total.add_packed(b"".join(input_of(configuration, seed, weight).pack()))
-    total.check(CONTEXT)
-    assert total.weight == sum(weight for _, weight in inputs)
-    for place, segment in enumerate(layout.require_rings()):
-        columns = [
-            [weight * value for value in insecure_payload(layout, seed).values[place].tolist()]
-            for seed, weight in inputs
-        ]
-        expected = [sum(column) % (1 << segment.modulus_bits) for column in zip(*columns, strict=True)]
-        assert total.inputs()[place].tolist() == expected
-
-
 @pytest.mark.parametrize("check_words", [8, 40])
 def test_any_change_of_a_sum_is_noticed(check_words: int) -> None:
     configuration = configuration_of(Layout((RingSegment(16, 5), RingSegment(33, 3))), check_words=check_words)
@@ -209,22 +165,6 @@ def test_pairwise_masks_cancel_in_the_sum(layout: Layout, population: int, data:
     assert not any(any(part) for part in contents(total))
 
 
-def test_of_two_clients_exactly_one_adds() -> None:
-    assert adds_pairwise_mask(ClientId(2), ClientId(1))
-    assert not adds_pairwise_mask(ClientId(1), ClientId(2))
-
-
-@given(layouts, st.integers(1, 4))
-def test_what_a_key_adds_it_takes_away(layout: Layout, threads: int) -> None:
-    configuration = configuration_of(layout)
-    vector = input_of(configuration, b"input")
-    before = contents(vector)
-    vector.apply([key(1), key(2)], [key(3)], threads=threads)
-    assert contents(vector) != before
-    vector.apply([key(3)], [key(2), key(1)], threads=threads)
-    assert contents(vector) == before
-
-
 def test_every_segment_has_a_part_of_the_stream_to_itself() -> None:
     """Equal segments with equal inputs are not masked alike, or their difference would show the inputs'."""
     configuration = configuration_of(Layout((RingSegment(32, 30), RingSegment(32, 30))))
@@ -264,19 +204,6 @@ def test_the_suite_sets_the_length_of_a_mask_key(suite: Suite) -> None:
 
 
 # --- Packing ----------------------------------------------------------------------------------------------------------
-
-
-@given(layouts)
-def test_a_vector_travels_at_exactly_its_bits(layout: Layout) -> None:
-    configuration = configuration_of(layout)
-    vector = input_of(configuration, b"packed", 2)
-    vector.apply([key(1)], [key(2)])
-    packed = b"".join(vector.pack())
-    assert len(packed) == configuration.masked_bytes
-    again = MaskedVector(configuration)
-    again.add_packed(packed)
-    assert contents(again) == contents(vector)
-    assert b"".join(again.pack()) == packed
 
 
 def test_what_does_not_unpack_is_not_added() -> None:

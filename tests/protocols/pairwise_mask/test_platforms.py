@@ -6,13 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Barrier
 from time import sleep
-from typing import Any
 
 import pytest
 
-from secagg.contract import Layout
 from secagg.crypto.labels import Label
-from secagg.errors import InvalidParameters, PeerMisbehaved, Reason, SecAggError
+from secagg.errors import PeerMisbehaved, SecAggError
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask.client import Client, ClientState
 from secagg.protocols.pairwise_mask.rounds3_4_unmasking import SurvivorSet
@@ -20,7 +18,6 @@ from secagg.protocols.pairwise_mask.session import ServerState
 from secagg.session.certificates import SigningKey
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, close_round
-from tests.harness.recorded_coins import InsecureRecordedCoins
 
 
 def test_two_survivor_sets_at_once_get_one_signature(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,21 +66,6 @@ def test_what_a_neighbour_sent_wrong_does_not_keep_the_input_alive() -> None:
     # A traceback would lead to the frames in which the input was masked.
     assert complaint.__traceback__ is None
     assert complaint.__context__ is None
-
-
-def test_a_session_about_something_else_is_refused_before_anything_is_drawn() -> None:
-    session = InsecurePairwiseSession()
-    configuration, client_id = session.server.configuration, session.client_ids[0]
-    member, changes = session.member(client_id, coins=InsecureRecordedCoins(b"")), dict[str, dict[str, Any]]()
-    changes["task"], changes["model_digest"] = {"task": b"other"}, {"model_digest": b"m" * 32}
-    changes["round_number"], changes["application_digest"] = {"round_number": 9}, {"terms": b"a" * 32}
-    changes["layout"] = {"layout": Layout(configuration.layout.segments[:1])}
-    for name, change in changes.items():
-        client = Client(member, replace(session.setup.subject, **change), session.update_of(client_id))
-        with pytest.raises(InvalidParameters, match=f"another {name}") as caught:
-            client.answer(session.server.invitation)
-        assert caught.value.reason is Reason.BELOW_FLOOR
-        assert client.state is ClientState.AWAITING_OFFER
 
 
 def test_a_buffer_that_the_transport_reuses_is_not_kept() -> None:

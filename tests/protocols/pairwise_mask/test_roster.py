@@ -3,24 +3,27 @@
 import hashlib
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from secagg.contract import Layout, RingSegment
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
-from secagg.identifiers import ClientId
+from secagg.identifiers import ClientId, SessionContext
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask.configuration import (
     NO_AUTHORITY,
+    ClientSet,
     SessionConfiguration,
     decode_clients,
     encode_clients,
     entry_digest,
     roster_of,
+    set_bytes,
 )
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.simulation.insecure_coins import InsecureSeededCoins
+from secagg.wire import MessageKind, Reader, Writer
 from tests.harness.pairwise_sessions import plan_of
 
 GREATEST = (1 << 64) - 1
@@ -48,11 +51,6 @@ def some_configuration(*, mode: SecurityMode = SecurityMode.SEMI_HONEST, attempt
 # --- The list ---------------------------------------------------------------------------------------------------------
 
 
-@given(lists)
-def test_a_list_is_read_back(clients: list[ClientId]) -> None:
-    assert decode_clients(encode_clients(clients)) == tuple(clients)
-
-
 @given(st.binary(max_size=24))
 def test_whatever_decodes_is_strictly_increasing_and_encodes_to_the_same_bytes(encoded: bytes) -> None:
     try:
@@ -68,19 +66,6 @@ def test_the_bytes_of_a_list_are_pinned() -> None:
     assert encode_clients([ClientId(127), ClientId(256)]) == b"\x7f\x80\x01"
     assert encode_clients([ClientId(GREATEST)]) == b"\xff" * 9 + b"\x01"
     assert encode_clients([]) == b""
-
-
-@given(lists)
-def test_a_list_cut_within_a_gap_is_refused(clients: list[ClientId]) -> None:
-    encoded = encode_clients(clients)
-    ends = {len(encode_clients(clients[:count])) for count in range(len(clients) + 1)}
-    for length in range(len(encoded)):
-        if length in ends:
-            assert decode_clients(encoded[:length]) == tuple(clients)[: len(decode_clients(encoded[:length]))]
-            continue
-        with pytest.raises(MalformedMessage) as caught:
-            decode_clients(encoded[:length])
-        assert caught.value.reason is Reason.TRUNCATED
 
 
 @pytest.mark.parametrize(
@@ -145,13 +130,86 @@ def test_a_list_too_short_for_a_graph_is_refused(population: int) -> None:
         roster_of(some_configuration(), clients, ROOT, OPENING)
 
 
-def test_the_committee_of_a_full_graph_is_everybody() -> None:
-    configuration = some_configuration(mode=SecurityMode.ACTIVE)
-    roster = roster_of(configuration, encode_clients([ClientId(value) for value in range(6)]), ROOT, OPENING)
-    assert roster.committee == tuple(range(6))
-
-
 def test_an_entry_is_bound_to_its_client() -> None:
     assert len({entry_digest(ClientId(c), entry) for c in (1, 2) for entry in (b"", b"one", b"two")}) == 6
     statement = bind(Label.ROSTER_ENTRY, ClientId(7).encode(), b"keys")
     assert entry_digest(ClientId(7), b"keys") == hashlib.sha256(statement).digest()
+
+
+# --- Sets of clients --------------------------------------------------------------------------------------------------
+
+
+CONTEXT = SessionContext(bytes(range(32)))
+
+populations_and_positions = st.integers(1, 70).flatmap(
+    lambda population: st.tuples(st.just(population), st.frozensets(st.integers(0, population - 1)))
+)
+
+
+def read_back(encoded: bytes, population: int) -> ClientSet:
+    reader = Reader(Writer(MessageKind.SURVIVOR_SET).fixed(encoded, len(encoded)).finish(), MessageKind.SURVIVOR_SET)
+    members = ClientSet.read(reader, population)
+    reader.finish()
+    return members
+
+
+@given(populations_and_positions)
+@example((8, frozenset()))
+def test_a_set_holds_its_positions_and_nothing_else(drawn: tuple[int, frozenset[int]]) -> None:
+    population, positions = drawn
+    members = ClientSet.of(population, positions)
+    assert list(members) == sorted(positions)
+    assert len(members) == len(positions)
+    assert [position in members for position in range(population)] == [p in positions for p in range(population)]
+    assert population not in members
+
+
+@given(populations_and_positions)
+def test_position_zero_is_the_lowest_bit_of_the_first_byte(drawn: tuple[int, frozenset[int]]) -> None:
+    population, positions = drawn
+    encoded = ClientSet.of(population, positions).encode()
+    assert len(encoded) == set_bytes(population) == -(-population // 8)
+    bits = "".join(f"{byte:08b}"[::-1] for byte in encoded)
+    assert {place for place, bit in enumerate(bits) if bit == "1"} == positions
+
+
+@given(st.integers(1, 20), st.data())
+def test_whatever_decodes_encodes_to_the_same_bytes(population: int, data: st.DataObject) -> None:
+    encoded = data.draw(st.binary(min_size=set_bytes(population), max_size=set_bytes(population)))
+    try:
+        members = read_back(encoded, population)
+    except MalformedMessage:
+        assert int.from_bytes(encoded, "little") >> population
+        return
+    assert members.encode() == encoded
+
+
+@pytest.mark.parametrize("population", [1, 7, 9, 15, 17])
+def test_a_bit_beyond_the_population_is_refused(population: int) -> None:
+    for beyond in range(population, 8 * set_bytes(population)):
+        encoded = (1 << beyond).to_bytes(set_bytes(population), "little")
+        with pytest.raises(MalformedMessage) as caught:
+            read_back(encoded, population)
+        assert caught.value.reason is Reason.NOT_CANONICAL
+
+
+@pytest.mark.parametrize("bits", [-1, 1 << 5, (1 << 5) + 1])
+def test_a_set_is_not_made_with_positions_beyond_its_population(bits: int) -> None:
+    with pytest.raises(InvalidParameters, match="5 clients"):
+        ClientSet(5, bits)
+
+
+@given(populations_and_positions, st.data())
+def test_a_subset_is_one_of_the_same_population(drawn: tuple[int, frozenset[int]], data: st.DataObject) -> None:
+    population, positions = drawn
+    others = data.draw(st.frozensets(st.integers(0, population - 1)))
+    left, right = ClientSet.of(population, positions), ClientSet.of(population, others)
+    assert left.issubset(right) == (positions <= others)
+    assert left.issubset(ClientSet.of(population, positions | others))
+    assert not left.issubset(ClientSet.of(population + 1, positions | others))
+
+
+def test_the_digest_is_the_documented_hash() -> None:
+    parts = (CONTEXT.digest, (11).to_bytes(4, "big"), b"\x05\x04")
+    statement = Label.CLIENT_SET.value + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    assert ClientSet.of(11, [0, 2, 10]).digest(CONTEXT) == hashlib.sha256(statement).digest()

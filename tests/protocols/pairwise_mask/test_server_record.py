@@ -101,15 +101,6 @@ def test_uploads_are_in_a_snapshot_as_their_sum_alone() -> None:
     assert all(later - earlier < 100 for earlier, later in pairwise(sizes))
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_server_is_resumed_with_as_many_threads_as_one_likes(threads: int) -> None:
-    session = InsecurePairwiseSession(setup_of(SecurityMode.ACTIVE, Topology.FULL))
-    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
-    session.deliver(session.pending)
-    total = unmask(restored(stored(session.server), threads=threads))
-    assert same_sum(total, session.sum_of(session.client_ids))
-
-
 # --- What is refused --------------------------------------------------------------------------------------------------
 
 

@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, reject
-from hypothesis import strategies as st
 
-from secagg.contract import Aggregate, Layout, Payload, RingSegment
+from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.ring import low_bits
-from secagg.errors import (
-    InvalidParameters,
-    MalformedMessage,
-    Misuse,
-    ThresholdNotMet,
-)
 from secagg.identifiers import ClientId
-from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask.client import Client, ClientState, PairwiseMember, charged_elsewhere
+from secagg.parameters import SecurityMode
+from secagg.protocols.pairwise_mask.client import ClientState
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.run import run
 from secagg.protocols.pairwise_mask.session import ServerState
 from secagg.wire import MessageKind, message_kind
-from tests.harness.pairwise_sessions import (
-    Delivery,
-    InsecurePairwiseSession,
-    SessionSetup,
-    insecure_payload,
-    same_sum,
-    stored,
-    unmask,
-)
+from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum, stored, unmask
 
 OPEN_STATES: list[ServerState] = [
     state for state in ServerState if state not in {ServerState.COMPLETED, ServerState.ABORTED}
@@ -45,155 +26,11 @@ SECURITIES = [(mode, topology) for mode in SecurityMode for topology in Topology
 
 # --- Strategies -------------------------------------------------------------------------------------------------------
 
-layouts = st.lists(st.builds(RingSegment, st.integers(1, 64), st.integers(1, 40)), min_size=1, max_size=4).map(
-    lambda segments: Layout(tuple(segments))
-)
-
-
-@st.composite
-def setups(draw: st.DrawFn, topologies: Iterable[Topology] = tuple(Topology)) -> SessionSetup:
-    """Draw a session for which safe parameters exist."""
-    population = draw(st.integers(3, 9))
-    setup = SessionSetup(
-        population=population,
-        corrupted=draw(st.integers(0, 1)),
-        dropped=draw(st.integers(0, population // 3)),
-        late=draw(st.integers(0, 1)),
-        mode=draw(st.sampled_from(SecurityMode)),
-        suite=draw(st.sampled_from(Suite)),
-        topology=draw(st.sampled_from(list(topologies))),
-        layout=draw(layouts),
-        maximum_weight=draw(st.sampled_from([1, 2, 1000])),
-        minimum_cohort=2,
-        seed=draw(st.binary(min_size=1, max_size=4)),
-    )
-    try:
-        setup.plan(b"a" * 32)
-    except InvalidParameters:
-        reject()
-    return setup
-
 
 def constant_payload(layout: Layout, value: int) -> Payload:
     rings = layout.require_rings()
     vectors = (np.full(s.length, value & low_bits(s.modulus_bits), dtype=s.ring.word) for s in rings)
     return Payload(layout, tuple(vectors))
-
-
-def drawn_payload(layout: Layout, choice: int, client: ClientId) -> Payload:
-    """Return an input at an end of every ring, or a uniform one."""
-    match choice:
-        case 0:
-            return constant_payload(layout, 0)
-        case 1:
-            return constant_payload(layout, -1)
-        case _:
-            return insecure_payload(layout, choice.to_bytes(2, "big") + client.encode())
-
-
-def drawn_session(setup: SessionSetup, data: st.DataObject, **options: Any) -> InsecurePairwiseSession:
-    clients = setup.client_ids
-    payloads = {client: drawn_payload(setup.layout, data.draw(st.integers(0, 9)), client) for client in clients}
-    weights = {client: data.draw(st.integers(1, setup.maximum_weight)) for client in clients}
-    return InsecurePairwiseSession(setup, payload_of=payloads.__getitem__, weight_of=weights.__getitem__, **options)
-
-
-def cutting(uploads: Mapping[ClientId, int]) -> Callable[[Delivery], tuple[Delivery, ...]]:
-    """Cut the uploads of some clients off after so many bytes."""
-
-    def cut(delivery: Delivery) -> tuple[Delivery, ...]:
-        length = uploads.get(delivery.sender) if isinstance(delivery.sender, ClientId) else None
-        if length is None or delivery.kind is not MessageKind.MASKED_INPUT:
-            return (delivery,)
-        return (replace(delivery, message=delivery.message[: max(7, len(delivery.message) - 1 - length)]),)
-
-    return cut
-
-
-def play(session: InsecurePairwiseSession, gone: Mapping[ServerState, Iterable[ClientId]]) -> Aggregate:
-    """Play to the end; in each round some clients are gone before they send what the server awaits."""
-    while session.server.state is not ServerState.AWAITING_UNMASKING_SHARES:
-        session.drop(*gone.get(session.server.state, ()))
-        session.step()
-    session.drop(*gone.get(session.server.state, ()))
-    return session.finish()
-
-
-def uploaded(session: InsecurePairwiseSession, cut: Iterable[ClientId] = ()) -> frozenset[ClientId]:
-    uploads = (delivery.sender for delivery in session.log if delivery.kind is MessageKind.MASKED_INPUT)
-    return frozenset(sender for sender in uploads if isinstance(sender, ClientId)) - frozenset(cut)
-
-
-# --- The sum ----------------------------------------------------------------------------------------------------------
-
-
-@given(setups(), st.data())
-def test_whoever_drops_out_the_sum_is_exact_or_nothing_is_released(setup: SessionSetup, data: st.DataObject) -> None:
-    leaving = data.draw(st.dictionaries(st.sampled_from(setup.client_ids), st.sampled_from(OPEN_STATES), max_size=5))
-    cut = data.draw(st.dictionaries(st.sampled_from(setup.client_ids), st.integers(0, 50), max_size=1))
-    gone: dict[ServerState, list[ClientId]] = {state: [] for state in OPEN_STATES}
-    for client, state in leaving.items():
-        gone[state].append(client)
-    session = drawn_session(setup, data, adversary=cutting(cut))
-    try:
-        total = play(session, gone)
-    except (ThresholdNotMet, InvalidParameters) as error:
-        # With fewer advertisers than were planned for, the parameters may be unsafe; the server says so and stops.
-        early = isinstance(error, InvalidParameters)
-        assert session.server.state is ServerState.ABORTED
-        assert not early or gone[ServerState.AWAITING_KEY_ADVERTISEMENTS]
-        with pytest.raises(Misuse):
-            unmask(session.server)
-        return
-    contributors = uploaded(session, cut)
-    assert same_sum(total, session.sum_of(contributors))
-    assert frozenset[ClientId]().union(*session.server.revealed) == contributors
-    # In a sparse semi_honest session more dropouts than planned may cut the graph apart, but into large parts only.
-    assert len(session.server.revealed) == 1 or (setup.mode, setup.topology) == (
-        SecurityMode.SEMI_HONEST,
-        Topology.SPARSE,
-    )
-    assert min(map(len, session.server.revealed)) >= setup.minimum_cohort
-    raised = [error for errors in session.errors.values() for error in errors]
-    assert all(isinstance(error, ThresholdNotMet) for error in raised)
-    assert all(client in cut and isinstance(error, MalformedMessage) for client, error in session.refusals)
-
-
-@given(setups([Topology.FULL]), st.data())
-def test_a_full_graph_survives_every_dropout_that_was_planned_for(setup: SessionSetup, data: st.DataObject) -> None:
-    order = data.draw(st.permutations(setup.client_ids))
-    late, dropped = order[: setup.late], order[setup.late : setup.late + setup.dropped]
-    gone: dict[ServerState, list[ClientId]] = {state: [] for state in OPEN_STATES}
-    gone[ServerState.AWAITING_KEY_ADVERTISEMENTS] += late
-    for client in dropped:
-        gone[data.draw(st.sampled_from(OPEN_STATES[1:]))].append(client)
-    session = drawn_session(setup, data)
-    total = play(session, gone)
-    assert same_sum(total, session.sum_of(uploaded(session)))
-    assert total.contributors >= setup.population - setup.late - setup.dropped
-    assert not session.errors
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_the_number_of_threads_changes_nothing(threads: int) -> None:
-    setup = SessionSetup(population=5, layout=Layout((RingSegment(13, 3000),)), mode=SecurityMode.SEMI_HONEST)
-    session = InsecurePairwiseSession(setup)
-    clients = [
-        Client(
-            PairwiseMember(
-                client,
-                floors=setup.floors,
-                coins=setup.coins_of(str(client)),
-                charge=charged_elsewhere,
-                threads=threads,
-            ),
-            setup.subject,
-            session.update_of(client),
-        )
-        for client in setup.client_ids
-    ]
-    total, _ = run(setup.plan(), clients, threads=threads)
-    assert same_sum(total, session.sum_of(setup.client_ids))
 
 
 # --- run() ------------------------------------------------------------------------------------------------------------
