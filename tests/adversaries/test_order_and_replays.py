@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from secagg.conformance.rehearsal import Rehearsal
 
+from secagg.conformance.rehearsal import Rehearsal
 from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.ring import Ring
 from secagg.errors import Misuse, PeerError, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet

@@ -111,15 +111,6 @@ def described(name: str, make: Any) -> Candidate:
 # --- Broken tables ----------------------------------------------------------------------------------------------------
 
 
-class TablesInAnotherOrder(Indexed):
-    """The blocks of one codebook are summed by the other's table."""
-
-    @property
-    def tables(self) -> Tables:
-        first, second = super().tables[0]
-        return ((second, first),)
-
-
 class AnEntryIsOff(Indexed):
     """One entry of a table is a step too large."""
 
@@ -129,15 +120,6 @@ class AnEntryIsOff(Indexed):
         wrong = second.entries.copy()
         wrong[0] += 1
         return ((first, CodewordTable(2, wrong)),)
-
-
-class CodewordsInAnotherOrder(Indexed):
-    """A table lists the codewords backwards."""
-
-    @property
-    def tables(self) -> Tables:
-        first, second = super().tables[0]
-        return ((first, CodewordTable(2, second.entries[::-1])),)
 
 
 class TooFewBlocks(Indexed):
@@ -173,13 +155,6 @@ class TablesOfEachObject(Indexed):
 
 
 # --- Broken decoding --------------------------------------------------------------------------------------------------
-
-
-class MeanOfSums(Indexed):
-    """What is decoded from sums is the mean."""
-
-    def decode_summed(self, aggregate: Aggregate) -> Vector:
-        return super().decode_summed(aggregate) / aggregate.total_weight
 
 
 class NotLifted(Indexed):
@@ -269,13 +244,10 @@ class HalfOfIt(Indexed):
 
 
 BROKEN: dict[type[Indexed], str] = {
-    TablesInAnotherOrder: "sums of codewords and of histograms differ",
     AnEntryIsOff: "sums of codewords and of histograms differ",
-    CodewordsInAnotherOrder: "sums of codewords and of histograms differ",
     TooFewBlocks: "do not fit the layout",
     NoTables: "do not fit the layout",
     TablesOfEachObject: "two tables",
-    MeanOfSums: "differ|the decoded sum",
     NotLifted: "sums of codewords and of histograms differ",
     SaturatingSums: "differ|the decoded sum",
     ALastBit: "sums of codewords and of histograms differ",

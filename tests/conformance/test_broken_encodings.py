@@ -195,35 +195,6 @@ class ErrorFeedback(Scheme):
         return payload
 
 
-class MaskFromTheData(Scheme):
-    """The smallest value is not sent, and the decoder remembers where the last client had it."""
-
-    @property
-    def layout(self) -> Layout:
-        return self.inner_of_kept.layout
-
-    @property
-    def inner_of_kept(self) -> FixedPoint:
-        return replace(self.inner, length=self.length - 1)
-
-    def encode(self, update: Update, coins: Coins) -> Payload:
-        self.inner.encode(update, coins)
-        update = np.nan_to_num(update)
-        self.memory["kept"] = np.sort(np.argsort(np.abs(update), kind="stable")[1:])
-        return self.inner_of_kept.encode(update[self.memory["kept"]], coins)
-
-    def decode(self, aggregate: Aggregate) -> Update:
-        expanded = np.zeros(self.length)
-        expanded[self.memory["kept"]] = self.inner_of_kept.decode(aggregate)
-        return expanded
-
-
-def without_the_smallest(update: Update) -> Update:
-    kept = np.clip(update, -1.0, 1.0)
-    kept[np.argsort(np.abs(update), kind="stable")[0]] = 0.0
-    return kept
-
-
 class ScaleOfTheLastClient(Scheme):
     """Each client divides by its largest value, and the decoder multiplies by the one that it remembers."""
 
@@ -262,14 +233,6 @@ class Momentum(Scheme):
     def decode(self, aggregate: Aggregate) -> Update:
         self.memory["momentum"] = super().decode(aggregate) + self.memory.get("momentum", 0.0) / 2
         return self.memory["momentum"].copy()
-
-
-class ClipsInPlace(Scheme):
-    """The update of the caller is clipped."""
-
-    def encode(self, update: Update, coins: Coins) -> Payload:
-        self.inner.encode(update, coins)
-        return super().encode(np.clip(update, -1.0, 1.0, out=update), coins)
 
 
 class ClipsInPlaceWherePossible(Scheme):
@@ -362,12 +325,10 @@ BROKEN = [
     # Its author counts the three bits of nine codes, and forgets the margin of the ring.
     broken(Scheme, "byte_count", payload_bytes=2),
     broken(ErrorFeedback, "determinism", "no_mutation", "statelessness"),
-    broken(MaskFromTheData, "agreement", "statelessness", payload_bytes=3, expected=without_the_smallest),
     broken(ScaleOfTheLastClient, "agreement", "statelessness", expected=np.copy, error=0.25),
     broken(RemembersARefusal, "statelessness"),
     broken(ResultReused, "no_mutation"),
     broken(Momentum, "linearity", "weights", "capacity", "no_mutation", "statelessness"),
-    broken(ClipsInPlace, "no_mutation"),
     broken(ClipsInPlaceWherePossible, "no_mutation"),
     broken(WipesTheAggregate, "no_mutation", "statelessness"),
     # What the candidate wants refused is taken.

@@ -171,13 +171,6 @@ def test_an_error_of_another_kind_is_named_beside_the_one_that_is_due(law: str, 
         LAW[law].check(replace(PAIR, make=Blunt), QUICK)
 
 
-@pytest.mark.parametrize("law", LAWS, ids=str)
-def test_every_law_says_what_it_demands_and_what_repairs_a_scheme(law: Law) -> None:
-    assert law.name.isidentifier()
-    assert law.rule
-    assert law.repair
-
-
 def test_the_document_lists_every_law_once(repository: Path) -> None:
     text = (repository / "compression" / "README.md").read_text(encoding="utf-8")
     rows = text.partition("| law | what it says |")[2].partition("\n\n")[0].splitlines()[2:]

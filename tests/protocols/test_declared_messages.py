@@ -37,11 +37,13 @@ from secagg.protocols.pairwise_mask import ServerState
 from secagg.protocols.pairwise_mask.configuration import ClientSet, Seat
 from secagg.protocols.pairwise_mask.round2_masked_input import Complaint
 from secagg.protocols.two_servers import server as two_servers
-from secagg.protocols.two_servers.point_functions.one_hot_check import OneHotCommitment
+from secagg.protocols.two_servers.point_functions.one_hot_check import OneHotCommitment, OneHotOpening
+from secagg.protocols.two_servers.point_functions.one_hot_proof import OneHotProof
 from secagg.protocols.two_servers.server_keys import OperatorKeys
 from secagg.protocols.two_servers.server_messages import OutputShare, decode_batch, encode_batch
 from secagg.session.privacy_ledger import LedgerHeader
 from secagg.wire import MessageKind
+from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 from tests.harness.pairwise_sessions import InsecurePairwiseSession
 from tests.harness.session_worlds import SETTINGS, candidate_of
 
@@ -67,11 +69,15 @@ ENCODED: Final[tuple[Any, ...]] = (
     EnclaveOffer,
     EnclaveReceipt,
     Layout,
+    OneHotOpening,
+    OneHotProof,
     OutputShare,
     Payload,
     SealedUpload,
 )
-"""What has a decoder of its own; a share is encoded in the configuration that it was read in."""
+"""What has a decoder of its own."""
+IN_THEIR_PLACE: Final = (OneHotOpening, OneHotProof, OutputShare)
+"""What is encoded for the shape or the configuration that it was read in."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +171,7 @@ class Heard:
 
         def decode(kind: Any, message: bytes, *place: Any) -> Any:
             found = read(kind, message, *place)
-            beside = place[:1] if owner is OutputShare else ()
+            beside = place[:1] if owner in IN_THEIR_PLACE else ()
             case = Case(bytes(message), lambda data: read(kind, data, *place), lambda one: one.encode(*beside))
             self.add(f"own decoder: {owner.__name__}", case)
             return found
@@ -209,6 +215,9 @@ def heard() -> Heard:
         roster = session.server.roster
         complaint = Complaint(context=roster.context.tag, signature=bytes(64), accused=ClientSet.of(7, [1, 4]))
         Complaint.read_in(Seat(roster, 0), complaint.encode())
+        indices = InsecureIndexingRound(IndexingSetup(population=1))
+        indices.upload(1)
+        indices.check()
         for name in SETTINGS:
             check_law("sum_of_all", candidate_of(name))
     return found

@@ -62,10 +62,6 @@ def test_what_was_released_is_an_event_for_anothers_accountant_and_costs_no_less
     assert accountant.get_epsilon(1e-6) < 1.15 * ledger.spent
 
 
-def test_without_a_budget_there_is_no_ledger() -> None:
-    assert PrivacyLedgers(None).of(ClientId(1)) is None
-
-
 def test_a_time_of_birth_is_what_the_system_says_where_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     birth_of: Callable[[int], int] = vars(privacy_ledger)["_birth_of"]
     with monkeypatch.context() as patched:

@@ -25,13 +25,6 @@ def sealed(state: OpenState, data: bytes = b"what a client keeps") -> bytes:
         return state.seal(secret)
 
 
-def test_a_state_is_opened_once(states: StateDirectory) -> None:
-    stored = sealed(states.begin())
-    states.open(stored)
-    with pytest.raises(Misuse, match="not the newest"):
-        states.open(stored)
-
-
 def test_an_older_state_is_not_opened_once_a_newer_one_was_sealed(states: StateDirectory) -> None:
     first = sealed(states.begin())
     state, _ = states.open(first)
@@ -121,16 +114,6 @@ def test_every_state_has_a_key_of_its_own(states: StateDirectory) -> None:
     (path,) = states.folder.iterdir()
     assert path.read_bytes() != before
     assert path.stat().st_mode & 0o077 == 0
-
-
-def test_keys_of_sessions_that_nobody_goes_on_with_are_destroyed(states: StateDirectory) -> None:
-    stored = sealed(states.begin())
-    (path,) = states.folder.iterdir()
-    make_old(path, days=3)
-    states.beside("ledgers")
-    assert not path.exists()
-    with pytest.raises(Misuse, match="not the newest"):
-        states.open(stored)
 
 
 def test_files_beside_that_nobody_wrote_to_for_long_are_swept_once_an_hour(states: StateDirectory) -> None:

@@ -21,7 +21,6 @@ from secagg.errors import (
     Misuse,
     Reason,
     SecAggError,
-    UnexpectedMessage,
 )
 from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
@@ -146,36 +145,6 @@ def test_the_digest_is_of_the_encoding_under_its_label(kind: str) -> None:
     encoded = KINDS[kind].encode()
     statement = b"secagg/1/enclave-configuration" + len(encoded).to_bytes(4, "big") + encoded
     assert KINDS[kind].context.digest == hashlib.sha256(statement).digest()
-
-
-@pytest.mark.parametrize("kind", ["decoded sums", "noised", "only rings"])
-def test_a_flipped_bit_is_refused_or_another_configuration(kind: str) -> None:
-    original = KINDS[kind]
-    encoded = original.encode()
-    refused = 0
-    for position in range(len(encoded)):
-        for bit in range(8):
-            altered = bytearray(encoded)
-            altered[position] ^= 1 << bit
-            try:
-                other = read_back(bytes(altered))
-            except (MalformedMessage, UnexpectedMessage):
-                refused += 1
-                continue
-            assert other.encode() == bytes(altered)
-            assert other.context != original.context
-    assert refused > 7 * 8, "the header at least"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_cut_or_extended_encoding_is_refused(kind: str) -> None:
-    encoded = KINDS[kind].encode()
-    for length in range(len(encoded)):
-        with pytest.raises(MalformedMessage):
-            read_back(encoded[:length])
-    with pytest.raises(MalformedMessage) as caught:
-        read_back(encoded + b"\0")
-    assert caught.value.reason is Reason.TRAILING_BYTES
 
 
 def swapped(kind: str, old: bytes, new: bytes) -> bytes:
@@ -341,21 +310,14 @@ def test_what_does_not_fit_together_is_refused(changes: dict[str, Any], kind: ty
 @pytest.mark.parametrize(
     "changes",
     [
-        {"kind": 1},
-        {"variances": [Fraction(1)]},
-        {"variances": (1,)},
-        {"variances": (0.5,)},
         {"variances": (Fraction(0),)},
         {"variances": (Fraction(-1),)},
         {"variances": (Fraction((1 << 30) + 1),)},
         {"kind": NoiseKind.DISCRETE_GAUSSIAN, "variances": (Fraction(1 << 80),)},
-        {"l2_bounds": [1]},
         {"l2_bounds": (0, 1)},
         {"l2_bounds": (1 << 40, 1)},
-        {"l2_bounds": (1.0, 1)},
         {"releases_per_client": 0},
         {"releases_per_client": 1 << 32},
-        {"releases_per_client": True},
     ],
 )
 def test_noise_is_of_positive_fractions_and_integers(changes: dict[str, Any]) -> None:

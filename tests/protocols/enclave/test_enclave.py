@@ -20,14 +20,12 @@ from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegmen
 from secagg.crypto.ring import RingVector, add_into, low_bits
 from secagg.errors import (
     NOBODY,
-    AuthenticationFailed,
     InvalidParameters,
     MalformedMessage,
     Misuse,
     PeerError,
     PeerMisbehaved,
     Reason,
-    ThresholdNotMet,
     UnexpectedMessage,
 )
 from secagg.identifiers import ClientId
@@ -45,7 +43,6 @@ from secagg.protocols.enclave.trusted.messages import BufferRelease, Receipt, Se
 from secagg.session.roles import LateUpdate, Subject, Update
 from secagg.wire import MessageKind, Writer
 from tests.harness.enclave_buffers import (
-    MIXED_LAYOUT,
     RING_LAYOUT,
     EnclaveSetup,
     Host,
@@ -54,15 +51,7 @@ from tests.harness.enclave_buffers import (
 )
 from tests.harness.planted import always
 
-LAYOUTS = {
-    "mixed": MIXED_LAYOUT,
-    "only rings": RING_LAYOUT,
-    "only indices": Layout((IndexSegment(8, 5),)),
-    "one block": Layout((IndexSegment(2, 1), RingSegment(8, 1))),
-    "several of both": Layout((IndexSegment(5, 9), RingSegment(13, 7), IndexSegment(300, 4), RingSegment(1, 9))),
-    "every width": Layout(tuple(RingSegment(bits, 17) for bits in (1, 8, 20, 32, 64))),
-    "more than a stream segment": Layout((RingSegment(64, (1 << 17) + 3), RingSegment(8, 5))),
-}
+MORE_THAN_A_STREAM_SEGMENT = Layout((RingSegment(64, (1 << 17) + 3), RingSegment(8, 5)))
 
 
 def any_payload(layout: Layout, number: int) -> Payload:
@@ -163,7 +152,7 @@ def test_any_clients_at_any_weights_are_summed(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads_change_nothing(threads: int) -> None:
-    session = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUTS["more than a stream segment"]))
+    session = InsecureEnclaveSession(EnclaveSetup(layout=MORE_THAN_A_STREAM_SEGMENT))
     enclave = SimulatedEnclave(session.configuration, coins=session.setup.coins_of("threads"), threads=threads)
     session.enclave, session.host = enclave, Host(session.configuration, enclave)
     session.host.open_buffer(0, bytes(32))
@@ -195,26 +184,6 @@ def test_two_threads_do_not_hand_over_one_upload_twice(monkeypatch: pytest.Monke
     for thread in threads:
         thread.join()
     assert sorted(map(str, outcomes)) == ["1", "replayed", "replayed"]
-
-
-# --- The order of what is released ------------------------------------------------------------------------------------
-
-
-def test_released_segments_stand_in_the_order_of_the_layout_and_its_tables() -> None:
-    session = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUTS["several of both"]))
-    lengths = [segment.length for segment in session.configuration.released.segments]
-    assert lengths == [3, 8 * 3, 7, 3, 3 * 3, 9]
-    histograms = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUTS["several of both"], form=ReleaseForm.HISTOGRAM))
-    assert histograms.configuration.released == LAYOUTS["several of both"]
-
-
-def test_without_noise_no_coins_are_drawn_for_a_release(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = InsecureEnclaveSession(EnclaveSetup())
-    session.host.open_buffer(0, bytes(32))
-    for number in (1, 2, 3):
-        session.upload(number)
-    monkeypatch.setitem(vars(session.enclave), "_coins", None)
-    session.host.release()
 
 
 # --- Receipts ---------------------------------------------------------------------------------------------------------
@@ -286,26 +255,6 @@ def test_a_host_does_not_take_a_release_that_its_receipt_is_not_for() -> None:
     assert shown(session.host.release()[0], session) == expected(session, payloads, [1, 1, 1])
 
 
-def test_uploads_that_come_from_several_threads_are_all_in_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = InsecureEnclaveSession(EnclaveSetup(layout=RING_LAYOUT))
-    session.host.open_buffer(0, bytes(32))
-
-    def slowly(total: RingVector, vector: RingVector) -> None:
-        seen = total.copy()
-        sleep(0.01)  # Here another thread would add to what this one overwrites.
-        total[:] = seen + vector
-
-    monkeypatch.setattr(server_module, "add_into", slowly)
-    messages = [session.seal(number).encode() for number in range(1, 7)]
-    threads = [Thread(target=session.host.receive, args=(message,)) for message in messages]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    payloads = [session.setup.payload_of(number) for number in range(1, 7)]
-    assert shown(session.host.release()[0], session) == expected(session, payloads, [1] * 6)
-
-
 @pytest.mark.parametrize("call", ["release", "give_up_buffer"])
 def test_what_the_enclave_has_taken_is_added_before_anything_else_is_done(
     monkeypatch: pytest.MonkeyPatch, call: str
@@ -374,30 +323,6 @@ def test_a_buffer_for_whose_counters_there_is_no_memory_does_not_open(
         session.host.receive(session.seal(number, version=1, digest=b"m" * 32).encode())
     payloads = [session.setup.payload_of(number) for number in (1, 2, 3)]
     assert shown(session.host.release()[0], session) == expected(session, payloads, [1, 1, 1])
-
-
-@pytest.mark.parametrize("configuration", [None, {}, "a configuration", b""])
-def test_an_enclave_runs_a_configuration_and_nothing_else(configuration: Any) -> None:
-    with pytest.raises(Misuse, match="runs an EnclaveConfiguration"):
-        SimulatedEnclave(configuration, coins=EnclaveSetup().coins_of("enclave"))
-
-
-@pytest.mark.parametrize("call", ["receive", "release"])
-def test_a_host_without_an_open_buffer_does_nothing(call: str) -> None:
-    session = InsecureEnclaveSession(EnclaveSetup())
-    upload = session.seal(1)
-    calls: dict[str, Any] = {
-        "receive": lambda: session.host.receive(upload.encode()),
-        "release": session.host.release,
-    }
-    with pytest.raises(Misuse):
-        calls[call]()
-    session.host.open_buffer(0, bytes(32))
-    session.host.receive(upload.encode())
-    session.host.give_up_buffer()
-    with pytest.raises(Misuse):
-        calls[call]()
-    assert session.enclave.state is BufferState.CLOSED
 
 
 # --- The page ---------------------------------------------------------------------------------------------------------
@@ -471,47 +396,3 @@ def test_no_seal_is_spent_on_an_update_that_is_not_made(was_taken: bool) -> None
     with pytest.raises(Misuse if was_taken else PeerMisbehaved):
         client.answer(server.invitation)
     assert client.ledger.seals == 0
-
-
-def test_the_protocol_on_one_page_releases_nothing_of_too_few() -> None:
-    session = InsecureEnclaveSession(EnclaveSetup())
-    with pytest.raises(ThresholdNotMet):
-        run(*on_one_page(session, 1, 2))
-    assert session.enclave.state is BufferState.CLOSED
-
-
-def test_a_vector_is_digested_once_and_its_digest_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = InsecureEnclaveSession(EnclaveSetup(layout=Layout((RingSegment(20, 4000),))))
-    server, (client, other, third) = on_one_page(session, 1, 2, 3)
-    upload, digested, sha256 = client.answer(server.invitation), list[int](), hashlib.sha256
-
-    class Counted:
-        """A hash that notes how much it is given."""
-
-        def __init__(self, data: bytes = b"") -> None:
-            self._hash = sha256()
-            self.update(data)
-
-        def update(self, data: bytes) -> None:
-            digested.append(len(data))
-            self._hash.update(data)
-
-        def digest(self) -> bytes:
-            return self._hash.digest()
-
-    monkeypatch.setattr(hashlib, "sha256", Counted)
-    server.receive(client.client, upload)
-    assert sum(digested) < len(upload) + 2000 < 2 * len(upload)
-    altered = upload[:-1] + bytes([upload[-1] ^ 1])
-    for sender in (client, other):
-        with pytest.raises(AuthenticationFailed):
-            server.receive(sender.client, altered)
-    # The bytes that were taken change nothing, also when nothing else is taken any more.
-    server.receive(client.client, upload)
-    server.receive(other.client, other.answer(server.invitation))
-    server.receive(third.client, third.answer(server.invitation))
-    server.close_stage()
-    server.receive(client.client, upload)
-    with pytest.raises(UnexpectedMessage):
-        server.receive(client.client, altered)
-    assert server.release().counted == {client.client, other.client, third.client}

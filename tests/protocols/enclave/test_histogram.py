@@ -125,13 +125,6 @@ def test_any_range_of_blocks_is_a_part_of_the_whole(form: Accumulation) -> None:
                 assert np.array_equal(accumulator.histogram(start, stop), whole[start:stop])
 
 
-@FORMS
-def test_a_histogram_that_was_handed_out_is_a_copy(form: Accumulation) -> None:
-    accumulator = accumulated(IndexSegment(4, 3), [([1, 2, 3], 9)], form)
-    accumulator.histogram(0, 3)[:] = 0
-    assert int(accumulator.histogram(0, 3).sum()) == 27
-
-
 # --- The width of a counter, and the limit ----------------------------------------------------------------------------
 
 
@@ -156,18 +149,6 @@ def test_counters_are_the_smallest_word_and_hold_the_limit(form: Accumulation, m
     assert accumulator.histogram(0, 5).tolist() == [
         [maximum if index == chosen else 0 for index in range(3)] for chosen in (0, 1, 2, 1, 2)
     ]
-
-
-@FORMS
-def test_a_refused_weight_uses_up_nothing(form: Accumulation) -> None:
-    segment = IndexSegment(4, 2)
-    data = packed(segment, [3, 0])
-    accumulator = HistogramAccumulator(segment, 10, form)
-    accumulator.add(data, 7)
-    with pytest.raises(CapacityExceeded):
-        accumulator.add(data, 4)
-    accumulator.add(data, 3)
-    assert accumulator.histogram(0, 2).tolist() == [[0, 0, 0, 10], [10, 0, 0, 0]]
 
 
 # --- What is refused --------------------------------------------------------------------------------------------------
@@ -239,7 +220,6 @@ def made(segment: Any = FOUR, maximum: Any = 1, form: Any = Accumulation.DIRECT)
 
 
 RANGES = ((-1, 2), (0, 4), (2, 1), (4, 4), (0.0, 1), (0, True), (None, None), (0, np.int64(1)))
-STRIDED, WIDE = memoryview(bytes(8))[::2], memoryview(bytes(4)).cast("H")
 MISUSES: list[Callable[[], object]] = [
     *(partial(made().add, packed(FOUR, [1, 2, 3]), each) for each in (0, -1, 1.0, True, "1", None)),
     *(partial(made().histogram, start, stop) for start, stop in RANGES),
@@ -356,14 +336,3 @@ class NumpyWith:
 
     def __getattr__(self, name: str) -> Any:
         return self._replaced.get(name) or getattr(np, name)
-
-
-def test_what_was_checked_is_unpacked_once_more_and_not_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    segment = IndexSegment(6, 20)
-    accumulator = HistogramAccumulator(segment, 9, Accumulation.DIRECT)
-    lent = lent_arrays(monkeypatch)
-    data = packed(segment, patterned(segment, 3))
-    accumulator.add(data, 1)
-    twice = len(lent)
-    accumulator.add(data, 1, is_checked=True)
-    assert len(lent) < 2 * twice

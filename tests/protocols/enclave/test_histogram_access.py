@@ -228,45 +228,19 @@ def compares_by_scattering(hits: Any, indices: Any, _: Any) -> None:
     hits[indices] = 1
 
 
-def compares_by_sorting(hits: Any, indices: Any, numbers: Any) -> None:
-    indices.sort()
-    np.equal(indices, numbers, out=hits)
-
-
-def compares_in_python(hits: Any, indices: Any, numbers: Any) -> None:
-    hits[:] = [[index == number for index in indices] for number in range(len(numbers))]
-
-
 def adds_under_a_mask(counters: Any, hits: Any, weight: Any, _: Any) -> None:
     np.add(counters, weight, out=counters, where=hits != 0)
-
-
-def adds_where_it_hits(counters: Any, hits: Any, weight: Any, _: Any) -> None:
-    np.putmask(counters, hits, counters + weight)
-
-
-def adds_to_what_it_looked_up(counters: Any, hits: Any, weight: Any, _: Any) -> None:
-    np.add.at(counters, hits.nonzero(), weight)
 
 
 def finds_the_greatest_in_python(greatest: Any, indices: Any) -> None:
     greatest[0] = max(indices.tolist())
 
 
-def finds_the_greatest_by_its_place(greatest: Any, indices: Any) -> None:
-    greatest[0] = indices[np.argmax(indices)]
-
-
 PLANTED: list[tuple[str, Callable[..., None]]] = [
     ("compare_into", compares_if_it_must),
     ("compare_into", compares_by_scattering),
-    ("compare_into", compares_by_sorting),
-    ("compare_into", compares_in_python),
     ("add_multiple_into", adds_under_a_mask),
-    ("add_multiple_into", adds_where_it_hits),
-    ("add_multiple_into", adds_to_what_it_looked_up),
     ("raise_to", finds_the_greatest_in_python),
-    ("raise_to", finds_the_greatest_by_its_place),
 ]
 
 
@@ -302,27 +276,3 @@ def test_a_kernel_neither_branches_nor_indexes_nor_names_a_dtype(kernel: Callabl
     assert not [node for node in nodes if isinstance(node, (*BRANCHES, ast.Subscript))]
     assert not {node.attr for node in nodes if isinstance(node, ast.Attribute)} & DTYPES
     assert not {node.arg for node in nodes if isinstance(node, ast.keyword)} & DTYPES
-
-
-def test_only_one_kernel_uses_data_as_addresses() -> None:
-    functions = [node for node in ast.parse(getsource(module)).body if isinstance(node, ast.FunctionDef)]
-    scattering = {"at", "put", "take", "bincount", "choose", "nonzero", "where"}
-    users = {
-        function.name
-        for function in functions
-        for node in ast.walk(function)
-        if isinstance(node, ast.Attribute) and node.attr in scattering
-    }
-    assert users == {"add_at"}
-
-
-def test_the_oblivious_form_cuts_arrays_at_public_places_alone() -> None:
-    (function,) = ast.parse(getsource(module._count_oblivious)).body  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-    assert isinstance(function, ast.FunctionDef)
-    nodes = [node for statement in function.body for node in ast.walk(statement)]
-    assert not [node for node in nodes if isinstance(node, (ast.If, ast.IfExp, ast.While, ast.BoolOp, ast.Compare))]
-    cuts = [node.slice for node in nodes if isinstance(node, ast.Subscript)]
-    assert cuts
-    for cut in cuts:
-        assert isinstance(cut, ast.Slice)
-        assert {name.id for name in ast.walk(cut) if isinstance(name, ast.Name)} <= {"first", "step", "len", "counters"}

@@ -12,7 +12,7 @@ from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.crypto.aead import TAG_BYTES
 from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.secret import Secret
-from secagg.errors import MalformedMessage, Misuse, PeerError, Reason
+from secagg.errors import MalformedMessage, Misuse, PeerError
 from secagg.identifiers import AttemptContext, ClientId
 from secagg.parameters import Suite
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, ReleaseForm
@@ -77,16 +77,6 @@ def upload(made: EnclaveConfiguration = CONFIGURATION) -> SealedUpload:
 RELEASE = BufferRelease(receipt=RECEIPT, aggregate=b"an aggregate").encode()
 
 
-def test_every_field_is_read_back() -> None:
-    assert EnclaveOffer.decode(OFFER.encode()) == OFFER
-    assert Receipt.decode(RECEIPT.encode()) == RECEIPT
-    again = SealedUpload.decode(upload().encode(), CONFIGURATION)
-    assert (again.header, again.sealed_seed) == (HEADER, upload().sealed_seed)
-    assert bytes(again.sealed_indices) == upload().sealed_indices
-    release = BufferRelease.decode(RELEASE)
-    assert (release.receipt, release.aggregate, release.encode()) == (RECEIPT, b"an aggregate", RELEASE)
-
-
 def test_a_release_holds_one_whole_receipt() -> None:
     for length in range(len(RELEASE) - len(b"an aggregate")):
         with pytest.raises(MalformedMessage):
@@ -95,15 +85,6 @@ def test_a_release_holds_one_whole_receipt() -> None:
         message = Writer(MessageKind.BUFFER_RELEASE).variable(receipt, 2000).finish()
         with pytest.raises(PeerError):
             BufferRelease.decode(message)
-
-
-def test_a_declared_length_over_the_limit_is_refused_before_anything_is_read() -> None:
-    message = OFFER.encode()
-    start = 7 + 32 + 32
-    altered = message[:start] + ((1 << 12) + 1).to_bytes(4, "big") + message[start + 4 :]
-    with pytest.raises(MalformedMessage) as caught:
-        EnclaveOffer.decode(altered)
-    assert caught.value.reason is Reason.LENGTH_OVER_LIMIT
 
 
 @pytest.mark.parametrize("suite", Suite)
@@ -200,8 +181,3 @@ def test_the_version_of_a_model_is_an_integer_of_64_bits(version: Any) -> None:
 def test_the_digest_of_a_model_has_32_bytes(digest: Any) -> None:
     with pytest.raises(Misuse):
         ModelStamp(version=0, digest=digest)
-
-
-def test_what_is_long_is_not_shown() -> None:
-    assert "iiii" not in repr(upload())
-    assert "an aggregate" not in repr(BufferRelease.decode(RELEASE))

@@ -12,7 +12,6 @@ from secagg.contract import Layout, RingSegment
 from secagg.errors import CapacityExceeded, InvalidParameters, Reason
 from secagg.parameters import Suite
 from secagg.privacy.accounting import Adjacency
-from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave.session import DEFAULT_LIFETIME, EnclaveSettings, squared_sensitivities
 from secagg.protocols.enclave.trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm
 from secagg.session.certificates import Authority
@@ -21,7 +20,6 @@ from tests.harness.enclave_buffers import MIXED_LAYOUT, EnclaveSetup
 
 NOW = datetime(2026, 1, 1, 0, 0, 0, 700_000, tzinfo=UTC)
 TABLES = EnclaveSetup().tables
-DELTA = 1e-6
 
 
 def planned(**changes: Any) -> EnclaveConfiguration:
@@ -111,9 +109,3 @@ def test_noise_is_in_proportion_to_what_one_client_moves(
     assert noise.l2_bounds == (30, 50)
     computed = squared_sensitivities(MIXED_LAYOUT, form, TABLES, weight, (30, 50), adjacency)
     assert list(computed) == sensitivities
-
-
-def test_the_kind_of_noise_is_carried_over() -> None:
-    noise = planned(noise_kind=NoiseKind.SKELLAM, releases_per_client=7, **NOISED).noise
-    assert noise is not None
-    assert (noise.kind, noise.releases_per_client) == (NoiseKind.SKELLAM, 7)

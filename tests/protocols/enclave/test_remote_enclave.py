@@ -245,14 +245,6 @@ def test_an_answer_that_makes_no_sense_is_the_end_and_nothing_is_sent_again(
         assert process.requests() == 2
 
 
-def test_no_answer_is_longer_than_what_it_can_hold(fake: FakeFactory, offered: bytes) -> None:
-    for call, _ in CALLS.values():
-        _, remote = fake(framed(offered), (1 << 22).to_bytes(8, "big"))
-        remote.start(CONFIGURATION)
-        with pytest.raises(EnclaveLost, match="is the limit"):
-            call(remote)
-
-
 def test_an_offer_for_another_configuration_is_not_taken(fake: FakeFactory, offered: bytes) -> None:
     for answer in (*NO_ANSWERS.values(), framed(offered[:-1]), framed(done())):
         _, remote = fake(answer)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from importlib.util import resolve_name
+from collections.abc import Iterable
 from pathlib import Path
 
 from tests.harness.closure import code_lines
+from tests.harness.house import nearest, shipped_modules, uses_in
 
 START = "secagg.protocols.enclave.trusted.__main__"
 LOCKED = "secagg.protocols.enclave.trusted.enclave"
@@ -68,57 +67,21 @@ MOST_LINES_AROUND = 262
 MOST_CORE_LINES = 2_140
 
 
-def path_of(module: str, root: Path) -> Path | None:
-    """Return where a module or a package of ours is, by the folders that the rooms really are in."""
-    parts = module.split(".")
-    if parts[:2] in (["secagg", "protocols"], ["secagg", "compression"]):
-        parts = parts[1:]
-    base = root.joinpath(*parts)
-    return next((file for file in (base.with_suffix(".py"), base / "__init__.py") if file.is_file()), None)
-
-
-def is_for_types_alone(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-
-
-def statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """Go through a tree, late imports included, and leave out what is for type checkers alone."""
-    for child in ast.iter_child_nodes(tree):
-        if not is_for_types_alone(child):
-            yield child
-            yield from statements(child)
-
-
 def within(module: str, rooms: Iterable[str]) -> bool:
     return any(module == room or module.startswith(f"{room}.") for room in rooms)
 
 
-def imported_by(module: str, file: Path, root: Path) -> set[str]:
-    names = set[str]()
-    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-    for node in statements(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            base = resolve_name("." * node.level + (node.module or ""), package) if node.level else node.module or ""
-            members = {f"{base}.{alias.name}" for alias in node.names}
-            names |= {base, *(member for member in members if path_of(member, root))}
-    return names
-
-
 def closure(start: str, root: Path) -> tuple[dict[str, Path], dict[str, set[str]]]:
     """Return every module of ours that importing one loads or can load, and what each imports from outside."""
-    found, outside, waiting = dict[str, Path](), dict[str, set[str]](), [start]
+    shipped, found, outside, waiting = shipped_modules(root), dict[str, Path](), dict[str, set[str]](), [start]
     while waiting:
-        module = waiting.pop()
-        file = path_of(module, root)
-        if module in found or file is None:
+        module = shipped.get(waiting.pop())
+        if module is None or module.name in found:
             continue
-        found[module] = file
-        parents = [module.rpartition(".")[0]] if "." in module else []
-        names = imported_by(module, file, root)
-        waiting += [*parents, *(name for name in names if name.split(".")[0] == "secagg")]
-        outside[module] = {name.split(".")[0] for name in names} - {"secagg"}
+        found[module.name] = module.file
+        used = {use.name for use in uses_in(module.file.read_text(), module.package) if use.runs}
+        waiting += [module.name.rpartition(".")[0], *(nearest(name, shipped) or "" for name in used)]
+        outside[module.name] = {name.partition(".")[0] for name in used} - {"secagg"}
     return found, outside
 
 

@@ -344,11 +344,3 @@ def test_what_is_over_is_overwritten_before_it_is_removed_and_over_when_its_time
         pytest.fail("whatever the node is asked for next")
     assert {"secret", "records", "head"} <= set(erased)
     assert not list(committee.folder.glob("0/*"))
-
-
-def test_a_client_that_holds_no_more_says_so_in_its_log(committee: Committee, caplog: pytest.LogCaptureFixture) -> None:
-    committee.carry(committee.open())
-    for path in committee.folder.glob("0/*/head"):
-        path.write_bytes(bytes(48))
-    with committee.holdings(committee.setup.clients[0]).open(committee.world.record, committee.setup.subject.task):
-        assert "this client holds no more for" in caplog.text

@@ -63,9 +63,6 @@ def test_pieces_are_added_and_opened_as_the_whole_is(uploads: list[tuple[bytes, 
     assert opened.vector(1, 3).tolist() == [3] * 11
 
 
-# --- Whole sums -------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def world() -> InsecureSum:
     return InsecureSum(SumSetup(layout=LONG, population=4))

@@ -2,17 +2,13 @@
 
 import math
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from secagg.errors import InvalidParameters
-from secagg.protocols.one_message.lattice import LARGEST, weights
 from secagg.protocols.one_message.opening import energy_factor
 from secagg.protocols.one_message.parameters import (
     LEAST_SECURITY,
@@ -30,7 +26,6 @@ from secagg.protocols.one_message.parameters import (
 )
 from secagg.protocols.one_message.session import choose_committee, plan
 
-Law = npt.NDArray[np.float64]
 ONE_ANSWER, CERTIFIED = ThresholdRule.ONE_ANSWER, ThresholdRule.CERTIFIED
 
 
@@ -86,39 +81,6 @@ def test_guard_bits_hold_the_noise_of_a_full_sum_by_the_sub_gaussian_bound(capac
     # Half a unit of rounding is left when N is odd and floor(N / 2) is taken away.
     chance = 2 * math.exp(-((half - 0.5) ** 2) / (2 * proxy))
     assert chance * MAXIMUM_COEFFICIENTS < 2**-40
-
-
-def trimmed(law: Law, least: int) -> tuple[Law, int]:
-    """Leave out both ends that weigh nothing, so that the law of a long sum stays short."""
-    kept = np.flatnonzero(law > 1e-40)
-    return law[kept[0] : kept[-1] + 1], least + int(kept[0])
-
-
-def convolved(left: tuple[Law, int], right: tuple[Law, int]) -> tuple[Law, int]:
-    return trimmed(np.convolve(left[0], right[0]), left[1] + right[1])
-
-
-def noise_of_one(dropped: int) -> tuple[Law, int]:
-    """Return the law of e plus what rounding adds, -2^(d-1) + 1 .. 2^(d-1), and its least value."""
-    gaussian = np.array([float(Fraction(weight, 1 << 144)) for weight in weights()])
-    return trimmed(np.convolve(gaussian, np.full(2**dropped, 2.0**-dropped)), -LARGEST - 2 ** (dropped - 1) + 1)
-
-
-@pytest.mark.parametrize(("capacity", "dropped"), [(2, 3), (16, 3), (16, 4), (100, 3), (101, 4), (1000, 3), (1000, 4)])
-def test_the_exact_law_of_the_noise_at_capacity_stays_within_the_guard_bits(capacity: int, dropped: int) -> None:
-    total, square, power = (np.ones(1), 0), noise_of_one(dropped), capacity
-    while power:
-        if power & 1:
-            total = convolved(total, square)
-        square, power = convolved(square, square), power >> 1
-    law, least = total
-    # The server takes floor(N / 2) away.
-    values = least - capacity // 2 + np.arange(law.size)
-    assert math.isclose(float((values * law).sum()), 0.5 * (capacity % 2), rel_tol=0, abs_tol=1e-6)
-    half = 2 ** (least_guard_bits(capacity, dropped) - 1)
-    outside = float(law[(values < -half) | (values >= half)].sum())
-    # Floats resolve the tail to about 2^-50.
-    assert outside < 2**-48
 
 
 def test_too_few_guard_bits_and_too_narrow_rings_are_refused() -> None:

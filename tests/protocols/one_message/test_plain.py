@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from secagg.contract import Layout, RingSegment
-from secagg.parameters import SecurityMode
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.requests import Answer
 from secagg.protocols.one_message.tally import State
@@ -14,21 +13,13 @@ from tests.harness.one_message_sums import InsecureSum, SumSetup
 from tests.protocols.one_message.plain import plain_one_message as plain
 
 SETUPS = {
-    "usual": SumSetup(population=3),
-    "semi-honest and certified": SumSetup(
-        population=4, mode=SecurityMode.SEMI_HONEST, rule=ThresholdRule.CERTIFIED, holders=9, absent=1
-    ),
     "packed, weighted, two blocks": SumSetup(
         population=3,
         layout=Layout((RingSegment(12, 9000), RingSegment(7, 5))),
         bounds=((-3, 3), None),
         maximum_weight=3,
     ),
-    "rounded, in two runs": SumSetup(
-        population=4,
-        layout=Layout((RingSegment(9, 3000, 8), RingSegment(12, 5), RingSegment(6, 7, 16))),
-        maximum_weight=3,
-    ),
+    "certified": SumSetup(population=4, rule=ThresholdRule.CERTIFIED, holders=9, absent=1),
     "two words": SumSetup(population=3, layout=Layout((RingSegment(60, 5),))),
 }
 

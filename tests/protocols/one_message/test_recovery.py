@@ -44,22 +44,6 @@ def test_elements_are_centred_around_zero(parameters: Parameters, element: int, 
     assert set(found.sum_secret.tolist()) == {centred}
 
 
-def test_as_many_liars_as_can_be_told_are_found_and_one_more_are_not(parameters: Parameters) -> None:
-    holders = range(7)
-    correctable = (len(holders) - parameters.threshold) // 2
-    assert correctable >= 1
-
-    def answers(liars: int) -> dict[int, bytes]:
-        # Each by another amount, so that no two of them agree.
-        return {place: answer(parameters, 5 + (place + 1) * (place < liars)) for place in holders}
-
-    found = recover(parameters, answers(correctable))
-    assert found.suspects == frozenset(range(correctable))
-    assert set(found.sum_secret.tolist()) == {5}
-    with pytest.raises(StopIteration):
-        recover(parameters, answers(correctable + 1))
-
-
 def test_liars_in_columns_of_their_own_are_found_where_there_are_too_many_sets_to_leave_out() -> None:
     """One combination of all columns finds them; a column alone would show one of them."""
     count, threshold, liars = 40, 20, range(0, 24, 3)

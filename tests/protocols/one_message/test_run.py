@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from secagg.contract import Layout, RingSegment
-from secagg.errors import ThresholdNotMet
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.run import run
 from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup
 
 SETUPS = {
-    "usual": SumSetup(),
-    "certified": SumSetup(rule=ThresholdRule.CERTIFIED),
-    "semi-honest": SumSetup(mode=SecurityMode.SEMI_HONEST),
     "semi-honest, certified": SumSetup(mode=SecurityMode.SEMI_HONEST, rule=ThresholdRule.CERTIFIED),
     "hybrid": SumSetup(suite=Suite.HYBRID),
     "weights": SumSetup(maximum_weight=5),
@@ -37,18 +31,3 @@ def test_the_sum_is_exact(name: str) -> None:
     assert opened.aggregate.encode() == world.ideal(setup.clients).encode()
     assert opened.counted == frozenset(setup.clients)
     assert not server.faults
-
-
-def test_holders_beyond_the_plan_release_nothing_and_are_named() -> None:
-    setup = SumSetup(holders=8, absent=1)
-    world = InsecureSum(setup)
-    there = {position: holder for position, holder in world.holders.items() if position not in {0, 5, 6}}
-    with pytest.raises(ThresholdNotMet, match="holder/0, holder/5, holder/6"):
-        run(world.offer(), setup.sum_id, COINS, world.parts(), there)
-
-
-def test_too_few_clients_are_no_sum() -> None:
-    setup = replace(SumSetup(), population=2)
-    world = InsecureSum(setup)
-    with pytest.raises(ThresholdNotMet, match="accepted uploads"):
-        run(world.offer(), setup.sum_id, COINS, world.parts(), world.holders)

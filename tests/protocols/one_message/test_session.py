@@ -159,13 +159,6 @@ def test_uploads_are_delivered_as_many_at_once_as_settings_say_and_long_ones_alo
     assert counted[:4] == ([0, 2, 2, 4] if most_bytes > 1 else [1, 2, 3, 4])
 
 
-def test_parameters_that_do_not_fit_name_those_that_do() -> None:
-    setup = SumSetup(bounds=((0, 1 << 18), None))
-    world = InsecureSum(replace(setup, capacity=5))
-    with pytest.raises(InvalidParameters, match="a ring of 21 bits fits"):
-        opened(world, Standing(world))
-
-
 def test_a_committee_does_not_hold_its_uploads_in_memory() -> None:
     """Each waits for the others, because a holder is asked when the stage of uploads is closed."""
     world = committee(SumSetup(population=16, layout=Layout((RingSegment(16, 1 << 17),))))

@@ -244,13 +244,6 @@ def test_a_share_of_another_length_is_refused_for_seeds_and_explicit_shares(posi
         assert refused.value.reason is reason
 
 
-def test_words_of_another_length_are_refused_by_their_bytes() -> None:
-    for data, reason in ((bytes(8), Reason.TRUNCATED), (bytes(12), Reason.TRAILING_BYTES)):
-        with pytest.raises(MalformedMessage, match="expected 10 bytes of words") as refused:
-            decode_words(data, 5)
-        assert refused.value.reason is reason
-
-
 def test_a_challenge_is_a_digest_and_nothing_else() -> None:
     for wrong in (CHALLENGE[:-1], bytearray(CHALLENGE), CHALLENGE.hex()):
         nothing: Any = wrong

@@ -60,15 +60,6 @@ KINDS = {
 # --- One encoding -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_is_read_back(kind: str) -> None:
-    original = KINDS[kind]
-    again = IndexingConfiguration.decode(original.encode())
-    assert again.encode() == original.encode()
-    for field in fields(IndexingConfiguration):
-        assert getattr(again, field.name) == getattr(original, field.name)
-
-
 def test_the_encoding_is_the_documented_one() -> None:
     def number(value: int, size: int) -> bytes:
         return value.to_bytes(size, "big")
@@ -250,11 +241,3 @@ def test_the_depth_is_the_cheapest_unless_one_is_named(mode: SharingMode) -> Non
         for _, segment in forced.index_segments:
             assert forced.shape(segment).depth == depth
             assert forced.shape(segment).derives_last_lane == (depth == 0)
-
-
-def test_segments_are_told_apart() -> None:
-    made = configuration()
-    assert made.ring_segments == (LAYOUT.segments[0], LAYOUT.segments[2])
-    assert made.index_segments == ((1, LAYOUT.segments[1]), (3, LAYOUT.segments[3]))
-    assert KINDS["only rings"].index_segments == ()
-    assert KINDS["only indices"].ring_segments == ()

@@ -114,9 +114,6 @@ def is_refused(
     return caught.value
 
 
-# --- Every call in every state ----------------------------------------------------------------------------------------
-
-
 ALWAYS, NEVER = set[str](STATES), set[str]()
 COLLECTING, CLOSED = {"collecting"}, {"signed", "agreed", "opened"}
 AGREED = {"agreed", "opened"}
@@ -218,17 +215,11 @@ def always_full(*_: object) -> None:
     raise MemoryError
 
 
-# --- The sum ----------------------------------------------------------------------------------------------------------
-
-
 def is_ideal(made: Round, numbers: Sequence[int], results: tuple[RoundResult, RoundResult]) -> None:
     expected = made.ideal(numbers).encode()
     for result in results:
         assert result.aggregate.encode() == expected
         assert result.counted == tuple(ClientId(number) for number in numbers)
-
-
-# --- Rejections -------------------------------------------------------------------------------------------------------
 
 
 def test_what_one_server_refuses_is_refused_by_the_other() -> None:
@@ -256,9 +247,6 @@ def test_what_one_server_refuses_is_refused_by_the_other() -> None:
     last = made.one.conclude(encode_batch(MessageKind.INDEXING_ANSWER, replace(stamp, server=ZERO), again))
     assert decode_batch(last, MessageKind.INDEXING_CONCLUSION, stamp) == again, "by both"
     assert set(made.one.rejected) == {ClientId(1), ClientId(2)}
-
-
-# --- Every step again -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -292,9 +280,6 @@ def test_every_step_again_gives_the_same_bytes(setup: IndexingSetup) -> None:
         for _ in range(2):
             result = made.servers[index].combine(shares[1 - index])
             assert result.aggregate.encode() == made.ideal([1, 2]).encode()
-
-
-# --- Construction -----------------------------------------------------------------------------------------------------
 
 
 def started(**changes: Any) -> IndexingServer:
@@ -333,9 +318,6 @@ def test_a_servers_key_is_of_one_round() -> None:
     pair_key = SETUP.pair_key()
     started(pair_key=pair_key)
     assert not pair_key.is_wiped, "which the caller keeps"
-
-
-# --- The end ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")

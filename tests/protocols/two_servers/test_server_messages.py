@@ -74,9 +74,6 @@ LIST = AcceptedList.signed(STAMP, ENTRIES, KEYS[1])
 COMMITMENT = OutputCommitment.to(STAMP, b"d" * 32, b"a share")
 
 
-# --- One encoding each ------------------------------------------------------------------------------------------------
-
-
 def test_the_encodings_are_the_documented_ones() -> None:
     def start(kind: int) -> bytes:
         return b"SAGG\x01" + kind.to_bytes(2, "big") + CONFIGURATION.context.digest + (7).to_bytes(8, "big") + b"\1"
@@ -100,19 +97,9 @@ OTHER_STAMPS = {
 }
 
 
-def test_a_stamp_is_a_configuration_a_round_and_a_server() -> None:
-    assert STAMP.parts() == (CONFIGURATION.context.digest, (7).to_bytes(8, "big"), b"\1")
-
-
-# --- Offers -----------------------------------------------------------------------------------------------------------
-
-
 def test_an_offer_is_signed_over_the_round_and_the_key() -> None:
     parts = *STAMP.parts(), b"k" * 32
     verify_signature(KEYS[1].public_key, OFFER.signature, Label.INDEXING_OFFER, *parts)
-
-
-# --- Lists ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_digest_of_a_list_is_the_documented_one() -> None:
@@ -126,9 +113,6 @@ def test_a_list_is_signed_over_its_round_digest_and_number() -> None:
     parts = *STAMP.parts(), entries_digest(ENTRIES), (3).to_bytes(4, "big")
     assert LIST.contributors == 3
     verify_signature(KEYS[1].public_key, LIST.signature, Label.INDEXING_SIGNED_LIST, *parts)
-
-
-# --- Commitments and shares -------------------------------------------------------------------------------------------
 
 
 def test_a_commitment_is_the_documented_one_and_covers_everything() -> None:

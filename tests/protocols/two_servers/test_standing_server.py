@@ -20,7 +20,7 @@ from secagg.errors import (
     UnexpectedMessage,
 )
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.two_servers.offers import Invitation, RoundOffers, decode_halves, encode_halves
+from secagg.protocols.two_servers.offers import Invitation, decode_halves, encode_halves
 from secagg.protocols.two_servers.server import IndexingServer, Server
 from secagg.protocols.two_servers.server_keys import ServerKeys
 from secagg.protocols.two_servers.server_messages import BatchRequest, Beginning
@@ -229,19 +229,6 @@ def test_a_failure_between_the_servers_is_not_blamed_on_whoever_uploaded_last(mo
         pair.finish()
 
 
-def test_what_a_standing_server_does_is_in_its_log(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    pair = Pair()
-    pair.begin()
-    pair.begin()
-    pair.standing.answer(BatchRequest((bytes(32),)).encode())
-    for number in (1, 2):
-        pair.receive(number)
-    pair.finish()
-    for said in ("begins round 7", "server 1 refuses: ", "released a sum over 2 clients"):
-        assert caplog.text.count(said) == 1
-
-
 @pytest.mark.parametrize("is_released", [False, True])
 def test_a_round_that_ends_is_overwritten(*, is_released: bool) -> None:
     pair = Pair()
@@ -255,20 +242,6 @@ def test_a_round_that_ends_is_overwritten(*, is_released: bool) -> None:
     else:
         pair.standing.end_round()
     assert "failed" in repr(server)
-
-
-# --- Messages ---------------------------------------------------------------------------------------------------------
-
-
-def test_what_declares_much_or_says_neither_is_refused() -> None:
-    with pytest.raises(MalformedMessage, match="the limit"):
-        BatchRequest.decode(Writer(MessageKind.PROPOSE_UPLOADS).integer(1 << 31, 4).finish())
-    with pytest.raises(MalformedMessage):
-        decode_halves(Writer(MessageKind.UPLOAD_HALVES).integer(1 << 60, 8).finish())
-    neither = bytearray(RoundOffers(is_simulated=False, offers=(b"zero", b"one")).encode())
-    neither[7] = 2
-    with pytest.raises(MalformedMessage, match="2 is not no or yes"):
-        RoundOffers.decode(bytes(neither))
 
 
 # --- What is asked again ----------------------------------------------------------------------------------------------

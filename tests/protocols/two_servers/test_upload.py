@@ -26,7 +26,6 @@ from secagg.protocols.two_servers.upload import (
     UploadHeader,
     check_context,
     cut,
-    key_binding,
     open_body,
     seal_body,
     segment_context,
@@ -75,13 +74,6 @@ def upload(kind: str = "classic", server: ServerId = ONE, **changes: Any) -> Upl
     return Upload(**(chosen | changes))
 
 
-def decoded(message: bytes, kind: str = "classic", server: ServerId = ONE) -> Upload:
-    return Upload.decode(message, KINDS[kind], server, BODY_BYTES, PUBLIC_BYTES if server == ONE else 0)
-
-
-# --- One encoding -----------------------------------------------------------------------------------------------------
-
-
 def test_the_encoding_is_the_documented_one() -> None:
     sealed = b"s" * 80 + b"t" * 80
     segments = b"n" * 16 + b"d" * 32 + b"m" * 16 + bytes(32)
@@ -90,19 +82,6 @@ def test_the_encoding_is_the_documented_one() -> None:
     start = b"SAGG\x01" + (69).to_bytes(2, "big")
     assert upload(server=ZERO).encode() == start + b"\0" + shared + sealed + b"g" * 64 + body
     assert upload(server=ONE).encode() == start + b"\1" + shared + sealed + b"g" * 64 + body + b"w" * PUBLIC_BYTES
-
-
-def test_what_is_long_is_not_copied_or_shown() -> None:
-    message = upload().encode()
-    again = decoded(message)
-    assert isinstance(again.body, memoryview)
-    assert isinstance(again.public_part, memoryview)
-    assert again.body.obj is again.public_part.obj
-    assert "bbbb" not in repr(upload())
-    assert "wwww" not in repr(upload())
-
-
-# --- What an upload is bound to ---------------------------------------------------------------------------------------
 
 
 def test_the_digest_of_a_header_is_the_documented_one() -> None:
@@ -173,9 +152,6 @@ def test_a_client_signs_the_header_and_both_sealed_seeds() -> None:
     verify_signature(signing_key().public_key, made.signature, Label.INDEXING_SIGNED_UPLOAD, *parts)
 
 
-# --- What point functions and proofs are bound to ---------------------------------------------------------------------
-
-
 def test_the_context_of_a_segment_is_the_documented_one() -> None:
     parts = CONFIGURATION.context.digest, (7).to_bytes(8, "big"), CONFIGURATION.layout.digest, (2).to_bytes(4, "big")
     expected = hashlib.sha256(framed(b"secagg/1/indexing-segment", *parts)).digest()
@@ -188,11 +164,6 @@ def test_the_context_of_a_segment_is_the_documented_one() -> None:
         segment_context(other, 7, 2),
     }
     assert len(others - {expected}) == 4
-
-
-def test_a_key_is_bound_to_segment_client_and_nonce() -> None:
-    made = key_binding(CONFIGURATION, 7, 2, ClientId(9), b"n" * 16)
-    assert (made.context, made.client, made.nonce) == (segment_context(CONFIGURATION, 7, 2), ClientId(9), b"n" * 16)
 
 
 def test_a_proof_is_bound_to_everything_about_its_segment() -> None:
@@ -211,9 +182,6 @@ def test_a_proof_is_bound_to_everything_about_its_segment() -> None:
     others |= {statement(HEADER, configuration(task=b"b task")), statement(HEADER, at=1)}
     assert len(others - {statement(HEADER)}) == len(relevant) + 2
     assert context.attempt != AttemptContext(bytes(32))
-
-
-# --- What is sealed ---------------------------------------------------------------------------------------------------
 
 
 def test_bytes_are_cut_into_pieces_of_exactly_their_sizes() -> None:

@@ -121,9 +121,6 @@ class Tally:
         assert min(self.both["accepted"], self.both["refused"]) > cases // 20
 
 
-# --- Collateral of our own --------------------------------------------------------------------------------------------
-
-
 class Altered:
     """Pairs in which fields of collateral are drawn near those that the quote reaches."""
 
@@ -243,8 +240,6 @@ def test_collateral_signed_again_is_judged_alike(self_made: ModuleType, roots: R
         tally.add(what, pair.ours(roots), pair.theirs(root), OWN_KNOWN)
     tally.close(PAIRS_OF_OUR_OWN)
 
-
-# --- Genuine evidence -------------------------------------------------------------------------------------------------
 
 _ROOT = "the root within a chain, in whose place dcap-qvl puts its own"
 _END = "text after a chain"

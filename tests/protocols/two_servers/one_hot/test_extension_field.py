@@ -93,15 +93,6 @@ def test_the_polynomial_is_irreducible(field: ExtensionField) -> None:
 
 
 @FIELDS
-def test_the_constant_is_primitive(field: ExtensionField) -> None:
-    seen, power = set[int](), 1
-    for _ in range(field.base.modulus - 1):
-        power = power * field.constant % field.base.modulus
-        seen.add(power)
-    assert len(seen) == field.base.modulus - 1
-
-
-@FIELDS
 def test_the_field_has_at_least_2_to_the_120_elements(field: ExtensionField) -> None:
     assert log2(field.base.modulus**field.degree) >= 120
 

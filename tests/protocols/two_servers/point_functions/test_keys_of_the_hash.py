@@ -13,7 +13,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.identifiers import ClientId
 from secagg.protocols.two_servers.point_functions.generation import ServerShare
-from secagg.protocols.two_servers.point_functions.lanes import ATTEMPTS, CounterStream, LaneField, RingLanes
+from secagg.protocols.two_servers.point_functions.lanes import ATTEMPTS, LaneField, RingLanes
 from secagg.protocols.two_servers.point_functions.shape import (
     GROUP_BLOCKS,
     LEFT,
@@ -100,18 +100,6 @@ def test_keys_change_exactly_where_groups_of_blocks_meet(share: Share) -> None:
         assert {role for _, role in used} == {LEFT, RIGHT, lanes_role(0), lanes_role(1)}
 
 
-def test_the_counter_goes_on_after_its_last_value() -> None:
-    wrapping = Secret("stream key", bytes(16) + b"\xff" * 16)
-    buffer = np.zeros(64, dtype=np.uint8)
-    CounterStream(wrapping).fill(buffer, 0, 32)
-    later = np.zeros(64, dtype=np.uint8)
-    CounterStream(wrapping).fill(later, 1, 16)
-    assert bytes(buffer[16:32]) == bytes(later[:16])
-    beginning = np.zeros(64, dtype=np.uint8)
-    CounterStream(Secret("stream key", bytes(32))).fill(beginning, 0, 16)
-    assert bytes(later[:16]) == bytes(beginning[:16])
-
-
 def test_a_binding_that_is_none_is_refused() -> None:
     good = {"context": bytes(32), "client": ClientId(0), "nonce": bytes(16)}
     for wrong, error in (
@@ -165,23 +153,3 @@ def test_a_key_without_a_lane_is_refused_after_a_fixed_number_of_attempts(share:
 def test_a_lane_that_comes_late_is_taken(share: Share) -> None:
     rows = stubborn(share, ATTEMPTS - 2).lanes(0, 50)
     assert rows.max() < 127
-
-
-def test_each_attempt_has_a_key_of_its_own(share: Share) -> None:
-    made = [stubborn(share, attempt).lanes(0, 50) for attempt in (1, 2, 3)]
-    assert (made[0] != made[1]).any()
-    assert (made[1] != made[2]).any()
-
-
-@pytest.mark.parametrize("modulus", [127, 8191])
-def test_lanes_of_leaves_are_uniform_over_the_field(modulus: int, share: Share) -> None:
-    """All residues are about equally frequent in one server's share."""
-    shape = PointFunctionShape(codewords=64, group=LaneField(modulus), depth=2)
-    blocks = 20_000
-    rows = share(shape, np.zeros(blocks, dtype=int))[0].lanes(0, blocks)
-    counts = np.bincount(rows.reshape(-1), minlength=modulus)
-    assert counts.size == modulus
-    expected = rows.size / modulus
-    statistic = float(((counts - expected) ** 2 / expected).sum())
-    # The coins are fixed; a statistic beyond six standard deviations would be a bias.
-    assert abs(statistic - (modulus - 1)) < 6 * (2 * (modulus - 1)) ** 0.5
