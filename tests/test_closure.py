@@ -124,9 +124,6 @@ def _loaded(protocol: str) -> set[str]:
     return {name for name in child.stdout.split() if name.partition(".")[0] == "secagg"} - {"secagg.protocols"}
 
 
-# --- Provocations -----------------------------------------------------------------------------------------------------
-
-
 def test_a_client_that_imports_its_server_is_noticed(repository: Path, tmp_path: Path) -> None:
     tree = copy_of(repository, tmp_path)
     plant("protocols/coded_mask/client.py", "from . import server")(tree)

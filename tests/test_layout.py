@@ -35,8 +35,6 @@ ROOMS_WITHOUT_INIT = (*LINKED_ROOMS, "proofs")
 WITHOUT_MODULES = {"secagg.web", "secagg.web.page"}
 """Packages of files for browsers."""
 
-# --- The tables of check 5: who may import whom -----------------------------------------------------------------------
-
 CORE_LEVELS = (
     {"errors", "faces", "version"},
     {"identifiers", "parameters"},
@@ -100,36 +98,6 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
 
 REPOSITORY_FOLDERS = (*ROOMS_WITHOUT_INIT, "tests", "benchmarks")
 """Importable by accident from the root of the repository, and absent where the package is installed."""
-
-
-# --- The six checks on this repository --------------------------------------------------------------------------------
-
-
-def test_1_rooms_and_tests_have_no_init_file(repository: Path) -> None:
-    check_no_init_files(repository)
-
-
-def test_2_rooms_are_linked_into_the_package(repository: Path) -> None:
-    check_room_links(repository)
-
-
-def test_3_package_list_equals_the_packages_on_disk(repository: Path) -> None:
-    check_package_list(repository)
-
-
-def test_4_repository_root_does_not_shadow_the_standard_library(repository: Path) -> None:
-    check_standard_library_from_root(repository)
-
-
-def test_5_imports_point_downwards(repository: Path) -> None:
-    check_import_direction(repository)
-
-
-def test_6_no_module_is_named_after_a_standard_library_module(repository: Path) -> None:
-    check_module_names(repository)
-
-
-# --- The checks -------------------------------------------------------------------------------------------------------
 
 
 def check_no_init_files(root: Path) -> None:
@@ -205,9 +173,6 @@ def check_module_names(root: Path) -> None:
     )
 
 
-# --- Clauses of the checks --------------------------------------------------------------------------------------------
-
-
 def link_faults(link: Path, target: str) -> Iterator[str]:
     name = f"secagg/{link.name}"
     if not link.is_symlink():
@@ -261,9 +226,6 @@ def cycles_in(graph: Mapping[str, set[str]]) -> Iterator[list[str]]:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         yield error.args[1]
-
-
-# --- Provocations -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -333,7 +295,6 @@ DIRECTION_FAULTS = [
         "secagg/wire.py: it must not import secagg.crypto.shamir",
     ),
     (plant("secagg/wire.py", "from secagg.crypto import shamir"), "it must not import secagg.crypto.shamir"),
-    (plant("secagg/wire.py", "from .crypto import shamir"), "it must not import secagg.crypto.shamir"),
     (plant("secagg/wire.py", "from secagg import Reason"), "it must not import secagg: a core module"),
     (plant("secagg/wire.py", "import secagg.errors\nsecagg.compression.x()"), "must not import secagg.compression"),
     (plant("secagg/wire.py", "def late():\n    import secagg.protocols.x"), "must not import secagg.protocols"),
@@ -347,7 +308,6 @@ DIRECTION_FAULTS = [
     (plant("compression/x.py", "import secagg.simulation"), "it must not import secagg.simulation"),
     (plant("protocols/x/__init__.py", "from ..y import z"), "protocols/x/__init__.py: it must not import secagg.pro"),
     (plant("protocols/x/round0.py", "import secagg.compression.y"), "it must not import secagg.compression"),
-    (plant("protocols/x/round0.py", "import secagg.cli"), "it must not import secagg.cli"),
     (plant("secagg/conformance/x.py", "import secagg.compression.y"), "it must not import secagg.compression"),
 ]
 CONFINEMENT_FAULTS = [
@@ -356,17 +316,11 @@ CONFINEMENT_FAULTS = [
     (plant("secagg/simulation/x.py", "import flwr.client"), "flwr is confined to (flower)"),
     (plant("secagg/errors.py", "import numpy.typing as npt"), "numpy is confined to (crypto, "),
     (plant("secagg/crypto/ring.py", "import numpy as np\nnp.random.default_rng()"), "numpy.random is confined to"),
-    (plant("compression/x.py", "from numpy.random import Generator"), "numpy.random is confined to"),
     (plant("protocols/x/__init__.py", "from numpy import random"), "numpy.random is confined to"),
     (plant("secagg/cli/x.py", "import random"), "random is confined to ()"),
     (plant("compression/x.py", "from random import Random"), "random is confined to ()"),
-    (plant("protocols/x/__init__.py", "import random as r"), "random is confined to ()"),
     (plant("secagg/crypto/ring.py", "import secrets"), "secrets is confined to (crypto.entropy)"),
     (plant("secagg/crypto/ring.py", "import os\nos.urandom(1)"), "os.urandom is confined to (crypto.entropy)"),
-    (
-        plant("secagg/crypto/ring.py", "import os as system\nsystem.urandom(1)"),
-        "os.urandom is confined to (crypto.entropy)",
-    ),
     (plant("secagg/crypto/ring.py", "from os import urandom"), "os.urandom is confined to (crypto.entropy)"),
     (plant("secagg/crypto/ring.py", "from os import getrandom"), "os.getrandom is confined to (crypto.entropy)"),
     (
@@ -375,7 +329,6 @@ CONFINEMENT_FAULTS = [
     ),
     (plant("secagg/cli/x.py", "import compression.fixed_point"), "a room is imported as secagg.<room>"),
     (plant("secagg/cli/x.py", "from tests import x"), "`tests` is a folder of the repository"),
-    (plant("secagg/cli/x.py", "from proofs import x"), "`proofs` is a folder of the repository"),
 ]
 NAME_FAULTS = [
     (plant("secagg/queue.py"), "rename secagg/queue.py"),
@@ -391,6 +344,11 @@ PROVOCATIONS: list[tuple[Check, Fault, str]] = [
     *((check_import_direction, fault, objection) for fault, objection in DIRECTION_FAULTS + CONFINEMENT_FAULTS),
     *((check_module_names, fault, objection) for fault, objection in NAME_FAULTS),
 ]
+
+
+@pytest.mark.parametrize("check", dict.fromkeys(check for check, *_ in PROVOCATIONS))
+def test_the_house_keeps_its_shape(repository: Path, check: Check) -> None:
+    check(repository)
 
 
 @pytest.mark.parametrize(("check", "fault", "objection"), PROVOCATIONS)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -61,7 +60,18 @@ def check(tree: Path, *words: str) -> tuple[int, str]:
     return child.returncode, child.stdout + child.stderr
 
 
-# --- Statements -------------------------------------------------------------------------------------------------------
+@contextmanager
+def restored(tree: Path, *files: str) -> Generator[dict[str, bytes | None]]:
+    """Put files back afterwards as they were, or away; yield what was in them."""
+    kept = {file: (tree / file).read_bytes() if (tree / file).exists() else None for file in files}
+    try:
+        yield kept
+    finally:
+        for file, content in kept.items():
+            if content is None:
+                (tree / file).unlink()
+            else:
+                (tree / file).write_bytes(content)
 
 
 def test_statements_are_as_pinned_and_claims_have_their_evidence(tree: Path) -> None:
@@ -72,12 +82,9 @@ def test_statements_are_as_pinned_and_claims_have_their_evidence(tree: Path) -> 
 @pytest.mark.parametrize("number", range(11))
 def test_a_weaker_statement_is_red(tree: Path, weakenings: Any, number: int) -> None:
     weakening = [made for made in weakenings.WEAKENINGS if made.noticed_by == weakenings.STATEMENTS][number]
-    kept = (tree / weakening.file).read_bytes()
-    try:
+    with restored(tree, weakening.file):
         weakening.make(tree)
         status, told = check(tree, "statements")
-    finally:
-        (tree / weakening.file).write_bytes(kept)
     assert status == 1
     refused = "stated otherwise than pinned|a command inside a proof|has `Admitted`|is no kind of sentence"
     assert re.search(refused, told), told
@@ -85,37 +92,29 @@ def test_a_weaker_statement_is_red(tree: Path, weakenings: Any, number: int) -> 
 
 def test_a_decoy_of_the_same_name_does_not_hide_a_gutted_theorem(tree: Path, weakenings: Any) -> None:
     gutted = weakenings.WEAKENINGS[0]
-    kept = (tree / gutted.file).read_bytes()
-    try:
+    with restored(tree, gutted.file):
         gutted.make(tree)
         with (tree / gutted.file).open("a", encoding="utf-8") as file:
             file.write(f"Section Decoy.\n{gutted.before}Proof. Qed.\nEnd Decoy.\n")
         status, told = check(tree, "statements")
-    finally:
-        (tree / gutted.file).write_bytes(kept)
     assert status == 1
     assert "two of the name full_graph_tells_one_sum" in told
 
 
 def test_renewing_digests_leaves_the_pins(tree: Path, weakenings: Any) -> None:
     gutted = weakenings.WEAKENINGS[0]
-    kept = {file: (tree / file).read_bytes() for file in (gutted.file, "proofs/reviewed.toml", PINNED)}
-    try:
+    with restored(tree, gutted.file, "proofs/reviewed.toml", PINNED) as kept:
         gutted.make(tree)
         assert check(tree, "renew")[0] == 0
         assert (tree / PINNED).read_bytes() == kept[PINNED]
         status, told = check(tree, "claims", "statements")
         assert status == 1
         assert "stated otherwise than pinned: full_graph_tells_one_sum\n" in told
-    finally:
-        for file, content in kept.items():
-            (tree / file).write_bytes(content)
 
 
 def test_a_pin_is_taken_over_by_its_name_alone(tree: Path, weakenings: Any) -> None:
     gutted, hypothesis, *_ = weakenings.WEAKENINGS
-    kept = {file: (tree / file).read_bytes() for file in (gutted.file, PINNED)}
-    try:
+    with restored(tree, gutted.file, PINNED):
         gutted.make(tree)
         hypothesis.make(tree)
         status, told = check(tree, "pin", "full_graph_tells_one_sum")
@@ -125,12 +124,6 @@ def test_a_pin_is_taken_over_by_its_name_alone(tree: Path, weakenings: Any) -> N
         assert check(tree, "pin", "before.certificate_unique")[0] == 0
         assert check(tree, "statements")[0] == 0
         assert "nothing that is pinned or stated" in check(tree, "pin", "nonsense")[1]
-    finally:
-        for file, content in kept.items():
-            (tree / file).write_bytes(content)
-
-
-# --- Each gate, switched off ------------------------------------------------------------------------------------------
 
 
 SPLIT, END = "proofs/coq/split.v", ""
@@ -178,24 +171,17 @@ PLANTED: list[tuple[tuple[str, ...], str, str, str]] = [
 @contextmanager
 def planted(tree: Path, file: str, before: str, after: str, off: tuple[str, ...]) -> Generator[tuple[str, ...]]:
     """Make a change in a tree whose gates do not say what is off; yield what to check, with digests renewed."""
-    report, reviewed, place = tree / "proofs/gates/report.py", tree / "proofs/reviewed.toml", tree / file
-    kept = {path: path.read_bytes() if path.exists() else None for path in (report, reviewed, place)}
-    try:
+    report, place = tree / "proofs/gates/report.py", tree / file
+    with restored(tree, "proofs/gates/report.py", "proofs/reviewed.toml", file) as kept:
         source = report.read_text(encoding="utf-8")
         report.write_text(source.replace("if not holds:", f"if not holds and not any(w in otherwise for w in {off}):"))
         assert report.read_text(encoding="utf-8") != source
         if file == "proofs/model/paths.py":
             check(tree, "renew")
-        content = (kept[place] or b"").decode()
+        content = (kept[file] or b"").decode()
         assert not before or before in content
         place.write_text(content.replace(before, after, 1) if before else content + after, encoding="utf-8")
         yield () if file == "proofs/model/paths.py" else ("renew",)
-    finally:
-        for path, old in kept.items():
-            if old is None:
-                path.unlink()
-            else:
-                path.write_bytes(old)
 
 
 @pytest.mark.parametrize(("gates", "file", "before", "after"), PLANTED, ids=[" and ".join(row[0]) for row in PLANTED])
@@ -208,25 +194,6 @@ def test_a_gate_that_is_switched_off_is_missed(
         with planted(tree, file, before, after, off) as first:
             status, told = check(tree, *first, "statements", "claims")
         assert status == (number < len(gates)), f"without {off}: {told}"
-
-
-def test_every_part_is_run_in_its_order(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(repository / "proofs")  # pyright: ignore[reportUnknownMemberType]
-    parts = runpy.run_path(str(repository / "proofs" / "check"), run_name="check")["PARTS"]
-    assert list(parts) == ["statements", "claims", "coq", "reference", "smt", "model", "weakenings", "symbolic"]
-    assert [part.__name__ for part in parts.values()] == [
-        "check_statements",
-        "check_claims",
-        "check_theories",
-        "check_reference",
-        "check_kernels",
-        "check_cases",
-        "check_weakenings",
-        "check_symbolic",
-    ]
-
-
-# --- Digests ----------------------------------------------------------------------------------------------------------
 
 
 CHANGED = {
@@ -244,64 +211,34 @@ CHANGED = {
 
 
 def test_a_changed_file_is_named_with_the_claims_to_review(tree: Path) -> None:
-    kept = {file: (tree / file).read_bytes() for file in CHANGED}
-    try:
+    with restored(tree, *CHANGED) as kept:
         for file, content in kept.items():
             comment = b"\n(* changed *)\n" if file.endswith(".v") else b"\n# changed\n"
-            (tree / file).write_bytes(content + comment)
+            (tree / file).write_bytes((content or b"") + comment)
         status, told = check(tree, "claims")
-    finally:
-        for file, content in kept.items():
-            (tree / file).write_bytes(content)
     assert status == 1
     for file, words in CHANGED.items():
         assert f"  {file}: {words}" in told
 
 
 def test_a_new_file_and_one_that_is_gone_are_changes_too(tree: Path) -> None:
-    new, old = tree / "protocols" / "enclave" / "unheard_of.py", tree / "protocols" / "enclave" / "session.py"
-    kept = old.read_bytes()
-    try:
-        new.write_text('"""Nobody reviewed this."""\n', encoding="utf-8")
-        old.unlink()
+    new, old = "protocols/enclave/unheard_of.py", "protocols/enclave/session.py"
+    with restored(tree, new, old):
+        (tree / new).write_text('"""Nobody reviewed this."""\n', encoding="utf-8")
+        (tree / old).unlink()
         status, told = check(tree, "claims")
-    finally:
-        new.unlink()
-        old.write_bytes(kept)
     assert status == 1
-    assert "protocols/enclave/unheard_of.py: " in told
-    assert "protocols/enclave/session.py (gone): " in told
+    assert f"{new}: " in told
+    assert f"{old} (gone): " in told
 
 
 def test_a_claim_about_a_file_that_is_gone_is_red_in_words(tree: Path) -> None:
-    named = tree / "protocols" / "pairwise_mask" / "graph.py"
-    kept = named.read_bytes()
-    try:
-        named.unlink()
+    named = "protocols/pairwise_mask/graph.py"
+    with restored(tree, named):
+        (tree / named).unlink()
         status, told = check(tree, "claims")
-    finally:
-        named.write_bytes(kept)
     assert status == 1
-    assert "claims.toml names ['protocols/pairwise_mask/graph.py']" in told
-
-
-# --- Cases ------------------------------------------------------------------------------------------------------------
-
-
-def test_every_clean_case_serves_a_claim_and_every_planted_one_names_its_own(tree: Path) -> None:
-    cases = tree / "proofs" / "model" / "cases.toml"
-    kept = cases.read_text(encoding="utf-8")
-    try:
-        for line, words in (
-            ('"nobody claims this" = { schedules = 1, revealing = 1 }', "differ in ['nobody claims this']"),
-            ('"x" = { claim = "RI-1", fault = "y" }', "planted against a claim that names no clean case"),
-        ):
-            cases.write_text(f"{kept}\n{line}\n", encoding="utf-8")
-            status, told = check(tree, "claims")
-            assert status == 1
-            assert words in told
-    finally:
-        cases.write_text(kept, encoding="utf-8")
+    assert f"claims.toml names ['{named}']" in told
 
 
 def test_a_search_that_lost_its_schedules_is_not_expected(pins: Any) -> None:
@@ -339,9 +276,6 @@ def test_clean_and_planted_schedules_are_counted_apart(pins: Any) -> None:
     assert str(tally).startswith(f"{tally.clean} clean cases searched in {tally.schedules:,} schedules and states, ")
 
 
-# --- Weakenings of the code -------------------------------------------------------------------------------------------
-
-
 def test_every_weakening_is_noticed_by_something_that_a_claim_names(repository: Path, weakenings: Any) -> None:
     named, cases = weakenings.named_tests(), {case for claim in weakenings.claims() for case in claim.get("cases", ())}
     for weakening in weakenings.WEAKENINGS:
@@ -352,9 +286,6 @@ def test_every_weakening_is_noticed_by_something_that_a_claim_names(repository: 
             assert f"def {test}(" in (repository / file).read_text(encoding="utf-8")
         elif weakening.noticed_by.startswith(weakenings.CASE):
             assert weakening.noticed_by.removeprefix(weakenings.CASE) in cases
-
-
-# --- The package lock -------------------------------------------------------------------------------------------------
 
 
 def test_a_busy_package_lock_is_waited_for_with_a_message(repository: Path, tmp_path: Path) -> None:
@@ -376,9 +307,6 @@ def test_a_busy_package_lock_is_waited_for_with_a_message(repository: Path, tmp_
     child = install(most=-1)
     assert child.returncode == 1
     assert "the package lock was busy" in child.stderr
-
-
-# --- Tables -----------------------------------------------------------------------------------------------------------
 
 
 def test_counts_in_the_documents_are_those_of_the_ledger(repository: Path, weakenings: Any) -> None:

@@ -26,9 +26,6 @@ def project(repository: Path) -> dict[str, Any]:
     return table
 
 
-# --- Versions ---------------------------------------------------------------------------------------------------------
-
-
 def test_every_document_names_the_version_of_the_package(repository: Path, project: dict[str, Any]) -> None:
     version = project["version"]
     changes = (repository / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -45,9 +42,6 @@ def test_each_python_that_is_claimed_is_checked(repository: Path, project: dict[
     assert checked is not None
     assert checked[1].split() == claimed
     assert project["requires-python"] == f">={claimed[0]}"
-
-
-# --- What is run ------------------------------------------------------------------------------------------------------
 
 
 def test_every_target_is_run_for_each_change_or_every_night(repository: Path) -> None:
@@ -96,9 +90,6 @@ def test_a_script_that_needs_the_tests_is_run_where_they_are_found(repository: P
     assert {"peer_flower", "run"} <= needs
 
 
-# --- Documents that messages name -------------------------------------------------------------------------------------
-
-
 def test_a_message_names_only_documents_that_the_wheel_has(repository: Path) -> None:
     files = (repository / "pyproject.toml").read_text(encoding="utf-8")
     data: dict[str, list[str]] = tomllib.loads(files)["tool"]["setuptools"]["package-data"]
@@ -137,9 +128,6 @@ def strings_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
             yield node.lineno, node.value
-
-
-# --- The container file -----------------------------------------------------------------------------------------------
 
 
 def test_the_container_file_keeps_the_rules(repository: Path) -> None:

@@ -1,9 +1,17 @@
-"""What the README shows is what the program does today."""
+"""What the README, the examples and the tables of results show is what the program does today."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
+import os
 import re
+import runpy
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,3 +66,68 @@ def test_every_link_to_a_file_resolves(repository: Path) -> None:
         if "://" not in target and not (document.parent / target.partition("#")[0]).exists()
     ]
     assert not broken, "write these files or repair the links:\n" + "\n".join(broken)
+
+
+PATIENCE_SECONDS = 600
+
+
+@pytest.mark.parametrize("script", ["analytics.py", "lora_adapter.py", "statistics/three_sites.py"])
+def test_a_script_runs(repository: Path, tmp_path: Path, script: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(repository)}
+    command = [sys.executable, "-W", "error", str(repository / "examples" / script)]
+    child = subprocess.run(  # noqa: S603 -- a script of this repository
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
+    assert child.returncode == 0, child.stdout + child.stderr
+    assert child.stdout
+
+
+def test_a_notebook_shows_what_it_prints(repository: Path) -> None:
+    notebook = json.loads((repository / "examples" / "first_sum.ipynb").read_text(encoding="utf-8"))
+    assert (notebook["nbformat"], notebook["metadata"]["language_info"]["name"]) == (4, "python")
+    cells: list[dict[str, Any]] = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for number, cell in enumerate(cells, start=1):
+        printed = io.StringIO()
+        program = compile("".join(cell["source"]), f"cell {number}", "exec", dont_inherit=True)
+        with contextlib.redirect_stdout(printed):
+            exec(program, namespace)  # noqa: S102 -- the notebook of this repository is what is tested
+        shown = "".join(line for output in cell["outputs"] for line in output["text"])
+        assert printed.getvalue() == shown, f"run cell {number} again, and save the notebook with its outputs"
+        assert cell["execution_count"] == number
+    assert len(cells) > 1
+
+
+def test_every_example_stands_in_the_readme(repository: Path) -> None:
+    folder = repository / "examples"
+    listed = (folder / "README.md").read_text(encoding="utf-8")
+    missing = [
+        entry.name for entry in folder.iterdir() if entry.name != "README.md" and f"]({entry.name}" not in listed
+    ]
+    assert not missing, f"describe these in examples/README.md: {missing}"
+
+
+def test_the_table_is_that_of_the_record(repository: Path, tmp_path: Path) -> None:
+    results = repository / "benchmarks" / "results"
+    record = json.loads((results / "scoreboard.json").read_text(encoding="utf-8"))
+    reports = list[str]()
+    for number, library in enumerate(record["libraries"]):
+        assert library["attacks"].keys() == record["attacks"].keys()
+        report = tmp_path / f"{number}.json"
+        report.write_text(json.dumps(library), encoding="utf-8")
+        reports.append(str(report))
+    made, again = tmp_path / "table.md", tmp_path / "record.json"
+    script = repository / "benchmarks" / "scoreboard" / "table.py"
+    command = [sys.executable, str(script), str(made), str(again), *reports]
+    subprocess.run(command, check=True, capture_output=True)  # noqa: S603 -- a script of this repository
+    assert made.read_text(encoding="utf-8") == (results / "scoreboard.md").read_text(encoding="utf-8")
+    assert json.loads(again.read_text(encoding="utf-8")) == record
+
+
+def test_the_table_of_processors_is_that_of_their_figures(repository: Path) -> None:
+    results = repository / "benchmarks" / "results"
+    made = runpy.run_path(str(repository / "benchmarks" / "processors.py"))["table"]
+    files = sorted((results / "processors").glob("*.json"))
+    runs = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
+    kept = repository / "docs" / "history" / "processors.md"
+    assert made(runs) == kept.read_text(encoding="utf-8")

@@ -1,4 +1,6 @@
-"""The command: what it prints, where it writes, and how it refuses."""
+"""The command: what it prints and draws, where it writes, and how it refuses."""
+
+from __future__ import annotations
 
 import json
 import os
@@ -11,6 +13,7 @@ import pytest
 
 from secagg import cli
 from secagg.cli import main
+from secagg.cli.figures import Bar, Column, against_float32, table, writable
 from tests.harness.commands import refusal
 
 
@@ -25,11 +28,6 @@ def test_the_demo_recovers_the_exact_sum_and_says_where_its_files_are(
     printed = capsys.readouterr().out
     assert str(tmp_path / "new" / "report.json") in printed
     assert str(tmp_path / "new" / "who_sees_what.png") in printed
-
-
-@pytest.mark.parametrize("clients", ["3", "4", "40"])
-def test_every_size_of_the_demo_has_a_default_for_dropouts(tmp_path: Path, clients: str) -> None:
-    assert main(["demo", "--clients", clients, "--out", str(tmp_path)]) == 0
 
 
 def test_the_demo_runs_without_matplotlib(
@@ -73,13 +71,6 @@ def test_who_is_lost_is_no_place(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert capsys.readouterr().err == "secagg: the storage lost an opened range; nothing is released\n"
 
 
-@pytest.mark.parametrize(("arguments", "status"), [(["--version"], 0), (["nonsense"], 2)])
-def test_the_command_explains_itself(arguments: list[str], status: int) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == status
-
-
 def test_the_bare_command_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     printed = capsys.readouterr().out
@@ -115,3 +106,58 @@ def test_an_interrupted_command_says_so_in_one_line(
     monkeypatch.setattr("secagg.simulation.rehearsal.run", interrupt)
     assert main(["round", "--clients", "3", "--dimension", "10"]) == 130
     assert capsys.readouterr().err == "\nsecagg: interrupted; nothing was released\n"
+
+
+COLUMNS = (Column("kept", lambda row: str(row["n"])), Column("first to go", lambda row: str(row["n"]), rank=2))
+
+
+def test_the_bar_is_drawn_where_somebody_sees_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    bar = Bar()
+    bar.update("2 masked input", 1, 4)
+    bar.update("2 masked input", 2, 4)  # Too soon after the other to be drawn.
+    bar.update("2 masked input", 4, 4)
+    bar.clear()
+    drawn = capsys.readouterr().err
+    assert "2 masked input       [#######.......................] 1 of 4" in drawn
+    assert "2 of 4" not in drawn
+    assert f"[{'#' * 30}] 4 of 4" in drawn
+
+
+def test_a_dumb_terminal_gets_no_escapes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "dumb")
+    bar = Bar()
+    bar.update("2 masked input", 4, 4)
+    bar.clear()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("width", "shown"), [(200, True), (16, False)])
+def test_a_narrow_terminal_is_shown_fewer_columns(monkeypatch: pytest.MonkeyPatch, width: int, *, shown: bool) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+
+    def size(*_: object, **__: object) -> os.terminal_size:
+        return os.terminal_size((width, 24))
+
+    monkeypatch.setattr("shutil.get_terminal_size", size)
+    lines = [*table("name", [("a", {"n": 1}), ("b", {"n": 22})], COLUMNS)]
+    assert ("first to go" in lines[0]) is shown
+    assert all(len(line) <= width for line in lines)
+    assert "kept" in lines[0]
+
+
+@pytest.mark.parametrize(("sent", "said"), [(50, "2.0 times less"), (100, "1.0 times less"), (120, "1.2 times more")])
+def test_an_upload_is_compared_with_float32(sent: int, said: str) -> None:
+    assert against_float32(100, sent) == f"{said} than float32"
+
+
+def test_a_file_that_can_be_written_is_left_as_it_was(tmp_path: Path) -> None:
+    writable(tmp_path / "new" / "report.json")
+    assert not (tmp_path / "new" / "report.json").exists()
+    (tmp_path / "old").write_text("kept")
+    writable(tmp_path / "old")
+    assert (tmp_path / "old").read_text() == "kept"

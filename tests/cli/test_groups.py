@@ -77,9 +77,6 @@ def refusal(capsys: pytest.CaptureFixture[str], tmp_path: Path, *sums: str) -> s
     return said.err
 
 
-# --- What is kept -----------------------------------------------------------------------------------------------------
-
-
 @given(data=st.data(), clients=st.sets(st.integers(0, 1 << 40), min_size=3, max_size=9), steps=st.integers(-127, 127))
 def test_a_sum_is_read_as_it_was_released(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory, clients: set[int], steps: int
@@ -178,9 +175,6 @@ def test_a_sum_of_another_layout_than_its_card_is_refused(capsys: pytest.Capture
     assert "made for another layout" in refusal(capsys, tmp_path, str(path))
 
 
-# --- What is added ----------------------------------------------------------------------------------------------------
-
-
 def test_the_mean_is_that_of_all_groups_and_what_is_known_is_said(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -234,26 +228,10 @@ def test_an_output_is_never_an_input(capsys: pytest.CaptureFixture[str], tmp_pat
     assert Path(first).read_bytes() == before
 
 
-def test_a_client_of_two_groups_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    sums = [
-        kept(tmp_path / f"{group}.sum", card_of(3, group=group), *clients)
-        for group, clients in ((1, (1, 2, 3)), (2, (3, 4, 5)))
-    ]
-    assert "client/3 was counted in two groups" in refusal(capsys, tmp_path, *sums)
-
-
 def test_a_group_counts_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     one, again = kept(tmp_path / "a.sum", card_of(3), 1, 2, 3), kept(tmp_path / "b.sum", card_of(3), 4, 5, 6)
     assert "both of group 1; leave one out" in refusal(capsys, tmp_path, one, again)
     assert "a.sum are both of group 1; leave one out" in refusal(capsys, tmp_path, one, one)
-
-
-def test_more_than_the_rings_were_planned_for_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    sums = [
-        kept(tmp_path / f"{group}.sum", card_of(3, all_clients=4, group=group), 3 * group, 3 * group + 1, 3 * group + 2)
-        for group in (1, 2)
-    ]
-    assert "a total weight of 6 do not fit into a ring for 4" in refusal(capsys, tmp_path, *sums)
 
 
 @pytest.mark.parametrize(
@@ -273,9 +251,6 @@ def test_sums_of_other_rounds_and_plans_are_not_added(
     sums = [kept(tmp_path / "a.sum", card_of(3), 1, 2, 3), str(tmp_path / "b.sum")]
     write_sum(tmp_path / "b.sum", other, released_of(card_of(3), 4, 5, 6))
     assert differing in refusal(capsys, tmp_path, *sums)
-
-
-# --- Who is in which --------------------------------------------------------------------------------------------------
 
 
 def options_of(group: str | None, *, clients: int | None = 10, round_number: int | None = 7) -> Namespace:

@@ -1,21 +1,19 @@
-"""`secagg plan`: its table, its advice, both forms of its output, and how it refuses."""
+"""`secagg plan` and `secagg sizes`: tables, advice, both forms of their output, and how they refuse."""
 
 from __future__ import annotations
 
 import json
 import re
-from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from secagg.cli import main
-from secagg.cli.plan import shapes_of
-from secagg.compression.byte_accounting import parameter_count
 from secagg.contract import IndexSegment
-from secagg.planning.paper import CELEBA
+from secagg.planning.paper import CELEBA, PRINTED, Table
 from secagg.session.registry import find, names
 from tests.harness.commands import refusal
 
@@ -145,36 +143,6 @@ def test_json_holds_all_figures_of_the_table(plan_of: Plan) -> None:
     assert plan["advice"][0].startswith("Masking the decoded codeword is cheaper")
 
 
-@pytest.mark.parametrize("learn", ["sum", "histogram"])
-def test_rows_are_sorted_by_what_a_client_sends(plan_of: Plan, learn: str) -> None:
-    sent = [row["bytes up"] for row in plan_of("--model", "sent140", "--learn", learn)["options"]]
-    assert len(sent) > 5
-    assert sent == sorted(sent)
-
-
-def test_only_histograms_are_listed_where_one_is_asked_for(plan_of: Plan, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = plan_of("--model", "celeba", "--learn", "histogram")
-    schemes = ("fixed point", "scalar quantization", "random pruning", "decoded codewords")
-    assert not [line for line in capsys.readouterr().out.splitlines() if line.startswith(schemes)]
-    assert {row["learned"] for row in plan["options"]} == {"histogram"}
-    assert all(sentence.endswith("; --learn sum compares them as well") for sentence in plan["left out"][-1:])
-
-
-def test_tensors_that_are_cut_otherwise_are_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
-    sentence = "some tensors have fewer codewords"
-    assert sentence in printed(capsys, "--model", "celeba")
-    assert sentence not in printed(capsys, *BLOCKS)
-
-
-def test_the_suite_changes_what_messages_hold(plan_of: Plan) -> None:
-    up = {
-        suite: {row["protocol"]: row["bytes up"] for row in plan_of(*BLOCKS, "--suite", suite)["options"]}
-        for suite in ("classic", "hybrid")
-    }
-    assert up["hybrid"]["pairwise"] > up["classic"]["pairwise"] + 22 * 1000
-    assert up["hybrid"]["enclave"] > up["classic"]["enclave"] + 1000
-
-
 @pytest.mark.parametrize("clients", [126, 127, 8190, 8191])
 def test_a_cohort_just_above_a_field_is_warned_about(clients: int, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, *BLOCKS[:-2], "--clients", str(clients))
@@ -188,15 +156,6 @@ def test_too_few_bits_for_a_cohort_are_warned_about(plan_of: Plan, capsys: pytes
         plan = plan_of("--model", "celeba", "--clients", "20", "--cohort-bits", bits)
         assert (plan["noise"]["peak code"] > 1) == is_noisy
         assert ("of the peak code is above 1, so accuracy suffers" in capsys.readouterr().out) == is_noisy
-
-
-# --- Which model ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("model", ["celeba", "sent140", "femnist"])
-def test_every_model_that_is_offered_is_known(model: str) -> None:
-    assert parameter_count(shapes_of(Namespace(model=model))) > 29_000
-    assert main(["plan", "--model", model]) == 0
 
 
 def test_shapes_of_a_file_are_the_model(tmp_path: Path, plan_of: Plan) -> None:
@@ -274,14 +233,41 @@ def test_impossible_options_are_refused_with_what_to_change(
     assert not captured.out
 
 
-@pytest.mark.parametrize(
-    "options", [[], ["--model", "resnet"], ["--model", "celeba", "--blocks", "9"], [*BLOCKS, "--learn", "everything"]]
-)
-def test_one_model_has_to_be_chosen_from_what_there_is(options: list[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["plan", *options])
-
-
 def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("in the way")
     assert "name another place" in refusal(capsys, "plan", *BLOCKS, "--json", str(tmp_path / "file" / "plan.json"))
+
+
+def rows_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    assert main(["sizes", "--json", *arguments]) == 0
+    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    return rows
+
+
+def test_the_cells_are_counted_and_the_two_differing_ones_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sizes"]) == 0
+    printed = capsys.readouterr().out
+    assert "184 of 184 size cells and 182 of 184 factor or percent cells match." in printed
+    assert printed.count("factor differs") == 2
+    assert printed.count("the rounded size of the model") == 2
+
+
+def test_json_has_an_object_for_each_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = rows_of(capsys)
+    assert len(rows) == 368
+    assert sum(row["match"] for row in rows) == 366
+    assert all(row["match"] == (row["printed"] == row["computed"]) for row in rows)
+    assert [row["parameters"] for row in rows if "explanation" in row] == [{"p": 1}, {"p": 9}]
+    assert {row["accounting"] for row in rows} == {"paper"}
+
+
+def test_a_difference_that_nothing_explains_is_a_failure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, *others = PRINTED[Table.PRUNING]
+    monkeypatch.setitem(PRINTED, Table.PRUNING, (replace(first, size="103.1"), *others))
+    assert main(["sizes", "--table", "pruning"]) == 1
+    printed = capsys.readouterr().out
+    assert "uplink_kb differs" in printed
+    assert "53 of 54 size cells" in printed
+    assert main(["sizes", "--table", "pruning", "--json"]) == 1

@@ -20,11 +20,10 @@ from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.scale import tree
 from secagg.session import certificates
-from secagg.session.registry import find, names, register, unregister
+from secagg.session.registry import find, names
 from secagg.session.roles import Released, Subject
 from secagg.simulation.rehearsal import spread_dropouts
 from secagg.simulation.synthetic_updates import Compression, SyntheticUpdates, UpdateSetting, WindowedInputs
-from tests.harness.plain_sum import ENTRY as PLAIN
 
 SMALL = ("round", "--clients", "12", "--dimension", "600")
 Report = Callable[..., dict[str, Any]]
@@ -40,9 +39,6 @@ def report_of(tmp_path: Path) -> Report:
     return run
 
 
-# --- Sums -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("protocol", names())
 @pytest.mark.parametrize("suite", ["classic", "hybrid"])
 def test_a_session_with_dropouts_gives_the_exact_sum(report_of: Report, protocol: str, suite: str) -> None:
@@ -52,15 +48,6 @@ def test_a_session_with_dropouts_gives_the_exact_sum(report_of: Report, protocol
     assert sum(len(stage["dropped"]) for stage in report["stages"]) == 2
     assert report["faults"] == []
     assert report["stages"][0]["messages down"] >= report["stages"][0]["answered"]
-
-
-@pytest.mark.parametrize("mode", ["active", "semi_honest"])
-@pytest.mark.parametrize("graph", ["sparse", "full"])
-def test_masks_survive_dropouts_in_every_stage(report_of: Report, mode: str, graph: str) -> None:
-    report = report_of("--clients", "24", "--mode", mode, "--topology", graph, "--drop", "5", "--corrupted", "0")
-    assert report["sum is exact"] is True
-    assert len(report["stages"]) == (5 if mode == "active" else 4)
-    assert [len(stage["dropped"]) for stage in report["stages"]] == [1] * 5 if mode == "active" else [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("options", [(), ("--share-checks",)], ids=["alone", "shared"])
@@ -88,15 +75,6 @@ def test_checks_are_shared_where_that_is_asked_for_and_it_is_said(
     assert report["processor seconds"] > 0
     assert ("verified once" in capsys.readouterr().out) is bool(options)
     assert (len(verified) == len(set(verified))) is bool(options)
-
-
-@pytest.mark.parametrize("protocol", ["enclave", "two-servers"])
-@pytest.mark.parametrize("compression", ["sq", "pruning", "pq"])
-def test_every_compression_is_summed_exactly(report_of: Report, protocol: str, compression: str) -> None:
-    report = report_of("--protocol", protocol, "--compression", compression, "--drop", "2")
-    assert report["sum is exact"] is True
-    assert report["contributors"] == 10
-    assert report["bytes between the server and its helpers"] > 0
 
 
 @pytest.mark.parametrize("protocol", ["pairwise", "enclave", "one-message"])
@@ -150,18 +128,6 @@ def test_a_setting_without_an_option_is_set_by_name(report_of: Report) -> None:
     assert report_of("--set", "check_words=11")["settings"]["check_words"] == "11"
 
 
-def test_a_protocol_of_ones_own_needs_one_registration(report_of: Report) -> None:
-    register(PLAIN)
-    try:
-        report = report_of("--protocol", "plain", "--drop", "2")
-    finally:
-        unregister("plain")
-    assert (report["sum is exact"], report["contributors"]) == (True, 10)
-
-
-# --- Groups -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("protocol", "options"),
     [
@@ -200,9 +166,6 @@ def test_a_total_that_is_wrong_fails_though_every_group_is_right(
     monkeypatch.setattr(tree, "joined", wrong)
     assert main([*SMALL, "--groups", "2", "--protocol", "one-message"]) == 1
     assert "the sum is NOT the plain sum of their inputs" in capsys.readouterr().out
-
-
-# --- Words ------------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_printed_names_the_dropouts_the_revealed_set_and_the_verdict(
@@ -252,9 +215,6 @@ def test_a_wrong_sum_is_said_and_fails(
     compression = "none" if kind is WindowedInputs else "sq"
     assert main([*SMALL, "--drop", "0", "--compression", compression]) == 1
     assert "the sum is NOT the plain sum of their inputs" in capsys.readouterr().out
-
-
-# --- Refusals ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -311,9 +271,6 @@ def test_an_unwritable_report_is_refused_before_the_session(capsys: pytest.Captu
     assert captured.out == ""
 
 
-# --- What the command is made of --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("protocol", names())
 def test_dropouts_are_dealt_out_in_turn_and_nobody_drops_out_twice(protocol: str) -> None:
     stages = find(protocol).stages
@@ -334,9 +291,6 @@ def test_more_clients_than_the_codec_can_add_up_are_refused_before_anything_is_s
     subject = Subject(task=b"t", round_number=1, layout=inputs.layout, capacity=inputs.capacity)
     with pytest.raises(InvalidParameters, match="take a wider ring, or invite fewer"):
         find("pairwise").settings().plan(subject, 20, bytes(32), SystemCoins())
-
-
-# --- What bounds a client ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

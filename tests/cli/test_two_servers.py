@@ -27,9 +27,6 @@ if sys.platform == "win32":
 PATIENCE = 60
 
 
-# --- Keys -------------------------------------------------------------------------------------------------------------
-
-
 def keys(*arguments: str | Path) -> int:
     return main(["two-servers", "keys", *map(str, arguments)])
 
@@ -114,9 +111,6 @@ def test_a_trial_without_a_roster_leaves_no_keys_behind(tmp_path: Path, capsys: 
     assert keys("--trial", "--out", tmp_path) == 2
     assert "make one with `secagg keys`" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-# --- The standing server ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -223,9 +217,6 @@ def test_keys_are_wiped_when_it_has_stood(arguments: dict[str, str], monkeypatch
     (keys,) = stood
     assert keys.signing_seed.is_wiped
     assert keys.exchange_seed.is_wiped
-
-
-# --- What files say ---------------------------------------------------------------------------------------------------
 
 
 def shown(capsys: pytest.CaptureFixture[str], path: Path) -> str:

@@ -62,8 +62,6 @@ def aggregate_of(sketch: CountSketch, updates: Sequence[Floats], weights: Sequen
     return ideal_aggregate(sketch.layout, [sketch.encode(update, COINS) for update in updates], weights)
 
 
-# --- The contract -----------------------------------------------------------------------------------------------------
-
 FULL_GRAM = matrix_of(scheme()).T @ matrix_of(scheme())
 
 
@@ -116,9 +114,6 @@ def test_the_scheme_keeps_the_law(candidate: Candidate, law: Law) -> None:
     law.check(candidate)
 
 
-# --- Cells and signs --------------------------------------------------------------------------------------------------
-
-
 @given(st.binary(min_size=32, max_size=32), st.integers(1, 40), st.integers(1, 4), st.integers(0, 7), st.data())
 def test_the_table_is_the_product_with_the_defined_matrix(
     seed: bytes, length: int, rows: int, log_columns: int, data: st.DataObject
@@ -141,15 +136,6 @@ def test_updates_of_several_segments_are_sketched_as_defined() -> None:
     assert estimate[-1] == 1.0
 
 
-def test_cells_and_signs_never_change() -> None:
-    sketch = scheme(length=8, rows=2, columns=16)
-    tables = [sketch.sketch(unit) for unit in np.eye(8)]
-    for row, expected in enumerate(("+1 -11 +11 -15 -5 -13 -10 -7", "+12 -6 +2 -8 -5 -7 -13 -9")):
-        cells = [int(np.flatnonzero(table[row])[0]) for table in tables]
-        signs = ["-" if table[row].sum() < 0 else "+" for table in tables]
-        assert " ".join(f"{sign}{cell}" for sign, cell in zip(signs, cells, strict=True)) == expected
-
-
 def test_estimates_are_unbiased_and_vary_as_little_as_is_said() -> None:
     update = np.array([3.0, -1.0, 0.5, 0.0, 2.0, -4.0])
     seeds = [hashlib.sha256(bytes([number % 256, number // 256])).digest() for number in range(2000)]
@@ -166,9 +152,6 @@ def test_medians_are_those_of_the_rows(rows: int) -> None:
     table = sketch.sketch(np.linspace(-3, 5, 20))
     by_row = np.array([matrix_of(sketch).reshape(rows, 8, 20)[row].T @ table[row] for row in range(rows)])
     assert (sketch.medians(table) == np.median(by_row, axis=0)).all()
-
-
-# --- Heavy hitters ----------------------------------------------------------------------------------------------------
 
 
 def injective(length: int = 12) -> CountSketch:
@@ -225,9 +208,6 @@ def test_what_is_refused_leaves_the_memory_as_it_was() -> None:
     with pytest.raises(CapacityExceeded):
         server.step(too_heavy)
     assert (server.step(good) == untouched.step(good)).all()
-
-
-# --- Parameters -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

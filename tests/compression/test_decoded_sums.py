@@ -36,13 +36,12 @@ from secagg.contract.codewords import CodewordTable, Tables, require_summed, sum
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import Ring
-from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
+from secagg.errors import CapacityExceeded, InvalidParameters, Misuse
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 COINS = InsecureSeededCoins(b"nothing is drawn")
 SEED = bytes(range(32))
 CORNERS = Codebook(np.array([[0.0, 0.0], [1.0, 1.0], [-1.0, -1.0], [0.5, -0.5]]))
-FINE = Codebook(np.array([[0.0, 0.0], [0.1, 0.0], [0.0, 0.1], [-0.1, 0.0], [0.0, -0.1]]))
 LARGEST = 2**24 - 1
 """The greatest number of steps that a value of a codebook has."""
 Tensor = npt.NDArray[Any]
@@ -76,23 +75,6 @@ def codebooks(draw: st.DrawFn, width: int = 3) -> Codebook:
     return Codebook(np.ldexp(values, exponent))
 
 
-@st.composite
-def totals(draw: st.DrawFn, decoder: ProductQuantization) -> Aggregate:
-    """Draw histograms of one total weight, of any client's choices whatever."""
-    weight = draw(st.sampled_from([1, 7, decoder.capacity]) | st.integers(1, decoder.capacity))
-    histograms = list[npt.NDArray[np.uint64]]()
-    for codebook in decoder.codebooks:
-        shape = (decoder.blocks, codebook.codewords - 1)
-        cuts = np.sort(draw(arrays(np.int64, shape, elements=st.integers(0, weight))), axis=1)
-        ends = np.full((decoder.blocks, 1), weight)
-        edges = np.hstack([np.zeros_like(ends), cuts, ends])
-        histograms.append(np.diff(edges, axis=1).astype(np.uint64))
-    return Aggregate(decoder.layout, tuple(histograms), 1, weight)
-
-
-# --- Codebooks as integers --------------------------------------------------------------------------------------------
-
-
 @given(codebooks())
 def test_every_value_of_a_codebook_is_its_steps_times_a_power_of_two(codebook: Codebook) -> None:
     steps, step = codebook.steps, Fraction(2) ** codebook.step_exponent
@@ -111,19 +93,6 @@ def test_the_largest_value_uses_all_bits_of_its_grid() -> None:
     assert Codebook(np.zeros((2, 2))).steps.tolist() == [[0, 0], [0, 0]]
 
 
-# --- One tensor -------------------------------------------------------------------------------------------------------
-
-
-@given(st.data())
-def test_sums_of_codewords_decode_to_the_bits_that_histograms_decode_to(data: st.DataObject) -> None:
-    stages = data.draw(st.lists(codebooks(), min_size=1, max_size=3))
-    decoder = quantizer((2, 6), *stages)
-    total = data.draw(totals(decoder))
-    largest = data.draw(st.integers(total.total_weight, decoder.capacity))
-    summed = summed_aggregate(total, decoder.tables, largest)
-    assert decoder.decode_summed(summed).tobytes() == decoder.decode(total).tobytes()
-
-
 def test_stages_are_added_in_the_order_of_the_histograms() -> None:
     # In float64, adding 2^53 first loses what adding it last keeps.
     stages = [Codebook(np.array([[value], [0.0]])) for value in (2.0**53, 1.0, 1.0, -(2.0**53))]
@@ -133,13 +102,6 @@ def test_stages_are_added_in_the_order_of_the_histograms() -> None:
         decoded = decoder.decode_summed(summed_aggregate(total, decoder.tables, 1))
         assert decoded.tobytes() == decoder.decode(total).tobytes()
         assert decoded.tolist() == [[0.0 if order == (0, 1, 2, 3) else 2.0]]
-
-
-def test_each_stage_is_a_table_of_all_blocks() -> None:
-    first, second = quantizer((3, 4), CORNERS, FINE).tables
-    assert [(table.blocks, table.codewords, table.width) for table in (*first, *second)] == [(6, 4, 2), (6, 5, 2)]
-    assert first[0].entries.tolist() == CORNERS.steps.tolist()
-    assert second[0].entries.tolist() == FINE.steps.tolist()
 
 
 @pytest.mark.parametrize("weight", [1, 2, 127, 128, 2**29 - 1, 2**29])
@@ -173,18 +135,6 @@ def test_one_client_more_than_the_rings_were_made_for_is_refused() -> None:
         else:
             assert not decoder.decode_summed(aggregate).any()
 
-
-def test_sums_of_another_codebook_or_shape_are_refused() -> None:
-    decoder = quantizer()
-    doubled = Codebook(CORNERS.values * 2)
-    for other in (quantizer((3, 4), doubled), quantizer((1, 12)), quantizer((3, 4), CORNERS, CORNERS)):
-        summed = summed_aggregate(all_of(other, 1, 3), other.tables, 3)
-        assert other.decode_summed(summed).any()
-        with pytest.raises(Misuse):
-            decoder.decode_summed(summed)
-
-
-# --- A whole model ----------------------------------------------------------------------------------------------------
 
 SHAPES = {
     "conv.weight": (16, 4, 3, 3),
@@ -277,16 +227,6 @@ def test_a_model_decodes_sums_to_the_bits_that_histograms_decode_to(weights: lis
         require_same(MODEL.mean(received), MODEL.mean(total))
 
 
-def test_a_model_is_decoded_up_to_its_capacity_and_no_further() -> None:
-    capacity = MODEL.capacity
-    assert 100 < capacity < 2**29
-    full = aggregated(MODEL, 1, [capacity])
-    require_same(MODEL.decode_summed(summed_aggregate(full, MODEL.tables, capacity)), MODEL.decode(full))
-    over = summed_aggregate(aggregated(MODEL, 1, [capacity + 1]), MODEL.tables, capacity + 1)
-    with pytest.raises(CapacityExceeded, match=r"tensor 'gate\.weight'"):
-        MODEL.decode_summed(over)
-
-
 def test_noise_on_released_sums_is_decoded_as_steps_of_the_codebook_that_it_was_added_to() -> None:
     total = aggregated(MODEL, 2)
     summed = summed_aggregate(total, MODEL.tables, 1000)
@@ -315,23 +255,6 @@ def test_a_model_without_indices_has_no_tables_and_decodes_its_rings() -> None:
     require_same(decoder.decode_summed(summed), {"bias": np.array([4.0, -2.0, 1.0])})
     with pytest.raises(Misuse):
         decoder.decode_summed(total)
-
-
-def test_sums_of_another_version_and_histograms_are_refused() -> None:
-    total = aggregated(MODEL, 2)
-    summed = summed_aggregate(total, MODEL.tables, 2)
-    # The codebooks are the same, and where they come from is not.
-    other = ModelUpdate(tensors=MODEL.tensors, source=CalibrationSource.PREVIOUS_AGGREGATE)
-    assert summed_layout(other.layout, other.tables, 2).segments == summed.layout.segments
-    for decoder, aggregate in ((other, summed), (planned(epoch=1), summed), (MODEL, total)):
-        with pytest.raises(Misuse) as caught:
-            decoder.decode_summed(aggregate)
-        assert caught.value.reason is Reason.LAYOUT_MISMATCH
-    with pytest.raises(Misuse):
-        MODEL.decode(summed)
-
-
-# --- Schemes of others, and schemes around them -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

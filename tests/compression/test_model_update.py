@@ -93,9 +93,6 @@ def aggregate(decoder: ModelUpdate, *clients: Mapping[str, Tensor], weights: lis
     return ideal_aggregate(decoder.layout, [decoder.encode(client, COINS) for client in clients], weights)
 
 
-# --- The kit ----------------------------------------------------------------------------------------------------------
-
-
 def expected(update: dict[str, Tensor]) -> dict[str, Tensor]:
     """Clip what quantizers and fixed point clip, and drop what the mask removes."""
     wide = {name: tensor.astype(np.float64) for name, tensor in update.items()}
@@ -164,9 +161,6 @@ def test_a_model_keeps_the_law(candidate: Candidate, law: Law) -> None:
     law.check(candidate)
 
 
-# --- Segments put together --------------------------------------------------------------------------------------------
-
-
 def test_segments_of_one_kind_become_one_in_the_order_of_their_first_tensor() -> None:
     assert model().layout.segments == (RingSegment(10, 8 + 6), RingSegment(24, 2 + 1), IndexSegment(4, 6 + 2))
     assert in_another_order().layout.segments == (IndexSegment(4, 8), RingSegment(24, 3), RingSegment(10, 14))
@@ -224,26 +218,12 @@ def test_one_tensors_part_serves_its_scheme_and_a_server_that_remembers() -> Non
         decoder.part(total, "wait")
 
 
-# --- Capacity ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_capacity_is_the_least_of_all_schemes() -> None:
-    wide, narrow = fixed(2), quantizer((2,), modulus_bits=7)
-    assert (wide.capacity, narrow.capacity) == (32767, 2)
-    assert model({"a": ((2,), wide), "b": ((2,), narrow)}).capacity == 2
-    assert model({"a": ((2,), narrow), "b": ((2,), wide)}).capacity == 2
-    assert model({"a": ((2,), wide)}).capacity == 32767
-
-
 def test_a_weight_beyond_one_schemes_capacity_is_refused_by_name() -> None:
     decoder = model({"a": ((2,), fixed(2)), "b": ((2,), quantizer((2,), modulus_bits=7))})
     decoder.decode(aggregate(decoder, update_of(1.0, decoder), weights=[2]))
     with pytest.raises(CapacityExceeded, match=r"^tensor 'b': ") as caught:
         decoder.decode(aggregate(decoder, update_of(1.0, decoder), weights=[3]))
     assert caught.value.reason is Reason.CAPACITY_EXCEEDED
-
-
-# --- Updates that are refused, by name --------------------------------------------------------------------------------
 
 
 SPOILERS: dict[str, Callable[[Tensor], Any]] = {
@@ -275,9 +255,6 @@ def test_missing_and_unknown_tensors_are_listed() -> None:
         model().encode({**update_of(), **{f"a{number}": np.zeros(1) for number in range(1, 101)}}, COINS)
 
 
-# --- Versions that do not mix -----------------------------------------------------------------------------------------
-
-
 def test_an_update_of_another_epoch_is_refused() -> None:
     old, new = model(epoch=3), model(epoch=4)
     stale = aggregate(old, update_of())
@@ -293,9 +270,6 @@ def test_an_update_of_another_epoch_is_refused() -> None:
 def test_a_layout_of_other_segments_is_said_to_be_of_another_model() -> None:
     with pytest.raises(Misuse, match="other tensors or schemes"):
         model().require_layout(Layout((RingSegment(10, 3),)))
-
-
-# --- Models that make no sense ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -320,12 +294,6 @@ def test_a_layout_of_other_segments_is_said_to_be_of_another_model() -> None:
 def test_a_scheme_for_another_shape_tensor_or_epoch_is_refused_by_name(shape: Any, scheme: LinearDecoder[Any]) -> None:
     with pytest.raises(InvalidParameters, match=r"^tensor 'a': "):
         model({"first": ((2,), fixed(2)), "a": (shape, scheme)}, epoch=7)
-
-
-def test_schemes_inside_schemes_fit_the_place_that_they_are_given() -> None:
-    inner = RandomRotation(stream=place("a", (3,), epoch=7), block_size=2, inner=quantizer((4,)))
-    pruned = RandomPruning(stream=place("a", (2, 3), epoch=7), sparsity="0.5", inner=inner)
-    assert model({"a": ((2, 3), pruned)}, epoch=7).layout.segments == (RingSegment(10, 4),)
 
 
 @pytest.mark.parametrize(

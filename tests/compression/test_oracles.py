@@ -55,9 +55,6 @@ def binding_cases() -> list[Case]:
     return [case for case in cases if case["must"]]
 
 
-# --- The schemes as the cases call them -------------------------------------------------------------------------------
-
-
 def encoded(scheme: LinearDecoder[Any], update: npt.NDArray[Any]) -> Payload:
     return scheme.encode(update, COINS)
 
@@ -84,9 +81,6 @@ def weights_of(given: Case, clients: int) -> list[int]:
 
 def floats(values: Any) -> npt.NDArray[np.float32]:
     return np.array(values, dtype=np.float32)
-
-
-# --- One function for each kind ---------------------------------------------------------------------------------------
 
 
 def sq_quantize(given: Case) -> Results:
@@ -291,9 +285,6 @@ KINDS: dict[str, Callable[..., Results]] = {
 }
 KEYS_FROM_EXPECTED = (prune_kept_count, pq_geometry, upload_sizes)
 """These say in what they expect for which parameters to compute it."""
-
-
-# --- Running and comparing --------------------------------------------------------------------------------------------
 
 
 def check(case: Case) -> None:

@@ -39,9 +39,6 @@ def code(places: int = 5, unit: float = 2.0, **changes: Any) -> PeakCode:
     return PeakCode(rotation=rotation(**changes), places=places, unit=unit)
 
 
-# --- The kit ----------------------------------------------------------------------------------------------------------
-
-
 def farthest(update: Any) -> float:
     """No decoded update is farther away than both are long; what it is instead is for the tests below."""
     return float(np.linalg.norm(update.astype(np.float64))) + code(**SCALES).largest_norm
@@ -121,9 +118,6 @@ CODE_OF_LEVELS = Candidate(
 @pytest.mark.parametrize(("candidate", "law"), cases(PEAK, LEVELS, VOTES, CODE_OF_LEVELS), ids=str)
 def test_the_scheme_keeps_the_law(candidate: Candidate, law: Law) -> None:
     law.check(candidate)
-
-
-# --- The code ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("places", [1, 2, 3, 7, 16, 24, 40])
@@ -220,9 +214,6 @@ def test_square_root_scales_have_the_least_noise() -> None:
     assert square_root_scales((1, 1), (2.0, 0.0))[1] == pytest.approx(math.sqrt(1e-3))
 
 
-# --- What a client can do ---------------------------------------------------------------------------------------------
-
-
 def test_every_update_that_can_be_decoded_has_one_length() -> None:
     made = code(8, unit=3.0, size=64, block_size=64)
     honest = [made.encode(update, COINS) for update in normal(64, 50)]
@@ -244,9 +235,6 @@ def test_a_checked_length_scales_a_mean_by_little(client: str) -> None:
     payloads = [levels.encode(np.array([[length]]), COINS) for length in lengths]
     mean = float(levels.decode(ideal_aggregate(levels.layout, payloads))[0, 0]) / 20
     assert mean <= 1.0125 + 4 / 20
-
-
-# --- Limits -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_most_places_are_encoded_and_counted() -> None:
@@ -292,9 +280,6 @@ def test_an_update_of_almost_infinite_length_votes_for_the_greatest() -> None:
 def test_a_number_of_levels_that_is_no_power_of_two_is_refused(levels: int) -> None:
     with pytest.raises(InvalidParameters, match="levels"):
         leveled(levels)
-
-
-# --- Rates that are found ---------------------------------------------------------------------------------------------
 
 
 def test_noise_that_is_allowed_chooses_the_code() -> None:

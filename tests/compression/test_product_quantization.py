@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import arrays
 
 from secagg.compression.product_quantization import Codebook, ProductQuantization, calibrate
 from secagg.conformance import Candidate, Law, cases
-from secagg.contract import Aggregate, IndexSegment, ideal_aggregate, public_parameters_digest
+from secagg.contract import Aggregate, ideal_aggregate, public_parameters_digest
 from secagg.errors import InvalidParameters, Misuse
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
@@ -47,9 +47,6 @@ def decoded(
 ) -> npt.NDArray[np.float64]:
     payloads = [decoder.encode(update, COINS) for update in updates]
     return decoder.decode(ideal_aggregate(decoder.layout, payloads, weights))
-
-
-# --- The laws ---------------------------------------------------------------------------------------------------------
 
 
 def distance_to_the_nearest(update: Floats) -> npt.NDArray[np.float64]:
@@ -115,19 +112,6 @@ def test_the_scheme_keeps_the_law(candidate: Candidate, law: Law) -> None:
     law.check(candidate)
 
 
-# --- Encoding ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_blocks_of_a_row_are_consecutive() -> None:
-    update = np.array([[1.1, 0.9, -1.0, -0.8], [0.1, 0.0, 0.6, -0.4]])
-    assert assignments(scheme((2, 4)), update) == [[1, 2], [0, 3]]
-
-
-def test_a_convolution_is_cut_along_its_output_channels() -> None:
-    update = np.array([[0.1, 0.0, 1.0, 1.2, -1.0, -0.7], [0.5, -0.6, 0.0, 0.2, 1.0, 0.9]]).reshape(2, 1, 2, 3)
-    assert assignments(scheme((2, 1, 2, 3)), update) == [[0, 1, 2], [3, 0, 1]]
-
-
 def test_memory_order_and_byte_order_change_nothing() -> None:
     update = uniform((8, 3, 2, 2))
     decoder = scheme(update.shape)
@@ -159,9 +143,6 @@ def test_encoding_takes_half_the_memory_of_the_update_at_most() -> None:
     assert peak <= update.nbytes / 2
 
 
-# --- Decoding ---------------------------------------------------------------------------------------------------------
-
-
 @given(st.data())
 def test_a_sum_of_codewords_is_exact_up_to_the_capacity(data: st.DataObject) -> None:
     values = data.draw(arrays(np.float32, (5, 3), elements=st.floats(-1e3, 1e3, width=32)))
@@ -179,16 +160,6 @@ def test_a_sum_of_codewords_is_exact_up_to_the_capacity(data: st.DataObject) -> 
         assert [Fraction(value) for value in block] == expected
 
 
-def test_the_capacity_is_where_sums_of_24_bits_fill_a_float() -> None:
-    assert scheme().capacity == 2**29
-
-
-def test_the_layout_has_one_index_segment_for_each_stage() -> None:
-    decoder = scheme((3, 4), CORNERS, FINE)
-    assert decoder.layout.segments == (IndexSegment(4, 6), IndexSegment(5, 6))
-    assert decoder.downlink_bytes == 4 * (4 * 2 + 5 * 2)
-
-
 def test_the_version_is_the_digest_of_shape_and_codebooks() -> None:
     numbers = b"".join(number.to_bytes(8, "big") for number in (2, 3, 4, 2))
     encoded = numbers + CORNERS.encode() + FINE.encode()
@@ -196,18 +167,8 @@ def test_the_version_is_the_digest_of_shape_and_codebooks() -> None:
     assert scheme((3, 4), CORNERS, FINE).layout.version == version
 
 
-# --- Calibration ------------------------------------------------------------------------------------------------------
-
-
 def relative_error(decoder: ProductQuantization, update: Floats) -> float:
     return float(np.square(decoded(decoder, update) - update).sum() / np.square(update).sum())
-
-
-def test_a_calibrated_scheme_depends_on_sample_and_seed_alone() -> None:
-    sample = uniform((32, 64))
-    learned = calibrate(sample, block_size=4, codewords=8, seed=SEED)
-    assert learned.layout == calibrate(sample.copy(), block_size=4, codewords=8, seed=SEED).layout
-    assert learned.layout != calibrate(sample, block_size=4, codewords=8, seed=bytes(32)).layout
 
 
 def test_what_no_client_touched_is_decoded_as_zeros() -> None:
@@ -297,9 +258,6 @@ def test_a_calibration_that_makes_no_sense_is_refused(
     calibrate(**arguments, previous=scheme((8, 8), Codebook(np.zeros((4, 4)))))
     with pytest.raises(error):
         calibrate(**(arguments | changed))
-
-
-# --- Parameters -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
-"""The search for the nearest codeword against exact distances, with the bound on what it approximates."""
+"""Blocks: how tensors are cut, how many codewords they get, and the search for the nearest, against exact distances."""
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from secagg.compression.product_quantization import CHUNK_BLOCKS, nearest_codewords
+from secagg.compression.product_quantization import (
+    CHUNK_BLOCKS,
+    block_geometry,
+    block_size,
+    codeword_count,
+    is_quantizable,
+    nearest_codewords,
+)
+from secagg.errors import InvalidParameters
 
 Floats = npt.NDArray[np.floating[Any]]
 SPARE = 2.0**-17
@@ -73,12 +82,6 @@ def test_equal_codewords_far_apart_in_the_codebook_are_a_tie() -> None:
     assert nearest_codewords(np.full((1, 2), 0.5), [codewords])[0].tolist() == [0]
 
 
-def test_blocks_that_are_codewords_find_themselves() -> None:
-    for size, count in ((1, 64), (3, 500)):
-        codewords = np.stack([np.arange(count, dtype=np.float32)] * size, axis=1) - count / 2
-        assert nearest_codewords(codewords, [codewords])[0].tolist() == list(range(count))
-
-
 def test_one_codeword_far_out_costs_the_others_no_accuracy() -> None:
     for outlier in (0, 3):
         codewords = np.array([[1.0], [1.001], [1.002], [1.003], [-1.0]])
@@ -135,3 +138,72 @@ def test_rows_of_gains_are_no_multiple_of_a_page() -> None:
     """Rows that begin at one place of their pages share a few sets of the first-level cache."""
     assert (CHUNK_BLOCKS * np.dtype(np.float32).itemsize) % 4096
     assert np.getbufsize() // 2 < CHUNK_BLOCKS
+
+
+SHAPES = st.lists(st.integers(1, 40), min_size=2, max_size=4)
+
+
+@given(SHAPES, st.integers(1, 100))
+def test_no_larger_block_up_to_the_request_divides_a_row(shape: list[int], requested: int) -> None:
+    size, row = block_size(shape, requested), prod(shape[1:])
+    assert row % size == 0
+    assert 1 <= size <= requested
+    assert not [larger for larger in range(size + 1, requested + 1) if row % larger == 0]
+
+
+def test_the_codewords_are_capped_by_the_power_of_two_in_a_quarter_of_the_blocks() -> None:
+    for blocks in range(8, 2000):
+        cap = max(2**power for power in range(12) if 2**power <= blocks // 4)
+        for requested in (2, 3, 100, cap, cap + 1, 1 << 16):
+            assert codeword_count(blocks, requested) == min(requested, cap)
+
+
+@pytest.mark.parametrize(
+    ("shape", "requested", "expected"),
+    [
+        ((), 4, False),
+        ((1000,), 4, False),
+        ((1, 4), 1, False),
+        ((3, 3), 1, False),
+        ((2, 5), 1, True),
+        ((7, 4), 4, False),
+        ((7, 4), 2, True),
+        ((8, 4), 4, True),
+        ((2, 288), 100, False),
+    ],
+)
+def test_small_tensors_are_not_quantized(shape: tuple[int, ...], requested: int, expected: bool) -> None:  # noqa: FBT001
+    assert is_quantizable(shape, requested) is expected
+
+
+@given(SHAPES, st.integers(1, 100))
+def test_what_is_quantizable_has_a_geometry_of_at_least_two_codewords(shape: list[int], requested: int) -> None:
+    if is_quantizable(shape, requested):
+        assert block_geometry(shape, requested, 64).codewords >= 2
+    elif prod(shape) >= 10:
+        with pytest.raises(InvalidParameters, match="blocks"):
+            block_geometry(shape, requested, 64)
+
+
+@pytest.mark.parametrize(
+    ("shape", "requested", "codewords"),
+    [
+        ((64,), 4, 8),
+        ((), 4, 8),
+        ((64, 0), 4, 8),
+        ((64, -8), 4, 8),
+        ((64, 8.0), 4, 8),
+        ((True, 64), 4, 8),
+        ((64, 8), 0, 8),
+        ((64, 8), -4, 8),
+        ((64, 8), 4.0, 8),
+        ((64, 8), 4, 1),
+        ((64, 8), 4, 0),
+        ((64, 8), 4, 8.0),
+        ((7, 4), 4, 8),
+    ],
+    ids=repr,
+)
+def test_what_has_no_geometry_is_refused(shape: Any, requested: Any, codewords: Any) -> None:
+    with pytest.raises(InvalidParameters):
+        block_geometry(shape, requested, codewords)

@@ -19,13 +19,11 @@ from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.random_pruning import RandomPruning, exact_sparsity, kept_count, pruning_mask
 from secagg.compression.scalar_quantization import ScalarQuantization
 from secagg.conformance import Candidate, Law, cases
-from secagg.contract import LinearDecoder, ideal_aggregate
+from secagg.contract import LinearDecoder
 from secagg.crypto.labels import Label
 from secagg.errors import InvalidParameters, Misuse
-from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "compression" / "random_pruning.json"
-COINS = InsecureSeededCoins(b"rounding to nearest draws none of them")
 SEED = bytes(range(32))
 STEP = 2.0**-8
 FLOATS = (np.float16, np.float32, np.float64)
@@ -46,9 +44,6 @@ def scheme(inner: LinearDecoder[Any] | None = None, sparsity: Fraction | str = "
     return RandomPruning(
         stream=place, sparsity=sparsity, inner=inner or quantizer(kept_count(place.size, sparsity), zero_points=(3,))
     )
-
-
-# --- The kit ----------------------------------------------------------------------------------------------------------
 
 
 def masked(update: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
@@ -88,9 +83,6 @@ FIXED = Candidate(
 @pytest.mark.parametrize(("candidate", "law"), cases(QUANTIZED, FIXED), ids=str)
 def test_the_scheme_keeps_the_law(candidate: Candidate, law: Law) -> None:
     law.check(candidate)
-
-
-# --- Masks ------------------------------------------------------------------------------------------------------------
 
 
 def mask_by_definition(place: PublicStream, sparsity: Fraction, attempt: int) -> list[bool] | None:
@@ -158,9 +150,6 @@ def test_a_boundary_between_equal_words_is_decided_by_the_next_attempt(monkeypat
     assert attempts == [0, 0, 1]
 
 
-# --- Counts -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("size", "sparsity", "kept"),
     [
@@ -203,28 +192,8 @@ def test_a_size_is_a_positive_integer() -> None:
             kept_count(bad, "0.5")
 
 
-# --- Composition ------------------------------------------------------------------------------------------------------
-
-
-def test_the_sum_is_the_inner_one_where_kept_and_zero_elsewhere() -> None:
-    decoder = scheme()
-    clients = [np.linspace(-0.1, 0.11, 12).reshape(3, 4) * sign for sign in (1.0, -0.4, 0.9)]
-    payloads = [decoder.encode(client, COINS) for client in clients]
-    total = decoder.decode(ideal_aggregate(decoder.layout, payloads, [1, 2, 1]))
-    inner = decoder.inner
-    inner_payloads = [inner.encode(client[decoder.mask], COINS) for client in clients]
-    expected = inner.decode(ideal_aggregate(inner.layout, inner_payloads, [1, 2, 1]))
-    assert decoder.kept == 5
-    assert total[decoder.mask].tolist() == expected.tolist()
-    assert not total[~decoder.mask].any()
-    assert total.dtype == np.float32
-
-
 def test_the_version_is_pinned() -> None:
     assert scheme().layout.version.hex() == "52a26ac1b348d74b3bbd30670a58efe6b72f28d8b01f67366ece69af14b92b5b"
-
-
-# --- Streams ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,6 @@ def hadamard(size: int) -> npt.NDArray[np.float64]:
     return np.array([[(-1.0) ** (row & column).bit_count() for column in range(size)] for row in range(size)])
 
 
-# --- The kit ----------------------------------------------------------------------------------------------------------
-
 # The error of the inner scheme has the same norm after turning it back, and a coordinate is at most the norm.
 FIXED = Candidate(
     name="rotation_of_fixed_point",
@@ -92,9 +90,6 @@ def test_the_scheme_keeps_the_law(candidate: Candidate, law: Law) -> None:
     law.check(candidate)
 
 
-# --- The rotation -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("block_size", [2, 4, 8, 32])
 @pytest.mark.parametrize("size", [1, 2, 5, 8, 31, 100])
 def test_it_is_the_matrix_that_its_definition_says(block_size: int, size: int) -> None:
@@ -130,9 +125,6 @@ def test_float32_is_rotated_in_float32_and_float16_too() -> None:
         assert decoder.rotate_back(rotated).dtype == wide
 
 
-# --- What it is for ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("block_size", [64, 1024, 4096])
 def test_a_single_large_coordinate_is_spread_over_its_block(block_size: int) -> None:
     one_hot = np.zeros(3 * block_size, dtype=np.float32)
@@ -163,9 +155,6 @@ def test_one_scale_fits_every_client() -> None:
         errors.append(float(np.linalg.norm(total - updates.sum(axis=0)) / np.linalg.norm(updates.sum(axis=0))))
     assert errors[0] > 0.5
     assert errors[1] < 0.05
-
-
-# --- Refusals ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad", [0, 1, 3, 1 << 17, 4.0, -4, True])

@@ -49,9 +49,6 @@ def by_row(decoder: ScalarQuantization, parameters: Sequence[float]) -> npt.NDAr
     return np.array(parameters, dtype=np.float64).reshape((-1, *[1] * (len(decoder.shape) - 1))[: len(decoder.shape)])
 
 
-# --- The kit ----------------------------------------------------------------------------------------------------------
-
-
 def candidate(name: str, decoder: ScalarQuantization, **changes: Any) -> Candidate:
     scales = by_row(decoder, decoder.scales)
     ends = [scales * (code - by_row(decoder, decoder.zero_points)) for code in (decoder.least, decoder.greatest)]
@@ -116,9 +113,6 @@ def test_the_scheme_keeps_the_law(subject: Candidate, law: Law) -> None:
     law.check(subject)
 
 
-# --- Codes ------------------------------------------------------------------------------------------------------------
-
-
 @given(
     st.integers(2, 16),
     st.floats(2.0**-100, 2.0**100, width=32),
@@ -166,12 +160,6 @@ def test_quotients_beyond_every_float_are_clamped_by_stochastic_rounding_too(dty
     assert codes_of(scheme(scales=(2.0**-126,), rounding=Rounding.STOCHASTIC), update) == [7, -8, 0]
 
 
-@pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8", ">f2", ">f4", ">f8"])
-def test_floats_of_any_width_and_byte_order_are_encoded(dtype: str) -> None:
-    decoder = scheme(shape=(5,), scales=(0.25,))
-    assert codes_of(decoder, np.array([0.5, -0.25, 1.0, -0.0, 0.2], dtype=dtype)) == [2, -1, 4, 0, 1]
-
-
 def test_a_strided_update_is_encoded_as_its_copy() -> None:
     whole = np.linspace(-1.0, 1.0, 36, dtype=np.float32).reshape(6, 6)
     for view in (whole[::2, 1::2], whole.T[:3, :3], whole[2::-1, ::-2]):
@@ -208,9 +196,6 @@ def test_the_size_of_the_blocks_changes_nothing(
         assert (decoder.decode(ideal_aggregate(decoder.layout, [whole])) == alone).all()
 
 
-# --- Stochastic rounding ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_a_coin_below_the_fraction_rounds_up(dtype: Any) -> None:
     seed = bytes(range(32))
@@ -234,13 +219,6 @@ def test_a_coin_equal_to_the_fraction_rounds_down() -> None:
     decoder = scheme(shape=(100,), rounding=Rounding.STOCHASTIC, scales=(1.0,))
     for update, code in ((fractions, 0), (fractions + np.float32(2.0**-24), 1)):
         assert decoder.encode(update, InsecureRecordedCoins(seed)).values[0].tolist() == [code] * 100
-
-
-def test_rounding_to_nearest_draws_no_coins() -> None:
-    assert scheme().encode(np.zeros(3), InsecureRecordedCoins(b"")).values[0].tolist() == [0, 0, 0]
-
-
-# --- Sums -------------------------------------------------------------------------------------------------------------
 
 
 @given(st.data(), st.sampled_from([(4, 9), (4, 24), (5, 25), (5, 30), (12, 40), (16, 64)]))
@@ -274,21 +252,6 @@ def test_integers_that_no_float32_holds_are_multiplied_as_they_are(zero_point: i
     assert total.tolist() == (np.float64(STEP) * ((codes - zero_point) * weight)).astype(np.float32).tolist()
 
 
-def test_the_zero_point_is_taken_off_once_for_every_unit_of_weight() -> None:
-    # The case of three clients of [PGC+22] that tells the decoded sum from both forms that are printed there.
-    scale = float(np.float32(0.05))
-    decoder = scheme(shape=(4,), scales=(scale,), zero_points=(-3,))
-    clients = [np.array([0.43, -0.17, 0.06, 0.31]), np.array([-0.21, 0.12, 0.38, -0.04])]
-    clients.append(np.array([0.02, 0.27, -0.13, 0.47]))
-    assert [codes_of(decoder, client) for client in clients] == [[6, -6, -2, 3], [-7, -1, 5, -4], [-3, 2, -6, 6]]
-    assert np.allclose(decoded_sum(decoder, clients), [0.25, 0.2, 0.3, 0.7], atol=1e-6, rtol=0)
-    weighted = decoded_sum(decoder, clients, [3, 1, 2])
-    assert weighted.tolist() == decoded_sum(decoder, [clients[i] for i in (0, 0, 0, 1, 2, 2)]).tolist()
-
-
-# --- Capacity ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_capacity_is_what_fits_the_ring_and_a_float() -> None:
     for bits, modulus_bits, capacity in ((4, 11, 128), (8, 53, 1 << 45), (16, 64, 1 << 37)):
         decoder = scheme(bits=bits, modulus_bits=modulus_bits, scales=(1.0,))
@@ -317,8 +280,6 @@ def test_the_narrowest_ring_is_the_bits_and_the_logarithm_of_the_weight() -> Non
         with pytest.raises(InvalidParameters, match="total weight"):
             modulus_bits_for(4, bad)
 
-
-# --- Calibration ------------------------------------------------------------------------------------------------------
 
 OWN_RANGE = np.array([[0.5, -0.40625, 0.28125, -0.15625], [0.09375, -0.046875, 0.015625, 0.0]], dtype=np.float32)
 
@@ -392,9 +353,6 @@ def test_what_cannot_be_a_sample_is_refused() -> None:
     for bad in (np.array([]), np.array([np.nan]), np.array([np.inf])):
         with pytest.raises(InvalidParameters, match="sample"):
             calibrate(bad, bits=8, modulus_bits=16)
-
-
-# --- Parameters -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,6 @@ def tables(draw: st.DrawFn) -> CodewordTable:
     return CodewordTable(draw(st.integers(1, 5)), entries)
 
 
-# --- Tables -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_table_knows_its_measures() -> None:
     assert (FIRST.blocks, FIRST.codewords, FIRST.width, FIRST.largest) == (2, 4, 2, 5)
     assert CodewordTable(1, integers([2], [-1])).largest == 2
@@ -112,9 +109,6 @@ def test_entries_of_any_memory_order_are_kept_row_by_row() -> None:
 def test_a_table_that_makes_no_sense_is_refused(blocks: Any, entries: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         CodewordTable(blocks, entries)
-
-
-# --- Encoding ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_encoding_is_dimensions_and_signed_entries_row_by_row() -> None:
@@ -190,9 +184,6 @@ def test_declared_dimensions_allocate_nothing() -> None:
     assert peak < 1 << 16
 
 
-# --- Tables of a layout -----------------------------------------------------------------------------------------------
-
-
 def test_tables_cover_every_block_of_every_index_segment() -> None:
     require_tables(LAYOUT, TABLES)
     require_tables(Layout((RingSegment(8, 3),), VERSION), ())
@@ -223,9 +214,6 @@ def test_tables_that_do_not_fit_the_layout_are_refused(broken: Any) -> None:
         require_tables(LAYOUT, broken)
     with pytest.raises(InvalidParameters):
         summed_layout(LAYOUT, broken, 10)
-
-
-# --- The layout of what is released -----------------------------------------------------------------------------------
 
 
 def test_each_table_becomes_a_ring_where_its_blocks_were() -> None:
@@ -283,9 +271,6 @@ def test_the_version_is_that_of_no_other_layout_or_tables() -> None:
     assert len({LAYOUT.version, *versions}) == 8
 
 
-# --- What is accepted as summed ---------------------------------------------------------------------------------------
-
-
 def test_a_summed_layout_is_accepted_up_to_its_weight() -> None:
     for largest in (10, 1000):
         summed = summed_layout(LAYOUT, TABLES, largest)
@@ -329,9 +314,6 @@ def test_a_ring_that_is_a_bit_too_narrow_is_not_accepted() -> None:
         segments[at] = replace(segments[at], modulus_bits=bits)
         with pytest.raises(CapacityExceeded, match=f"needs {bits + 1} bits, and a segment has {bits}"):
             require_summed(Layout(tuple(segments), SUMMED.version), LAYOUT, TABLES, 10)
-
-
-# --- Sums -------------------------------------------------------------------------------------------------------------
 
 
 def exact_sums(histogram: npt.NDArray[np.uint64], table: CodewordTable) -> list[int]:

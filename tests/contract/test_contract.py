@@ -80,9 +80,6 @@ def histogram(*rows: list[int]) -> Histogram:
     return np.array(rows, dtype=np.uint64)
 
 
-# --- Segments and layouts ---------------------------------------------------------------------------------------------
-
-
 def test_a_segment_is_within_its_limits() -> None:
     widths = [(RingSegment, width) for width in (0, -1, 65)]
     counts = [(IndexSegment, count) for count in (1, 0, -2, MAXIMUM_CODEWORDS + 1)]
@@ -165,9 +162,6 @@ def test_the_encoding_and_the_digest_of_a_layout_never_change() -> None:
 def test_a_layout_of_something_else_is_not_made(segments: Any, version: Any) -> None:
     with pytest.raises(Misuse):
         Layout(segments, version)
-
-
-# --- Payloads ---------------------------------------------------------------------------------------------------------
 
 
 @given(payloads())
@@ -256,9 +250,6 @@ def test_an_index_over_the_codebook_is_malformed_on_the_wire(codewords: int) -> 
             with pytest.raises(MalformedMessage) as caught:
                 Payload.decode(bytes(bad), layout)
             assert caught.value.reason is Reason.NOT_CANONICAL
-
-
-# --- Aggregates -------------------------------------------------------------------------------------------------------
 
 
 @given(aggregates())
@@ -386,9 +377,6 @@ def test_a_ring_sum_of_another_form_is_refused() -> None:
         Aggregate(layout, (np.array([0, 32], dtype=np.uint8),), 1, 1)
 
 
-# --- Messages that were tampered with ---------------------------------------------------------------------------------
-
-
 def decoded(message: bytes, kind: str) -> Layout | Payload | Aggregate:
     match kind:
         case "layout":
@@ -505,9 +493,6 @@ def test_a_payload_of_a_huge_layout_is_refused_before_anything_is_allocated() ->
         assert caught.value.reason is Reason.TRUNCATED
 
 
-# --- The reference aggregate ------------------------------------------------------------------------------------------
-
-
 def expected_ring_sum(vectors: list[RingVector], weights: list[int], modulus_bits: int) -> list[int]:
     columns = zip(*(vector.tolist() for vector in vectors), strict=True)
     return [
@@ -588,9 +573,6 @@ def test_a_payload_of_another_layout_is_not_aggregated() -> None:
     alike = Layout((IndexSegment(256, 1),))
     with pytest.raises(Misuse):
         ideal_aggregate(layout, [payload_of(layout, [[1]]), payload_of(alike, [[1]])])
-
-
-# --- Fine bits --------------------------------------------------------------------------------------------------------
 
 
 @given(

@@ -46,9 +46,6 @@ def unseal(sealed: bytes, header: AeadHeader = HEADER, key: bytes = KEY, length:
     return open_sealed(Secret("channel_key", key), header, sealed, kind="shares", length=length)
 
 
-# --- Round trip and known answer --------------------------------------------------------------------------------------
-
-
 @given(
     key=st.binary(min_size=32, max_size=32),
     plaintext=st.binary(max_size=100),
@@ -67,19 +64,12 @@ def test_what_was_sealed_opens(key: bytes, plaintext: bytes, kind: int, context:
     assert opened.kind == "shares"
 
 
-def test_golden_vector() -> None:
-    assert seal().hex() == "460963880cace756d06774ebab962b5d735a8866414cc449d11a83b5f8"
-
-
 def test_sealing_is_aes_256_gcm_with_the_documented_nonce_and_header() -> None:
     nonce = bytes(10) + b"\x01\x02"
     parts = [b"\x01\x02", bytes(range(32, 64)), bytes(7) + b"\1", bytes(7) + b"\2"]
     associated = b"secagg/1/aead-header" + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
     assert (HEADER.nonce, HEADER.associated_data) == (nonce, associated)
     assert seal() == AESGCM(KEY).encrypt(nonce, PLAINTEXT, associated)
-
-
-# --- One message per key ----------------------------------------------------------------------------------------------
 
 
 def test_the_key_is_taken_over_at_once_and_gone_after_its_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,9 +179,6 @@ def test_a_wiped_key_seals_and_opens_nothing() -> None:
         assert caught.value.reason is Reason.ALREADY_SPENT
 
 
-# --- The header is bound ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("header", OTHER_HEADERS.values(), ids=OTHER_HEADERS.keys())
 def test_a_message_opens_under_its_own_header_alone(header: AeadHeader) -> None:
     with pytest.raises(AuthenticationFailed) as caught:
@@ -207,9 +194,6 @@ def test_another_key_does_not_open() -> None:
 def test_a_message_to_oneself_is_refused() -> None:
     with pytest.raises(InvalidParameters, match="client/1"):
         replace(HEADER, receiver=ClientId(1))
-
-
-# --- Altered messages -------------------------------------------------------------------------------------------------
 
 
 def test_a_message_with_any_bit_flipped_does_not_open() -> None:
@@ -250,9 +234,6 @@ def test_the_failure_carries_no_detail_and_no_plaintext() -> None:
     assert PLAINTEXT.decode() not in rendered
     assert "7, 7, 7" not in rendered
     assert "x07" not in rendered
-
-
-# --- Keys -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("length", [0, 16, 24, 31, 33])

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secagg.crypto.entropy import Coins, SystemCoins
+from secagg.crypto.hedged_coins import HedgedCoins
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.recorded_coins import InsecureRecordedCoins
@@ -102,25 +103,10 @@ def test_two_files_use_the_primitive_that_draws_inside_the_backend(repository: P
         assert "Deviation: HPKE draws the coins" in (repository / file).read_text(encoding="utf-8")
 
 
-# --- Coins that repeat ------------------------------------------------------------------------------------------------
-
-
 @given(seed=st.binary(max_size=40), counts=st.lists(st.integers(0, 80), max_size=6))
 def test_seeded_coins_repeat(seed: bytes, counts: list[int]) -> None:
     first, again = InsecureSeededCoins(seed), InsecureSeededCoins(seed)
     assert [first.draw(count) for count in counts] == [again.draw(count) for count in counts]
-
-
-@given(left=st.binary(max_size=40), right=st.binary(max_size=40))
-def test_seeded_coins_differ_by_seed(left: bytes, right: bytes) -> None:
-    assert (InsecureSeededCoins(left).draw(32) == InsecureSeededCoins(right).draw(32)) == (left == right)
-
-
-def test_a_refused_draw_does_not_move_the_seeded_stream() -> None:
-    coins, undisturbed = InsecureSeededCoins(b"seed"), InsecureSeededCoins(b"seed")
-    with pytest.raises(InvalidParameters):
-        coins.draw(-1)
-    assert coins.draw(8) == undisturbed.draw(8)
 
 
 @pytest.mark.parametrize("count", [5, 1 << 40, -1])
@@ -135,3 +121,35 @@ def test_an_exhausted_record_is_refused_and_does_not_move(count: int) -> None:
     assert not coins.is_exhausted
     assert coins.draw(4) == b"cdef"
     assert coins.is_exhausted
+
+
+def drawn(seed: bytes, *inputs: bytes) -> list[bytes]:
+    with HedgedCoins(InsecureSeededCoins(seed), *inputs) as coins:
+        return [bytes(coins.draw(count)) for count in (32, 32, 10_000)]
+
+
+def test_the_same_operation_with_the_same_coins_draws_the_same() -> None:
+    assert drawn(b"seed", b"a", b"b") == drawn(b"seed", b"a", b"b")
+
+
+@pytest.mark.parametrize(
+    "other", [(b"seed", b"a", b"c"), (b"seed", b"ab", b""), (b"seed", b"a"), (b"other", b"a", b"b")]
+)
+def test_another_operation_or_other_coins_draw_nothing_alike(other: tuple[bytes, ...]) -> None:
+    one, two = drawn(b"seed", b"a", b"b"), drawn(*other)
+    assert not {*one} & {*two}
+    assert len({*one, *two}) == 6
+
+
+def test_a_source_is_asked_for_each_operation_anew() -> None:
+    assert HedgedCoins(SystemCoins(), b"a").draw(32) != HedgedCoins(SystemCoins(), b"a").draw(32)
+
+
+def test_what_cannot_be_drawn() -> None:
+    coins = HedgedCoins(SystemCoins())
+    assert (len(coins.draw(0)), len(coins.draw(100_000))) == (0, 100_000)
+    with pytest.raises(InvalidParameters, match="must not be negative"):
+        coins.draw(-1)
+    coins.wipe()
+    with pytest.raises(Misuse, match="wiped"):
+        coins.draw(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import pickle
 import traceback
 from collections.abc import Callable
@@ -56,22 +55,6 @@ def is_not_authentic(pair: Pair, sealed: bytes, info: bytes = INFO) -> None:
     with pytest.raises(AuthenticationFailed) as caught:
         opened(pair, sealed, info)
     assert caught.value.culprits == set(CULPRITS)
-
-
-# --- Pairs ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("suite", "digest"),
-    [
-        (Suite.CLASSIC, "e41c1fee965587553146b229804de3b52fb6529f1bc95c69afab804bb92d307c"),
-        (Suite.HYBRID, "dbe3747598a58f3287ec8bcedb27b15e985c8da9a24806839b1a49944dff5643"),
-    ],
-)
-def test_golden_public_keys(suite: Suite, digest: str) -> None:
-    encoded = pair_of(suite).public_key.encoded
-    assert len(encoded) == sealing_sizes(suite)[0]
-    assert hashlib.sha256(encoded).hexdigest() == digest
 
 
 @pytest.mark.parametrize("root", [ROOT, b"\2" * 32, bytes(32)])
@@ -140,9 +123,6 @@ def test_a_pair_shows_its_role_and_no_key() -> None:
     pairs = [make(Secret("root", ROOT)) for make in MAKERS.values()]
     shown = ["<ClassicSealingPair>", "<HybridKeyPair sealing>", "<X25519KeyPair mask>"]
     assert [f"{pair}" for pair in pairs] == [f"{pair!r}" for pair in pairs] == shown
-
-
-# --- Sealing and opening ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("suite", Suite)
@@ -272,9 +252,6 @@ def test_the_failure_carries_no_detail(suite: Suite) -> None:
     assert "InvalidTag" not in rendered
     assert PLAINTEXT.hex() not in rendered
     assert repr(PLAINTEXT)[2:-1] not in rendered
-
-
-# --- Public keys ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("suite", Suite)

@@ -1,6 +1,5 @@
 """Masks against the definition of their stream, which is rebuilt here from single AES blocks."""
 
-import hashlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -74,9 +73,6 @@ def mask_by_definition(key: Secret, ring: Ring, length: int, first_segment: int 
     return [int.from_bytes(stream[at : at + size], "little") % modulus for at in range(0, len(stream), size)]
 
 
-# --- The stream -------------------------------------------------------------------------------------------------------
-
-
 @KEY_BYTES
 @MODULI
 @GENERATORS
@@ -95,24 +91,6 @@ def test_a_mask_over_several_segments_is_the_stream_of_its_definition(key_bytes:
     length = (2 * SEGMENT_BYTES + 24) // ring.word_bytes
     mask = expand(key, ring, length, first_segment=5, generator=generator)
     assert mask.tobytes() == stream_by_definition(key, 5, length * ring.word_bytes)
-
-
-@pytest.mark.parametrize(
-    ("key_bytes", "modulus_bits", "digest"),
-    [
-        (16, 20, "f93dc5eb81ced063d8fba9267d6ee89261b934a5505028553b08cf56cbd434dc"),
-        (32, 20, "2395ff7fe8f44856f54d539af6502be2560f806133052f95cbbc32b5198baff9"),
-        (16, 8, "a3e3378628a03ac774986595b8b6adc5b8429d26dd8e4c9b1e16832166e5244d"),
-        (32, 64, "4848e31d7d9597d996bf9c3dda9425a55a7187813abc712d26cf36ee3969a228"),
-    ],
-)
-def test_the_mask_of_a_fixed_key_never_changes(key_bytes: int, modulus_bits: int, digest: str) -> None:
-    # The digests were computed from single AES blocks and Python integers, without this library.
-    mask = expand(fixed_key(key_bytes), Ring(modulus_bits), 100_000)
-    assert hashlib.sha256(mask.tobytes()).hexdigest() == digest
-
-
-# --- Ranges -----------------------------------------------------------------------------------------------------------
 
 
 @MODULI
@@ -136,9 +114,6 @@ def test_the_number_of_segments_covers_the_vector_and_no_more(modulus_bits: int)
     edge = SEGMENT_BYTES // ring.word_bytes
     expected = {0: 0, 1: 1, edge - 1: 1, edge: 1, edge + 1: 2, 2 * edge: 2, 2 * edge + 1: 3}
     assert {length: segment_count(ring, length) for length in expected} == expected
-
-
-# --- Accumulation -----------------------------------------------------------------------------------------------------
 
 
 @MODULI
@@ -242,9 +217,6 @@ def test_the_result_is_reduced_also_where_the_accumulator_was_not(modulus_bits: 
         assert total.tolist() == reduced.tolist()
 
 
-# --- Threads ----------------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=40)
 @given(st.integers(0, 40_000), st.integers(0, 200_000), st.integers(1, 9))
 def test_threads_divide_any_range_without_gap_or_overlap(length: int, start: int, threads: int) -> None:
@@ -268,9 +240,6 @@ def test_several_callers_may_use_the_same_keys_at_once() -> None:
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(accumulated, callers))
     assert together == alone
-
-
-# --- What is refused --------------------------------------------------------------------------------------------------
 
 
 def refused(  # noqa: PLR0913 -- it has the arguments of accumulate
@@ -348,9 +317,6 @@ def test_the_stream_of_a_key_ends_at_its_limit(modulus_bits: int) -> None:
 def test_a_mask_of_no_possible_length_is_refused_before_it_is_allocated(length: int) -> None:
     with pytest.raises(InvalidParameters):
         expand(fixed_key(16), Ring(64), length)
-
-
-# --- What is left behind ----------------------------------------------------------------------------------------------
 
 
 @GENERATORS

@@ -54,9 +54,6 @@ class RememberingCoins:
         return self.buffers[-1]
 
 
-# --- Shown to nobody --------------------------------------------------------------------------------------------------
-
-
 def interpolated(secret: object) -> str:
     return f"{secret}"
 
@@ -163,9 +160,6 @@ def test_no_other_protocol_reaches_the_bytes(attempt: Callable[[Any], object]) -
     assert_redacted(str(caught.value))
 
 
-# --- Compared in constant time ----------------------------------------------------------------------------------------
-
-
 def test_equality_goes_through_compare_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[bytes, bytes]] = []
     genuine = hmac.compare_digest
@@ -199,9 +193,6 @@ def test_a_wiped_secret_is_not_compared() -> None:
         with pytest.raises(Misuse) as caught:
             operator.eq(left, right)
         assert caught.value.reason is Reason.ALREADY_SPENT
-
-
-# --- Overwritten in the end -------------------------------------------------------------------------------------------
 
 
 def test_wipe_overwrites_the_buffer_that_views_share() -> None:
@@ -265,9 +256,6 @@ def test_a_secret_that_was_never_made_is_forgotten_quietly(hostile: Any) -> None
     with pytest.raises(Misuse, match=type(hostile).__name__):
         Secret("test_key", hostile)  # bytearray(32) would be a key of zeros.
     gc.collect()  # An error in the finaliser would fail this test as an unraisable exception.
-
-
-# --- Made from bytes and from coins -----------------------------------------------------------------------------------
 
 
 def mutable_view(data: bytes) -> memoryview:

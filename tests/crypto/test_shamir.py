@@ -94,9 +94,6 @@ def sharings(draw: st.DrawFn) -> tuple[int, int, int, list[Share]]:
     return secret, threshold, holders, split(secret_of(secret), threshold=threshold, holders=holders, coins=coins)
 
 
-# --- Dealing ----------------------------------------------------------------------------------------------------------
-
-
 @settings(deadline=None)
 @given(sharings(), st.data())
 def test_any_threshold_shares_reconstruct_in_any_order(
@@ -184,9 +181,6 @@ def test_the_largest_number_of_holders_can_be_dealt_to() -> None:
     assert number(reconstruct(shares[-2:], threshold=2)) == 7
 
 
-# --- What dealing refuses ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("threshold", "holders"),
     [
@@ -222,9 +216,6 @@ def test_exhausted_coins_leave_the_secret_as_it_was() -> None:
     with pytest.raises(Misuse, match="are left in the record"):
         split(secret, threshold=4, holders=5, coins=InsecureRecordedCoins(b"\x01" * 95))
     assert number(secret) == 5
-
-
-# --- What reconstruction refuses --------------------------------------------------------------------------------------
 
 
 def good_shares() -> list[Share]:
@@ -348,9 +339,6 @@ def test_weights_refuse_points_that_cannot_reconstruct(points: list[int], reason
     assert caught.value.reason is reason
 
 
-# --- Correction -------------------------------------------------------------------------------------------------------
-
-
 @settings(deadline=None)
 @given(sharings(), st.data())
 def test_up_to_half_the_surplus_of_wrong_shares_is_corrected_and_named(
@@ -466,9 +454,6 @@ def test_wrong_shares_that_cancel_in_the_first_checks_are_corrected(wrong_points
 def test_from_exactly_threshold_shares_nothing_can_be_corrected_or_noticed() -> None:
     wrong = tampered(good_shares()[:3], {2: 1})
     assert number(correct(wrong, threshold=3).secret) == number(reconstruct(wrong, threshold=3)) != 77
-
-
-# --- Shares as objects ------------------------------------------------------------------------------------------------
 
 
 def test_a_bad_share_is_blamed_on_whoever_handed_it_over() -> None:

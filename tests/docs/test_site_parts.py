@@ -9,7 +9,6 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from docs import generated, machines
-from docs.diagrams import diagram_of
 from docs.drawing import drawing
 from docs.included import Found, source_page
 from docs.links import faults_of
@@ -18,8 +17,6 @@ from secagg.protocols.pairwise_mask.client import CLIENT_TRANSITIONS
 from secagg.protocols.pairwise_mask.session import SERVER_TRANSITIONS
 from secagg.session.registry import find, names
 from secagg.wire import MessageKind
-
-# --- Diagrams ---------------------------------------------------------------------------------------------------------
 
 
 def words_of(kind: MessageKind) -> str:
@@ -75,13 +72,6 @@ def test_an_unknown_diagram_is_refused() -> None:
         drawing("sequenceDiagram\n    loop every day")
 
 
-def test_a_table_without_failures_has_none() -> None:
-    assert "failure" not in diagram_of(SERVER_TRANSITIONS)
-
-
-# --- Documents --------------------------------------------------------------------------------------------------------
-
-
 def test_links_of_a_document_lead_to_pages_sources_and_pictures() -> None:
     found = Found()
     text = (
@@ -109,9 +99,6 @@ def test_a_folder_without_a_document_becomes_a_list() -> None:
     assert found.listing("protocols/one_message/lattice") == source_page("protocols/one_message/lattice")
 
 
-# --- Generated parts --------------------------------------------------------------------------------------------------
-
-
 def test_the_table_of_costs_has_what_the_planner_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes and exchanges are compared; seconds are the machine's."""
     monkeypatch.setattr(generated, "in_bytes", str)
@@ -127,20 +114,6 @@ def test_the_table_of_costs_has_what_the_planner_says(monkeypatch: pytest.Monkey
 def test_a_page_that_asks_for_nothing_known_is_refused() -> None:
     with pytest.raises(ValueError, match="asks for 'figures'"):
         generated.filled("a.md", "{{ figures }}")
-
-
-def test_modules_are_shown_under_their_full_names() -> None:
-    shown = generated.filled("a.md", "{{ modules session.roles session.run }}")
-    assert [line for line in shown.splitlines() if line.startswith(":::")] == [
-        "::: secagg.session.roles",
-        "::: secagg.session.run",
-    ]
-    assert shown.count("show_root_full_path: true") == 2
-
-
-def test_links_of_generated_parts_are_relative_to_the_page() -> None:
-    assert "](../protocols/enclave.md)" in generated.filled("tutorials/a.md", "{{ trust }}")
-    assert "](enclave.md)" in generated.filled("protocols/a.md", "{{ trust }}")
 
 
 def test_every_claim_is_in_the_ledger_s_page_with_what_it_does_not_say(repository: Path) -> None:
@@ -169,9 +142,6 @@ def test_the_scoreboard_has_the_verdicts_and_what_each_script_found() -> None:
             assert library["attacks"][attack]["why"][1:].rstrip(".") in section
     assert "- secagg, `active`: " in text
     assert text.count("- flwr: ") == len(record["attacks"])
-
-
-# --- Links of the built site ------------------------------------------------------------------------------------------
 
 
 def test_broken_links_and_what_is_fetched_from_elsewhere_are_found(tmp_path: Path) -> None:

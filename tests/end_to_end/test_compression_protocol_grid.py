@@ -18,7 +18,6 @@ from secagg.compression.fixed_point import FixedPoint, Identity
 from secagg.compression.model_update import (
     Calibration,
     CalibrationSource,
-    Codebooks,
     ModelUpdate,
     Plain,
     Pruned,
@@ -34,7 +33,7 @@ from secagg.compression.random_pruning import RandomPruning
 from secagg.compression.rotation import RandomRotation
 from secagg.compression.scalar_quantization import Rounding, ScalarQuantization
 from secagg.contract import Aggregate, LinearDecoder
-from secagg.errors import InvalidParameters, Misuse, Reason
+from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask.graph import Topology
@@ -234,14 +233,6 @@ def test_the_server_decodes_what_it_would_decode_from_payloads_in_the_clear(
     assert same_trees(case.decoder.decode(total), case.decoder.decode(ideal))
 
 
-def test_the_decoded_sum_is_near_the_sum_of_what_the_clients_had() -> None:
-    decoder = fixed(40)
-    session = session_of(decoder, vector)
-    total, contributors = play(session, (ServerState.AWAITING_MASKED_INPUTS,))
-    expected = sum(weight_of(client) * vector(client).astype(np.float64) for client in contributors)
-    assert np.abs(decoder.decode(total) - expected).max() <= total.total_weight * 2.0**-21
-
-
 def test_clients_and_server_need_nothing_in_common_but_the_broadcast() -> None:
     broadcast = encode_parameters(mixed_model())
     server = decode_parameters(broadcast)
@@ -279,39 +270,10 @@ def test_the_sum_of_one_round_calibrates_the_next_and_an_update_of_the_old_epoch
         first.decode(refreshed)
 
 
-def test_clients_leave_where_the_weights_could_exceed_their_capacity() -> None:
-    decoder = quantized(8, 16)
-    most = POPULATIONS[Topology.FULL] * MAXIMUM_WEIGHT
-    play(session_of(decoder, matrix, capacity=most))
-    session = session_of(decoder, matrix, capacity=most - 1)
-    session.deliver(session.pending)
-    assert set(session.errors) == set(session.client_ids)
-    assert {error.reason for errors in session.errors.values() for error in errors} == {Reason.BELOW_FLOOR}
-
-
-@pytest.mark.parametrize(
-    "decoder",
-    [
-        ProductQuantization(shape=SHAPE, codebooks=(Codebook(np.eye(4, 2)),)),
-        UpdatePlan(
-            shapes=SHAPES,
-            plain=Plain(clip=8.0, fraction_bits=20),
-            compressed=Codebooks(block_size=2, codewords=4),
-            seed=SEED,
-        ).parameters(calibration=Calibration(CalibrationSource.PUBLIC_BATCH, tensors(ClientId(1)))),
-    ],
-    ids=["a tensor", "a model"],
-)
 @pytest.mark.parametrize("mode", SecurityMode)
-def test_a_protocol_of_sums_refuses_indices(decoder: LinearDecoder[Any], mode: SecurityMode) -> None:
+def test_a_protocol_of_sums_refuses_indices(mode: SecurityMode) -> None:
+    decoder = ProductQuantization(shape=SHAPE, codebooks=(Codebook(np.eye(4, 2)),))
+    authority, coins = bytes(31) + b"1" if mode is SecurityMode.ACTIVE else bytes(32), InsecureSeededCoins(b"plan")
+    place: dict[str, Any] = {"mode": mode, "topology": Topology.FULL, "authority": authority}
     with pytest.raises(InvalidParameters, match="holds indices"):
-        plan_of(
-            decoder.layout,
-            InsecureSeededCoins(b"plan"),
-            population=8,
-            corrupted=1,
-            dropped=1,
-            mode=mode,
-            topology=Topology.FULL,
-            authority=bytes(31) + b"1" if mode is SecurityMode.ACTIVE else bytes(32),
-        )
+        plan_of(decoder.layout, coins, population=8, corrupted=1, dropped=1, **place)

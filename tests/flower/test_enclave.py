@@ -18,8 +18,8 @@ REFUSED = {
     "enclave_of_others": "another authority",
 }
 SCENARIOS = [
-    *("enclave", "enclave_dropped", "enclave_too_few"),
-    *("enclave_served", "enclave_absent", "enclave_other_terms", "enclave_other_models", "enclave_again", *REFUSED),
+    *("enclave", "enclave_dropped", "enclave_served", "enclave_absent", *REFUSED),
+    *("enclave_other_terms", "enclave_other_models"),
     "enclave_other_task",
 ]
 
@@ -49,11 +49,6 @@ def test_an_enclave_that_is_not_there_is_named(outcomes: dict[str, Any]) -> None
     assert "secagg-enclave-socket is /absent/socket" in outcomes["enclave_absent"]["error"]
 
 
-def test_too_few_uploads_release_nothing(outcomes: dict[str, Any]) -> None:
-    assert outcomes["enclave_too_few"]["error"].startswith("ThresholdNotMet")
-    assert "nothing of it was learned" in outcomes["enclave_too_few"]["log"]
-
-
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_client_seals_nothing_below_its_floors(outcomes: dict[str, Any], name: str) -> None:
     assert outcomes[name]["error"].startswith("ThresholdNotMet")
@@ -74,8 +69,3 @@ def test_an_enclave_that_counts_for_another_task_is_sealed_nothing(outcomes: dic
 
 def test_updates_of_different_models_are_in_no_sum(outcomes: dict[str, Any]) -> None:
     assert counts(outcomes["enclave_other_models"]) == [(8, 4)]
-
-
-def test_a_round_is_sealed_once_also_by_a_node_that_lost_its_state(outcomes: dict[str, Any]) -> None:
-    assert outcomes["enclave_again"]["error"] is None
-    assert outcomes["enclave_again"]["again"] == 0

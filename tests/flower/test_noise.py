@@ -114,8 +114,6 @@ def test_an_operator_raises_noise_and_lowers_the_norm_and_nothing_else(folders: 
     assert (first.noise, first.norm) == (1.0, 1.0)
 
 
-# --- A client's budget ------------------------------------------------------------------------------------------------
-
 BUDGET: dict[str, Any] = {"epsilon": 5.0}
 """Pays for three sums of this noise, and not for four."""
 

@@ -167,9 +167,6 @@ def test_bounds_are_those_of_every_value_of_a_segment() -> None:
     assert high == max(tensor.scheme.bound for name, tensor in found.items() if not name.endswith("w"))
 
 
-# --- A committee ------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def committee(folders: Path) -> SecAggSettings:
     return committee_of(folders, 1)

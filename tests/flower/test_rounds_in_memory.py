@@ -201,9 +201,6 @@ def test_a_registered_protocol_that_a_client_does_not_name_gets_nothing(folders:
     assert "5 clients left with code 'terms'" in log.text
 
 
-# --- Schemes ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def outside(tmp_path: Path) -> str:
     """Return the name of the tutorial's scheme, in a file that is in no package."""
@@ -306,9 +303,6 @@ def test_a_node_that_is_silent_costs_the_timeout_and_is_in_no_sum(
     assert inner.now == 5.0
 
 
-# --- The ledger -------------------------------------------------------------------------------------------------------
-
-
 def run_again(folders: Path, protocol: str, run: int, train: Train, model: Any = MODEL, **floors: Any) -> str:
     """Run a round of a run whose nodes have none of their state, and return what ended it."""
     inner, grid = begun(MemoryGrid(lenient(folders, **floors), train, run=run), settings_of(folders, protocol))
@@ -342,9 +336,6 @@ def test_a_server_that_renames_its_task_gets_no_second_sum_of_an_update_or_of_a_
 def test_a_semi_honest_run_may_begin_with_the_model_of_another(folders: Path) -> None:
     assert run_again(folders, "pairwise", 1, adding(0.125)) == "summed"
     assert run_again(folders, "pairwise", 2, adding(0.125)) == "summed"
-
-
-# --- Fixed point ------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_smaller_than_a_step_is_kept_on_average_and_both_ends_are_warned(folders: Path, log: Any) -> None:
@@ -410,9 +401,6 @@ def test_a_training_that_fails_is_an_upload_like_any_other(folders: Path, protoc
     assert np.abs(arrays["w"] - MODEL["w"] - (CLIENTS - 1) / CLIENTS).max() < 2**-15
     assert not any(count.left for _, count in grid.stages)
     assert all("a secret" not in str(message.content) for message in inner.sent)
-
-
-# --- Which tensors, how many clients, and evaluation ------------------------------------------------------------------
 
 
 def test_booleans_stay_as_they_were_sent(folders: Path) -> None:
@@ -486,9 +474,6 @@ def test_a_roster_that_certifies_nobody_is_said(folders: Path, log: Any) -> None
     settings = SecAggSettings(roster=str(folders / "keys" / "roster.json"))
     plugin.SecAggGrid(MemoryGrid(lenient(folders), adding(0.125)), settings=settings)  # type: ignore[arg-type]
     assert "secagg-roster certifies nobody in semi_honest mode" in log.text
-
-
-# --- What a hostile reading found -------------------------------------------------------------------------------------
 
 
 def keys_in(folder: Path) -> list[str]:
@@ -675,9 +660,6 @@ def test_terms_of_another_run_are_refused(folders: Path, log: Any) -> None:
     assert "the server says 'flower run 77', and this is 'flower run 7'" in log.text
 
 
-# --- What a strategy is told, and runs that are stopped ---------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
 def test_why_clients_left_is_in_the_reply(folders: Path, kind: str) -> None:
     def train(model: Any, node: int) -> dict[str, Any]:
@@ -693,17 +675,6 @@ def test_why_clients_left_is_in_the_reply(folders: Path, kind: str) -> None:
     assert list(told) == ["advertise keys", "share keys", "masked input", "unmasking"]
     assert all("left" not in text for text in told.values())
     assert "secret" not in str(told)
-
-
-def test_strategies_read_a_reply_that_says_who_left(folders: Path) -> None:
-    from flwr.serverapp.strategy import FedAvg  # noqa: PLC0415 -- needs Flower
-
-    inner, grid = begun(MemoryGrid(lenient(folders), adding(0.125)), settings_of(folders, "pairwise"))
-    replies = list(grid.send_and_receive(inner.messages(MODEL)))
-    arrays, metrics = FedAvg().aggregate_train(1, replies)
-    assert arrays is not None
-    assert metrics is not None
-    assert np.allclose(arrays["w"].numpy(), 0.375, atol=2**-16)
 
 
 @pytest.mark.parametrize(("protocol", "stage"), [*(("pairwise", stage) for stage in range(4)), ("two-servers", 0)])

@@ -144,18 +144,6 @@ def test_the_rate_follows_from_the_losses_with_noise(folders: Path) -> None:
     assert three == 3 * (len(made.inner.sent) - sent)
 
 
-def test_a_harmful_noise_takes_a_finer_code(folders: Path) -> None:
-    made = Federation(folders, "enclave", harm=1e-9, **AUTO)
-    uploads = list[int]()
-    for number in range(6):
-        made.round()
-        uploads.append(max(count.largest_up for _, count in made.grid.stages))
-        if number == 4:
-            made.inner.train = made.evaluate
-            made.inner.round(made.grid, made.model, "evaluate")
-    assert uploads[5] > 1.5 * uploads[4]
-
-
 def test_lengths_that_differ_and_noise_that_is_large_are_said_once(folders: Path, log: Any) -> None:
     made = Federation(folders, "enclave", compression="peak-512")
     lazy, usual = {0, 1}, made.train

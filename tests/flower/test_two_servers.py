@@ -24,9 +24,9 @@ TOLD_OTHERWISE = {
     "two_other_round": "the servers count for another round than this client's",
 }
 SCENARIOS = [
-    *("two", "two_twin", "two_dropped", "two_too_few", "two_hybrid"),
+    *("two", "two_twin", "two_dropped", "two_hybrid"),
     *("two_served", "two_restarted", "two_lost", "two_absent", *REFUSED, *TO_SERVER_ONE, *TOLD_OTHERWISE),
-    *("two_other_models", "two_again", "two_own_key"),
+    *("two_other_models", "two_own_key"),
 ]
 
 
@@ -80,13 +80,6 @@ def test_a_second_server_that_is_gone_is_named(outcomes: dict[str, Any], name: s
     assert "nothing of it was learned" in outcomes[name]["log"]
 
 
-def test_too_few_uploads_release_nothing(outcomes: dict[str, Any]) -> None:
-    assert (
-        outcomes["two_too_few"]["error"] == "ThresholdNotMet: 8 clients (secagg-threshold) are needed and 7 are present"
-    )
-    assert "nothing of it was learned" in outcomes["two_too_few"]["log"]
-
-
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_client_shares_nothing_with_servers_that_are_not_what_it_was_told(
     outcomes: dict[str, Any], name: str
@@ -126,8 +119,3 @@ def test_whoever_is_told_something_else_than_the_servers_agreed_on_leaves_the_ro
 def test_updates_of_different_models_are_in_no_sum(outcomes: dict[str, Any]) -> None:
     assert outcomes["two_other_models"]["error"] is None
     assert counts(outcomes["two_other_models"]) == [(8, 4)]
-
-
-def test_a_round_is_uploaded_for_once_also_by_a_node_that_lost_its_state(outcomes: dict[str, Any]) -> None:
-    assert outcomes["two_again"]["error"] is None
-    assert outcomes["two_again"]["again"] == 0

@@ -76,20 +76,6 @@ def test_the_search_for_updates_finds_one_that_is_in_the_clear(folder: Path, mon
     assert any(plain in reached for plain in plain_updates() for reached in made.reached)
 
 
-def test_a_second_round_goes_on_from_the_first_and_codes_get_shorter(folder: Path) -> None:
-    def train(site: Site, model: FLModel) -> FLModel:
-        del site
-        return FLModel(params={name: values + np.float32(1 / 8) for name, values in model.params.items()})
-
-    made = federation(folder, "pairwise", {"compression": "scalar-8", "weighting": "uniform"}, {}, train=train)
-    large = {"w": np.zeros((64, 64), np.float32)}
-    first, _ = made.run(large)
-    longest = max(count.largest_up for _, count in made.round.stages)
-    second, _ = made.run(first)
-    assert np.abs(second["w"] - 1 / 4).max() < 0.01
-    assert max(count.largest_up for _, count in made.round.stages) < longest
-
-
 @pytest.mark.parametrize("task", [STAGE_TASK, "train"])
 def test_a_site_that_is_lost_is_left_out_at_every_stage(folder: Path, task: str) -> None:
     made = federation(folder, "pairwise", {}, {}, gone={("site-5", task)})
@@ -119,9 +105,6 @@ def test_differences_integers_and_metrics_travel_as_scripts_return_them(folder: 
     assert means.total_weight == SITES
     assert changed["count"].tolist() == [6, 7]
     assert np.abs(changed["w"] - model["w"] - 3).max() < STEP
-
-
-# --- What a server, or its job, could try ---------------------------------------------------------------------------
 
 
 def left(folder: Path, expected: Left, log: pytest.LogCaptureFixture, **more: Any) -> str:
@@ -268,9 +251,6 @@ def test_garbage_in_another_clients_name_excludes_nobody_but_its_sender(
     assert "node site-1 is left out: authentication failed" in caplog.text
 
 
-# --- Models ---------------------------------------------------------------------------------------------------------
-
-
 class Tensor:
     """What PyTorch's tensors have of what is used here; of 16 bits NumPy reads none."""
 
@@ -305,9 +285,6 @@ def test_tensors_of_another_library_come_back_as_such_and_bfloat16_is_read_with_
     read = arrays_in({"w": Tensor(np.full(2, 1.5, np.float16), dtype="torch.bfloat16")})["w"]
     assert read.dtype == np.float32
     assert read.tolist() == [1.5, 1.5]
-
-
-# --- What a hostile reading found -------------------------------------------------------------------------------------
 
 
 def test_a_script_that_trains_in_place_is_summed_as_others_are(folder: Path) -> None:
@@ -354,8 +331,6 @@ def test_whatever_a_site_answers_leaves_it_out_and_nobody_else(folder: Path, hea
     _, means = federation(folder, "pairwise", {}, {}, forging=forge).run(MODEL)
     assert means.contributors == SITES - 1
 
-
-# --- More than FedAvg -------------------------------------------------------------------------------------------------
 
 CONTROLS: dict[str, Any] = {
     "w": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4),

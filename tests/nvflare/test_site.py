@@ -77,9 +77,6 @@ def begin(site: Site, filters: dict[str, list[Any]]) -> Any:
     return sent, blocked
 
 
-# --- Filters of the scope ---------------------------------------------------------------------------------------------
-
-
 def test_a_secure_job_gets_its_mean_and_its_own_filters_step_back(folder: Path) -> None:
     made = forced(folder)
     model, means = made.run(MODEL)
@@ -204,9 +201,6 @@ def test_events_of_a_job_stay_here_unless_the_operator_lets_analytics_out(folder
     sent, blocked = begin(open_, {})
     assert sent.fire_and_forget_request() == MARK
     assert not blocked
-
-
-# --- The gate ---------------------------------------------------------------------------------------------------------
 
 
 def looked_at(gate: SiteGate, component: Any) -> None:

@@ -114,32 +114,6 @@ def test_a_model_without_a_tensor_that_the_terms_name_is_refused_and_not_trained
     assert refused == ["only the session's tensors of floats are held"] * SITES
 
 
-def test_the_rate_follows_from_the_losses_with_noise(folder: Path) -> None:
-    """A quadratic loss rises by the mean square of the noise."""
-    trainers, model = Trainers(), dict(START)
-    made = federation(folder, "enclave", AUTO, FLOORS, train=trainers.train)
-    for _ in range(5):
-        model, _ = made.run(model)
-    known = made.rounds.known_of(model)
-    for site in made.sites.values():
-        site.train = trainers.evaluate
-    _, means = made.run(model, is_evaluation=True)
-    found = list[float]()
-
-    def evaluated(moved: Model) -> Any:
-        _, told = made.run(moved, is_evaluation=True)
-        found.append(told.metrics["loss"])
-        return told
-
-    made.rounds.probe(model, means, evaluated)
-    assert len(found) == 2
-    assert known.rate is not None
-    due = known.deviations["w"] ** 2 / known.noise
-    assert known.rate.slope == pytest.approx(due, rel=0.05)
-    made.rounds.probe(model, means, evaluated)
-    assert len(found) == 2
-
-
 def test_sites_of_a_simulated_job_are_told_sums(tmp_path: Path) -> None:
     output = lab(tmp_path, "lab_told.py", "sums")
     uploads = re.findall(r"round \d, sealed upload: sent 3 \((.*?) kB\), received 3", output)

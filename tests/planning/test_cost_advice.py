@@ -1,12 +1,15 @@
-"""What the planner advises: which is cheaper, where that ends, and which form a histogram takes."""
+"""What the planner advises: which is cheaper, where that ends, which form a histogram takes, and what noise does."""
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import pytest
 
-from secagg.planning.advice import advice, break_even_block, product_slack
+from secagg.cli import main
+from secagg.errors import InvalidParameters
+from secagg.planning.advice import PlannedNoise, advice, break_even_block, product_slack
 from secagg.planning.costs import INDEXED, Learned, PlanRequest, Scheme, compare, shapes_of_blocks
 from secagg.protocols.two_servers.point_functions.lanes import RingLanes
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape, tree_bits
@@ -80,20 +83,10 @@ def test_what_can_be_used_today_is_named_for_each_protocol() -> None:
     assert "peak code, 1 of 645" in starting(said, "Of what can be used today with enclave")
 
 
-def test_no_scheme_is_promised_that_is_not_there() -> None:
-    said = advice_on(learn=Learned.HISTOGRAM)
-    assert "No scheme of this library gives the histogram with pairwise." in said
-    # Where it is the session that is impossible, it is not said to be the schemes.
-    assert not [sentence for sentence in advice_on(clients=2) if "No scheme" in sentence]
-
-
 def test_without_point_functions_nothing_is_compared_with_them() -> None:
     said = advice_on(codewords=8192, blocks=1 << 15)
     assert said
     assert not [sentence for sentence in said if "a point function" in sentence]
-
-
-# --- What bounds a client ---------------------------------------------------------------------------------------------
 
 
 def test_schemes_of_indices_are_bounded_and_all_others_are_named_as_not() -> None:
@@ -110,3 +103,37 @@ def test_the_slack_of_a_codebook_is_that_of_its_longest_codeword(codewords: int,
     assert slack is not None
     assert 1 < slack < most
     assert product_slack(1 << 13, 8) is None
+
+
+VALUES = 19_338
+
+
+def test_epsilon_stands_beside_both_meanings_of_a_change() -> None:
+    pytest.importorskip("dp_accounting", reason="needs the extra `dp`")
+    first = next(iter(PlannedNoise(Fraction(2), 10, 1e-5).advice(VALUES, 1000)))
+    assert "epsilon 8" in first, "V19: ten rounds of multiplier 2 at 1e-5"
+    assert "replaced by another" in first
+    assert "by zeros" in first
+
+
+def test_rings_are_named_with_what_they_cost() -> None:
+    last = [*PlannedNoise(Fraction(1), 1, 1e-6).advice(100_000, 1000)][-1]
+    assert "14 bits" in last
+    assert "18 bits 0.0" in last
+    assert "No ring" in [*PlannedNoise(Fraction(10**6), 1, 1e-6).advice(10**6, 10)][-1]
+
+
+@pytest.mark.parametrize("multiplier", [Fraction(10) ** 400, Fraction(1, 10**300)])
+def test_a_multiplier_beyond_all_use_is_refused_with_the_range(multiplier: Fraction) -> None:
+    with pytest.raises(InvalidParameters, match=r"--noise is in 0\.0001\.\.1,000,000"):
+        list(PlannedNoise(multiplier, 1, 1e-6).advice(19_456, 100))
+
+
+def test_no_noise_is_no_multiplier() -> None:
+    with pytest.raises(InvalidParameters, match="--noise is positive"):
+        next(iter(PlannedNoise(Fraction(0), 1, 1e-6).advice(10, 10)))
+
+
+def test_the_command_says_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--blocks", "2000", "--noise", "1/2"]) == 0
+    assert "Noise of 1/2 times what one client can change" in capsys.readouterr().out

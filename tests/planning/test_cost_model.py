@@ -50,8 +50,6 @@ def block_bits(option: Option, blocks: int = BLOCKS) -> float:
     return 8 * option.costs.payload_bytes / blocks
 
 
-# --- The tables -------------------------------------------------------------------------------------------------------
-
 # Codewords, clients; bits a block of the explicit share without its last lane, of the tree, and its depth; of an index;
 # cipher calls of the tree if lanes took their own bits in memory.
 HISTOGRAMS = [
@@ -174,8 +172,6 @@ def test_a_client_sends_the_published_total(scheme: Scheme, protocol: str, varia
     assert 0 < option.costs.up_bytes - option.costs.payload_bytes < 5000
 
 
-# --- What is really sent ----------------------------------------------------------------------------------------------
-
 Report = Callable[..., dict[str, Any]]
 
 
@@ -244,9 +240,6 @@ def test_a_round_of_two_servers_sends_what_the_model_says(
     assert option.costs.payload_bytes < option.costs.up_bytes < option.costs.payload_bytes + 8000
 
 
-# --- Models -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("scheme", [Scheme.SCALAR, Scheme.PRUNING, Scheme.PRODUCT])
 def test_layouts_of_a_model_are_those_of_the_papers_tables(scheme: Scheme) -> None:
     request = PlanRequest(shapes=FEMNIST_3_CHANNEL, codewords=64, block_size=18)
@@ -286,21 +279,6 @@ def test_clients_are_told_scales_codebooks_and_seeds_and_nothing_of_fixed_point(
     assert difference == {scheme: told[scheme] for scheme in difference}
 
 
-def test_schemes_are_named_with_their_parameters() -> None:
-    request = request_of(codewords=32, bits=4, sparsity=Fraction(29, 32))
-    assert [request.describe(scheme) for scheme in Scheme] == [
-        "fixed point, 32 bits",
-        "scalar quantization, 4 bits",
-        "dithered quantization, 4 bits",
-        "random pruning, 0.09375 kept",
-        "decoded codewords, 8 bits",
-        "one-hot vectors, 32 x 4",
-        "product quantization, 32 x 4",
-        "peak code, 1 of 645",
-        "linear sketch, 1,676 signs",
-    ]
-
-
 def test_values_that_are_rounded_under_the_mask_cost_their_whole_steps() -> None:
     """As many bits as quantized ones where a protocol rounds; with one message no guard bits, and so far fewer."""
     comparison = compare(request_of(clients=100, bits=8, block_size=9))
@@ -327,15 +305,6 @@ def test_work_is_that_of_the_busiest_machine_for_all_clients() -> None:
     assert work_of(flat) == (100 * (1600 * 31 // 16 + 10), 100 * (1600 * 32 + 40))
 
 
-def test_what_is_plain_is_sent_once_because_a_seed_stands_for_the_other_share() -> None:
-    bare, biased = (
-        compare(PlanRequest(shapes={"matrix": (1600, 4), **more}, codewords=32, block_size=4))
-        for more in ({}, {"bias": (40,)})
-    )
-    without, beside = (the_only(both, "two-servers", Scheme.PRODUCT, "depth 0") for both in (bare, biased))
-    assert beside.costs.up_bytes - without.costs.up_bytes == 40 * 4
-
-
 def test_what_has_no_codebook_is_sent_plain_everywhere() -> None:
     request = PlanRequest(shapes=CELEBA, codewords=16, block_size=9)
     plain = sum(segment.length for segment in (request.plain or request.layout(Scheme.PRODUCT)).segments)
@@ -360,9 +329,6 @@ def test_small_tensors_have_fewer_codewords_and_trees_of_other_depths() -> None:
         if (option.protocol, option.scheme) == ("two-servers", Scheme.PRODUCT)
     }
     assert variants == {"depth 0", "depths 0 to 3", "depth 0, checked", "depths 0 to 3, checked"}
-
-
-# --- Rates from the cohort ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("without_one_message")
@@ -404,9 +370,6 @@ def test_a_small_model_is_planned_in_the_blocks_that_it_is_turned_in(values: int
     assert request.layout(Scheme.PEAK).segments[0] == code.layout.segments[0]
 
 
-# --- Order, what is learned, status -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("learn", Learned)
 @pytest.mark.parametrize("clients", [3, 1000])
 def test_the_shortest_upload_comes_first(learn: Learned, clients: int) -> None:
@@ -428,13 +391,6 @@ def test_a_histogram_gives_the_sum_and_a_sum_no_histogram() -> None:
     assert comparison.giving(Learned.SUM) == list(comparison.options)
 
 
-def test_an_enclave_that_is_asked_for_the_sum_releases_no_histogram() -> None:
-    learned = {
-        learn: the_only(compare(request_of(learn=learn)), "enclave", Scheme.PRODUCT).learned for learn in Learned
-    }
-    assert learned == {learn: learn for learn in Learned}
-
-
 def test_what_is_not_there_is_not_called_available() -> None:
     status = {(option.protocol, option.scheme): option.status for option in compare(request_of()).options}
     rings_alone = [name for name in names() if IndexSegment not in find(name).segments]
@@ -444,15 +400,6 @@ def test_what_is_not_there_is_not_called_available() -> None:
     assert set(status.values()) == {Status.AVAILABLE}
     # Two schemes with indices and four without by two, rings by the others too, rounded ones by those that round.
     assert len(status) == 2 * (2 + 4) + 4 * len(rings_alone) + 3
-
-
-def test_every_protocol_has_costs_and_says_whom_it_trusts() -> None:
-    for entry in map(find, names()):
-        assert entry.costs is not None, entry.name
-        assert entry.trust, entry.name
-
-
-# --- What is left out, and what is refused ----------------------------------------------------------------------------
 
 
 def left_out_of(protocol: str, comparison: Comparison) -> list[str]:

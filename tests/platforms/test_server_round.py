@@ -170,9 +170,6 @@ def all_answer(carried: Round, stage: Stage, messages: Mapping[str, bytes]) -> N
         carried.says(node, plain())
 
 
-# --- How a round goes -------------------------------------------------------------------------------------------------
-
-
 def test_terms_go_with_the_invitation_alone_and_every_stage_asks_those_who_are_there() -> None:
     def talk(carried: Round, stage: Stage, messages: Mapping[str, bytes]) -> None:
         for node in messages:
@@ -291,9 +288,6 @@ def test_a_lost_helper_ends_the_round_and_says_so(caplog: pytest.LogCaptureFixtu
     assert "a lie (to blame: nobody for certain)" in caplog.text
 
 
-# --- Who is heard in whose name ---------------------------------------------------------------------------------------
-
-
 def begun(task: Task) -> tuple[Round, StageCount]:
     """Return a round that is in its first stage, and that stage's count."""
 
@@ -375,9 +369,6 @@ def test_a_stranger_with_a_key_of_the_roster_is_not_heard(roster: Roster, keys: 
     carried, count = begun(task := Task(roster=roster))
     assert not carried.says("stranger", signed(keys[ONE], ONE), count)
     assert not task.session.heard
-
-
-# --- Who is awaited no more -------------------------------------------------------------------------------------------
 
 
 def test_a_node_that_leaves_takes_its_own_clients_along_and_says_why() -> None:

@@ -71,9 +71,6 @@ def least_delta(kind: NoiseKind, variance: float, shifts: list[int], bound: floa
     return float(np.maximum(left - exp(bound) * right, 0).sum())
 
 
-# --- Skellam ----------------------------------------------------------------------------------------------------------
-
-
 def skellam_loss(order: int, one: ReleasePart) -> float:
     return loss_of(NoiseKind.SKELLAM, [one]).at(order)
 
@@ -122,8 +119,6 @@ def test_skellam_tends_to_the_gaussian() -> None:
     assert 0 <= excess[-1] < 1e-3
     assert excess[0] > 0.01
 
-
-# --- Epsilon ----------------------------------------------------------------------------------------------------------
 
 TABLE: dict[Fraction, tuple[float, float, float, float]] = {
     Fraction(1, 2): (11.7, 51.8, 302.7, 2329.0),
@@ -194,9 +189,6 @@ def test_nothing_that_depends_on_a_client_costs_nothing(kind: NoiseKind) -> None
     assert epsilon(kind, [part(0, 1)], 10, 1e-6) == pytest.approx(0, abs=1e-6)
 
 
-# --- What is refused --------------------------------------------------------------------------------------------------
-
-
 @KINDS
 @pytest.mark.parametrize(
     ("releases", "delta"),
@@ -244,9 +236,6 @@ def test_the_extra_is_not_needed_to_import_the_module(monkeypatch: pytest.Monkey
     another = module_from_spec(spec)
     spec.loader.exec_module(another)
     assert another.epsilon is not accounting.epsilon
-
-
-# --- Sums of clients' noise -------------------------------------------------------------------------------------------
 
 
 def exact_delta(sensitivity: float, bound: float) -> float:

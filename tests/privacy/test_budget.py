@@ -175,9 +175,6 @@ def test_a_budget_has_an_adjacency() -> None:
         PrivacyBudget(epsilon=1.0, delta=DELTA, adjacency=1)  # type: ignore[arg-type]
 
 
-# --- In settings ------------------------------------------------------------------------------------------------------
-
-
 def test_settings_have_a_budget_where_they_say_so() -> None:
     noise: dict[str, Any] = {"noise_multiplier": Fraction(2), "l2_bounds": (1000,), "adjacency": Adjacency.ZERO_OUT}
     assert NoiseSettings(**noise).budget is None

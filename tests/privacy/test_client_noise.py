@@ -71,9 +71,6 @@ def lifted(payload: Payload) -> npt.NDArray[np.int64]:
     return segment.ring.lift(payload.values[0]).astype(np.int64)
 
 
-# --- How much ---------------------------------------------------------------------------------------------------------
-
-
 @KINDS
 def test_exactly_the_least_number_of_honest_survivors_add_the_noise_that_is_accounted(kind: NoiseKind) -> None:
     """100 are invited, 60 must contribute, 20 of those are corrupted: 40 add V, and not 48, which 20 % would say."""
@@ -114,9 +111,6 @@ def test_epsilon_is_that_of_the_variance_at_the_minimum_and_the_gap_at_the_capac
     assert part_of(narrow).gap == 0, "a sum of Skellam variables is one"
 
 
-# --- What is added to -------------------------------------------------------------------------------------------------
-
-
 def test_a_client_is_clipped_before_its_noise_whatever_its_codec_did() -> None:
     ring = LAYOUT.require_rings()[0].ring
     long = Payload(LAYOUT, (ring.from_integers(np.full(20_000, 50)),))
@@ -136,9 +130,6 @@ def test_noise_is_for_one_layout_and_for_payloads_that_are_in_their_rings() -> N
     changed.values[0][:] = 1 << 20
     with pytest.raises(CapacityExceeded):
         planned().add_to(changed, SystemCoins())
-
-
-# --- What is refused --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -249,9 +240,6 @@ def test_a_ring_that_holds_no_sum_at_all_says_so() -> None:
 
 def test_without_noise_a_session_binds_its_terms_alone() -> None:
     assert NoiseSettings().bound_to(b"terms", 1) == b"terms"
-
-
-# --- What people are told ---------------------------------------------------------------------------------------------
 
 
 def test_the_line_where_noise_drowns_is_180_clients_for_each_unit_of_noise_on_a_net_of_19456_values() -> None:

@@ -24,8 +24,6 @@ from tests.harness.distributions import PMFS, WORST_DEVIATION, deviation, deviat
 from tests.harness.recorded_coins import InsecureRecordedCoins, WatchedCoins
 
 Vector = npt.NDArray[np.int64]
-Pmf = list[float]
-"""Probabilities of 0, 1, 2, ...; those of negative values are the same."""
 
 below = noise._below  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 is_less = noise._is_less  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
@@ -122,9 +120,6 @@ def test_discrete_gaussian_agrees_with_opendp(sigma: float) -> None:
     assert ((statistic / freedom) ** (1 / 3) - 1 + 2 / (9 * freedom)) / (2 / (9 * freedom)) ** 0.5 < 6
 
 
-# --- What the bounds leave open ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("variance", [Fraction(1, 3), Fraction(5, 2), Fraction(99, 2)])
 def test_coarse_bounds_leave_more_to_rational_arithmetic_and_change_nothing(
     monkeypatch: pytest.MonkeyPatch, variance: Fraction
@@ -181,9 +176,6 @@ def words(form: str, *values: int) -> InsecureRecordedCoins:
     return InsecureRecordedCoins(np.array(values, dtype=form).tobytes())
 
 
-# --- Uniform integers -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("bound", [2, 3, 5, 7, 1000, 1 << 20, (1 << 40) - 1, (1 << 40) + 1])
 def test_words_beyond_the_last_multiple_of_a_bound_are_drawn_again(bound: int) -> None:
     last = (1 << 64) // bound * bound - 1
@@ -197,9 +189,6 @@ def test_integers_below_a_bound_are_uniform(bound: int) -> None:
     counts = np.bincount(below(bound, 60_000, InsecureSeededCoins(b"uniform")), minlength=bound)
     assert counts.size == bound
     assert bound == 1 or abs(deviation(counts.tolist(), [60_000 / bound] * bound)) < WORST_DEVIATION
-
-
-# --- Coins ------------------------------------------------------------------------------------------------------------
 
 
 class Constant:
@@ -233,13 +222,6 @@ def test_equal_coins_give_equal_noise_and_others_give_other_noise(kind: NoiseKin
 
 
 @KINDS
-def test_consecutive_vectors_of_one_source_differ(kind: NoiseKind) -> None:
-    coins = InsecureSeededCoins(b"consecutive")
-    first, second = (sample(kind, Fraction(100), 50, coins) for _ in range(2))
-    assert first.tolist() != second.tolist()
-
-
-@KINDS
 def test_coins_are_overwritten(kind: NoiseKind) -> None:
     coins = WatchedCoins()
     sample(kind, Fraction(100), 1000, coins)
@@ -266,9 +248,6 @@ def test_a_comparison_that_coins_never_decide_is_given_up() -> None:
         is_less((1 << 32) // 3, Fraction(1, 3), Constant(0x55))
     with pytest.raises(Misuse, match="repair their draw"):
         below(3, 1, Constant(0xFF))
-
-
-# --- Lengths, pieces, memory ------------------------------------------------------------------------------------------
 
 
 @KINDS
@@ -304,9 +283,6 @@ def test_memory_beside_the_result_is_that_of_a_piece(kind: NoiseKind) -> None:
     finally:
         tracemalloc.stop()
     assert peak < values.nbytes + (8 << 20)
-
-
-# --- Variances --------------------------------------------------------------------------------------------------------
 
 
 @KINDS

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from secagg.cli import main
-from secagg.platforms.keys import load_roster
+from tests.harness.standing_holders import StandingHolders
 from tests.harness.wire_town import SECONDS, Process, Town
 
 HOLDERS = 4
@@ -87,9 +87,6 @@ def test_a_place_that_cannot_be_written_is_refused_before_anybody_uploads(
     assert "file" in capsys.readouterr().err
 
 
-# --- Servers ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def town(tmp_path: Path) -> Iterator[Town]:
     made = Town(tmp_path)
@@ -99,32 +96,16 @@ def town(tmp_path: Path) -> Iterator[Town]:
         made.close()
 
 
-def standing(town: Town, tmp_path: Path) -> list[str]:
+@pytest.fixture
+def standing(town: Town, tmp_path: Path) -> Iterator[list[str]]:
     """Start standing holders, and return what a server is told of them."""
-    roster, sockets, holders = town.make_keys(), list[str](), list[str]()
-    authority, record = load_roster(Path(roster)).authority.hex(), str(tmp_path / "record")
-    for number in range(HOLDERS):
-        made = town.command("holder", "keys", "--out", str(tmp_path / f"holder-{number}"))
-        assert made.ended() == 0
-        holders += ["--holder", made.text.strip()]
-    signed = ("--authority", str(tmp_path / "keys" / "authority.key"), "--number", "1", "--out", record)
-    assert town.command("holder", "record", *signed, *holders).ended() == 0
-    for number in range(HOLDERS):
-        sockets.append(str(tmp_path / f"{number}.socket"))
-        town.command(
-            *("holder", "serve", "--record", record, "--key", str(tmp_path / f"holder-{number}")),
-            *("--authority", authority, "--journal", str(tmp_path / f"journal-{number}"), "--socket", sockets[-1]),
-            *("--minimum-holders", str(HOLDERS)),
-        ).wait_for("is ready")
-    return [
-        *ONE_MESSAGE,
-        "--set",
-        f"roster={roster}",
-        "--set",
-        f"epoch={record}",
-        "--set",
-        f"holders={','.join(sockets)}",
-    ]
+    roster = town.make_keys()
+    authority, floors = tmp_path / "keys" / "authority.key", ("--minimum-holders", str(HOLDERS))
+    holders = StandingHolders(tmp_path, authority, HOLDERS, serve=floors)
+    sockets = ",".join(map(holders.socket, range(HOLDERS)))
+    told = (f"roster={roster}", f"epoch={tmp_path / 'record'}", f"holders={sockets}")
+    yield [*ONE_MESSAGE, *(part for setting in told for part in ("--set", setting))]
+    holders.end()
 
 
 def uploads_in(folder: Path) -> int:
@@ -152,10 +133,11 @@ def three_uploads(town: Town) -> list[Process]:
 @pytest.mark.scale
 @pytest.mark.parametrize("end", ["killed", "stopped"])
 @pytest.mark.parametrize("engine", ["processes", "ray"])
-def test_a_server_whose_uploads_others_add_goes_on(town: Town, tmp_path: Path, engine: str, end: str) -> None:
+def test_a_server_whose_uploads_others_add_goes_on(
+    town: Town, tmp_path: Path, standing: list[str], engine: str, end: str
+) -> None:
     """Three have uploaded, and are not asked again: a client uploads once."""
-    arguments = standing(town, tmp_path)
-    options = ("--engine", engine, "--workers", "2", *arguments)
+    options = ("--engine", engine, "--workers", "2", *standing)
     server = town.serve(*options)
     clients = three_uploads(town)
     if end == "killed":
@@ -163,7 +145,7 @@ def test_a_server_whose_uploads_others_add_goes_on(town: Town, tmp_path: Path, e
     else:
         assert server.terminate() == 130
     assert uploads_in(tmp_path) == 3
-    assert "resume with --engine" in refused(town, *arguments)
+    assert "resume with --engine" in refused(town, *standing)
     server = town.serve(*options)
     clients += [town.contribute(number, *ONE_MESSAGE) for number in (3, 4)]
     assert [client.ended() for client in clients] == [0] * 5
@@ -176,8 +158,10 @@ def test_a_server_whose_uploads_others_add_goes_on(town: Town, tmp_path: Path, e
 
 
 @pytest.mark.scale
-def test_a_server_is_stopped_while_its_workers_hang_and_goes_on(town: Town, tmp_path: Path) -> None:
-    options = ("--engine", "processes", *standing(town, tmp_path))
+def test_a_server_is_stopped_while_its_workers_hang_and_goes_on(
+    town: Town, tmp_path: Path, standing: list[str]
+) -> None:
+    options = ("--engine", "processes", *standing)
     server = town.serve(*options)
     clients = three_uploads(town)
     clients += [town.contribute(3, *ONE_MESSAGE)]

@@ -41,15 +41,12 @@ def processes() -> Iterator[Processes]:
     engine.close()
 
 
-# --- Coordinators -----------------------------------------------------------------------------------------------------
-
-
 def test_a_coordinator_that_is_killed_at_any_moment_releases_once_or_never(tmp_path: Path) -> None:
     """Before or after any write; its next life dies earlier still, and the one after that goes on."""
     whole_life = live(Place(tmp_path / "undisturbed"), 0)
     assert whole_life["exact"]
     count = int(whole_life["moments"])
-    chosen: list[int] = np.random.default_rng(3).choice(count, 7, replace=False).tolist()
+    chosen: list[int] = np.random.default_rng(3).choice(count, 4, replace=False).tolist()
     exact = 0
     for moment in sorted(chosen):
         place, said = Place(tmp_path / str(moment)), dict[str, Any]()
@@ -62,7 +59,7 @@ def test_a_coordinator_that_is_killed_at_any_moment_releases_once_or_never(tmp_p
         assert "refused" not in said
         assert said.get("exact", True)
         exact += (place.folder / "released").exists()
-    assert exact >= 4
+    assert exact >= 2
 
 
 @pytest.mark.long
@@ -75,9 +72,6 @@ def test_a_coordinator_that_is_killed_before_or_after_any_write_goes_on_or_is_ov
             assert live(place, 0)["exact"], moment
         lists = {request for request in place.asked if message_kind(request) is MessageKind.ONE_MESSAGE_LIST}
         assert len(lists) == 1, "holders were shown two lists, or none"
-
-
-# --- Processes --------------------------------------------------------------------------------------------------------
 
 
 def processes_of(engine: Processes) -> set[int]:
@@ -127,12 +121,11 @@ class Hasty(Processes):
 
 def test_a_frozen_worker_with_one_task_left_ends_nobody(tmp_path: Path) -> None:
     """Nothing was done for as long as patience lasts, so all that run are begun again, by other processes."""
-    engine, place = Hasty(2), Place(tmp_path / "place")
+    engine, place = Hasty(1), Place(tmp_path / "place")
     place.settings = {"clients_in_a_task": 256, "patience": 0.5}
     try:
-        assert len(processes_of(engine)) == 2, "they are started before they are needed"
-        for process in processes_of(engine):
-            os.kill(process, signal.SIGSTOP)
+        (worker,) = processes_of(engine)  # It is started before it is needed.
+        os.kill(worker, signal.SIGSTOP)
         life = Life(place, engine)
         life.upload()
         assert place.is_exact(life.finish())
@@ -206,9 +199,6 @@ def test_an_engine_is_chosen_by_name() -> None:
     assert isinstance(open_engine("memory", 1), Engine)
     with pytest.raises(InvalidParameters, match="at least one worker"):
         open_engine("processes", 0)
-
-
-# --- Ray --------------------------------------------------------------------------------------------------------------
 
 
 def stub_of_ray(**given: Any) -> SimpleNamespace:

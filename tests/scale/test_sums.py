@@ -55,13 +55,18 @@ def uploaded(place: Place, engine: Engine | None = None) -> Life:
     return life
 
 
+def closed(place: Place) -> Life:
+    """Return a coordinator that lived until its list was fixed."""
+    life = uploaded(place)
+    life.session.close_stage()
+    life.end()
+    return life
+
+
 def alter(path: Path, at: int = 8) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)
-
-
-# --- A sum ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("clients_in_a_task", [1, 2, 5, 256])
@@ -141,9 +146,6 @@ def test_figures_are_told_to_people_and_to_prometheus(place: Place) -> None:
     assert "secagg_tasks_left 0" in metrics.text()
 
 
-# --- R6: pieces are judged once, when they come -----------------------------------------------------------------------
-
-
 def test_a_piece_that_is_not_the_signed_one_is_refused_when_it_comes(place: Place) -> None:
     life, client = Life(place), place.clients[0]
     upload = Upload.decode(place.upload(client, life.session.invitation))
@@ -154,9 +156,6 @@ def test_a_piece_that_is_not_the_signed_one_is_refused_when_it_comes(place: Plac
     assert refused.value.culprits == {client, ServerId()}, "the way may have altered it"
     assert not place.objects("pieces")
     life.session.receive(client, place.sent[client])
-
-
-# --- R5: what is durable, and when ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -254,9 +253,7 @@ def test_what_was_added_before_is_not_added_again(place: Place, monkeypatch: pyt
 
 
 def test_after_the_list_a_new_coordinator_shows_the_same_list_and_no_other(place: Place) -> None:
-    life = uploaded(place)
-    life.session.close_stage()
-    life.end()
+    closed(place)
     again = Life(place)
     assert again.session.stage is None, "nobody can upload any more"
     assert place.is_exact(again.finish())
@@ -368,9 +365,6 @@ def test_a_full_disk_acknowledges_nothing_and_names_nobody(place: Place, monkeyp
     assert again.session.awaited == frozenset(place.clients[2:])
     again.upload()
     assert place.is_exact(again.finish())
-
-
-# --- R7 to R9: contents are authenticated -----------------------------------------------------------------------------
 
 
 def test_a_tag_is_of_one_name_one_content_and_one_sum() -> None:
@@ -561,9 +555,7 @@ def test_a_file_of_the_coordinator_that_was_harmed_is_refused(
     place: Place, tmp_path: Path, name: str, harm: str
 ) -> None:
     """A record that begins with 72 zero bytes once hid all that followed it, and 7 of 8 clients saw another list."""
-    life = uploaded(place)
-    life.session.close_stage()
-    life.end()
+    closed(place)
     path = place.state / name
     data = path.read_bytes()
     match harm:
@@ -577,9 +569,7 @@ def test_a_file_of_the_coordinator_that_was_harmed_is_refused(
             shutil.copy(place.state / "uploads/00000002-1014", path)
         case "of another sum":
             other = Place(tmp_path / "other")
-            life = uploaded(other)
-            life.session.close_stage()
-            life.end()
+            closed(other)
             shutil.copy(other.state / name, path)
         case _:
             path.write_bytes(data[:-1])
@@ -609,9 +599,7 @@ def test_what_a_crash_left_half_written_is_no_upload(place: Place) -> None:
 
 def test_sums_that_are_not_those_of_the_list_are_not_opened(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that lies has the key; the digests in the record were made of what the first coordinator read."""
-    life = uploaded(place)
-    life.session.close_stage()
-    life.end()
+    closed(place)
     for path in place.objects("sums"):
         path.unlink()
     lied = Accumulator.add
@@ -629,9 +617,7 @@ def test_sums_that_are_not_those_of_the_list_are_not_opened(place: Place, monkey
 
 
 def test_a_record_that_is_gone_when_the_list_counts_it_ends_the_sum(place: Place) -> None:
-    life = uploaded(place)
-    life.session.close_stage()
-    life.end()
+    closed(place)
     (place.state / "uploads" / "00000001-1007").unlink()
     with pytest.raises(ConnectionError, match="lost pieces of client/1007, whom the list counts"):
         Life(place).finish()
@@ -654,9 +640,6 @@ def test_an_upload_that_was_written_and_not_acknowledged_costs_nobody(
     assert again.session.awaited == frozenset(place.clients[1:])
     again.upload()
     assert place.is_exact(again.finish())
-
-
-# --- A storage that fails ---------------------------------------------------------------------------------------------
 
 
 def spoil(path: Path, harm: str) -> None:
@@ -700,9 +683,7 @@ def test_a_piece_that_is_lost_before_the_list_costs_its_client_alone_and_names_n
 
 @pytest.mark.parametrize("harm", HARMS)
 def test_a_piece_that_is_lost_after_the_list_ends_the_sum_and_names_nobody(place: Place, harm: str) -> None:
-    life = uploaded(place)
-    life.session.close_stage()
-    life.end()
+    closed(place)
     spoil(place.pieces_of(place.clients[1])[1], harm)
     for path in place.objects("sums"):
         path.unlink()
@@ -867,9 +848,6 @@ def test_another_offer_does_not_go_on(place: Place) -> None:
         Life(place)
 
 
-# --- Memory -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("scheme", ["", "local://"])
 def test_a_task_holds_two_ranges_and_a_piece(tmp_path: Path, scheme: str) -> None:
     if scheme:
@@ -877,9 +855,7 @@ def test_a_task_holds_two_ranges_and_a_piece(tmp_path: Path, scheme: str) -> Non
     setup = SumSetup(population=8, layout=Layout((RingSegment(12, 1 << 18),)))
     place = Place(tmp_path / "place", setup)
     place.settings = {"clients_in_a_task": 256}
-    life = uploaded(place)
-    life.session.close_stage()
-    life.end()
+    life = closed(place)
     (task, *_) = life.sum._tasks_of(place.clients[:6])  # pyright: ignore[reportPrivateUsage]
     ranges = sum(words.nbytes for words in task.cut.zeros(0))
     add(task)  # Imports and caches.
@@ -894,9 +870,6 @@ def test_a_task_holds_two_ranges_and_a_piece(tmp_path: Path, scheme: str) -> Non
     finally:
         tracemalloc.stop()
     assert peak <= 2 * ranges + task.cut.lengths[0] + (1 << 17)
-
-
-# --- Storages ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["folder", "fsspec"])

@@ -94,9 +94,6 @@ def test_sums_that_were_encoded_under_other_scales_are_not_added() -> None:
         joined([released(1, 2), released(3, layout=other)], LAYOUT, CAPACITY)
 
 
-# --- Sums of codewords ------------------------------------------------------------------------------------------------
-
-
 def table_of(data: st.DataObject, blocks: int) -> CodewordTable:
     width, least = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([-MAXIMUM_ENTRY, -8, -1, 0]))
     entries = data.draw(

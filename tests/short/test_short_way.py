@@ -11,16 +11,26 @@ from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 import secagg
+from secagg import Session
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
 from secagg.identifiers import ClientId
+from secagg.parameters import usual_corrupted, usual_dropped
+from secagg.protocols.coded_mask import simulation as coded_mask
+from secagg.protocols.enclave import simulation as enclave
+from secagg.protocols.one_message import simulation as one_message
+from secagg.protocols.pairwise_mask import simulation as pairwise_mask
+from secagg.protocols.two_servers import simulation as two_servers
 from secagg.session.registry import ProtocolName, names
 from secagg.session.run import Measured, run
 from secagg.short.trees import Shapes, digest_of, leaves
@@ -40,9 +50,6 @@ def updates(clients: int, size: int = 6) -> list[dict[str, Any]]:
     return [
         {"w": rng.normal(size=(size, 2)).astype(np.float32), "b": [rng.normal(size=2), 0.5]} for _ in range(clients)
     ]
-
-
-# --- Sums and means ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -222,13 +229,6 @@ def test_a_mean_of_16_bits_is_within_a_step(dtype: str) -> None:
     assert float((result.mean.double() - expected).abs().max()) <= result.step
 
 
-def test_a_total_in_torch_that_its_dtype_cannot_hold_comes_with_more_bits() -> None:
-    torch = pytest.importorskip("torch")
-    result = secagg.aggregate([torch.full((2,), 60_000, dtype=torch.float16)] * 5, clip=65_000.0)
-    assert result.total.dtype == torch.float32
-    assert float((result.total - 300_000).abs().max()) <= 5 * result.step
-
-
 def test_settings_of_a_protocol_may_be_text() -> None:
     result = secagg.aggregate([np.ones(2)] * 6, clip=1.0, topology="full", mode="semi-honest", drop=1)
     assert len(result.counted) == 5
@@ -247,9 +247,6 @@ def test_too_few_says_why_clients_left() -> None:
 def test_whose_weight_is_rare_is_told_how_many_have_it() -> None:
     result = secagg.aggregate([np.ones(2)] * 4, clip=1.0, weights=[1, 1, 1, 2], protocol="two-servers")
     assert result.left_out == {3: "2 uploads of this client's weight are needed and 1 are present"}
-
-
-# --- Analytics --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -317,9 +314,6 @@ def test_what_is_no_question_for_heavy_hitters_is_refused_and_tells_nothing(
     with pytest.raises(InvalidParameters, match=expected) as caught:
         secagg.heavy_hitters(values, **options)
     assert "8765" not in str(caught.value)
-
-
-# --- Models -----------------------------------------------------------------------------------------------------------
 
 
 def test_every_leaf_has_a_path_and_comes_back_in_its_place() -> None:
@@ -473,9 +467,6 @@ def test_a_clip_is_any_number(clip: float) -> None:
     assert secagg.aggregate([np.ones(2)] * 3, clip=clip).mean.tolist() == pytest.approx([1, 1], abs=1e-3)
 
 
-# --- The face ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_face_shows_what_it_has() -> None:
     program = "import secagg\nhelp(secagg)\nprint(*dir(secagg))"
     shown = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout  # noqa: S603 -- fixed command
@@ -495,3 +486,70 @@ def test_the_short_way_is_loaded_when_it_is_used_and_not_before() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)  # noqa: S603 -- fixed command
     with pytest.raises(AttributeError, match="no attribute 'sum'"):
         secagg.sum  # type: ignore[attr-defined]  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
+Usual = Callable[[Any, int, dict[str, Any]], Any]
+FLOORS: dict[str, tuple[ModuleType, str, Usual]] = {
+    "pairwise": (pairwise_mask, "ClientFloors", lambda floors, clients, _: floors.usual(clients)),
+    "enclave": (enclave, "EnclaveFloors", lambda floors, clients, had: floors.usual(clients, had["authority"])),
+    "two-servers": (
+        two_servers,
+        "IndexingFloors",
+        lambda floors, clients, had: floors.usual(clients, had["authority"], had["server_keys"]),
+    ),
+    "one-message": (one_message, "Floors", lambda floors, _, had: floors.usual(had["authority"])),
+    "coded-mask": (coded_mask, "Floors", lambda floors, clients, _: floors.usual(clients)),
+}
+
+
+def test_one_in_ten_works_with_the_server_and_one_in_twenty_leaves() -> None:
+    assert [usual_corrupted(clients) for clients in (2, 3, 10, 11, 200)] == [1, 1, 1, 2, 20]
+    assert [usual_dropped(clients) for clients in (3, 4, 20, 39, 40, 200)] == [0, 1, 1, 1, 2, 10]
+
+
+@pytest.mark.parametrize("protocol", FLOORS)
+@given(clients=st.integers(3, 200))
+@example(3)
+@example(4)
+@example(5)
+@settings(max_examples=6, deadline=None)
+def test_usual_floors_admit_what_is_planned_without_numbers(protocol: ProtocolName, clients: int) -> None:
+    module, name, usual = FLOORS[protocol]
+    coins, kept = SystemCoins(), vars(module)[name]
+    plan = Session.for_model(np.zeros(4), clients=clients, clip=1.0, protocol=protocol)
+    subject = plan.subject(task=b"usual", round_number=1, model=())
+    with pytest.MonkeyPatch.context() as patch:
+
+        class WithoutNumbers:
+            """Floors as a client has them that names no number."""
+
+            def __new__(cls, *_: Any, **had: Any) -> Any:
+                return usual(kept, clients, had)
+
+            usual = __new__
+
+        patch.setattr(module, name, WithoutNumbers)
+        world = plan.simulate(coins=coins, clock=lambda: datetime.now(UTC))
+        session = world.open(subject, frozenset(map(ClientId, range(clients))))
+        member = world.member(ClientId(0)).join(subject, plan.update(np.zeros(4), subject=subject, coins=coins))
+        # A client that finds the offer below its floors raises.
+        session.receive(ClientId(0), member.answer(session.invitation))
+        session.abort()
+
+
+@pytest.mark.parametrize(("protocol", "least"), [("pairwise", 5), ("coded-mask", 4)])
+@given(clients=st.integers(3, 200))
+@settings(max_examples=10, deadline=None)
+def test_a_plan_without_numbers_takes_a_dropout(protocol: ProtocolName, least: int, clients: int) -> None:
+    made = Session.for_model(np.zeros(4), clients=clients, clip=1.0, protocol=protocol).settings
+    assert made.dropped == (0 if clients < least else max(1, clients // 20))
+    assert made.minimum_cohort == clients - made.dropped
+    assert made.corrupted == usual_corrupted(clients)
+
+
+def test_who_needs_everybody_plans_for_no_dropout() -> None:
+    whole = Session.for_model(np.zeros(4), clients=6, clip=1.0, minimum_cohort=6)
+    assert (whole.settings.dropped, whole.settings.minimum_cohort) == (0, 6)
+    full = Session.for_model(np.zeros(4), clients=5, clip=1.0, topology="full")
+    assert full.settings.dropped == 0
+    assert Session.for_model(np.zeros(4), clients=5, clip=1.0, dropped=0).settings.dropped == 0

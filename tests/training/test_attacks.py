@@ -21,7 +21,6 @@ from secagg.training.configuration import (
     Configuration,
     Lengths,
     Scheme,
-    changed,
 )
 from secagg.training.driver import train
 from secagg.training.parts import Assignment, Examples, TrainedClient
@@ -30,7 +29,6 @@ from secagg.training.rounds import Attack, Pieces, Run
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]
-HONEST = 6
 LABELS = [0, 1, 2, 4]
 
 
@@ -112,16 +110,16 @@ def test_a_share_is_rounded_to_whole_clients(share: float, count: int) -> None:
 def test_an_attack_on_rings_shows_and_a_run_without_one_is_what_it_was(toy_run: Make, toy_pieces: Pieced) -> None:
     found = dict[str, float]()
     for kind in ("none", "flip-x10"):
-        run = toy_run("rounds=12", f"attack.kind={kind}", "attack.share=0.34")
+        run = toy_run("rounds=8", f"attack.kind={kind}", "attack.share=0.34")
         found[kind] = train(run, pieces=toy_pieces(run))["final accuracy"]
-    plain = toy_run("rounds=12")
+    plain = toy_run("rounds=8")
     assert train(plain, pieces=toy_pieces(plain))["final accuracy"] == found["none"]
     assert found["none"] > 0.8
     assert found["flip-x10"] < 0.5
 
 
-@pytest.mark.parametrize("kind", [kind.value for kind in AttackKind])
-def test_every_attack_runs_and_repeats(toy_run: Make, toy_pieces: Pieced, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["inside-spread", "label-flip"])
+def test_an_attack_that_trains_before_the_round_runs_and_repeats(toy_run: Make, toy_pieces: Pieced, kind: str) -> None:
     models = list[Any]()
     for _ in range(2):
         run = toy_run("compression.scheme=peak", "secagg.protocol=enclave", f"attack.kind={kind}", "workers=2")
@@ -130,9 +128,6 @@ def test_every_attack_runs_and_repeats(toy_run: Make, toy_pieces: Pieced, kind: 
             played.advance()
         models.append(played.parameters)
     assert all(np.array_equal(models[0][name], models[1][name]) for name in models[0])
-
-
-# --- What bounds them -------------------------------------------------------------------------------------------------
 
 
 def told_lengths(lengths: Lengths | None, scales: list[float], rounds: int = 8, length: float = 1.0) -> list[float]:
@@ -182,22 +177,6 @@ def test_twice_the_median_between_two_levels_is_their_geometric_middle() -> None
     )
 
 
-# --- Refused ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        ("compression.scheme=sketch", 'secagg.settings=["mode=semi_honest"]'),
-        ("compression.scheme=sketch", "compression.lengths=fixed"),
-        ("compression.scheme=sketch", "compression.lengths=median", "secagg.protocol=two-servers"),
-        ("compression.scheme=peak", "secagg.protocol=two-servers"),
-    ],
-)
-def test_what_is_checked_or_not_told_is_taken(changes: tuple[str, ...]) -> None:
-    assert changed(preset("fashion-none"), changes).compression.scheme.value in changes[0]
-
-
 def test_whoever_takes_the_peak_code_takes_the_median_of_lengths_unless_they_say_otherwise(toy_run: Make) -> None:
     usual = toy_run("compression.scheme=peak", "secagg.protocol=enclave")
     assert usual.compression.lengths is None
@@ -205,10 +184,3 @@ def test_whoever_takes_the_peak_code_takes_the_median_of_lengths_unless_they_say
     chosen = toy_run("compression.scheme=peak", "secagg.protocol=enclave", "compression.lengths=own")
     assert chosen.compression.told is Lengths.OWN
     assert preset("fashion-peak").compression.told is Lengths.MEDIAN
-
-
-def test_a_fifth_of_the_clients_does_not_move_what_is_taken_by_default() -> None:
-    spread = [0.9, 1.0, 1.0, 1.1] * 4
-    honest = told_lengths(None, spread)
-    attacked = told_lengths(None, [*spread, *[10.0] * 4])
-    assert max(attacked) <= 1.5 * max(honest)

@@ -91,11 +91,6 @@ def test_a_change_that_makes_no_sense_is_refused(change: str, message: str) -> N
         changed(Configuration(), [change])
 
 
-def test_an_unknown_preset_is_refused_with_the_nearest() -> None:
-    with pytest.raises(InvalidParameters, match="nearest is 'fashion-pq'"):
-        preset("fashon-pq")
-
-
 def test_a_file_that_is_no_toml_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("rounds = [")

@@ -13,10 +13,9 @@ import torch
 
 from secagg.errors import InvalidParameters
 from secagg.training.datasets import federated_data
-from secagg.training.datasets.prepared import LENGTH, commonest, listed, words_of
-from secagg.training.datasets.sources import Bytes, bundled, packed, read_idx, tokens, unpacked
+from secagg.training.datasets.prepared import LENGTH, commonest, listed
+from secagg.training.datasets.sources import Bytes, bundled, packed, tokens, unpacked
 from secagg.training.parts import FederatedData
-from tests.harness.make_fashion_subset import write_subset
 
 HALVES = {"train": 60, "t10k": 20}
 
@@ -78,15 +77,6 @@ def test_the_full_set_is_read_from_its_folder(full_set: Path) -> None:
     assert sum(data.sizes) <= 60
 
 
-def test_the_script_makes_the_same_bytes_every_time(full_set: Path, tmp_path: Path) -> None:
-    for name in ("a.npz", "b.npz"):
-        write_subset(full_set, tmp_path / name)
-    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
-    with np.load(tmp_path / "a.npz") as stored:
-        wanted = read_idx(full_set / "t10k-images-idx3-ubyte.gz")
-        assert np.abs(unpacked(stored["test"])[:, 0].astype(int) - wanted).max() <= 8
-
-
 def test_a_missing_full_set_names_the_package(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameters, match="apt install dataset-fashion-mnist"):
         federated_data("fashion-full", root=tmp_path)
@@ -121,9 +111,6 @@ def test_an_unknown_set_is_refused_with_those_that_exist() -> None:
         federated_data("cifar")
 
 
-# --- Characters -------------------------------------------------------------------------------------------------------
-
-
 def test_the_next_character_is_told_from_those_before_it(tmp_path: Path) -> None:
     text = "".join(chr(32 + place % 95) for place in range(4000))
     for name in ("a.py", "b.py", "notes.txt"):
@@ -156,9 +143,6 @@ def test_bytes_that_are_not_printed_share_a_number() -> None:
 def test_a_folder_without_sources_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameters, match=r"no Python sources .* data\.root"):
         federated_data("stdlib-chars", root=tmp_path)
-
-
-# --- Rated texts ------------------------------------------------------------------------------------------------------
 
 
 def ratings(count: int) -> bytes:
@@ -220,10 +204,6 @@ def test_another_file_than_the_archive_is_refused(tmp_path: Path, content: bytes
 def test_missing_texts_name_the_command_that_fetches_them(root: Path | None) -> None:
     with pytest.raises(InvalidParameters, match="pip download"):
         federated_data("vader", root=root)
-
-
-def test_words_are_split_as_in_the_examples_of_leaf() -> None:
-    assert words_of("it's good, isn't it? yes...") == ["it's", "good", ",", "isn't", "it", "?", "yes", ".", ".", "."]
 
 
 def test_a_vocabulary_knows_the_commonest_words() -> None:

@@ -121,7 +121,6 @@ SIMPLE = model_factory("simple-conv", classes=2, shape=(3, 32, 32), options={"dr
 
 SMALL = in_double(Tiny), work((1, 8, 8), 3, dtype=torch.float64)
 TASKS: dict[str, tuple[ModelFactory, list[Assignment], LocalTraining, float]] = {
-    "small images": (*SMALL, PLAIN, 1e-5),
     "small images, all settings": (*SMALL, EVERYTHING, 1e-5),
     "the default run's model": (STRIDE, work((1, 28, 28), 10), LocalTraining(batch=20, rate=0.05), 1e-3),
     "a shared norm and dropout": (in_double(SIMPLE), work((3, 32, 32), 2, dtype=torch.float64)[:2], PLAIN, 1e-5),

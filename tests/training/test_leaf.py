@@ -11,7 +11,7 @@ from PIL import Image
 
 from secagg.errors import InvalidParameters
 from secagg.training.datasets import LEAF_SETS, federated_data, prepare_leaf
-from secagg.training.datasets.prepared import key_of, read_cache
+from secagg.training.datasets.prepared import read_cache
 
 USERS = ("f0001_41", "f0002_07", "f0003_12")
 
@@ -88,10 +88,6 @@ def test_files_are_merged_in_the_order_of_their_names_and_users_keep_theirs(femn
     torch.testing.assert_close(data.client(1).inputs[1], wanted)
 
 
-def test_the_first_users_take_part_where_a_number_is_given(femnist: Path) -> None:
-    assert federated_data("femnist", root=femnist, clients=2).sizes.tolist() == [3, 4]
-
-
 def test_texts_become_words_of_the_list_that_lies_beside_them(sent140: Path) -> None:
     vectors = {"vocab": ["love", "sad", "!"], "emba": [[0.0] * 300] * 4}
     (sent140 / "embs.json").write_text(json.dumps(vectors), encoding="utf-8")
@@ -139,21 +135,11 @@ def test_a_picture_outside_of_the_folder_is_refused(tmp_path: Path, item: object
         federated_data("celeba", root=tmp_path)
 
 
-# --- What is missing or damaged ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", LEAF_SETS)
 def test_a_missing_folder_names_the_commands_that_make_it(name: str, tmp_path: Path) -> None:
     for root in (None, tmp_path / "nowhere", tmp_path):
         with pytest.raises(InvalidParameters, match=rf"preprocess.sh .*secagg data prepare {name} --root"):
             federated_data(name, root=root)
-
-
-def test_a_missing_half_is_named(femnist: Path) -> None:
-    for path in (femnist / "data" / "test").iterdir():
-        path.unlink()
-    with pytest.raises(InvalidParameters, match=r"no JSON of LEAF in .*data/test"):
-        federated_data("femnist", root=femnist)
 
 
 FIRST = ("user_data", "f0001_41")
@@ -216,9 +202,6 @@ def test_a_message_of_another_form_is_refused(sent140: Path, item: object) -> No
         federated_data("sent140", root=sent140)
 
 
-# --- The cache --------------------------------------------------------------------------------------------------------
-
-
 def test_a_set_is_converted_once_and_mapped_into_memory(femnist: Path) -> None:
     seen = list[tuple[int, int]]()
     folder = prepare_leaf("femnist", femnist, progress=lambda done, count: seen.append((done, count)))
@@ -235,12 +218,6 @@ def test_changed_files_make_another_cache(femnist: Path) -> None:
     write(femnist, "test", leaf_json({"f0007_00": ([character(0)] * 3, [0, 1, 2])}))
     assert prepare_leaf("femnist", femnist) != before
     assert len(federated_data("femnist", root=femnist).test()) == 3
-
-
-def test_a_key_depends_on_names_and_options(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("1", encoding="utf-8")
-    paths = [tmp_path / "a"]
-    assert len({key_of(paths, "x"), key_of(paths, "y"), key_of(paths * 2, "x"), key_of([], "x")}) == 4
 
 
 def test_a_damaged_cache_says_that_it_can_be_removed(femnist: Path) -> None:

@@ -1,13 +1,14 @@
-"""The models of the studies: their sizes, which the paper's byte counts rest on, and what they take."""
+"""The models of the studies: their sizes, what they take, how good they are, and their dropout from keys."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from secagg.errors import InvalidParameters
-from secagg.training.engines import WrittenOutLstm
-from secagg.training.models import initial_parameters, model_factory
-from secagg.training.parts import torch_seeded
+from secagg.training.engines import Evaluator, WrittenOutLstm
+from secagg.training.models import KeyedDropout, dropped, initial_parameters, key_buffers, model_factory
+from secagg.training.parts import Examples, torch_seed, torch_seeded
 
 SEED = (1, 0, 0, 0)
 
@@ -66,3 +67,100 @@ def test_the_written_out_lstm_computes_what_torch_does(*, batch_first: bool, bia
 
 def flat(outputs: tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
     return [outputs[0], *outputs[1]]
+
+
+STRIDE = model_factory("stride", classes=10, shape=(1, 28, 28))
+
+
+class Given(nn.Module):
+    """A model whose inputs are its scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(2))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs + self.shift
+
+
+def right_of(pattern: list[bool]) -> Examples:
+    scores = torch.tensor([[1.0, 0.0] if is_right else [0.0, 1.0] for is_right in pattern])
+    return Examples(scores, torch.zeros(len(pattern), dtype=torch.int64))
+
+
+def test_accuracy_and_loss_are_means_over_examples() -> None:
+    found = Evaluator(Given, right_of([True, True, False, True])).evaluate({"shift": torch.zeros(2)})
+    assert found.accuracy == 0.75
+    assert found.loss == pytest.approx(np.log(1 + np.exp(1)) - 0.75)
+
+
+def test_the_parameters_are_those_that_are_given() -> None:
+    evaluator = Evaluator(Given, right_of([True, True]))
+    assert evaluator.evaluate({"shift": torch.tensor([0.0, 5.0])}).accuracy == 0
+    assert evaluator.evaluate({"shift": torch.zeros(2)}).accuracy == 1
+
+
+def test_threads_change_no_bit() -> None:
+    coins = torch.Generator().manual_seed(torch_seed((3, 0, 0, 0)))
+    examples = Examples(torch.randn(1100, 1, 28, 28, generator=coins), torch.randint(10, (1100,), generator=coins))
+    parameters = initial_parameters(STRIDE, (3, 0, 0, 0))
+    found = [Evaluator(STRIDE, examples, threads=threads).evaluate(parameters) for threads in (1, 2, 3)]
+    assert found[0] == found[1] == found[2]
+
+
+def test_nothing_to_evaluate_on_is_refused() -> None:
+    with pytest.raises(InvalidParameters, match="no test examples"):
+        Evaluator(Given, Examples(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64)))
+
+
+def test_nothing_is_dropped_out() -> None:
+    model = model_factory("simple-conv", classes=2, shape=(3, 32, 32), options={"dropout": 0.9})
+    coins = torch.Generator().manual_seed(torch_seed((3, 0, 0, 0)))
+    examples = Examples(torch.randn(20, 3, 32, 32, generator=coins), torch.randint(2, (20,), generator=coins))
+    parameters = initial_parameters(model, (3, 0, 0, 0))
+    plain = model_factory("simple-conv", classes=2, shape=(3, 32, 32), options={"dropout": 0.0})
+    assert Evaluator(model, examples).evaluate(parameters) == Evaluator(plain, examples).evaluate(parameters)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_the_share_that_is_dropped_is_the_rate_under_every_key(rate: float) -> None:
+    ones = torch.ones(100, 100)
+    for key in (0, 1, 2**31, 2**32 - 1):
+        kept = (dropped(ones, torch.tensor(key), rate) > 0).float()
+        assert abs(kept.mean().item() - (1 - rate)) < 0.02
+        assert kept.mean(0).std().item() < 0.08
+        assert kept.mean(1).std().item() < 0.08
+
+
+def test_what_is_kept_is_scaled_up() -> None:
+    shown = dropped(torch.ones(1000), torch.tensor(3), 0.25)
+    torch.testing.assert_close(shown[shown > 0], torch.full_like(shown[shown > 0], 1 / 0.75))
+
+
+def test_keys_and_neighbouring_keys_are_independent() -> None:
+    patterns = torch.stack([dropped(torch.ones(10_000), torch.tensor(key), 0.5) > 0 for key in range(8)]).float()
+    correlation = torch.corrcoef(patterns)
+    assert (correlation - torch.eye(8)).abs().max().item() < 0.05
+
+
+def test_examples_that_follow_change_nothing() -> None:
+    values = torch.ones(8, 3, 5)
+    assert torch.equal(dropped(values, torch.tensor(9), 0.3)[:5], dropped(values[:5], torch.tensor(9), 0.3))
+
+
+def test_a_key_for_each_client_drops_what_the_client_alone_would_drop() -> None:
+    keys = torch.tensor([5, 6, 7])
+    together = dropped(torch.ones(4, 3, 10), keys[None, :, None], 0.4)
+    for place, key in enumerate(keys):
+        assert torch.equal(together[:, place], dropped(torch.ones(4, 10), key, 0.4))
+
+
+def test_nothing_is_dropped_in_evaluation() -> None:
+    layer = KeyedDropout(0.5)
+    assert torch.equal(layer.eval()(torch.ones(10)), torch.ones(10))
+    assert not torch.equal(layer.train()(torch.ones(10)), torch.ones(10))
+
+
+def test_a_layer_that_stands_in_two_places_has_one_key() -> None:
+    layer = KeyedDropout(0.5)
+    assert len(key_buffers(torch.nn.ModuleList([layer, layer, KeyedDropout(0.1)]))) == 2

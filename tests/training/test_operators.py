@@ -12,8 +12,6 @@ import pytest
 from secagg.compression.byte_accounting import (
     Accounting,
     parameter_count,
-    product_quantization_layout,
-    scalar_quantization_layout,
     upload_bytes,
 )
 from secagg.compression.model_update import CalibrationSource, ModelUpdate
@@ -237,16 +235,6 @@ def test_unit_codebooks_are_learned_once_and_have_length_one() -> None:
     assert 0.5 < left < 0.75  # Zeros would leave 1, and four bits for nine values can take no more than some 0.46.
 
 
-def test_a_second_stage_leaves_less() -> None:
-    assert len(unit_codebooks(16, 9, 2)) == 2
-    points = np.random.default_rng(1).laplace(size=(4000, 9)) / np.sqrt(2)
-    left = list[float]()
-    for book in unit_codebooks(16, 9, 2):
-        points = points - book[np.argmin(((points[:, None] - book[None]) ** 2).sum(axis=2), axis=1)]
-        left.append(float((points**2).mean()))
-    assert left[1] < 0.95 * left[0]
-
-
 def test_lengths_are_those_of_what_moved() -> None:
     values = np.zeros((100, 4), dtype=np.float32)
     assert length(values) == 0
@@ -266,9 +254,6 @@ def test_a_tensor_that_never_moves_is_no_problem() -> None:
     still = [{**update, "head.weight": np.zeros((10, 36), dtype=np.float32)} for update in updates()]
     means = [play(made, number, still)[1] for number in range(3)]
     assert not any(mean["head.weight"].any() for mean in means)
-
-
-# --- Where bits go ----------------------------------------------------------------------------------------------------
 
 
 def second_round(given: Updates, **settings: Any) -> tuple[Operators, dict[str, npt.NDArray[np.float32]]]:
@@ -347,25 +332,3 @@ def test_the_preset_of_thirty_times_is_thirty_times_smaller(monkeypatch: pytest.
     }
     made = Operators(preset("fashion-pq30").compression, shapes, bytes(32), 20)
     assert parameter_count(shapes) * 4 / upload_bytes(made.planned().layout, Accounting.PAPER) >= 30
-
-
-@pytest.mark.parametrize(
-    ("model", "options"),
-    [
-        ("simple-conv", {"classes": 2, "shape": (3, 32, 32)}),
-        ("resnet18", {"classes": 62, "shape": (1, 28, 28)}),
-    ],
-)
-def test_the_papers_models_send_what_its_tables_count(model: str, options: dict[str, Any]) -> None:
-    named = model_factory(model, **options)().named_parameters()
-    shapes = {name: tuple(value.shape) for name, value in named}
-
-    def sent(**settings: Any) -> float:
-        made = Operators(CompressionSettings(calibration=Source.MOCK, **settings), shapes, bytes(32), 5)
-        return float(upload_bytes(made.planned().layout, Accounting.PAPER))
-
-    for bits in (4, 8, 12):
-        due = upload_bytes(scalar_quantization_layout(shapes, bits), Accounting.PAPER)
-        assert sent(scheme=Scheme.SCALAR, bits=4, modulus_bits=bits, wrap=True) == due
-    due = upload_bytes(product_quantization_layout(shapes, 8, 9), Accounting.PAPER)
-    assert sent(scheme=Scheme.PRODUCT, codewords=8, block_size=9) == due

@@ -181,9 +181,6 @@ def test_rounds_are_counted_with_those_who_are_about_to_be_in_one() -> None:
     assert (count.most, count.most_with((1, 2)), count.most_with((7,)), count.most_with(())) == (2, 3, 2, 2)
 
 
-# --- Noise of clients -------------------------------------------------------------------------------------------------
-
-
 def test_an_unrotated_update_has_noise_for_each_of_its_segments(toy_run: Make, toy_pieces: Pieced) -> None:
     run = toy_run(*OF_CLIENTS[:-2], "secagg.protocol=pairwise")
     assert Run(run, toy_pieces(run)).advance().epsilon == pytest.approx(spent(1), rel=1e-6)

@@ -63,7 +63,6 @@ CASES = [
     ("one-message", SCALAR),
     ("coded-mask", CompressionSettings()),
     ("coded-mask", SCALAR),
-    ("coded-mask", PRUNING),
 ]
 
 
@@ -249,22 +248,9 @@ def test_weights_are_applied_under_the_masks(protocol: str, compression: Compres
     assert outcome.aggregate.total_weight == sum(1 + client % 3 for client in range(8))
 
 
-def test_histograms_that_leave_the_enclave_decode_to_the_same_bits() -> None:
-    run = configuration("enclave", PRODUCT, sums={"settings": ("form=histogram",)})
-    made = codecs(run)
-    due = everybody(made.codec)
-    assert secure_sum(run).run(due, uploads(made, due)).aggregate.layout == made.codec.layout
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"server": ServerSettings(weighting=Weighting.EXAMPLES)}, r"server\.weighting = 'equal'"),
-    ],
-)
-def test_what_two_servers_do_not_offer_is_refused_by_name(more: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidParameters, match=message):
-        secure_sum(configuration("two-servers", PRODUCT, **more))
+def test_two_servers_refuse_weights_by_name() -> None:
+    with pytest.raises(InvalidParameters, match=r"server\.weighting = 'equal'"):
+        secure_sum(configuration("two-servers", PRODUCT, server=ServerSettings(weighting=Weighting.EXAMPLES)))
 
 
 class WrongSum:
@@ -382,9 +368,6 @@ def test_a_session_is_planned_for_more_losses_than_are_expected() -> None:
 def test_by_default_clients_are_lost_before_the_upload_and_at_the_end() -> None:
     assert set(Cohorts.of(Configuration()).places) == {"masked input", "unmasking"}
     assert Cohorts.of(Configuration(secagg=SumSettings(protocol="enclave"))).places == ("sealed upload",)
-
-
-# --- In the clear -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("compression", [CompressionSettings(), SCALAR, PRUNING, PRODUCT, replace(PRODUCT, stages=2)])

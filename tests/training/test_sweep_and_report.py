@@ -26,7 +26,7 @@ Pieced = Callable[[Configuration], Pieces]
 GRID = """
 preset = "fashion-none"
 seeds = [0, 1]
-set = ["rounds=2", "clients_per_round=5", "evaluation.every=1", "local.batch=4"]
+set = ["rounds=1", "clients_per_round=5", "evaluation.every=1", "local.batch=4"]
 [[cell]]
 name = "none"
 [[cell]]
@@ -66,7 +66,7 @@ def test_a_sweep_trains_every_cell_with_every_seed_and_nothing_twice(grid: Path,
     assert before == {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").rglob("metrics.jsonl")}
     _, _, first, *others = table(cells_of(read_runs([tmp_path / "runs"])))
     assert len(others) == 3
-    assert first.startswith("| none, rate 0.5 | 2 | 2 |")
+    assert first.startswith("| none, rate 0.5 | 2 | 1 |")
 
 
 def test_a_cell_that_fails_says_why_and_the_others_go_on(
@@ -87,7 +87,7 @@ def test_a_cell_that_fails_says_why_and_the_others_go_on(
 def test_a_folder_of_another_sweep_is_refused(grid: Path, tmp_path: Path) -> None:
     grid.write_text(grid.read_text().replace("seeds = [0, 1]", "seeds = [0]"))
     sweep(read_grid(grid), tmp_path / "runs")
-    grid.write_text(grid.read_text().replace("rounds=2", "rounds=3"))
+    grid.write_text(grid.read_text().replace("rounds=1", "rounds=3"))
     with pytest.raises(InvalidParameters, match="another configuration"):
         sweep(read_grid(grid), tmp_path / "runs")
 
@@ -98,7 +98,7 @@ def test_a_folder_of_another_sweep_is_refused(grid: Path, tmp_path: Path) -> Non
         ("seeds", "seed", "has seed besides"),
         ('preset = "fashion-none"', "", "either a preset or a config"),
         ("server.rate", "server.rat", "nearest"),
-        ("rounds=2", "rounds", "key=value"),
+        ("rounds=1", "rounds", "key=value"),
     ],
 )
 def test_a_grid_that_makes_no_sense_is_refused(grid: Path, old: str, new: str, message: str) -> None:
@@ -120,7 +120,7 @@ def runs(tmp_path: Path, toy_run: Make, toy_pieces: Pieced) -> Path:
     }
     for number, (name, changes) in enumerate(cells.items()):
         for seed in range(1 if number else 2):
-            run = toy_run("rounds=3", "evaluation.every=1", f'name="{name}"', f"seed={seed}", *changes)
+            run = toy_run("rounds=2", "evaluation.every=1", f'name="{name}"', f"seed={seed}", *changes)
             train(run, tmp_path / "runs" / f"{number}-{seed}", pieces=toy_pieces(run))
     return tmp_path / "runs"
 
@@ -193,11 +193,6 @@ def test_two_copies_of_a_run_are_one_seed(tmp_path: Path, toy_run: Make, toy_pie
     (tmp_path / "copy" / "metrics.jsonl").write_text(lines[0])
     (cell,) = cells_of(read_runs([tmp_path]))
     assert [len(run.records) for run in cell.runs] == [len(lines)], "the longest counts"
-
-
-def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidParameters, match="holds no run"):
-        read_runs([tmp_path])
 
 
 @pytest.mark.parametrize(

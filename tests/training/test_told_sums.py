@@ -83,25 +83,6 @@ def test_a_rate_that_is_found_tells_sums_of_levels_too(
     assert set(codes[1:]) == {LevelCode}
 
 
-@pytest.mark.parametrize("lengths", ["median", "voted", "own"])
-def test_the_model_moves_as_it_does_without_told_sums(toy_run: Make, toy_pieces: Pieced, lengths: str) -> None:
-    """But for the rounding to steps."""
-    runs = list[Run]()
-    for down in ("model", "sums"):
-        chosen = (f"compression.down={down}", f"compression.lengths={lengths}")
-        configuration = toy_run(*SUMS, *chosen, "server.rate=0.5")
-        runs.append(Run(configuration, toy_pieces(configuration)))
-    plain, told = runs
-    assert isinstance(told.operators, WholeUpdates)
-    held = told.operators.held(plain.parameters)
-    plain.parameters = told.operators.parted(held.values)
-    for run in runs:
-        run.advance()
-    step = float(held.steps.max())
-    for name, value in plain.parameters.items():
-        assert np.abs(told.parameters[name] - value).max() <= 1.2 * step
-
-
 def test_bytes_are_those_of_the_shortest_way_to_the_model(
     toy_run: Make, toy_pieces: Pieced, monkeypatch: pytest.MonkeyPatch
 ) -> None:

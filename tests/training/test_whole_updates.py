@@ -12,21 +12,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from secagg.cli import main
 from secagg.compression.model_update import decode_parameters, encode_parameters
-from secagg.compression.model_update.summed_values import UPDATE
 from secagg.compression.outside import outside_factory
 from secagg.compression.peak import PeakCode
 from secagg.compression.rotation import Sketch
 from secagg.conformance import LAWS, Candidate
-from secagg.contract import IndexSegment, RingSegment, ideal_aggregate
+from secagg.contract import ideal_aggregate
 from secagg.errors import InvalidParameters, MalformedMessage
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.training.codec import NORMS, WholeUpdates
 from secagg.training.configuration import (
+from secagg.training.codec import WholeUpdates
+from secagg.training.engines.one_by_one import Probe
+from secagg.training.records import RoundRecord, read_records, summarise
+from secagg.training.runs.driver import MODEL_NAME, Progress, train
+from secagg.training.runs.rounds import Pieces, Run, falling_rate
+from secagg.training.settings.configuration import (
     CompressionSettings,
     Configuration,
     Lengths,
@@ -75,9 +81,6 @@ def play(codecs: WholeUpdates, number: int, some: list[dict[str, Any]]) -> Mappi
 
 def no_sample() -> Any:
     return pytest.fail("nobody is asked for an update in the clear")
-
-
-# --- Lengths and scales -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scheme", [Scheme.PEAK, Scheme.SKETCH])
@@ -144,26 +147,13 @@ def test_one_client_cannot_scale_the_model() -> None:
     assert ratio <= 1 + 4 / 20 + 0.02
 
 
-def test_indices_tell_lengths_under_the_peak_code_and_rings_everything_of_a_sketch() -> None:
-    for scheme, kind, form in ((Scheme.PEAK, PeakCode, IndexSegment), (Scheme.SKETCH, Sketch, RingSegment)):
-        update = made(settings(scheme)).planned()
-        assert [tensor.name for tensor in update.tensors] == [UPDATE, NORMS]
-        assert isinstance(update.tensors[0].scheme, kind)
-        assert all(isinstance(segment, form) for segment in update.layout.segments)
-
-
-# --- Runs -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "changes",
     [
         ("compression.scheme=peak", "secagg.protocol=enclave"),
-        ("compression.scheme=peak", "secagg.protocol=enclave", 'secagg.settings=["form=histogram"]'),
         ("compression.scheme=peak", "secagg.protocol=two-servers"),
         ("compression.scheme=peak", "secagg.protocol=two-servers", 'secagg.settings=["is_checked=no"]'),
         ("compression.scheme=sketch", "compression.lengths=fixed", "compression.bits=1", "secagg.protocol=pairwise"),
-        ("compression.scheme=sketch", "compression.lengths=median", "compression.bits=3", "secagg.protocol=enclave"),
         (
             "compression.scheme=sketch",
             "compression.lengths=median",
@@ -246,7 +236,7 @@ def test_lengths_that_differ_are_said_and_voting_takes_no_part_of_the_mean() -> 
     gains = dict[Lengths, float]()
     for lengths in (Lengths.OWN, Lengths.VOTED):
         codecs = made(settings(lengths=lengths, cohort_bits=20.0))
-        played = [play(codecs, number, some) for number in range(120)][1:]
+        played = [play(codecs, number, some) for number in range(50)][1:]
         along = [sum(float((one[name] * mean).sum()) for name, mean in true.items()) / squared for one in played]
         gains[lengths] = float(np.mean(along))
         assert codecs.warning is None, "where lengths are votes that are taken as such, and where they are not known"
@@ -359,9 +349,6 @@ def test_presets_send_what_their_names_promise() -> None:
         assert 19_338 * 4 / codecs.planned().tensors[0].scheme.layout.payload_bytes > factor
 
 
-# --- From outside -----------------------------------------------------------------------------------------------------
-
-
 def test_the_scheme_of_the_tutorial_is_short_and_keeps_every_law(outside: str) -> None:
     assert len(tutorial_scheme().splitlines()) <= 60
     factory = outside_factory(outside)
@@ -379,21 +366,21 @@ def test_the_scheme_of_the_tutorial_is_short_and_keeps_every_law(outside: str) -
         tight_capacity=False,
     )
     for law in LAWS:
-        law.check(candidate)
+        law.check(candidate, settings_of_hypothesis(max_examples=10, deadline=None))
 
 
 def test_a_scheme_in_a_file_trains_resumes_and_appears_in_figures(tmp_path: Path, outside: str) -> None:
     """As a new user would: the tutorial's commands, with fewer rounds and clients."""
     run, figures = tmp_path / "run", tmp_path / "figures"
     changes = [
-        *("clients_per_round=5", f"compression.scheme={outside}", "secagg.mode=real", "secagg.every=4"),
-        *("checkpoint_every=2", "evaluation.every=2"),
+        *("clients_per_round=5", f"compression.scheme={outside}", "secagg.mode=real", "secagg.every=2"),
+        *("checkpoint_every=1", "evaluation.every=2"),
     ]
     begun = ["train", "--preset", "fashion-none", "--out", str(run), *(f"--set={change}" for change in changes)]
-    assert main([*begun, "--set=rounds=4"]) == 0
-    assert main([*begun, "--set=rounds=6", "--resume"]) == 0
+    assert main([*begun, "--set=rounds=2"]) == 0
+    assert main([*begun, "--set=rounds=3", "--resume"]) == 0
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    assert summary["rounds"] == 6
+    assert summary["rounds"] == 3
     assert summary["factor"] == pytest.approx(32 / 4, rel=0.01)
     assert {"plot", "--resume", "compression.scheme=my_scheme.py:Ternary"} <= set(tutorial_commands().split())
     assert (run / "configuration.toml").read_text(encoding="utf-8").count("my_scheme.py:Ternary") == 1
@@ -446,6 +433,3 @@ def test_a_scheme_from_outside_survives_a_file_of_settings(outside: str) -> None
 def test_what_cannot_be_imported_is_refused_by_name(named: str, message: str) -> None:
     with pytest.raises(InvalidParameters, match=message):
         made(settings(Scheme.OUTSIDE, outside=named))
-
-
-# --- Refused ----------------------------------------------------------------------------------------------------------

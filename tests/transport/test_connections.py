@@ -272,9 +272,6 @@ async def test_five_hundred_clients() -> None:
         assert all(outcome.is_released for outcome in outcomes)
 
 
-# --- TLS --------------------------------------------------------------------------------------------------------------
-
-
 async def test_a_sum_over_mutual_tls(tmp_path: Path) -> None:
     server, client, stranger = (make_credentials(tmp_path, name) for name in ("server", "client", "stranger"))
 

@@ -63,9 +63,6 @@ async def post(held: Held, client: ClientId, body: AsyncIterator[bytes], declare
     return await past_httpx(held.server, f"{held.base}/answers/0", receive, *length, client=client)
 
 
-# --- Clients of a server ----------------------------------------------------------------------------------------------
-
-
 async def test_a_client_that_asks_again_gives_its_older_request_back() -> None:
     async with holding(SumServer(limits=patient_limits())) as (held, _):
         assert await held.post(ONE) == 202
@@ -297,8 +294,6 @@ async def test_no_path_leads_elsewhere() -> None:
             assert reply.status_code == 404
             assert "location" not in reply.headers
 
-
-# --- Servers of a client ----------------------------------------------------------------------------------------------
 
 Reaction = Callable[[str, str], tuple[int, dict[str, str], AsyncIterator[bytes]]]
 CARD = Card(session=bytes(16).hex(), protocol="plain", task="a task", round_number=3, answer_bytes=1000)

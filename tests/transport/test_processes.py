@@ -15,6 +15,7 @@ from secagg.identifiers import ClientId
 from secagg.transport.proof import header_of
 from secagg.transport.tls import Credentials, certificate_in
 from tests.harness.certificates_of_tests import make_credentials
+from tests.harness.standing_holders import StandingHolders
 from tests.harness.wire_town import SECONDS, Process, Town
 
 pytestmark = pytest.mark.wire
@@ -35,6 +36,21 @@ def walk(client: Process, *numbers: int) -> None:
             client.go_on()
 
 
+def give(client: Process) -> None:
+    """Let a client give an answer that it was stopped before, and the rest."""
+    client.go_on()
+    client.wait_for("stored 0")
+    client.go_on()
+    walk(client, 1, 2, 3)
+
+
+def require_mean(town: Town, server: Process, *clients: Process, mean: float = 0.02) -> None:
+    """Wait until all have ended well, and compare the mean with that of clients from 0 on."""
+    assert [client.ended() for client in clients] == [0] * len(clients)
+    assert server.ended() == 0
+    assert abs(town.mean() - mean) < 1e-3
+
+
 @pytest.mark.parametrize(("protocol", "upload"), [("pairwise", 2), ("coded-mask", 1)])
 def test_five_clients_of_which_one_drops_out(town: Town, protocol: str, upload: int) -> None:
     """With coded masks its piece of every mask is with the server, and so it is missed when masks are uploaded."""
@@ -49,10 +65,8 @@ def test_five_clients_of_which_one_drops_out(town: Town, protocol: str, upload: 
     lost.wait_for(f"asked {upload}")
     lost.kill()
     walk(last, *range(upload, 4))
-    assert [client.ended() for client in (*clients, last)] == [0] * 4
-    assert server.ended() == 0
+    require_mean(town, server, *clients, last, mean=0.015)
     assert "the sum of 4 clients was released" in last.text
-    assert abs(town.mean() - 0.015) < 1e-3
 
 
 def test_two_servers_with_a_group_each(town: Town) -> None:
@@ -96,9 +110,7 @@ def test_a_server_that_is_killed_in_every_stage_goes_on(town: Town) -> None:
         held.go_on()
         held.wait_for(f"stored {number}")
         held.go_on()
-    assert [client.ended() for client in (*clients, held)] == [0] * 5
-    assert server.ended() == 0
-    assert abs(town.mean() - 0.02) < 1e-3
+    require_mean(town, server, *clients, held)
     assert not list((town.folder / "server").iterdir())
 
 
@@ -136,10 +148,7 @@ def test_a_sum_that_cannot_be_written_is_not_lost(town: Town, *, is_stopped: boo
     held = town.contribute(4, is_paused=True)
     held.wait_for("asked 0")
     out.parent.rmdir()
-    held.go_on()
-    held.wait_for("stored 0")
-    held.go_on()
-    walk(held, 1, 2, 3)
+    give(held)
     server.wait_for("cannot be written")
     assert not any("was released" in client.text for client in (*clients, held))
     if is_stopped:
@@ -182,9 +191,7 @@ def test_a_client_that_is_killed_in_every_stage_goes_on(town: Town) -> None:
         after.wait_for(f"stored {number}")
         after.kill()
     last = town.contribute(4)
-    assert [client.ended() for client in (*clients, last)] == [0] * 5
-    assert server.ended() == 0
-    assert abs(town.mean() - 0.02) < 1e-3
+    require_mean(town, server, *clients, last)
 
 
 def test_a_server_that_is_told_to_stop_goes_on_later(town: Town) -> None:
@@ -194,13 +201,8 @@ def test_a_server_that_is_told_to_stop_goes_on_later(town: Town) -> None:
     held.wait_for("asked 0")
     assert server.terminate() == 130
     server = town.serve("--clients", "5")
-    held.go_on()
-    held.wait_for("stored 0")
-    held.go_on()
-    walk(held, 1, 2, 3)
-    assert [client.ended() for client in (*clients, held)] == [0] * 5
-    assert server.ended() == 0
-    assert abs(town.mean() - 0.02) < 1e-3
+    give(held)
+    require_mean(town, server, *clients, held)
 
 
 def test_a_server_that_cannot_go_on_says_so(town: Town) -> None:
@@ -240,45 +242,23 @@ def test_a_floor_of_a_client_holds_with_coded_masks(town: Town) -> None:
 
 def test_one_message_with_standing_holders_of_which_one_is_killed(town: Town, tmp_path: Path) -> None:
     roster = town.make_keys()
-    numbers = range(5)
-    for number in numbers:
-        key = str(tmp_path / f"holder-{number}.key")
-        assert town.command("holder", "keys", "--out", key).ended() == 0
-    public = [process.text.strip() for process in town.processes[-len(numbers) :]]
-    assert (
-        town.command(
-            *("holder", "record", "--authority", str(tmp_path / "keys" / "authority.key"), "--number", "1"),
-            *(part for key in public for part in ("--holder", key)),
-            *("--out", str(tmp_path / "epoch")),
-        ).ended()
-        == 0
-    )
-    holders = [
-        town.command(
-            *("holder", "serve", "--record", str(tmp_path / "epoch"), "--key", str(tmp_path / f"holder-{number}.key")),
-            *("--authority", roster, "--journal", str(tmp_path / f"journal-{number}")),
-            *("--socket", str(tmp_path / f"{number}.socket"), "--minimum-cohort", "3"),
+    authority = tmp_path / "keys" / "authority.key"
+    holders = StandingHolders(tmp_path, authority, 5, serve=("--minimum-cohort", "3"))
+    try:
+        sockets = ",".join(map(holders.socket, range(5)))
+        server = town.serve(
+            *("--protocol", "one-message", "--set", f"roster={roster}", "--set", f"epoch={tmp_path / 'record'}"),
+            *("--set", f"holders={sockets}", "--set", "minimum-cohort=4", "--patience", "0.5"),
         )
-        for number in numbers
-    ]
-    for holder in holders:
-        holder.wait_for("is ready")
-    sockets = ",".join(str(tmp_path / f"{number}.socket") for number in numbers)
-    server = town.serve(
-        *("--protocol", "one-message", "--set", f"roster={roster}", "--set", f"epoch={tmp_path / 'epoch'}"),
-        *("--set", f"holders={sockets}", "--set", "minimum-cohort=4", "--patience", "0.5"),
-    )
-    believed = ("--protocol", "one-message")
-    lost = town.contribute(4, *believed, is_paused=True)
-    lost.wait_for("asked 0")
-    lost.kill()
-    # The holders have seen the offer; the others can do without one of them.
-    holders[0].kill()
-    clients = [town.contribute(number, *believed) for number in range(4)]
-    assert [client.ended() for client in clients] == [0] * 4
-    assert server.ended() == 0
-    assert abs(town.mean() - 0.015) < 1e-3
-    assert [holder.terminate() for holder in holders[1:]] == [0] * 4
+        believed = ("--protocol", "one-message")
+        lost = town.contribute(4, *believed, is_paused=True)
+        lost.wait_for("asked 0")
+        lost.kill()
+        # The holders have seen the offer; the others can do without one of them.
+        holders.kill(0)
+        require_mean(town, server, *(town.contribute(number, *believed) for number in range(4)), mean=0.015)
+    finally:
+        holders.end()
 
 
 def test_a_renewed_certificate_is_taken_within_a_session(town: Town, tmp_path: Path) -> None:
@@ -309,13 +289,8 @@ def test_a_renewed_certificate_is_taken_within_a_session(town: Town, tmp_path: P
     server.hang_up()
     server.wait_for("certificate renewed")
     assert shown() == certificate_in(after.certificate)
-    held.go_on()
-    held.wait_for("stored 0")
-    held.go_on()
-    walk(held, 1, 2, 3)
-    assert [client.ended() for client in (*clients, held)] == [0] * 5
-    assert server.ended() == 0
-    assert abs(town.mean() - 0.02) < 1e-3
+    give(held)
+    require_mean(town, server, *clients, held)
 
 
 def test_two_servers_of_two_operators_behind_a_tunnel(town: Town, tmp_path: Path) -> None:
@@ -360,7 +335,5 @@ def test_two_servers_of_two_operators_behind_a_tunnel(town: Town, tmp_path: Path
     )
     believed = ("--protocol", "two-servers", "--set", f"servers={tmp_path / '0' / 'servers.json'}")
     clients = [town.contribute(number, *believed) for number in range(5)]
-    assert [client.ended() for client in clients] == [0] * 5
-    assert server.ended() == 0
-    assert abs(town.mean() - 0.02) < 1e-3
+    require_mean(town, server, *clients)
     assert [process.terminate() for process in (*tunnels, one)] == [0] * 3

@@ -226,9 +226,6 @@ def test_pages_elsewhere_ask_only_where_they_are_named(town: Any) -> None:
         assert "access-control-allow-origin" not in httpx.get(f"{url}/v1/session", headers={"origin": origin}).headers
 
 
-# --- A hostile server -------------------------------------------------------------------------------------------------
-
-
 class Hostile(BaseHTTPRequestHandler):
     """Serves the page of an honest server, and answers of its own."""
 

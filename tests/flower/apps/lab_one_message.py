@@ -1,4 +1,4 @@
-"""Scenarios of one message a client: holders as processes of their own, of which one is killed, and a committee."""
+"""Scenarios of one message a client: holders as processes of their own, of which one is killed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp.strategy import FedAvg
 
-from tests.harness.platform_keys import committee as signed
 from tests.harness.standing_holders import StandingHolders
 
 HOLDERS = 4
@@ -48,12 +47,4 @@ def one_holder_killed(lab: Any) -> dict[str, Any]:
     return outcome
 
 
-def committee(lab: Any) -> dict[str, Any]:
-    """Let five of the clients hold, of which one fails in training, and with it as a holder."""
-    folder = Path(os.environ["LAB_KEYS"]).parent
-    epoch = signed(folder, range(5))["epoch"]
-    outcome: dict[str, Any] = lab.secure(**{**settings_of(folder), "epoch": epoch}, rounds=2, chaos={1: {"do": "fail"}})
-    return outcome
-
-
-ONE_MESSAGE: dict[str, Scenario] = {"one_holder_killed": one_holder_killed, "one_committee": committee}
+ONE_MESSAGE: dict[str, Scenario] = {"one_holder_killed": one_holder_killed}

@@ -24,7 +24,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp import strategy as strategies
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from lab_app import CHAOS_FILE, LENIENT_TYPE, PLAIN_TYPE, kind_of, over
+from lab_app import CHAOS_FILE, PLAIN_TYPE, kind_of, over
 from lab_lies import LIES, terms_for_some
 from lab_memory import MemoryGrid
 from lab_one_message import ONE_MESSAGE
@@ -90,7 +90,6 @@ class HostileGrid(Part):
         self.tamper = tamper
         self.seen = list[Message]()
         self.names = dict[int, set[str]]()
-        self.uploaded = dict[int, list[bytes]]()
         self.open = set[str]()
         """What was asked and not answered yet."""
 
@@ -108,7 +107,6 @@ class HostileGrid(Part):
             node = reply.metadata.src_node_id
             if not reply.has_error():
                 self.names.setdefault(node, set()).update(reply.content.keys())
-                self.uploaded.setdefault(node, []).append(message_in(record_in(reply.content)))
             self.seen.append(reply)
             self.open.discard(reply.metadata.reply_to_message_id)
         return replies
@@ -202,9 +200,6 @@ def difference(arrays: dict[str, Any], due: dict[str, Any]) -> dict[str, Any]:
     return {"difference": found, "steps": float(arrays["steps"])}
 
 
-# --- Scenarios --------------------------------------------------------------------------------------------------------
-
-
 def twin(lab: Lab) -> dict[str, Any]:
     """FedAvg beside FedAvg."""
     plain, metrics = lab.start(lab.grid, rounds=2, strategy=PlainTwin(fraction_evaluate=0.0))
@@ -218,18 +213,12 @@ def twin(lab: Lab) -> dict[str, Any]:
     return secure
 
 
-def scalar(lab: Lab) -> dict[str, Any]:
-    outcome = lab.secure(rounds=3, compression="scalar-8")
-    outcome["upload"] = [max(map(len, messages)) for messages in lab.hostile.uploaded.values()]
-    return outcome
-
-
 def _dropped_at(kind: str, do: str = "raise") -> Callable[[Lab], dict[str, Any]]:
     def scenario(lab: Lab) -> dict[str, Any]:
         # One that is silent holds one of the simulation's two processes.
         told = (1,) if do == "silent" else (1, 4)
         chaos = {p: {"at": kind, "do": do} for p in told}
-        gone = told if kind in ("OFFER", "ADVERTISED_KEYS", "TRAIN") and do not in ("fail", "refuse") else ()
+        gone = told if kind in ("ADVERTISED_KEYS", "TRAIN") and do not in ("fail", "refuse") else ()
         outcome = lab.secure(chaos=chaos, present=[p for p in range(lab.count) if p not in gone], stage_patience=1.0)
         if do != "silent":
             outcome["state_left"] = lab.state_left()
@@ -320,9 +309,6 @@ def hybrid(lab: Lab) -> dict[str, Any]:
     )
 
 
-# --- Attacks by the server --------------------------------------------------------------------------------------------
-
-
 def second_request(lab: Lab) -> dict[str, Any]:
     """Ask for the shares of both secrets: once with everybody, and once with a victim declared dropped."""
 
@@ -394,22 +380,22 @@ def other_models(lab: Lab, **settings: Any) -> dict[str, Any]:
     return lab.secure(tamper=tamper, **settings)
 
 
-def same_round_again(lab: Lab, **settings: Any) -> dict[str, Any]:
+def same_round_again(lab: Lab) -> dict[str, Any]:
     """Ask for the same round once more, for another sum with the same update: as it was, and of restarted nodes."""
     kept = list[RecordDict]()
 
     def keep(message: Message) -> Iterable[Message]:
-        if _kind(message) in (("TRAIN",) if settings else ("OFFER",)):
+        if _kind(message) == "OFFER":
             kept.append(RecordDict(dict(message.content.items())))
         yield message
 
-    outcome = lab.secure(tamper=keep, **settings)
-    kind, outcome["again"] = LENIENT_TYPE if settings else "train", 0
-    for told in ({}, {"at": "TRAIN" if settings else "OFFER", "do": "restart"}):
+    outcome = lab.secure(tamper=keep)
+    outcome["again"] = 0
+    for told in ({}, {"at": "OFFER", "do": "restart"}):
         everybody = dict.fromkeys(range(lab.count), told)
         Path(os.environ[CHAOS_FILE]).write_text(json.dumps(everybody), encoding="utf-8")
         contents = [RecordDict(dict(content.items())) for content in kept]
-        again = [Message(content, node, kind) for content, node in zip(contents, lab.nodes, strict=True)]
+        again = [Message(content, node, "train") for content, node in zip(contents, lab.nodes, strict=True)]
         replies = list(lab.grid.send_and_receive(again, timeout=FOR_EVER))
         outcome["again"] += sum(reply.has_content() for reply in replies)
     return outcome
@@ -449,9 +435,6 @@ def _kind(message: Message) -> str:
     return kind_of(message) if RECORD in message.content.config_records else "PLAIN"
 
 
-# --- Attacks and accidents by clients ---------------------------------------------------------------------------------
-
-
 def wrong_share(lab: Lab) -> dict[str, Any]:
     return lab.secure(chaos={3: {"at": "UNMASKING_REQUEST", "do": "wrong-share"}})
 
@@ -476,9 +459,6 @@ def narrow_ring(lab: Lab) -> dict[str, Any]:
 
 def clipped(lab: Lab) -> dict[str, Any]:
     return lab.secure(chaos={2: {"do": "large"}})
-
-
-# --- Pruning, and the enclave -----------------------------------------------------------------------------------------
 
 
 def pruning(lab: Lab) -> dict[str, Any]:
@@ -564,16 +544,11 @@ SCENARIOS: dict[str, Callable[[Lab], dict[str, Any]]] = {
     **TWO_SERVERS,
     **ONE_MESSAGE,
     "two_other_models": lambda lab: other_models(lab, **simulated(lab)),
-    "two_again": lambda lab: same_round_again(lab, **simulated(lab)),
     "twin": twin,
-    "scalar": scalar,
-    "drop_offer": _dropped_at("OFFER"),
-    "drop_advertised": _dropped_at("ADVERTISED_KEYS"),
     "drop_training": _dropped_at("TRAIN"),
     "fail_training": _dropped_at("TRAIN", "fail"),
     "refuse_training": _dropped_at("TRAIN", "refuse"),
     "drop_survivors": _dropped_at("SURVIVOR_SET"),
-    "drop_unmasking": _dropped_at("UNMASKING_REQUEST"),
     "silent": _dropped_at("ADVERTISED_KEYS", "silent"),
     "too_many_gone": too_many_gone,
     "restarted": restarted,
@@ -603,7 +578,6 @@ SCENARIOS: dict[str, Callable[[Lab], dict[str, Any]]] = {
     "enclave_dropped": enclave(
         minimum_cohort=3, chaos={p: {"at": "TRAIN", "do": "raise"} for p in (1, 4)}, present=(0, 2, 3, 5, 6, 7)
     ),
-    "enclave_too_few": enclave(threshold=1.0, chaos={1: {"at": "TRAIN", "do": "raise"}}),
     "enclave_served": enclave_served,
     "enclave_absent": enclave(enclave_socket="/absent/socket"),
     "enclave_by_default": enclave_by_default,
@@ -613,8 +587,6 @@ SCENARIOS: dict[str, Callable[[Lab], dict[str, Any]]] = {
     "enclave_other_terms": terms_for_some(lambda lab: {**_enclave_of(lab), **UNIFORM}, weight_unit=2),
     "enclave_other_task": terms_for_some(_enclave_of, task="{task} again"),
     "enclave_other_models": lambda lab: other_models(lab, **_enclave_of(lab)),
-    "enclave_again": lambda lab: same_round_again(lab, **_enclave_of(lab)),
-    "active": lambda lab: lab.secure(mode="active", roster=f"{os.environ['LAB_KEYS']}/roster.json"),
     "sparse": lambda lab: lab.secure(
         topology="sparse", chaos={5: {"at": "TRAIN", "do": "raise"}}, present=[p for p in range(lab.count) if p != 5]
     ),

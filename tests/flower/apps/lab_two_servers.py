@@ -190,9 +190,6 @@ def absent(lab: Any) -> dict[str, Any]:
     return outcome
 
 
-# --- A server 0 that does what it likes -------------------------------------------------------------------------------
-
-
 def low_cohort(lab: Any) -> dict[str, Any]:
     """Ask for less than clients insist on, and then for the same round as they want it, which they have not spent."""
     outcome: dict[str, Any] = lab.secure(**simulated(lab, minimum_cohort=2))
@@ -218,7 +215,6 @@ TWO_SERVERS: dict[str, Scenario] = {
     "two_dropped": _simulated(
         minimum_cohort=3, chaos={1: {"at": "TRAIN", "do": "raise"}, 4: {"do": "fail"}}, present=(0, 2, 3, 4, 5, 6, 7)
     ),
-    "two_too_few": _simulated(threshold=1.0, chaos={1: {"at": "TRAIN", "do": "raise"}}),
     "two_hybrid": _simulated(suite="hybrid"),
     "two_served": _served(compression="pq-16x5", rounds=2),
     "two_restarted": restarted,
