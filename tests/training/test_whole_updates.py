@@ -20,19 +20,12 @@ from secagg.cli import main
 from secagg.compression.model_update import decode_parameters, encode_parameters
 from secagg.compression.outside import outside_factory
 from secagg.compression.peak import PeakCode
-from secagg.compression.rotation import Sketch
 from secagg.conformance import LAWS, Candidate
 from secagg.contract import ideal_aggregate
 from secagg.errors import InvalidParameters, MalformedMessage
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from secagg.training.codec import NORMS, WholeUpdates
-from secagg.training.configuration import (
 from secagg.training.codec import WholeUpdates
-from secagg.training.engines.one_by_one import Probe
-from secagg.training.records import RoundRecord, read_records, summarise
-from secagg.training.runs.driver import MODEL_NAME, Progress, train
-from secagg.training.runs.rounds import Pieces, Run, falling_rate
-from secagg.training.settings.configuration import (
+from secagg.training.configuration import (
     CompressionSettings,
     Configuration,
     Lengths,
