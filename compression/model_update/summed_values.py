@@ -177,7 +177,6 @@ def model_digest(sent: Arrays) -> bytes:
 
 # --- Scales that clients tell -----------------------------------------------------------------------------------------
 
-Floats = npt.NDArray[np.float32]
 STATISTICS: Final = "secagg/statistics"
 """The name of the tensor that the clients' statistics are sent as."""
 LEAST_LENGTH: Final = 2.0**-40

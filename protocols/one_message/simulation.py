@@ -15,11 +15,11 @@ from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
 from secagg.privacy.noise_table import SeededCoins
-from secagg.session.certificates import SIGNATURE_BYTES, SigningKey, issue_certificate
+from secagg.session.certificates import SIGNATURE_BYTES, SigningKey, issue_certificate, new_signing_key
 from secagg.session.privacy_ledger import PrivacyLedgers
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
-from secagg.session.simulated import ONE_IN, Costs, Work, new_signing_key
+from secagg.session.simulated import ONE_IN, Costs, Work
 
 from .client import Ledger, OneMessageMember
 from .configuration import DIGEST_BYTES, NO_KEY, NONCE_BYTES, SUM_ID_BYTES, EpochRecord, HolderIdentity, draw_nonce

@@ -17,6 +17,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
+from secagg.crypto.entropy import Coins
 from secagg.crypto.key_derivation import derive
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined, Secret, require_secret
@@ -90,6 +91,12 @@ class SigningKey(Confined):
 
     def __repr__(self) -> str:
         return "<SigningKey>"
+
+
+def new_signing_key(coins: Coins) -> SigningKey:
+    """Draw a signing key."""
+    with Secret.random("signing key", IDENTITY_KEY_BYTES, coins) as seed:
+        return SigningKey(seed)
 
 
 @dataclass(frozen=True, slots=True)

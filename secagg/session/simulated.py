@@ -8,16 +8,10 @@ from typing import Final
 
 from secagg.contract.layout import RingSegment, Segment
 from secagg.crypto.entropy import Coins
-from secagg.crypto.secret import Confined, Secret
+from secagg.crypto.secret import Confined
 from secagg.identifiers import ClientId
 
-from .certificates import IDENTITY_KEY_BYTES, Authority, Certificate, SigningKey, issue_certificate
-
-
-def new_signing_key(coins: Coins) -> SigningKey:
-    """Draw a signing key."""
-    with Secret.random("signing key", IDENTITY_KEY_BYTES, coins) as seed:
-        return SigningKey(seed)
+from .certificates import Authority, Certificate, SigningKey, issue_certificate, new_signing_key
 
 
 class SimulatedKeys(Confined):

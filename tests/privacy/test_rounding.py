@@ -162,6 +162,7 @@ def test_a_vector_is_scaled_down_to_its_bound_and_never_beyond(data: st.DataObje
     squared = sum(value * value for value in values)
     norm = isqrt(squared - 1) + 1 if squared else 0
     clip_into(ring, vector, bound)
+    ring.require_vector(vector)
     clipped: list[int] = ring.lift(vector).tolist()
     assert squared_norm(ring, vector) <= bound * bound
     if squared <= bound * bound:
