@@ -158,7 +158,6 @@ def of_kind(made: Made, *kinds: str) -> set[bytes]:
 
 
 def pieces(made: Made) -> set[tuple[str, bytes]]:
-    """Return each secret, its first and its last 16 bytes."""
     whole = [(secret.kind, held) for secret, held in made if secret.kind not in PUBLIC_KINDS]
     return {(kind, piece) for kind, held in whole for piece in (held, held[:16], held[-16:])}
 
