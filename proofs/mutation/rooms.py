@@ -98,7 +98,6 @@ _TWO_SERVERS_ATTACKS: Final = _in(
 )
 _ENCLAVE_ATTACKS: Final = _in(
     "tests/adversaries",
-    "test_enclave_codewords.py",
     "test_enclave_memory.py",
     "test_enclave_offers.py",
     "test_enclave_releases.py",
@@ -306,7 +305,7 @@ ROOMS: Final = (
                 "test_rounds.py",
                 "test_client_record.py",
                 "test_masking.py",
-                "test_platforms.py",
+                "test_session.py",
                 "test_transitions.py",
                 "test_vectors.py",
             ),
@@ -330,7 +329,7 @@ ROOMS: Final = (
             ),
             *_in(
                 "tests/adversaries",
-                "test_enclave_codewords.py",
+                "test_enclave_offers.py",
                 "test_enclave_memory.py",
                 "test_enclave_releases.py",
                 "test_enclave_uploads.py",

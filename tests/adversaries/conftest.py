@@ -174,7 +174,6 @@ def nothing_is_released() -> Callable[..., SecAggError]:
 
 @pytest.fixture
 def made_secrets(monkeypatch: pytest.MonkeyPatch) -> Made:
-    """Return every secret that is made, with what it held."""
     return recorded(monkeypatch)
 
 
@@ -191,7 +190,6 @@ def _memory_of(server: IndexingServer) -> tuple[object, ...]:
 
 @pytest.fixture
 def memory_of() -> Callable[[IndexingServer], tuple[object, ...]]:
-    """Return what a server remembers, to compare with what it remembers later."""
     return _memory_of
 
 
@@ -232,7 +230,6 @@ def refuses(raises_exactly: Callable[..., SecAggError]) -> Callable[..., SecAggE
 
 @pytest.fixture
 def both_refuse(refuses: Callable[..., SecAggError]) -> Callable[..., None]:
-    """Check that each server refuses its half of an upload, encoded or not."""
 
     def check(made: InsecureIndexingRound, halves: Iterable[Upload | bytes], *outcome: Any) -> None:
         for server, half in zip(made.servers, halves, strict=True):

@@ -95,7 +95,6 @@ def ran(
 
 
 def noise_of(released: Released) -> npt.NDArray[np.float64]:
-    """Return what is in a sum beside the clients' values."""
     (segment,) = LAYOUT.require_rings()
     plain = segment.ring.from_integers(np.full(VALUES, sum(client.value for client in released.counted)))
     left = segment.ring.subtract(released.aggregate.values[0], plain)

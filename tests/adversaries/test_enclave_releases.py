@@ -266,18 +266,6 @@ def test_a_privacy_floor_holds_across_restarts() -> None:
 # --- The network ------------------------------------------------------------------------------------------------------
 
 
-def test_an_upload_that_is_late_for_its_buffer_enters_the_next_at_the_weight_of_its_age() -> None:
-    session = opened(EnclaveSetup(layout=RING_LAYOUT, staleness_weights=(3, 2)))
-    late = [session.seal(number).encode() for number in (4, 5, 6)]
-    session.upload(1, 2, 3)
-    session.host.release()
-    session.host.open_buffer(1, model_digest(1))
-    for message in late:
-        session.host.receive(message)
-    session.upload(1, 2, 3, version=1)
-    assert same_values(session.host.release()[0], session.ideal((4, 5, 6, 1, 2, 3), (2, 2, 2, 3, 3, 3)))
-
-
 @pytest.mark.parametrize("fault", [MemoryError, KeyboardInterrupt])
 def test_an_enclave_that_fails_in_the_middle_of_an_upload_gives_the_buffer_up(
     monkeypatch: pytest.MonkeyPatch, fault: type[BaseException]

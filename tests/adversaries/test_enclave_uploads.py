@@ -404,7 +404,6 @@ def certificates_of(session: InsecureEnclaveSession) -> dict[ClientId, Certifica
 
 
 def opened(layout: Layout = MIXED_LAYOUT, **named: Any) -> InsecureEnclaveSession:
-    """Return a session whose host knows every client, with one upload in its buffer."""
     session = InsecureEnclaveSession(EnclaveSetup(layout=layout, **named))
     session.host = Host(
         session.configuration,
@@ -426,7 +425,6 @@ def host_refuses(session: InsecureEnclaveSession, message: bytes, sender: Client
 
 
 def putting_back(session: InsecureEnclaveSession, **changes: Any) -> None:
-    """Let the host put back something else."""
     for name, value in changes.items():
         setattr(session.host.server, f"_{name}", value)
 

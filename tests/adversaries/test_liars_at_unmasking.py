@@ -33,7 +33,6 @@ HEADER_BYTES, TAG_BYTES, HELD_BYTES = 7, 8, 1
 
 
 def shares_start(session: InsecurePairwiseSession) -> int:
-    """Return where the first share stands in an answer among eight clients."""
     return HEADER_BYTES + TAG_BYTES + signature_bytes(session.server.roster) + HELD_BYTES
 
 

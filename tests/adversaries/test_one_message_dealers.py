@@ -198,7 +198,6 @@ def test_uploads_replayed_across_clients_sums_rounds_and_epochs() -> None:
 
 
 def altered_answer(said: bytes, agreement: Agreement, key: SigningKey, change: Callable[[np.ndarray], Any]) -> bytes:
-    """Return what a holder answers that changes its sums, and signs that."""
     answer = Answer.decode(said)
     words = change(np.frombuffer(answer.sums, "<u2").astype(np.int64)) % FIELD
     altered = replace(answer, sums=words.astype("<u2").tobytes())
@@ -206,7 +205,6 @@ def altered_answer(said: bytes, agreement: Agreement, key: SigningKey, change: C
 
 
 def lying(world: InsecureSum, position: int, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[bytes], bytes]:
-    """Return a holder that changes its answers."""
 
     def respond(request: bytes) -> bytes:
         said = world.holders[position].respond(request)

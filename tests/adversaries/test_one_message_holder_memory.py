@@ -53,7 +53,6 @@ def forgetful(world: InsecureSum, position: int, journal: Journal | None = None)
 
 
 def accepted_words(holder: Any) -> list[Any]:
-    """Return the memory of every share that a holder has accepted."""
     return [accepted.share._words for work in holder._work.values() for accepted in work.accepted.values()]  # noqa: SLF001
 
 
@@ -390,7 +389,6 @@ class World:
                 yield position, self.sum.holders[position].answer(request)
 
     def opened(self, clients: Iterable[ClientId]) -> Server:
-        """Return a session that has these clients' uploads, and receipts for them."""
         coins = {"coins": SystemCoins()}
         session = self.sum.session(self.ask_all, helpers=coins, capacity=self.sum.setup.capacity, delivered_at_once=1)
         for client in clients:

@@ -52,7 +52,6 @@ class Lying(Standing):
 
 
 def collected(standing: Lying) -> Server:
-    """Return a session to which all clients have uploaded."""
     session = opened(standing.world, standing)
     standing.offer = session.invitation
     for client, member in members(standing.world, hold=False).items():

@@ -41,14 +41,12 @@ Words = np.ndarray[Any, Any]
 
 
 def list_of(offer: Offer, uploads: Mapping[ClientId, bytes], sum_id: bytes) -> bytes:
-    """Return a list of uploads, by their digests, under a sum's id."""
     listed = tuple(Listed(client=client, upload=uploads[client]) for client in sorted(uploads))
     terms = replace(offer.terms, sum_id=sum_id)
     return UploadList(t0=offer.agree().t0, terms=terms, listed=listed).encode()
 
 
 def taken_by(server: Tally) -> dict[ClientId, bytes]:
-    """Return the digests of all uploads that a server took, listed or not."""
     known = server._taken  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     return {client: one[: configuration.DIGEST_BYTES] for client, one in known.items()}
 
@@ -95,7 +93,6 @@ def world_of(
 
 
 def without_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Holders that check nothing of a list."""
     monkeypatch.setattr(Holder, "_require_whole", always(None))
 
 

@@ -357,7 +357,6 @@ def test_channel_key_mask_key_and_self_mask_seed_come_from_three_independent_dra
 
 
 def extreme_session(value: int, modulus_bits: int, topology: Topology, weight: int) -> InsecurePairwiseSession:
-    """Let every client upload one value at one weight."""
     population = 12 if topology is Topology.SPARSE else 8
     layout = Layout((RingSegment(modulus_bits, 5),))
     setup = SessionSetup(population=population, topology=topology, layout=layout, maximum_weight=weight)

@@ -91,7 +91,6 @@ def world_of(name: str, **changes: Any) -> Generator[Simulation]:
 
 
 def update_of(client: ClientId) -> Update:
-    """Return an update that differs from all others."""
     return Update(Payload(LAYOUT, (np.full(8, 100 * next(_TRAINED) + client.value, np.uint32),)), MODEL)
 
 

@@ -54,7 +54,6 @@ def at_rosters(mode: SecurityMode = SecurityMode.ACTIVE, **others: object) -> In
 
 
 def attempt_of(session: InsecurePairwiseSession) -> AttemptContext:
-    """Return what an advertisement is signed for."""
     return session.server.configuration.context
 
 
@@ -82,7 +81,6 @@ LIST = encode_clients([ClientId(1000), ClientId(1007)])
 
 
 def of_a_stranger(session: InsecurePairwiseSession, _: ClientId, message: AdvertisedKeys) -> AdvertisedKeys:
-    """Show a client that the graph does not give as a neighbour."""
     neighbours = session.server.roster.graph.neighbours(3)
     stranger = next(p for p in range(12) if p != 3 and p not in neighbours)
     entry = advertised(session)[session.client_ids[stranger]].entry
@@ -141,7 +139,6 @@ Entries = dict[ClientId, KeyAdvertisement]
 
 
 def swapped(session: InsecurePairwiseSession, entries: Entries) -> Entries:
-    """Swap the keys of two clients."""
     one, other = session.client_ids[1:3]
     return {
         mine: replace(entries[mine], channel_key=entries[theirs].channel_key, mask_key=entries[theirs].mask_key)
@@ -150,13 +147,11 @@ def swapped(session: InsecurePairwiseSession, entries: Entries) -> Entries:
 
 
 def renamed(session: InsecurePairwiseSession, entries: Entries) -> Entries:
-    """Let two clients' entries pass under each other's names."""
     one, other = session.client_ids[1:3]
     return {one: replace(entries[other], client=one), other: replace(entries[one], client=other)}
 
 
 def with_keys_of_the_corrupted(session: InsecurePairwiseSession, entries: Entries) -> Entries:
-    """Give a client the keys of a corrupted one, under its own old signature."""
     target, corrupted = session.client_ids[1:3]
     keys = entries[corrupted]
     return {target: replace(entries[target], channel_key=keys.channel_key, mask_key=keys.mask_key)}

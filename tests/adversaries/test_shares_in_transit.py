@@ -41,14 +41,12 @@ SUITE_CLASSES: dict[Suite, type[ClassicSuite | HybridSuite]] = {
 def at_delivery(
     mode: SecurityMode = SecurityMode.ACTIVE, suite: Suite = Suite.CLASSIC, attempt: int = 0
 ) -> InsecurePairwiseSession:
-    """Play until the shares are on their way to their holders."""
     session = InsecurePairwiseSession(SessionSetup(mode=mode, suite=suite, attempt=attempt))
     session.reach(ServerState.AWAITING_MASKED_INPUTS)
     return session
 
 
 def delivered_to(session: InsecurePairwiseSession, receiver: int) -> DeliveredShares:
-    """Return what one client is about to get."""
     message = next(out.message for out in session.pending if out.receiver == session.client_ids[receiver])
     return DeliveredShares.decode(message, Seat(session.server.roster, receiver))
 
@@ -65,7 +63,6 @@ def flipped(data: bytes, place: int) -> bytes:
 
 
 def held_by(session: InsecurePairwiseSession, holder: int) -> list[int]:
-    """Return whose shares a client showed in the end."""
     roster = session.server.roster
     everybody = roster.set_of(range(roster.population))
     answered = AnsweredFor.by(roster, everybody, everybody, holder)

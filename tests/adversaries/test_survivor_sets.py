@@ -32,7 +32,6 @@ EVERYBODY = range(8)
 
 
 def at(state: ServerState, mode: SecurityMode = SecurityMode.ACTIVE, **others: object) -> InsecurePairwiseSession:
-    """Play until the messages that open this round are on their way."""
     session = InsecurePairwiseSession(replace(SessionSetup(mode=mode), **others))  # type: ignore[arg-type]
     session.reach(state)
     return session
@@ -55,7 +54,6 @@ def signature_on(session: InsecurePairwiseSession, signer: int, contributors: It
 
 
 def ask(session: InsecurePairwiseSession, member: int, contributors: Iterable[int]) -> bytes:
-    """Show a set to a member of the committee, and return its signature."""
     client = session.clients[session.client_ids[member]]
     answer = client.answer(survivor_set(session, contributors, range(session.server.roster.population)))
     return SurvivorSignature.decode(answer).signature
@@ -165,7 +163,6 @@ def test_signatures_on_two_sets_do_not_add_up_to_a_certificate(refused: Refused)
 
 
 def with_committee_of_five() -> tuple[InsecurePairwiseSession, int, list[int]]:
-    """Play with a small committee, and return a client that is not on it, and who is."""
     session = InsecurePairwiseSession()
     session.replan(replace(session.server.configuration, committee_size=5, quorum=4))
     session.reach(ServerState.AWAITING_UNMASKING_SHARES)

@@ -67,7 +67,6 @@ class World:
         return self.uploads[client]
 
     def is_exact(self, *missing: ClientId) -> Released:
-        """Let everybody send its own bytes, and compare the sum."""
         for client in CLIENTS:
             self.session.receive(client, self.upload_of(client))
         self.session.close_stage()

@@ -94,7 +94,6 @@ def forging(forge: Forge) -> Callable[..., Shares]:
 
 
 def upload_forged(made: InsecureIndexingRound, number: int, forge: Forge, **named: Any) -> None:
-    """Let a client share something else, with a digest and a proof that fit as well as they can."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(halves, "generate_shares", forging(forge))
         forged = made.share(number, **named)

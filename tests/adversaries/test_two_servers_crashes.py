@@ -71,7 +71,6 @@ class Attacker:
         self.copy("nothing")
 
     def start(self) -> None:
-        """Start server 1 with what its disk holds."""
         while self.opened:
             self.opened.pop().close()
         self.opened.append(StandingRounds(self.disk / "rounds"))
@@ -101,7 +100,6 @@ class Attacker:
         return self.ask(Beginning(self.rig.configuration, SETUP.round_number).encode())
 
     def count(self, *numbers: int, told: Callable[[str], object] = lambda _: None) -> Any:
-        """Go through a round over these clients' halves, and return the sum."""
         zero = self.zero()
         ids = tuple(zero.receive(self.halves[number][0]) for number in numbers)
         for number in numbers:
@@ -220,11 +218,9 @@ class Platform:
         return Server(subject, zero, self.ask, None, is_simulated=False)
 
     def ask(self, message: bytes) -> bytes:
-        """Ask the process that runs now."""
         return self.attacker.ask(message)
 
     def upload(self, session: Server, number: int, round_number: int) -> bytes:
-        """Have an honest client answer the session's invitation."""
         joined = self.members[number].session(SETUP.payload_of(number), task=SETUP.task, round_number=round_number)
         return joined.answer(session.invitation)
 

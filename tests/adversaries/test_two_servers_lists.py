@@ -286,7 +286,6 @@ def test_a_commitment_does_not_tell_the_share() -> None:
 
 
 def wrong_polynomial(*args: Any) -> Any:
-    """Prove nothing: one value of the polynomial is another."""
     zero, one = prove(*args)
     return zero, replace(one, polynomial=(one.polynomial + 1) % 127)
 
@@ -306,7 +305,6 @@ def chosen_afterwards(made: InsecureIndexingRound, opening: OneHotOpening) -> On
 
 
 def opening_in(made: InsecureIndexingRound, answer: bytes) -> OneHotOpening:
-    """Return what server 0 has opened of the only upload."""
     [(_, said)] = decode_batch(answer, MessageKind.INDEXING_ANSWER, made.stamp(0))
     assert said is not None
     shape = made.configuration.check_shape(made.configuration.index_segments[0][1])
@@ -371,7 +369,6 @@ def without_nonce(share: bytes) -> bytes:
 
 
 def share_of_server_0(made: InsecureIndexingRound) -> bytes:
-    """Return what server 0 releases to an honest server 1."""
     lists = made.zero.close(), made.one.close()
     made.zero.agree(lists[1])
     return made.zero.open(made.one.agree(lists[0]))

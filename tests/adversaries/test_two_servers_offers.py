@@ -354,7 +354,6 @@ def test_a_share_that_is_refused_has_spent_nothing_and_one_that_failed_has(
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[OpenedUpload]:
-    """Collect what the servers open."""
     uploads = list[OpenedUpload]()
     genuine = HalfOpener.open
 

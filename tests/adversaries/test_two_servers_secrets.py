@@ -45,7 +45,6 @@ MODES = pytest.mark.parametrize(
 
 
 def is_namespace(found: Any) -> bool:
-    """Return whether this is what a module consists of."""
     return type(found) is dict and "__builtins__" in found
 
 
@@ -64,7 +63,6 @@ def reachable(holder: object) -> Iterator[Any]:
 
 
 def left_in(holder: object, made_secrets: Made) -> set[str]:
-    """Return the kinds of secrets whose bytes somebody still holds, in whatever object."""
     memory = list[bytes]()
     for held in reachable(holder):
         if type(held) in (bytes, bytearray, memoryview):
@@ -78,7 +76,6 @@ def left_in(holder: object, made_secrets: Made) -> set[str]:
 
 
 def totals_in(state: dict[str, Any]) -> list[Any]:
-    """Return the sums of the uploads of each weight."""
     totals = cast("dict[int, Any]", vars(state["_totals"])["_totals"])
     return list(totals.values())
 

@@ -337,7 +337,6 @@ POINT_FUNCTIONS = (SharingMode.CHECKED_POINT_FUNCTIONS, SharingMode.UNCHECKED_PO
 
 
 def items_of(made: InsecureIndexingRound, message: bytes, kind: MessageKind) -> list[Said]:
-    """Return what is said of the uploads that are not refused."""
     said = decode_batch(message, kind, made.stamp(int(kind is not ANSWER)))
     return [(upload_id, blob) for upload_id, blob in said if blob is not None]
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final, Literal
 
 import pytest
 
 from secagg.crypto.secret import Secret
 
+ORDERS: Final[tuple[Literal["big", "little"], ...]] = ("big", "little")
 Made = list[tuple[Secret, bytes]]
 """Every secret of 16 bytes or more, with what it held."""
 
@@ -27,5 +28,5 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Made:
 
 
 def shows(text: str, held: bytes) -> bool:
-    forms = (held.hex(), repr(held)[2:-1], str(list(held))[1:-1], str(int.from_bytes(held, "big")))
-    return any(form in text for form in forms)
+    numbers = (str(int.from_bytes(held, order)) for order in ORDERS)
+    return any(form in text for form in (held.hex(), repr(held)[2:-1], str(list(held))[1:-1], *numbers))

@@ -157,7 +157,6 @@ class InsecureSum:
         self.begin([50 + position for position in range(self.setup.holders)])
 
     def number_holders_as_clients(self) -> None:
-        """Begin the epoch again with the first clients as its holders."""
         self.begin([client.value for client in self.setup.clients[: self.setup.holders]])
 
     def begin(self, numbers: Sequence[int]) -> None:
@@ -285,7 +284,6 @@ class InsecureSum:
         return self.member(client).join(setup.subject, self.update(client, setup)).answer(encoded)
 
     def stored_upload(self, client: ClientId) -> bytes:
-        """Return the last upload of a client, as its ledger has it."""
         return ClientRecord.decode(self.stored[client]).upload
 
     def ideal(self, clients: Iterable[ClientId]) -> Aggregate:
@@ -331,7 +329,6 @@ class InsecureSum:
         return server
 
     def answered(self, server: Tally | None = None) -> Tally:
-        """Return a server to which every holder has answered."""
         server = self.listed(server)
         self.ask(server, server.requests())
         return server

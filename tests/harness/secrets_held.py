@@ -10,7 +10,6 @@ from secagg.crypto.secret import Secret
 
 
 def secrets_from_now(monkeypatch: pytest.MonkeyPatch) -> list[Secret]:
-    """Return a list that grows by every secret that is made."""
     made, initialise = list[Secret](), Secret.__init__
 
     def collect(self: Secret, kind: str, data: bytes | bytearray | memoryview) -> None:
@@ -40,10 +39,8 @@ def reachable(root: object) -> Iterator[object]:
 
 
 def held_by(root: object) -> list[Secret]:
-    """Return every secret that an object leads to."""
     return [item for item in reachable(root) if isinstance(item, Secret)]
 
 
 def left_over(made: list[Secret]) -> list[str]:
-    """Return the kinds of those that were not wiped."""
     return [secret.kind for secret in made if not secret.is_wiped]

@@ -72,7 +72,6 @@ def session_altered(setup: SessionSetup, kind: MessageKind, alter: Alter) -> tup
 
 
 def flip(at: float, bit: int) -> Alter:
-    """Return what flips one bit, at some way through a message behind its header."""
 
     def alter(message: bytes) -> bytes:
         place = 7 + int(at * (len(message) - 8))
@@ -82,7 +81,6 @@ def flip(at: float, bit: int) -> Alter:
 
 
 def outcome(session: InsecurePairwiseSession) -> tuple[Aggregate | None, SecAggError | None]:
-    """Return the sum, or why there is none."""
     try:
         return session.finish(), None
     except SecAggError as error:
@@ -90,7 +88,6 @@ def outcome(session: InsecurePairwiseSession) -> tuple[Aggregate | None, SecAggE
 
 
 def blamed(session: InsecurePairwiseSession) -> list[PeerError]:
-    """Return every error by which anybody blames anybody."""
     told = [*session.server.faults, *(error for _, error in session.refusals)]
     told += [error for errors in session.errors.values() for error in errors]
     told += [error for client in session.clients.values() for error in client.faults]

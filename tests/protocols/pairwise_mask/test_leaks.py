@@ -6,8 +6,6 @@ import copy
 import pickle
 import traceback
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
 from functools import cache
 from math import sqrt
 from typing import Any
@@ -32,8 +30,9 @@ from secagg.protocols.pairwise_mask.round2_masked_input import (
 )
 from secagg.protocols.pairwise_mask.session import ServerState
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from secagg.wire import MessageKind
-from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, same_sum, stored, update_of
+from secagg.wire import MessageKind, message_kind
+from tests.harness.made_secrets import Made, recorded, shows
+from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum, stored, update_of
 from tests.harness.secrets_held import reachable
 
 # --- Uniform uploads --------------------------------------------------------------------------------------------------
@@ -154,51 +153,28 @@ WEIGHT = 0xA1B2C3D5
 LAYOUT = Layout((RingSegment(32, 24), RingSegment(13, 40), RingSegment(64, 9)))
 
 
-class Collector:
-    """Every secret that was made, as kind and bytes."""
-
-    def __init__(self) -> None:
-        self.made = set[tuple[str, bytes]]()
-
-    def of_kind(self, *kinds: str) -> set[bytes]:
-        return {data for kind, data in self.made if kind in kinds}
-
-    @property
-    def pieces(self) -> Iterator[tuple[str, bytes]]:
-        """Return each secret, its first and its last 16 bytes."""
-        for kind, data in self.made:
-            if kind not in PUBLIC_KINDS:
-                yield from {(kind, data), (kind, data[:16]), (kind, data[-16:])}
+def of_kind(made: Made, *kinds: str) -> set[bytes]:
+    return {held for secret, held in made if secret.kind in kinds}
 
 
-@contextmanager
-def collecting() -> Generator[Collector]:
-    """Collect the bytes of every secret from here on."""
-    collected = Collector()
-    initialise = Secret.__init__
-
-    def collect(self: Secret, kind: str, data: bytes | bytearray | memoryview) -> None:
-        initialise(self, kind, data)
-        collected.made.add((kind, bytes(data)))
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Secret, "__init__", collect)
-        yield collected
+def pieces(made: Made) -> set[tuple[str, bytes]]:
+    whole = [(secret.kind, held) for secret, held in made if secret.kind not in PUBLIC_KINDS]
+    return {(kind, piece) for kind, held in whole for piece in (held, held[:16], held[-16:])}
 
 
 @pytest.fixture
-def collector() -> Iterator[Collector]:
-    with collecting() as collected:
-        yield collected
+def collector(monkeypatch: pytest.MonkeyPatch) -> Made:
+    return recorded(monkeypatch)
 
 
 @cache
-def played(mode: SecurityMode, topology: Topology, suite: Suite) -> tuple[InsecurePairwiseSession, Collector]:
+def played(mode: SecurityMode, topology: Topology, suite: Suite) -> tuple[InsecurePairwiseSession, Made]:
     """Play a session in which one client drops out after sharing."""
     setup = SessionSetup(
         population=7, mode=mode, topology=topology, suite=suite, layout=LAYOUT, maximum_weight=WEIGHT + 0x1111
     )
-    with collecting() as collected:
+    with pytest.MonkeyPatch.context() as patched:
+        collected = recorded(patched)
         session = InsecurePairwiseSession(setup, weight_of=lambda _: WEIGHT)
         session.reach(ServerState.AWAITING_MASKED_INPUTS)
         session.drop(session.client_ids[2])
@@ -213,7 +189,7 @@ CASES = [(mode, topology, suite) for mode in SecurityMode for topology in Topolo
 @pytest.mark.parametrize(("mode", "topology", "suite"), CASES)
 def test_no_message_holds_a_secret_before_it_is_due(mode: SecurityMode, topology: Topology, suite: Suite) -> None:
     session, collector = played(mode, topology, suite)
-    kinds = {kind for kind, _ in collector.made}
+    kinds = {secret.kind for secret, _ in collector}
     assert {"channel_root", "mask_root", "self_mask_seed", "x25519_private_key", "self_mask_key", "shares"} <= kinds
     assert {"pairwise_seed", "pairwise_mask_key", "share"} <= kinds
     assert ("mlkem768_seed" in kinds) == (suite is Suite.HYBRID)
@@ -221,22 +197,22 @@ def test_no_message_holds_a_secret_before_it_is_due(mode: SecurityMode, topology
     for delivery in session.log:
         by_round[delivery.kind] = by_round.get(delivery.kind, b"") + delivery.message
     shown = by_round.pop(MessageKind.UNMASKING_SHARES)
-    pieces = list(collector.pieces)
-    found = {(kind, message.name) for kind, data in pieces for message, wire in by_round.items() if data in wire}
+    known = pieces(collector)
+    found = {(kind, message.name) for kind, data in known for message, wire in by_round.items() if data in wire}
     assert found == set()
-    due = {kind for kind, data in pieces if data in shown}
+    due = {kind for kind, data in known if data in shown}
     # Shares come out one at a time, never the pair, and seeds of edges to the client that dropped out.
     assert {kind for kind in due if not kind.startswith("share")} == (
         {"pairwise_seed"} if suite is Suite.HYBRID else set()
     )
-    assert not any(pair in shown for pair in collector.of_kind("shares"))
+    assert not any(pair in shown for pair in of_kind(collector, "shares"))
 
 
 @pytest.mark.parametrize(("mode", "topology", "suite"), CASES)
 def test_no_client_shows_both_shares_of_a_pair(mode: SecurityMode, topology: Topology, suite: Suite) -> None:
     session, collector = played(mode, topology, suite)
     answers = [delivery.message for delivery in session.log if delivery.kind is MessageKind.UNMASKING_SHARES]
-    pairs = collector.of_kind("shares")
+    pairs = of_kind(collector, "shares")
     assert len(pairs) == session.setup.population * session.server.roster.graph.degree
     for pair in pairs:
         halves = [sum(half in answer for answer in answers) for half in (pair[:32], pair[32:])]
@@ -261,38 +237,28 @@ def test_no_message_holds_an_input_or_a_weight(mode: SecurityMode, topology: Top
     assert WEIGHT.to_bytes(4, "little") not in wire
 
 
-def test_a_snapshot_holds_no_secret_before_the_last_round(collector: Collector) -> None:
+def test_a_snapshot_holds_no_secret_before_the_last_round(collector: Made) -> None:
     for mode in SecurityMode:
         session = InsecurePairwiseSession(SessionSetup(population=6, mode=mode, suite=Suite.HYBRID))
         while session.server.state is not ServerState.AWAITING_UNMASKING_SHARES:
             session.step()
             snapshot = stored(session.server)
-            assert {kind for kind, data in collector.pieces if data in snapshot} == {"server session"}
+            known = pieces(collector)
+            assert known
+            assert {kind for kind, data in known if data in snapshot} == set()
 
 
 # --- No secret in an object -------------------------------------------------------------------------------------------
 
 
-def spellings(data: bytes) -> Iterable[str]:
-    """Return how bytes look when something prints them."""
-    return (
-        data.hex(),
-        repr(data)[2:-1],
-        str(int.from_bytes(data, "big")),
-        str(int.from_bytes(data, "little")),
-        ", ".join(map(str, data)),
-    )
-
-
-def assert_shows_nothing(text: str, collector: Collector) -> None:
-    for kind, data in collector.made:
-        if kind not in PUBLIC_KINDS:
-            assert not any(spelling in text for spelling in spellings(data)), kind
+def assert_shows_nothing(text: str, collector: Made) -> None:
+    known = {(secret.kind, held) for secret, held in collector if secret.kind not in PUBLIC_KINDS}
+    assert [kind for kind, held in known if shows(text, held)] == []
 
 
 @pytest.mark.parametrize("suite", Suite)
 @pytest.mark.parametrize("mode", SecurityMode)
-def test_no_object_of_a_client_shows_a_secret(mode: SecurityMode, suite: Suite, collector: Collector) -> None:
+def test_no_object_of_a_client_shows_a_secret(mode: SecurityMode, suite: Suite, collector: Made) -> None:
     session = InsecurePairwiseSession(SessionSetup(population=5, corrupted=0, mode=mode, suite=suite))
     names = set[str]()
     while True:
@@ -348,9 +314,7 @@ def test_an_input_shows_nothing_of_itself() -> None:
 
 @pytest.mark.parametrize("suite", Suite)
 @pytest.mark.parametrize("mode", SecurityMode)
-def test_a_traceback_with_all_its_variables_shows_no_secret(
-    mode: SecurityMode, suite: Suite, collector: Collector
-) -> None:
+def test_a_traceback_with_all_its_variables_shows_no_secret(mode: SecurityMode, suite: Suite, collector: Made) -> None:
     """A platform's error reports print local variables; each round is made to fail at its end, and inside."""
     kinds = {
         MessageKind.ADVERTISED_KEYS: "round1_share_keys.EncryptedShares",
@@ -366,13 +330,7 @@ def test_a_traceback_with_all_its_variables_shows_no_secret(
                 client, message = session.clients[outgoing.receiver], outgoing.message
                 spoilt = message if kind is not None else message[:-1] + bytes([message[-1] ^ 1])
                 with pytest.MonkeyPatch.context() as patched:
-                    if (
-                        kind is not None
-                        and Delivery(
-                            state=session.server.state, sender=client.client, receiver=client.client, message=message
-                        ).kind
-                        is kind
-                    ):
+                    if kind is not None and message_kind(message) is kind:
                         patched.setattr(f"secagg.protocols.pairwise_mask.{kinds[kind]}", _fails)
                     text = _report(client, spoilt)
                 if text:

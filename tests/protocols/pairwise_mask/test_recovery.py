@@ -293,7 +293,6 @@ def garbage_for(*victims: ClientId) -> Callable[[pytest.MonkeyPatch], None]:
 
 
 def receivers_of(session: InsecurePairwiseSession, sender: ClientId) -> list[ClientId]:
-    """Return to whom a client sends the seeds of edges."""
     roster = session.server.roster
     position = roster.clients.index(sender)
     neighbours = roster.graph.neighbours(position)

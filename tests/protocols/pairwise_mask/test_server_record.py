@@ -181,7 +181,6 @@ def out_of_order(snapshot: bytes) -> bytes:
 
 
 def twice(snapshot: bytes) -> bytes:
-    """Write the first advertisement twice, and count it twice."""
     first, second = (ClientId(1000 + 7 * index).encode() for index in (0, 1))
     start, middle = snapshot.index(first), snapshot.index(second)
     count = int.from_bytes(snapshot[start - 4 : start], "big") + 1

@@ -94,7 +94,6 @@ def nodes_of_proof(positions: Iterable[int], count: int) -> int:
 
 
 def bits_for(count: int) -> int:
-    """Count the bytes of a set among this many."""
     return (count + 7) // 8
 
 

@@ -211,12 +211,10 @@ def test_a_client_answers_what_is_due_and_nothing_else(mode: SecurityMode, state
 
 @pytest.fixture
 def secrets_made(monkeypatch: pytest.MonkeyPatch) -> list[Secret]:
-    """Collect every secret from here on."""
     return secrets_from_now(monkeypatch)
 
 
 def unusable(message: bytes) -> Iterator[bytes]:
-    """Spoil a message that is due, in several ways."""
     yield message[:-1]
     yield message + b"\x00"
     yield message[: len(message) // 2]

@@ -80,7 +80,6 @@ class Replay:
             ]
 
     def party(self, operation: Vector) -> Client | Server:
-        """Return who does an operation."""
         return self.server if operation["role"] == "server" else self.clients[operation["role"]]
 
     def _message(self, name_or_bytes: str) -> bytes:
