@@ -199,6 +199,12 @@ def test_coins_that_are_not_uniform() -> None:
         uniform(3, AllOnes())
 
 
+@pytest.mark.parametrize("data", [b"", bytes(7), bytes(9), b"\xff" * 8, (FIELD).to_bytes(4, "little") * 2])
+def test_vectors_have_one_encoding(data: bytes) -> None:
+    with pytest.raises(MalformedMessage):
+        decode_vector(data, 2)
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
