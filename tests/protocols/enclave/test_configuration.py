@@ -286,14 +286,21 @@ def test_what_does_not_fit_together_is_refused(changes: dict[str, Any], kind: ty
 @pytest.mark.parametrize(
     "changes",
     [
+        {"kind": 1},
+        {"variances": [Fraction(1)]},
+        {"variances": (1,)},
+        {"variances": (0.5,)},
         {"variances": (Fraction(0),)},
         {"variances": (Fraction(-1),)},
         {"variances": (Fraction((1 << 30) + 1),)},
         {"kind": NoiseKind.DISCRETE_GAUSSIAN, "variances": (Fraction(1 << 80),)},
+        {"l2_bounds": [1]},
         {"l2_bounds": (0, 1)},
         {"l2_bounds": (1 << 40, 1)},
+        {"l2_bounds": (1.0, 1)},
         {"releases_per_client": 0},
         {"releases_per_client": 1 << 32},
+        {"releases_per_client": True},
     ],
 )
 def test_noise_is_of_positive_fractions_and_integers(changes: dict[str, Any]) -> None:

@@ -138,6 +138,11 @@ def test_one_key_of_both_servers_would_be_one_party() -> None:
     assert client.ledger.last(SETUP.task) == -1, "nothing is spent"
 
 
+def test_floors_are_of_their_own_type() -> None:
+    with pytest.raises(Misuse):
+        share(client_of(floors=None))
+
+
 def test_nothing_secret_is_left_of_an_upload_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     secrets, bodies = list[Secret](), list[bytearray]()
     initialise: Callable[..., None] = Secret.__init__
