@@ -152,13 +152,6 @@ def test_a_sum_has_no_bias(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_sum_has_the_variance_of_a_dither(name: str) -> None:
-    layout = layout_of()
-    payloads = {client: payload_of(layout, 37 * number) for number, client in enumerate(clients_of())}
-    require_dither(errors_of(Session(name, layout, 1 << 7).run(payloads), payloads), CLIENTS, 256)
-
-
-@pytest.mark.parametrize("name", SETTINGS)
 def test_the_error_does_not_depend_on_the_values(name: str) -> None:
     """Values a quarter of a step above a whole one are where rounding before masking always errs to one side."""
     layout = layout_of()

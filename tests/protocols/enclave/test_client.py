@@ -168,18 +168,24 @@ def test_the_epsilon_of_the_noise_is_held_to_the_floor(adjacency: Adjacency) -> 
     "changes",
     [
         {"suites": frozenset[Suite]()},
+        {"suites": {Suite.CLASSIC}},
+        {"suites": frozenset({"x25519-aes128"})},
         {"minimum_cohort": 1},
+        {"minimum_cohort": True},
         {"maximum_length": 0},
         {"maximum_codeword_bits": 1},
         {"maximum_codeword_bits": 65},
         {"maximum_released_bits": 0},
         {"maximum_released_bits": 65},
         {"maximum_weight": 0},
+        {"maximum_weight": True},
         {"maximum_weight": 1 << 32},
         {"minimum_root_mean_square": 0},
         {"minimum_root_mean_square": 1 << 40},
+        {"authority": None},
         {"authority": bytes(32)},
         {"authority": b"a" * 31},
+        {"authority": b""},
     ],
 )
 def test_floors_that_protect_nobody_are_not_made(changes: dict[str, Any]) -> None:
@@ -197,6 +203,11 @@ def test_floors_that_protect_nobody_are_not_made(changes: dict[str, Any]) -> Non
         (1.0, 0.0),
         (1.0, 1.0),
         (1.0, float("nan")),
+        ("1", 0.1),
+        (None, 0.1),
+        (True, 0.1),
+        (1.0, "0.1"),
+        (1.0, None),
     ],
 )
 def test_a_privacy_floor_is_a_number(epsilon: Any, delta: Any) -> None:

@@ -162,6 +162,12 @@ def test_threads_change_nothing(threads: int) -> None:
     assert shown(session.host.release()[0], session) == expected(session, payloads, [1, 1, 1])
 
 
+@pytest.mark.parametrize("configuration", [None, {}, "a configuration", b""])
+def test_an_enclave_runs_a_configuration_and_nothing_else(configuration: Any) -> None:
+    with pytest.raises(Misuse, match="runs an EnclaveConfiguration"):
+        SimulatedEnclave(configuration, coins=EnclaveSetup().coins_of("enclave"))
+
+
 def test_two_threads_do_not_hand_over_one_upload_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     session, outcomes = InsecureEnclaveSession(EnclaveSetup()), list[object]()
     session.enclave.open_buffer(0, bytes(32))

@@ -187,7 +187,7 @@ def test_bytes_that_are_not_one_vector_of_indices_change_nothing(  # noqa: PLR09
 
 @FORMS
 @pytest.mark.parametrize("use", ["check", "add"])
-@pytest.mark.parametrize("codewords", [3, 5, 100, 257, 65535])
+@pytest.mark.parametrize("codewords", [3, 255, 257])
 @pytest.mark.parametrize("block", [0, 9, 16])
 def test_an_index_of_no_codeword_changes_nothing(form: Accumulation, use: str, codewords: int, block: int) -> None:
     segment = IndexSegment(codewords, 17)

@@ -265,6 +265,14 @@ def test_an_enclave_that_does_not_answer_in_time_is_lost(fake: FakeFactory, offe
     assert process.requests() == 2
 
 
+def test_no_answer_is_longer_than_what_it_can_hold(fake: FakeFactory, offered: bytes) -> None:
+    for call, _ in CALLS.values():
+        _, remote = fake(framed(offered), (1 << 22).to_bytes(8, "big"))
+        remote.start(CONFIGURATION)
+        with pytest.raises(EnclaveLost, match="is the limit"):
+            call(remote)
+
+
 def test_an_interrupted_request_is_not_answered_by_the_next_answer(
     fake: FakeFactory, offered: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

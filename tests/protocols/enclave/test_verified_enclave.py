@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from types import TracebackType
 from typing import Any
 
@@ -63,6 +63,20 @@ def test_what_passes_carries_what_was_verified(session: InsecureEnclaveSession) 
 
 
 @pytest.mark.parametrize(
+    "change",
+    [{"offer": None}, {"offer": b""}, {"configuration": None}, {"configuration": b""}],
+    ids=["no offer", "an encoded offer", "no configuration", "an encoded configuration"],
+)
+def test_only_an_offer_and_a_configuration_are_verified(
+    session: InsecureEnclaveSession, change: dict[str, Any]
+) -> None:
+    if change.get("offer") == b"":
+        change = {"offer": session.enclave.offer.encode()}
+    with pytest.raises(Misuse, match="EnclaveOffer"):
+        verified(session, **change)
+
+
+@pytest.mark.parametrize(
     "change", [{"epoch": b"e" * 31}, {"epoch": b"e" * 33}, {"receipt_key": b"r" * 31}, {"receipt_key": b"r" * 33}]
 )
 def test_an_offer_that_no_decoder_made_is_refused(session: InsecureEnclaveSession, change: dict[str, Any]) -> None:
@@ -109,6 +123,14 @@ def test_what_has_run_out_before_it_is_verified_is_not_made(session: InsecureEnc
     assert caught.value.reason is Reason.ATTESTATION_REFUSED
 
 
+def test_times_of_all_zones_are_one_time(session: InsecureEnclaveSession) -> None:
+    enclave = verified(session, judge=JudgeUntil(NOW + timedelta(hours=1)))
+    east = timezone(timedelta(hours=9))
+    enclave.require_current((NOW + timedelta(minutes=59)).astimezone(east))
+    with pytest.raises(PeerMisbehaved):
+        enclave.require_current((NOW + timedelta(minutes=60)).astimezone(east))
+
+
 def test_what_was_refused_can_be_shown_in_a_traceback(session: InsecureEnclaveSession) -> None:
     with pytest.raises(PeerMisbehaved) as caught:
         verified(session, evidence=SimulatedEvidence(bytes(64)))
@@ -128,6 +150,13 @@ def receipt_of(session: InsecureEnclaveSession) -> Receipt:
     for number in (1, 2, 3):
         session.upload(number, version=3)
     return session.host.release()[1]
+
+
+def test_a_receipt_of_the_enclave_verifies_wherever_it_was_carried(session: InsecureEnclaveSession) -> None:
+    receipt = receipt_of(session)
+    enclave = verified(session)
+    enclave.verify_receipt(receipt)
+    enclave.verify_receipt(Receipt.decode(receipt.encode()))
 
 
 CHANGES: dict[str, Any] = {

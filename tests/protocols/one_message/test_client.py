@@ -149,14 +149,17 @@ def test_a_ledger_is_for_one_task() -> None:
     "changes",
     [
         {"authority": b"a" * 31},
+        {"authority": bytearray(32)},
         {"minimum_cohort": 1, "assumed_corrupted_clients": 0},
         {"minimum_cohort": 3, "assumed_corrupted_clients": 2},
         {"least_holders": 1},
+        {"least_holders": 4.0},
         {"assumed_corrupted": -1},
         {"minimum_modulus_bits": 0},
         {"maximum_length": 0},
         {"maximum_capacity": 2},
         {"least_security_bits": 0},
+        {"least_security_bits": True},
     ],
 )
 def test_floors_that_protect_nobody_are_not_made(changes: dict[str, Any]) -> None:

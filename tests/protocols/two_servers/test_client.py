@@ -54,6 +54,15 @@ def share(client: SharingClient, *, payload: Any = None, **changes: Any) -> tupl
     return client.share(SETUP.payload_of(1) if payload is None else payload, **(chosen | changes))
 
 
+def test_two_uploads_of_one_update_share_nothing() -> None:
+    first = share(client_of())
+    second = share(client_of(coins=SETUP.coins_of("client 1, later")))
+    for half, other in zip(first, second, strict=True):
+        assert bytes(half.body) != bytes(other.body)
+        assert half.header.segments[0].nonce != other.header.segments[0].nonce
+        assert not set(half.sealed_seeds) & set(other.sealed_seeds)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -127,6 +136,11 @@ def test_one_key_of_both_servers_would_be_one_party() -> None:
     assert caught.value.reason is Reason.PUBLIC_KEY_REUSED
     assert caught.value.culprits == {ZERO, ONE}
     assert client.ledger.last(SETUP.task) == -1, "nothing is spent"
+
+
+def test_floors_are_of_their_own_type() -> None:
+    with pytest.raises(Misuse):
+        share(client_of(floors=None))
 
 
 def test_nothing_secret_is_left_of_an_upload_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:

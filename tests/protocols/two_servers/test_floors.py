@@ -40,12 +40,23 @@ def test_the_time_has_a_zone() -> None:
     "changes",
     [
         {"suites": frozenset[Suite]()},
+        {"suites": {Suite.HYBRID}},
+        {"suites": frozenset({"x25519-aes128"})},
         {"modes": frozenset[SharingMode]()},
+        {"modes": {CHECKED}},
+        {"modes": frozenset({1})},
+        {"authority": b""},
         {"authority": b"a" * 31},
+        {"authority": None},
         {"server_keys": (ZERO, b"1" * 33)},
+        {"server_keys": (None, ONE)},
         {"minimum_cohort": 1},
+        {"minimum_cohort": True},
+        {"minimum_cohort": 2.0},
         {"maximum_length": 0},
+        {"maximum_length": None},
         {"maximum_weight": 0},
+        {"maximum_weight": True},
     ],
 )
 def test_floors_that_protect_nobody_are_not_made(changes: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ from secagg.protocols.two_servers.upload import (
     UploadHeader,
     check_context,
     cut,
+    key_binding,
     open_body,
     seal_body,
     segment_context,
@@ -164,6 +165,11 @@ def test_the_context_of_a_segment_is_the_documented_one() -> None:
         segment_context(other, 7, 2),
     }
     assert len(others - {expected}) == 4
+
+
+def test_a_key_is_bound_to_segment_client_and_nonce() -> None:
+    made = key_binding(CONFIGURATION, 7, 2, ClientId(9), b"n" * 16)
+    assert (made.context, made.client, made.nonce) == (segment_context(CONFIGURATION, 7, 2), ClientId(9), b"n" * 16)
 
 
 def test_a_proof_is_bound_to_everything_about_its_segment() -> None:

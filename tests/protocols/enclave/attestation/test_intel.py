@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from secagg.errors import MalformedMessage, Reason
+from secagg.errors import MalformedMessage, Misuse, Reason
 from secagg.protocols.enclave.attestation import Claims, EvidenceFormat, IntelCollateral, IntelTcb, TcbStatus
 from secagg.protocols.enclave.attestation.intel import verify_sgx
 
@@ -532,6 +532,12 @@ def test_a_response_has_one_form(maker: Maker) -> None:
     with pytest.raises(MalformedMessage) as caught:
         maker.sgx(too_much)
     assert caught.value.reason is Reason.LENGTH_OVER_LIMIT
+
+
+def test_collateral_is_bytes(maker: Maker) -> None:
+    for name in maker.made.collateral():
+        with pytest.raises(Misuse, match=name):
+            maker.collateral(replace={name: "text"})
 
 
 def test_collateral_that_nests_too_deep_is_malformed_though_intel_signed_it(maker: Maker) -> None:

@@ -164,7 +164,7 @@ def test_bytes_after_the_payload_are_refused(claims_of: Callable[..., Claims], s
         claims_of(raw_payload=self_made.nitro.NitroDocument().payload() + b"\0")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_what_an_independent_encoder_writes_is_read_or_refused(data: st.DataObject) -> None:
     """Whatever is read is what cbor2 reads; and what is refused is not a document of AWS's."""

@@ -133,6 +133,11 @@ def test_a_program_of_one_format_is_not_that_of_another(refused: Callable[..., N
         refused(claims(kind), "no pinned measurement", accepted=others)
 
 
+def test_one_of_several_pinned_programs_is_enough() -> None:
+    older = PinnedMeasurement(SGX, {"MRENCLAVE": b"o" * 32})
+    policy(accepted=(older, PinnedMeasurement(SGX, PROGRAM[SGX]))).check(claims(SGX), BIND, NOW)
+
+
 def test_registers_are_not_mixed_between_pinned_programs(refused: Callable[..., None]) -> None:
     first, second = PROGRAM[NITRO], {name: value[::-1] for name, value in PROGRAM[NITRO].items()}
     accepted = (PinnedMeasurement(NITRO, first), PinnedMeasurement(NITRO, second))
@@ -158,6 +163,13 @@ def test_registers_are_not_mixed_between_pinned_programs(refused: Callable[..., 
 def test_a_pin_names_registers_of_its_format(kind: Any, registers: Any) -> None:
     with pytest.raises(InvalidParameters):
         PinnedMeasurement(kind, registers)
+
+
+def test_pins_are_the_policys_own_copy() -> None:
+    registers = dict(PROGRAM[SGX])
+    pinned = PinnedMeasurement(SGX, registers)
+    registers["MRENCLAVE"] = b"x" * 32
+    policy(accepted=(pinned,)).check(claims(SGX), BIND, NOW)
 
 
 # --- The platform -----------------------------------------------------------------------------------------------------
@@ -254,13 +266,21 @@ def test_an_old_revocation_list_is_stale_whatever_its_own_end(
     "changes",
     [
         {"accepted": ()},
+        {"accepted": (PROGRAM[SGX],)},
         {"minimum_snp_tcb": None},
+        {"minimum_snp_tcb": (4, 0, 22, 200)},
         {"accepted_tcb_statuses": frozenset({TcbStatus.REVOKED})},
+        {"accepted_tcb_statuses": frozenset({"UpToDate"})},
+        {"accepted_advisories": frozenset({9})},
+        {"accepted_advisories": "INTEL-SA-9"},
         {"minimum_tcb_evaluation": -1},
+        {"minimum_tcb_evaluation": True},
         {"privilege_level": 4},
         {"privilege_level": -1},
+        {"privilege_level": False},
         {"greatest_list_age": timedelta()},
         {"greatest_list_age": timedelta.max},
+        {"greatest_list_age": 30},
     ],
     ids=str,
 )

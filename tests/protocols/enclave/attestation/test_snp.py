@@ -216,6 +216,12 @@ def test_a_certificate_with_a_serial_number_is_read_too(snp: Snp) -> None:
     assert snp.claims(snp.collateral(chip_certificate=numbered)).tcb == TCB
 
 
+def test_a_chip_without_its_authority_is_refused(snp: Snp) -> None:
+    root = snp.made.authorities()[0].der
+    collateral = snp.collateral(authority_certificate=root)
+    assert snp.refusal(lambda: snp.claims(collateral)) is Reason.ATTESTATION_INVALID
+
+
 def test_a_revoked_authority_is_refused(snp: Snp) -> None:
     collateral = snp.collateral(revocation_list=snp.made.amd_revocation_list(authority_revoked=True))
     assert snp.refusal(lambda: snp.claims(collateral), "has revoked") is Reason.ATTESTATION_INVALID

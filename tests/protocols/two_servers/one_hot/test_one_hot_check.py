@@ -286,12 +286,17 @@ def test_all_challenges_and_masks_are_different_elements(plain: ModuleType) -> N
 @pytest.mark.parametrize(
     ("field", "value", "error"),
     [
+        ("attempt", bytes(32), Misuse),
+        ("client", 7, Misuse),
+        ("shape", (127, 5, 11, 3), Misuse),
         ("round_number", -1, InvalidParameters),
         ("round_number", 1 << 64, InvalidParameters),
         ("segment", 1 << 32, InvalidParameters),
         ("weight", -1, CapacityExceeded),
         ("weight", 127, CapacityExceeded),
+        ("weight", 0.5, CapacityExceeded),
         ("layout_digest", bytes(31), InvalidParameters),
+        ("correction_digest", bytearray(32), InvalidParameters),
         ("nonce", bytes(15), InvalidParameters),
     ],
 )
@@ -446,6 +451,21 @@ def test_a_lane_that_is_not_below_q_or_a_filling_bit_is_refused(plain: ModuleTyp
         with pytest.raises(MalformedMessage) as caught:
             decode(damaged, SMALL)
         assert caught.value.reason is Reason.NOT_CANONICAL
+
+
+def test_proofs_are_made_from_secrets_parts_and_servers(plain: ModuleType) -> None:
+    seed, nothing = plain.seeds_of(b"")[0], SMALL.field.zeros(0)
+    wrong: list[tuple[Any, type[Exception]]] = [
+        ({"seed": bytes(32)}, Misuse),
+        ({"seed": Secret("short", bytes(16))}, InvalidParameters),
+        ({"server": 0}, Misuse),
+        ({"other_part": bytes(31)}, InvalidParameters),
+        ({"other_part": bytearray(32)}, Misuse),
+    ]
+    for change, error in wrong:
+        arguments: Any = {"server": ZERO, "seed": seed, "other_part": bytes(32), "polynomial": nothing} | change
+        with pytest.raises(error):
+            OneHotProof(**arguments)
 
 
 @pytest.mark.parametrize("server", [0, 1])

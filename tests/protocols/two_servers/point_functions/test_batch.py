@@ -93,7 +93,7 @@ def test_the_size_of_chunks_changes_nothing(
 
 
 @pytest.mark.parametrize("shape", FOUR, ids=str)
-@pytest.mark.parametrize("threads", [2, 3, 64])
+@pytest.mark.parametrize("threads", [3, 64])
 def test_the_number_of_threads_changes_nothing(shape: PointFunctionShape, threads: int, share: Share) -> None:
     alpha = np.arange(MANY_BLOCKS) % shape.codewords
     alone, together = share(shape, alpha), share(shape, alpha, threads=threads)
