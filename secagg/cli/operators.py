@@ -97,7 +97,6 @@ def make_key(options: argparse.Namespace) -> int:
 
 def sign_record(options: argparse.Namespace) -> int:
     """Choose thresholds, sign the holders, and write the record."""
-    from secagg.parameters import Suite
     from secagg.protocols.one_message import HolderIdentity, ThresholdRule, plan_epoch
 
     authority = _signing_key(options.authority)
@@ -242,7 +241,6 @@ def _read(path: Path) -> bytes:
 
 ROUNDS_FILE, _EARLIER_ROUND_FILE = "rounds.journal", "round.journal"
 _SUITES: Final = {suite.name.lower(): suite for suite in Suite}
-_MOST_BYTES: Final = 1 << 16
 
 
 def make_operator_keys(options: argparse.Namespace) -> int:
@@ -345,9 +343,8 @@ def _rounds(path: Path) -> str:
 
 def _configuration(path: Path) -> Iterator[str]:
     try:
-        with path.open("rb") as file:
-            shown = IndexingConfiguration.decode(file.read(_MOST_BYTES))
-    except (OSError, PeerError) as error:
+        shown = IndexingConfiguration.decode(_read(path))
+    except PeerError as error:
         raise InvalidParameters(f"{path} holds no configuration of two servers: {error}") from None
     yield f"task {shown.task!r}, suite {shown.suite.value}, {shown.mode.name.lower()}; T0 {shown.context.digest.hex()}"
     yield f"authority {shown.authority.hex()}"

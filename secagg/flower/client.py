@@ -169,15 +169,14 @@ class ClientRound:
             outside=self._outside,
             judge=self._judge,
         )
-        begun = self._begun(node, terms, context)
+        begun = self._begun(node, terms)
         member = begun.member(message_in(record_in(message.content)) if suspended is None else b"")
         if suspended is None:
             begun.require_open()
         digest, update = self._update(message, context, call_next, begun, is_new=suspended is None)
         return member.join(terms.subject(begun.update, digest), update, suspended), begun
 
-    def _begun(self, node: Node, terms: Terms, context: Context) -> NodeRound:
-        del context
+    def _begun(self, node: Node, terms: Terms) -> NodeRound:
         return node.begun(terms)
 
     def _update(

@@ -62,8 +62,7 @@ class _StatisticsRound(ClientRound):
         super().__init__(answering.settings, None, states)
         self._answering = answering
 
-    def _begun(self, node: Node, terms: Terms, context: Context) -> NodeRound:
-        del context
+    def _begun(self, node: Node, terms: Terms) -> NodeRound:
         return self._answering.begun(node, terms)
 
     def _update(

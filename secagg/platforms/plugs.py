@@ -111,7 +111,7 @@ class NodeSide:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plug:
-    """One protocol in Flower."""
+    """One protocol on a platform."""
 
     open: Callable[[ServerSide], ServerSession]
     member: Callable[[NodeSide], Member]
