@@ -258,7 +258,6 @@ ROOMS: Final = (
                 "test_budget.py",
                 "test_client_noise.py",
                 "test_noise.py",
-                "test_norms.py",
                 "test_rounding.py",
                 "test_sensitivity.py",
             ),
