@@ -196,6 +196,7 @@ ROOMS: Final = (
             "tests/protocols/test_declared_messages.py",
             *_TWO_SERVERS_ATTACKS,
         ),
+        _in("tests/protocols/two_servers", "test_configured_means_released.py", "test_message_sizes.py"),
     ),
     Room(
         "session: ledger, latch, certificates",
@@ -334,6 +335,7 @@ ROOMS: Final = (
                 "test_enclave_memory.py",
                 "test_enclave_releases.py",
                 "test_enclave_uploads.py",
+                "test_rows_of_few_clients.py",
             ),
         ),
         _ENCLAVE_ATTACKS,
@@ -387,6 +389,7 @@ ROOMS: Final = (
         (
             *_in("tests/protocols/two_servers", "test_client.py", "test_configuration.py", "test_floors.py"),
             *_TWO_SERVERS_ATTACKS,
+            "tests/adversaries/test_rows_of_few_clients.py",
         ),
     ),
     Room(
@@ -410,6 +413,7 @@ ROOMS: Final = (
                 "test_verified_enclave.py",
             ),
             "tests/adversaries/test_enclave_releases.py",
+            "tests/adversaries/test_rows_of_few_clients.py",
             *_ENCLAVE_ATTACKS,
         ),
     ),

@@ -516,3 +516,72 @@ def test_a_vector_is_digested_once_and_its_digest_is_compared(monkeypatch: pytes
     with pytest.raises(UnexpectedMessage):
         server.receive(client.client, altered)
     assert server.release().counted == {client.client, other.client, third.client}
+
+
+# --- What a call that is refused leaves -------------------------------------------------------------------------------
+
+
+def released_once() -> tuple[InsecureEnclaveSession, bytes]:
+    """Return an epoch whose first buffer was released, and the release."""
+    session = InsecureEnclaveSession(EnclaveSetup())
+    session.host.open_buffer(0, bytes(32))
+    for number in (1, 2, 3):
+        session.upload(number)
+    released = session.enclave.release()
+    session.host.release()
+    return session, released
+
+
+def test_a_buffer_that_is_refused_leaves_the_last_release_to_be_fetched_again() -> None:
+    session, released = released_once()
+    with pytest.raises(PeerMisbehaved, match="versions only grow"):
+        session.enclave.open_buffer(0, bytes(32))
+    assert session.enclave.release() == released
+
+
+def test_without_a_buffer_nothing_is_read() -> None:
+    session, _ = released_once()
+    with pytest.raises(Misuse, match="no buffer is open"):
+        session.enclave.receive(b"anything")
+
+
+def test_a_session_that_ends_late_leaves_the_next_ones_buffer_open() -> None:
+    session, _ = released_once()
+    ended = session.host.server
+    session.host.open_buffer(1, model_digest(1))
+    ended.abort()
+    assert session.enclave.state is BufferState.OPEN
+    with pytest.raises(Misuse, match="another buffer is another session"):
+        ended.unmasked()
+
+
+def test_bytes_behind_an_upload_are_refused() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup())
+    session.host.open_buffer(0, bytes(32))
+    with pytest.raises(MalformedMessage) as caught:
+        session.host.receive(session.seal(1).encode() + b"\0")
+    assert caught.value.reason is Reason.TRAILING_BYTES
+
+
+@pytest.mark.parametrize("field", ["task", "layout", "minimum_cohort", "maximum_weight"])
+def test_a_session_is_for_what_its_epoch_was_started_for(field: str) -> None:
+    session = InsecureEnclaveSession(EnclaveSetup())
+    enclave, changed = session.enclave, {"task": b"another", "layout": RING_LAYOUT, "minimum_cohort": 2}
+    helpers = EnclaveHelpers(
+        configuration=session.configuration, connection=enclave, offer=enclave.offer, evidence=enclave.evidence
+    )
+    subject, settings_ = session.subject, EnclaveSettings(minimum_cohort=3, maximum_weight=1)
+    if field in {"task", "layout"}:
+        subject = replace(subject, **{field: changed[field]})
+    else:
+        settings_ = replace(settings_, **{field: changed.get(field, 2)})
+    with pytest.raises(InvalidParameters, match=f"has another {field}"):
+        open_session(subject, settings_, None, helpers)
+    with pytest.raises(InvalidParameters, match="2 clients are invited"):
+        open_session(
+            session.subject,
+            EnclaveSettings(minimum_cohort=3, maximum_weight=1),
+            frozenset(map(ClientId, (1, 2))),
+            helpers,
+        )
+    assert enclave.state is BufferState.CLOSED
