@@ -566,15 +566,17 @@ def test_bytes_behind_an_upload_are_refused() -> None:
 @pytest.mark.parametrize("field", ["task", "layout", "minimum_cohort", "maximum_weight"])
 def test_a_session_is_for_what_its_epoch_was_started_for(field: str) -> None:
     session = InsecureEnclaveSession(EnclaveSetup())
-    enclave, changed = session.enclave, {"task": b"another", "layout": RING_LAYOUT, "minimum_cohort": 2}
+    enclave = session.enclave
+    changed: dict[str, Any] = {"task": b"another", "layout": RING_LAYOUT, "minimum_cohort": 2, "maximum_weight": 2}
+    change = {field: changed[field]}
     helpers = EnclaveHelpers(
         configuration=session.configuration, connection=enclave, offer=enclave.offer, evidence=enclave.evidence
     )
     subject, settings_ = session.subject, EnclaveSettings(minimum_cohort=3, maximum_weight=1)
     if field in {"task", "layout"}:
-        subject = replace(subject, **{field: changed[field]})
+        subject = replace(subject, **change)
     else:
-        settings_ = replace(settings_, **{field: changed.get(field, 2)})
+        settings_ = replace(settings_, **change)
     with pytest.raises(InvalidParameters, match=f"has another {field}"):
         open_session(subject, settings_, None, helpers)
     with pytest.raises(InvalidParameters, match="2 clients are invited"):
