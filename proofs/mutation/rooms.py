@@ -194,6 +194,7 @@ ROOMS: Final = (
             "tests/protocols/test_declared_messages.py",
             *_TWO_SERVERS_ATTACKS,
         ),
+        _in("tests/protocols/two_servers", "test_configured_means_released.py", "test_message_sizes.py"),
     ),
     Room(
         "session: ledger, latch, certificates",
@@ -332,6 +333,7 @@ ROOMS: Final = (
                 "test_enclave_memory.py",
                 "test_enclave_releases.py",
                 "test_enclave_uploads.py",
+                "test_rows_of_few_clients.py",
             ),
         ),
         _ENCLAVE_ATTACKS,
@@ -387,6 +389,7 @@ ROOMS: Final = (
         (
             *_in("tests/protocols/two_servers", "test_client.py", "test_configuration.py", "test_floors.py"),
             *_TWO_SERVERS_ATTACKS,
+            "tests/adversaries/test_rows_of_few_clients.py",
         ),
     ),
     Room(
@@ -409,6 +412,7 @@ ROOMS: Final = (
                 "test_verified_enclave.py",
             ),
             "tests/session/test_ledger.py",
+            "tests/adversaries/test_rows_of_few_clients.py",
             *_ENCLAVE_ATTACKS,
         ),
     ),
@@ -425,7 +429,7 @@ ROOMS: Final = (
     Room(
         "scale: sums, tasks and state",
         _in("secagg/scale", "spread.py", "storage.py"),
-        _in("tests/scale", "test_sums.py", "test_engines.py"),
+        _in("tests/scale", "test_sums.py", "test_engines.py", "test_state.py"),
         without=("test_a_coordinator_that_is_killed_at_any_moment",),
     ),
 )

@@ -190,6 +190,22 @@ def test_a_server_that_was_wiped_holds_and_releases_nothing(stage: str, made_sec
                 step()
 
 
+def test_a_server_that_was_wiped_has_no_sum_and_opens_nothing() -> None:
+    made = InsecureIndexingRound.of(SETUP, 1, 2, checked=True)
+    for server, half in zip(made.servers, made.share(3), strict=True):
+        state = vars(server)
+        histograms = [each for total in totals_in(state) for each in total.histograms.values()]
+        upload = server.read(half.encode())
+        server.wipe()
+        assert len(histograms) == len(made.configuration.index_segments)
+        for histogram in histograms:
+            with pytest.raises(Misuse, match="was wiped"):
+                histogram.rows()
+        assert repr(state["_totals"]).endswith("weights []>"), "nothing can be added to it"
+        with pytest.raises(Misuse, match="was wiped"):
+            state["_opener"].open(upload)
+
+
 # --- What is shown ----------------------------------------------------------------------------------------------------
 
 

@@ -83,7 +83,7 @@ class Task:
     threshold: int = 0
     told: list[str] = field(default_factory=list[str])
     round_number: int = 7
-    held: None = None
+    held: Any = None
     settings: Any = field(default_factory=lambda: SimpleNamespace(stage_timeout=60.0, stage_patience=2.0))
     record: Any = field(default_factory=lambda: {"terms": "{}", "parameters": b""})
 
@@ -440,3 +440,41 @@ def test_why_a_client_leaves_is_in_its_own_log(caplog: pytest.LogCaptureFixture)
 @pytest.mark.parametrize("said", ["a secret", "weight", "", None, 5, b"terms"])
 def test_any_other_code_is_taken_for_the_last(said: object) -> None:
     assert code_said(said) is Left.LEFT
+
+
+# --- Models that nodes hold -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Held:
+    """Held models that write down who has answered."""
+
+    had: list[set[str]] = field(default_factory=list[set[str]])
+
+    def record(self, node: str) -> Record:
+        return {"held": node.encode()}
+
+    def answered(self, nodes: set[str]) -> None:
+        self.had.append(set(nodes))
+
+
+def test_who_answered_the_stage_of_updates_holds_the_model_and_nobody_else() -> None:
+    def talk(carried: Round, stage: Stage, messages: Mapping[str, bytes]) -> None:
+        assert set(messages) == {*"abc"}
+        carried.says("a", plain())
+        carried.says("b", plain(b"answer" if stage is KEYS else b"garbage"))
+        carried.says("c", plain() if stage is KEYS else None)
+
+    held = Held()
+    Round(Task(held=held), talk).carried(NODES)
+    assert held.had == [{"a"}]
+
+
+def test_a_stage_below_the_threshold_is_not_closed() -> None:
+    def talk(carried: Round, stage: Stage, messages: Mapping[str, bytes]) -> None:
+        all_answer(carried, stage, {node: message for node, message in messages.items() if node != "c"})
+
+    task = Task(Session(stages=[UPLOAD]), threshold=3)
+    with pytest.raises(ThresholdNotMet):
+        Round(task, talk).carried(NODES)
+    assert task.session.stages == [UPLOAD]

@@ -19,7 +19,7 @@ import pytest
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.privacy import accounting
 from secagg.privacy.accounting import ReleasePart, epsilon, gap_of_sum, loss_of, rho_of_part
-from secagg.privacy.kinds import NoiseKind
+from secagg.privacy.kinds import LEAST_DELTA, NoiseKind, require_delta
 
 Pmf = npt.NDArray[np.float64]
 GAUSSIAN, SKELLAM = NoiseKind.DISCRETE_GAUSSIAN, NoiseKind.SKELLAM
@@ -313,3 +313,9 @@ def test_without_the_gap_the_loss_of_a_sum_of_narrow_noise_would_be_too_small() 
         float(np.log(np.exp(order * left - (order - 1) * right).sum()) / (order - 1)) / order for order in (2, 4, 8)
     )
     assert found > float(rho_of_part(part(shift**2, variance * summands)))
+
+
+def test_the_least_delta_is_taken_and_no_finer_one() -> None:
+    require_delta(LEAST_DELTA)
+    with pytest.raises(InvalidParameters, match="a delta is a number from"):
+        require_delta(LEAST_DELTA / 2)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from secagg.errors import InvalidParameters
 from secagg.session.durable import (
+    ChainedFile,
     append_whole,
     claim,
     create,
+    create_later,
     erase,
     replace,
     replacing,
@@ -139,3 +144,89 @@ def test_a_file_that_was_closed_does_not_write_to_the_next_one_with_its_descript
         file.write(b"end")
     assert (tmp_path / "other").read_bytes() == b""
     assert not (tmp_path / "one").exists()
+
+
+def test_what_is_made_or_grows_is_flushed_with_all_that_was_written(tmp_path: Path, disk: Disk) -> None:
+    create(tmp_path / "made", b"all of it")
+    assert (tmp_path / "made").read_bytes() == disk.contents[0] == b"all of it"
+    with (tmp_path / "grown").open("wb", buffering=0) as file:
+        append_whole(file.fileno(), b"all of it")
+    assert disk.contents[-1] == b"all of it"
+
+
+def test_the_name_of_a_removed_file_is_off_the_disk(tmp_path: Path, disk: Disk) -> None:
+    (tmp_path / "kept").write_bytes(b"secret")
+    erase(tmp_path / "kept")
+    assert disk.flushed == ["kept", tmp_path.name]
+
+
+def test_what_cannot_take_its_place_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    path.mkdir()
+    with pytest.raises(IsADirectoryError):
+        replace(path, b"new")
+    assert [file.name for file in tmp_path.iterdir()] == ["kept"]
+
+
+def test_what_is_not_flushed_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(_: int) -> None:
+        raise OSError("the disk is lost")
+
+    monkeypatch.setattr(os, "fsync", lost)
+    with pytest.raises(OSError, match="is lost"):
+        create(tmp_path / "made", b"data")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_new_chained_file_and_its_name_are_on_the_disk_before_it_is_used(tmp_path: Path, disk: Disk) -> None:
+    path = tmp_path / "chain"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    with closing(ChainedFile(descriptor, path, header=b"header", body_bytes=1)) as file:
+        assert file.bodies() == []
+    assert (disk.flushed, disk.contents[0]) == (["chain", tmp_path.name], b"header")
+
+
+# --- Files that are later than others ---------------------------------------------------------------------------------
+
+
+class SlowClock:
+    """A file system whose clock goes on with every second sleep, and only for files that are touched then."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+        self.slept = 0
+        self._changed, self._path = 10, path
+        stat, touch = Path.stat, os.utime
+
+        def found(self_: Path, **named: bool) -> Any:
+            return SimpleNamespace(st_ctime_ns=self._changed) if self_ == path else stat(self_, **named)
+
+        def touched(path_: Path) -> None:
+            self._changed = 10 + self.slept // 2
+            touch(path_)
+
+        monkeypatch.setattr(Path, "stat", found)
+        monkeypatch.setattr(os, "utime", touched)
+        monkeypatch.setattr("secagg.session.durable.sleep", self._sleep)
+
+    def _sleep(self, _: float) -> None:
+        self.slept += 1
+
+
+def test_a_later_file_takes_the_place_of_another_and_waits_for_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "mark"
+    path.write_bytes(b"an older one")
+    clock = SlowClock(monkeypatch, path)
+    assert create_later(path, 9) == 10
+    assert (clock.slept, path.read_bytes()) == (0, b"")
+    assert create_later(path, 10) == 11, "the same time is no later one"
+    assert clock.slept == 2
+
+
+def test_a_clock_that_is_behind_is_said_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secagg.session.durable._MOST_TICKS", 3)
+    clock = SlowClock(monkeypatch, tmp_path / "mark")
+    with pytest.raises(InvalidParameters, match="is behind the time of files"):
+        create_later(tmp_path / "mark", 12)
+    assert clock.slept == 3

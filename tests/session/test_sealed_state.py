@@ -13,6 +13,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.errors import Misuse
 from secagg.session.sealed_state import DIRECTORY_VARIABLE, OpenState, StateDirectory
+from tests.harness.secrets_held import left_over, secrets_from_now
 
 
 @pytest.fixture
@@ -207,3 +208,18 @@ def test_a_sweep_leaves_what_is_in_use_and_looks_once_an_hour(
     now[0] = swept.stat().st_mtime + 3600
     states.beside("pieces")
     assert not used.path.exists()
+
+
+def test_what_was_opened_to_be_discarded_is_overwritten_also_where_its_key_stays(
+    states: StateDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored, made = sealed(states.begin()), secrets_from_now(monkeypatch)
+
+    def stays(_: OpenState) -> None:
+        raise OSError("the disk is lost")
+
+    monkeypatch.setattr(OpenState, "destroy", stays)
+    with pytest.raises(OSError, match="is lost"):
+        states.discard(stored)
+    assert [secret.kind for secret in made] == ["client state"]
+    assert left_over(made) == []

@@ -314,3 +314,14 @@ class AnyOrder(RuleBasedStateMachine):
 
 AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestAnyOrder = AnyOrder.TestCase
+
+
+def test_who_is_awaited_all_the_same_may_answer_again(exchange: Exchange) -> None:
+    """Others may have sent in its name what the session refused."""
+    exchange.offered(ONE, 0, 10)
+    refused = exchange.settled(ONE, 0, WRONG, Turnout.TOO_FEW, is_awaited=True)
+    assert refused.answer is Answer.REFUSED
+    assert "it is wrong" in refused.sentence
+    assert exchange.asked(ONE).answer is Answer.MESSAGE
+    exchange.offered(ONE, 0, 10)
+    assert exchange.settled(ONE, 0, None, Turnout.TOO_FEW, is_awaited=True).answer is Answer.TAKEN

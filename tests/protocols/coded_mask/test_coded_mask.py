@@ -21,6 +21,7 @@ from secagg.errors import (
     Misuse,
     PeerError,
     PeerMisbehaved,
+    Reason,
     SecAggError,
     UnexpectedMessage,
 )
@@ -493,3 +494,9 @@ def test_an_update_that_does_not_fit_is_one_that_does(layout: Layout, weight: in
     clients[name] = client_with(USUAL, name, payload, weight, InsecureSeededCoins(name.encode()))
     released = run(server, clients.values())
     assert (released.aggregate.contributors, released.aggregate.total_weight) == (9, 9)
+
+
+def test_bytes_behind_an_offer_are_refused() -> None:
+    with pytest.raises(MalformedMessage) as caught:
+        Configuration.decode(USUAL.encode() + b"\0")
+    assert caught.value.reason is Reason.TRAILING_BYTES

@@ -319,3 +319,8 @@ def test_a_stage_has_enough_from_the_target_on() -> None:
         assert session.turnout is due
         session.receive(client, clients[client].answer(session.invitation))
     assert session.turnout is Turnout.COMPLETE
+
+
+def test_settings_take_as_many_clients_as_leave_enough_and_no_fewer() -> None:
+    assert SETTINGS.takes(8), "three leave, and five have to stay"
+    assert not SETTINGS.takes(7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
@@ -439,3 +440,17 @@ def test_noise_of_one_segment_does_not_stand_for_another() -> None:
     with pytest.raises(InvalidParameters, match="epsilon"):
         judged(floors, changed, session)
     assert noise.kind is NoiseKind.DISCRETE_GAUSSIAN
+
+
+@pytest.mark.parametrize("setup", [EnclaveSetup(), NOISED], ids=["exact", "noised"])
+def test_a_client_that_allows_repeats_makes_them_under_noise_alone(setup: EnclaveSetup) -> None:
+    session = InsecureEnclaveSession(setup)
+    client = client_of(session, ledger=SealLedger(setup.task, maximum_seals=4, repeats_allowed=True))
+    client.charge(session.configuration, 0, b"m" * 32)
+    with nullcontext() if setup is NOISED else pytest.raises(PeerMisbehaved, match="numbers go up"):
+        client.charge(session.configuration, 0, b"m" * 32)
+    assert client.ledger.seals == (2 if setup is NOISED else 1)
+
+
+def test_the_longest_task_has_a_ledger() -> None:
+    assert SealLedger(b"t" * 256).seals == 0

@@ -346,3 +346,16 @@ def test_noised_histograms_have_room_for_the_counts_and_ten_deviations() -> None
     assert (released.version, counts.length) == (LAYOUT.version, 4 * 3)
     assert counts.ring.greatest >= 36 + 10 * 4
     assert RingSegment(counts.modulus_bits - 1, 1).ring.greatest < 36 + 10 * 5
+
+
+def test_tables_are_of_their_own_types_also_where_none_are_needed_or_a_bound_is_asked_of_them() -> None:
+    with pytest.raises(Misuse, match="tables are a tuple"):
+        configuration(form=ReleaseForm.HISTOGRAM, tables=[])
+    with pytest.raises(InvalidParameters, match="handed over as a CodewordTable"):
+        configuration(tables=(("a table",),), codeword_bound=7)
+
+
+def test_as_many_tables_as_there_may_be_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = encode_start(KINDS["decoded sums"])
+    monkeypatch.setattr(configuration_module, "_MAXIMUM_TABLES", len(TABLES[0]))
+    assert decode_start(request).context == KINDS["decoded sums"].context

@@ -402,3 +402,74 @@ def test_no_seal_is_spent_on_an_update_that_is_not_made(was_taken: bool) -> None
     with pytest.raises(Misuse if was_taken else PeerMisbehaved):
         client.answer(server.invitation)
     assert client.ledger.seals == 0
+
+
+# --- What a call that is refused leaves -------------------------------------------------------------------------------
+
+
+def released_once() -> tuple[InsecureEnclaveSession, bytes]:
+    """Return an epoch whose first buffer was released, and the release."""
+    session = InsecureEnclaveSession(EnclaveSetup())
+    session.host.open_buffer(0, bytes(32))
+    for number in (1, 2, 3):
+        session.upload(number)
+    released = session.enclave.release()
+    session.host.release()
+    return session, released
+
+
+def test_a_buffer_that_is_refused_leaves_the_last_release_to_be_fetched_again() -> None:
+    session, released = released_once()
+    with pytest.raises(PeerMisbehaved, match="versions only grow"):
+        session.enclave.open_buffer(0, bytes(32))
+    assert session.enclave.release() == released
+
+
+def test_without_a_buffer_nothing_is_read() -> None:
+    session, _ = released_once()
+    with pytest.raises(Misuse, match="no buffer is open"):
+        session.enclave.receive(b"anything")
+
+
+def test_a_session_that_ends_late_leaves_the_next_ones_buffer_open() -> None:
+    session, _ = released_once()
+    ended = session.host.server
+    session.host.open_buffer(1, model_digest(1))
+    ended.abort()
+    assert session.enclave.state is BufferState.OPEN
+    with pytest.raises(Misuse, match="another buffer is another session"):
+        ended.unmasked()
+
+
+def test_bytes_behind_an_upload_are_refused() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup())
+    session.host.open_buffer(0, bytes(32))
+    with pytest.raises(MalformedMessage) as caught:
+        session.host.receive(session.seal(1).encode() + b"\0")
+    assert caught.value.reason is Reason.TRAILING_BYTES
+
+
+@pytest.mark.parametrize("field", ["task", "layout", "minimum_cohort", "maximum_weight"])
+def test_a_session_is_for_what_its_epoch_was_started_for(field: str) -> None:
+    session = InsecureEnclaveSession(EnclaveSetup())
+    enclave = session.enclave
+    changed: dict[str, Any] = {"task": b"another", "layout": RING_LAYOUT, "minimum_cohort": 2, "maximum_weight": 2}
+    change = {field: changed[field]}
+    helpers = EnclaveHelpers(
+        configuration=session.configuration, connection=enclave, offer=enclave.offer, evidence=enclave.evidence
+    )
+    subject, settings_ = session.subject, EnclaveSettings(minimum_cohort=3, maximum_weight=1)
+    if field in {"task", "layout"}:
+        subject = replace(subject, **change)
+    else:
+        settings_ = replace(settings_, **change)
+    with pytest.raises(InvalidParameters, match=f"has another {field}"):
+        open_session(subject, settings_, None, helpers)
+    with pytest.raises(InvalidParameters, match="2 clients are invited"):
+        open_session(
+            session.subject,
+            EnclaveSettings(minimum_cohort=3, maximum_weight=1),
+            frozenset(map(ClientId, (1, 2))),
+            helpers,
+        )
+    assert enclave.state is BufferState.CLOSED

@@ -96,3 +96,26 @@ def test_epsilon_falls_with_noise_and_grows_with_releases_and_weights_of_age() -
 def test_a_configuration_without_noise_has_no_epsilon() -> None:
     with pytest.raises(InvalidParameters, match="without noise"):
         epsilon_of(InsecureEnclaveSession(EnclaveSetup()).configuration, 1e-6)
+
+
+def test_sensitivities_are_those_of_bounds_and_tables_that_fit_the_layout() -> None:
+    configuration = InsecureEnclaveSession(noised()).configuration
+    layout, form, tables = configuration.layout, configuration.form, configuration.tables
+    for bounds, given, said in (
+        ((60,), tables, "2 ring segments need as many L2 bounds; got 1"),
+        ((60, 20, 1), tables, "2 ring segments need as many L2 bounds; got 3"),
+        ((60, 20), (), "tables are a tuple of 1 tuples"),
+    ):
+        with pytest.raises(InvalidParameters, match=said):
+            list(squared_sensitivities(layout, form, given, 1, bounds, Adjacency.REPLACE))
+    histograms = list(squared_sensitivities(layout, ReleaseForm.HISTOGRAM, (), 1, (60, 20), Adjacency.REPLACE))
+    assert len(histograms) == len(layout.segments)
+
+
+def test_a_host_knows_how_much_noise_is_in_its_sum() -> None:
+    for setup in (EnclaveSetup(), noised()):
+        session = InsecureEnclaveSession(setup)
+        session.host.open_buffer(0, bytes(32))
+        noise = session.configuration.noise
+        due = [] if noise is None else [float(variance) for variance in noise.variances]
+        assert [deviation**2 for deviation in session.host.server.deviations] == pytest.approx(due)

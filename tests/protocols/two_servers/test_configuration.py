@@ -214,3 +214,16 @@ def test_the_depth_is_the_cheapest_unless_one_is_named(mode: SharingMode) -> Non
         for _, segment in forced.index_segments:
             assert forced.shape(segment).depth == depth
             assert forced.shape(segment).derives_last_lane == (depth == 0)
+
+
+@pytest.mark.parametrize("keys", [(b"a" * 32, b"1" * 32), (b"0" * 32, b"a" * 32), (b"0" * 32, b"0" * 32)])
+def test_the_authority_and_the_servers_have_three_keys(keys: tuple[bytes, bytes]) -> None:
+    with pytest.raises(InvalidParameters, match="keys of their own"):
+        configuration(server_keys=keys)
+
+
+def test_all_clients_together_weigh_what_can_be_counted() -> None:
+    rings: dict[str, Any] = {"layout": Layout((RingSegment(20, 6),)), "weights": (1, 1 << 12)}
+    configuration(maximum_cohort=(1 << 12) - 1, **rings)
+    with pytest.raises(InvalidParameters, match="maximum_cohort times the largest weight"):
+        configuration(maximum_cohort=1 << 12, **rings)

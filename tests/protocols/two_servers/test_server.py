@@ -336,3 +336,10 @@ def test_a_fork_takes_no_step_of_a_round() -> None:
         os._exit(0 if refused == 3 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     is_ideal(made, [1, 2], made.finish())
+
+
+def test_a_tree_is_not_evaluated_before_its_correction_words_are_there() -> None:
+    made = InsecureIndexingRound.of(IndexingSetup(depth=1), 1)
+    [pending] = vars(made.zero)["_pending"].values()
+    with pytest.raises(Misuse, match="takes the correction words of a proposal first"):
+        pending.exchange.propose()

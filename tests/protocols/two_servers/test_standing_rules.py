@@ -246,3 +246,11 @@ def test_floors_that_protect_nobody_are_refused(name: str) -> None:
 def test_floors_name_two_servers() -> None:
     with pytest.raises(Misuse):
         replace(FLOORS, server_keys=(OTHER_KEY,))  # type: ignore[arg-type]
+
+
+def test_a_journal_that_is_in_use_is_let_go(path: Path) -> None:
+    with closing(StandingRounds(path)):
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        with pytest.raises(InvalidParameters, match="is open in another process"):
+            StandingRounds(path)
+        assert len(list(Path("/proc/self/fd").iterdir())) == before

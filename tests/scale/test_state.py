@@ -1,0 +1,97 @@
+"""Files of a coordinator and of a storage, one by one: what a failure leaves, and in which order a sum is forgotten."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from secagg.errors import InvalidParameters
+from secagg.scale import state as state_module
+from secagg.scale.spread import LIST, OFFER, OVER, UPLOADS, State
+from secagg.scale.storage import FolderStore
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+
+
+def made(folder: Path) -> State:
+    return State(folder, InsecureSeededCoins(bytes(32)))
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def lost(_: int) -> None:
+    raise OSError("the disk is lost")
+
+
+def test_a_state_that_another_has_is_let_go(tmp_path: Path) -> None:
+    with closing(made(tmp_path / "state")) as state:
+        before = open_files()
+        with pytest.raises(InvalidParameters, match="is in use"):
+            made(tmp_path / "state")
+        assert open_files() == before
+        state.close()
+        assert open_files() == before - 1
+
+
+def test_a_sum_is_forgotten_from_its_offer_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash on the way leaves what nobody resumes."""
+    done, unlink = list[str](), Path.unlink
+
+    def removed(self: Path, *, missing_ok: bool = False) -> None:
+        done.append(self.name)
+        unlink(self, missing_ok=missing_ok)
+
+    with closing(made(tmp_path / "state")) as state:
+        for name in (OFFER, f"{UPLOADS}/one", LIST, OVER):
+            state.put(name, b"data")
+        monkeypatch.setattr(Path, "unlink", removed)
+        monkeypatch.setattr(state_module, "sync_folder", lambda _: done.append("flushed"))
+        state.clear()
+    assert done == [OFFER, "flushed", "one", LIST, "key", OVER]
+    assert sorted(path.name for path in (tmp_path / "state").rglob("*")) == ["lock", UPLOADS]
+
+
+def test_what_is_written_takes_the_place_of_what_a_crash_left(tmp_path: Path) -> None:
+    with closing(made(tmp_path / "state")) as state:
+        (tmp_path / "state" / f"{OFFER}.new").write_bytes(b"half")
+        state.put(OFFER, b"data")
+        assert state.get(OFFER) == b"data"
+        assert not list((tmp_path / "state").glob("*.new"))
+
+
+def test_a_file_that_is_not_flushed_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(made(tmp_path / "state")) as state:
+        before = open_files()
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", lost)
+            with pytest.raises(OSError, match="is lost"):
+                state.put(OFFER, b"data")
+        assert state.get(OFFER) is None
+        assert open_files() == before
+
+
+def test_an_object_that_is_not_flushed_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, before = FolderStore(tmp_path), open_files()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", lost)
+        with pytest.raises(OSError, match="is lost"):
+            store.put("sum/object", (b"data",), lasts=True)
+    assert not list((tmp_path / "sum").iterdir())
+    assert open_files() == before
+
+
+def test_an_object_is_read_whole_and_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, before, readv = FolderStore(tmp_path), open_files(), os.readv
+    store.put("object", (b"some ", b"data"))
+    monkeypatch.setattr(os, "readv", lambda number, buffers: readv(number, [buffers[0][:2]]))
+    read = store.read("object", 9)
+    assert read is not None
+    assert bytes(read) == b"some data"
+    assert (store.read("object", 8), store.read("object", 10), store.read("other", 9)) == (None, None, None)
+    assert open_files() == before
+    monkeypatch.setattr(os, "readv", lambda *_: 0)
+    assert store.read("object", 9) is None, "it became shorter while it was read"
