@@ -226,14 +226,17 @@ ROOMS: Final = (
     Room(
         "pairwise: thresholds, floors, sets",
         _in("protocols/pairwise_mask", "graph.py", "floors.py", "plan.py", "configuration.py"),
-        _in(
-            "tests/protocols/pairwise_mask",
-            "test_thresholds.py",
-            "test_configuration.py",
-            "test_graph.py",
-            "test_floors.py",
-            "test_roster.py",
-            "test_transitions.py",
+        (
+            *_in(
+                "tests/protocols/pairwise_mask",
+                "test_thresholds.py",
+                "test_configuration.py",
+                "test_graph.py",
+                "test_floors.py",
+                "test_roster.py",
+                "test_transitions.py",
+            ),
+            "tests/adversaries/test_leavers.py",
         ),
         (
             "tests/adversaries/test_offers_below_the_floors.py",
@@ -279,14 +282,16 @@ ROOMS: Final = (
                 "tests/protocols/pairwise_mask",
                 "test_rounds.py",
                 "test_recovery.py",
+                "test_revealed_sets.py",
                 "test_server_record.py",
+                "test_session.py",
                 "test_transitions.py",
                 "test_turnout.py",
                 "test_vectors.py",
             ),
             *_PAIRWISE_ATTACKS,
         ),
-        _in("tests/protocols/pairwise_mask", "test_session.py", "test_revealed_sets.py", "test_altered_on_the_way.py"),
+        ("tests/protocols/pairwise_mask", "tests/adversaries/test_leavers.py"),
         without=_SLOW_VECTORS,
     ),
     Room(
