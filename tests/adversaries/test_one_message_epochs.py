@@ -395,3 +395,11 @@ def test_huge_counts_are_refused_before_anything_is_allocated(message: type[Mess
             message.decode(altered)
         except MalformedMessage:
             continue
+
+
+def test_an_epoch_has_as_many_holders_as_its_messages_have_room_for() -> None:
+    record = InsecureSum(SumSetup(mode=SecurityMode.SEMI_HONEST)).record
+    whole = replace(
+        record, holders=tuple(HolderIdentity(number=n, public_key=bytes(32)) for n in range(256)), threshold=256
+    )
+    assert type(whole).decode(whole.encode()) == whole
