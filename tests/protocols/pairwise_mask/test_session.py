@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.ring import low_bits
+from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask.client import ClientState
 from secagg.protocols.pairwise_mask.graph import Topology
+from secagg.protocols.pairwise_mask.plan import PairwiseSettings
 from secagg.protocols.pairwise_mask.run import run
-from secagg.protocols.pairwise_mask.session import ServerState
+from secagg.protocols.pairwise_mask.session import PairwiseHelpers, ServerState, open_session
 from secagg.wire import MessageKind, message_kind
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum, stored, unmask
 
@@ -137,3 +140,15 @@ def test_uploads_are_added_and_not_kept() -> None:
     assert kept < 1.5 * vector, kept / vector
     assert highest < 5 * vector
     assert len(stored(session.server)) < 2 * vector
+
+
+def test_a_session_is_planned_for_the_invited_or_for_as_many_as_the_settings_say() -> None:
+    setup = SessionSetup(mode=SecurityMode.SEMI_HONEST)
+    settings = PairwiseSettings(mode=SecurityMode.SEMI_HONEST, topology=Topology.FULL, population=9)
+    helpers = PairwiseHelpers(coins=setup.coins_of("plan"))
+    for invited, population in ((frozenset(setup.client_ids), 8), (None, 9)):
+        opened = open_session(setup.subject, settings, invited, helpers)
+        assert opened.configuration.maximum_population == population
+        assert opened.awaited == invited
+    with pytest.raises(InvalidParameters, match=r"settings\.population"):
+        open_session(setup.subject, replace(settings, population=None), None, helpers)
