@@ -312,6 +312,7 @@ ROOMS: Final = (
                 "test_client_record.py",
                 "test_masking.py",
                 "test_platforms.py",
+                "test_recovery.py",
                 "test_transitions.py",
                 "test_vectors.py",
             ),

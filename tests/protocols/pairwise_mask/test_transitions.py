@@ -15,6 +15,7 @@ import pytest
 
 from secagg.blame import unverified
 from secagg.crypto.secret import Secret
+from secagg.crypto.shamir import ELEMENT_BYTES
 from secagg.errors import (
     NOBODY,
     InternalError,
@@ -30,6 +31,7 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
+from secagg.protocols.pairwise_mask import round2_masked_input
 from secagg.protocols.pairwise_mask.client import (
     CLIENT_TRANSITIONS,
     Client,
@@ -40,6 +42,7 @@ from secagg.protocols.pairwise_mask.client import (
 )
 from secagg.protocols.pairwise_mask.configuration import NO_DIGEST
 from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement, authenticate
+from secagg.protocols.pairwise_mask.round2_masked_input import share_place
 from secagg.protocols.pairwise_mask.session import SENT_INSTEAD, SERVER_TRANSITIONS, Server, ServerState
 from secagg.session.roles import LateUpdate, Update
 from secagg.wire import MessageKind, Writer, message_kind
@@ -619,3 +622,15 @@ def test_an_active_advertisement_is_not_verified_without_an_authority_or_a_crede
     for spoiled, authority in ((advertisement, None), (replace(advertisement, credential=None), session.authority)):
         with pytest.raises(InternalError, match="without an authority or a credential"):
             authenticate(spoiled, configuration, authority)
+
+
+@pytest.mark.parametrize("spoiled", [0, 1])
+def test_shares_that_are_no_elements_are_refused_when_they_come(spoiled: int) -> None:
+    """Shown later, they would be refused as their holder's."""
+    roster = recording(SecurityMode.SEMI_HONEST).session.server.roster
+    check, place = vars(round2_masked_input)["_check_shares"], share_place(roster, 0, 1)
+    halves = [bytes(ELEMENT_BYTES), bytes(ELEMENT_BYTES)]
+    check(Secret("shares", b"".join(halves)), place, b"")
+    halves[spoiled] = b"\xff" * ELEMENT_BYTES
+    with pytest.raises(PeerError):
+        check(Secret("shares", b"".join(halves)), place, b"")
