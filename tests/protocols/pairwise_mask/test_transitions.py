@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from secagg.blame import unverified
+from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Secret
-from secagg.crypto.shamir import ELEMENT_BYTES
 from secagg.errors import (
     NOBODY,
     InternalError,
