@@ -314,6 +314,7 @@ ROOMS: Final = (
                 "test_platforms.py",
                 "test_recovery.py",
                 "test_transitions.py",
+                "test_turnout.py",
                 "test_vectors.py",
             ),
             "tests/protocols/test_masked_rounding.py",

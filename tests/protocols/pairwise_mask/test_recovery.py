@@ -500,3 +500,21 @@ def test_as_many_contributors_as_the_cohort_are_a_sum() -> None:
     session.reach(ServerState.AWAITING_MASKED_INPUTS)
     session.drop(*session.client_ids[:2])
     assert same_sum(session.finish(), session.sum_of(session.client_ids[2:]))
+
+
+def test_a_server_that_is_resumed_still_finds_a_false_complaint_out() -> None:
+    session = InsecurePairwiseSession(nine(SecurityMode.ACTIVE, Suite.HYBRID))
+    liar = session.client_ids[3]
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    own = session.take(liar)
+
+    def fail(*_: object, **__: object) -> Secret:
+        raise AuthenticationFailed(culprits=UNDECIDED)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(HybridSuite, "seed_of_received_edge", fail)
+        complaint = session.clients[liar].answer(own)
+    session.server.receive(liar, complaint)
+    session.server = restored(stored(session.server))
+    assert same_sum(session.finish(), session.sum_of(client for client in session.client_ids if client != liar))
+    assert frozenset({liar}) in [fault.culprits for fault in session.server.faults]

@@ -239,3 +239,10 @@ def test_fewer_signatures_than_the_quorum_end_the_session() -> None:
     with pytest.raises(ThresholdNotMet) as caught:
         close_round(session.server)
     assert (caught.value.needed, caught.value.present) == (5, 4)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_cohort_of_everybody_is_one(mode: SecurityMode) -> None:
+    session = InsecurePairwiseSession(SessionSetup(population=6, dropped=0, mode=mode, minimum_cohort=6))
+    assert same_sum(session.finish(), session.sum_of(session.client_ids))
+    assert not session.errors
