@@ -374,3 +374,11 @@ def test_the_end_of_an_epoch_destroys_its_keys(tmp_path: Path) -> None:
     standing.restart()
     with pytest.raises(PeerMisbehaved, match="other keys of this holder"):
         standing.holder.respond(world.offer().encode())
+
+
+def test_an_epoch_has_as_many_holders_as_its_messages_have_room_for() -> None:
+    record = InsecureSum(SumSetup(mode=SecurityMode.SEMI_HONEST)).record
+    whole = replace(
+        record, holders=tuple(HolderIdentity(number=n, public_key=bytes(32)) for n in range(256)), threshold=256
+    )
+    assert type(whole).decode(whole.encode()) == whole

@@ -468,3 +468,41 @@ def test_of_a_holder_that_was_forked_one_answers(rule: ThresholdRule) -> None:
     assert message_kind(said) is MessageKind.REFUSAL
     assert "forked" in str(decode_refusal(said))
     assert message_kind(world.holders[0].answer(server.requests()[0])) is not MessageKind.REFUSAL
+
+
+# --- What fails half-way ----------------------------------------------------------------------------------------------
+
+
+def test_a_fork_of_a_holder_is_refused_whatever_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = InsecureSum()
+    monkeypatch.setattr("secagg.protocols.one_message.holder.os.getpid", lambda: -1)
+    with pytest.raises(Misuse, match="forked"):
+        world.holders[0].respond(world.offer().encode())
+
+
+def test_an_offer_below_the_floors_begins_no_round() -> None:
+    """Begun, it would have forgotten the promises of the round before."""
+    world, journal = InsecureSum(SumSetup(rule=ThresholdRule.ONE_ANSWER, round_number=1)), Full()
+    world.holders[0] = forgetful(world, 0, journal)
+    server = world.collected()
+    server.fix_list()
+    world.holders[0]._floors = replace(world.floors, least_holders=6)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(InvalidParameters, match="fewer than 6") as refused:
+        world.holders[0].respond(world.offer(setup=replace(world.setup, round_number=2)).encode())
+    assert refused.value.reason is Reason.BELOW_FLOOR
+    assert journal.written.count(Event.BEGUN) == 1
+    world.holders[0].respond(server.requests()[0])
+
+
+def test_a_holder_whose_files_cannot_be_erased_has_overwritten_its_memory() -> None:
+    class Stuck(Journal):
+        def erase(self) -> None:
+            raise OSError("planted")
+
+    world = InsecureSum(SumSetup(rule=ThresholdRule.ONE_ANSWER, round_number=1))
+    holder = world.holders[0] = forgetful(world, 0, Stuck())
+    world.collected()
+    words = accepted_words(holder)
+    with pytest.raises(OSError, match="planted"):
+        holder.end()
+    assert not any(word.any() for word in words)

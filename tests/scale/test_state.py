@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from secagg.errors import InvalidParameters
-from secagg.scale import state as state_module
+from secagg.scale import spread as state_module
 from secagg.scale.spread import LIST, OFFER, OVER, UPLOADS, State
 from secagg.scale.storage import FolderStore
 from secagg.simulation.insecure_coins import InsecureSeededCoins

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,7 @@ import pytest
 
 from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved
 from secagg.protocols.one_message.journal import Event, FileJournal, Journal, JournalHead, Placements
+from secagg.session import durable
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.stopped_files import Copy, Stopped, StoppedFiles, copy_of, put_back
 
@@ -372,4 +374,64 @@ def test_marks_are_later_one_than_the_other_though_the_clock_of_the_file_system_
     journal._head = dataclasses.replace(head, made=head.made + (1 << 60))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(InvalidParameters, match="clock of this machine"):
         journal.append(Event.BEGUN, b"back in time")
+    journal.close()
+
+
+# --- Calls that fail half-way -----------------------------------------------------------------------------------------
+
+
+def test_a_journal_holds_two_files_open_and_none_after_it_was_closed_or_refused(tmp_path: Path) -> None:
+    def count() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = count()
+    journal = opened(tmp_path / "holder")
+    assert count() == before + 2
+    with pytest.raises(InvalidParameters, match="open in another process"):
+        opened(tmp_path / "holder")
+    assert count() == before + 2
+    journal.close()
+    assert count() == before
+
+
+def test_a_journal_that_cannot_be_closed_is_over_and_its_root_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("planted")
+
+    journal = opened(tmp_path / "holder")
+    files = journal._files  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    with monkeypatch.context() as failing:
+        failing.setattr(files, "close", refuse)
+        with pytest.raises(OSError, match="planted"):
+            journal.close()
+    assert journal.root.is_wiped
+    with pytest.raises(Misuse, match="was closed"):
+        journal.append(Event.BEGUN, b"1")
+    files.close()
+
+
+def test_a_journal_that_cannot_be_erased_has_overwritten_its_root(tmp_path: Path) -> None:
+    journal = opened(tmp_path / "holder")
+    with StoppedFiles(fail_at=0).installed(), pytest.raises(OSError, match="no space"):
+        journal.erase()
+    assert journal.root.is_wiped
+
+
+def test_a_root_that_cannot_be_written_is_overwritten(tmp_path: Path) -> None:
+    coins = KeptCoins()
+    for number in range(4):
+        with StoppedFiles(fail_at=number).installed(), suppress(OSError):
+            FileJournal(tmp_path / f"{number}", RECORD, BOOT, coins).close()
+    assert len(coins.given) > 4
+    assert not any(any(drawn) for drawn in coins.given[::2])
+
+
+def test_the_folder_is_flushed_once_the_last_mark_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record is told after that, so that no crash brings the older head back."""
+    journal, flushed = opened(tmp_path / "holder"), list[set[str]]()
+    monkeypatch.setattr(durable, "sync_folder", lambda folder: flushed.append({path.name for path in folder.iterdir()}))
+    journal.append(Event.BEGUN, b"1")
+    assert flushed[-1] == {"secret", "records", "head", "mark.1"}
     journal.close()

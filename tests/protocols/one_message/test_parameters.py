@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secagg.errors import InvalidParameters
+from secagg.errors import InvalidParameters, MalformedMessage
+from secagg.protocols.one_message import parameters
 from secagg.protocols.one_message.opening import energy_factor
 from secagg.protocols.one_message.parameters import (
+    LEAST_FINE_BITS,
     LEAST_SECURITY,
     MAXIMUM_COEFFICIENTS,
     MAXIMUM_DROPPED_BITS,
@@ -25,6 +27,7 @@ from secagg.protocols.one_message.parameters import (
     least_threshold,
 )
 from secagg.protocols.one_message.session import choose_committee, plan
+from secagg.wire import MessageKind, Reader, Writer
 
 ONE_ANSWER, CERTIFIED = ThresholdRule.ONE_ANSWER, ThresholdRule.CERTIFIED
 
@@ -179,10 +182,10 @@ def test_segments_with_fine_bits_need_exactly_their_check_words_at_the_end() -> 
 def test_coefficients_are_counted_over_all_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     made = small()
     monkeypatch.setattr("secagg.protocols.one_message.parameters.MAXIMUM_COEFFICIENTS", made.coefficients)
-    assert small() == made
+    assert replace(made) == made
     monkeypatch.setattr("secagg.protocols.one_message.parameters.MAXIMUM_COEFFICIENTS", made.coefficients - 1)
     with pytest.raises(InvalidParameters, match="divide the layout"):
-        small()
+        replace(made)
 
 
 # --- Thresholds ------------------------------------------------------------------------------------------------------
@@ -303,3 +306,35 @@ def test_a_layout_that_nothing_fits_names_what_does() -> None:
 def test_segments_that_make_no_sense_are_refused(bad: tuple[int, int, tuple[int, int] | None]) -> None:
     with pytest.raises(InvalidParameters):
         Values(*bad)
+
+
+# --- One segment ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bounds", [None, (-3, 5), (-(1 << 63), (1 << 63) - 1)])
+def test_bounds_of_a_segment_read_back_as_they_were_written(bounds: tuple[int, int] | None) -> None:
+    field, kind = vars(parameters)["_BOUNDS"], MessageKind.ONE_MESSAGE_OFFER
+    writer = Writer(kind)
+    field.write(writer, bounds)
+    reader = Reader(writer.finish(), kind)
+    assert field.read(reader, None) == bounds
+    reader.finish()
+    with pytest.raises(MalformedMessage, match="has bounds or has none"):
+        field.read(Reader(Writer(kind).integer(2, 1).finish(), kind), None)
+
+
+def test_a_segment_has_the_widest_ring_the_widest_bounds_and_almost_as_many_fine_bits() -> None:
+    for bits in (1, 64):
+        assert Values(1, bits).ring_bits == bits
+    for bits in (0, 65):
+        with pytest.raises(InvalidParameters, match="1 to 64 bits"):
+            Values(1, bits)
+    assert (Values(1, 8, (-128, 127)).field_bits(10), Values(1, 8).field_bits(10)) == ((10 * 255).bit_length(), 8)
+    for bounds in ((-129, 127), (-128, 128), (5, 5), (5, 4)):
+        with pytest.raises(InvalidParameters, match="not two integers of 8 bits in order"):
+            Values(1, 8, bounds)
+    for fine_bits in (LEAST_FINE_BITS, 8):
+        assert Values(1, 9, fine_bits=fine_bits).fine_bits == fine_bits
+    for fine_bits, kept in ((LEAST_FINE_BITS - 1, None), (9, None), (8, (0, 1))):
+        with pytest.raises(InvalidParameters, match="fine bits"):
+            Values(1, 9, kept, fine_bits=fine_bits)

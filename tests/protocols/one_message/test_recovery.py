@@ -12,9 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secagg.protocols.one_message.opening import MOST_SUBSETS, recovered
+from secagg.protocols.one_message.opening import MOST_SUBSETS, Recovered, recovered
 from secagg.protocols.one_message.parameters import FIELD, Parameters, ThresholdRule
-from secagg.protocols.one_message.sharing import WORD, holder_point, multiply, slot_points, transfer_matrix
+from secagg.protocols.one_message.sharing import (
+    WORD,
+    challenge_weights,
+    holder_point,
+    multiply,
+    slot_points,
+    transfer_matrix,
+)
 from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup, recover
 
 COLUMNS, LARGEST = 20, 900
@@ -95,3 +102,72 @@ def test_planned_liars_neither_hide_the_sum_nor_frame_a_holder(
     assert right[0].suspects == frozenset(liars)
     assert right[0].is_proven is (count - len(liars) >= threshold + corrupted)
     assert not [one for one in found if one.is_proven and one is not right[0]]
+
+
+# --- Liars who choose what they say -----------------------------------------------------------------------------------
+
+
+def words_of(threshold: int, count: int, short: np.ndarray) -> np.ndarray:
+    """Return what honest holders answer; the polynomials are random but for their values at the slot."""
+    values = np.concatenate([short % FIELD, np.random.default_rng(2).integers(0, FIELD, (threshold - 1, COLUMNS))])
+    sources = (*slot_points(1), *map(holder_point, range(threshold - 1)))
+    return multiply(transfer_matrix(sources, tuple(map(holder_point, range(count)))), values)
+
+
+def found_in(words: np.ndarray, threshold: int, corrupted: int) -> list[Recovered]:
+    parameters = SimpleNamespace(
+        threshold=threshold, corrupted=corrupted, packing=1, secret_columns=COLUMNS, degree=COLUMNS
+    )
+    answers = {position: (row % FIELD).astype(WORD).tobytes() for position, row in enumerate(words)}
+    return list(recovered(cast("Parameters", parameters), answers, LARGEST, COINS))
+
+
+def test_two_liars_who_make_an_honest_holder_the_odd_one_out_do_not_hide_the_sum(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Five of six answers lie on one polynomial, which proves nothing; the short sum is that of the other four."""
+    generator = np.random.default_rng(3)
+    short = generator.integers(-LARGEST, LARGEST + 1, (1, COLUMNS))
+    words, away = words_of(4, 6, short), generator.integers(1, FIELD, COLUMNS)
+    for liar in (0, 1):
+        words[liar] += away * (np.prod([liar - honest for honest in (2, 3, 4)]) % FIELD)
+    for most in (MOST_SUBSETS, comb(6, 2)):
+        monkeypatch.setattr("secagg.protocols.one_message.opening.MOST_SUBSETS", most)
+        wrong, right = found_in(words, 4, 2)
+        assert wrong.suspects == {5}
+        assert not wrong.is_proven
+        assert np.array_equal(right.sum_secret, short[0])
+        assert right.suspects == {0, 1}
+
+
+def test_a_set_with_a_liar_is_not_tried_because_it_would_give_zeros() -> None:
+    """The entries of the right sum are as large as they may be, and those of the other set lie on no polynomial."""
+    short = np.where(np.arange(COLUMNS) % 2, LARGEST, -LARGEST)[None]
+    words, others = words_of(3, 6, short), (2, 3, 4)
+    weights = transfer_matrix(tuple(map(holder_point, (0, *others))), slot_points(1))[0].astype(np.int64)
+    words[0] = -(weights[1:] @ words[list(others)]) * pow(int(weights[0]), -1, FIELD) % FIELD
+    words[1] = np.random.default_rng(4).integers(0, FIELD, COLUMNS)
+    (right,) = found_in(words, 3, 2)
+    assert np.array_equal(right.sum_secret, short[0])
+    assert right.suspects == {0, 1}
+
+
+def test_a_combination_in_which_nobody_lies_leaves_the_others_to_find_the_liars(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There are too many sets to leave out one after the other."""
+    count, threshold, liars = 40, 20, range(0, 24, 3)
+    short = np.full((1, COLUMNS), 5)
+    words = words_of(threshold, count, short)
+    for index, liar in enumerate(liars):
+        words[liar, index] += 1
+
+    def weights(parameters: Parameters, challenge: bytes) -> np.ndarray:
+        made = challenge_weights(parameters, challenge)
+        made[:, 0] = 0
+        return made
+
+    monkeypatch.setattr("secagg.protocols.one_message.opening.challenge_weights", weights)
+    found = found_in(words, threshold, len(liars))[0]
+    assert np.array_equal(found.sum_secret, short[0])
+    assert found.suspects == frozenset(liars)

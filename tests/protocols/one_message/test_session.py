@@ -16,6 +16,8 @@ from secagg.identifiers import ClientId, HolderId
 from secagg.parameters import SecurityMode
 from secagg.protocols.one_message.configuration import EpochRecord
 from secagg.protocols.one_message.holder import Holder
+from secagg.protocols.one_message.messages import Upload
+from secagg.protocols.one_message.opening import LocalSum, OneMessageCut
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.requests import Receipt, Verdict
 from secagg.protocols.one_message.session import OneMessageHelpers, OneMessageSettings, Server, open_session
@@ -306,3 +308,47 @@ def test_an_aborted_session_keeps_no_upload() -> None:
     waiting = committee(SumSetup()).session(None, helpers={"keys": ()})
     waiting.abort()
     assert waiting.stage is None
+
+
+class Earlier(LocalSum):
+    """What an earlier process has kept: uploads, and perhaps the list that it had fixed."""
+
+    def __init__(self, cut: OneMessageCut, kept: Iterable[bytes], listed: bytes | None) -> None:
+        super().__init__(cut)
+        self._kept = tuple(replace(Upload.decode(upload), vector=b"") for upload in kept)
+        self._listed = listed
+
+    def uploads(self) -> tuple[Upload, ...]:
+        return self._kept
+
+    def listed(self) -> bytes | None:
+        return self._listed
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_server_continues_from_what_those_who_add_have_kept(rule: ThresholdRule) -> None:
+    world = InsecureSum(SumSetup(rule=rule))
+    first, parts = opened(world, Standing(world)), members(world, hold=False)
+    uploads = {client: part.answer(first.invitation) for client, part in parts.items()}
+    kept = tuple(world.setup.clients[:3])
+    collecting, later = opened(world, Standing(world)), opened(world, Standing(world))
+    collecting.add_through(lambda cut: Earlier(cut, (uploads[client] for client in kept), None))
+    assert set(collecting.tally.taken) == set(kept)
+    assert collecting.awaited == frozenset(uploads) - frozenset(kept)
+    assert (collecting.tally.state, collecting.stage) == (State.COLLECTING, first.stage)
+    collecting.receive(kept[0], uploads[kept[0]])
+    for client, upload in uploads.items():
+        first.receive(client, upload)
+    first.close_stage()
+    later.add_through(lambda cut: Earlier(cut, uploads.values(), first.tally.upload_list.encode()))
+    assert later.stage is None
+    assert later.tally.requests() == first.tally.requests()
+    assert later.tally.listed == frozenset(uploads)
+    assert not later.tally.is_due(1)
+    with pytest.raises(Misuse, match="before the first upload"):
+        later.add_through(LocalSum)
+
+
+def test_a_committees_server_adds_itself() -> None:
+    with pytest.raises(InvalidParameters, match="their server adds"):
+        committee(SumSetup()).session(None).add_through(LocalSum)

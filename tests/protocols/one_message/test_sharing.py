@@ -23,6 +23,7 @@ from secagg.protocols.one_message.sharing import (
     holder_point,
     interpolation_matrix,
     power_matrix,
+    reduced,
     slot_points,
 )
 from secagg.simulation.insecure_coins import InsecureSeededCoins
@@ -250,3 +251,22 @@ def test_a_stream_that_runs_out_is_not_padded(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("secagg.protocols.one_message.sharing.FIELD", 1)
     with pytest.raises(Misuse, match="its key is not uniform"):
         expand_words(Secret("key", bytes(32)), 100)
+
+
+def test_holders_stand_from_one_up_and_secrets_from_zero_down() -> None:
+    assert [holder_point(position) for position in range(3)] == [1, 2, 3]
+    assert slot_points(3) == (0, FIELD - 1, FIELD - 2)
+
+
+def test_a_matrix_is_reduced_with_rows_exchanged_up_to_the_first_column_without_a_pivot() -> None:
+    whole, pivots = reduced(np.array([[0, 1, 0], [2, 0, 0], [0, 0, 3]], np.int64))
+    assert (whole.tolist(), pivots) == (np.eye(3).tolist(), 3)
+    half, pivots = reduced(np.array([[0, 0, 1], [0, 0, 2], [5, 0, 0]], np.int64))
+    assert (half[:, 0].tolist(), pivots) == ([1, 0, 0], 1)
+
+
+def test_words_of_another_length_are_refused_with_the_length_that_they_have() -> None:
+    for length, reason in ((5, Reason.TRUNCATED), (7, Reason.TRAILING_BYTES)):
+        with pytest.raises(MalformedMessage, match=f"expected 6 bytes of words; got {length}") as caught:
+            decode_words(bytes(length), 3)
+        assert caught.value.reason is reason

@@ -25,6 +25,7 @@ from secagg.errors import (
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask import Client, ClientState, ServerState, client_record, round0_advertise_keys
+from secagg.protocols.pairwise_mask.client import PairwiseMember
 from secagg.protocols.pairwise_mask.client_record import ClientRecord, RecordedCoins, Recorder
 from secagg.session.roles import LateUpdate, Update
 from secagg.session.sealed_state import FileLatch, Latch, MemoryLatch
@@ -444,3 +445,68 @@ def test_a_client_that_would_draw_other_coins_than_it_drew_does_not_go_on() -> N
     coins.replay([Secret("coins", bytes(32))])
     with pytest.raises(InternalError, match="other coins than when it was suspended"):
         coins.draw(31)
+
+
+# --- What a record is made of, and who continues from it --------------------------------------------------------------
+
+
+def test_a_member_joins_from_a_record_and_has_the_keys_that_it_advertised_whatever_its_coins_are_now() -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.ACTIVE))
+    own, latch = session.client_ids[0], MemoryLatch()
+
+    def member(seed: bytes) -> PairwiseMember:
+        return session.member(own, coins=InsecureSeededCoins(seed), recording=partial(Recorder, latch))
+
+    first = member(b"before").join(session.setup.subject, session.update_of(own))
+    session.clients[own] = first
+    session.step()
+    record = first.suspend()
+    assert record is not None
+    session.clients[own] = member(b"after").join(session.setup.subject, session.update_of(own), record)
+    assert session.clients[own].state is ClientState.AWAITING_ADVERTISED_KEYS
+    assert same_sum(session.finish(), session.sum_of(session.client_ids))
+    assert not session.errors
+
+
+def test_a_forked_client_resumes_nothing_and_leaves_its_parents_session_in_the_latch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended = list[bytes]()
+
+    class Watched(MemoryLatch):
+        def end(self, name: bytes) -> None:
+            ended.append(name)
+            super().end(name)
+
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+    held = PutAside(session, session.client_ids[0], latch=Watched())
+    held.answer(session.server.invitation)
+    fresh, record = held.fresh(), Secret("record", held.stored)
+    with monkeypatch.context() as forked:
+        forked.setattr("secagg.protocols.pairwise_mask.client.os.getpid", lambda: -1)
+        with pytest.raises(Misuse, match="forked"):
+            fresh.resume(record)
+    assert not record.is_wiped
+    client = held.resumed()
+    with monkeypatch.context() as forked:
+        forked.setattr("secagg.protocols.pairwise_mask.client.os.getpid", lambda: -1)
+        with pytest.raises(Misuse, match="forked"):
+            client.answer(session.server.invitation)
+    assert not ended
+    client.abort()
+    assert not ended, "the copy has forgotten its latch"
+
+
+def test_a_record_whose_roster_does_not_name_its_client_is_refused() -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+    stranger = session.member(session.client_ids[0])
+    session.drop(session.client_ids[0])
+    session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
+    with pytest.raises(MalformedMessage, match="does not name its client"):
+        vars(client_record)["_verified_keys"](stranger, session.server.roster, ())
+
+
+@pytest.mark.parametrize(("encoded", "population"), [(b"", 8), (b"\0\0", 8), (b"\x80", 7), (b"\0", 9)])
+def test_a_set_in_a_record_has_the_population_of_its_roster(encoded: bytes, population: int) -> None:
+    with pytest.raises(MalformedMessage, match="another population"):
+        vars(client_record)["_set_of"](encoded, population)

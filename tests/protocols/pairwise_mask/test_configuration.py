@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import fields, replace
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -12,13 +13,33 @@ from hypothesis import strategies as st
 
 from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.crypto.labels import Label, bind
-from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.crypto.mask_expansion import SEGMENT_BYTES
+from secagg.crypto.shamir import MAX_HOLDERS
+from secagg.errors import (
+    CapacityExceeded,
+    InternalError,
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    PeerMisbehaved,
+    Reason,
+)
+from secagg.identifiers import ServerId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask.configuration import NO_AUTHORITY, SessionConfiguration, commit_to_opening
+from secagg.privacy.accounting import Adjacency
+from secagg.protocols.pairwise_mask.configuration import (
+    NO_AUTHORITY,
+    NO_DIGEST,
+    SessionConfiguration,
+    certain,
+    commit_to_opening,
+    require_context,
+)
+from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.protocols.pairwise_mask.plan import SessionPlan
+from secagg.protocols.pairwise_mask.plan import PairwiseSettings, SessionPlan, plan_session
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from tests.harness.pairwise_sessions import plan_of
+from tests.harness.pairwise_sessions import OfferedSubject, plan_of
 
 LAYOUT = Layout((RingSegment(20, 6), RingSegment(7, 3)))
 ACTIVE_FULL = SessionConfiguration(
@@ -331,3 +352,91 @@ def test_a_plan_that_its_own_dropouts_would_end_is_refused() -> None:
             topology=Topology.FULL,
             minimum_cohort=12,
         )
+
+
+# --- The last value that is allowed, and the first that is not --------------------------------------------------------
+
+
+def test_every_bound_of_a_configuration_can_be_met() -> None:
+    for task in (b"t", b"t" * 256):
+        assert replace(ACTIVE_FULL, task=task).task == task
+    ACTIVE_FULL.require_population(6, corrupted=1, privacy_bits=100)
+    with pytest.raises(InvalidParameters, match=r"must lie in 4\.\.4"):
+        ACTIVE_FULL.require_population(5, corrupted=1, privacy_bits=100)
+    replace(ACTIVE_FULL, threshold=4).require_population(5, corrupted=1, privacy_bits=100)
+
+
+def test_a_sparse_graph_has_an_even_degree_and_a_full_one_as_many_clients_as_points() -> None:
+    with pytest.raises(InvalidParameters, match="even; got 5"):
+        replace(SPARSE, degree=5)
+    assert replace(ACTIVE_FULL, maximum_population=MAX_HOLDERS).degree == 0
+    with pytest.raises(InvalidParameters, match="maximum_population of a full graph"):
+        replace(ACTIVE_FULL, maximum_population=MAX_HOLDERS + 1)
+
+
+def test_a_layout_takes_no_more_parts_of_a_masks_stream_than_a_key_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    # One part for each segment, and one for the weight.
+    for most in (3, 4):
+        monkeypatch.setattr("secagg.protocols.pairwise_mask.configuration.KEY_LIMIT_BYTES", most * SEGMENT_BYTES)
+        assert replace(ACTIVE_FULL, layout=LAYOUT).layout == LAYOUT
+    monkeypatch.setattr("secagg.protocols.pairwise_mask.configuration.KEY_LIMIT_BYTES", 2 * SEGMENT_BYTES)
+    with pytest.raises(InvalidParameters, match="takes 3 parts of a mask's stream"):
+        replace(ACTIVE_FULL, layout=LAYOUT)
+
+
+def test_a_client_judges_the_advertisers_by_its_own_floors() -> None:
+    floors = ClientFloors.usual(8, corrupted=1, minimum_cohort=4)
+    ACTIVE_FULL.require_protected(floors, 8)
+    with pytest.raises(InvalidParameters, match="must lie in"):
+        ACTIVE_FULL.require_protected(replace(floors, assumed_corrupted=2), 8)
+
+
+def test_the_tag_of_another_session_and_what_no_round_settled_are_refused() -> None:
+    require_context(ACTIVE_FULL.context.tag, ACTIVE_FULL.context, "another session", {ServerId()})
+    with pytest.raises(PeerMisbehaved, match="another session") as caught:
+        require_context(SPARSE.context.tag, ACTIVE_FULL.context, "another session", {ServerId()})
+    assert caught.value.reason is Reason.WRONG_SESSION
+    assert certain(0) == 0
+    with pytest.raises(InternalError, match="no round before it"):
+        certain(None)
+
+
+def subject_of(**options: Any) -> OfferedSubject:
+    given_up: dict[str, Any] = {"model_digest": b"m" * 32, "capacity": 20} | options
+    return OfferedSubject(task=b"a task", round_number=0, layout=LAYOUT, terms=bytes(32), **given_up)
+
+
+def test_a_plan_is_about_the_subjects_model_or_about_none_yet() -> None:
+    settings, coins = PairwiseSettings(mode=SecurityMode.SEMI_HONEST), InsecureSeededCoins(b"plan")
+    for digest, planned in ((b"m" * 32, b"m" * 32), (None, NO_DIGEST)):
+        plan = plan_session(subject_of(model_digest=digest), settings, 20, coins)
+        assert plan.configuration.model_digest == planned
+
+
+def test_as_many_clients_are_invited_as_the_codec_has_room_for() -> None:
+    settings, coins = PairwiseSettings(mode=SecurityMode.SEMI_HONEST, maximum_weight=2), InsecureSeededCoins(b"plan")
+    assert plan_session(subject_of(capacity=40), settings, 20, coins).configuration.maximum_total_weight == 40
+    with pytest.raises(InvalidParameters, match="capacity of 39"):
+        plan_session(subject_of(capacity=39), settings, 20, coins)
+
+
+@pytest.mark.parametrize("name", ["population", "corrupted", "dropped", "late"])
+def test_a_plan_for_less_than_nobody_is_refused_by_name(name: str) -> None:
+    with pytest.raises(InvalidParameters, match=f"^{name} is"):
+        some_plan(**{name: -1})
+
+
+def test_a_plan_whose_late_clients_leave_too_few_for_a_certificate_is_refused() -> None:
+    """The quorum is planned for everybody who is invited."""
+    with pytest.raises(InvalidParameters, match="no committee of 30 with a quorum of 33"):
+        some_plan(population=60, corrupted=4, dropped=1, late=30)
+
+
+def test_a_plan_whose_noise_no_client_can_draw_is_refused() -> None:
+    asked: dict[str, Any] = {"population": 20, "mode": SecurityMode.SEMI_HONEST, "minimum_cohort": 17}
+    noise: dict[str, Any] = {"noise_multiplier": Fraction(1), "adjacency": Adjacency.ZERO_OUT}
+    layout = Layout((RingSegment(24, 6),))
+    coins = InsecureSeededCoins(b"plan")
+    assert plan_of(layout, coins, **asked, **noise, l2_bounds=(3000,)).configuration.minimum_cohort == 17
+    with pytest.raises(InvalidParameters, match="noise_multiplier"):
+        plan_of(layout, coins, **asked, **noise, l2_bounds=(3,))

@@ -196,3 +196,11 @@ def test_a_committee_of_nobody_or_of_more_than_everyone_is_refused(size: Any) ->
 
 def test_the_largest_population_is_accepted() -> None:
     assert len(full(MAXIMUM_POPULATION).committee(5)) == 5
+
+
+@pytest.mark.parametrize("position", [-1, 10, True, 1.0])
+def test_nobody_outside_the_population_holds_a_share_or_deals_one(position: Any) -> None:
+    for graph in (sparse(10, 4), full(10)):
+        for holder, dealer in ((position, 1), (1, position)):
+            with pytest.raises(Misuse, match=r"a position is in 0\.\.9"):
+                graph.point_of(holder, dealer)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secagg.contract import Layout, Payload, RingSegment
+from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Secret
 from secagg.errors import CapacityExceeded, MalformedMessage, Misuse, PeerMisbehaved, Reason
@@ -22,6 +23,7 @@ from secagg.protocols.pairwise_mask.round2_masked_input import (
     adds_pairwise_mask,
     pairwise_mask_key,
     self_mask_key,
+    upload_digest,
 )
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.pairwise_sessions import insecure_payload, plan_of
@@ -229,3 +231,9 @@ def test_a_wiped_vector_is_zero() -> None:
     vector = input_of(configuration_of(), b"input")
     vector.wipe()
     assert not any(any(part) for part in contents(vector))
+
+
+def test_the_digest_that_is_signed_is_of_everything_that_is_uploaded() -> None:
+    runs = [b"one", b"two"]
+    assert upload_digest(runs) == hashlib.sha256(bind(Label.UPLOAD_DIGEST) + b"onetwo").digest()
+    assert upload_digest(memoryview(run) for run in runs) == upload_digest(runs)

@@ -474,3 +474,46 @@ def test_nobody_recovers_a_dropped_client_with_whom_nobody_masked() -> None:
     kept = [client for position, client in enumerate(roster.clients) if position not in {0, *around}]
     assert same_sum(total, session.sum_of(kept))
     assert counts == {len(kept)}
+
+
+# --- The last lie that can be borne -----------------------------------------------------------------------------------
+
+
+def test_signed_liars_are_named_alone_where_just_enough_others_are_left() -> None:
+    """Two of eight holders lie about one client, of whom six shares recover a secret; it is not blamed with them."""
+    session, named = liars_session(SessionSetup(population=9, corrupted=1, dropped=2), (1, 2), [0])
+    assert session.server.configuration.threshold == 6
+    assert same_sum(session.finish(), session.sum_of(session.client_ids))
+    assert frozenset[Party]().union(*(fault.culprits for fault in session.server.faults)) == named
+
+
+def test_a_holder_that_is_wrong_about_one_client_more_than_could_deal_badly_is_named_alone() -> None:
+    setup = SessionSetup(population=9, corrupted=1, dropped=2, mode=SecurityMode.SEMI_HONEST)
+    session, named = liars_session(setup, (3,), (0, 1))
+    assert same_sum(session.finish(), session.sum_of(session.client_ids))
+    assert [fault.culprits for fault in session.server.faults] == [named | {ServerId()}]
+
+
+def test_as_many_contributors_as_the_cohort_are_a_sum() -> None:
+    session = InsecurePairwiseSession(SessionSetup(population=9, corrupted=0, dropped=2, minimum_cohort=7))
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    session.drop(*session.client_ids[:2])
+    assert same_sum(session.finish(), session.sum_of(session.client_ids[2:]))
+
+
+def test_a_server_that_is_resumed_still_finds_a_false_complaint_out() -> None:
+    session = InsecurePairwiseSession(nine(SecurityMode.ACTIVE, Suite.HYBRID))
+    liar = session.client_ids[3]
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    own = session.take(liar)
+
+    def fail(*_: object, **__: object) -> Secret:
+        raise AuthenticationFailed(culprits=UNDECIDED)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(HybridSuite, "seed_of_received_edge", fail)
+        complaint = session.clients[liar].answer(own)
+    session.server.receive(liar, complaint)
+    session.server = restored(stored(session.server))
+    assert same_sum(session.finish(), session.sum_of(client for client in session.client_ids if client != liar))
+    assert frozenset({liar}) in [fault.culprits for fault in session.server.faults]

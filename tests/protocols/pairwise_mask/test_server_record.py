@@ -221,3 +221,22 @@ def test_a_restored_server_gives_the_messages_of_the_open_round_again(mode: Secu
             assert outgoing(server) == sent
     session.finish()
     assert not outgoing(session.server)
+
+
+def test_a_client_that_was_dropped_stays_dropped_in_a_server_that_is_resumed() -> None:
+    session = InsecurePairwiseSession(setup_of(SecurityMode.ACTIVE, Topology.FULL))
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    gone = session.client_ids[0]
+    session.server.drop(gone)
+    again = resumed(session.server)
+    assert again.message_to(gone) is None
+    assert gone not in (again.awaited or ())
+
+
+def test_what_a_server_shows_of_an_upload_is_its_first_segment() -> None:
+    session = InsecurePairwiseSession(setup_of(SecurityMode.ACTIVE, Topology.FULL))
+    session.reach(ServerState.AWAITING_SURVIVOR_SIGNATURES)
+    uploads = [one.message for one in session.log if one.kind is MessageKind.MASKED_INPUT]
+    shown = [session.server.masked_vector(upload) for upload in uploads]
+    assert {len(vector) for vector in shown} == {7}
+    assert len({vector.tobytes() for vector in shown}) == len(uploads)

@@ -14,14 +14,15 @@ import pytest
 from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.labels import Label
 from secagg.crypto.ring import low_bits
-from secagg.errors import PeerMisbehaved, SecAggError
+from secagg.errors import InvalidParameters, PeerMisbehaved, SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask.client import Client, ClientState
 from secagg.protocols.pairwise_mask.graph import Topology
+from secagg.protocols.pairwise_mask.plan import PairwiseSettings
 from secagg.protocols.pairwise_mask.rounds3_4_unmasking import SurvivorSet
 from secagg.protocols.pairwise_mask.run import run
-from secagg.protocols.pairwise_mask.session import ServerState
+from secagg.protocols.pairwise_mask.session import PairwiseHelpers, ServerState, open_session
 from secagg.session.certificates import SigningKey
 from secagg.wire import MessageKind, message_kind
 from tests.harness.pairwise_sessions import (
@@ -213,3 +214,15 @@ def test_a_buffer_that_the_transport_reuses_is_not_kept() -> None:
         session.server.receive(client_id, memoryview(buffer))  # type: ignore[arg-type]
         buffer[:] = bytes(len(buffer))
     assert len(close_round(session.server)) == len(session.clients)
+
+
+def test_a_session_is_planned_for_the_invited_or_for_as_many_as_the_settings_say() -> None:
+    setup = SessionSetup(mode=SecurityMode.SEMI_HONEST)
+    settings = PairwiseSettings(mode=SecurityMode.SEMI_HONEST, topology=Topology.FULL, population=9)
+    helpers = PairwiseHelpers(coins=setup.coins_of("plan"))
+    for invited, population in ((frozenset(setup.client_ids), 8), (None, 9)):
+        opened = open_session(setup.subject, settings, invited, helpers)
+        assert opened.configuration.maximum_population == population
+        assert opened.awaited == invited
+    with pytest.raises(InvalidParameters, match=r"settings\.population"):
+        open_session(setup.subject, replace(settings, population=None), None, helpers)

@@ -514,3 +514,16 @@ def test_a_number_out_of_range_is_refused_by_name(
 def test_a_threshold_may_be_the_degree() -> None:
     assert least_threshold(FULL, ACTIVE, population=100, degree=99, corrupted=97) == 99
     assert least_threshold(SPARSE, SEMI_HONEST, population=9, degree=8, corrupted=7) == 8
+
+
+def test_only_a_committee_that_is_too_small_is_advised_to_grow() -> None:
+    with pytest.raises(InvalidParameters, match=r"it takes 5$"):
+        require_committee(5, 3, 5, 4)
+    with pytest.raises(InvalidParameters, match=r"it takes 6, so insist on a larger committee$"):
+        require_committee(6, 5, 5, 4)
+
+
+def test_the_committee_is_everyone_up_to_the_largest_population_whose_committee_is_whole() -> None:
+    for population, is_whole in ((LARGEST_WHOLE_COMMITTEE, True), (LARGEST_WHOLE_COMMITTEE + 1, False)):
+        found = find_committee(Assumptions(population=population, corrupted=1, dropped=1))
+        assert (found.size == population) is is_whole

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from secagg.blame import unverified
+from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Secret
 from secagg.errors import (
     NOBODY,
@@ -30,6 +31,7 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
+from secagg.protocols.pairwise_mask import round2_masked_input
 from secagg.protocols.pairwise_mask.client import (
     CLIENT_TRANSITIONS,
     Client,
@@ -39,6 +41,8 @@ from secagg.protocols.pairwise_mask.client import (
     charged_elsewhere,
 )
 from secagg.protocols.pairwise_mask.configuration import NO_DIGEST
+from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement, authenticate
+from secagg.protocols.pairwise_mask.round2_masked_input import share_place
 from secagg.protocols.pairwise_mask.session import SENT_INSTEAD, SERVER_TRANSITIONS, Server, ServerState
 from secagg.session.roles import LateUpdate, Update
 from secagg.wire import MessageKind, Writer, message_kind
@@ -589,3 +593,42 @@ def test_the_readme_has_what_each_state_awaits_and_answers(repository: Path) -> 
     ]
     pairs = zip(CLIENT_TRANSITIONS.values(), SERVER_TRANSITIONS.values(), strict=True)
     assert shown == [(awaited.value, answer.value) for (awaited, _), (answer, _) in pairs]
+
+
+def test_an_upload_needs_an_update_that_was_trained_from_the_sessions_model() -> None:
+    session = InsecurePairwiseSession(setup_of(SecurityMode.SEMI_HONEST))
+    without, other = session.client_ids[:2]
+    subject = replace(session.setup.subject, model_digest=None)
+    session.clients[without] = session.member(without).join(session.setup.subject)
+    session.clients[other] = session.member(other).join(
+        subject, LateUpdate(lambda: Update(session.payloads[other], b"o" * 32), b"o" * 32)
+    )
+    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+    assert set(session.errors) == {without, other}
+    for client, sentence in ((without, "brings the model"), (other, "another model than the update")):
+        (error,) = session.errors[client]
+        assert isinstance(error, InvalidParameters)
+        assert sentence in str(error)
+
+
+def test_an_active_advertisement_is_not_verified_without_an_authority_or_a_credential() -> None:
+    session = recording(SecurityMode.ACTIVE).session
+    configuration, own = session.server.configuration, session.client_ids[0]
+    _, sent = recording(SecurityMode.ACTIVE).sent_to(own)[0]
+    advertisement = KeyAdvertisement.decode(sent, configuration)
+    assert authenticate(advertisement, configuration, session.authority) is not None
+    for spoiled, authority in ((advertisement, None), (replace(advertisement, credential=None), session.authority)):
+        with pytest.raises(InternalError, match="without an authority or a credential"):
+            authenticate(spoiled, configuration, authority)
+
+
+@pytest.mark.parametrize("spoiled", [0, 1])
+def test_shares_that_are_no_elements_are_refused_when_they_come(spoiled: int) -> None:
+    """Shown later, they would be refused as their holder's."""
+    roster = recording(SecurityMode.SEMI_HONEST).session.server.roster
+    check, place = vars(round2_masked_input)["_check_shares"], share_place(roster, 0, 1)
+    halves = [bytes(ELEMENT_BYTES), bytes(ELEMENT_BYTES)]
+    check(Secret("shares", b"".join(halves)), place, b"")
+    halves[spoiled] = b"\xff" * ELEMENT_BYTES
+    with pytest.raises(PeerError):
+        check(Secret("shares", b"".join(halves)), place, b"")

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason
+from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask.graph import Graph, Topology
 from secagg.protocols.pairwise_mask.session import OpenRound, ServerState
 from secagg.session.roles import Turnout
 from secagg.wire import MessageKind, Writer
-from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, close_round
+from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, close_round, same_sum
 
 MODES = list(SecurityMode)
 STRANGER = ClientId(1)
@@ -202,3 +202,47 @@ def test_ten_thousand_clients_ask_after_each_answer(topology: Topology) -> None:
     assert opened.is_enough
     # A loop over all clients for each question takes minutes here.
     assert perf_counter() - started < 20
+
+
+@pytest.mark.parametrize(("due", "least"), [((), 1), (None, 4), ((0,), 4)])
+def test_of_a_full_graph_shares_are_asked_for_where_somebodys_are_due(due: tuple[int, ...] | None, least: int) -> None:
+    opened = OpenRound(members(0, 1, 2, 3, 4), message, needed=1, due=due, threshold=3, graph=full_graph(5))
+    enough = list[bool]()
+    for position in range(5):
+        opened.count(ClientId(1 + position))
+        enough.append(opened.is_enough)
+    assert enough.index(True) + 1 == least
+
+
+def full_graph(population: int) -> Graph:
+    return Graph(Topology.FULL, population, population - 1, bytes(32))
+
+
+def test_signatures_are_counted_against_the_quorum_and_answers_of_the_last_round_against_nothing() -> None:
+    """The cohort is that of contributors; whether the shares are enough is seen when they are put together."""
+    session = session_of(7)
+    session.reach(ServerState.AWAITING_SURVIVOR_SIGNATURES)
+    advertising(session, 5)
+    assert session.server.configuration.quorum == 5
+    close_round(session.server)
+    session = session_of(7)
+    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+    everybody = session.client_ids
+    session.drop(*everybody[:2])
+    assert same_sum(session.finish(), session.sum_of(everybody))
+
+
+def test_fewer_signatures_than_the_quorum_end_the_session() -> None:
+    session = session_of(3)
+    session.reach(ServerState.AWAITING_SURVIVOR_SIGNATURES)
+    advertising(session, 4)
+    with pytest.raises(ThresholdNotMet) as caught:
+        close_round(session.server)
+    assert (caught.value.needed, caught.value.present) == (5, 4)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_cohort_of_everybody_is_one(mode: SecurityMode) -> None:
+    session = InsecurePairwiseSession(SessionSetup(population=6, dropped=0, mode=mode, minimum_cohort=6))
+    assert same_sum(session.finish(), session.sum_of(session.client_ids))
+    assert not session.errors
