@@ -311,7 +311,6 @@ ROOMS: Final = (
                 "test_client_record.py",
                 "test_masking.py",
                 "test_session.py",
-                "test_platforms.py",
                 "test_recovery.py",
                 "test_transitions.py",
                 "test_turnout.py",
