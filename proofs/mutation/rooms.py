@@ -436,7 +436,7 @@ ROOMS: Final = (
     Room(
         "scale: sums, tasks and state",
         _in("secagg/scale", "spread.py", "storage.py"),
-        _in("tests/scale", "test_sums.py", "test_engines.py", "test_state.py"),
+        _in("tests/scale", "test_sums.py", "test_engines.py", "test_spread.py", "test_state.py"),
         without=("test_a_coordinator_that_is_killed_at_any_moment",),
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from contextlib import closing
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import pytest
 
 from secagg.errors import InvalidParameters
 from secagg.scale import spread as state_module
-from secagg.scale.spread import LIST, OFFER, OVER, UPLOADS, State
-from secagg.scale.storage import FolderStore
+from secagg.scale import state as state_module
+from secagg.scale.spread import LIST, OFFER, OVER, UPLOADS, RecordedCoins, State
+from secagg.scale.storage import FolderStore, FsspecStore, located, require_usable
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 
@@ -95,3 +97,50 @@ def test_an_object_is_read_whole_and_let_go(tmp_path: Path, monkeypatch: pytest.
     assert open_files() == before
     monkeypatch.setattr(os, "readv", lambda *_: 0)
     assert store.read("object", 9) is None, "it became shorter while it was read"
+
+
+def test_an_offer_that_could_not_be_written_down_is_written_before_it_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(made(tmp_path / "state")) as state:
+        coins = RecordedCoins(state, InsecureSeededCoins(bytes(32)))
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", lost)
+            with pytest.raises(OSError, match="is lost"):
+                coins.require_offer(b"an invitation")
+        coins.require_offer(b"an invitation")
+        assert state.get(OFFER) is not None
+
+
+# --- Storages ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_address_does_not_depend_on_the_current_folder() -> None:
+    assert located("sums") == str(Path.cwd() / "sums")
+    assert located("file:///srv/sums") == "/srv/sums"
+    assert located("s3://bucket/sums") == "s3://bucket/sums"
+
+
+def test_a_storage_that_gives_nothing_back_is_not_usable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_usable(str(tmp_path))
+    monkeypatch.setattr(FolderStore, "read", lambda *_: None)
+    with pytest.raises(InvalidParameters, match="name another --storage"):
+        require_usable(str(tmp_path))
+
+
+def test_what_cannot_be_removed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FolderStore(tmp_path)
+    store.put("sum/object", (b"data",))
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", lambda *_, **__: None)
+        with pytest.raises(OSError, match="not everything can be removed"):
+            store.remove("sum")
+    store.remove("sum")
+    assert not list(tmp_path.iterdir())
+
+
+def test_folders_of_an_address_are_made_before_its_objects(tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    store = FsspecStore(f"local://{tmp_path}/deep")
+    store.put("sum/pieces/one", (b"some ", b"data"))
+    assert (tmp_path / "deep" / "sum" / "pieces" / "one").read_bytes() == b"some data"
