@@ -11,7 +11,6 @@ import pytest
 
 from secagg.errors import InvalidParameters
 from secagg.scale import spread as state_module
-from secagg.scale import state as state_module
 from secagg.scale.spread import LIST, OFFER, OVER, UPLOADS, RecordedCoins, State
 from secagg.scale.storage import FolderStore, FsspecStore, located, require_usable
 from secagg.simulation.insecure_coins import InsecureSeededCoins
