@@ -583,3 +583,11 @@ def test_a_plan_takes_no_cohort_that_its_dropouts_undercut() -> None:
 
 def topology_of(settings: PairwiseSettings, population: int) -> Topology:
     return settings._topology_for(settings.assumed(population), population)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize(("invited", "corrupted", "late"), [(6, 0, 3), (7, 1, 3), (8, 0, 4)])
+def test_late_clients_that_a_certificate_needs_are_too_many(invited: int, corrupted: int, late: int) -> None:
+    """The quorum is of all who are invited, and so few cannot reach it."""
+    assumed = Assumptions(population=invited - late, corrupted=corrupted, dropped=0)
+    with pytest.raises(InvalidParameters):
+        graph_parameters(SPARSE, ACTIVE, assumed, invited, is_early=True)

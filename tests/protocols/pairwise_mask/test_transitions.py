@@ -18,6 +18,7 @@ from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Secret
 from secagg.errors import (
     NOBODY,
+    AuthenticationFailed,
     InternalError,
     InvalidParameters,
     MalformedMessage,
@@ -42,6 +43,7 @@ from secagg.protocols.pairwise_mask.client import (
 )
 from secagg.protocols.pairwise_mask.configuration import NO_DIGEST
 from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement, authenticate
+from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares, Seat
 from secagg.protocols.pairwise_mask.round2_masked_input import share_place
 from secagg.protocols.pairwise_mask.session import SENT_INSTEAD, SERVER_TRANSITIONS, Server, ServerState
 from secagg.session.roles import LateUpdate, Update
@@ -634,3 +636,33 @@ def test_shares_that_are_no_elements_are_refused_when_they_come(spoiled: int) ->
     halves[spoiled] = b"\xff" * ELEMENT_BYTES
     with pytest.raises(PeerError):
         check(Secret("shares", b"".join(halves)), place, b"")
+
+
+@pytest.mark.parametrize("state", [ServerState.AWAITING_KEY_ADVERTISEMENTS, ServerState.AWAITING_ENCRYPTED_SHARES])
+@pytest.mark.parametrize("mode", MODES)
+def test_keys_and_shares_of_another_attempt_are_refused(mode: SecurityMode, state: ServerState) -> None:
+    setup = setup_of(mode)
+    session, other = InsecurePairwiseSession(setup), InsecurePairwiseSession(setup.next_attempt())
+    own = setup.client_ids[0]
+    for each in (session, other):
+        each.reach(state)
+    with pytest.raises(PeerMisbehaved) as caught:
+        session.server.receive(own, other.clients[own].answer(other.take(own)))
+    assert caught.value.reason is Reason.WRONG_SESSION
+
+
+def test_shares_that_another_key_has_signed_are_refused() -> None:
+    session = InsecurePairwiseSession(setup_of(SecurityMode.ACTIVE))
+    own, another = session.client_ids[:2]
+    session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
+    roster = session.server.roster
+    message = session.clients[own].answer(session.take(own))
+    sealed = EncryptedShares.decode(message, Seat(roster, roster.clients.index(own)))
+    with pytest.raises(AuthenticationFailed):
+        session.server.receive(own, replace(sealed, signature=bytes(64)).encode())
+    session = InsecurePairwiseSession(setup_of(SecurityMode.ACTIVE))
+    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+    message = session.clients[own].answer(session.take(own))
+    session.signing_keys[own] = session.signing_keys[another]
+    with pytest.raises(AuthenticationFailed):
+        session.server.receive(own, session.signed_again(own, message))
