@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from secagg.contract import Layout, RingSegment
 from secagg.errors import InvalidParameters, MalformedMessage
-from secagg.protocols.one_message import parameters
+from secagg.protocols.one_message import parameters, session
+from secagg.protocols.one_message.lattice import greatest_modulus_bits
 from secagg.protocols.one_message.opening import energy_factor
 from secagg.protocols.one_message.parameters import (
     LEAST_FINE_BITS,
@@ -382,3 +383,14 @@ def test_every_segment_of_a_layout_is_given_bounds_or_none() -> None:
     assert len(masked_values(layout, ((0, 9), None), 10)) == 3
     with pytest.raises(InvalidParameters, match="for each of 2 segments; got 1"):
         masked_values(layout, (None,), 10)
+
+
+def test_a_segment_as_wide_as_the_room_of_a_lattice_is_not_too_wide() -> None:
+    room = greatest_modulus_bits(1024, LEAST_SECURITY) - least_guard_bits(100, 0)
+    too_wide = vars(session)["_too_wide"]
+    assert too_wide((Values(64, room),), 100, 100, (1024,)) is None
+    assert "no lattice" in str(too_wide((Values(64, room + 1),), 100, 100, (1024,)))
+    # Rounded values need no guard bits, and the others that a layout has need some room.
+    crowd = next(count for count in range(1, 1 << 20, 1000) if least_guard_bits(count, 0) == 15)
+    assert greatest_modulus_bits(512, LEAST_SECURITY) == 15
+    assert "no lattice" in str(too_wide((Values(64, 10, fine_bits=7),), crowd, crowd, (512,)))
