@@ -96,7 +96,9 @@ def test_a_link_to_nothing_is_refused() -> None:
 def test_a_folder_without_a_document_becomes_a_list() -> None:
     found = Found()
     assert found.page_of("protocols/two_servers/point_functions") is None
-    assert found.listing("protocols/two_servers/point_functions") == source_page("protocols/two_servers/point_functions")
+    assert found.listing("protocols/two_servers/point_functions") == source_page(
+        "protocols/two_servers/point_functions"
+    )
 
 
 def test_the_table_of_costs_has_what_the_planner_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from secagg.contract import Layout, RingSegment
 from secagg.errors import InvalidParameters, MalformedMessage
-from secagg.protocols.one_message import parameters
+from secagg.protocols.one_message import parameters, session
+from secagg.protocols.one_message.lattice import greatest_modulus_bits
 from secagg.protocols.one_message.opening import energy_factor
 from secagg.protocols.one_message.parameters import (
     LEAST_FINE_BITS,
@@ -26,7 +28,7 @@ from secagg.protocols.one_message.parameters import (
     least_quorum,
     least_threshold,
 )
-from secagg.protocols.one_message.session import choose_committee, plan
+from secagg.protocols.one_message.session import choose_committee, masked_values, plan
 from secagg.wire import MessageKind, Reader, Writer
 
 ONE_ANSWER, CERTIFIED = ThresholdRule.ONE_ANSWER, ThresholdRule.CERTIFIED
@@ -338,3 +340,57 @@ def test_a_segment_has_the_widest_ring_the_widest_bounds_and_almost_as_many_fine
     for fine_bits, kept in ((LEAST_FINE_BITS - 1, None), (9, None), (8, (0, 1))):
         with pytest.raises(InvalidParameters, match="fine bits"):
             Values(1, 9, kept, fine_bits=fine_bits)
+
+
+# --- The last that is planned -----------------------------------------------------------------------------------------
+
+
+def test_a_sum_has_as_many_uploads_as_every_committee_can_count() -> None:
+    most, values = greatest_capacity(), [Values(64, 40)]
+    for capacity in (1, most):
+        assert plan(values, capacity, choose_committee(5, 1)).capacity == capacity
+    for capacity in (0, most + 1):
+        with pytest.raises(InvalidParameters, match=f"a sum has 1 to {most} uploads; got {capacity}"):
+            plan(values, capacity, choose_committee(5, 1))
+
+
+def test_a_committee_has_holders_that_an_epoch_has_room_for_and_some_that_are_honest() -> None:
+    assert choose_committee(MAXIMUM_HOLDERS, 1).holders == MAXIMUM_HOLDERS
+    with pytest.raises(InvalidParameters, match="at most 256 holders; got 257"):
+        choose_committee(MAXIMUM_HOLDERS + 1, 1)
+    assert choose_committee(5, 0).corrupted == 0
+    for corrupted, absent in ((5, 0), (-1, 0), (1, -1)):
+        with pytest.raises(InvalidParameters, match="are not among 5 holders"):
+            choose_committee(5, corrupted, absent)
+    assert choose_committee(5, 1, 0, CERTIFIED).packing == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "advice"),
+    [
+        ((85, 0, 85, ONE_ANSWER), "256 can$"),
+        ((86, 0, 86, ONE_ANSWER), "at most 256; assume fewer$"),
+        ((4, 1, 1, CERTIFIED), "6 can$"),
+    ],
+)
+def test_a_committee_that_is_too_small_is_told_how_many_can(asked: tuple[int, int, int, Any], advice: str) -> None:
+    with pytest.raises(InvalidParameters, match=advice):
+        choose_committee(*asked)
+
+
+def test_every_segment_of_a_layout_is_given_bounds_or_none() -> None:
+    layout = Layout((RingSegment(16, 3), RingSegment(20, 2)))
+    assert len(masked_values(layout, ((0, 9), None), 10)) == 3
+    with pytest.raises(InvalidParameters, match="for each of 2 segments; got 1"):
+        masked_values(layout, (None,), 10)
+
+
+def test_a_segment_as_wide_as_the_room_of_a_lattice_is_not_too_wide() -> None:
+    room = greatest_modulus_bits(1024, LEAST_SECURITY) - least_guard_bits(100, 0)
+    too_wide = vars(session)["_too_wide"]
+    assert too_wide((Values(64, room),), 100, 100, (1024,)) is None
+    assert "no lattice" in str(too_wide((Values(64, room + 1),), 100, 100, (1024,)))
+    # Rounded values need no guard bits, and the others that a layout has need some room.
+    crowd = next(count for count in range(1, 1 << 20, 1000) if least_guard_bits(count, 0) == 15)
+    assert greatest_modulus_bits(512, LEAST_SECURITY) == 15
+    assert "no lattice" in str(too_wide((Values(64, 10, fine_bits=7),), crowd, crowd, (512,)))

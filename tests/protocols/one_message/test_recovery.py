@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secagg.protocols.one_message.opening import MOST_SUBSETS, Recovered, recovered
+from secagg.protocols.one_message.masks import epoch_ring
+from secagg.protocols.one_message.opening import MOST_SUBSETS, Opening, Recovered, WrongSecret, largest_entry, recovered
 from secagg.protocols.one_message.parameters import FIELD, Parameters, ThresholdRule
 from secagg.protocols.one_message.sharing import (
     WORD,
@@ -171,3 +172,14 @@ def test_a_combination_in_which_nobody_lies_leaves_the_others_to_find_the_liars(
     found = found_in(words, threshold, len(liars))[0]
     assert np.array_equal(found.sum_secret, short[0])
     assert found.suspects == frozenset(liars)
+
+
+def test_a_sum_of_secrets_may_have_the_largest_entry_of_one_secret_and_none_beyond() -> None:
+    agreement = InsecureSum().offer().agree()
+    opening = Opening(epoch_ring(agreement.parameters, agreement.epoch.seed))
+    secret = np.zeros(agreement.parameters.degree, np.int32)
+    secret[0] = -int(largest_entry(1))
+    opening.require_plausible(secret, 1)
+    secret[0] -= 1
+    with pytest.raises(WrongSecret, match="an entry is too large"):
+        opening.require_plausible(secret, 1)

@@ -5,16 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from secagg.crypto.ring import RingVector
-from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason, ThresholdNotMet, UnexpectedMessage
+from secagg.errors import (
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    PeerMisbehaved,
+    Reason,
+    ThresholdNotMet,
+    UnexpectedMessage,
+)
 from secagg.identifiers import HolderId
 from secagg.parameters import SecurityMode
 from secagg.protocols.one_message.masks import Word
 from secagg.protocols.one_message.opening import (
+    FiledSum,
     LocalSum,
     OneMessageCut,
     OpenedSum,
@@ -318,3 +328,40 @@ def test_a_secret_that_no_clients_have_costs_no_look_at_the_uploads(monkeypatch:
         with pytest.raises(WrongSecret, match="an entry is too large"):
             server.open()
     assert not adder.calls
+
+
+@pytest.mark.parametrize("is_stuck", [False, True])
+def test_a_sum_that_waited_in_a_file_is_overwritten_before_the_file_is_closed(is_stuck: bool) -> None:  # noqa: FBT001
+    world, made = InsecureSum(), list[Any]()
+    server = Tally(world.offer(), SUM_ID, COINS)
+
+    def adding(cut: OneMessageCut) -> FiledSum:
+        made.append(FiledSum(cut))
+        return made[0]  # type: ignore[no-any-return]
+
+    def refuse() -> None:
+        raise OSError("planted")
+
+    server.add_through(adding)
+    world.ask(server, server.introduce())
+    for client in world.setup.clients:
+        server.receive_upload(client, world.upload(client))
+    world.settled(server)
+    (adder,) = made
+    totals, file = [vector for total in adder._totals for vector in total], adder._file  # noqa: SLF001
+    assert all(vector.any() for vector in totals)
+    if is_stuck:
+        adder._file = SimpleNamespace(close=refuse)  # noqa: SLF001
+        with pytest.raises(OSError, match="planted"):
+            server.end()
+    else:
+        server.end()
+        assert file.closed
+    assert not any(vector.any() for vector in totals)
+
+
+def test_a_piece_of_another_length_is_refused_before_it_is_kept() -> None:
+    cut = OneMessageCut.of(InsecureSum().offer().agree())
+    cut.check(0, bytes(cut.lengths[0]))
+    with pytest.raises(MalformedMessage, match="a masked upload has"):
+        cut.check(0, bytes(cut.lengths[0] - 1))

@@ -25,6 +25,7 @@ from secagg.protocols.one_message.tally import State
 from secagg.session.frames import decode_refusal, encode_refusal
 from secagg.session.roles import ClientSession, Turnout
 from secagg.wire import MessageKind, message_kind
+from tests.adversaries.test_one_message_dealers import altered_answer
 from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup
 
 RULES = tuple(ThresholdRule)
@@ -352,3 +353,30 @@ def test_a_server_continues_from_what_those_who_add_have_kept(rule: ThresholdRul
 def test_a_committees_server_adds_itself() -> None:
     with pytest.raises(InvalidParameters, match="their server adds"):
         committee(SumSetup()).session(None).add_through(LocalSum)
+
+
+def test_who_holds_nothing_and_said_nothing_is_asked_for_an_upload_all_the_same() -> None:
+    world = committee(SumSetup(population=7))
+    session, parts = world.session(None, helpers={"keys": ()}), members(world, hold=True)
+    for client in world.setup.clients[:5]:
+        session.receive(client, parts[client].answer(session.invitation))
+    session.close_stage()
+    assert session.awaited == frozenset(world.setup.clients)
+
+
+def test_a_member_of_a_committee_that_lies_about_the_sum_is_told_with_the_release() -> None:
+    world = committee(SumSetup(population=10, holders=10, threshold=6, rule=ThresholdRule.CERTIFIED))
+    session, parts = world.session(None), members(world, hold=True)
+    liar = world.setup.clients[2]
+    while session.stage is not None:
+        for client, part in parts.items():
+            if (message := session.message_to(client)) is None:
+                continue
+            said = part.answer(message)
+            if client == liar and message_kind(said) is MessageKind.ONE_MESSAGE_ANSWER:
+                said = altered_answer(said, session.agreement, world.holder_keys[2], lambda words: words + 1)
+            session.receive(client, said)
+        session.close_stage()
+    assert not session.faults
+    assert session.release().aggregate.encode() == world.ideal(world.setup.clients).encode()
+    assert {culprit for fault in session.faults for culprit in fault.culprits} == {HolderId(2)}

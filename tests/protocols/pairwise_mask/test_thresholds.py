@@ -32,8 +32,10 @@ from secagg.protocols.pairwise_mask.plan import (
     Assumptions,
     Committee,
     Neighbourhood,
+    PairwiseSettings,
     find_committee,
     find_neighbourhood,
+    graph_parameters,
 )
 
 FULL, SPARSE = Topology.FULL, Topology.SPARSE
@@ -527,3 +529,65 @@ def test_the_committee_is_everyone_up_to_the_largest_population_whose_committee_
     for population, is_whole in ((LARGEST_WHOLE_COMMITTEE, True), (LARGEST_WHOLE_COMMITTEE + 1, False)):
         found = find_committee(Assumptions(population=population, corrupted=1, dropped=1))
         assert (found.size == population) is is_whole
+
+
+# --- Planned graphs ---------------------------------------------------------------------------------------------------
+
+# Topology, mode, invited, corrupted, dropped, late: degree, threshold, committee size and quorum.
+PLANNED = [
+    (SPARSE, ACTIVE, (3, 1, 0, 0), (2, 2, 0, 3)),
+    (SPARSE, ACTIVE, (13, 4, 1, 0), (8, 7, 0, 9)),
+    (SPARSE, ACTIVE, (135, 1, 2, 0), (6, 4, 6, 4)),
+    (SPARSE, SEMI_HONEST, (11, 0, 0, 1), (2, 2, 0, 0)),
+    (FULL, ACTIVE, (9, 3, 0, 1), (0, 7, 0, 7)),
+    (FULL, SEMI_HONEST, (4, 2, 0, 0), (0, 3, 0, 0)),
+]
+
+
+@pytest.mark.parametrize(("topology", "mode", "asked", "planned"), PLANNED)
+def test_graphs_that_stand_all_dropouts_before_they_are_drawn_are_pinned(
+    topology: Topology, mode: SecurityMode, asked: tuple[int, ...], planned: tuple[int, ...]
+) -> None:
+    invited, corrupted, dropped, late = asked
+    assumed = Assumptions(
+        population=invited - late, corrupted=corrupted, dropped=dropped, privacy_bits=least_privacy_bits(mode)
+    )
+    assert graph_parameters(topology, mode, assumed, invited, is_early=True) == planned
+
+
+# From four clients on: no graph, a full one, or the sparse one that was asked for.
+GIVEN = [(SEMI_HONEST, 1, 1, "-FS"), (SEMI_HONEST, 0, 2, "-SS"), (ACTIVE, 0, 2, "---FFSS"), (ACTIVE, 2, 1, "---FSS")]
+
+
+@pytest.mark.parametrize(("mode", "corrupted", "dropped", "given_to"), GIVEN)
+def test_few_clients_have_a_full_graph_where_no_sparse_one_stands_the_dropouts(
+    mode: SecurityMode, corrupted: int, dropped: int, given_to: str
+) -> None:
+    settings = PairwiseSettings(mode=mode, corrupted=corrupted, dropped=dropped)
+    for population, letter in enumerate(given_to, 4):
+        assert settings.takes(population) is (letter != "-"), population
+        assert topology_of(settings, population) is (FULL if letter == "F" else SPARSE), population
+
+
+def test_many_clients_have_the_graph_that_they_ask_for() -> None:
+    settings = PairwiseSettings(mode=ACTIVE, corrupted=10, dropped=50)
+    assert topology_of(settings, LARGEST_WHOLE_COMMITTEE) is FULL
+    assert topology_of(settings, LARGEST_WHOLE_COMMITTEE + 1) is SPARSE
+
+
+def test_a_plan_takes_no_cohort_that_its_dropouts_undercut() -> None:
+    for cohort, is_taken in ((8, True), (9, False)):
+        settings = PairwiseSettings(mode=SEMI_HONEST, dropped=1, late=1, minimum_cohort=cohort)
+        assert settings.takes(10) is is_taken
+
+
+def topology_of(settings: PairwiseSettings, population: int) -> Topology:
+    return settings._topology_for(settings.assumed(population), population)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize(("invited", "corrupted", "late"), [(6, 0, 3), (7, 1, 3), (8, 0, 4)])
+def test_late_clients_that_a_certificate_needs_are_too_many(invited: int, corrupted: int, late: int) -> None:
+    """The quorum is of all who are invited, and so few cannot reach it."""
+    assumed = Assumptions(population=invited - late, corrupted=corrupted, dropped=0)
+    with pytest.raises(InvalidParameters):
+        graph_parameters(SPARSE, ACTIVE, assumed, invited, is_early=True)

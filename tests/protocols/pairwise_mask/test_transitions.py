@@ -18,6 +18,7 @@ from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Secret
 from secagg.errors import (
     NOBODY,
+    AuthenticationFailed,
     InternalError,
     InvalidParameters,
     MalformedMessage,
@@ -40,9 +41,11 @@ from secagg.protocols.pairwise_mask.client import (
     advance,
     charged_elsewhere,
 )
-from secagg.protocols.pairwise_mask.configuration import NO_DIGEST
+from secagg.protocols.pairwise_mask.configuration import NO_DIGEST, Seat
 from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement, authenticate
+from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares
 from secagg.protocols.pairwise_mask.round2_masked_input import share_place
+from secagg.protocols.pairwise_mask.rounds3_4_unmasking import UnmaskingRequest, reveal_shares
 from secagg.protocols.pairwise_mask.session import SENT_INSTEAD, SERVER_TRANSITIONS, Server, ServerState
 from secagg.session.roles import LateUpdate, Update
 from secagg.wire import MessageKind, Writer, message_kind
@@ -632,3 +635,63 @@ def test_shares_that_are_no_elements_are_refused_when_they_come(spoiled: int) ->
     halves[spoiled] = b"\xff" * ELEMENT_BYTES
     with pytest.raises(PeerError):
         check(Secret("shares", b"".join(halves)), place, b"")
+
+
+@pytest.mark.parametrize("state", [ServerState.AWAITING_KEY_ADVERTISEMENTS, ServerState.AWAITING_ENCRYPTED_SHARES])
+@pytest.mark.parametrize("mode", MODES)
+def test_keys_and_shares_of_another_attempt_are_refused(mode: SecurityMode, state: ServerState) -> None:
+    setup = setup_of(mode)
+    session, other = InsecurePairwiseSession(setup), InsecurePairwiseSession(setup.next_attempt())
+    own = setup.client_ids[0]
+    for each in (session, other):
+        each.reach(state)
+    with pytest.raises(PeerMisbehaved) as caught:
+        session.server.receive(own, other.clients[own].answer(other.take(own)))
+    assert caught.value.reason is Reason.WRONG_SESSION
+
+
+def test_shares_that_another_key_has_signed_are_refused() -> None:
+    session = InsecurePairwiseSession(setup_of(SecurityMode.ACTIVE))
+    own, another = session.client_ids[:2]
+    session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
+    roster = session.server.roster
+    message = session.clients[own].answer(session.take(own))
+    sealed = EncryptedShares.decode(message, Seat(roster, roster.clients.index(own)))
+    with pytest.raises(AuthenticationFailed):
+        session.server.receive(own, replace(sealed, signature=bytes(64)).encode())
+    session = InsecurePairwiseSession(setup_of(SecurityMode.ACTIVE))
+    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+    message = session.clients[own].answer(session.take(own))
+    session.signing_keys[own] = session.signing_keys[another]
+    with pytest.raises(AuthenticationFailed):
+        session.server.receive(own, session.signed_again(own, message))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_client_unmasks_those_alone_who_shared_and_are_enough_around_it(mode: SecurityMode) -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=mode, dropped=2))
+    session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
+    session.drop(session.client_ids[7])
+    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+    own = session.client_ids[0]
+    client, roster = session.clients[own], session.server.roster
+    step = vars(client)["_step"]
+    masked = getattr(step, "masked", step)
+    request = UnmaskingRequest.decode(session.take(own), roster)
+
+    def reveal(state: Any, *positions: int) -> None:
+        reveal_shares(session.member(own), state, replace(request, contributors=roster.set_of(positions)))
+
+    with pytest.raises(PeerMisbehaved, match="without having shared keys"):
+        reveal(masked, *range(8))
+    with pytest.raises(PeerMisbehaved, match="declares this client dropped"):
+        reveal(masked, *range(1, 7))
+    with pytest.raises(ThresholdNotMet) as caught:
+        reveal(masked, 0, 1)
+    assert caught.value.needed == 3
+    with pytest.raises(ThresholdNotMet) as caught:
+        reveal(masked, 0, 1, 2, 3)
+    assert (caught.value.needed, caught.value.present) == (5, 3)
+    if mode is SecurityMode.ACTIVE:
+        with pytest.raises(PeerMisbehaved, match="not those that this client signed"):
+            reveal(step, *range(6))
