@@ -13,7 +13,7 @@ import pytest
 from tests.harness.closure import closure, code_lines, late_imports
 from tests.harness.house import copy_of, plant, report, shipped_modules, typing_only_nodes
 
-BARS = {"pairwise_mask": 4_040, "one_message": 3_190, "enclave": 2_990, "two_servers": 3_940, "coded_mask": 1_585}
+BARS = {"pairwise_mask": 4_035, "one_message": 3_185, "enclave": 2_985, "two_servers": 3_925, "coded_mask": 1_585}
 """The most lines of code of each client. Lower it with the code."""
 GOALS = {"pairwise_mask": 4_300, "one_message": 3_600, "enclave": 3_200, "two_servers": 4_200, "coded_mask": 1_650}
 LATE = {"secagg.crypto.hpke", "secagg.protocols.pairwise_mask.suites"}
