@@ -27,7 +27,7 @@ BUDGETS = {
     "compression": 5_240,
     "protocols/pairwise_mask": 6_065,
     "protocols/enclave": 5_845,
-    "protocols/two_servers": 6_855,
+    "protocols/two_servers": 6_835,
     "protocols/one_message": 5_715,
     "protocols/coded_mask": 1_095,
     "secagg/planning": 1_285,

@@ -1,6 +1,6 @@
 /**
  * Sharing of a mask's secret over the integers modulo 65521, and the polynomial that proves it.
- * Implements protocols/one_message/README.md, "Shares" and "Dealer check".
+ * Implements protocols/one_message/README.md, "Masks and shares".
  * @module
  */
 import { START, counterMode, expand } from "./crypto.js";

@@ -1,6 +1,6 @@
 /**
  * What a client computes for itself before it believes an offer's degree, threshold and quorum.
- * Implements protocols/pairwise_mask/README.md, "Parameters".
+ * Implements protocols/pairwise_mask/README.md, "Thresholds".
  * @module
  */
 import { must } from "./wire.js";
