@@ -378,3 +378,17 @@ def test_a_client_that_comes_first_shuts_nobody_out(world: EnclaveSimulation, ve
     released = session.release()
     assert released.counted == set(clients)
     assert released.aggregate.values[0].tolist() == [sum(client.value for client in clients)] * 6
+
+
+def test_a_client_is_in_no_more_releases_of_an_epoch_than_its_budget() -> None:
+    session = InsecureEnclaveSession(replace(NOISED, releases_per_client=2))
+    for version in (0, 1):
+        session.host.open_buffer(version, model_digest(version))
+        session.upload(1, version=version)
+        session.host.give_up_buffer()
+    session.host.open_buffer(2, model_digest(2))
+    with pytest.raises(PeerMisbehaved) as caught:
+        session.upload(1, version=2)
+    assert caught.value.reason is Reason.BUDGET_SPENT
+    assert caught.value.culprits == {ClientId(1), HOST}
+    session.upload(2, version=2)

@@ -603,3 +603,14 @@ def test_a_host_that_has_not_everybodys_certificate_is_sent_long_uploads(simulat
     upload = answered(simulation, session.invitation, subject_of(code), code)
     assert len(upload) > code.layout.payload_bytes + 250
     session.receive(FIRST, upload)
+
+
+@pytest.mark.parametrize("buffers", [1, 2])
+def test_a_client_has_one_upload_for_a_model_over_all_buffers(buffers: int) -> None:
+    session = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUT, staleness_weights=(1, 1)))
+    session.host.open_buffer(0, bytes(32))
+    session.upload(1)
+    if buffers == 2:
+        session.host.give_up_buffer()
+        session.host.open_buffer(1, model_digest(1))
+    is_refused(session, crafted(session), PeerMisbehaved, Reason.ALREADY_ANSWERED, FIRST)

@@ -382,3 +382,13 @@ def test_an_epoch_has_as_many_holders_as_its_messages_have_room_for() -> None:
         record, holders=tuple(HolderIdentity(number=n, public_key=bytes(32)) for n in range(256)), threshold=256
     )
     assert type(whole).decode(whole.encode()) == whole
+
+
+def test_offers_whose_uploads_name_no_sum() -> None:
+    world = InsecureSum(SumSetup())
+    offer, client = world.offer(), world.setup.clients[0]
+    nameless = replace(offer, terms=replace(offer.terms, sum_id=bytes(16)))
+    with pytest.raises(InvalidParameters, match="names its one sum"):
+        world.member(client).join(world.setup.subject, world.update(client)).answer(nameless.encode())
+    with pytest.raises(InvalidParameters, match="names its one sum"):
+        Tally(nameless, world.setup.sum_id, COINS)

@@ -20,6 +20,7 @@ from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegmen
 from secagg.crypto.ring import RingVector, add_into, low_bits
 from secagg.errors import (
     NOBODY,
+    AuthenticationFailed,
     InvalidParameters,
     MalformedMessage,
     Misuse,
@@ -473,3 +474,40 @@ def test_a_session_is_for_what_its_epoch_was_started_for(field: str) -> None:
             helpers,
         )
     assert enclave.state is BufferState.CLOSED
+
+
+def test_a_vector_is_digested_once_and_its_digest_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = InsecureEnclaveSession(EnclaveSetup(layout=Layout((RingSegment(20, 4000),))))
+    server, (client, other, third) = on_one_page(session, 1, 2, 3)
+    upload, digested, sha256 = client.answer(server.invitation), list[int](), hashlib.sha256
+
+    class Counted:
+        """A hash that notes how much it is given."""
+
+        def __init__(self, data: bytes = b"") -> None:
+            self._hash = sha256()
+            self.update(data)
+
+        def update(self, data: bytes) -> None:
+            digested.append(len(data))
+            self._hash.update(data)
+
+        def digest(self) -> bytes:
+            return self._hash.digest()
+
+    monkeypatch.setattr(hashlib, "sha256", Counted)
+    server.receive(client.client, upload)
+    assert sum(digested) < len(upload) + 2000 < 2 * len(upload)
+    altered = upload[:-1] + bytes([upload[-1] ^ 1])
+    for sender in (client, other):
+        with pytest.raises(AuthenticationFailed):
+            server.receive(sender.client, altered)
+    # The bytes that were taken change nothing, also when nothing else is taken any more.
+    server.receive(client.client, upload)
+    server.receive(other.client, other.answer(server.invitation))
+    server.receive(third.client, third.answer(server.invitation))
+    server.close_stage()
+    server.receive(client.client, upload)
+    with pytest.raises(UnexpectedMessage):
+        server.receive(client.client, altered)
+    assert server.release().counted == {client.client, other.client, third.client}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from secagg.contract import Layout, RingSegment
+from secagg.errors import ThresholdNotMet
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.run import run
@@ -31,3 +34,10 @@ def test_the_sum_is_exact(name: str) -> None:
     assert opened.aggregate.encode() == world.ideal(setup.clients).encode()
     assert opened.counted == frozenset(setup.clients)
     assert not server.faults
+
+
+def test_too_few_clients_are_no_sum() -> None:
+    setup = replace(SumSetup(), population=2)
+    world = InsecureSum(setup)
+    with pytest.raises(ThresholdNotMet, match="accepted uploads"):
+        run(world.offer(), setup.sum_id, COINS, world.parts(), world.holders)
