@@ -62,7 +62,7 @@ from secagg.protocols.enclave.trusted.messages import EnclaveOffer, ModelStamp
 from secagg.session.registry import find
 from secagg.session.roles import LateUpdate, Released, Subject, Update
 from secagg.session.run import Measured, run
-from tests.harness.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession, sealed_by
+from tests.harness.enclave_buffers import MIXED_LAYOUT, NOW, EnclaveSetup, InsecureEnclaveSession, sealed_by
 
 PACKAGE = "secagg_evidence_of_our_own"
 MODEL = ModelStamp(version=0, digest=bytes(32))
@@ -498,3 +498,17 @@ def test_noise_that_a_ring_does_not_hold_names_the_multiplier_that_it_holds() ->
     assert opened(subject, replace(settings, noise_multiplier=named)).noise is not None
     with pytest.raises(CapacityExceeded):
         opened(subject, replace(settings, noise_multiplier=named * Fraction(102, 100)))
+
+
+def test_codewords_that_are_summed_leave_less_room_for_noise_than_their_histogram() -> None:
+    subject = replace(SUBJECT, layout=MIXED_LAYOUT, tables=EnclaveSetup().tables)
+
+    def most(form: ReleaseForm) -> Fraction:
+        settings = EnclaveSettings(noise_multiplier=Fraction(1 << 28), l2_bounds=(30, 50), maximum_cohort=10, form=form)
+        with pytest.raises(CapacityExceeded, match="rings do not hold") as refused:
+            opened(subject, settings)
+        named = Fraction(str(refused.value).split("noise_multiplier = ")[1].split()[0])
+        assert opened(subject, replace(settings, noise_multiplier=named)).noise is not None
+        return named
+
+    assert 0 < most(ReleaseForm.DECODED_SUM) < most(ReleaseForm.HISTOGRAM)

@@ -181,3 +181,9 @@ def test_the_version_of_a_model_is_an_integer_of_64_bits(version: Any) -> None:
 def test_the_digest_of_a_model_has_32_bytes(digest: Any) -> None:
     with pytest.raises(Misuse):
         ModelStamp(version=0, digest=digest)
+
+
+def test_nothing_stands_behind_an_offer() -> None:
+    assert EnclaveOffer.decode(OFFER.encode()) == OFFER
+    with pytest.raises(MalformedMessage):
+        EnclaveOffer.decode(OFFER.encode() + b"\0")

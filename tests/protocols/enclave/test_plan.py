@@ -109,3 +109,9 @@ def test_noise_is_in_proportion_to_what_one_client_moves(
     assert noise.l2_bounds == (30, 50)
     computed = squared_sensitivities(MIXED_LAYOUT, form, TABLES, weight, (30, 50), adjacency)
     assert list(computed) == sensitivities
+
+
+def test_noise_on_a_histogram_alone_needs_no_ring() -> None:
+    indices = Layout(tuple(segment for segment in MIXED_LAYOUT.segments if not isinstance(segment, RingSegment)))
+    made = planned(layout=indices, form=ReleaseForm.HISTOGRAM, noise_multiplier=Fraction(2))
+    assert made.noise is not None
