@@ -258,3 +258,16 @@ def test_a_session_whose_server_1_was_started_again_is_over_and_so_is_its_round(
     later.close_stage()
     ideal = platform.attacker.rig.ideal(range(1, SETUP.population + 1))
     assert later.release().aggregate.values[0].tobytes() == ideal.values[0].tobytes()
+
+
+def test_a_round_that_a_process_began_is_offered_in_the_same_bytes_by_that_process_alone(platform: Platform) -> None:
+    message = Beginning(platform.attacker.rig.configuration, 7).encode()
+    offers = {platform.attacker.ask(message) for _ in range(3)}
+    assert len(offers) == 1
+    weaker = Beginning(replace(platform.attacker.rig.configuration, maximum_rejections=0), 7).encode()
+    with pytest.raises(InvalidParameters, match="was begun before"):
+        platform.attacker.ask(weaker)
+    assert platform.attacker.ask(message) in offers
+    platform.attacker.start()
+    with pytest.raises(InvalidParameters, match="the updates that were uploaded for it are spent"):
+        platform.attacker.ask(message)

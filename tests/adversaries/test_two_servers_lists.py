@@ -388,3 +388,15 @@ def test_a_server_that_refuses_all_but_a_victim_gets_no_sum(refused: int, raises
         raises_exactly(made.zero.close, ThresholdNotMet, Reason.THRESHOLD_NOT_MET, unchanged=[made.zero])
     else:
         assert made.zero.close()
+
+
+def test_a_server_opens_only_against_a_commitment(refuses: Check) -> None:
+    made = with_uploads(1, 2, 3)
+    for step, told in ((made.zero.agree, made.one.close()), (made.zero.open, b""), (made.zero.combine, b"")):
+        with pytest.raises(UnexpectedMessage):
+            step(told)
+    commitments = made.agreed()
+    share = made.one.open(commitments[0])
+    refuses(made.zero.combine, share, Misuse, Reason.API_MISUSE)
+    with pytest.raises(UnexpectedMessage):
+        made.zero.open(share)

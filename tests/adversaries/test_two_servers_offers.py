@@ -16,7 +16,7 @@ from secagg.contract import Payload
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import AuthenticationFailed, InvalidParameters, PeerError, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, ServerId
-from secagg.parameters import Suite
+from secagg.parameters import ATTEMPTS, Suite
 from secagg.protocols.two_servers import upload as upload_module
 from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.configuration import SharingMode
@@ -427,3 +427,18 @@ def test_an_offer_is_for_one_round_and_from_one_server(raises_exactly: Check) ->
         )
         raises_exactly(step, PeerMisbehaved, Reason.WRONG_SESSION, ServerId(culprit))
     assert client.ledger.last(ROUND.task) == -1
+
+
+def test_updates_of_one_model_are_in_few_rounds(raises_exactly: Check) -> None:
+    """Of which the first may have failed after the uploads, by a server's doing or not."""
+    model = b"m" * 32
+    rounds = [InsecureIndexingRound(replace(SETUP, round_number=number)) for number in range(7, 8 + ATTEMPTS)]
+    client = rounds[0].clients[0]
+    for made in rounds[:-1]:
+        share_in(made, client, SETUP.payload_of(1), model)
+        client = rounds[0].new_client(1, client.ledger)
+    before = client.ledger.last(SETUP.task), client.ledger.count(SETUP.task)
+    again = partial(share_in, rounds[-1], client, SETUP.payload_of(2), model)
+    raises_exactly(again, PeerMisbehaved, Reason.ALREADY_ANSWERED)
+    assert (client.ledger.last(SETUP.task), client.ledger.count(SETUP.task)) == before
+    share_in(rounds[-1], client, SETUP.payload_of(1), b"n" * 32)

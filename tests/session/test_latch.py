@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +84,22 @@ def test_a_folder_that_others_look_into_is_refused(tmp_path: Path) -> None:
     (tmp_path / "latch").mkdir(mode=0o755)
     with pytest.raises(InvalidParameters, match="this user's alone"):
         FileLatch(tmp_path / "latch")
+
+
+def test_of_many_processes_at_once_one_resumes_a_record(tmp_path: Path) -> None:
+    latch = FileLatch(tmp_path / "latch")
+    latch.begin(bytes(16))
+    won = list[int]()
+
+    def claim(turn: int) -> None:
+        with suppress(Misuse):
+            FileLatch(tmp_path / "latch").claim(bytes(16), 0)
+            won.append(turn)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(claim, range(32)))
+    assert len(won) == 1
+    latch.claim(bytes(16), 1)
+    latch.end(bytes(16))
+    with pytest.raises(Misuse):
+        latch.claim(bytes(16), 2)

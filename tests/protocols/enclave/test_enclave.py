@@ -511,3 +511,23 @@ def test_a_vector_is_digested_once_and_its_digest_is_compared(monkeypatch: pytes
     with pytest.raises(UnexpectedMessage):
         server.receive(client.client, altered)
     assert server.release().counted == {client.client, other.client, third.client}
+
+
+def test_uploads_that_come_from_several_threads_are_all_in_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = InsecureEnclaveSession(EnclaveSetup(layout=RING_LAYOUT))
+    session.host.open_buffer(0, bytes(32))
+
+    def slowly(total: RingVector, vector: RingVector) -> None:
+        seen = total.copy()
+        sleep(0.01)  # Here another thread would add to what this one overwrites.
+        total[:] = seen + vector
+
+    monkeypatch.setattr(server_module, "add_into", slowly)
+    messages = [session.seal(number).encode() for number in range(1, 7)]
+    threads = [Thread(target=session.host.receive, args=(message,)) for message in messages]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    payloads = [session.setup.payload_of(number) for number in range(1, 7)]
+    assert shown(session.host.release()[0], session) == expected(session, payloads, [1] * 6)
