@@ -190,6 +190,7 @@ ROOMS: Final = (
                 "test_standing_rules.py",
                 "test_standing_server.py",
                 "test_upload.py",
+                "point_functions/test_batch.py",
             ),
             "tests/protocols/test_declared_messages.py",
             *_TWO_SERVERS_ATTACKS,

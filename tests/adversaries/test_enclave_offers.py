@@ -512,3 +512,11 @@ def test_codewords_that_are_summed_leave_less_room_for_noise_than_their_histogra
         return named
 
     assert 0 < most(ReleaseForm.DECODED_SUM) < most(ReleaseForm.HISTOGRAM)
+
+
+def test_choices_of_exactly_the_bound_are_counted() -> None:
+    table, segment = CodewordTable(1, np.array([[3, 4], [0, 0]], dtype=np.int64)), IndexSegment(2, 1)
+    chosen = memoryview(segment.ring.pack(np.array([0], segment.ring.word)))
+    for bound, counted in ((5, 0), (4, 1)):
+        (packed,) = bounded_choices([chosen], [segment], ((table,),), bound)
+        assert segment.ring.unpack(packed, 1).tolist() == [counted]

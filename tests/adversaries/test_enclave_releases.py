@@ -392,3 +392,16 @@ def test_a_client_is_in_no_more_releases_of_an_epoch_than_its_budget() -> None:
     assert caught.value.reason is Reason.BUDGET_SPENT
     assert caught.value.culprits == {ClientId(1), HOST}
     session.upload(2, version=2)
+
+
+def test_a_destroyed_enclave_answers_nothing() -> None:
+    session = opened()
+    for number in (1, 2, 3):
+        session.upload(number)
+    message = session.seal(4).sealed.encode()
+    session.enclave.release()
+    session.enclave.destroy()
+    calls = (session.enclave.release, lambda: session.enclave.receive(message), session.enclave.give_up_buffer)
+    for call in (*calls, lambda: session.enclave.open_buffer(1, model_digest(1))):
+        assert refusal(call)[0] is Misuse
+    assert session.enclave.state is BufferState.DESTROYED

@@ -68,3 +68,7 @@ def test_a_time_of_birth_is_what_the_system_says_where_it_does(monkeypatch: pyte
         patched.setattr(os, "fstat", always(SimpleNamespace(st_birthtime=1.5)))
         birth = birth_of(-1)
     assert birth == 1_500_000_000
+
+
+def test_without_a_budget_there_is_no_ledger() -> None:
+    assert PrivacyLedgers(None).of(ClientId(1)) is None

@@ -359,3 +359,14 @@ def test_as_many_tables_as_there_may_be_are_read(monkeypatch: pytest.MonkeyPatch
     request = encode_start(KINDS["decoded sums"])
     monkeypatch.setattr(configuration_module, "_MAXIMUM_TABLES", len(TABLES[0]))
     assert decode_start(request).context == KINDS["decoded sums"].context
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cut_or_extended_encoding_is_refused(kind: str) -> None:
+    encoded = KINDS[kind].encode()
+    for length in range(len(encoded)):
+        with pytest.raises(MalformedMessage):
+            read_back(encoded[:length])
+    with pytest.raises(MalformedMessage) as caught:
+        read_back(encoded + b"\0")
+    assert caught.value.reason is Reason.TRAILING_BYTES
