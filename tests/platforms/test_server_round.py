@@ -12,9 +12,9 @@ import pytest
 
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
-from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
-from secagg.platforms import Left, StageCount, code_of, code_said, log_leaving
+from secagg.platforms import Left, StageCount, code_of, code_said, log_leaving, needing
 from secagg.platforms.keys import Roster
 from secagg.platforms.round_task import Record, RoundTask
 from secagg.platforms.server_round import Answer, Reply, ServerRound
@@ -478,3 +478,17 @@ def test_a_stage_below_the_threshold_is_not_closed() -> None:
     with pytest.raises(ThresholdNotMet):
         Round(task, talk).carried(NODES)
     assert task.session.stages == [UPLOAD]
+
+
+@pytest.mark.parametrize("missing", ["flwr.app", "json.nowhere"])
+def test_a_platform_that_is_absent_is_named_with_its_extra(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another module that is missing is no platform that is absent."""
+
+    def load(_: str) -> object:
+        raise ModuleNotFoundError(name=missing)
+
+    monkeypatch.setattr("secagg.platforms.lazy", lambda *_: (load, list, []))
+    found = needing("flwr", "secagg.flower", {})[0]
+    with pytest.raises(InvalidParameters if missing == "flwr.app" else ModuleNotFoundError) as refused:
+        found("SecAggGrid")
+    assert ("pip install 'secagg[flower]'" in str(refused.value)) is (missing == "flwr.app")
