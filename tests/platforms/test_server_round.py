@@ -487,7 +487,10 @@ def test_a_platform_that_is_absent_is_named_with_its_extra(missing: str, monkeyp
     def load(_: str) -> object:
         raise ModuleNotFoundError(name=missing)
 
-    monkeypatch.setattr("secagg.platforms.lazy", lambda *_: (load, list, []))
+    def lazy(*_: object) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+        return load, list, []
+
+    monkeypatch.setattr("secagg.platforms.lazy", lazy)
     found = needing("flwr", "secagg.flower", {})[0]
     with pytest.raises(InvalidParameters if missing == "flwr.app" else ModuleNotFoundError) as refused:
         found("SecAggGrid")

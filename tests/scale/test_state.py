@@ -14,6 +14,7 @@ from secagg.scale import spread as state_module
 from secagg.scale.spread import LIST, OFFER, OVER, UPLOADS, RecordedCoins, State
 from secagg.scale.storage import FolderStore, FsspecStore, located, require_usable
 from secagg.simulation.insecure_coins import InsecureSeededCoins
+from tests.harness.planted import always
 
 
 def made(folder: Path) -> State:
@@ -46,11 +47,14 @@ def test_a_sum_is_forgotten_from_its_offer_on(tmp_path: Path, monkeypatch: pytes
         done.append(self.name)
         unlink(self, missing_ok=missing_ok)
 
+    def flushed(_: Path) -> None:
+        done.append("flushed")
+
     with closing(made(tmp_path / "state")) as state:
         for name in (OFFER, f"{UPLOADS}/one", LIST, OVER):
             state.put(name, b"data")
         monkeypatch.setattr(Path, "unlink", removed)
-        monkeypatch.setattr(state_module, "sync_folder", lambda _: done.append("flushed"))
+        monkeypatch.setattr(state_module, "sync_folder", flushed)
         state.clear()
     assert done == [OFFER, "flushed", "one", LIST, "key", OVER]
     assert sorted(path.name for path in (tmp_path / "state").rglob("*")) == ["lock", UPLOADS]
@@ -88,13 +92,17 @@ def test_an_object_that_is_not_flushed_is_not_there(tmp_path: Path, monkeypatch:
 def test_an_object_is_read_whole_and_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, before, readv = FolderStore(tmp_path), open_files(), os.readv
     store.put("object", (b"some ", b"data"))
-    monkeypatch.setattr(os, "readv", lambda number, buffers: readv(number, [buffers[0][:2]]))
+
+    def short(number: int, buffers: list[memoryview]) -> int:
+        return readv(number, [buffers[0][:2]])
+
+    monkeypatch.setattr(os, "readv", short)
     read = store.read("object", 9)
     assert read is not None
     assert bytes(read) == b"some data"
     assert (store.read("object", 8), store.read("object", 10), store.read("other", 9)) == (None, None, None)
     assert open_files() == before
-    monkeypatch.setattr(os, "readv", lambda *_: 0)
+    monkeypatch.setattr(os, "readv", always(0))
     assert store.read("object", 9) is None, "it became shorter while it was read"
 
 
@@ -122,16 +130,19 @@ def test_an_address_does_not_depend_on_the_current_folder() -> None:
 
 def test_a_storage_that_gives_nothing_back_is_not_usable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require_usable(str(tmp_path))
-    monkeypatch.setattr(FolderStore, "read", lambda *_: None)
+    monkeypatch.setattr(FolderStore, "read", always(None))
     with pytest.raises(InvalidParameters, match="name another --storage"):
         require_usable(str(tmp_path))
 
 
 def test_what_cannot_be_removed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kept(_: Path, *, ignore_errors: bool = False) -> None:
+        assert ignore_errors
+
     store = FolderStore(tmp_path)
     store.put("sum/object", (b"data",))
     with monkeypatch.context() as patched:
-        patched.setattr(shutil, "rmtree", lambda *_, **__: None)
+        patched.setattr(shutil, "rmtree", kept)
         with pytest.raises(OSError, match="not everything can be removed"):
             store.remove("sum")
     store.remove("sum")

@@ -431,7 +431,11 @@ def test_a_root_that_cannot_be_written_is_overwritten(tmp_path: Path) -> None:
 def test_the_folder_is_flushed_once_the_last_mark_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record is told after that, so that no crash brings the older head back."""
     journal, flushed = opened(tmp_path / "holder"), list[set[str]]()
-    monkeypatch.setattr(durable, "sync_folder", lambda folder: flushed.append({path.name for path in folder.iterdir()}))
+
+    def sync(folder: Path) -> None:
+        flushed.append({path.name for path in folder.iterdir()})
+
+    monkeypatch.setattr(durable, "sync_folder", sync)
     journal.append(Event.BEGUN, b"1")
     assert flushed[-1] == {"secret", "records", "head", "mark.1"}
     journal.close()
