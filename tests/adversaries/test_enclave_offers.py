@@ -520,3 +520,9 @@ def test_choices_of_exactly_the_bound_are_counted() -> None:
     for bound, counted in ((5, 0), (4, 1)):
         (packed,) = bounded_choices([chosen], [segment], ((table,),), bound)
         assert segment.ring.unpack(packed, 1).tolist() == [counted]
+
+
+def test_noise_on_a_histogram_alone_is_in_no_ring() -> None:
+    subject = replace(SUBJECT, layout=Layout((IndexSegment(2, 9),)), tables=())
+    settings = EnclaveSettings(noise_multiplier=Fraction(2), form=ReleaseForm.HISTOGRAM, maximum_cohort=10)
+    assert opened(subject, settings).noise is not None

@@ -23,10 +23,11 @@ from secagg.errors import (
     UnexpectedMessage,
 )
 from secagg.identifiers import ClientId
-from secagg.parameters import SecurityMode
+from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import Client, ClientState, ServerState, client_record, round0_advertise_keys
 from secagg.protocols.pairwise_mask.client import PairwiseMember
 from secagg.protocols.pairwise_mask.client_record import ClientRecord, RecordedCoins, Recorder
+from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.session.roles import LateUpdate, Update
 from secagg.session.sealed_state import FileLatch, Latch, MemoryLatch
 from secagg.simulation.insecure_coins import InsecureSeededCoins
@@ -510,3 +511,30 @@ def test_a_record_whose_roster_does_not_name_its_client_is_refused() -> None:
 def test_a_set_in_a_record_has_the_population_of_its_roster(encoded: bytes, population: int) -> None:
     with pytest.raises(MalformedMessage, match="another population"):
         vars(client_record)["_set_of"](encoded, population)
+
+
+def test_a_name_that_the_latch_knows_does_not_end_the_session_that_has_it() -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+    held = PutAside(session, session.client_ids[0])
+    held.answer(session.server.invitation)
+    twin = held.fresh()
+    twin.answer(session.server.invitation)
+    with pytest.raises(Misuse, match="suspended before"):
+        twin.suspend()
+    twin.abort()
+    assert held.resumed().state is ClientState.AWAITING_ADVERTISED_KEYS
+
+
+@BOTH_MODES
+@pytest.mark.parametrize("suite", Suite)
+@pytest.mark.parametrize("topology", Topology)
+def test_a_session_of_clients_that_are_put_aside_gives_the_same_sum(
+    mode: SecurityMode, suite: Suite, topology: Topology
+) -> None:
+    size = 8 if topology is Topology.FULL else 16
+    session = session_of(SessionSetup(mode=mode, suite=suite, topology=topology, population=size, dropped=1))
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    session.drop(session.client_ids[2])
+    aggregate = session.finish()
+    assert same_sum(aggregate, session.sum_of(set(session.client_ids) - {session.client_ids[2]}))
+    assert not session.errors

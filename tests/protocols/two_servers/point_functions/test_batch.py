@@ -262,3 +262,14 @@ def test_a_share_without_its_seed_is_refused_when_it_is_made(share: Share) -> No
         TreeShare(2, share_0.binding, share_0.seed, share_0.correction)
     with pytest.raises(InvalidParameters, match="depth"):
         SeedShare(TREE, 20, share_0.binding, Secret("seed", bytes(16)))
+
+
+def test_a_sum_that_is_wiped_is_zero_and_given_up(share: Share) -> None:
+    total = HistogramShare(TREE, 20, 0)
+    total.add(share(TREE, np.arange(20))[0])
+    held = total._total  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    assert np.asarray(held.rows()).any()
+    total.wipe()
+    assert not np.asarray(held.rows()).any()
+    with pytest.raises(Misuse):
+        total.rows()
