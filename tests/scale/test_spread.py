@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import InvalidParameters
+from secagg.scale.engines import Result
+from secagg.scale.spread import OFFER, State
 from secagg.scale.storage import FolderStore
-from tests.harness.spread_sums import Life, Place
+from tests.harness.spread_sums import Engine, Life, Place
 
 
 def test_uploads_are_added_while_others_come(tmp_path: Path) -> None:
@@ -34,3 +38,44 @@ def test_a_storage_that_loses_every_sum_ends_with_an_error(tmp_path: Path, monke
     monkeypatch.setattr(FolderStore, "read", losing)
     with pytest.raises(ConnectionError, match="was done 3 times over"):
         life.finish()
+
+
+def test_a_folder_is_let_go_once_everything_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What dies on the way finds the sum again, and nobody else begins one beside it."""
+    place, remove, seen = Place(tmp_path / "place"), FolderStore.remove, list[bool]()
+    life = Life(place)
+    life.upload()
+
+    def removing(self: FolderStore, name: str) -> None:
+        seen.append((place.state / OFFER).exists())
+        with pytest.raises(InvalidParameters, match="in use"):
+            State(place.state, SystemCoins())
+        remove(self, name)
+
+    monkeypatch.setattr(FolderStore, "remove", removing)
+    assert place.is_exact(life.finish())
+    assert seen
+    assert all(seen)
+
+
+class Idle(Engine):
+    """Does nothing."""
+
+    def wait(self, seconds: float) -> list[Result]:
+        del seconds
+        return []
+
+
+def test_an_end_keeps_neither_sums_nor_tasks(tmp_path: Path) -> None:
+    for number, engine in enumerate((Engine(), Idle())):
+        life = Life(Place(tmp_path / str(number)), engine)
+        life.upload()
+        adder = life.sum
+        if number:
+            life.session.abort()
+        else:
+            life.session.close_stage()
+            assert adder._sums  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+            life.session.abort()
+        assert not adder._sums  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        assert not adder._left  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
