@@ -8,10 +8,10 @@ import pytest
 
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
-from secagg.scale.engines import Result
+from secagg.scale.engines import Engine, Result
 from secagg.scale.spread import OFFER, State
 from secagg.scale.storage import FolderStore
-from tests.harness.spread_sums import Engine, Life, Place
+from tests.harness.spread_sums import Life, Place
 
 
 def test_uploads_are_added_while_others_come(tmp_path: Path) -> None:
