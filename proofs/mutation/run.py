@@ -3,9 +3,9 @@
 Run by ``make mutants``. A check's condition never holds, a comparison moves by one, ``and`` becomes ``or``, a ``not``
 is left out, a call whose result nobody uses is not made, or it changes places with the statement next to it; where
 values are shared, an operator or a constant is altered too. Verdicts are kept in ``build/mutants.jsonl``, so that a run
-goes on where another was stopped: a mutant that was killed is not tried again until its function changes or the test
-that killed it is deleted, a survivor not until a test of its room changes. Survivors that ``explained.toml`` does not
-list, and explanations of what does not survive, end the run with status 1.
+resumes where another stopped: a mutant that was killed is not tried again until its function changes or the test that
+killed it is deleted, a survivor not until a test of its room changes. Survivors that ``explained.toml`` does not list,
+and explanations of what does not survive, end the run with status 1.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ def test_a_new_chained_file_and_its_name_are_on_the_disk_before_it_is_used(tmp_p
 
 
 class SlowClock:
-    """A file system whose clock goes on with every second sleep, and only for files that are touched then."""
+    """A file system whose clock moves with every second sleep, and only for files that are touched then."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
         self.slept = 0

@@ -159,7 +159,7 @@ def test_counting_says_what_looking_says(data: st.DataObject) -> None:
         around = answered if due is None else set(due)
         is_covered = all(len(answered.intersection(graph.neighbours(one))) >= threshold for one in around)
         if topology is Topology.FULL and due != ():
-            # Of a full graph a number is asked for: whoever shows shares is somebody whose shares are shown.
+            # In a full graph a number is enough: who shows shares also has shares shown.
             is_covered = len(answered) > threshold
         is_enough = len(answered) >= needed and is_covered
         assert opened.is_enough == is_enough
