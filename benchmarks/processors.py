@@ -1,4 +1,4 @@
-"""Table of the figures that several processors gave: docs/history/processors.md, from results/processors/*.json.
+"""Table of the figures that several processors gave: results/processors.md, from results/processors/*.json.
 
 Each of those is the output of ``benchmarks/run.py SUITE ... --json results/processors/NAME.json``; figures of an older
 tree stand under ``before``. Ratios of one run can be compared between processors, and times of an element nearly so;
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-HISTORY = Path(__file__).parents[1] / "docs" / "history" / "processors.md"
+TABLE = RESULTS / "processors.md"
 COMPARED = ("ratio", "x", "times", "ns")
 """Units of the figures that the table has."""
 
@@ -48,4 +48,4 @@ def _target(figure: dict[str, Any]) -> str:
 if __name__ == "__main__":
     files = sorted((RESULTS / "processors").glob("*.json"))
     text = table({file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files})
-    HISTORY.write_text(text, encoding="utf-8")
+    TABLE.write_text(text, encoding="utf-8")

@@ -31,7 +31,7 @@ from rooms import ROOMS, Room
 
 KEPT: Final = REPOSITORY / "build" / "mutants.jsonl"
 EXPLAINED: Final = Path(__file__).with_name("explained.toml")
-SCORES: Final = REPOSITORY / "docs" / "history" / "mutants.md"
+SCORES: Final = Path(__file__).with_name("SCORES.md")
 _SECONDS: Final = 5.0
 """The most seconds of tests for one mutant, in what they take without it."""
 _HEADER: Final = (
@@ -42,9 +42,9 @@ _INTRODUCTION: Final = """\
 # Mutants: the scores of the last run
 
 Written by `python proofs/mutation/run.py --table --write`;
-[README.md](../../proofs/README.md#mutants) says what a mutant is. The rooms are listed in
-[rooms.py](../../proofs/mutation/rooms.py) with the tests and cases that judge them, and survivors
-with the reason in [explained.toml](../../proofs/mutation/explained.toml). A room that was not run is
+[README.md](../README.md#mutants) says what a mutant is. The rooms are listed in
+[rooms.py](rooms.py) with the tests and cases that judge them, and survivors
+with the reason in [explained.toml](explained.toml). A room that was not run is
 named so.
 
 """
@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--deeper", action="store_true", help="ask survivors again, and the model too")
     parser.add_argument("--first", default="", help="a word of the tests that are asked before others")
     parser.add_argument("--table", action="store_true", help="try nothing and print what is kept")
-    parser.add_argument("--write", action="store_true", help="write the table to docs/history/mutants.md")
+    parser.add_argument("--write", action="store_true", help="write the table to SCORES.md")
     parser.add_argument("--anew", action="store_true", help="forget what is kept")
     options = parser.parse_args()
     if options.anew:

@@ -1,7 +1,4 @@
-"""Attacks that succeed on Flower's own SecAgg+, tried on this plug-in in a real simulation: each fails, and says why.
-
-The numbers are those of the list in docs/history/plug-ins.md.
-"""
+"""Attacks that succeed on Flower's SecAgg+, tried on this plug-in in a real simulation: each fails, and says why."""
 
 from __future__ import annotations
 
