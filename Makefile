@@ -23,7 +23,7 @@ DEMO_ROUNDS ?= 80
 PIP_OPTIONS := --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 # Tests that need nothing but the development environment.
-HERE := not gpu and not site and not wire and not scale and not web and not dcap and not flower and not flower_torch and not nvflare and not nvflare_torch
+HERE := not repository and not gpu and not site and not wire and not scale and not web and not dcap and not flower and not flower_torch and not nvflare and not nvflare_torch
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -55,10 +55,11 @@ test: $(INSTALLED)  ## run every test that needs no accelerator, and no other en
 test-long: $(INSTALLED)  ## run the tests with eight times the examples, and the long ones; for every night, not every change
 	$(BIN)/python -m pytest -n 2 --dist worksteal --hypothesis-profile long -m "$(HERE)"
 
-lint: $(INSTALLED)  ## check style, formatting and spelling
+lint: $(INSTALLED)  ## check style, formatting and spelling, the layout, and that planted faults of the layout are found
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/codespell
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m repository $(filter-out tests/test_proof_gates.py,$(wildcard tests/test_*.py))
 
 types: $(INSTALLED)  ## check types with mypy and pyright, both strict
 	$(BIN)/mypy
@@ -67,6 +68,7 @@ types: $(INSTALLED)  ## check types with mypy and pyright, both strict
 
 proofs: $(INSTALLED)  ## check the proofs: Coq theories, kernels on solver terms, clients under a model checker, claims, weakenings
 	$(BIN)/python proofs/check
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m repository tests/test_proof_gates.py
 
 proofs-second-opinion: $(SOLVERS)/.installed  ## ask cvc5 and bitwuzla what z3 was asked; for every night, not every change
 	PYTHONPATH=. $(SOLVERS)/bin/python proofs/smt/second_opinion.py

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.repository
+
 SHIPPED = ("secagg", "compression", "protocols")
 
 BRACKETS = re.compile(r"(?<![\w\])`])\[([^\[\]]+)\](?![(\[])")

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.repository
+
 SHIPPED = ("secagg", "compression", "protocols")
 TAG = re.compile(r"\bClaim ([A-Z]{2}-\d+): \w")
 MENTION = re.compile(r"\b[Cc]laim ([A-Z]{2}-\d+)\b")

@@ -31,6 +31,8 @@ from tests.harness.house import (
     uses_in,
 )
 
+pytestmark = pytest.mark.repository
+
 ROOMS_WITHOUT_INIT = (*LINKED_ROOMS, "proofs")
 WITHOUT_MODULES = {"secagg.web", "secagg.web.page"}
 """Packages of files for browsers."""

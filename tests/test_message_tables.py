@@ -27,6 +27,8 @@ from secagg.protocols.two_servers.server_messages import AcceptedList, BatchRequ
 from secagg.protocols.two_servers.upload import Upload
 from tests.harness.message_tables import table_of
 
+pytestmark = pytest.mark.repository
+
 DECLARED: dict[str, tuple[type[Placed], ...]] = {
     "pairwise_mask": (
         SessionConfiguration,

@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+pytestmark = pytest.mark.repository
+
 
 @pytest.fixture
 def alterations(repository: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:

@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.repository
+
 PINNED = "proofs/coq/statements.pinned"
 FAKE_LOCK = """#!/bin/sh
 count=$(cat "$0.count" 2>/dev/null || echo 0)

@@ -15,6 +15,8 @@ import pytest
 
 from tests.harness.house import SHIPPED, report, shipped_modules
 
+pytestmark = pytest.mark.repository
+
 DOCUMENT = re.compile(r"[\w./-]*\b\w+\.md\b")
 REPOSITORY_ONLY = re.compile(r"\b(benchmarks|examples|tests|proofs)/|\bmake (test|demo|study|bench|proofs|dist)\b")
 WRITTEN_BY_THE_PROGRAM = {"report.md"}

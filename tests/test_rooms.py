@@ -14,6 +14,8 @@ import pytest
 
 from tests.harness.house import Check, Fault, Module, copy_of, plant, report, shipped_modules, uses_in
 
+pytestmark = pytest.mark.repository
+
 MODULES_IN_A_FOLDER = 16
 LINES_OF_A_MODULE = 800
 

@@ -12,6 +12,8 @@ import pytest
 from secagg.conformance.laws import LAWS as SCHEMES
 from secagg.conformance.sessions import LAWS as SESSIONS
 
+pytestmark = pytest.mark.repository
+
 TEST = re.compile(r"^(?:async )?def (test_\w+)\(", re.MULTILINE)
 
 
