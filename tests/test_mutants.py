@@ -56,6 +56,26 @@ def test_every_explanation_is_of_a_mutant_that_exists(alterations: ModuleType, r
         assert len(one["reason"].split()) > 3, f"that is no reason: {one}"
 
 
+def test_explanations_are_carried_over_a_change_of_name_and_over_nothing_else(
+    alterations: ModuleType, repository: Path, tmp_path: Path
+) -> None:
+    run, path = import_module("run"), "secagg/crypto/shamir.py"
+    now = (repository / "proofs/mutation/explained.toml").read_text(encoding="utf-8")
+    listed = run.explanations()
+    then = now
+    earlier = alterations.mutants(path, arithmetic=True, before=lambda hashed: hashed.replace("evaluate", "compute"))
+    for made, before in zip(alterations.mutants(path, arithmetic=True), earlier, strict=True):
+        if made.digest in listed:
+            then = then.replace(f'"{made.digest}"', f'"{before.digest}"')
+    assert then != now
+    kept = tmp_path / "explained.toml"
+    kept.write_text(then, encoding="utf-8")
+    assert run.renamed("calculate", "evaluate", kept) == 0, "another name than the one that it had"
+    assert kept.read_text(encoding="utf-8") == then
+    assert run.renamed("compute", "evaluate", kept) > 0
+    assert kept.read_text(encoding="utf-8") == now
+
+
 @pytest.mark.usefixtures("alterations")
 def test_a_kill_counts_as_long_as_its_test_exists() -> None:
     judges, run = import_module("judges"), import_module("run")

@@ -72,8 +72,8 @@ class Mutant:
         return f"{self.path}: {self.function}: {self.change}"
 
 
-def mutants(path: str, *, arithmetic: bool) -> Iterator[Mutant]:
-    """Yield every mutant of a file."""
+def mutants(path: str, *, arithmetic: bool, before: Callable[[str], str] = str) -> Iterator[Mutant]:
+    """Yield every mutant of a file; ``before`` gives what a digest is of, as it was called before names changed."""
     for name, function in functions(ast.parse((REPOSITORY / path).read_text(encoding="utf-8"))):
         if function.name in SHOWN_ONLY:
             continue
@@ -82,7 +82,8 @@ def mutants(path: str, *, arithmetic: bool) -> Iterator[Mutant]:
             for step, (change, _) in enumerate(_changes(node, arithmetic=arithmetic)):
                 seen[change] += 1
                 told = change if seen[change] == 1 else f"{change} ({seen[change]})"
-                digest = hashlib.sha256(f"{path}\n{name}\n{source}\n{told}".encode()).hexdigest()[:_DIGEST_LENGTH]
+                hashed = before(f"{path}\n{name}\n{source}\n{told}")
+                digest = hashlib.sha256(hashed.encode()).hexdigest()[:_DIGEST_LENGTH]
                 first, last = _lines(node)
                 yield Mutant(path, name, told, digest, first, last, place, step)
 

@@ -15,7 +15,7 @@ import json
 import multiprocessing
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -50,9 +50,31 @@ named so.
 """
 
 
-def all_mutants(room: Room) -> list[Mutant]:
+def all_mutants(room: Room, before: Callable[[str], str] = str) -> list[Mutant]:
     """Return every mutant of a room."""
-    return [mutant for path in room.files for mutant in mutants(path, arithmetic=room.arithmetic)]
+    return [mutant for path in room.files for mutant in mutants(path, arithmetic=room.arithmetic, before=before)]
+
+
+def renamed(old: str, new: str, explained: Path = EXPLAINED) -> int:
+    """Carry explanations over a change of name: the digest of a mutant that differs in nothing else; return how many.
+
+    An explanation of what differs otherwise keeps its digest, and is then listed as explaining nothing.
+    """
+    text, known, count = explained.read_text(encoding="utf-8"), explanations(explained), 0
+    for room in ROOMS:
+        earlier = all_mutants(room, lambda hashed: hashed.replace(new, old))
+        for now, then in zip(all_mutants(room), earlier, strict=True):
+            if then.digest != now.digest and then.digest in known:
+                name, _ = known[then.digest]
+                before, after = _heading(name, then.digest), _heading(now.name, now.digest)
+                count += text.count(before)
+                text = text.replace(before, after)
+    explained.write_text(text, encoding="utf-8")
+    return count
+
+
+def _heading(name: str, digest: str) -> str:
+    return f'name = {json.dumps(name, ensure_ascii=False)}\ndigest = "{digest}"'
 
 
 def verdicts() -> dict[str, Verdict]:
@@ -107,9 +129,9 @@ def try_room(room: Room, *, word: str, seconds: float, deeper: bool, first: str)
     sys.exit(pytest.main(arguments, plugins=[trials]))
 
 
-def explanations() -> Mapping[str, tuple[str, str]]:
+def explanations(explained: Path = EXPLAINED) -> Mapping[str, tuple[str, str]]:
     """Return name and reason of each survivor that is explained, by digest."""
-    listed = tomllib.loads(EXPLAINED.read_text(encoding="utf-8")).get("survivor", ())
+    listed = tomllib.loads(explained.read_text(encoding="utf-8")).get("survivor", ())
     return {one["digest"]: (one["name"], one["reason"]) for one in listed}
 
 
@@ -178,6 +200,7 @@ def main() -> None:
     """Try the rooms, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("room", nargs="?", default="", help="a word of the rooms' names")
+    parser.add_argument("--renamed", nargs=2, metavar=("OLD", "NEW"), help="carry explanations over a change of name")
     parser.add_argument("--word", default="", help="a word of the mutants' names")
     parser.add_argument("--seconds", type=float, default=_SECONDS, help="of tests, for one mutant")
     parser.add_argument("--deeper", action="store_true", help="ask survivors again, and the model too")
@@ -186,6 +209,9 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the table to SCORES.md")
     parser.add_argument("--anew", action="store_true", help="forget what is kept")
     options = parser.parse_args()
+    if options.renamed:
+        sys.stdout.write(f"{renamed(*options.renamed)} explanations were carried over\n")
+        return
     if options.anew:
         KEPT.unlink(missing_ok=True)
     broken = list[str]()
