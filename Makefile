@@ -227,7 +227,7 @@ $(PEERS)/.installed: pyproject.toml constraints.txt
 # `make flower FLWR=1.42.0` makes another environment, beside that of the version that figures and transcripts are of.
 $(FLOWER)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(FLOWER)
-	$(FLOWER)/bin/python -m pip install $(PIP_OPTIONS) "flwr[simulation]==$(FLWR)" -e '.[attestation,dp]' \
+	$(FLOWER)/bin/python -m pip install $(PIP_OPTIONS) "flwr[simulation]==$(FLWR)" -e '.[dp]' \
 	  $$(grep -E '^(numpy|cryptography|pytest|pytest-randomly|hypothesis|mypy)==' constraints.txt)
 	touch $@
 

@@ -27,7 +27,7 @@ from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
-from secagg.planning.paper import CELEBA, FEMNIST_3_CHANNEL
+from secagg.planning.models import CELEBA, FEMNIST_3_CHANNEL
 from secagg.protocols.enclave.client import Client, SealLedger, Upload, VerifiedEnclave
 from secagg.protocols.enclave.floors import EnclaveFloors
 from secagg.protocols.enclave.remote_enclave import SimulatedEnclave, SimulatedJudge

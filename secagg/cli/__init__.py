@@ -16,10 +16,8 @@ from . import train
 from .options import when_run
 from .round import add_options as add_round_options
 
-_TABLES = ("sq", "sq_unweighted", "pruning", "pq", "codebooks")
-"""The names in ``secagg.planning.paper``, which is imported when it is needed."""
 _MODELS = ("celeba", "sent140", "femnist")
-"""The names in ``secagg.cli.plan``, likewise."""
+"""The names in ``secagg.cli.plan``, which is imported when it is needed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,10 +71,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.set_defaults(run=when_run("secagg.cli.demo", "run_demo"))
     add_round_options(commands)
-    sizes = commands.add_parser("sizes", help="computed size cells of the paper's tables, next to the printed ones")
-    sizes.add_argument("--table", choices=_TABLES, help="one table only (default: all)")
-    sizes.add_argument("--json", action="store_true", help="a list with an object for each cell")
-    sizes.set_defaults(run=when_run("secagg.cli.plan", "run_sizes"))
     _add_plan_options(
         commands.add_parser(
             "plan",

@@ -27,7 +27,6 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     """Add the commands of keys, helpers and NVFlare, and those of sums over HTTP."""
     _add_enclave(commands.add_parser("enclave", help="the trusted part of the enclave protocol"))
     _add_every_key(commands)
-    _add_every_key(commands.add_parser("flower", help="keys, by an older name").add_subparsers(required=True))
     _add_two_servers(
         commands.add_parser("two-servers", help="of two servers: an operator's keys, and the standing server 1")
     )

@@ -88,7 +88,7 @@ def test_commands_that_are_imported_when_they_run_are_there() -> None:
 def test_nothing_that_a_command_makes_is_for_others_to_write(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        assert main(["flower", "keys", "--clients", "1", "--out", str(tmp_path / "keys")]) == 0
+        assert main(["keys", "--clients", "1", "--out", str(tmp_path / "keys")]) == 0
         assert main(["demo", "--clients", "3", "--out", str(tmp_path / "demo")]) == 0
     finally:
         os.umask(before)

@@ -1,11 +1,10 @@
-"""`secagg plan` and `secagg sizes`: tables, advice, both forms of their output, and how they refuse."""
+"""`secagg plan`: tables, advice, both forms of their output, and how they refuse."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 
 from secagg.cli import main
 from secagg.contract import IndexSegment
-from secagg.planning.paper import CELEBA, PRINTED, Table
+from secagg.planning.models import CELEBA
 from secagg.session.registry import find, names
 from tests.harness.commands import refusal
 
@@ -236,38 +235,3 @@ def test_impossible_options_are_refused_with_what_to_change(
 def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("in the way")
     assert "name another place" in refusal(capsys, "plan", *BLOCKS, "--json", str(tmp_path / "file" / "plan.json"))
-
-
-def rows_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
-    assert main(["sizes", "--json", *arguments]) == 0
-    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
-    return rows
-
-
-def test_the_cells_are_counted_and_the_two_differing_ones_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sizes"]) == 0
-    printed = capsys.readouterr().out
-    assert "184 of 184 size cells and 182 of 184 factor or percent cells match." in printed
-    assert printed.count("factor differs") == 2
-    assert printed.count("the rounded size of the model") == 2
-
-
-def test_json_has_an_object_for_each_cell(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = rows_of(capsys)
-    assert len(rows) == 368
-    assert sum(row["match"] for row in rows) == 366
-    assert all(row["match"] == (row["printed"] == row["computed"]) for row in rows)
-    assert [row["parameters"] for row in rows if "explanation" in row] == [{"p": 1}, {"p": 9}]
-    assert {row["accounting"] for row in rows} == {"paper"}
-
-
-def test_a_difference_that_nothing_explains_is_a_failure(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, *others = PRINTED[Table.PRUNING]
-    monkeypatch.setitem(PRINTED, Table.PRUNING, (replace(first, size="103.1"), *others))
-    assert main(["sizes", "--table", "pruning"]) == 1
-    printed = capsys.readouterr().out
-    assert "uplink_kb differs" in printed
-    assert "53 of 54 size cells" in printed
-    assert main(["sizes", "--table", "pruning", "--json"]) == 1

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from math import prod
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,14 +29,15 @@ from secagg.compression.byte_accounting import (
     upload_bytes,
 )
 from secagg.contract import IndexSegment, Layout, Payload, RingSegment
-from secagg.planning.paper import (
-    CELEBA,
+from secagg.planning.models import CELEBA, FEMNIST_1_CHANNEL, FEMNIST_3_CHANNEL, SENT140
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import paper_sizes
+from paper_sizes import (
     EXPLANATIONS,
-    FEMNIST_1_CHANNEL,
-    FEMNIST_3_CHANNEL,
     MODELS_WITH_CODEBOOKS,
     PRINTED,
-    SENT140,
     WHOLE_MODELS,
     Quantity,
     Table,
@@ -183,3 +189,41 @@ def test_the_paper_accounting_is_the_bits_of_the_values_alone(layout: Layout) ->
     assert upload_bytes(layout, Accounting.PAPER) == Fraction(bits, 8)
     padding = upload_bytes(layout, Accounting.WIRE) - upload_bytes(layout, Accounting.PAPER) - 39
     assert 0 <= padding < len(layout.segments)
+
+
+# --- The table that the script prints ---------------------------------------------------------------------------------
+
+Print = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def show(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Print:
+    def run(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["paper_sizes.py", *arguments])
+        return paper_sizes.main(), capsys.readouterr().out
+
+    return run
+
+
+def test_the_cells_are_counted_and_the_two_differing_ones_explained(show: Print) -> None:
+    status, text = show()
+    assert status == 0
+    assert "184 of 184 size cells and 182 of 184 factor or percent cells match." in text
+    assert text.count("factor differs") == text.count("the rounded size of the model") == 2
+
+
+def test_json_has_an_object_for_each_cell(show: Print) -> None:
+    rows: list[dict[str, Any]] = json.loads(show("--json")[1])
+    assert len(rows) == 368
+    assert sum(row["match"] for row in rows) == 366
+    assert all(row["match"] == (row["printed"] == row["computed"]) for row in rows)
+    assert [row["parameters"] for row in rows if "explanation" in row] == [{"p": 1}, {"p": 9}]
+
+
+def test_a_difference_that_nothing_explains_is_a_failure(show: Print, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *others = PRINTED[Table.PRUNING]
+    monkeypatch.setitem(PRINTED, Table.PRUNING, (replace(first, size="103.1"), *others))
+    status, text = show("--table", "pruning")
+    assert status == 1
+    assert "uplink_kb differs" in text
+    assert "53 of 54 size cells" in text

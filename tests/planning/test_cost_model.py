@@ -21,7 +21,7 @@ from secagg.errors import SecAggError
 from secagg.parameters import Suite
 from secagg.planning.advice import break_even_block, masked_value_bits, point_function
 from secagg.planning.costs import Comparison, Learned, Option, PlanRequest, Scheme, Status, compare, shapes_of_blocks
-from secagg.planning.paper import CELEBA, FEMNIST_3_CHANNEL
+from secagg.planning.models import CELEBA, FEMNIST_3_CHANNEL
 from secagg.planning.seconds import costs_of
 from secagg.session.registry import find, names
 

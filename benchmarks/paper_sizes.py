@@ -1,24 +1,24 @@
-"""The models of the paper's experiments as the shapes of their tensors: what sizes are computed from.
+"""The size cells of the paper's tables, computed, next to the printed ones in paper_sizes.txt.
 
-The names are those of the usual implementations: a bias is a tensor whose own name begins with ``bias``. The paper
-prints no architectures. CelebA's is public; its size tables pin down the other two. FEMNIST's tables count two
-models: one input channel where updates are quantized or pruned, three where codebooks are used.
+PYTHONPATH=. python benchmarks/paper_sizes.py
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
-from importlib.resources import files
-from itertools import pairwise
-from types import MappingProxyType
+from operator import itemgetter
+from pathlib import Path
 from typing import Final
 
+from secagg.cli.figures import Column, table
 from secagg.compression.byte_accounting import (
     Accounting,
-    Shape,
     Shapes,
     codebook_bytes,
     plain_bytes,
@@ -28,67 +28,7 @@ from secagg.compression.byte_accounting import (
     upload_bytes,
 )
 from secagg.contract.layout import Layout
-
-# --- Models -----------------------------------------------------------------------------------------------------------
-
-
-def _frozen(tensors: Iterator[tuple[str, Shape]]) -> Shapes:
-    return MappingProxyType(dict(tensors))
-
-
-def _convolutional_net() -> Iterator[tuple[str, Shape]]:
-    """List four convolutions that share one group norm, and a linear head."""
-    for layer, channels in enumerate((3, 32, 32, 32)):
-        yield f"layers.{layer}.weight", (32, channels, 3, 3)
-        yield f"layers.{layer}.bias", (32,)
-    yield from _norm("gn", 32)
-    yield from _linear("fc", 288, 2)
-
-
-def _recurrent_net() -> Iterator[tuple[str, Shape]]:
-    """List an embedding, two LSTM layers, a linear head, and a spare one that only the byte counts show."""
-    yield "embedding.weight", (9931, 300)
-    for layer, width in enumerate((300, 100)):
-        yield f"lstm.weight_ih_l{layer}", (400, width)
-        yield f"lstm.weight_hh_l{layer}", (400, 100)
-        yield f"lstm.bias_ih_l{layer}", (400,)
-        yield f"lstm.bias_hh_l{layer}", (400,)
-    yield from _linear("fc", 100, 2)
-    yield from _linear("spare_fc", 128, 2)
-
-
-def _residual_net(input_channels: int) -> Iterator[tuple[str, Shape]]:
-    """List ResNet-18 with group norms and a head for 62 characters."""
-    widths = (64, 64, 128, 256, 512)
-    yield "conv1.weight", (widths[0], input_channels, 7, 7)
-    yield from _norm("bn1", widths[0])
-    for stage, (before, width) in enumerate(pairwise(widths), start=1):
-        for block, inputs in enumerate((before, width)):
-            name = f"layer{stage}.{block}"
-            for convolution, channels in enumerate((inputs, width), start=1):
-                yield f"{name}.conv{convolution}.weight", (width, channels, 3, 3)
-                yield from _norm(f"{name}.bn{convolution}", width)
-            if inputs != width:
-                yield f"{name}.downsample.0.weight", (width, inputs, 1, 1)
-                yield from _norm(f"{name}.downsample.1", width)
-    yield from _linear("fc", widths[-1], 62)
-
-
-def _norm(name: str, width: int) -> Iterator[tuple[str, Shape]]:
-    yield f"{name}.weight", (width,)
-    yield f"{name}.bias", (width,)
-
-
-def _linear(name: str, inputs: int, outputs: int) -> Iterator[tuple[str, Shape]]:
-    yield f"{name}.weight", (outputs, inputs)
-    yield f"{name}.bias", (outputs,)
-
-
-CELEBA: Final = _frozen(_convolutional_net())
-SENT140: Final = _frozen(_recurrent_net())
-FEMNIST_1_CHANNEL: Final = _frozen(_residual_net(1))
-FEMNIST_3_CHANNEL: Final = _frozen(_residual_net(3))
-
+from secagg.planning.models import CELEBA, FEMNIST_1_CHANNEL, FEMNIST_3_CHANNEL, SENT140
 
 # --- What is printed --------------------------------------------------------------------------------------------------
 
@@ -107,7 +47,7 @@ class PrintedRow:
 
 def printed_rows(table: str) -> tuple[PrintedRow, ...]:
     """Read a table by its name: a head, and rows of the dataset, the parameters and the two cells."""
-    text = (files("secagg.planning") / "printed.txt").read_text(encoding="utf-8")
+    text = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
     return tuple(_rows(text.split(f"[{table}]\n")[1].partition("\n\n")[0]))
 
 
@@ -240,3 +180,87 @@ def _upload(table: Table, row: PrintedRow) -> Layout | None:
 def _codebooks(row: PrintedRow) -> int:
     shapes = MODELS_WITH_CODEBOOKS[row.dataset]
     return codebook_bytes(shapes, int(row.parameters["k"]), int(row.parameters["d"]))
+
+
+# --- The table --------------------------------------------------------------------------------------------------------
+
+_TITLES = {
+    Table.SQ: "scalar quantization, weighted aggregation",
+    Table.SQ_UNWEIGHTED: "scalar quantization, unweighted aggregation",
+    Table.PRUNING: "random pruning",
+    Table.PQ: "product quantization",
+    Table.CODEBOOKS: "codebooks that are broadcast",
+}
+_RANKS = {"wire bytes": 1, "": 2}
+
+
+def main() -> int:
+    """Print one table or all of them; fail if a cell differs and nothing explains it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--table", choices=[*map(str, Table)], help="one table only (default: all)")
+    parser.add_argument("--json", action="store_true", help="a list with an object for each cell")
+    options = parser.parse_args()
+    computed = [cell for chosen in ([Table(options.table)] if options.table else Table) for cell in cells(chosen)]
+    print(_as_json(computed) if options.json else "\n".join(_as_text(computed)))
+    return 0 if all(cell.match or cell.explanation for cell in computed) else 1
+
+
+def _as_json(computed: Sequence[Cell]) -> str:
+    return "[\n" + ",\n".join(json.dumps(_cell_row(cell)) for cell in computed) + "\n]"
+
+
+def _cell_row(cell: Cell) -> dict[str, object]:
+    row: dict[str, object] = {
+        "table": cell.table,
+        "dataset": cell.dataset,
+        "parameters": {name: json.loads(value) for name, value in cell.parameters.items()},
+        "quantity": cell.quantity,
+        "accounting": Accounting.PAPER,
+        "printed": float(cell.printed),
+        "computed": float(cell.computed),
+        "exact": float(cell.exact),
+        "match": cell.match,
+    }
+    if cell.explanation:
+        row["explanation"] = cell.explanation
+    if cell.quantity.is_size:
+        row["wire_bytes"] = cell.wire_bytes
+    return row
+
+
+def _as_text(computed: Sequence[Cell]) -> Iterator[str]:
+    for each in dict.fromkeys(cell.table for cell in computed):
+        yield from _table(each, [cell for cell in computed if cell.table == each])
+        yield ""
+    yield "KB are 1024 bytes by the paper's accounting; wire bytes are those of a whole payload of that layout."
+    yield "The models of Sent140 and FEMNIST are not public: their layer shapes are inferred from these tables."
+    sizes, ratios = _matches(computed, sizes=True), _matches(computed, sizes=False)
+    yield f"{sizes} size cells and {ratios} factor or percent cells match."
+
+
+def _table(which: Table, of_table: Sequence[Cell]) -> Iterator[str]:
+    """Write a table, a line for each pair of a size and a ratio, and below it what its differing cells mean."""
+    notes, rows = list[str](), list[tuple[str, dict[str, str]]]()
+    ratio_head = "percent" if which is Table.CODEBOOKS else "factor"
+    for size, ratio in zip(of_table[::2], of_table[1::2], strict=True):
+        row = {**size.parameters, "KB": size.computed, "printed": size.printed, ratio_head: ratio.computed}
+        row |= {" printed": ratio.printed, "wire bytes": "-" if size.wire_bytes is None else str(size.wire_bytes)}
+        row[""] = ""
+        for cell in (size, ratio):
+            if not cell.match:
+                notes.append(cell.explanation or "nothing explains this difference")
+                row[""] += f"  {cell.quantity} differs: [{len(notes)}]"
+        rows.append((size.dataset, row))
+    yield f"{which}: {_TITLES[which]}"
+    columns = [Column(name, itemgetter(name), rank=_RANKS.get(name, 0)) for name in rows[0][1]]
+    yield from (line.rstrip() for line in table("dataset", rows, columns))
+    yield from (f"[{number}] {note}" for number, note in enumerate(notes, start=1))
+
+
+def _matches(computed: Iterable[Cell], *, sizes: bool) -> str:
+    matches = [cell.match for cell in computed if cell.quantity.is_size is sizes]
+    return f"{sum(matches)} of {len(matches)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
