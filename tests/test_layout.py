@@ -65,6 +65,7 @@ TOP_ROOMS = (
     "site_statistics",
     "training",
     "scale",
+    "enclave_image",
     "platforms",
     "flower",
     "nvflare",

@@ -176,6 +176,17 @@ def _add_enclave(command: argparse.ArgumentParser) -> None:
     served.add_argument("--threads", type=int, default=1, help="how many threads expand masks (default: %(default)s)")
     served.add_argument("--memory", type=int, metavar="MIB", help="how much an epoch may need (default: 4096)")
     served.set_defaults(run=when_run("secagg.cli.shared", "serve_enclave"))
+    kinds = commands.add_parser(
+        "measure", help="print the policy file that pins an image: computed here, before it runs anywhere"
+    ).add_subparsers(required=True, metavar="HARDWARE")
+    nitro = kinds.add_parser("nitro", help="AWS Nitro: writes image.eif as well")
+    snp = kinds.add_parser("snp", help="AMD SEV-SNP, booted directly by QEMU with kernel-hashes=on")
+    for each, run in ((nitro, "measure_nitro"), (snp, "measure_snp")):
+        each.add_argument("image", type=Path, help="folder with vmlinuz, initramfs and cmdline")
+        each.set_defaults(run=when_run("secagg.cli.images", run))
+    snp.add_argument("--firmware", type=Path, required=True, metavar="FILE", help="a build of OvmfPkg/AmdSev")
+    snp.add_argument("--processor", default="EPYC-Milan", help="QEMU's processor model (default: %(default)s)")
+    snp.add_argument("--processors", type=int, default=1, help="number of processors (default: %(default)s)")
 
 
 def _add_every_key(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately

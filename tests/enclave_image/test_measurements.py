@@ -1,0 +1,197 @@
+"""What hardware will say of an image, computed before anything runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from secagg.cli import main
+from secagg.enclave_image.nitro import enclave_image, read_image, registers
+from secagg.enclave_image.sev_snp import launch_digest
+from secagg.errors import InvalidParameters, MalformedMessage
+from secagg.platforms.enclave_plug import load_judge
+
+PARTS = {"kernel": b"kernel" * 100, "command_line": b"console=ttyS0", "ramdisks": [b"initramfs" * 50]}
+KERNEL_HASHES = 0x10
+FOOTER = UUID("96b582de-1fb2-45f7-baea-a366c55a082d").bytes_le
+METADATA = UUID("dc886566-984a-4798-a75e-5585a7bf67cc").bytes_le
+RESET_BLOCK = UUID("00f771de-1a7e-4fcb-890e-68c77e2fb44e").bytes_le
+HASH_TABLE = UUID("7255371f-3a3b-4b04-927b-1da6efa8d454").bytes_le
+
+
+def image(**changes: object) -> bytes:
+    return enclave_image(**{**PARTS, **changes}, version="0")  # type: ignore[arg-type]
+
+
+def test_an_image_reads_back_and_is_the_same_bytes_each_time() -> None:
+    assert read_image(image()) == tuple(PARTS.values())
+    assert image() == image()
+    assert read_image(image(ramdisks=[b"1", b"", b"3"]))[2] == [b"1", b"", b"3"]
+
+
+def test_the_checksum_covers_every_byte() -> None:
+    made = image()
+    for at in range(0, len(made), 7):
+        with pytest.raises(MalformedMessage):
+            read_image(made[:at] + bytes([made[at] ^ 1]) + made[at + 1 :])
+    for length in (0, 4, len(made) - 1):
+        with pytest.raises(MalformedMessage):
+            read_image(made[:length])
+
+
+def test_registers_cover_what_the_format_says() -> None:
+    first, second = registers(b"k", b"c", [b"1", b"2"]), registers(b"k", b"c", [b"1", b"3"])
+    assert first["PCR1"] == second["PCR1"]
+    assert first["PCR0"] != second["PCR0"]
+    assert first["PCR2"] != second["PCR2"]
+    extended = hashlib.sha384(bytes(48) + hashlib.sha384(b"kc12").digest()).digest()
+    assert first["PCR0"] == extended
+    # With one ramdisk PCR2 is that of an empty section, as many published images have it.
+    only = registers(b"k", b"c", [b"1"])
+    assert only["PCR0"] == only["PCR1"]
+    assert only["PCR2"].hex().startswith("21b9efbc18480766")
+
+
+def firmware(kind: int = KERNEL_HASHES, *, named: bool = True) -> bytes:
+    """Return 64 KiB with the tables of OVMF and nothing else."""
+    body = bytearray(1 << 16)
+    sections = ((0x800000, 0x9000, 1), (0x80D000, 0x1000, 2), (0x80E000, 0x1000, 3), (0x80F000, 0x1000, kind))
+    struct.pack_into("<4sIII", body, 0x8000, b"ASEV", 16 + 12 * len(sections), 1, len(sections))
+    for number, section in enumerate(sections):
+        struct.pack_into("<III", body, 0x8010 + 12 * number, *section)
+    entries = b"".join(
+        data + struct.pack("<H", len(data) + 18) + name
+        for name, data in (
+            (METADATA, struct.pack("<I", len(body) - 0x8000)),
+            (RESET_BLOCK, struct.pack("<I", 0x80B004)),
+            (HASH_TABLE, struct.pack("<II", 0x80FC00, 0x400)),
+        )
+    )
+    table = entries + struct.pack("<H", len(entries) + 18) + (FOOTER if named else bytes(16))
+    body[-32 - len(table) : -32] = table
+    return bytes(body)
+
+
+@pytest.mark.parametrize(
+    ("processor", "count", "digest"),
+    [
+        (
+            "EPYC-v4",
+            1,
+            "b2eb490251f18e0368e56b65f70c6e146aa0fbc0e05e7417cb78a50239250713dcc33a8008e769d2409bb5c690571392",
+        ),
+        (
+            "EPYC-v4",
+            4,
+            "457ebe06678dcd0ec6f461e76aa2c7b1704e0230df745d0b48c995052e95fbdba36a3e7c2428e759d488b88997fe61bc",
+        ),
+        (
+            "EPYC-Rome",
+            1,
+            "3520583b4fef3d04d73f9df613e17f17eb70b977ada14ef0e1c444408ecc1bf456bdf59242b987806e8af7e4ceb49773",
+        ),
+        (
+            "EPYC-Rome",
+            4,
+            "e327bf30bfc9c29ff41a967cdb7c7d98e0d6f1c0b269eaba34d2bb838f47338e6e84ce9eee48767182a715d913c78d75",
+        ),
+        (
+            "EPYC-Milan",
+            1,
+            "2759fe4b729487440546ca7d037625a6674e7466e5862d41810dbf2a7d48d30df2e3afc45615b50bc2185f886c3dd427",
+        ),
+        (
+            "EPYC-Milan",
+            4,
+            "a18d6b0f68e17ce37938c050a6463a379e008c120c3b9fd3854c94a2c6ead9e41220f2fe3e0ea6bcd086e4ed43ab9f7b",
+        ),
+        (
+            "EPYC-Genoa",
+            1,
+            "2a0e7208ebe15b86453f8aa1581b8219412c2a98fbe324ac128484dd8c963ddbd36f417b671163262224e50f6f298fb4",
+        ),
+        (
+            "EPYC-Genoa",
+            4,
+            "530c0fcd8800287f1447bccfedb05c9c5effc02ff71ea71503c01be784643e2b3e1e5033456a949c631d44c1959c464e",
+        ),
+    ],
+)
+def test_launch_digests_are_those_of_sev_snp_measure(processor: str, count: int, digest: str) -> None:
+    """Expected values: sev-snp-measure 0.0.13, ``calc_launch_digest(SEV_SNP, ..., guest_features=1)``."""
+    found = launch_digest(firmware(), b"kernel", b"initramfs", b"console=none", processor=processor, count=count)
+    assert found.hex() == digest
+
+
+def test_everything_that_boots_is_measured() -> None:
+    def digest(**changes: object) -> bytes:
+        usual = {"kernel": b"k", "initramfs": b"i", "command_line": b"c", "processor": "EPYC-Milan"}
+        return launch_digest(firmware(), **{**usual, **changes})  # type: ignore[arg-type]
+
+    other = [
+        digest(kernel=b"K"),
+        digest(initramfs=b"I"),
+        digest(command_line=b"c "),
+        digest(processor="EPYC-Rome"),
+        digest(count=2),
+        digest(features=5),
+    ]
+    assert len({digest(), *other}) == 1 + len(other)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (firmware(kind=1), "does not check what it boots"),
+        (firmware(kind=9), "does not check what it boots"),
+        (firmware(named=False), "the table at its end is missing"),
+        (b"", "does not fill whole pages"),
+        (firmware()[:-1], "does not fill whole pages"),
+    ],
+)
+def test_a_firmware_that_checks_no_kernel_is_refused(given: bytes, sentence: str) -> None:
+    with pytest.raises(InvalidParameters, match=sentence):
+        launch_digest(given, b"", b"", b"", processor="EPYC-Milan")
+
+
+@pytest.mark.parametrize(("processor", "count"), [("EPYC", 1), ("EPYC-Milan", 0)])
+def test_an_unknown_processor_is_refused(processor: str, count: int) -> None:
+    with pytest.raises(InvalidParameters):
+        launch_digest(firmware(), b"", b"", b"", processor=processor, count=count)
+
+
+# --- The command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, content in (("vmlinuz", b"kernel"), ("initramfs", b"initramfs"), ("cmdline", b"console=none\n")):
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
+
+
+def test_a_policy_for_nitro_is_one_that_a_client_reads(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["enclave", "measure", "nitro", str(folder)]) == 0
+    (folder / "policy.json").write_text(capsys.readouterr().out)
+    (accepted,) = load_judge(folder / "policy.json").policy.accepted
+    assert accepted.registers == registers(b"kernel", b"console=none", [b"initramfs"])
+    assert read_image((folder / "image.eif").read_bytes()) == (b"kernel", b"console=none", [b"initramfs"])
+
+
+def test_a_policy_for_snp_pins_the_launch_digest(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "firmware").write_bytes(firmware())
+    command = ["enclave", "measure", "snp", str(folder), "--firmware", str(folder / "firmware")]
+    assert main([*command, "--processors", "4"]) == 0
+    digest = launch_digest(firmware(), b"kernel", b"initramfs", b"console=none", processor="EPYC-Milan", count=4)
+    assert json.loads(capsys.readouterr().out) == {"format": "sev-snp", "accepted": [{"MEASUREMENT": digest.hex()}]}
+
+
+def test_a_missing_part_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "initramfs").unlink()
+    assert main(["enclave", "measure", "nitro", str(folder)]) == 2
+    assert f"{folder / 'initramfs'} cannot be read" in capsys.readouterr().err
