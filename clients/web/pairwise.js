@@ -163,6 +163,20 @@ export function graphOf(offer, seed, clients) {
   };
 }
 
+/**
+ * The members in parts that no mask joins to each other: unmasking reveals the sum of each.
+ * @param {Pick<Offer, "isSparse">} offer @param {(at: number) => number[]} graph @param {number[]} members
+ */
+function partsOf(offer, graph, members) {
+  if (!offer.isSparse) return [members];
+  const left = new Set(members);
+  return members.map((first) => {
+    const part = left.delete(first) ? [first] : [];
+    for (const at of part) part.push(...graph(at).filter((near) => left.delete(near)));
+    return part;
+  }).filter(({ length }) => length);
+}
+
 /** The committee's positions. @param {Pick<Offer, "committee">} offer @param {Uint8Array} seed @param {number} clients */
 export function committeeOf(offer, seed, clients) {
   const size = offer.committee || clients;
@@ -576,8 +590,8 @@ export class PairwiseClient {
     reader.end();
     const isSharer = sharers.includes(this.position);
     must(isSharer, "survivors_invalid", "the server says that this client shared nothing");
-    const areEnough = sharers.length >= offer.minimumCohort && peers.length >= offer.threshold;
-    must(areEnough, "threshold_not_met", "too few clients shared their keys");
+    this.#requireCohort(sharers, this.position);
+    must(peers.length >= offer.threshold, "threshold_not_met", "too few neighbours shared their keys");
     this.sharers = sharers;
     this.peers = peers;
     const leaves = await allOf(delivered.map((each) => this.#readDelivery(each)));
@@ -687,8 +701,15 @@ export class PairwiseClient {
       areSharers && contributors.includes(this.position),
       "survivors_invalid", "contributors that did not share, or without this client",
     );
-    const areEnough = contributors.length >= this.offer.minimumCohort;
-    must(areEnough, "threshold_not_met", `a sum of ${contributors.length} is below the minimum cohort`);
+    this.#requireCohort(contributors);
+  }
+
+  /** Of which each part is a cohort, or the part of one of them. @param {number[]} members @param {number} [of] */
+  #requireCohort(members, of) {
+    const { offer, graph } = this;
+    const parts = partsOf(offer, graph, members).filter((part) => of === undefined || part.includes(of));
+    const smallest = Math.min(...parts.map(({ length }) => length));
+    must(smallest >= offer.minimumCohort, "threshold_not_met", `a sum of ${smallest} is below the minimum cohort`);
   }
 
   /** @param {number[]} positions */

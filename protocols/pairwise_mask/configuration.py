@@ -19,7 +19,15 @@ from secagg.crypto.labels import Label, bind
 from secagg.crypto.mask_expansion import KEY_LIMIT_BYTES, SEGMENT_BYTES, segment_count
 from secagg.crypto.ring import Ring, require_capacity
 from secagg.crypto.shamir import MAX_HOLDERS
-from secagg.errors import InternalError, InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason
+from secagg.errors import (
+    InternalError,
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    PeerMisbehaved,
+    Reason,
+    ThresholdNotMet,
+)
 from secagg.fields import Field, Message, Placed, Sizing, choice, encoded, fixed, unsigned, variable
 from secagg.identifiers import CLIENT_ID_BYTES, AttemptContext, ClientId, Party, SessionContext
 from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite
@@ -463,6 +471,21 @@ class Roster:
 
     def set_of(self, positions: Iterable[int]) -> ClientSet:
         return ClientSet.of(self.population, positions)
+
+    def require_cohort(self, members: ClientSet, what: str, of: int | None = None) -> None:
+        """Refuse a set with a part below the minimum cohort, since unmasking reveals the sum of each part.
+
+        Args:
+            of: whose part counts; by default each.
+        Raises:
+            ThresholdNotMet: naming the size of the smallest part.
+        """
+        needed, parts = self.configuration.minimum_cohort, self.graph.parts(members)
+        smallest = min(len(part) for part in parts if of is None or of in part)
+        if smallest < needed:
+            if len(parts) > 1:
+                what += " in every part of a graph that dropouts have cut apart"
+            raise ThresholdNotMet(needed=needed, present=smallest, what=what)
 
 
 class Seat(NamedTuple):

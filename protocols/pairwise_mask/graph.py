@@ -20,10 +20,11 @@ import hashlib
 import struct
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from itertools import pairwise
 from math import inf, lgamma, log
 from typing import Final
 
@@ -129,6 +130,24 @@ class Graph:
         if 2 * after == self.population:
             return position < neighbour
         return after <= reach
+
+    def parts(self, members: Iterable[int]) -> list[list[int]]:
+        """Return the members in parts that no mask joins to each other; unmasking reveals the sum of each.
+
+        On the ring a part ends where ``degree`` / 2 clients in a row are missing.
+        """
+        if self.topology is Topology.FULL:
+            return [list(members)]
+        _, places = _ring(self.seed, self.population)
+        around = sorted(members, key=places.__getitem__)
+        gaps = (places[position] - places[around[index - 1]] for index, position in enumerate(around))
+        starts = [index for index, gap in enumerate(gaps) if gap % self.population > self.degree // 2]
+        if len(starts) <= 1:
+            # One gap cuts a ring open and leaves it in one part.
+            return [around]
+        around = around[starts[0] :] + around[: starts[0]]
+        ends = [*(start - starts[0] for start in starts), len(around)]
+        return [around[start:end] for start, end in pairwise(ends)]
 
     def committee(self, size: int) -> tuple[int, ...]:
         """Return the positions of a random committee, ascending; a committee of ``population`` is everyone."""

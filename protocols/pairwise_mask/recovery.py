@@ -430,7 +430,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def count_revealed_sets(settled: Settled) -> frozenset[frozenset[ClientId]]:
-    """Return the sets of clients whose sums the transcript reveals; refuse one below the minimum cohort."""
+    """Return and log the sets of clients whose sums the transcript reveals; each is a cohort (``require_cohort``)."""
     clients, neighbours_of = settled.roster.clients, settled.roster.graph.neighbours
     sharers, contributors = settled.sharers, settled.contributors
     masked_with = {
@@ -443,10 +443,6 @@ def count_revealed_sets(settled: Settled) -> frozenset[frozenset[ClientId]]:
     )
     sizes = sorted(map(len, revealed))
     _LOG.info("the session reveals the sums of %d sets of clients, of sizes %s", len(sizes), sizes)
-    smallest, needed = sizes[0] if sizes else 0, settled.configuration.minimum_cohort
-    if smallest < needed:
-        what = "contributors in the smallest set whose sum would be revealed"
-        raise ThresholdNotMet(needed=needed, present=smallest, what=what)
     return revealed
 
 

@@ -414,13 +414,10 @@ def _check_sharers(message: DeliveredShares, key_set: VerifiedKeySet) -> None:
             reason=Reason.SURVIVORS_INVALID,
             culprits={ServerId()},
         )
+    key_set.roster.require_cohort(message.sharers, "clients that shared keys", of=key_set.position)
     holders = sum(neighbour in message.sharers for neighbour in key_set.neighbours)
-    for needed, present, what in (
-        (configuration.minimum_cohort, len(message.sharers), "clients that shared keys"),
-        (configuration.threshold, holders, "neighbours that shared keys"),
-    ):
-        if present < needed:
-            raise ThresholdNotMet(needed=needed, present=present, what=what)
+    if holders < configuration.threshold:
+        raise ThresholdNotMet(needed=configuration.threshold, present=holders, what="neighbours that shared keys")
 
 
 def _collect_seeds(state: Shared, entries: Mapping[int, SharesEntry], seeds: dict[int, Secret]) -> dict[int, PeerError]:

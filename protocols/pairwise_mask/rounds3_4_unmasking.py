@@ -184,9 +184,7 @@ def check_survivors(state: Masked, context: bytes, contributors: ClientSet) -> N
         raise invalid_survivors("somebody contributed without having shared keys")
     if position not in contributors:
         raise invalid_survivors("the server declares this client dropped, and asks it")
-    needed = roster.configuration.minimum_cohort
-    if len(contributors) < needed:
-        raise ThresholdNotMet(needed=needed, present=len(contributors), what="contributors")
+    roster.require_cohort(contributors, "contributors")
 
 
 def signed_survivors(

@@ -388,6 +388,8 @@ class Server(StagedServerSession[Take]):
                 self._known = replace(self.settled, known_sharers=self.settled.set_of(kept.shares))
             case ServerState.AWAITING_MASKED_INPUTS:
                 self._known = replace(self.settled, known_contributors=self.settled.set_of(kept.views))
+                # Before anybody is asked: the answers alone would give the sum of each part.
+                self.roster.require_cohort(self.settled.contributors, _COUNTED[closed])
             case _:
                 pass
 

@@ -385,6 +385,13 @@ NEGATIVES: tuple[Negative, ...] = (
         {"too_few_contributors": (put(15, b"\x1f"), "threshold_not_met")},
         blamed=(),
     ),
+    # Positions 0 and 5, and 3 and 6 are joined; what is between them on the ring is missing on both sides.
+    *_refused(
+        "active_sparse_committee",
+        "client/10/survivor_set",
+        {"contributors_cut_apart": (put(16, b"\x69"), "threshold_not_met")},
+        blamed=(),
+    ),
     Negative(
         name="second_unmasking_request",
         base=PLAIN,

@@ -169,6 +169,18 @@ def test_an_edge_of_one_client_is_refused() -> None:
         Transcript(masked_with={}, edge_seeds=frozenset({clients(1)}))
 
 
+@given(st.data())
+def test_the_parts_of_a_graph_are_the_sets_whose_sums_its_contributors_reveal(data: st.DataObject) -> None:
+    population = data.draw(st.integers(4, 16))
+    topology = data.draw(st.sampled_from(Topology))
+    degree = population - 1 if topology is Topology.FULL else 2 * data.draw(st.integers(1, (population - 1) // 2))
+    graph = Graph(topology, population, degree, data.draw(st.binary(min_size=32, max_size=32)))
+    members = data.draw(st.sets(st.integers(0, population - 1)))
+    uploads = {position: set(graph.neighbours(position)) for position in members}
+    revealed = revealed_sets(transcript(uploads, mask_roots=set(range(population)) - members))
+    assert sets(*map(set, graph.parts(members))) == revealed | (set() if members else sets(set()))
+
+
 # --- A large graph ----------------------------------------------------------------------------------------------------
 
 
