@@ -98,7 +98,7 @@ async def taken(
     session: ServerSession, number: int, subject: Subject, uploads: Mapping[ClientId, bytes]
 ) -> tuple[float, float]:
     """Return the seconds in which a server takes every upload, and those of its processor."""
-    limits = WireLimits(stages=Limits(exchange=600.0, training=600.0), answer_bytes=1 << 28, bodies_at_once=16)
+    limits = WireLimits(stages=Limits(exchange=600.0, training=600.0), answer_bytes=1 << 28, memory=1 << 33)
     allow_connections(limits)
     server = SumServer(limits=limits)
     card = server.card(subject, "throughput")

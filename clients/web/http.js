@@ -221,10 +221,18 @@ function sentenceOf(bytes) {
 
 // --- Cards -----------------------------------------------------------------------------------
 
-/** Read a card, and refuse anything else. @param {string} text */
+/** Fields of a card that this client knows. */
+const KNOWN = ["session", "protocol", "mode", "task", "round_number", "answer_bytes", "terms", "must_know"];
+
+/** Read a card; fields that are not known here are passed over, unless they must be known. @param {string} text */
 export function readCard(text) {
   const card = json(text, "not_canonical");
-  const { session, protocol, mode, task, round_number, answer_bytes, terms } = card;
+  const { session, protocol, mode, task, round_number, answer_bytes, terms, must_know = [] } = card;
+  must(Array.isArray(must_know), "not_canonical", "this is not a card of a session");
+  must(
+    must_know.every((/** @type {any} */ name) => KNOWN.includes(name)),
+    "wrong_version", "this session takes a newer client: get the server's version",
+  );
   const texts = { session, protocol, mode, task, round_number, terms };
   const areTexts = Object.values(texts).every((value) => typeof value === "string" && !/\p{C}/u.test(value));
   must(areTexts && /^[0-9a-f]{32}$/.test(session), "not_canonical", "this is not a card of a session");

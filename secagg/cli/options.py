@@ -239,6 +239,13 @@ def _add_wire(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type
         metavar="FILE",
         help="token that /status and /metrics ask for; without it /status is for this machine alone",
     )
+    serve.add_argument(
+        "--memory",
+        type=int,
+        default=1024,
+        metavar="MIB",
+        help="memory for all answers that are being read, with their copies (default: %(default)s)",
+    )
     serve.add_argument("--client-certs", type=Path, metavar="FILE", help="mutual TLS: whose certificates are let in")
     serve.add_argument("--state", type=Path, metavar="DIR", help="folder of the session, to resume it after a crash")
     serve.add_argument("--exchange-seconds", type=float, default=60.0, help="for a stage (default: %(default)s)")

@@ -136,7 +136,7 @@ async def _keep(options: argparse.Namespace, held: _Held, released: Released) ->
 
 async def _serve(options: argparse.Namespace) -> None:
     from secagg.session.durable import require_own_folder
-    from secagg.transport.listener import allow_connections, listening
+    from secagg.transport.listener import listening
     from secagg.transport.proof import Operators
     from secagg.transport.server import SumServer
     from secagg.transport.tls import ServerTls
@@ -159,7 +159,6 @@ async def _serve(options: argparse.Namespace) -> None:
         sums = _Sum(options, settings, resources, workers)
         held = sums.held()
         limits = _limits(options, held.card)
-        allow_connections(limits)
         if options.out is not None:
             writable(options.out)
         server = SumServer(limits=limits, admission=held.admission, store=sums.store, operators=operators)
@@ -247,6 +246,7 @@ def _limits(options: argparse.Namespace, card: Card) -> WireLimits:
             least=BACK_SECONDS,
         ),
         answer_bytes=card.answer_bytes,
+        memory=options.memory << 20,
     )
 
 
@@ -344,7 +344,7 @@ class _Sum:
             protocol=options.protocol,
             task=options.task,
             round_number=number,
-            answer_bytes=_LEAST_ANSWER + _SHARES * subject.layout.payload_bytes + _PER_CLIENT * len(self.invited),
+            answer_bytes=self._longest_answer(subject.layout.payload_bytes),
             terms=self.terms,
             mode=self._mode,
         )
@@ -353,6 +353,18 @@ class _Sum:
         else:
             self.workers.opened(session := self._opened(subject))
         return self._held_for(card, session)
+
+    def _longest_answer(self, packed: int) -> int:
+        """Return how long an answer may be: with room for every protocol's shares as far as memory has that."""
+        from secagg.transport.card import COPIES
+
+        base, most = _LEAST_ANSWER + _PER_CLIENT * len(self.invited), (self.options.memory << 20) // COPIES
+        if (least := base + packed) > most:
+            raise InvalidParameters(
+                f"an update of {self.terms.get('values', 0):,} values travels in up to {least:,} bytes, which are held "
+                f"twice while they are read; give --memory {1 + (COPIES * least >> 20)} or more (MiB)"
+            )
+        return min(base + _SHARES * packed, most)
 
     def _is_about(self, card: Card) -> bool:
         options, number = self.options, card.round_number

@@ -20,6 +20,8 @@ _NUMBERS: Final = 1 << 63
 STAGE_HEADER: Final = "secagg-stage"
 BACK_SECONDS: Final = 10.0
 """Within which a client comes back that lost its server; so long a server waits for it, and tells how a sum ended."""
+COPIES: Final = 2
+"""Times that an answer is in memory while it is read: as it came, and as it is handed on."""
 LONGEST_PAUSE: Final = BACK_SECONDS / 2
 """Pause of a client between two tries. Each client's pauses are half to one and a half times as long as another's."""
 
@@ -32,9 +34,8 @@ class WireLimits:
     """Times for which each stage is open."""
     answer_bytes: int = 1 << 28
     """No answer is longer."""
-    bodies_at_once: int = 16
-    """Number of answers of full length that fit into memory, and more shorter ones; others wait in their connections.
-    """
+    memory: int = 1 << 30
+    """Bytes for the answers that are being read or judged, with their copies; others wait in their connections."""
     grace: float = 10.0
     """Seconds for an answer, in addition to its length at ``slowest``; and for the head of a request."""
     slowest: float = 1 << 14
@@ -45,10 +46,15 @@ class WireLimits:
     """Greatest number of connections; beyond it the one that has been idle longest is closed."""
 
     def __post_init__(self) -> None:
-        numbers = (self.answer_bytes, self.bodies_at_once, self.grace, self.slowest, self.poll, self.connections)
+        numbers = (self.answer_bytes, self.memory, self.grace, self.slowest, self.poll, self.connections)
         # Written so that NaN is refused too.
         if not all(number > 0 for number in numbers):
             raise InvalidParameters("the limits of a wire are positive numbers")
+        if COPIES * self.answer_bytes > self.memory:
+            raise InvalidParameters(
+                f"an answer of {self.answer_bytes:,} bytes is held twice while it is read, and memory is "
+                f"{self.memory:,} bytes; give {COPIES * self.answer_bytes:,} bytes or more"
+            )
 
     def seconds_for(self, length: int) -> float:
         """Return how long an answer may take to arrive."""
@@ -69,6 +75,8 @@ class Card:
     """Whether clients trust the server to follow the protocol, or, in ``active`` mode, keys that others certified."""
     terms: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Further terms of the application, as JSON; bind their ``terms_digest`` to the subject."""
+    must_know: tuple[str, ...] = ()
+    """Fields that a client of another version may not pass over; it passes over all others that it does not know."""
 
     def __post_init__(self) -> None:
         texts, numbers = ("session", "protocol", "task", "mode"), ("round_number", "answer_bytes")
@@ -84,16 +92,27 @@ class Card:
 
     def encode(self) -> bytes:
         """Return the card as JSON; terms are a text in it and the round is digits, so that every reader keeps them."""
-        return json.dumps(asdict(self) | {"round_number": str(self.round_number), "terms": _text(self.terms)}).encode()
+        said = asdict(self) | {"round_number": str(self.round_number), "terms": _text(self.terms)}
+        if not self.must_know:
+            del said["must_know"]
+        return json.dumps(said).encode()
 
     @classmethod
     def decode(cls, encoded: bytes) -> Card:
-        """Read a card."""
+        """Read a card; fields that this version does not know are passed over, unless it must know them."""
         try:
             given = cast("dict[str, Any]", json.loads(encoded))
-            read: dict[str, Any] = {"round_number": int(given["round_number"]), "terms": json.loads(given["terms"])}
-            card = cls(**(given | read))
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            needed = tuple(given.get("must_know", ()))
+            if strange := [repr(name) for name in needed if name not in cls.__slots__]:
+                raise MalformedMessage(
+                    f"this session takes a client that knows {', '.join(strange)}; install the server's "
+                    "version of secagg",
+                    reason=Reason.WRONG_VERSION,
+                )
+            known: dict[str, Any] = {name: given[name] for name in cls.__slots__ if name in given}
+            known["round_number"], known["terms"] = int(given["round_number"]), json.loads(given["terms"])
+            card = cls(**(known | {"must_know": needed}))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise MalformedMessage(f"this is not a card of a session ({error})", reason=Reason.NOT_CANONICAL) from None
         if (given["round_number"], given["terms"]) != (str(card.round_number), _text(card.terms)):
             raise MalformedMessage("this is not a card of a session (another form)", reason=Reason.NOT_CANONICAL)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Final, TypeVar
 
@@ -18,7 +18,7 @@ from secagg.errors import PeerError, SecAggError
 from secagg.identifiers import ClientId
 from secagg.session.roles import Released, ServerSession, Stage, Turnout
 from secagg.session.run import Metrics
-from secagg.transport.card import Card, WireLimits, say
+from secagg.transport.card import COPIES, Card, WireLimits, say
 from secagg.transport.exchange import Answer, Exchange, Verdict
 from secagg.transport.keeping import ServerRecord, ServerStore
 from secagg.transport.proof import Admission
@@ -35,18 +35,18 @@ _AS_FAST: Final = 4
 
 @dataclass(slots=True, eq=False)
 class Body:
-    """An answer that is being read."""
+    """An answer that has a place."""
 
     client: ClientId
-    length: int
-    began: float
     patience: asyncio.Timeout
-    size: int = 0
+    """For reading it."""
+    began: float = 0.0
+    content: bytearray = field(default_factory=bytearray)
     gave_way: bool = False
 
 
 class Places:
-    """The places of one stage: an answer takes what it declares, and the slowest gives way."""
+    """Memory for the answers of one stage: an answer takes what it may hold, and the slowest gives way."""
 
     def __init__(self, room: int, grace: float) -> None:
         """Have so many bytes of room; ``grace`` is in seconds."""
@@ -57,22 +57,26 @@ class Places:
 
     @asynccontextmanager
     async def place(self, client: ClientId, length: int) -> AsyncGenerator[Body]:
-        """Wait for a place, and hold it for the block; the answer is cut off when ``patience`` is over."""
-        taken = max(1, min(length, self._room))
+        """Wait for a place, and hold it for the block, until the answer is handed on."""
+        taken = max(1, min(COPIES * length, self._room))
         await self._wait(taken)
-        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._grace) as patience:
-                body = Body(client, taken, loop.time(), patience)
-                self._bodies.add(body)
-                try:
-                    yield body
-                    self._fastest = max(self._fastest, self._rate(body))
-                finally:
-                    self._bodies.discard(body)
+            yield Body(client, asyncio.timeout(self._grace))
         finally:
             self._left += taken
             self._admit()
+
+    @asynccontextmanager
+    async def reading(self, body: Body) -> AsyncGenerator[None]:
+        """Read an answer, which is cut off when its patience is over."""
+        async with body.patience:
+            body.began = asyncio.get_running_loop().time()
+            self._bodies.add(body)
+            try:
+                yield
+                self._fastest = max(self._fastest, self._rate(body))
+            finally:
+                self._bodies.discard(body)
 
     def clear(self) -> None:
         """Cut off every answer: the stage is closed."""
@@ -104,7 +108,7 @@ class Places:
 
     def _rate(self, body: Body) -> float:
         """Return how many bytes came each second; a moment says little about that."""
-        return body.size / max(asyncio.get_running_loop().time() - body.began, self._undisturbed)
+        return len(body.content) / max(asyncio.get_running_loop().time() - body.began, self._undisturbed)
 
     def _displace(self) -> None:
         """Let the slowest answer give way, which is sent again later; one that is fast enough does so once."""
@@ -138,8 +142,6 @@ Keep = Callable[[Released], Awaitable[bytes]]
 
 ``run`` raises its errors, and no client is told of a sum.
 """
-_ROOM_BYTES: Final = 1 << 30
-"""Memory for answers that are read at once, where each client of the cohort can have a place within that."""
 _AGAIN_SECONDS: Final = 1.0
 _FEW_BYTES: Final = 1 << 14
 """Bytes of an answer to a stage of keys or signatures, of any suite."""
@@ -370,11 +372,8 @@ class Conductor:
             with snapshot or nullcontext():
                 await self._written(lambda: self._remember(b"" if snapshot is None else bytes(snapshot.expose())))
             self._invited = max(self._invited, awaited)
-            longest = self._longest(stage)
-            # Each client of the cohort has its place as far as memory allows, so that some cannot keep the others out.
-            places = max(self._limits.bodies_at_once, min(2 * self._invited, _ROOM_BYTES // longest))
-            self._places = Places(places * longest, self._limits.grace)
-            self.exchange.open(stage, turnout, longest)
+            self._places = Places(self._limits.memory, self._limits.grace)
+            self.exchange.open(stage, turnout, self._longest(stage))
             say("stage opened", session=self.card.session, stage=stage.name, number=self.exchange.number)
             self._wake()
         return stage
@@ -439,12 +438,13 @@ class Conductor:
     # --- Answers ------------------------------------------------------------------------------------------------------
 
     async def _read(self, client: ClientId, number: int, length: int | None, chunks: AsyncIterator[bytes]) -> Verdict:
-        message = await self._body(client, number, length, chunks)
-        if isinstance(message, Verdict):
-            return message
-        self._metrics.add("secagg_answer_bytes_total", len(message))
-        self._received_bytes += len(message)
-        settled = await self._asked(lambda: self._received(client, message))
+        async with self._places.place(client, self.exchange.longest if length is None else length) as body:
+            message = await self._body(body, number, chunks)
+            if isinstance(message, Verdict):
+                return message
+            self._metrics.add("secagg_answer_bytes_total", len(message))
+            self._received_bytes += len(message)
+            settled = await self._asked(lambda: self._received(client, message))
         if settled is None:
             return STOPPING
         error, turnout, is_awaited = settled
@@ -452,30 +452,29 @@ class Conductor:
         self._heard.set()
         return verdict
 
-    async def _body(
-        self, client: ClientId, number: int, length: int | None, chunks: AsyncIterator[bytes]
-    ) -> Verdict | bytes:
+    async def _body(self, body: Body, number: int, chunks: AsyncIterator[bytes]) -> Verdict | bytes:
         """Return an answer whole; it has come no slower than it may, and while its stage was open."""
-        longest, parts, body = self.exchange.longest, list[bytes](), None
+        longest, content = self.exchange.longest, body.content
         with suppress(TimeoutError):
-            async with self._places.place(client, longest if length is None else length) as body:
+            async with self._places.reading(body):
                 # Asked at once: the stage may have been closed while this answer waited for its place.
-                while (verdict := self.exchange.read(client, number)).answer is Answer.HAND:
+                while (verdict := self.exchange.read(body.client, number)).answer is Answer.HAND:
                     chunk = await anext(chunks, None)
                     if chunk is None:
-                        return b"".join(parts)
-                    body.size += len(chunk)
-                    if body.size > longest:
-                        return self.exchange.too_long(body.size)
-                    parts.append(chunk)
+                        whole = bytes(content)
+                        content.clear()
+                        return whole
+                    content += chunk
+                    if len(content) > longest:
+                        return self.exchange.too_long(len(content))
                     if not body.gave_way:
-                        body.patience.reschedule(body.began + self._limits.seconds_for(body.size))
+                        body.patience.reschedule(body.began + self._limits.seconds_for(len(content)))
                 return verdict
-        verdict = self.exchange.read(client, number)
-        if verdict.answer is not Answer.HAND or body is None:
+        verdict = self.exchange.read(body.client, number)
+        if verdict.answer is not Answer.HAND:
             return verdict
         why = "others wait, and this one came slowest" if body.gave_way else "it came too slowly"
-        return Verdict(Answer.SLOW, f"{body.size} bytes of the answer were read, and {why}; send it again, faster")
+        return Verdict(Answer.SLOW, f"{len(content)} bytes of the answer were read, and {why}; send it again, faster")
 
     def _received(self, client: ClientId, message: bytes) -> tuple[PeerError | None, Turnout, bool]:
         """Hand an answer to the session; return its error, how the stage stands, and whether it awaits the client."""
@@ -483,7 +482,8 @@ class Conductor:
         try:
             self._session.receive(client, message)
         except PeerError as found:
-            error = found
+            # A traceback would keep the whole message as long as the session remembers the fault.
+            error = found.with_traceback(None)
         self._look()
         return error, self._session.turnout, client in (self._awaited or ())
 

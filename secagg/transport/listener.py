@@ -1,27 +1,30 @@
-"""Listening for requests: uvicorn, with limits on connections that send nothing, or nothing whole."""
+"""Listening for requests: uvicorn speaks HTTP, and this module decides which connections there are.
+
+A connection belongs to a stranger until a request on it has proved a name. Strangers have little time, and where there
+are too many connections the oldest stranger is closed: a crowd keeps nobody out, whatever part of a request it sends.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import socket
-import ssl
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, Coroutine, Generator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
 from secagg.errors import InvalidParameters
 from secagg.session.roles import Released, ServerSession, Subject
 
-from .card import WireLimits
+from .card import WireLimits, say
 from .proof import Admission
 from .server import SumServer
 from .tls import ServerTls, is_loopback
 
 try:
+    import h11
     import uvicorn
-    from h11 import RemoteProtocolError
-    from h11._receivebuffer import ReceiveBuffer
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as error:
     raise InvalidParameters(
@@ -32,147 +35,159 @@ _BACKLOG: Final = 4096
 _HEAD_BYTES: Final = 1 << 14
 _LOOSE: Final = re.compile(rb"(?<!\r)\n|\r\n[ \t]")
 _PAUSE: Final = 0.01
+_FULL_SECONDS: Final = 0.1
 _OTHER_FILES: Final = 128
 
 
-class _Crowd:
-    """Connections that have a request to make: each has a time for it, and so many wait at once.
+class _Connection(H11Protocol):
+    """One connection, from before its TLS handshake; it speaks HTTP once there is a transport."""
 
-    Beyond the limit the connection goes that has waited longest: a crowd that says nothing keeps nobody out.
-    """
-
-    def __init__(self, limits: WireLimits) -> None:
-        self.limits, self._here = limits, set[asyncio.WriteTransport]()
-        self._waiting = dict[asyncio.WriteTransport, asyncio.TimerHandle]()
-        """Waiting connections, in the order in which they began to wait."""
-
-    def came(self, connection: asyncio.WriteTransport) -> None:
-        self._here.add(connection)
-        self.wait(connection)
-        if len(self._here) > self.limits.connections:
-            oldest = next(iter(self._waiting))
-            self.spoke(oldest)
-            oldest.abort()
-
-    def left(self, connection: asyncio.WriteTransport) -> None:
-        self._here.discard(connection)
-        self.spoke(connection)
-
-    def wait(self, connection: asyncio.WriteTransport, unsent: int = 0) -> None:
-        """Wait for a whole request, which comes after what the peer has yet to take."""
-        self.spoke(connection)
-        seconds = self.limits.seconds_for(unsent)
-        self._waiting[connection] = asyncio.get_running_loop().call_later(seconds, connection.abort)
-
-    def spoke(self, connection: asyncio.WriteTransport) -> None:
-        if (timer := self._waiting.pop(connection, None)) is not None:
-            timer.cancel()
-
-
-class _Head(ReceiveBuffer):
-    """Bytes of a connection from which heads of requests are read, each of limited length and in one form.
-
-    h11 counts a head that is not whole yet, and also takes lines that end without a carriage return or are folded; a
-    proxy may read such a head otherwise.
-    """
-
-    def maybe_extract_lines(self) -> list[bytearray] | None:
-        head = bytes(self).partition(b"\r\n\r\n")[0]
-        if len(head) > _HEAD_BYTES:
-            raise RemoteProtocolError("the head of a request is too long")
-        if _LOOSE.search(head):
-            raise RemoteProtocolError("the head of a request has lines of another form")
-        return super().maybe_extract_lines()
-
-
-class _Punctual(H11Protocol):
-    """Speaks HTTP over one connection of the crowd."""
-
-    def __init__(self, crowd: _Crowd, connection: asyncio.WriteTransport, server: uvicorn.Server) -> None:
+    def __init__(self, crowd: _Crowd, server: uvicorn.Server) -> None:
         super().__init__(server.config, server.server_state, {})
-        self.conn._receive_buffer = _Head()  # noqa: SLF001 -- h11 has no setting for this  # pyright: ignore[reportPrivateUsage]
-        self._crowd, self._connection, self._early = crowd, connection, b""
+        self._crowd, self._application, self._head = crowd, self.app, b""
+        self.app = self._asked
+        self._handshake, self._is_open = asyncio.current_task(), False
+
+    def end(self) -> None:
+        """Close it at once."""
+        if self._is_open:
+            self.transport.abort()
+        elif self._handshake is not None:
+            self._handshake.cancel()
 
     def connection_made(self, transport: Any) -> None:  # noqa: ANN401 -- as asyncio has it
+        self._is_open = True
         super().connection_made(transport)
-        self._crowd.wait(self._connection)
-        if self._early:
-            self.data_received(self._early)
-
-    def data_received(self, data: bytes) -> None:
-        made: Any = self.transport  # None until a handshake is told of, whatever it is declared as.
-        if made is None:
-            self._early += data
-        else:
-            super().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        made: Any = self.transport
-        if made is not None:
-            super().connection_lost(exc)
-        self._crowd.left(self._connection)
+        self._crowd.left(self)
+        super().connection_lost(exc)
 
-    def handle_events(self) -> None:
-        super().handle_events()
-        cycle: Any = self.cycle  # None before the first request, whatever it is declared as.
-        if cycle is not None and not cycle.response_complete:
-            self._crowd.spoke(self._connection)
+    def data_received(self, data: bytes) -> None:
+        """Take heads of limited length and of one form, and one request at a time.
 
-    def on_response_complete(self) -> None:
-        self._crowd.wait(self._connection, self.transport.get_write_buffer_size())
-        super().on_response_complete()
+        h11 also takes lines that end without a carriage return or are folded; a proxy may read such a head otherwise.
+        """
+        if self.conn.their_state is h11.IDLE:
+            self._head += data
+            head, end, _ = self._head.partition(b"\r\n\r\n")
+            if len(head) > _HEAD_BYTES or _LOOSE.search(head):
+                self.send_400_response("the head of a request is too long, or has lines of another form")
+                return
+            self._head = b"" if end else self._head
+        super().data_received(data)
+        if self.conn.their_state is h11.SEND_BODY:
+            self.flow.pause_reading()  # The application reads the body once there is room for it, or never.
+        elif self.conn.trailing_data[0]:
+            self.end()  # Another request before this one was answered: its head would go unchecked.
+
+    async def _asked(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 -- as ASGI has it
+        """Let the application answer, which a stranger may wait for."""
+        self._crowd.wait(self, self._crowd.limits.poll, keeps_place=True)
+        scope["proved"] = lambda: self._crowd.forget(self)
+        try:
+            await self._application(scope, receive, send)
+        finally:
+            if self.conn.their_state is h11.SEND_BODY:
+                self.transport.close()  # What follows the rest of its body would go unchecked, too.
+            # What the peer has yet to take comes before its next request.
+            self._crowd.wait(self, self.transport.get_write_buffer_size() / self._crowd.limits.slowest)
 
 
-class _Door(asyncio.Protocol):
-    """Takes a connection into the crowd before anything is said, and then lets it speak TLS, or HTTP at once."""
+class _Crowd:
+    """All connections, and the strangers' among them in the order in which they came, or were answered."""
 
-    def __init__(self, crowd: _Crowd, server: uvicorn.Server, tls: ssl.SSLContext | None) -> None:
-        self._crowd, self._server, self._tls = crowd, server, tls
+    def __init__(self, limits: WireLimits) -> None:
+        self.limits, self._most = limits, allow_connections(limits)
+        self._here, self._strangers = set[_Connection](), dict[_Connection, asyncio.TimerHandle]()
 
-    def connection_made(self, transport: Any) -> None:  # noqa: ANN401 -- as asyncio has it
-        self._crowd.came(transport)
-        inner = _Punctual(self._crowd, transport, self._server)
-        if self._tls is None:
-            transport.set_protocol(inner)
-            inner.connection_made(transport)
-        else:
-            transport.pause_reading()
-            self._handshake = asyncio.create_task(self._secured(transport, inner, self._tls))
+    def came(self, connection: _Connection) -> None:
+        self._here.add(connection)
+        self.wait(connection)
+        if len(self._here) > self._most:
+            oldest = next(iter(self._strangers))
+            self.left(oldest)
+            oldest.end()
 
-    async def _secured(self, transport: asyncio.Transport, inner: _Punctual, tls: ssl.SSLContext) -> None:
-        loop, seconds = asyncio.get_running_loop(), self._crowd.limits.grace
-        over: asyncio.Transport | None = None
-        with suppress(OSError):  # TLS errors among them
-            over = await loop.start_tls(transport, inner, tls, server_side=True, ssl_handshake_timeout=seconds)
-        if over is None or over.is_closing():
-            self._crowd.left(transport)
-        else:
-            inner.connection_made(over)
+    def wait(self, connection: _Connection, more: float = 0.0, *, keeps_place: bool = False) -> None:
+        """Give a stranger time; one whose request has proved nothing yet keeps its place in the order."""
+        if connection in self._here:
+            timer = self._strangers.get(connection) if keeps_place else self._strangers.pop(connection, None)
+            if timer is not None:
+                timer.cancel()
+            self._strangers[connection] = asyncio.get_running_loop().call_later(
+                self.limits.grace + more, connection.end
+            )
+
+    def forget(self, connection: _Connection) -> None:
+        """Let it be a stranger's no more."""
+        if (timer := self._strangers.pop(connection, None)) is not None:
+            timer.cancel()
+
+    def left(self, connection: _Connection) -> None:
+        self._here.discard(connection)
+        self.forget(connection)
 
 
 class _Quiet(uvicorn.Server):
-    """Leaves signals to the caller, and listens by a door of ours."""
+    """Leaves signals to the caller, and accepts connections one by one, never more than there is room for."""
 
     def __init__(self, config: uvicorn.Config, limits: WireLimits, tls: ServerTls | None) -> None:
         super().__init__(config)
-        self._limits, self._tls = limits, tls
+        self._limits, self._tls, self._tasks = limits, tls, set[asyncio.Task[None]]()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        crowd, loop = _Crowd(self._limits), asyncio.get_running_loop()
-
-        def door() -> _Door:
-            return _Door(crowd, self, self._tls.context if self._tls else None)
-
-        self.servers = [await loop.create_server(door, sock=each, backlog=_BACKLOG) for each in sockets or ()]
+        crowd = _Crowd(self._limits)
+        self.servers = []
+        for each in sockets or ():
+            each.settimeout(0)
+            each.listen(_BACKLOG)
+            self._start(self._accept(each, crowd))
         self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await super().shutdown(sockets)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listener: socket.socket, crowd: _Crowd) -> None:
+        """Accept connections; asyncio's own loop logs a line for each of a backlog that the system refuses."""
+        loop, is_said = asyncio.get_running_loop(), False
+        while True:
+            try:
+                accepted = (await loop.sock_accept(listener))[0]
+            except OSError as error:
+                if not is_said:
+                    is_said = True  # Once: anybody could fill a disk with more.
+                    say("no connection can be taken", logging.WARNING, why=str(error))
+                await asyncio.sleep(_FULL_SECONDS)
+                continue
+            self._start(self._welcome(accepted, crowd))
+            await asyncio.sleep(0)  # Whoever is closed for this one goes before the next one comes.
+
+    async def _welcome(self, accepted: socket.socket, crowd: _Crowd) -> None:
+        connection, context = _Connection(crowd, self), self._tls.context if self._tls else None
+        crowd.came(connection)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection, accepted, ssl=context, ssl_handshake_timeout=self._limits.grace if context else None
+            )
+        except (OSError, asyncio.CancelledError):  # TLS errors among them
+            crowd.left(connection)
+            accepted.close()
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
 
 
-def allow_connections(limits: WireLimits) -> None:
-    """Let this process have so many connections, as far as the system does."""
+def allow_connections(limits: WireLimits) -> int:
+    """Let this process have so many connections, as far as the system does, and return how many."""
     import resource  # noqa: PLC0415 -- where there is none, there is no such limit
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -180,6 +195,8 @@ def allow_connections(limits: WireLimits) -> None:
     if soft < wanted:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    return max(1, min(limits.connections, soft - _OTHER_FILES))
 
 
 @asynccontextmanager

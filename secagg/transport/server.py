@@ -279,6 +279,7 @@ class SumServer:
                 self._strange = name
                 say("stranger", logging.WARNING, session=name, client=-1 if sender is None else sender[0].value)
             return _STRANGER
+        request.scope.get("proved", lambda: None)()  # Its connection is no stranger's from here on.
         if conductor.is_running:
             self._members.setdefault(name, set()).add(_digest_of(request))
         return conductor, sender[0]

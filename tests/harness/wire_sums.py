@@ -18,8 +18,10 @@ from secagg.session.roles import ClientSession, LateUpdate, Released, ServerSess
 from secagg.session.run import Limits
 from secagg.transport.card import Card, WireLimits
 from secagg.transport.client import Join, Outcome, contribute
+from secagg.transport.listener import listening
 from secagg.transport.proof import Prover, header_of
 from secagg.transport.server import SumServer
+from secagg.transport.tls import ServerTls
 from tests.harness.plain_sum import PlainMember, PlainSettings, open_session
 
 LAYOUT = Layout((RingSegment(32, 4),))
@@ -40,7 +42,7 @@ def quick_limits(
         poll=poll,
         grace=grace,
         connections=connections,
-        bodies_at_once=bodies,
+        memory=2 * ANSWER_BYTES * bodies,
     )
 
 
@@ -147,6 +149,21 @@ async def holding(
             await held.http.get("/v1/session")
             await until(lambda: server.is_open)
             yield held, task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def served(limits: WireLimits, tls: ServerTls | None = None) -> AsyncGenerator[tuple[SumServer, int, str]]:
+    """Serve a plain sum at a socket; yields the server, its port, and the path of the session."""
+    server = SumServer(limits=limits)
+    card = server.card(SUBJECT, "plain")
+    async with listening(server.app, "127.0.0.1", 0, tls=tls, limits=limits) as port:
+        task = asyncio.create_task(server.run(plain_session(), card))
+        try:
+            await until(lambda: server.is_open)
+            yield server, port, f"/v1/sessions/{card.session}"
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

@@ -79,7 +79,7 @@ async def test_a_client_that_asks_again_gives_its_older_request_back() -> None:
 
 
 async def test_a_long_answer_that_does_not_come_loses_its_place_in_time() -> None:
-    limits = patient_limits(grace=0.3, slowest=ANSWER_BYTES / PATIENT, bodies_at_once=1)
+    limits = patient_limits(grace=0.3, slowest=ANSWER_BYTES / PATIENT, memory=2 * ANSWER_BYTES)
     async with holding(SumServer(limits=limits)) as (held, _):
         began = time.monotonic()
         slow = asyncio.create_task(post(held, ONE, chunks(), declared=ANSWER_BYTES))
@@ -94,16 +94,13 @@ async def dribble() -> AsyncIterator[bytes]:
         await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize("room", [1 << 30, 3 * ANSWER_BYTES])
+@pytest.mark.parametrize("room", [1 << 30, 6 * ANSWER_BYTES])
 @pytest.mark.parametrize("declared", [None, ANSWER_BYTES])
-async def test_slow_senders_keep_no_place_from_the_others(
-    monkeypatch: pytest.MonkeyPatch, room: int, declared: int | None
-) -> None:
+async def test_slow_senders_keep_no_place_from_the_others(room: int, declared: int | None) -> None:
     """Sixteen send a byte now and then, for the whole stage; twenty others are taken, some of them late."""
-    monkeypatch.setattr("secagg.transport.conductor._ROOM_BYTES", room)
     everybody = [ClientId(number) for number in range(36)]
 
-    limits = patient_limits(grace=1.0, slowest=1.0, bodies_at_once=2)
+    limits = patient_limits(grace=1.0, slowest=1.0, memory=room)
     async with holding(SumServer(limits=limits), plain_session(everybody)) as (held, _):
         slow = [asyncio.create_task(post(held, client, dribble(), declared)) for client in everybody[:16]]
         await asyncio.sleep(0.5)
@@ -118,11 +115,13 @@ async def test_slow_senders_keep_no_place_from_the_others(
         await asyncio.gather(*slow, return_exceptions=True)
 
 
-async def test_senders_as_fast_as_each_other_give_way_once_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("secagg.transport.conductor._ROOM_BYTES", 1)
+async def test_senders_as_fast_as_each_other_give_way_once_at_most() -> None:
     sent = dict.fromkeys(CLIENTS[:3], 0)
 
-    async with holding(SumServer(limits=patient_limits(grace=0.5, slowest=100.0, bodies_at_once=1))) as (held, _):
+    async with holding(SumServer(limits=patient_limits(grace=0.5, slowest=100.0, memory=2 * ANSWER_BYTES))) as (
+        held,
+        _,
+    ):
 
         async def one(client: ClientId) -> int:
             body = answer_of(client, held.session)
@@ -144,7 +143,7 @@ async def test_senders_as_fast_as_each_other_give_way_once_at_most(monkeypatch: 
 async def test_an_answer_is_no_longer_than_its_stage_has_answers() -> None:
     session = plain_session()
     vars(session)["_stage"] = Stage(name="keys", takes_update=False, per_client=0)
-    limits = replace(quick_limits(), answer_bytes=1 << 20)
+    limits = replace(quick_limits(), answer_bytes=1 << 20, memory=1 << 30)
     async with holding(SumServer(limits=limits), session) as (held, _):
         assert await post(held, ONE, chunks(b"x"), declared=1 << 15) == 413
         assert await post(held, ONE, chunks(*[bytes(1 << 10)] * 17)) == 413
@@ -174,7 +173,7 @@ def test_who_leaves_again_and_again_is_written_down_once(caplog: pytest.LogCaptu
 
 
 async def test_what_is_read_when_its_stage_closes_takes_no_place_from_the_next() -> None:
-    limits = replace(quick_limits(seconds=0.5, poll=PATIENT, grace=PATIENT), bodies_at_once=2)
+    limits = replace(quick_limits(seconds=0.5, poll=PATIENT, grace=PATIENT), memory=4 * ANSWER_BYTES)
     async with holding(SumServer(limits=limits)) as (held, task):
         began = time.monotonic()
         slow = [asyncio.create_task(post(held, client, chunks(b"x"))) for client in CLIENTS[:3]]
@@ -424,7 +423,7 @@ async def test_a_server_that_never_comes_to_an_answer_is_given_up(said: bytes) -
     ("limits", "name"),
     [
         *((Patience(), name) for name in ("lost", "poll", "slowest")),
-        *((WireLimits(), f) for f in ("answer_bytes", "bodies_at_once", "grace", "slowest", "poll", "connections")),
+        *((WireLimits(), f) for f in ("answer_bytes", "memory", "grace", "slowest", "poll", "connections")),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )

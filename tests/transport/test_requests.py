@@ -8,6 +8,7 @@ import inspect
 import json
 import logging
 from collections.abc import AsyncIterator, Coroutine
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from secagg.cli.shared import JsonLines
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
-from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerError, ThresholdNotMet
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerError, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.session.roles import ClientSession
 from secagg.session.simulated import SimulatedKeys
@@ -381,6 +382,17 @@ async def test_a_client_is_not_led_on(
 def test_a_card_that_is_none_is_refused(encoded: bytes) -> None:
     with pytest.raises(MalformedMessage, match="not a card"):
         Card.decode(encoded)
+
+
+def test_a_field_of_another_version_is_passed_over_unless_it_must_be_known() -> None:
+    card = Card(session=bytes(16).hex(), protocol="plain", task="a task", round_number=3, answer_bytes=1000)
+    later = json.loads(card.encode()) | {"deadline": 3}
+    assert Card.decode(json.dumps(later).encode()) == card
+    with pytest.raises(MalformedMessage, match=r"'deadline', '\\x1b\[2J'; install the server's version") as refused:
+        Card.decode(json.dumps(later | {"must_know": ["terms", "deadline", "\x1b[2J"]}).encode())
+    assert refused.value.reason is Reason.WRONG_VERSION
+    needed = replace(card, must_know=("terms",))
+    assert Card.decode(needed.encode()) == needed
 
 
 @pytest.mark.parametrize("name", ["protocol", "task", "mode"])

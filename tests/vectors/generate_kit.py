@@ -287,6 +287,8 @@ def encodings() -> Files:
         proofs.append(told | {"authorization": header_of(ClientId(number), proof)})
         card = Card(session=session.hex(), protocol="pairwise", task="sum", round_number=number >> 1, answer_bytes=9)
         said = json.loads(card.encode()) | {"terms": text_of(TERMS)}
+        if number == 9:
+            said |= {"deadline": 3, "must_know": ["terms"]}  # A field of a later version, which is passed over.
         cards.append({"card": json.dumps(said), "round": said["round_number"], "terms": said["terms"]})
     yield "http/proofs", cases("The Authorization of a client that has a key.", proofs)
     yield "http/cards", cases("Cards of sessions: the round is digits, the terms are a text.", cards)
@@ -340,13 +342,14 @@ def texts() -> Iterator[Vector]:
         ("task", 7),
         ("mode", "\n"),
     ]
+    bad += [("must_know", 7), ("must_know", ["deadline"])]
     for name, value in bad:
-        shown = json.dumps(value) if isinstance(value, str | int) else "no text"
+        shown = "no text" if value is TERMS else json.dumps(value)
         yield {
             "what": "card",
             "name": f"{name} is {shown}",
             "text": json.dumps(good | {name: value}),
-            "reason": "not_canonical",
+            "reason": "wrong_version" if value == ["deadline"] else "not_canonical",
         }
     seeds = [signing(drawn("text", at)) for at in range(2)]
     certificate = issue_certificate(seeds[0], ClientId(3), seeds[1].public_key).signature.hex()
