@@ -30,7 +30,7 @@ import numpy as np
 from secagg.crypto.entropy import SystemCoins
 from secagg.identifiers import ClientId
 from secagg.platforms.floors import DIRECTORY_VARIABLE
-from secagg.platforms.keys import AUTHORITY_FILE, ROSTER_FILE, load_authority, make_identities
+from secagg.platforms.keys import AUTHORITY_FILE, load_authority, make_identities
 
 CLIENTS = 20
 WEIGHTS = 1_000_000
@@ -54,14 +54,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "two servers": {"protocol": "two-servers", "weighting": "uniform"},
     "two servers, codewords": {"protocol": "two-servers", "weighting": "uniform", "compression": "pq"},
     "one message, standing holders": {"protocol": "one-message", "weighting": "uniform"},
-    "one message, committee": {"protocol": "one-message", "weighting": "uniform"},
 }
 """This library's contenders. Holders stand in processes of their own. Enclaves are simulated, which costs what a real
 one costs, but for its memory; so is the second of two servers, and a round then has the work and the memory of both in
 one process."""
 HOLDERS = 5
 STANDING = "one message, standing holders"
-ADDED = {STANDING: 0.02, "one message, committee": 0.15}
+ADDED = {STANDING: 0.02}
 """The seconds that a round may take longer than FedAvg's."""
 CONTENDERS = ("FedAvg", *SETTINGS, "FedAvg, legacy API", "SecAgg+, legacy API")
 """The legacy twin is there because SecAgg+ works with the legacy API alone."""
@@ -221,7 +220,7 @@ def _counted(replies: Any, uploaded: dict[int, int]) -> Any:
 
 
 @contextmanager
-def _epoch(name: str) -> Generator[dict[str, str]]:
+def _epoch() -> Generator[dict[str, str]]:
     """Sign an epoch for a contender, start its holders where they stand, and return its settings."""
 
     def secagg(*arguments: str) -> list[str]:
@@ -230,11 +229,6 @@ def _epoch(name: str) -> Generator[dict[str, str]]:
     with TemporaryDirectory() as folder, ExitStack() as running:
         place, numbers = Path(folder), range(HOLDERS)
         signed = ["record", "--authority", str(KEYS / AUTHORITY_FILE), "--number", "1", "--out", f"{place}/record"]
-        if name != STANDING:
-            clients = [part for number in numbers for part in ("--client", str(number))]
-            subprocess.run(secagg(*signed, "--roster", str(KEYS / ROSTER_FILE), *clients), check=True)  # noqa: S603
-            yield {"epoch": f"{place}/record"}
-            return
         keys = list[str]()
         for number in numbers:
             made = secagg("keys", "--out", f"{place}/{number}.key")
@@ -243,7 +237,7 @@ def _epoch(name: str) -> Generator[dict[str, str]]:
         authority = load_authority(KEYS / AUTHORITY_FILE).public_key.hex()
         for number in numbers:
             serve = ["serve", "--record", f"{place}/record", "--key", f"{place}/{number}.key"]
-            serve += ["--authority", authority, "--journal", f"{place}/{number}", "--socket", f"{place}/{number}.sock"]
+            serve += ["--authority", authority, "--socket", f"{place}/{number}.sock"]
             process = running.enter_context(subprocess.Popen(secagg(*serve), stdout=subprocess.PIPE))  # noqa: S603
             running.callback(process.kill)
             assert process.stdout is not None
@@ -253,7 +247,7 @@ def _epoch(name: str) -> Generator[dict[str, str]]:
 
 def contend(name: str, clients: int, weights: int, rounds: int) -> None:
     """Run one contender, and print its figures."""
-    with _epoch(name) if name in ADDED else nullcontext(dict[str, str]()) as epoch:
+    with _epoch() if name in ADDED else nullcontext(dict[str, str]()) as epoch:
         if name in SETTINGS:
             SETTINGS[name] |= epoch
         _contend(name, clients, weights, rounds)

@@ -21,7 +21,7 @@ from secagg.crypto.secret import Secret
 from secagg.protocols.one_message.holder import HeldShare, open_share, summed
 from secagg.protocols.one_message.masks import EpochRing
 from secagg.protocols.one_message.opening import Accumulator, Opening, SumOfSecrets, recovered
-from secagg.protocols.one_message.parameters import Parameters, ThresholdRule, Values
+from secagg.protocols.one_message.parameters import Parameters, Values
 from secagg.protocols.one_message.session import choose_committee, plan
 from secagg.protocols.one_message.sharing import Dealing, deal
 
@@ -43,8 +43,8 @@ def measure() -> Iterator[Figure]:
     uploads = [ring.mask([vector], _seed()) for _ in range(2)]
     yield from _client(parameters, ring, vector)
     yield from _server(parameters, ring, uploads, vector)
-    for holders, corrupted, rule in ((5, 1, None), (24, 3, None), (24, 3, ThresholdRule.CERTIFIED)):
-        yield from _holders(plan(values, CAPACITY, choose_committee(holders, corrupted, rule=rule), degrees=DEGREES))
+    for holders, corrupted in ((5, 1), (24, 3)):
+        yield from _holders(plan(values, CAPACITY, choose_committee(holders, corrupted), degrees=DEGREES))
 
 
 def _client(parameters: Parameters, ring: EpochRing, vector: RingVector) -> Iterator[Figure]:

@@ -21,14 +21,14 @@ class Evidence(Enum):
     """Bytes fail before they are verified, or nothing verifies them. The sender is the transport's, not a header's."""
     VERIFIED_CONTENT = auto()
     """Verified content is wrong, or two verified answers differ."""
-    DEVIATING_ANSWER = auto()
-    """A holder's answer is off a polynomial on which T + c answers agree."""
     REFUSED_HALF = auto()
     """One of two servers cannot use the half or the proof of a client."""
     DIFFERENT_LISTS = auto()
     """Two servers hold different lists."""
     UNOPENED_UPLOAD = auto()
     """An enclave cannot open an upload whose client is verified."""
+    REFUSED_REQUEST = auto()
+    """A helper refuses what a server, or what stands for one, asks of it."""
     CIRCUMSTANCE = auto()
     """A storage failed, a process ended or time ran out."""
 
@@ -36,13 +36,13 @@ class Evidence(Enum):
 _NAMED_BESIDES: Final[dict[Evidence, frozenset[Party]]] = {
     Evidence.UNVERIFIED_BYTES: frozenset({ServerId()}),
     Evidence.VERIFIED_CONTENT: frozenset(),
-    Evidence.DEVIATING_ANSWER: frozenset(),
     Evidence.REFUSED_HALF: frozenset({ServerId(), ServerId(1)}),
     Evidence.UNOPENED_UPLOAD: frozenset({ServerId()}),
 }
 """Parties that are named in addition to the sender."""
 _NAMED_ALONE: Final[dict[Evidence, frozenset[Party]]] = {
     Evidence.DIFFERENT_LISTS: frozenset({ServerId(), ServerId(1)}),
+    Evidence.REFUSED_REQUEST: frozenset({ServerId()}),
     Evidence.CIRCUMSTANCE: NOBODY,
 }
 """Parties that are named without a sender."""
@@ -60,6 +60,11 @@ def culprits(evidence: Evidence, *, sender: Party | None = None) -> frozenset[Pa
 def unverified(sender: Party) -> frozenset[Party]:
     """Return who may have written bytes that nothing vouches for: their sender, or the server and the way to it."""
     return culprits(Evidence.UNVERIFIED_BYTES, sender=sender)
+
+
+def disputed(*parties: Party) -> frozenset[Party]:
+    """Return all between whom the evidence does not decide: each says that another lies."""
+    return frozenset(parties)
 
 
 def said_by(sender: Party, mode: SecurityMode) -> frozenset[Party]:

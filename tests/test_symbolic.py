@@ -20,7 +20,6 @@ from secagg.crypto.labels import Label
 from secagg.identifiers import CLIENT_ID_BYTES
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.one_message.configuration import Offer
-from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement
 from secagg.wire import MessageKind
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, model_digest
@@ -141,7 +140,7 @@ def test_the_classic_suite_binds_the_fields_that_its_model_says(
 
 def test_one_message_hashes_and_signs_the_fields_that_the_model_says(models: tuple[ModuleType, ModuleType]) -> None:
     with noting() as bound:
-        world = InsecureSum(SumSetup(rule=ThresholdRule.CERTIFIED, seed=b"noted"))
+        world = InsecureSum(SumSetup(seed=b"noted"))
         server = world.collected()
         server.fix_list()
         world.ask(server, server.requests())

@@ -1,5 +1,5 @@
 /**
- * A client of one message, classic suite, exact segments, both rules.
+ * A client of one message, classic suite, exact segments.
  * Implements protocols/one_message/README.md.
  * @module
  */
@@ -60,18 +60,16 @@ const CONFIGURATION = {
   corrupted: number(2),
   threshold: number(2),
   packing: number(2),
-  isCertified: flag,
   quorum: number(2),
   minimumCohort: number(4),
   corruptedClients: number(4),
   maximumWeight: number(4),
 };
-const TERMS = { sum: bytes(16), round: long, model: bytes(DIGEST), application: bytes(DIGEST) };
+const TERMS = { round: long, model: bytes(DIGEST), application: bytes(DIGEST) };
 const RECORD = {
   epoch: long,
   isActive: flag,
   suite: choice(2),
-  isCertified: flag,
   corrupted: number(2),
   threshold: number(2),
   packing: number(2),
@@ -81,7 +79,7 @@ const RECORD = {
   holders: list(MOST.holders, record({ id: bytes(8), key: bytes(KEY) })),
 };
 /** What the authority signed of the thresholds; an offer says the same. */
-const SIGNED = /** @type {const} */ (["corrupted", "threshold", "packing", "quorum", "isCertified"]);
+const SIGNED = /** @type {const} */ (["corrupted", "threshold", "packing", "quorum"]);
 
 /**
  * Read an offer, and believe it as far as its signatures go.
@@ -112,10 +110,6 @@ export async function readOffer(message, authority) {
   must(
     configuration.holderCount === holders.length && SIGNED.every((name) => configuration[name] === signed[name]),
     "parameter_out_of_range", "the record says otherwise than the offer",
-  );
-  must(
-    terms.sum.some(Boolean) !== configuration.isCertified,
-    "parameter_out_of_range", "an upload names its sum under the rule one_answer, and else none",
   );
   const epoch = await hash("one-message-epoch", ...epochOf.keys);
   const agreed = concat(header(KIND.configuration), message.slice(start, middle));
@@ -256,16 +250,14 @@ export function requireHolderFloors(offer, floors, now, authority) {
     offer.capacity <= floors.maximumCapacity && length <= floors.maximumLength,
     "below_floor", `${offer.capacity} clients, or ${length} values, are above a floor`,
   );
-  const least = offer.isCertified
-    ? corrupted + packing
-    : Math.floor((2 * count + corrupted) / 3) + packing;
+  const least = corrupted + packing;
   must(
     packing >= 1 && degree % packing === 0 && threshold >= least && threshold <= count,
     "below_floor", `the threshold is ${threshold} of ${count}, and ${least} is the least`,
   );
-  const quorum = offer.isCertified ? ((count + corrupted) >> 1) + 1 : 0;
+  const quorum = ((count + corrupted) >> 1) + 1;
   must(
-    offer.quorum >= quorum && offer.quorum <= (quorum && count),
+    offer.quorum >= quorum && offer.quorum <= count,
     "below_floor", `${offer.quorum} holders sign a list, and ${quorum} are the least`,
   );
   must(
@@ -292,9 +284,7 @@ export async function upload(offer, { id, vectors, weight: given = 1, identity, 
   // Like values, a weight that is out of range counts as the bound: a refusal would tell of it.
   const weight = Math.min(Math.max(1, Math.trunc(given) || 1), offer.maximumWeight);
   const { t0 } = offer;
-  const terms = await hash(
-    "one-message-terms", offer.sum, integer(offer.round, 8), offer.model, offer.application,
-  );
+  const terms = await hash("one-message-terms", integer(offer.round, 8), offer.model, offer.application);
   const key = offer.isActive ? /** @type {Identity} */ (identity).key : null;
   const clamped = offer.segments.slice(0, -1).map((segment, i) => within(vectors[i], segment));
   const about = [terms, await payloadDigest(offer, clamped), integer(weight, 8)];

@@ -17,7 +17,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import PeerMisbehaved
 from secagg.protocols.coded_mask import field as coded_mask
 from secagg.protocols.one_message import opening
-from secagg.protocols.one_message.parameters import Parameters, ThresholdRule, Values
+from secagg.protocols.one_message.parameters import Parameters, Values
 from secagg.protocols.one_message.session import choose_committee, plan
 from secagg.protocols.one_message.sharing import WORD, holder_point, multiply, slot_points, transfer_matrix
 
@@ -30,12 +30,12 @@ LOCATED: Final = (60, 150)
 SUMS: Final = 16
 CODED: Final = (32, 4000)
 COMMITTEES: Final = (
-    (5, 1, 0, ThresholdRule.ONE_ANSWER),
-    (7, 1, 1, ThresholdRule.CERTIFIED),
-    (9, 1, 2, ThresholdRule.CERTIFIED),
-    (9, 0, 4, ThresholdRule.CERTIFIED),
+    (5, 1, 0),
+    (7, 1, 1),
+    (9, 1, 2),
+    (9, 0, 4),
 )
-"""Holders, corrupted and absent ones, rule."""
+"""Holders, corrupted and absent ones."""
 PRIME: Final = (1 << 256) - 189
 FIELD: Final = (1 << 16) - 15
 CODED_FIELD: Final = (1 << 31) - 1

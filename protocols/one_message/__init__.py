@@ -16,14 +16,10 @@ if TYPE_CHECKING:
     from .configuration import verify_epoch as verify_epoch
     from .floors import Floors as Floors
     from .holder import Holder as Holder
-    from .holder import Holdings as Holdings
     from .holder import require_believed as require_believed
-    from .journal import FileJournal as FileJournal
-    from .journal import boot_id as boot_id
     from .messages import Upload as Upload
     from .opening import OneMessageCut as OneMessageCut
     from .opening import joined as joined
-    from .parameters import ThresholdRule as ThresholdRule
     from .parameters import pieces_of as pieces_of
     from .requests import UploadList as UploadList
     from .session import Bounds as Bounds
@@ -39,11 +35,10 @@ else:
             "client": "Client ClientRecord Ledger OneMessageMember",
             "configuration": "EpochRecord HolderIdentity verify_epoch",
             "floors": "Floors",
-            "holder": "Holder Holdings require_believed",
-            "journal": "FileJournal boot_id",
+            "holder": "Holder require_believed",
             "messages": "Upload",
             "opening": "OneMessageCut joined",
-            "parameters": "ThresholdRule pieces_of",
+            "parameters": "pieces_of",
             "requests": "UploadList",
             "session": "Bounds OneMessageHelpers OneMessageSettings Server open_session plan_epoch",
         },

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from threading import Lock
@@ -20,18 +19,18 @@ from secagg.crypto.hedged_coins import HedgedCoins
 from secagg.crypto.labels import Label
 from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import UNDECIDED, InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, UnexpectedMessage
+from secagg.errors import UNDECIDED, InvalidParameters, Misuse, PeerMisbehaved, Reason
 from secagg.fields import Message, fixed, repeated, unsigned, variable
 from secagg.identifiers import ClientId
 from secagg.parameters import ATTEMPTS
 from secagg.session.certificates import Certificate, SigningKey
-from secagg.wire import MessageKind, message_kind
+from secagg.session.one_answer import OneStageClientSession
+from secagg.wire import MessageKind
 
-from .configuration import DIGEST_BYTES, Agreement, EpochRecord, Offer, SumTerms, draw_nonce, noise_of
+from .configuration import DIGEST_BYTES, Agreement, Offer, SumTerms, draw_nonce, noise_of
 from .floors import Floors
 from .masks import epoch_ring
 from .messages import (
-    NoHolder,
     Upload,
     UploadHeader,
     challenge_of,
@@ -48,8 +47,6 @@ if TYPE_CHECKING:
     from secagg.privacy.client_noise import NoiseSettings
     from secagg.session.privacy_ledger import PrivacyLedger
     from secagg.session.roles import LateUpdate, Subject
-
-    from .holder import Holder
 
 _SEED_BYTES: Final = 32
 
@@ -153,17 +150,8 @@ class Ledger(Confined):
 # --- The member and its sessions --------------------------------------------------------------------------------------
 
 
-Holding = Callable[[EpochRecord, bytes], "AbstractContextManager[Holder | None]"]
-"""Opens the holder that a client is for a task, where it is on an epoch's committee."""
-
-
-def _holding_nothing(record: EpochRecord, task: bytes) -> AbstractContextManager[Holder | None]:
-    del record, task
-    return nullcontext()
-
-
 class OneMessageMember(Confined):
-    """A client from one sum to the next, and the holder that it is where it is on the epoch's committee."""
+    """A client from one sum to the next."""
 
     def __init__(  # noqa: PLR0913 -- what a client brings
         self,
@@ -177,7 +165,6 @@ class OneMessageMember(Confined):
         certificate: Certificate | None = None,
         noise: NoiseSettings | None = None,
         privacy: PrivacyLedger | None = None,
-        holding: Holding = _holding_nothing,
     ) -> None:
         """Prepare to take part.
 
@@ -187,7 +174,6 @@ class OneMessageMember(Confined):
             signing_key: with its certificate, in ``active`` mode.
             noise: noise that this client adds to every update; an offer that says otherwise is refused.
             privacy: what it has spent in all its tasks; an upload that its budget does not pay for is refused.
-            holding: the holder's own memory, from one message to the next.
         """
         if (signing_key is None) is not (certificate is None):
             raise InvalidParameters("a client has a signing key and its certificate, or neither")
@@ -197,7 +183,7 @@ class OneMessageMember(Confined):
             raise InvalidParameters("the certificate is for another key")
         self.client, self.floors, self.ledger, self.coins, self.clock = client, floors, ledger, coins, clock
         self.signing_key, self.certificate, self.noise = signing_key, certificate, noise
-        self.privacy, self.holding = privacy, holding
+        self.privacy = privacy
 
     @property
     def identity(self) -> bytes:
@@ -206,102 +192,33 @@ class OneMessageMember(Confined):
         return b"" if certificate is None else certificate.public_key + certificate.signature
 
     def join(self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None) -> Client:
-        record = None if suspended is None else EpochRecord.decode(bytes(suspended.expose()))
-        return Client(self, subject, update, record)
+        return Client(self, subject, update, suspended)
 
     def __repr__(self) -> str:
         return f"<OneMessageMember {self.client}>"
 
 
-class Client(Confined):
-    """A client's side of one sum: one message; on the committee also the messages of its holder."""
+class Client(OneStageClientSession):
+    """A client's side of one sum: one message."""
 
     def __init__(
-        self,
-        member: OneMessageMember,
-        subject: Subject,
-        update: LateUpdate | None = None,
-        record: EpochRecord | None = None,
+        self, member: OneMessageMember, subject: Subject, update: LateUpdate | None, suspended: Secret | None = None
     ) -> None:
-        self._member, self._subject, self._update, self._record = member, subject, update, record
-        self._faults, self._is_over = list[PeerError](), False
+        super().__init__(member.client, subject, update, suspended)
+        self._member = member
 
-    @property
-    def client(self) -> ClientId:
-        return self._member.client
-
-    @property
-    def faults(self) -> tuple[PeerError, ...]:
-        """Why this client's holder has no part in the sum; a client hears of no other client."""
-        return tuple(self._faults)
-
-    def answer(self, message: bytes) -> bytes:
-        """Return the upload, or what the holder answers.
-
-        Raises:
-            UnexpectedMessage, Misuse: it is not for a client, or not for this one any more.
-            InvalidParameters, PeerError: an offer is refused, or the holder refuses.
-        """
-        if self._is_over:
-            raise Misuse("the client has left this session", reason=Reason.ALREADY_SPENT)
-        kind = message_kind(message)
-        if kind is MessageKind.ONE_MESSAGE_OFFER:
-            return self._answer_offer(message)
-        is_record = kind is MessageKind.ONE_MESSAGE_RECORD
-        if (record := EpochRecord.decode(message) if is_record else self._record) is not None:
-            with self._member.holding(record, self._subject.task) as holder:
-                # A record is believed once its signature was checked.
-                self._record = record
-                if holder is not None:
-                    return holder.respond(message)
-            if is_record:
-                return self._holds_nothing(record)
-        raise UnexpectedMessage(expected="an offer", received=kind.name)
-
-    def _answer_offer(self, offer: bytes) -> bytes:
-        if self._update is None:
-            raise InvalidParameters("an offer is answered with an upload, and there is no update to upload")
-        record = EpochRecord.decode(Offer.decode(offer).record)
-        with self._member.holding(record, self._subject.task) as holder:
-            try:
-                self._record = None
-                if holder is not None:
-                    holder.respond(offer)
-                    self._record = record
-            except PeerError as error:
-                # An absent holder is still a client.
-                self._faults.append(error)
-        return self._upload(offer, self._update)
-
-    def _holds_nothing(self, record: EpochRecord) -> bytes:
-        member = self._member
-        said = NoHolder(record=record.context.digest, client=member.client, identity=member.identity)
-        signature = record.sign(member.signing_key, Label.ONE_MESSAGE_NO_HOLDER, *said.parts)
-        return replace(said, signature=signature).encode()
-
-    def suspend(self) -> Secret | None:
-        """Return the epoch's record; a holder resumes from its own memory, which never leaves it."""
-        record = None if self._is_over else self._record
-        self._is_over = True
-        return None if record is None else Secret("one-message record", record.encode())
-
-    def abort(self) -> None:
-        """Leave; an update that was taken stays spent."""
-        self._is_over = True
-
-    def _upload(self, offer: bytes, update: LateUpdate) -> bytes:
+    def _upload(self, message: bytes, update: LateUpdate) -> bytes:
         """Answer an offer: checks, ledger, update, time, upload, storing, in this order.
 
         The same offer gets the same bytes again; nothing was drawn or charged where one is refused.
         """
         member, subject, ledger = self._member, self._subject, self._member.ledger(self._subject.task)
-        decoded = Offer.decode(offer)
+        decoded = Offer.decode(message)
         agreement, terms = decoded.agree(), decoded.terms
         member.floors.admit(agreement, member.clock())
-        agreement.require_terms(terms)
         _require_subject(agreement, terms, subject, update.model_for(subject), member.noise)
         noise = noise_of(agreement.configuration, member.noise)
-        if (sent := ledger.sent_for(offer)) is not None:
+        if (sent := ledger.sent_for(message)) is not None:
             return sent
         if member.privacy is not None:
             member.privacy.require_room(noise)
@@ -325,9 +242,9 @@ class Client(Confined):
         own = agreement.sign(member.signing_key, Label.ONE_MESSAGE_HEDGE, *about)
         with HedgedCoins(member.coins, agreement.t0, member.client.encode(), *about, own) as coins:
             payload = made.payload if noise is None else noise.add_to(made.payload, coins)
-            message = self._masked(agreement, terms, payload, made.weight, coins)
-        ledger.keep(offer, message)
-        return message
+            upload = self._masked(agreement, terms, payload, made.weight, coins)
+        ledger.keep(message, upload)
+        return upload
 
     def _masked(self, agreement: Agreement, terms: SumTerms, payload: Payload, weight: int, coins: Coins) -> bytes:
         member, parameters = self._member, agreement.parameters
@@ -361,9 +278,6 @@ class Client(Confined):
             sealed=sealed,
             signature=signature,
         ).encode()
-
-    def __repr__(self) -> str:
-        return f"<Client {self.client}>"
 
 
 def _require_subject(

@@ -16,19 +16,20 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
+from secagg.blame import said_by, unverified
 from secagg.contract.layout import Layout
 from secagg.crypto.entropy import Coins
 from secagg.crypto.hpke import ClassicSealingKey, ClassicSealingPair, sealing_key, sealing_pair
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Secret, draw_exactly
-from secagg.errors import UNDECIDED, InvalidParameters, MalformedMessage, PeerMisbehaved, Reason
+from secagg.errors import UNDECIDED, InvalidParameters, MalformedMessage, PeerMisbehaved, Reason, blaming
 from secagg.fields import Message, choice, encoded, fixed, nested, repeated, unsigned, variable, write_fields
 from secagg.identifiers import AttemptContext, HolderId, Party
 from secagg.parameters import SecurityMode, Suite
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, SigningKey, verify_signature
 from secagg.wire import MessageKind, Writer
 
-from .parameters import MAXIMUM_HOLDERS, Committee, Parameters, ThresholdRule
+from .parameters import MAXIMUM_HOLDERS, Committee, Parameters
 
 if TYPE_CHECKING:
     from secagg.crypto.hybrid_key_agreement import HybridKeyPair, HybridPublicKey
@@ -47,7 +48,6 @@ class HolderIdentity:
     """Identity of the holder at one position."""
 
     number: Annotated[int, unsigned(8)]
-    """The holder's number; of a client that holds, its id."""
     public_key: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
 
 
@@ -60,7 +60,6 @@ class EpochRecord(Message):
     """Goes up: a client follows no older epoch than the newest that it has seen."""
     mode: Annotated[SecurityMode, choice(tuple(SecurityMode))]
     suite: Annotated[Suite, choice(tuple(Suite))]
-    rule: Annotated[ThresholdRule, choice(tuple(ThresholdRule))]
     corrupted: Annotated[int, unsigned(2)]
     threshold: Annotated[int, unsigned(2)]
     packing: Annotated[int, unsigned(2)]
@@ -87,7 +86,7 @@ class EpochRecord(Message):
 
     @property
     def committee(self) -> Committee:
-        return Committee(len(self.holders), self.corrupted, self.threshold, self.packing, self.rule, self.quorum)
+        return Committee(len(self.holders), self.corrupted, self.threshold, self.packing, self.quorum)
 
     @property
     def statement(self) -> bytes:
@@ -201,13 +200,15 @@ def _verified_epoch(encoded: bytes, announced: tuple[bytes, ...]) -> VerifiedEpo
         )
     sealing_keys: list[ClassicSealingKey | HybridPublicKey] = []
     for key, holder in zip(keys, record.holders, strict=True):
-        culprit = HolderId(key.position)
-        if key.record != record.context.digest:
-            raise PeerMisbehaved(
-                f"{culprit} published keys for another epoch", reason=Reason.WRONG_SESSION, culprits={culprit}
-            )
-        record.verify(holder.public_key, key.signature, Label.ONE_MESSAGE_HOLDER_KEYS, *key.parts, culprits={culprit})
-        sealing_keys.append(sealing_key(record.suite, key.sealing_key, culprits={culprit}))
+        sender = HolderId(key.position)
+        with blaming(*unverified(sender)):
+            if key.record != record.context.digest:
+                raise PeerMisbehaved(
+                    f"keys of {sender} are for another epoch", reason=Reason.WRONG_SESSION, culprits=UNDECIDED
+                )
+            record.verify(holder.public_key, key.signature, Label.ONE_MESSAGE_HOLDER_KEYS, *key.parts)
+        with blaming(*said_by(sender, record.mode)):
+            sealing_keys.append(sealing_key(record.suite, key.sealing_key))
     if len({key.sealing_key for key in keys}) != len(keys):
         raise PeerMisbehaved("two holders published one key", reason=Reason.PUBLIC_KEY_REUSED, culprits=UNDECIDED)
     digest = hashlib.sha256(bind(Label.ONE_MESSAGE_EPOCH, *announced)).digest()
@@ -217,18 +218,14 @@ def _verified_epoch(encoded: bytes, announced: tuple[bytes, ...]) -> VerifiedEpo
 
 # --- The configuration ------------------------------------------------------------------------------------------------
 
-SUM_ID_BYTES: Final = 16
-NO_SUM: Final = bytes(SUM_ID_BYTES)
-"""The sum that an upload names under the certified rule: any one."""
 _MAXIMUM_TASK_BYTES: Final = 256
 _MAXIMUM_BYTES: Final = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumTerms:
-    """Which sum an upload is for, and what all its clients were told alike."""
+    """What all clients of a sum were told alike."""
 
-    sum_id: Annotated[bytes, fixed(SUM_ID_BYTES)]
     round_number: Annotated[int, unsigned(8)]
     model_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
     application_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
@@ -237,7 +234,7 @@ class SumTerms:
     def digest(self) -> bytes:
         number = self.round_number.to_bytes(8, "big")
         return hashlib.sha256(
-            bind(Label.ONE_MESSAGE_TERMS, self.sum_id, number, self.model_digest, self.application_digest)
+            bind(Label.ONE_MESSAGE_TERMS, number, self.model_digest, self.application_digest)
         ).digest()
 
 
@@ -352,19 +349,9 @@ class Agreement:
         """Sign for this agreement alone."""
         return self.record.sign(key, label, self.t0, *parts)
 
-    def require_terms(self, terms: SumTerms) -> None:
-        """Refuse terms that do not name their one sum under ``one_answer``, or name one under ``certified``.
-
-        Under ``one_answer`` nothing but this name keeps answers of two sums from sharing an unknown.
-        """
-        if (terms.sum_id == NO_SUM) is not (self.record.rule is ThresholdRule.CERTIFIED):
-            raise InvalidParameters(
-                "an upload names its one sum under the rule one_answer, and none under the rule certified"
-            )
-
     def verify(
         self, position: int, signature: bytes, label: Label, *parts: bytes, culprits: Iterable[Party] = UNDECIDED
     ) -> None:
         """Check what the holder at a position signed; it is to blame unless others are named."""
         key = self.record.holders[position].public_key
-        self.record.verify(key, signature, label, self.t0, *parts, culprits=culprits or {HolderId(position)})
+        self.record.verify(key, signature, label, self.t0, *parts, culprits=culprits or unverified(HolderId(position)))

@@ -1,27 +1,24 @@
 """A holder: it keeps shares of one epoch, puts an upload on one list ever, and answers for all of a list or nothing.
 
-The client has left when the list is made, so the holder enforces its floors. A promise is written down before it is
-sent, and a request that was answered gets the stored bytes again.
+The client has left when the list is made, so the holder enforces its floors. Keys, shares and promises exist only in
+the memory of one process: a holder that restarts has other keys, opens nothing that was sealed to the old ones, and
+takes part in the sums that begin later.
 """
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import os
-import re
-from collections.abc import Callable, Generator, Iterable
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from pathlib import Path
 from threading import RLock
 from typing import Final
 
 import numpy as np
 
+from secagg.blame import Evidence, culprits
 from secagg.crypto.entropy import Coins
-from secagg.crypto.labels import Label, bind
+from secagg.crypto.labels import Label
 from secagg.crypto.merkle import recover_root
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import (
@@ -36,16 +33,15 @@ from secagg.errors import (
     SecAggError,
     UnexpectedMessage,
 )
-from secagg.identifiers import ClientId, ServerId
+from secagg.identifiers import ClientId
 from secagg.session.certificates import SigningKey
 from secagg.session.frames import encode_refusal
 from secagg.wire import MessageKind, message_kind
 
-from .configuration import NO_KEY, NO_SUM, Agreement, EpochRecord, Offer, SumTerms, make_holder_keys
+from .configuration import NO_KEY, Agreement, EpochRecord, Offer, SumTerms, draw_nonce, make_holder_keys
 from .floors import Floors
-from .journal import Entry, Event, FileJournal, Journal, Placements, boot_id, erase_files, is_journal
 from .messages import challenge_of, leaf, sealing_info, share_context, upload_digest
-from .parameters import CHECK_WORDS, FIELD, Parameters, ThresholdRule
+from .parameters import CHECK_WORDS, FIELD, Parameters
 from .requests import (
     Answer,
     CertifiedList,
@@ -63,10 +59,7 @@ from .sharing import WORD, Elements, challenge_weights, decode_words, expand_sha
 
 MOST_UPLOADS: Final = 1 << 20
 """Limit on uploads of an epoch: all of them rest on one choice of the public polynomials."""
-_SERVER = frozenset({ServerId()})
-_NAME: Final = re.compile(r"([0-9]{1,20})-[0-9a-f]{64}", re.ASCII)
-"""Name of a holder's folder: when its epoch ends, and which task and epoch it belongs to."""
-_LOG: Final = logging.getLogger(__name__)
+_ROOT_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +82,9 @@ class _Work:
 
 
 class Holder(Confined):
-    """One position of one epoch: a ``Helper`` of the server, or the second half of a client.
+    """One position of one epoch: a ``Helper`` of the server.
 
-    Claim OM-5: the model checker drives this class and its journal, by a server that shows lists as it likes.
+    Claim OM-5: the model checker drives this class, by a server that shows lists as it likes.
     """
 
     def __init__(  # noqa: PLR0913 -- what a holder brings
@@ -99,21 +92,15 @@ class Holder(Confined):
         record: EpochRecord,
         position: int,
         *,
-        root: Secret,
-        nonce: bytes,
-        journal: Journal,
+        coins: Coins,
         floors: Floors,
         clock: Callable[[], datetime],
         signing_key: SigningKey | None = None,
-        forgets: bool = False,
     ) -> None:
-        """Begin an epoch, or resume it from its journal.
+        """Draw keys, and begin.
 
         Args:
-            root: secret that the epoch's key is derived from: of a ``FileJournal``, or drawn and kept in memory alone.
-            nonce: this holder's part of the seed of the public polynomials, from the same place.
             floors: floors of this holder's clients.
-            forgets: whether the journal holds one round alone: rounds go up then, and an earlier one is never answered.
         Raises:
             AuthenticationFailed: the record is not signed by its authority.
             InvalidParameters: another authority than the floors', or another key at this position.
@@ -122,14 +109,12 @@ class Holder(Confined):
         if record.holders[position].public_key != (NO_KEY if signing_key is None else signing_key.public_key):
             raise InvalidParameters("another holder stands at this position; name the one that has this key")
         self.position, self._record = position, record
-        self._key, self._floors, self._clock, self._journal = signing_key, floors, clock, journal
+        self._key, self._floors, self._clock = signing_key, floors, clock
         self._lock, self._process = RLock(), os.getpid()
-        keys, self._pair = make_holder_keys(record, position, root, nonce, signing_key)
+        with Secret.random("holder root", _ROOT_BYTES, coins) as root:
+            keys, self._pair = make_holder_keys(record, position, root, draw_nonce(coins), signing_key)
         self.keys = keys.encode()
-        self._work, self._placements, self._is_over = dict[bytes, _Work](), Placements(), False
-        self._round, self._forgotten = 0 if forgets else None, 0
-        for entry in journal.records():
-            self._replay(entry)
+        self._work, self._list_of, self._is_over = dict[bytes, _Work](), dict[bytes, bytes](), False
 
     def answer(self, request: bytes) -> bytes:
         """Return the answer, or an encoded refusal; never raise for what the server sent."""
@@ -145,7 +130,6 @@ class Holder(Confined):
 
         Raises:
             SecAggError: it is refused, and nothing has changed.
-            OSError: the journal cannot be written; nothing was promised.
         """
         # One request at a time: two lists that are checked at once would both be free.
         with self._lock:
@@ -163,15 +147,12 @@ class Holder(Confined):
             case MessageKind.ONE_MESSAGE_LIST | MessageKind.ONE_MESSAGE_CERTIFIED_LIST:
                 return self._promise(request)
             case kind:
-                raise UnexpectedMessage(expected="a request to a holder", received=kind.name, culprits=_SERVER)
+                raise UnexpectedMessage(
+                    expected="a request to a holder", received=kind.name, culprits=culprits(Evidence.REFUSED_REQUEST)
+                )
 
     def end(self) -> None:
         """Destroy the epoch's key and all shares."""
-        self.close()
-        self._journal.erase()
-
-    def close(self) -> None:
-        """Overwrite the memory; another process can resume from the journal."""
         with self._lock:
             self._is_over = True
             self._pair.wipe()
@@ -186,9 +167,9 @@ class Holder(Confined):
 
     def _require_open(self) -> None:
         if self._process != os.getpid():
-            # A fork has the journal's lock too, and hears nothing of what this process answers.
+            # A fork hears nothing of what this process answers.
             raise Misuse(
-                "this holder was forked into another process; open its journal there", reason=Reason.ALREADY_SPENT
+                "this holder was forked into another process; start another one there", reason=Reason.ALREADY_SPENT
             )
         if self.end_if_expired():
             raise InvalidParameters("the epoch is over, and its keys are destroyed; begin another one")
@@ -203,34 +184,17 @@ class Holder(Confined):
 
     def _admit(self, request: bytes) -> bytes:
         offer = Offer.decode(request)
-        agreement, number = offer.agree(), offer.terms.round_number
-        is_next = self._round is not None and number > self._round
-        if is_next or agreement.t0 not in self._work:
-            self._require_round(number, is_next=is_next)
+        agreement = offer.agree()
+        if agreement.t0 not in self._work:
             self._require_own(agreement)
             self._floors.admit(agreement, self._clock())
-            if is_next:
-                self._begin_round(number)
-            self._journal.append(Event.OFFERED, request)
             self._work[agreement.t0] = _Work(agreement)
         return self._receipt(agreement, ())
-
-    def _require_round(self, number: int, *, is_next: bool = False) -> None:
-        """Refuse another round than the one whose promises are remembered."""
-        if self._round is not None and number != self._round and not is_next:
-            raise _wrong(f"this holder is in round {self._round}, and in no other", Reason.ALREADY_SPENT)
-
-    def _begin_round(self, number: int) -> None:
-        """Forget the promises of earlier rounds, for which nothing is answered any more; keep their number."""
-        uploads = self._uploads
-        self._journal.restart(Event.BEGUN, number.to_bytes(8, "big"), uploads.to_bytes(8, "big"))
-        self._forget()
-        self._round, self._forgotten, self._placements = number, uploads, Placements()
 
     @property
     def _uploads(self) -> int:
         """Number of uploads that were accepted in this epoch."""
-        return self._forgotten + sum(len(one.accepted) for one in self._work.values())
+        return sum(len(one.accepted) for one in self._work.values())
 
     def _require_own(self, agreement: Agreement) -> None:
         if agreement.epoch.keys[self.position].encode() != self.keys or agreement.record != self._record:
@@ -243,8 +207,6 @@ class Holder(Confined):
         if self._uploads + len(accepted) > MOST_UPLOADS:
             raise _wrong(f"an epoch has at most {MOST_UPLOADS} uploads; begin another one", Reason.BUFFER_FULL)
         receipt = self._receipt(work.agreement, judged)
-        if accepted:
-            self._journal.append(Event.DELIVERED, request)
         work.accepted |= accepted
         return receipt
 
@@ -296,23 +258,21 @@ class Holder(Confined):
     # --- Lists --------------------------------------------------------------------------------------------------------
 
     def _promise(self, request: bytes) -> bytes:
-        """Sign a list, or answer it: at once where one answer is the rule, and else once a quorum has signed it.
+        """Sign a list, or answer it once a quorum has signed it.
 
-        It is written down first, and no other list has any of its uploads ever after.
+        No other list has any of its uploads ever after.
         """
         is_certificate = message_kind(request) is MessageKind.ONE_MESSAGE_CERTIFIED_LIST
         certified = CertifiedList.decode(request) if is_certificate else None
         upload_list = UploadList.decode(certified.upload_list if certified else request)
         work, digest = self._work_on(upload_list.t0), upload_list.digest
-        answers = certified is not None or work.agreement.record.rule is ThresholdRule.ONE_ANSWER
-        stored = work.answered if answers else work.signed
+        stored = work.signed if certified is None else work.answered
         if digest in stored:
             return stored[digest]
         if certified is not None:
             require_certificate(work.agreement, digest, certified)
         self._require_whole(work, upload_list)
-        reply = self._answer(work, upload_list) if answers else self._signature(work, digest)
-        self._journal.append(Event.LISTED, upload_list.encode(), reply)
+        reply = self._signature(work, digest) if certified is None else self._answer(work, upload_list)
         self._place(work, upload_list, reply)
         return reply
 
@@ -328,11 +288,6 @@ class Holder(Confined):
                 f"{configuration.parameters.capacity}",
                 Reason.SURVIVORS_INVALID,
             )
-        if terms.sum_id == NO_SUM:
-            raise _wrong("a list names its sum", Reason.SURVIVORS_INVALID)
-        self._require_round(terms.round_number)
-        is_certified = work.agreement.record.rule is ThresholdRule.CERTIFIED
-        due = replace(terms, sum_id=NO_SUM) if is_certified else terms
         for listed in upload_list.listed:
             accepted = work.accepted.get(listed.upload)
             if accepted is None or accepted.client != listed.client:
@@ -341,9 +296,11 @@ class Holder(Confined):
                     "nothing",
                     Reason.SURVIVORS_INVALID,
                 )
-            if accepted.terms != due:
-                raise _wrong(f"{listed.client} uploaded for another sum or model", Reason.MODEL_MISMATCH)
-        self._placements.require_free(terms.sum_id, upload_list.digest, _uploads(upload_list))
+            if accepted.terms != terms:
+                raise _wrong(f"{listed.client} uploaded for another round or model", Reason.MODEL_MISMATCH)
+        digest = upload_list.digest
+        if any(self._list_of.get(upload, digest) != digest for upload in _uploads(upload_list)):
+            raise _wrong("an upload is on one list ever; ask for that one again", Reason.ALREADY_SPENT)
 
     def _signature(self, work: _Work, digest: bytes) -> bytes:
         made = ListSignature(t0=work.agreement.t0, holder=self.position, upload_list=digest)
@@ -356,7 +313,7 @@ class Holder(Confined):
 
     def _place(self, work: _Work, upload_list: UploadList, reply: bytes) -> None:
         digest, uploads = upload_list.digest, _uploads(upload_list)
-        self._placements.place(upload_list.terms.sum_id, digest, uploads)
+        self._list_of.update(dict.fromkeys(uploads, digest))
         if message_kind(reply) is MessageKind.ONE_MESSAGE_LIST_SIGNATURE:
             work.signed[digest] = reply
             return
@@ -368,23 +325,6 @@ class Holder(Confined):
         if t0 not in self._work:
             raise _wrong("this holder knows no offer with this T0; send the offer first", Reason.WRONG_SESSION)
         return self._work[t0]
-
-    def _replay(self, entry: Entry) -> None:
-        """Remember what happened before a crash; nothing is sent."""
-        match entry.event:
-            case Event.BEGUN:
-                self._round, self._forgotten = (int.from_bytes(part, "big") for part in entry.parts)
-            case Event.OFFERED:
-                agreement = Offer.decode(entry.parts[0]).agree()
-                self._require_own(agreement)
-                self._work[agreement.t0] = _Work(agreement)
-            case Event.DELIVERED:
-                delivery = Delivery.decode(entry.parts[0])
-                work = self._work_on(delivery.t0)
-                work.accepted |= self._judge(work, delivery)[1]
-            case Event.LISTED:
-                upload_list = UploadList.decode(entry.parts[0])
-                self._place(self._work_on(upload_list.t0), upload_list, entry.parts[1])
 
     def __repr__(self) -> str:
         return f"<Holder {self.position} of epoch {self._record.number}>"
@@ -402,7 +342,7 @@ def _uploads(upload_list: UploadList) -> tuple[bytes, ...]:
 
 
 def _wrong(sentence: str, reason: Reason) -> PeerMisbehaved:
-    return PeerMisbehaved(sentence, reason=reason, culprits=_SERVER)
+    return PeerMisbehaved(sentence, reason=reason, culprits=culprits(Evidence.REFUSED_REQUEST))
 
 
 class HeldShare(Confined):
@@ -464,58 +404,3 @@ def summed(parameters: Parameters, shares: Iterable[HeldShare]) -> bytes:
     words = (total % FIELD).astype(WORD).tobytes()
     total[:] = 0
     return words
-
-
-class Holdings(Confined):
-    """The holders that a client is, one for each task of an epoch whose committee names it."""
-
-    def __init__(
-        self, folder: Path, signing_key: SigningKey, floors: Floors, clock: Callable[[], datetime], coins: Coins
-    ) -> None:
-        """Use a folder of this user's that no backup copies, best one in memory."""
-        self._folder, self._key, self._floors, self._clock, self._coins = folder, signing_key, floors, clock, coins
-
-    @contextmanager
-    def open(self, record: EpochRecord, task: bytes) -> Generator[Holder | None]:
-        """Let the holder answer; None where this client is none, or cannot show that it remembers what it said."""
-        self._destroy_expired()
-        require_believed(record, self._floors)
-        if record.expiry <= self._clock().timestamp():
-            raise InvalidParameters("the epoch is over, and its keys are destroyed; begin another one")
-        position = record.position_of(self._key.public_key)
-        journal = None if position is None else self._journal(record, task)
-        if position is None or journal is None:
-            yield None
-            return
-        with closing(journal):
-            holder = Holder(
-                record,
-                position,
-                root=journal.root,
-                nonce=journal.nonce,
-                journal=journal,
-                floors=self._floors,
-                clock=self._clock,
-                signing_key=self._key,
-                forgets=True,
-            )
-            with closing(holder):
-                yield holder
-
-    def _journal(self, record: EpochRecord, task: bytes) -> FileJournal | None:
-        digest = record.context.digest
-        named = hashlib.sha256(bind(Label.ONE_MESSAGE_HOLDING, digest, task, self._key.public_key)).hexdigest()
-        try:
-            return FileJournal(self._folder / f"{record.expiry}-{named}", digest, boot_id(), self._coins)
-        except (InvalidParameters, PeerError) as error:
-            _LOG.warning("this client holds no more for %r, and counts as absent: %s", task, error)
-            return None
-
-    def _destroy_expired(self) -> None:
-        """Destroy the keys of epochs that are over."""
-        for folder in self._folder.glob("*-*"):
-            named = _NAME.fullmatch(folder.name)
-            is_over = named is not None and int(named[1]) <= self._clock().timestamp()
-            if is_over and folder.is_dir() and not folder.is_symlink() and is_journal(folder):
-                erase_files(folder)
-                folder.rmdir()

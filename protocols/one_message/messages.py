@@ -55,21 +55,6 @@ class Upload(Message):
     signature: Annotated[bytes, variable(SIGNATURE_BYTES)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoHolder(Message):
-    """Answer of a client that holds nothing to a record, signed so that nobody can send it in its name."""
-
-    kind: ClassVar = MessageKind.ONE_MESSAGE_NO_HOLDER
-    record: Annotated[bytes, fixed(DIGEST_BYTES)]
-    client: Annotated[ClientId, CLIENT]
-    identity: Annotated[bytes, variable(IDENTITY_BYTES)]
-    signature: Annotated[bytes, variable(SIGNATURE_BYTES)] = b""
-
-    @property
-    def parts(self) -> tuple[bytes, ...]:
-        return self.record, self.client.encode()
-
-
 # --- What a client signs ----------------------------------------------------------------------------------------------
 
 

@@ -18,12 +18,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from io import SEEK_END
 from itertools import combinations, islice
 from math import comb, prod
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Final, Protocol
-from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
@@ -380,28 +377,6 @@ class LocalSum(Adder):
         for total in self._totals:
             for vector in total:
                 vector[:] = 0
-
-
-class FiledSum(LocalSum):
-    """Keeps the vectors in a file without a name until they are added: a committee accepts them all at once."""
-
-    def __init__(self, cut: OneMessageCut) -> None:
-        super().__init__(cut)
-        self._file = TemporaryFile()  # noqa: SIM115 -- closed at the end
-        finalize(self, self._file.close)
-
-    def keep(self, upload: Upload) -> bytes:
-        place = self._file.seek(0, SEEK_END)
-        self._file.write(upload.vector)
-        return place.to_bytes(8, "big")
-
-    def add(self, client: ClientId, kept: bytes) -> None:
-        self._file.seek(int.from_bytes(kept, "big"))
-        super().add(client, self._file.read(self._cut.parameters.upload_bytes))
-
-    def end(self) -> None:
-        super().end()
-        self._file.close()
 
 
 def joined(pieces: Sequence[Sums]) -> list[Word]:

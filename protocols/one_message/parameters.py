@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Annotated, Final, NamedTuple
 
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
-from secagg.fields import Field, choice, nested, repeated, unsigned
+from secagg.fields import Field, nested, repeated, unsigned
 from secagg.parameters import require_integer
 from secagg.wire import Reader, Writer
 
@@ -158,15 +157,6 @@ CHECK_WORDS: Final = 8
 chance 65521^-8."""
 
 
-class ThresholdRule(StrEnum):
-    """Why a server cannot combine answers for several lists."""
-
-    ONE_ANSWER = "one_answer"
-    """A holder answers once for a sum, and the threshold is above two thirds; clients sign the sum's identity."""
-    CERTIFIED = "certified"
-    """A quorum signs one list before anybody answers for it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Committee:
     """The numbers of a set of holders."""
@@ -175,21 +165,19 @@ class Committee:
     corrupted: int
     threshold: int
     packing: int
-    rule: ThresholdRule
     quorum: int
 
     def require(self) -> None:
-        """Refuse thresholds that do not keep the premise of their rule."""
-        least = least_threshold(self.rule, self.holders, self.corrupted, self.packing)
+        """Refuse thresholds with which a server could combine answers for several lists."""
+        least = least_threshold(self.corrupted, self.packing)
         if not least <= self.threshold <= self.holders:
             raise InvalidParameters(
                 f"{self.holders} holders of whom {self.corrupted} may be corrupted, {self.packing} coefficients a "
-                f"polynomial and the rule {self.rule} need a threshold of {least} to {self.holders}; got "
-                f"{self.threshold}"
+                f"polynomial need a threshold of {least} to {self.holders}; got {self.threshold}"
             )
-        quorum = least_quorum(self.holders, self.corrupted) if self.rule is ThresholdRule.CERTIFIED else 0
-        if not quorum <= self.quorum <= (self.holders if quorum else 0):
-            raise InvalidParameters(f"the rule {self.rule} needs a quorum of {quorum}; got {self.quorum}")
+        quorum = least_quorum(self.holders, self.corrupted)
+        if not quorum <= self.quorum <= self.holders:
+            raise InvalidParameters(f"a list needs a quorum of {quorum} to {self.holders}; got {self.quorum}")
 
 
 @dataclass(frozen=True)
@@ -222,9 +210,8 @@ class Parameters:
     """T: the answers that a sum needs."""
     packing: Annotated[int, unsigned(2)]
     """rho: coefficients of the secret in one polynomial."""
-    rule: Annotated[ThresholdRule, choice(tuple(ThresholdRule))]
     quorum: Annotated[int, unsigned(2)]
-    """Q: signatures that certify a list; zero where one answer is the rule."""
+    """Q: signatures that certify a list."""
 
     def __post_init__(self) -> None:
         self._require_ranges()
@@ -235,7 +222,7 @@ class Parameters:
 
     @property
     def committee(self) -> Committee:
-        return Committee(self.holders, self.corrupted, self.threshold, self.packing, self.rule, self.quorum)
+        return Committee(self.holders, self.corrupted, self.threshold, self.packing, self.quorum)
 
     @cached_property
     def per_coefficient(self) -> tuple[int, ...]:
@@ -429,14 +416,11 @@ def greatest_capacity() -> int:
     return int((((FIELD - 1) // 2) / (DEVIATIONS * SIGMA)) ** 2)
 
 
-def least_threshold(rule: ThresholdRule, holders: int, corrupted: int, packing: int) -> int:
-    """Return the least T: 3 (T - rho + 1) > 2 C + c for one answer, c + rho for certified lists.
+def least_threshold(corrupted: int, packing: int) -> int:
+    """Return the least T, c + rho.
 
-    Claim OM-3: above that bound one answer of each holder gives at most one sum.
     Claim OM-4: certified lists give one sum each from c + rho on.
     """
-    if rule is ThresholdRule.ONE_ANSWER:
-        return (2 * holders + corrupted) // 3 + packing
     return corrupted + packing
 
 

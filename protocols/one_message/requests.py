@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, ClassVar, Final
 
-from secagg.blame import said_by, unverified
+from secagg.blame import Evidence, culprits, said_by, unverified
 from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.labels import Label, bind
 from secagg.errors import UNDECIDED, AuthenticationFailed, MalformedMessage, PeerMisbehaved, Reason, blaming
 from secagg.fields import CLIENT, Message, choice, fixed, nested, repeated, unsigned, variable
-from secagg.identifiers import ClientId, ServerId
+from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, Certificate
 from secagg.wire import MessageKind
 
-from .configuration import DIGEST_BYTES, Agreement, EpochRecord, SumTerms
+from .configuration import DIGEST_BYTES, Agreement, SumTerms
 from .messages import (
     IDENTITY_BYTES,
     MAXIMUM_SHARE_BYTES,
@@ -35,7 +35,7 @@ from .messages import (
     vector_digest,
 )
 from .opening import OneMessageCut
-from .parameters import MAXIMUM_HOLDERS, ThresholdRule, pieces_of
+from .parameters import MAXIMUM_HOLDERS, pieces_of
 
 MAXIMUM_UPLOADS: Final = 1 << 20
 _MAXIMUM_PROOF: Final = 10
@@ -170,21 +170,15 @@ class Answer(Message):
 
 def require_signed(agreement: Agreement, header: UploadHeader, digest: bytes, signature: bytes) -> None:
     """Check that a client whom the authority vouches for signed an upload; naming it and the way if not."""
-    label, parts = Label.ONE_MESSAGE_SIGNED_UPLOAD, (agreement.t0, digest)
-    require_signed_by(agreement.record, header.client, header.identity, signature, label, *parts)
-
-
-def require_signed_by(
-    record: EpochRecord, client: ClientId, identity: bytes, signature: bytes, label: Label, *parts: bytes
-) -> None:
-    """Check that a client whom the epoch's authority vouches for signed something."""
+    record, client, identity = agreement.record, header.client, header.identity
     public_key, is_active = identity[:IDENTITY_KEY_BYTES], record.mode is SecurityMode.ACTIVE
     if len(identity) != (IDENTITY_BYTES if is_active else 0):
         raise AuthenticationFailed(culprits=unverified(client))
     if is_active:
         certificate = Certificate(client, public_key, identity[IDENTITY_KEY_BYTES:])
         Authority(record.authority).verify(certificate, culprits=unverified(client))
-    record.verify(public_key, signature, label, *parts, culprits=unverified(client))
+    label, named = Label.ONE_MESSAGE_SIGNED_UPLOAD, unverified(client)
+    record.verify(public_key, signature, label, agreement.t0, digest, culprits=named)
 
 
 def verify_upload(
@@ -237,14 +231,15 @@ def require_certificate(agreement: Agreement, upload_list: bytes, certified: Cer
     Claim OM-8: any two quorums share an honest holder, who signs one list of a sum.
     """
     record, holders = agreement.record, [one.holder for one in certified.certificate]
-    if record.rule is not ThresholdRule.CERTIFIED or holders != sorted(set(holders)):
-        raise _no_certificate("a certificate has increasing holders, under the rule certified")
+    if holders != sorted(set(holders)):
+        raise _no_certificate("a certificate has increasing holders")
     if len(holders) < record.quorum or holders[-1] >= len(record.holders):
         raise _no_certificate(f"a certificate has {record.quorum} signatures of holders")
+    named = culprits(Evidence.REFUSED_REQUEST)
     for one in certified.certificate:
         signed = ListSignature(t0=agreement.t0, holder=one.holder, upload_list=upload_list)
-        agreement.verify(one.holder, one.signature, Label.ONE_MESSAGE_SIGNED_LIST, *signed.parts, culprits={ServerId()})
+        agreement.verify(one.holder, one.signature, Label.ONE_MESSAGE_SIGNED_LIST, *signed.parts, culprits=named)
 
 
 def _no_certificate(sentence: str) -> PeerMisbehaved:
-    return PeerMisbehaved(sentence, reason=Reason.QUORUM_NOT_MET, culprits={ServerId()})
+    return PeerMisbehaved(sentence, reason=Reason.QUORUM_NOT_MET, culprits=culprits(Evidence.REFUSED_REQUEST))

@@ -15,16 +15,15 @@ from secagg.identifiers import HolderId, Party
 from .client import Client
 from .configuration import Offer
 from .holder import Holder
-from .tally import Opened, State, Tally
+from .tally import Opened, Tally
 
 _LOG = logging.getLogger(__name__)
 Observer = Callable[[Party, bytes, bytes], None]
 """Told of each answer: whose it is, what it was sent, and what it answers."""
 
 
-def run(  # noqa: PLR0913 -- who takes part, and what they agree on
+def run(
     offer: Offer,
-    sum_id: bytes,
     coins: Coins,
     clients: Iterable[Client],
     holders: Mapping[int, Holder],
@@ -38,7 +37,7 @@ def run(  # noqa: PLR0913 -- who takes part, and what they agree on
     Raises:
         ThresholdNotMet: too few clients or holders; nothing is released.
     """
-    server = Tally(offer, sum_id, coins)
+    server = Tally(offer, coins)
 
     def ask(requests: Mapping[int, bytes]) -> None:
         for position, request in requests.items():
@@ -65,10 +64,9 @@ def run(  # noqa: PLR0913 -- who takes part, and what they agree on
         ask(server.deliver())
         server.settle()
     server.fix_list()
-    # Under the rule certified the holders sign the list first.
-    if server.state is State.CERTIFYING:
-        ask(server.requests())
-        server.certify()
-    # Every holder answers once, with the sum of its shares over the list; any T answers remove the masks.
+    # The holders sign the list, each upload on one list ever.
+    ask(server.requests())
+    server.certify()
+    # Every holder answers the certified list, with the sum of its shares over the list; any T answers remove the masks.
     ask(server.requests())
     return server.open(), server

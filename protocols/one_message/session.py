@@ -1,50 +1,42 @@
-"""One message a client as a session: one stage where holders stand, three to five where clients hold.
+"""One message a client as a session of one stage, beside which holders stand.
 
 Its plan comes from an operator's facts: the cheapest parameters, an epoch's record, and an offer.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import lru_cache
 from typing import Final
 
-from secagg.blame import said_by
 from secagg.contract import Layout
 from secagg.crypto.entropy import Coins
-from secagg.crypto.labels import Label
 from secagg.crypto.ring import require_capacity
-from secagg.crypto.secret import draw_exactly
-from secagg.errors import UNDECIDED, InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
-from secagg.identifiers import ClientId, HolderId
+from secagg.errors import InternalError, InvalidParameters, PeerError, PeerMisbehaved, ThresholdNotMet
+from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.privacy.client_noise import NO_NOISE, BudgetedNoise, ClientNoise, NoiseSettings
 from secagg.session.frames import decode_refusal
-from secagg.session.roles import Released, Stage, Subject, Turnout
+from secagg.session.roles import Released, Stage, Subject
 from secagg.session.sockets import AskAll
 from secagg.session.stages import Checked, StagedServerSession
 from secagg.wire import MessageKind, message_kind
 
 from .configuration import (
     NO_KEY,
-    NO_SUM,
-    SUM_ID_BYTES,
     Agreement,
     Configuration,
     EpochRecord,
     HolderIdentity,
-    HolderKeys,
     Offer,
     SumTerms,
     noise_of,
     weight_bits,
 )
 from .lattice import greatest_modulus_bits
-from .messages import NoHolder
-from .opening import Adder, FiledSum, OneMessageCut
+from .opening import Adder, OneMessageCut
 from .parameters import (
     DEGREES,
     LEAST_SECURITY,
@@ -53,14 +45,12 @@ from .parameters import (
     MAXIMUM_MODULUS_BITS,
     Committee,
     Parameters,
-    ThresholdRule,
     Values,
     greatest_capacity,
     least_guard_bits,
     least_quorum,
     least_threshold,
 )
-from .requests import Answer, ListSignature, Receipt, require_signed_by
 from .tally import CheckedUpload, Opened, State, Tally
 
 MAXIMUM_PACKING: Final = 16
@@ -122,14 +112,11 @@ def _cheapest(
     return min(found, key=lambda entry: (entry[0], entry[1].modulus_bits))[1]
 
 
-def choose_committee(holders: int, corrupted: int, absent: int = 0, rule: ThresholdRule | None = None) -> Committee:
+def choose_committee(holders: int, corrupted: int, absent: int = 0) -> Committee:
     """Return thresholds that these holders can keep, with the corrupted ones silent and the absent ones away.
 
     The threshold is the largest that leaves as many answers as it needs: each holder above the bound protects against
-    one more corrupted holder than was assumed. Half of what certified lists leave goes to packing.
-
-    Args:
-        rule: ``one_answer`` where the holders suffice for it, by default.
+    one more corrupted holder than was assumed. Half of what is left goes to packing.
 
     Raises:
         InvalidParameters: there are too few holders; the message says how many suffice.
@@ -138,24 +125,21 @@ def choose_committee(holders: int, corrupted: int, absent: int = 0, rule: Thresh
         raise InvalidParameters(f"an epoch has at most {MAXIMUM_HOLDERS} holders; got {holders}, so list fewer")
     if not 0 <= corrupted < holders or absent < 0:
         raise InvalidParameters(f"{corrupted} corrupted and {absent} absent ones are not among {holders} holders")
-    rules = tuple(ThresholdRule) if rule is None else (rule,)
-    threshold = holders - corrupted - absent
-    for candidate in rules:
-        certified = candidate is ThresholdRule.CERTIFIED
-        spare = threshold - least_threshold(candidate, holders, corrupted, 1)
-        quorum = least_quorum(holders, corrupted) if certified else 0
-        if spare >= 0 and quorum <= threshold:
-            packing = 1
-            while 2 * packing <= min(MAXIMUM_PACKING, (spare // 2 if certified else spare) + 1):
-                packing *= 2
-            return Committee(holders, corrupted, threshold, packing, candidate, quorum)
-    # 3 (C - c - absent) > 2 C + c for one answer; 2 (C - c - absent) > C + c and C - absent > 2 c for certified lists.
-    is_one_answer = rules[-1] is ThresholdRule.ONE_ANSWER
-    suffice = 4 * corrupted + 3 * absent + 1 if is_one_answer else 3 * corrupted + 2 * absent + 1
-    can = f"{suffice} can" if suffice <= MAXIMUM_HOLDERS else f"an epoch has at most {MAXIMUM_HOLDERS}; assume fewer"
-    raise InvalidParameters(
-        f"{holders} holders cannot do without {corrupted} corrupted and {absent} absent ones under {rules[-1]}; {can}"
-    )
+    threshold, quorum = holders - corrupted - absent, least_quorum(holders, corrupted)
+    spare = threshold - least_threshold(corrupted, 1)
+    if spare < 0 or quorum > threshold:
+        # 2 (C - c - absent) > C + c and C - absent > 2 c.
+        suffice = 3 * corrupted + 2 * absent + 1
+        can = (
+            f"{suffice} can" if suffice <= MAXIMUM_HOLDERS else f"an epoch has at most {MAXIMUM_HOLDERS}; assume fewer"
+        )
+        raise InvalidParameters(
+            f"{holders} holders cannot do without {corrupted} corrupted and {absent} absent ones; {can}"
+        )
+    packing = 1
+    while 2 * packing <= min(MAXIMUM_PACKING, spare // 2 + 1):
+        packing *= 2
+    return Committee(holders, corrupted, threshold, packing, quorum)
 
 
 def _lattices(degrees: Sequence[int]) -> Iterator[tuple[int, int, int]]:
@@ -199,7 +183,6 @@ def plan_epoch(  # noqa: PLR0913 -- all but four have defaults
     absent: int = 0,
     suite: Suite = Suite.CLASSIC,
     authority: bytes = NO_KEY,
-    rule: ThresholdRule | None = None,
 ) -> EpochRecord:
     """Choose thresholds for these holders; the authority signs the returned record.
 
@@ -209,12 +192,11 @@ def plan_epoch(  # noqa: PLR0913 -- all but four have defaults
     Raises:
         InvalidParameters: so few holders cannot do that; the message says how many can.
     """
-    committee = choose_committee(len(holders), corrupted, absent, rule)
+    committee = choose_committee(len(holders), corrupted, absent)
     return EpochRecord(
         number=number,
         mode=SecurityMode.SEMI_HONEST if authority == NO_KEY else SecurityMode.ACTIVE,
         suite=suite,
-        rule=committee.rule,
         corrupted=corrupted,
         threshold=committee.threshold,
         packing=committee.packing,
@@ -230,7 +212,6 @@ def plan_offer(  # noqa: PLR0913 -- all but four have defaults
     keys: Sequence[bytes],
     subject: Subject,
     *,
-    sum_id: bytes,
     capacity: int,
     minimum_cohort: int,
     corrupted_clients: int,
@@ -258,7 +239,6 @@ def plan_offer(  # noqa: PLR0913 -- all but four have defaults
             maximum_weight=maximum_weight,
         ),
         terms=SumTerms(
-            sum_id=NO_SUM if record.rule is ThresholdRule.CERTIFIED else sum_id,
             round_number=subject.round_number,
             model_digest=subject.model_digest or bytes(32),
             application_digest=noise.bound_to(subject.terms_digest, corrupted_clients),
@@ -271,8 +251,6 @@ class OneMessageSettings(BudgetedNoise):
     """Plan of an epoch and its sums."""
 
     suite: Suite = Suite.CLASSIC
-    rule: ThresholdRule | None = None
-    """The rule ``one_answer`` where the holders suffice for it, if nothing is said."""
     corrupted_holders: int = 1
     """Number of holders assumed to work with the server."""
     absent_holders: int = 0
@@ -309,15 +287,7 @@ def masked_values(layout: Layout, bounds: tuple[tuple[int, int] | None, ...], ca
 
 # --- Sessions ---------------------------------------------------------------------------------------------------------
 
-KEYS: Final = Stage(name="keys", takes_update=False)
-"""Before the others in the first sum of a task whose holders are clients: they publish their keys."""
 UPLOAD: Final = Stage(name="upload", takes_update=True)
-DELIVER: Final = Stage(name="deliver", takes_update=False)
-CERTIFY: Final = Stage(name="certify", takes_update=False)
-OPEN: Final = Stage(name="open", takes_update=False)
-Said = HolderKeys | NoHolder | Receipt | ListSignature | Answer
-"""Messages of a client of a committee in the stages that take no update."""
-Publish = Callable[[tuple[bytes, ...]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,8 +298,8 @@ class OneMessageHelpers:
     keys: tuple[bytes, ...]
     """Keys that the holders published for the epoch, in their order."""
     coins: Coins
-    ask_all: AskAll | None = None
-    """Reaches standing holders by position; without it the holders are clients, whose ids are the holders' numbers."""
+    ask_all: AskAll
+    """Reaches the holders by position."""
 
 
 def open_session(
@@ -337,19 +307,16 @@ def open_session(
     settings: OneMessageSettings,
     invited: frozenset[ClientId] | None,
     helpers: OneMessageHelpers,
-    published: Publish = lambda _: None,
 ) -> Server:
     """Begin a sum of the running epoch.
 
-    Args:
-        published: given the keys of a committee, with which the next sums of the task are opened.
     Raises:
         InvalidParameters: nothing fits; the message names the next parameters that do.
         CapacityExceeded: so many clients could weigh more than the codec can decode.
         PeerError: the epoch does not verify.
         ThresholdNotMet: too few standing holders are there, naming who is missing; nobody was asked for anything.
     """
-    return Server(subject, settings, invited, helpers, published)
+    return Server(subject, settings, invited, helpers)
 
 
 def _capacity(subject: Subject, settings: OneMessageSettings, invited: frozenset[ClientId] | None) -> int:
@@ -362,12 +329,10 @@ def _capacity(subject: Subject, settings: OneMessageSettings, invited: frozenset
 
 
 def _tally(subject: Subject, settings: OneMessageSettings, capacity: int, helpers: OneMessageHelpers) -> Tally:
-    sum_id = bytes(draw_exactly(SUM_ID_BYTES, helpers.coins))
     offer = plan_offer(
         helpers.record,
         helpers.keys,
         subject,
-        sum_id=sum_id,
         capacity=capacity,
         minimum_cohort=settings.minimum_cohort,
         corrupted_clients=settings.corrupted,
@@ -376,13 +341,10 @@ def _tally(subject: Subject, settings: OneMessageSettings, capacity: int, helper
         noise=settings,
     )
     noise_of(offer.configuration, settings)
-    tally = Tally(offer, sum_id, helpers.coins)
-    if helpers.ask_all is None:
-        tally.add_through(FiledSum)
-    return tally
+    return Tally(offer, helpers.coins)
 
 
-class Server(StagedServerSession[CheckedUpload | Said]):
+class Server(StagedServerSession[CheckedUpload]):
     """The server's side of one sum; ``Tally`` holds the state machine and the mathematics."""
 
     def __init__(
@@ -391,32 +353,15 @@ class Server(StagedServerSession[CheckedUpload | Said]):
         settings: OneMessageSettings,
         invited: frozenset[ClientId] | None,
         helpers: OneMessageHelpers,
-        published: Publish,
     ) -> None:
-        """Open the first stage: the uploads, or the keys of a committee that has published none."""
-        self._subject, self._settings, self._helpers, self._published = subject, settings, helpers, published
-        self._ask_all, self._capacity = helpers.ask_all, _capacity(subject, settings, invited)
-        numbers = helpers.record.holders if helpers.ask_all is None else ()
-        self._position_of = {ClientId(holder.number): position for position, holder in enumerate(numbers)}
-        self._keys = dict[int, bytes]()
+        """Ask the holders, and open the one stage."""
+        self._settings, self._ask_all = settings, helpers.ask_all
+        self.tally = _tally(subject, settings, _capacity(subject, settings, invited), helpers)
         self._opened: Opened | None = None
-        self._begun = _tally(subject, settings, self._capacity, helpers) if helpers.keys or not numbers else None
-        if self._begun is None:
-            least = max(len(numbers), settings.minimum_cohort)
-            super().__init__(KEYS, helpers.record.encode(), invited, least)
-            return
-        super().__init__(UPLOAD, self._begun.offer, invited, settings.minimum_cohort)
-        if self._ask_all is not None:
-            ask_holders(self._begun, self._ask_all, self._begun.introduce())
-            self._begun.require_holders()
-            self._tell()
-
-    @property
-    def tally(self) -> Tally:
-        """The machine inside, once the keys of all holders are there."""
-        if self._begun is None:
-            raise Misuse("the keys of the holders are not there yet; close the first stage")
-        return self._begun
+        super().__init__(UPLOAD, self.tally.offer, invited, settings.minimum_cohort)
+        ask_holders(self.tally, self._ask_all, self.tally.introduce())
+        self.tally.require_holders()
+        self._tell()
 
     @property
     def agreement(self) -> Agreement:
@@ -424,24 +369,15 @@ class Server(StagedServerSession[CheckedUpload | Said]):
 
     @property
     def noise(self) -> ClientNoise | None:
-        return None if self._begun is None else noise_of(self.agreement.configuration, self._settings)
+        return noise_of(self.agreement.configuration, self._settings)
 
     @property
     def is_signed(self) -> bool:
-        return self._helpers.record.mode is SecurityMode.ACTIVE
-
-    @property
-    def turnout(self) -> Turnout:
-        """Whether closing the stage now can succeed; an epoch begins with the keys of all its holders."""
-        turnout = super().turnout
-        lacks = self._stage is KEYS and len(self._keys) < len(self._position_of)
-        return Turnout.TOO_FEW if lacks and turnout is Turnout.ENOUGH else turnout
+        return self.agreement.record.mode is SecurityMode.ACTIVE
 
     def add_through(self, adding: Callable[[OneMessageCut], Adder]) -> None:
         """Have others add the uploads, before there are any; resume what they kept of an earlier process."""
         with self._lock:
-            if self._ask_all is None:
-                raise InvalidParameters("where clients hold, their server adds; take standing holders, or no engine")
             self.tally.add_through(adding)
             for client, digest in self.tally.taken.items():
                 self._said[client] = digest
@@ -450,133 +386,39 @@ class Server(StagedServerSession[CheckedUpload | Said]):
             if self.tally.state is not State.COLLECTING:
                 self._stage = None
 
-    # --- What clients say ---------------------------------------------------------------------------------------------
+    def _check(self, sender: ClientId, message: bytes) -> Checked[CheckedUpload]:
+        upload = self.tally.check_upload(sender, message)
+        return Checked(upload, upload.digest)
 
-    def _check(self, sender: ClientId, message: bytes) -> Checked[CheckedUpload | Said]:
-        if self._stage is UPLOAD:
-            upload = self.tally.check_upload(sender, message)
-            return Checked(upload, upload.digest)
-        said: Said = (
-            self._read_keys(sender, message)
-            if self._stage is KEYS
-            else self.tally.read(self._position_of[sender], message)
-        )
-        return Checked(said, hashlib.sha256(replace(said, signature=b"").encode()).digest())
+    def _take(self, sender: ClientId, content: CheckedUpload) -> None:
+        self.tally.take_upload(sender, content)
+        if self.tally.is_due(self._settings.delivered_at_once):
+            self._deliver()
 
-    def _read_keys(self, sender: ClientId, message: bytes) -> HolderKeys | NoHolder:
-        record, position = self._helpers.record, self._position_of.get(sender)
-        if message_kind(message) is MessageKind.ONE_MESSAGE_NO_HOLDER:
-            said = NoHolder.decode(message)
-            if said.record != record.context.digest or said.client != sender:
-                raise PeerMisbehaved(
-                    f"{sender} answers for another epoch or client", reason=Reason.WRONG_SESSION, culprits=UNDECIDED
-                )
-            label = Label.ONE_MESSAGE_NO_HOLDER
-            require_signed_by(record, sender, said.identity, said.signature, label, *said.parts)
-            return said
-        keys = HolderKeys.decode(message)
-        if position is None or keys.position != position or keys.record != record.context.digest:
-            raise PeerMisbehaved(
-                f"{sender} publishes keys of another holder or epoch", reason=Reason.WRONG_SESSION, culprits=UNDECIDED
-            )
-        key = record.holders[position].public_key
-        record.verify(key, keys.signature, Label.ONE_MESSAGE_HOLDER_KEYS, *keys.parts)
-        return keys
-
-    def _take(self, sender: ClientId, content: CheckedUpload | Said) -> None:
-        position = self._position_of.get(sender)
-        match content:
-            case CheckedUpload():
-                self.tally.take_upload(sender, content)
-                if self._ask_all is not None and self.tally.is_due(self._settings.delivered_at_once):
-                    self._deliver(self._ask_all)
-            case HolderKeys():
-                self._keys[content.position] = content.encode()
-            case NoHolder() if position is not None:
-                raise PeerMisbehaved(
-                    f"{sender} is {HolderId(position)} and publishes no keys; its own log says why",
-                    reason=Reason.NOT_ELIGIBLE,
-                    culprits=said_by(sender, self._helpers.record.mode),
-                )
-            case NoHolder():
-                pass
-            case _:
-                self.tally.take(content)
-
-    def _deliver(self, holders: AskAll) -> None:
-        ask_holders(self.tally, holders, self.tally.deliver())
+    def _deliver(self) -> None:
+        ask_holders(self.tally, self._ask_all, self.tally.deliver())
         self.tally.settle()
         self._tell()
 
     def _tell(self) -> None:
         self._record(*self.tally.found_faults())
 
-    # --- Stages -------------------------------------------------------------------------------------------------------
-
-    def _too_few(self, stage: Stage) -> ThresholdNotMet:
-        if stage is KEYS:
-            return self._lacking_keys()
-        return super()._too_few(stage) if stage is UPLOAD else self.tally.too_few()
-
-    def _lacking_keys(self) -> ThresholdNotMet:
-        missing = [f"{HolderId(at)} ({client})" for client, at in self._position_of.items() if at not in self._keys]
-        return ThresholdNotMet(
-            needed=len(self._position_of),
-            present=len(self._keys),
-            what=f"keys of holders (missing: {', '.join(missing) or 'none'}; start them, or have an epoch signed "
-            "without them)",
-        )
-
-    def _next(self) -> tuple[Stage, Mapping[ClientId, bytes]] | None:
-        if self._stage is KEYS:
-            return self._begin()
-        tally = self.tally
-        if self._stage is UPLOAD and self._ask_all is not None:
-            self._deliver(self._ask_all)
-            tally.fix_list()
-            return None
-        if self._stage is UPLOAD:
-            return self._ask(DELIVER, tally.deliver())
-        if self._stage is DELIVER:
-            tally.settle()
-            self._tell()
-            tally.fix_list()
-            return self._ask(CERTIFY if tally.state is State.CERTIFYING else OPEN, tally.requests())
-        if self._stage is CERTIFY:
-            tally.certify()
-            return self._ask(OPEN, tally.requests())
-        return None
-
-    def _begin(self) -> tuple[Stage, Mapping[ClientId, bytes]]:
-        if len(self._keys) < len(self._position_of):
-            raise self._lacking_keys()
-        keys = tuple(self._keys[position] for position in sorted(self._keys))
-        self._begun = _tally(self._subject, self._settings, self._capacity, replace(self._helpers, keys=keys))
-        self._published(keys)
-        self._invitation, self._minimum = self._begun.offer, self._settings.minimum_cohort
-        # Clients that were not named are known by now.
-        return UPLOAD, dict.fromkeys(self._invited or self._said, self._invitation)
-
-    def _ask(self, stage: Stage, requests: Mapping[int, bytes]) -> tuple[Stage, Mapping[ClientId, bytes]]:
-        self._minimum = self.tally.needed
-        asked = {client: requests[at] for client, at in self._position_of.items() if at in requests}
-        return stage, asked
+    def _next(self) -> None:
+        self._deliver()
+        self.tally.fix_list()
 
     def _gather(self, progress: Callable[[int, int], None] | None) -> None:
         del progress  # One product of polynomials, whatever the number of clients.
-        if self._ask_all is not None:
-            try:
-                self._opened = opened_by(self.tally, self._ask_all)
-            finally:
-                self._tell()
+        try:
+            self._opened = opened_by(self.tally, self._ask_all)
+        finally:
+            self._tell()
 
     def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
         del progress
-        tally = self.tally
-        try:
-            opened = self._opened or tally.open()
-        finally:
-            self._tell()
+        tally, opened = self.tally, self._opened
+        if opened is None:
+            raise InternalError("a sum is gathered before it is released")
         return Released(
             aggregate=opened.aggregate,
             counted=opened.counted,
@@ -586,8 +428,7 @@ class Server(StagedServerSession[CheckedUpload | Said]):
         )
 
     def _wipe(self) -> None:
-        if self._begun is not None:
-            self._begun.end()
+        self.tally.end()
 
 
 def opened_by(tally: Tally, holders: AskAll) -> Opened:

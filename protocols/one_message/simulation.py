@@ -22,10 +22,9 @@ from secagg.session.roles import Subject
 from secagg.session.simulated import ONE_IN, Costs, Work
 
 from .client import Ledger, OneMessageMember
-from .configuration import DIGEST_BYTES, NO_KEY, NONCE_BYTES, SUM_ID_BYTES, EpochRecord, HolderIdentity, draw_nonce
+from .configuration import DIGEST_BYTES, NO_KEY, NONCE_BYTES, EpochRecord, HolderIdentity
 from .floors import Floors
 from .holder import Holder
-from .journal import ROOT_BYTES, Journal
 from .messages import IDENTITY_BYTES, Upload, UploadHeader
 from .session import UPLOAD, OneMessageHelpers, OneMessageSettings, Server, open_session, plan_epoch, plan_offer
 
@@ -40,7 +39,6 @@ def describe(session: Server) -> tuple[str, ...]:
     """Return the plan, a line each."""
     agreement = session.agreement
     record, parameters = agreement.record, agreement.parameters
-    certified = f"; {record.quorum} sign a list first" if record.quorum else ""
     noise = session.noise
     return (
         (
@@ -49,7 +47,7 @@ def describe(session: Server) -> tuple[str, ...]:
         ),
         (
             f"{len(record.holders)} holders, of whom any {record.threshold} open a sum and {record.corrupted} with the "
-            f"server learn nothing else{certified}"
+            f"server learn nothing else; {record.quorum} sign a list first"
         ),
         *(() if noise is None else noise.sentences()),
     )
@@ -113,7 +111,6 @@ class OneMessageSimulation(Confined):
             corrupted=settings.corrupted_holders,
             absent=settings.absent_holders,
             suite=settings.suite,
-            rule=settings.rule,
             authority=NO_KEY if self._authority is None else self._authority.public_key,
         )
         self._record = record if self._authority is None else record.signed(self._authority)
@@ -121,17 +118,8 @@ class OneMessageSimulation(Confined):
         return self._record
 
     def _holder(self, record: EpochRecord, position: int) -> Holder:
-        with Secret.random("holder root", ROOT_BYTES, self._coins) as root:
-            return Holder(
-                record,
-                position,
-                root=root,
-                nonce=draw_nonce(self._coins),
-                journal=Journal(),
-                floors=self._floors(),
-                clock=self._clock,
-                signing_key=self._holder_keys[position],
-            )
+        key = self._holder_keys[position]
+        return Holder(record, position, coins=self._coins, floors=self._floors(), clock=self._clock, signing_key=key)
 
     def _floors(self) -> Floors:
         settings = self._settings
@@ -193,7 +181,6 @@ def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
     offer = plan_offer(
         *simulation.epoch(),
         Subject(task=b"a plan", round_number=1, layout=layout, capacity=clients),
-        sum_id=bytes([1]) * SUM_ID_BYTES,
         capacity=clients,
         minimum_cohort=max(LEAST_COHORT, rare + 2),
         corrupted_clients=rare,
@@ -218,7 +205,7 @@ def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
     yield Costs(
         plan=f"masks of degree {parameters.degree} modulo 2^{parameters.modulus_bits} with {parameters.guard_bits} "
         f"guard bits, {parameters.security_bits:.0f} bits of security by our estimate; {settings.holders} holders, of "
-        f"whom any {parameters.threshold} open a sum and {parameters.corrupted} may be corrupted ({parameters.rule}); "
+        f"whom any {parameters.threshold} open a sum and {parameters.corrupted} may be corrupted; "
         "a coefficient for each value, because no bounds are set",
         payload_bytes=layout.payload_bytes,
         up_bytes=sent + parameters.upload_bytes,

@@ -7,11 +7,11 @@ without receipts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from secagg.blame import Evidence, culprits, said_by, unverified
+from secagg.blame import disputed, said_by, unverified
 from secagg.contract import Aggregate
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
@@ -19,7 +19,6 @@ from secagg.crypto.secret import Confined
 from secagg.errors import (
     NOBODY,
     UNDECIDED,
-    InvalidParameters,
     Misuse,
     PeerError,
     PeerMisbehaved,
@@ -29,10 +28,11 @@ from secagg.errors import (
     UnexpectedMessage,
     blaming,
 )
-from secagg.identifiers import ClientId, HolderId
+from secagg.identifiers import ClientId, HolderId, Party
+from secagg.parameters import SecurityMode
 from secagg.wire import MessageKind, message_kind
 
-from .configuration import NO_SUM, SUM_ID_BYTES, Offer
+from .configuration import Offer
 from .masks import epoch_ring
 from .messages import Upload
 from .opening import (
@@ -46,7 +46,6 @@ from .opening import (
     largest_entry,
     recovered,
 )
-from .parameters import ThresholdRule
 from .requests import (
     Answer,
     CertifiedList,
@@ -77,7 +76,7 @@ class State(StrEnum):
 TRANSITIONS: Final[Mapping[State, tuple[frozenset[MessageKind], frozenset[State]]]] = {
     State.COLLECTING: (
         frozenset({MessageKind.ONE_MESSAGE_UPLOAD, MessageKind.ONE_MESSAGE_RECEIPT}),
-        frozenset({State.CERTIFYING, State.OPENING, State.ENDED}),
+        frozenset({State.CERTIFYING, State.ENDED}),
     ),
     State.CERTIFYING: (
         frozenset({MessageKind.ONE_MESSAGE_LIST_SIGNATURE}),
@@ -129,6 +128,7 @@ class Receipts:
     """The most holders that lie."""
     corrupted_clients: int
     """The most clients that deal badly: a holder that alone refuses more of them lies."""
+    mode: SecurityMode = SecurityMode.ACTIVE
     delivered: int = 0
     absent: set[int] = field(default_factory=set[int])
     refused: dict[int, int] = field(default_factory=dict[int, int])
@@ -142,7 +142,9 @@ class Receipts:
         for position in sorted({holder for verdicts in uploads.values() for holder in verdicts} - self.absent):
             said = [self._present(verdicts) for verdicts in uploads.values() if position in verdicts]
             if any(verdicts[position] is Verdict.NOT_AUTHENTIC for verdicts in said):
-                faults.append(_lost(position, "says of an upload that verifies that it does not"))
+                # Something on the way to the holder may have changed what it was shown.
+                what = "was shown, or says that it was shown, an upload that does not verify"
+                faults.append(_lost(position, what, unverified(HolderId(position))))
                 self.absent.add(position)
                 continue
             alone = sum(
@@ -152,7 +154,7 @@ class Receipts:
             self.refused[position] = self.refused.get(position, 0) + alone
             if self.refused[position] > max(LEAST_REFUSALS, self.corrupted_clients, self.delivered // REFUSAL_SHARE):
                 count = f"{self.refused[position]} uploads, and {self.corrupted_clients} clients may be bad"
-                faults.append(_lost(position, f"alone refused {count}"))
+                faults.append(_lost(position, f"alone refused {count}", said_by(HolderId(position), self.mode)))
                 self.absent.add(position)
         left_out = dict[ClientId, PeerMisbehaved]()
         for client, verdicts in uploads.items():
@@ -169,12 +171,12 @@ class Receipts:
             return PeerMisbehaved(
                 f"{client} dealt shares that {len(refusing)} holders refuse, more than can lie",
                 reason=Reason.SHARE_OUT_OF_RANGE,
-                culprits={client},
+                culprits=said_by(client, self.mode),
             )
         return PeerMisbehaved(
             f"{client} dealt badly, or {', '.join(map(str, sorted(holders)))} say so and lie",
             reason=Reason.SHARE_OUT_OF_RANGE,
-            culprits={client, *holders},
+            culprits=disputed(client, *holders),
         )
 
 
@@ -182,11 +184,11 @@ def _refusing(verdicts: Verdicts) -> frozenset[int]:
     return frozenset(position for position, verdict in verdicts.items() if verdict is not Verdict.ACCEPTED)
 
 
-def _lost(position: int, what: str) -> PeerMisbehaved:
+def _lost(position: int, what: str, named: frozenset[Party]) -> PeerMisbehaved:
     return PeerMisbehaved(
         f"{HolderId(position)} {what}, and counts as absent",
         reason=Reason.SHARE_OUT_OF_RANGE,
-        culprits={HolderId(position)},
+        culprits=named,
     )
 
 
@@ -211,23 +213,21 @@ class CheckedUpload:
 
 
 class Tally(Confined):
-    """One sum. The session carries its messages: holders are standing services, or clients themselves."""
+    """One sum. The session carries its messages."""
 
-    def __init__(self, offer: Offer, sum_id: bytes, coins: Coins) -> None:
+    def __init__(self, offer: Offer, coins: Coins) -> None:
         """Begin.
 
         Args:
-            sum_id: names this sum, and no other of the epoch; under ``one_answer`` the terms of the offer name it too.
             coins: drawn from after the answers, where they contradict each other.
         """
         self.agreement, self.offer, self.terms = offer.agree(), offer.encode(), offer.terms
-        self.agreement.require_terms(offer.terms)
-        if len(sum_id) != SUM_ID_BYTES or sum_id == NO_SUM or offer.terms.sum_id not in (NO_SUM, sum_id):
-            raise InvalidParameters(f"a sum is named by {SUM_ID_BYTES} bytes that are not all zero, as in its terms")
-        self._sum_id, self._coins, self.state = sum_id, coins, State.COLLECTING
+        self._coins, self.state = coins, State.COLLECTING
         self._opening = Opening(epoch_ring(self.agreement.parameters, self.agreement.epoch.seed))
         self._adder: Adder = LocalSum(OneMessageCut.of(self.agreement))
-        self._receipts = Receipts(self.agreement.record.corrupted, offer.configuration.corrupted_clients)
+        self._receipts = Receipts(
+            self.agreement.record.corrupted, offer.configuration.corrupted_clients, self.agreement.record.mode
+        )
         self._taken, self._listed = dict[ClientId, bytes](), dict[ClientId, bytes]()
         self._pending, self._delivered = dict[ClientId, Pending](), dict[ClientId, Pending]()
         self._said = dict[tuple[State, int], HolderSaid]()
@@ -353,8 +353,10 @@ class Tally(Confined):
 
     def receive(self, position: int, message: bytes) -> None:
         """Take what a holder says; the same bytes again change nothing."""
-        with blaming(HolderId(position)):
-            self.take(self.read(position, message))
+        with blaming(*unverified(HolderId(position))):
+            said = self.read(position, message)
+        with blaming(*said_by(HolderId(position), self.agreement.record.mode)):
+            self.take(said)
 
     def read(self, position: int, message: bytes) -> HolderSaid:
         """Verify what the holder at a position says; nothing changes."""
@@ -368,7 +370,8 @@ class Tally(Confined):
         if isinstance(said, Receipt):
             self._require_delivered(said)
         elif isinstance(said, Answer):
-            decode_words(said.sums, self.agreement.parameters.secret_columns)
+            with blaming(*said_by(HolderId(position), self.agreement.record.mode)):
+                decode_words(said.sums, self.agreement.parameters.secret_columns)
         return said
 
     def take(self, said: HolderSaid) -> None:
@@ -423,20 +426,18 @@ class Tally(Confined):
             raise ThresholdNotMet(needed=least, present=len(self._listed), what="accepted uploads")
         self.require_holders()
         listed = tuple(Listed(client=client, upload=self._listed[client]) for client in sorted(self._listed))
-        terms = replace(self.terms, sum_id=self._sum_id)
-        upload_list = UploadList(t0=self.agreement.t0, terms=terms, listed=listed)
+        upload_list = UploadList(t0=self.agreement.t0, terms=self.terms, listed=listed)
         self._adder.fix(upload_list.encode())
         self._go_on_with(upload_list)
 
     def _go_on_with(self, upload_list: UploadList) -> None:
         self._list, self._listed = upload_list, {one.client: one.upload for one in upload_list.listed}
-        is_certified = self.agreement.record.rule is ThresholdRule.CERTIFIED
-        self._go_to(State.CERTIFYING if is_certified else State.OPENING)
+        self._go_to(State.CERTIFYING)
 
     def requests(self) -> dict[int, bytes]:
         """Return what every present holder that has not answered is asked about the list."""
         request = self.upload_list.encode()
-        if self.state is State.OPENING and self.agreement.record.rule is ThresholdRule.CERTIFIED:
+        if self.state is State.OPENING:
             signatures = tuple(
                 HolderSignature(holder=position, signature=said.signature)
                 for (state, position), said in sorted(self._said.items(), key=lambda entry: entry[0])
@@ -528,7 +529,7 @@ class Tally(Confined):
                 PeerMisbehaved(
                     f"{HolderId(position)} answered with other sums than its shares have",
                     reason=Reason.SHARES_IRRECONCILABLE,
-                    culprits=culprits(Evidence.DEVIATING_ANSWER, sender=HolderId(position)),
+                    culprits=said_by(HolderId(position), self.agreement.record.mode),
                 )
             )
         self._liars |= liars

@@ -97,7 +97,7 @@ def make_key(options: argparse.Namespace) -> int:
 
 def sign_record(options: argparse.Namespace) -> int:
     """Choose thresholds, sign the holders, and write the record."""
-    from secagg.protocols.one_message import HolderIdentity, ThresholdRule, plan_epoch
+    from secagg.protocols.one_message import HolderIdentity, plan_epoch
 
     authority = _signing_key(options.authority)
     if not 0 <= options.number < _MOST_NUMBERS:
@@ -105,34 +105,29 @@ def sign_record(options: argparse.Namespace) -> int:
     # Written so that NaN is refused too.
     if not 0 < options.hours <= _MOST_HOURS:
         raise InvalidParameters(f"--hours is above 0 and at most {_MOST_HOURS}; got {options.hours}")
-    if options.client is None and options.roster is not None:
-        raise InvalidParameters("--roster lists clients; name those that hold with --client, or leave it out")
-    if options.client is None:
-        listed = {number: _public_key("--holder", key) for number, key in enumerate(options.holder)}
-    else:
-        listed = _keys_of_clients(options.client, options.roster)
     record = plan_epoch(
-        [HolderIdentity(number=number, public_key=key) for number, key in listed.items()],
+        [
+            HolderIdentity(number=number, public_key=_public_key("--holder", key))
+            for number, key in enumerate(options.holder)
+        ],
         number=options.number,
         expiry=int((datetime.now(UTC) + timedelta(hours=options.hours)).timestamp()),
         corrupted=options.corrupted,
         absent=options.absent,
         suite=Suite[options.suite.upper()],
         authority=authority.public_key,
-        rule=None if options.rule is None else ThresholdRule(options.rule),
     )
     durable.replace(options.out, record.signed(authority).encode(), durable.PUBLIC)
-    certified = f", {record.quorum} sign a list first" if record.quorum else ""
     print(
-        f"epoch {record.number}: {len(record.holders)} holders, {record.threshold} open a sum{certified}; any "
-        f"{record.corrupted} of them with the server learn nothing else"
+        f"epoch {record.number}: {len(record.holders)} holders, {record.threshold} open a sum, {record.quorum} sign a "
+        f"list first; any {record.corrupted} of them with the server learn nothing else"
     )
     return 0
 
 
 def serve_holder(options: argparse.Namespace) -> int:
     """Hold until SIGTERM or SIGINT."""
-    from secagg.protocols.one_message import EpochRecord, FileJournal, Floors, Holder, boot_id, require_believed
+    from secagg.protocols.one_message import EpochRecord, Floors, Holder
 
     floors = replace(
         Floors.usual(_authority(options.authority)),
@@ -153,30 +148,21 @@ def serve_holder(options: argparse.Namespace) -> int:
                     f"this one asks for {options.minimum_holders} and {options.corrupted}; lower --minimum-holders or "
                     "--corrupted, or have another epoch signed"
                 )
-            require_believed(record, floors)
-            journal = FileJournal(options.journal, record.context.digest, boot_id(), SystemCoins())
-        except PeerError as error:
-            raise InvalidParameters(f"{options.record} or {options.journal}: {error}") from None
-        try:
             holder = Holder(
                 record,
                 position,
-                root=journal.root,
-                nonce=journal.nonce,
-                journal=journal,
+                coins=SystemCoins(),
                 floors=floors,
                 clock=lambda: datetime.now(UTC),
                 signing_key=key,
             )
-            Thread(target=_end_with_the_epoch, args=(holder, record), daemon=True).start()
-            try:
-                Service(holder).serve(options.socket, ready=_say_ready(position, options.socket))
-            finally:
-                holder.close()
         except PeerError as error:
-            raise InvalidParameters(f"{options.journal}: {error}") from None
+            raise InvalidParameters(f"{options.record}: {error}") from None
+        try:
+            Thread(target=_end_with_the_epoch, args=(holder, record), daemon=True).start()
+            Service(holder).serve(options.socket, ready=_say_ready(position, options.socket))
         finally:
-            journal.close()
+            holder.end()
             key.wipe()
     return 0
 
@@ -192,17 +178,6 @@ def _end_with_the_epoch(holder: Holder, record: EpochRecord) -> None:
         left = record.expiry - datetime.now(UTC).timestamp()
         time.sleep(min(max(left, _LEAST_PAUSE), _MOST_PAUSE))
     print(f"secagg holder: epoch {record.number} is over, and its keys are destroyed", flush=True)
-
-
-def _keys_of_clients(clients: list[int], roster: Path | None) -> dict[int, bytes]:
-    if roster is None:
-        raise InvalidParameters("--client names clients of a roster; give --roster, as `secagg keys` writes it")
-    listed = load_roster(roster).certificates
-    if missing := [client for client in clients if ClientId(client) not in listed]:
-        raise InvalidParameters(f"{roster} has no client {missing[0]}; name clients that it lists")
-    if len(set(clients)) < len(clients):
-        raise InvalidParameters("--client names one client twice; each holds at one position")
-    return {client: listed[ClientId(client)].public_key for client in clients}
 
 
 def _signing_key(path: Path) -> SigningKey:

@@ -70,18 +70,12 @@ def _add_holder(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
         metavar="FILE",
         help="the authority's private key, of `secagg holder keys` or `secagg keys`",
     )
-    listed = record.add_mutually_exclusive_group(required=True)
-    listed.add_argument("--holder", action="append", metavar="HEX", help="a holder's public key; once for each")
-    listed.add_argument(
-        "--client", action="append", type=int, metavar="ID", help="a client that holds; once for each, with --roster"
+    record.add_argument(
+        "--holder", action="append", required=True, metavar="HEX", help="a holder's public key; once for each"
     )
-    record.add_argument("--roster", type=Path, metavar="FILE", help="of `secagg keys`, with --client")
     record.add_argument("--number", type=int, required=True, metavar="N", help="of the epoch; above every earlier one")
     record.add_argument("--corrupted", type=int, default=1, help="how many may work with the server (default: 1)")
     record.add_argument("--absent", type=int, default=0, help="how many others may be away (default: 0)")
-    record.add_argument(
-        "--rule", choices=("one_answer", "certified"), help="default: one_answer where it suits the holders"
-    )
     record.add_argument("--suite", choices=("classic", "hybrid"), default="classic", help="default: classic")
     record.add_argument("--hours", type=float, default=24.0, help="how long the epoch lasts (default: 24)")
     record.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the record goes")
@@ -89,8 +83,8 @@ def _add_holder(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     serve = kinds.add_parser(
         "serve",
         help="hold in one epoch, until SIGTERM or SIGINT",
-        description="Hold in one epoch. Started again with the same arguments it resumes from its journal; started "
-        "from a backup, or after a reboot, it refuses, because it cannot know what it has answered.",
+        description="Hold in one epoch. Its keys are in memory alone: started again, it holds in the sums that begin "
+        "later.",
     )
     serve.add_argument("--record", type=Path, required=True, metavar="FILE", help="as `secagg holder record` makes it")
     serve.add_argument("--key", type=Path, required=True, metavar="FILE", help="this holder's private key")
@@ -100,7 +94,6 @@ def _add_holder(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
         metavar="HEX",
         help="the public key of the authority it believes, or the file of a roster that the operator trusts",
     )
-    serve.add_argument("--journal", type=Path, required=True, metavar="DIR", help="a folder that no backup copies")
     serve.add_argument("--socket", type=Path, required=True, metavar="PATH", help="where the server connects")
     serve.add_argument("--minimum-cohort", type=int, default=3, metavar="N", help="no sum is over fewer (default: 3)")
     serve.add_argument("--corrupted", type=int, default=1, metavar="N", help="least bound of the epoch (default: 1)")

@@ -1,7 +1,7 @@
-"""One message a client in Flower: holders behind sockets, or a committee of the run's own clients.
+"""One message a client in Flower: its holders stand behind sockets.
 
-The clients' authority signs the record of the holders, so a server can neither choose holders nor invent
-them. Standing holders are asked outside of Flower; clients that hold are asked in stages after the upload.
+The clients' authority signs the record of the holders, so a server can neither choose holders nor invent them. They are
+asked outside of Flower.
 """
 
 from __future__ import annotations
@@ -9,18 +9,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from secagg.errors import InvalidParameters, PeerError
-from secagg.identifiers import ClientId, HolderId
+from secagg.identifiers import HolderId
 from secagg.parameters import SecurityMode
 from secagg.protocols.one_message import (
     ClientRecord,
     EpochRecord,
     Floors,
-    Holdings,
     Ledger,
     OneMessageHelpers,
     OneMessageMember,
@@ -40,31 +38,15 @@ from .plugs import NodeSide, ServerSide
 from .settings import PREFIX, SUITES
 
 _PAUSE: Final = 1.0
-_PUBLISHED: Final = dict[tuple[bytes, bytes], tuple[bytes, ...]]()
-"""Keys that a committee published in the first round of this process's run, by task and epoch."""
 
 
 def opened(side: ServerSide) -> ServerSession:
     """Begin a sum of the epoch that runs."""
     settings, chosen, record = side.settings, side.chosen, _record(side)
-    if settings.holder_sockets:
-        holders = StandingHolders(record, tuple(map(Path, settings.holder_sockets)), settings.stage_timeout)
-        keys = holders.keys(Path(f"{settings.epoch}.keys"))
-        helpers = OneMessageHelpers(
-            record=record,
-            keys=keys,
-            coins=side.coins,
-            ask_all=holders.ask_all,
-        )
-        return open_session(side.subject, chosen, side.invited, helpers)
-    if side.roster is None or {ClientId(holder.number) for holder in record.holders} - side.roster.clients:
-        raise InvalidParameters(
-            f"the holders of {settings.epoch} are not clients of {PREFIX}roster; name their sockets in "
-            f"{PREFIX}holders, or have a committee signed with `secagg holder record --client`"
-        )
-    named = side.subject.task, record.context.digest
-    helpers = OneMessageHelpers(record=record, keys=_PUBLISHED.get(named, ()), coins=side.coins)
-    return open_session(side.subject, chosen, side.invited, helpers, partial(_PUBLISHED.__setitem__, named))
+    holders = StandingHolders(record, tuple(map(Path, settings.holder_sockets)), settings.stage_timeout)
+    keys = holders.keys(Path(f"{settings.epoch}.keys"))
+    helpers = OneMessageHelpers(record=record, keys=keys, coins=side.coins, ask_all=holders.ask_all)
+    return open_session(side.subject, chosen, side.invited, helpers)
 
 
 def _record(side: ServerSide) -> EpochRecord:
@@ -84,7 +66,7 @@ def _record(side: ServerSide) -> EpochRecord:
             f"has another suite than {PREFIX}suite, {side.settings.suite}; change one",
         ),
         (
-            len(record.holders) != len(side.settings.holder_sockets or record.holders),
+            len(record.holders) != len(side.settings.holder_sockets),
             f"names {len(record.holders)} holders, and {PREFIX}holders {len(side.settings.holder_sockets)} sockets",
         ),
     ):
@@ -102,25 +84,26 @@ class StandingHolders:
         self._helpers = NumberedHelpers(dict(enumerate(sockets)), patience, self._log)
 
     def keys(self, kept: Path) -> tuple[bytes, ...]:
-        """Return what every holder published for the epoch: the first time from all of them, then from a file."""
-        record = self._record.encode()
+        """Return what every holder publishes, and of those that are away what they published last."""
+        count = range(len(self._sockets))
         try:
-            keys = tuple(bytes.fromhex(key) for key in json.loads(kept.read_text(encoding="ascii")))
-            verify_epoch(record, keys)
-        except (OSError, ValueError, TypeError, PeerError):
-            answers = dict(self._helpers.ask_all(dict.fromkeys(range(len(self._sockets)), record)))
-            for position, answer in answers.items():
-                if message_kind(answer) is MessageKind.REFUSAL:
-                    raise HelperLost(f"{self._named([position])} refuses the epoch: {decode_refusal(answer)}") from None
-            if missing := self._named(set(range(len(self._sockets))) - set(answers)):
-                raise HelperLost(
-                    f"an epoch begins with the keys of all its holders, and {missing} did not answer; start `secagg "
-                    f"holder serve` there with the record of {PREFIX}epoch"
-                ) from None
-            keys = tuple(answers[position] for position in sorted(answers))
-            verify_epoch(record, keys)
-            replace(kept, (json.dumps([key.hex() for key in keys]) + "\n").encode())
-        return keys
+            keys = {int(at): bytes.fromhex(key) for at, key in json.loads(kept.read_text(encoding="ascii")).items()}
+            verify_epoch(self._record.encode(), [keys[at] for at in count])
+        except (OSError, ValueError, TypeError, AttributeError, LookupError, PeerError):
+            keys = {}
+        for position, answer in self._helpers.ask_all(dict.fromkeys(count, self._record.encode())):
+            if message_kind(answer) is MessageKind.REFUSAL:
+                raise HelperLost(f"{self._named([position])} refuses the epoch: {decode_refusal(answer)}") from None
+            keys[position] = answer
+        if missing := self._named(set(count) - set(keys)):
+            raise HelperLost(
+                f"an epoch begins with the keys of all its holders, and {missing} did not answer; start `secagg holder "
+                f"serve` there with the record of {PREFIX}epoch"
+            )
+        found = tuple(keys[at] for at in count)
+        verify_epoch(self._record.encode(), found)
+        replace(kept, (json.dumps({at: keys[at].hex() for at in count}) + "\n").encode())
+        return found
 
     def ask_all(self, requests: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
         """Return the answers that came; of what follows an upload, wait until enough did."""
@@ -143,7 +126,8 @@ class StandingHolders:
                 yield from ((position, refusals[position]) for position in left if position in refusals)
                 return
             LOG.error(
-                "%s did not answer, and %d holders are needed; nothing is lost yet: start them again within %d s",
+                "%s did not answer, and %d holders are needed; nothing is lost yet: connect them within %d s (a holder "
+                "that starts again has other keys, and is absent from this sum)",
                 *(self._named(left), needed, self._patience - (time.monotonic() - waited)),
             )
             time.sleep(_PAUSE)
@@ -156,7 +140,7 @@ class StandingHolders:
 
 
 def floors_of(settings: NodeSettings, identity: ClientIdentity) -> Floors:
-    """Return the floors that every offer is compared with, by the client and by the holder that it may be."""
+    """Return the floors that every offer is compared with."""
     return Floors(
         authority=identity.authority.public_key,
         suites=settings.accepted_suites,
@@ -192,5 +176,4 @@ def member(side: NodeSide) -> OneMessageMember:
         certificate=identity.certificate,
         noise=side.noise,
         privacy=side.privacy,
-        holding=Holdings(side.states.folder / "holdings", identity.signing_key, floors, side.clock, side.coins).open,
     )

@@ -121,7 +121,7 @@ class SecAggSettings:
     epoch: str = ""
     """The record that ``secagg holder record`` wrote: who holds for one-message sums, and until when."""
     holders: str | tuple[str, ...] = ""
-    """Addresses of ``secagg holder serve``, in the record's order, separated by commas; without them clients hold."""
+    """Addresses of ``secagg holder serve``, in the record's order, separated by commas; needed with it."""
     metric_names: tuple[str, ...] = field(init=False)
     evaluated_names: tuple[str, ...] = field(init=False)
     tensor_patterns: tuple[str, ...] = field(init=False)
@@ -160,6 +160,7 @@ class SecAggSettings:
             yield name, is_ignored, f"is for {_key(other)} = {due!r}; leave it out, or change {_key(other)}"
         is_one, is_two = self.protocol == ONE_MESSAGE, self.protocol == TWO_SERVERS
         yield "epoch", is_one and not self.epoch, "names the record of who holds; have one signed with " + _RECORD
+        yield "holders", is_one and not self.holders, "names where the holders of the record listen, in its order"
         yield (
             "weighting",
             is_two and self.weighting != "uniform",

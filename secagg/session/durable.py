@@ -10,7 +10,6 @@ import stat
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from time import sleep
 from typing import TYPE_CHECKING, Final
 
 from secagg.crypto.labels import Label, bind
@@ -23,9 +22,6 @@ _PIECE_BYTES: Final = 1 << 20
 PUBLIC: Final = 0o644
 """The mode of a file that others may read; without it a file is its owner's alone."""
 _PRIVATE: Final = 0o600
-_TICK: Final = 0.001
-_MOST_TICKS: Final = 4000
-"""Seconds between two looks at a clock that stands still, and how often; the coarsest file systems count by two."""
 
 
 def require_own_folder(folder: Path, setting: str = "") -> None:
@@ -109,24 +105,6 @@ def append_whole(descriptor: int, data: bytes) -> None:
         os.ftruncate(descriptor, before)
         os.lseek(descriptor, before, os.SEEK_SET)
         raise
-
-
-def create_later(path: Path, after: int) -> int:
-    """Make an empty file, in the place of one that may be there, that the file system says was made after a time.
-
-    Returns:
-        When it was last changed, in nanoseconds; nobody can set that who copies or replaces the file.
-    Raises:
-        InvalidParameters: the clock stands before that time.
-    """
-    path.unlink(missing_ok=True)
-    path.touch(_PRIVATE, exist_ok=False)
-    for _ in range(_MOST_TICKS):
-        if (changed := path.stat().st_ctime_ns) > after:
-            return changed
-        sleep(_TICK)
-        os.utime(path)
-    raise InvalidParameters(f"the clock of this machine is behind the time of files next to {path}; set it right")
 
 
 def claim(descriptor: int, refusal: str) -> None:

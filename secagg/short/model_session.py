@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from secagg.privacy.accounting import Adjacency
     from secagg.privacy.kinds import NoiseKind
     from secagg.protocols.enclave import Accumulation, ReleaseForm
-    from secagg.protocols.one_message import Bounds, ThresholdRule
+    from secagg.protocols.one_message import Bounds
     from secagg.protocols.pairwise_mask import Topology
 
 USUAL_BITS: Final = 16
@@ -92,7 +92,6 @@ class Settings(TypedDict, total=False):
     population: int | str | None
     privacy_bits: int | str | None
     releases_per_client: int | str
-    rule: ThresholdRule | str | None
     staleness_weights: tuple[int, ...] | str
     suite: Suite | str
     topology: Topology | str

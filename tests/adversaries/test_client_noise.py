@@ -23,7 +23,6 @@ from secagg.parameters import SecurityMode
 from secagg.privacy.accounting import Adjacency
 from secagg.privacy.client_noise import ClientNoise, NoiseSettings, noise_in
 from secagg.privacy.kinds import NoiseKind
-from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.session import OneMessageSettings
 from secagg.protocols.pairwise_mask import PairwiseSettings
 from secagg.protocols.pairwise_mask.graph import Topology
@@ -49,7 +48,6 @@ SETTINGS: dict[str, tuple[str, Any]] = {
     "pairwise": ("pairwise", PairwiseSettings(**NOISE, **FULL)),
     "pairwise, semi-honest": ("pairwise", PairwiseSettings(**NOISE, **FULL, mode=SecurityMode.SEMI_HONEST)),
     "one message": ("one-message", OneMessageSettings(**NOISE, capacity=8)),
-    "one message, certified": ("one-message", OneMessageSettings(**NOISE, capacity=8, rule=ThresholdRule.CERTIFIED)),
 }
 OTHER_TERMS = r"another (application_digest|capacity, noise or set of terms)"
 PROTOCOLS = pytest.mark.parametrize("name", SETTINGS)

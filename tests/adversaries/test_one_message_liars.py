@@ -22,7 +22,7 @@ from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.lattice import limb_bits, limb_count
 from secagg.protocols.one_message.masks import lowest_bit
 from secagg.protocols.one_message.opening import OpenedSum, Opening, WrongSecret
-from secagg.protocols.one_message.parameters import FIELD, Parameters, ThresholdRule
+from secagg.protocols.one_message.parameters import FIELD, Parameters
 from secagg.protocols.one_message.session import Server
 from secagg.protocols.one_message.sharing import Dealing
 from secagg.wire import MessageKind, message_kind
@@ -54,7 +54,7 @@ class Lying(Standing):
 def collected(standing: Lying) -> Server:
     session = opened(standing.world, standing)
     standing.offer = session.invitation
-    for client, member in members(standing.world, hold=False).items():
+    for client, member in members(standing.world).items():
         session.receive(client, member.answer(session.invitation))
     session.close_stage()
     return session
@@ -84,7 +84,7 @@ def adding(column: int, amount: int) -> Change:
 def test_no_honest_holder_is_named_where_the_sum_opens_without_it(
     liar: int, honest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = InsecureSum(SumSetup(population=3))
+    world = InsecureSum(SumSetup(population=3, threshold=4))
     others = [position for position in range(5) if position != honest]
     share_another_secret(monkeypatch)
     session = collected(Lying(world, changes={liar: adding(0, coefficient(liar, others, DELTA))}))
@@ -94,7 +94,7 @@ def test_no_honest_holder_is_named_where_the_sum_opens_without_it(
 
 def test_a_liar_beside_a_client_that_spoils_the_sum_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nine of ten agree, T + c = 7; that their sum does not open names nobody."""
-    world = InsecureSum(SumSetup(population=3, holders=10, threshold=6, rule=ThresholdRule.CERTIFIED))
+    world = InsecureSum(SumSetup(population=3, holders=10, threshold=6))
     share_another_secret(monkeypatch)
     session = collected(Lying(world, changes={2: adding(7, 1)}))
     with pytest.raises(PeerMisbehaved) as refused:
@@ -181,7 +181,7 @@ def products(parameters: Parameters, seed: bytes) -> np.ndarray:
 @lru_cache(maxsize=1)
 def crafted_lie() -> tuple[int, ...]:
     """Return what to add to the sum of secrets: the values change, and next to nothing else does."""
-    agreement = InsecureSum(SumSetup(layout=LAYOUT)).offer().agree()
+    agreement = InsecureSum(SumSetup(layout=LAYOUT, threshold=4)).offer().agree()
     parameters = agreement.parameters
     matrix = products(parameters, agreement.epoch.seed).astype(np.float64)
     whole = 1 << parameters.modulus_bits
@@ -209,7 +209,7 @@ def test_a_lie_that_leaves_no_noise_is_told_from_the_truth(
     delta = crafted_lie()
     if not is_defended:
         monkeypatch.setattr(Parameters, "witnesses", property(always(0)))
-    world = InsecureSum(SumSetup(layout=LAYOUT))
+    world = InsecureSum(SumSetup(layout=LAYOUT, threshold=4))
     parameters = world.offer().agree().parameters
     assert (parameters.coefficients == COEFFICIENTS) is not is_defended
     server, scale = world.listed(), coefficient(LIAR, [1, 2, 3, 4], 1)
@@ -233,7 +233,7 @@ def test_a_lie_that_leaves_no_noise_is_told_from_the_truth(
 
 
 def test_an_offer_with_fewer_zeros_is_none() -> None:
-    world = InsecureSum(SumSetup(layout=LAYOUT))
+    world = InsecureSum(SumSetup(layout=LAYOUT, threshold=4))
     offer = world.offer()
     parameters = offer.configuration.parameters
     *values, weight = parameters.segments

@@ -12,17 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from secagg.errors import UNDECIDED, AuthenticationFailed, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.errors import AuthenticationFailed, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
-from secagg.protocols.one_message import configuration, parameters
-from secagg.protocols.one_message import session as session_module
+from secagg.protocols.one_message import configuration
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.holder import Holder
-from secagg.protocols.one_message.journal import Placements
 from secagg.protocols.one_message.masks import EpochRing, epoch_ring
 from secagg.protocols.one_message.messages import Upload
-from secagg.protocols.one_message.opening import Accumulator, SumOfSecrets, WrongSecret
-from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
+from secagg.protocols.one_message.opening import Accumulator, SumOfSecrets
+from secagg.protocols.one_message.parameters import FIELD
 from secagg.protocols.one_message.requests import (
     Answer,
     CertifiedList,
@@ -31,7 +29,6 @@ from secagg.protocols.one_message.requests import (
     ListSignature,
     UploadList,
 )
-from secagg.protocols.one_message.sharing import holder_point, multiply, transfer_matrix
 from secagg.protocols.one_message.tally import Tally
 from tests.harness.one_message_sums import InsecureSum, SumSetup, Total, opened_by, recover
 from tests.harness.planted import always
@@ -40,10 +37,9 @@ VICTIM = 0
 Words = np.ndarray[Any, Any]
 
 
-def list_of(offer: Offer, uploads: Mapping[ClientId, bytes], sum_id: bytes) -> bytes:
+def list_of(offer: Offer, uploads: Mapping[ClientId, bytes]) -> bytes:
     listed = tuple(Listed(client=client, upload=uploads[client]) for client in sorted(uploads))
-    terms = replace(offer.terms, sum_id=sum_id)
-    return UploadList(t0=offer.agree().t0, terms=terms, listed=listed).encode()
+    return UploadList(t0=offer.agree().t0, terms=offer.terms, listed=listed).encode()
 
 
 def taken_by(server: Tally) -> dict[ClientId, bytes]:
@@ -97,14 +93,8 @@ def without_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without_placements(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Holders that remember sums and forget uploads."""
-
-    def require_free(self: Placements, sum_id: bytes, upload_list: bytes, uploads: tuple[bytes, ...]) -> None:
-        del uploads
-        if self._list_of_sum.get(sum_id, upload_list) != upload_list:  # pyright: ignore[reportPrivateUsage]
-            raise PeerMisbehaved("a sum has one list", reason=Reason.ALREADY_SPENT, culprits=UNDECIDED)
-
-    monkeypatch.setattr(Placements, "require_free", require_free)
+    """Holders that forget on which list an upload is."""
+    monkeypatch.setattr(Holder, "_place", always(None))
 
 
 def keeping_shares(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,54 +105,9 @@ def keeping_shares(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- Several sums -----------------------------------------------------------------------------------------------------
 
 
-def several_sums(world: InsecureSum) -> bool:
-    """Put the victim on the spare holders' lists of one sum after the other, and look for its shares."""
-    setup, world.attempts = world.setup, None
-    spare_shares = dict[int, bytes]()
-    victim = setup.clients[VICTIM]
-    first = world.offer(sum_id=b"sum 0".ljust(16))
-    victims_upload, victims_digest = b"", b""
-    for number in range(world.record.threshold):
-        chosen = replace(setup, round_number=number, sum_id=f"sum {number}".encode().ljust(16))
-        offer = world.offer(chosen.sum_id, chosen)
-        known = digests(world.collected(offer, setup.clients[min(number, 1) :], setup=chosen))
-        if number == 0:
-            victims_upload, victims_digest = world.stored_upload(victim), known.pop(victim)
-        group = list_of(offer, known, chosen.sum_id)
-        more = list_of(offer, {**known, victim: victims_digest}, chosen.sum_id)
-        spare = number  # Another holder in each sum; the others give the group's polynomial.
-        answers = {
-            position: Answer.decode(holder.respond(group)).sums
-            for position, holder in world.holders.items()
-            if position != spare
-        }
-        with_victim = words_of(world.holders[spare].respond(more))
-        expected = evaluate(offer, answers, spare)
-        spare_shares[spare] = as_answer(with_victim - expected)
-    found = recover(first.agree().parameters, spare_shares)
-    return victims_input(world, first, victims_upload, found.sum_secret)
-
-
-def evaluate(offer: Offer, answers: Mapping[int, bytes], position: int) -> Words:
-    """Return what an honest answer at another position would be."""
-    threshold = offer.agree().parameters.threshold
-    chosen = sorted(answers)[:threshold]
-    matrix = transfer_matrix(tuple(map(holder_point, chosen)), (holder_point(position),))
-    words = np.array([np.frombuffer(answers[one], "<u2").astype(np.int64) for one in chosen])
-    return np.asarray(multiply(matrix, words)[0]).astype(np.int64)
-
-
-def test_a_victim_on_lists_of_several_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    setup = SumSetup(population=5)
-    with monkeypatch.context() as planted:
-        assert several_sums(world_of(planted, setup, without_whole, keeping_shares))
-    with pytest.raises(PeerMisbehaved, match=r"uploaded for another sum|one list"):
-        several_sums(InsecureSum(setup))
-
-
 # --- Two certificates -------------------------------------------------------------------------------------------------
 
-CERTIFIED = SumSetup(holders=7, threshold=3, rule=ThresholdRule.CERTIFIED)
+SEVEN = SumSetup(holders=7, threshold=3)
 
 
 def certified_by(world: InsecureSum, upload_list: bytes, positions: Iterable[int]) -> bytes:
@@ -176,9 +121,9 @@ def two_certificates(world: InsecureSum) -> bool:
     server = world.collected(offer)
     victim, known = setup.clients[VICTIM], digests(server)
     upload = world.stored_upload(victim)
-    everybody = list_of(offer, known, b"with the victim.")
+    everybody = list_of(offer, known)
     del known[victim]
-    others = list_of(offer, known, b"and without it..")
+    others = list_of(offer, known)
     answers = list[dict[int, bytes]]()
     for upload_list, asked in ((everybody, (0, 1, 2)), (others, (3, 4, 5))):
         certified = certified_by(world, upload_list, range(world.record.quorum))
@@ -189,19 +134,19 @@ def two_certificates(world: InsecureSum) -> bool:
 
 def test_two_certificates_with_and_without_a_victim(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as planted:
-        assert two_certificates(world_of(planted, CERTIFIED, without_placements, keeping_shares))
+        assert two_certificates(world_of(planted, SEVEN, without_placements))
     with pytest.raises(PeerMisbehaved, match="an upload is on one list ever"):
-        two_certificates(InsecureSum(CERTIFIED))
+        two_certificates(InsecureSum(SEVEN))
 
 
 def test_a_second_list_never_reaches_a_quorum() -> None:
     """The holders are divided between two lists; only one list can be certified, and a smaller one never."""
-    world = InsecureSum(CERTIFIED)
+    world = InsecureSum(SEVEN)
     offer = world.offer()
     known = digests(world.collected(offer))
-    everybody = list_of(offer, known, b"with the victim.")
+    everybody = list_of(offer, known)
     del known[world.setup.clients[VICTIM]]
-    others = list_of(offer, known, b"and without it..")
+    others = list_of(offer, known)
     signed = 0
     for position, holder in world.holders.items():
         for upload_list in (everybody, others) if position % 2 else (others, everybody):
@@ -211,10 +156,9 @@ def test_a_second_list_never_reaches_a_quorum() -> None:
     assert signed < world.record.quorum
 
 
-@pytest.mark.parametrize("rule", ThresholdRule)
-def test_two_lists_at_the_same_moment_get_one_answer(rule: ThresholdRule, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_lists_at_the_same_moment_get_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both were found free before either was taken down: the difference of the answers is the victim's share."""
-    world = InsecureSum(SumSetup(rule=rule))
+    world = InsecureSum(SumSetup())
     offer = world.offer()
     known = digests(world.collected(offer))
     victim = world.setup.clients[0]
@@ -238,7 +182,7 @@ def test_two_lists_at_the_same_moment_get_one_answer(rule: ThresholdRule, monkey
             return error.reason
         return None
 
-    requests = [list_of(offer, uploads, world.setup.sum_id) for uploads in (known, others)]
+    requests = [list_of(offer, uploads) for uploads in (known, others)]
     with ThreadPoolExecutor(2) as pool:
         assert set(pool.map(ask, requests)) == {None, Reason.ALREADY_SPENT}
 
@@ -257,7 +201,7 @@ def withheld_share(world: InsecureSum, monkeypatch: pytest.MonkeyPatch | None) -
     server.settle()
     # A server that cheats lists what it likes.
     known = taken_by(server)
-    everybody = list_of(offer, known, b"with the victim.")
+    everybody = list_of(offer, known)
     if monkeypatch is not None:
         skip_what_never_came(monkeypatch)
     certified = certified_by(world, everybody, range(world.record.quorum))
@@ -288,7 +232,7 @@ def skip_what_never_came(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_share_that_is_withheld_from_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    setup = replace(CERTIFIED, population=5)
+    setup = replace(SEVEN, population=5)
     with monkeypatch.context() as planted:
         assert withheld_share(InsecureSum(setup), planted)
     with pytest.raises(PeerMisbehaved, match="all of a list or nothing"):
@@ -320,49 +264,13 @@ class Combined:
         return [total + np.uint64(self.count // 2 - added)]
 
 
-def split_lists(world: InsecureSum) -> list[int]:
-    """Three holders are shown {A}, {A, B} and {B}; -6, 3 and -2 times their answers are s_B - 3 s_A at threshold 2."""
-    offer, setup = world.offer(), world.setup
-    server = world.collected(offer)
-    known = digests(server)
-    group_a, group_b = setup.clients[:3], setup.clients[3:]
-    lists = [
-        list_of(offer, {client: known[client] for client in shown}, setup.sum_id)
-        for shown in (group_a, setup.clients, group_b)
-    ]
-    answers = [words_of(world.holders[position].respond(lists[position])) for position in range(3)]
-    mixed = (-6 * answers[0] + 3 * answers[1] - 2 * answers[2]) % FIELD
-    secret = np.where(mixed > FIELD // 2, mixed - FIELD, mixed).astype(np.int32)
-    uploads = {
-        factor: [world.stored_upload(client) for client in group] for factor, group in ((1, group_b), (-3, group_a))
-    }
-    opened = opened_by(ring_of(offer), Combined(offer, uploads), secret)
-    learned: list[int] = opened.vector(0, 1).tolist()
-    return learned
-
-
-def test_split_lists_at_a_majority_threshold_and_at_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    setup = SumSetup(population=6, capacity=100, holders=3, corrupted=0, corrupted_clients=0)
-    with monkeypatch.context() as planted:
-        for module in (session_module, parameters):
-            planted.setattr(module, "least_threshold", always(2))
-        world = InsecureSum(replace(setup, threshold=2))
-        assert world.record.threshold == 2
-        values = [world.setup.values_of(client).values[0].astype(np.int64) for client in setup.clients]
-        learned = (np.sum(values[3:], axis=0) - 3 * np.sum(values[:3], axis=0)) % (1 << 20)
-        assert split_lists(world) == learned.tolist()
-    assert InsecureSum(setup).record.threshold == 3
-    with pytest.raises(WrongSecret):
-        split_lists(InsecureSum(setup))
-
-
 def test_split_lists_are_not_certified() -> None:
-    """Under the rule certified a list that only some were shown has too few signatures for any answer."""
-    world = InsecureSum(SumSetup(population=6, holders=4, corrupted=1, rule=ThresholdRule.CERTIFIED, minimum_cohort=3))
+    """A list that only some were shown has too few signatures for any answer."""
+    world = InsecureSum(SumSetup(population=6, holders=4, corrupted=1, minimum_cohort=3))
     offer = world.offer()
     known = digests(world.collected(offer))
     for shown, position in ((world.setup.clients[:3], 0), (world.setup.clients, 1), (world.setup.clients[3:], 2)):
-        upload_list = list_of(offer, {client: known[client] for client in shown}, f"{position}".encode() * 16)
+        upload_list = list_of(offer, {client: known[client] for client in shown})
         with pytest.raises(PeerMisbehaved, match="signatures of holders"):
             world.holders[position].respond(certified_by(world, upload_list, [position]))
 
@@ -384,9 +292,8 @@ def altered_lists(world: InsecureSum, server: Tally) -> dict[str, UploadList]:
     }
 
 
-@pytest.mark.parametrize("rule", ThresholdRule)
-def test_what_a_holder_refuses_of_a_list(rule: ThresholdRule) -> None:
-    world = InsecureSum(SumSetup(rule=rule))
+def test_what_a_holder_refuses_of_a_list() -> None:
+    world = InsecureSum(SumSetup())
     offer = world.offer()
     server = world.collected(offer)
     holder = world.holders[0]
@@ -421,7 +328,7 @@ def test_lists_longer_than_the_capacity() -> None:
 
 
 def test_forged_certificates() -> None:
-    world = InsecureSum(SumSetup(rule=ThresholdRule.CERTIFIED))
+    world = InsecureSum(SumSetup())
     offer = world.offer()
     server = world.collected(offer)
     upload_list, quorum = fixed(server).encode(), world.record.quorum
@@ -442,16 +349,8 @@ def test_forged_certificates() -> None:
     assert Answer.decode(holder.respond(good.encode())).holder == 4
 
 
-def test_a_certificate_is_worth_nothing_under_one_answer() -> None:
-    world = InsecureSum(SumSetup(rule=ThresholdRule.ONE_ANSWER))
-    upload_list = fixed(world.collected()).encode()
-    certified = CertifiedList(upload_list=upload_list, certificate=(HolderSignature(holder=0, signature=bytes(64)),))
-    with pytest.raises(PeerMisbehaved, match="under the rule certified"):
-        world.holders[0].respond(certified.encode())
-
-
 def test_fewer_than_a_quorum_is_no_certificate_at_the_server() -> None:
-    world = InsecureSum(SumSetup(rule=ThresholdRule.CERTIFIED))
+    world = InsecureSum(SumSetup())
     server = world.collected()
     server.fix_list()
     world.ask(server, server.requests(), absent=range(world.record.quorum - 1, 5))

@@ -29,7 +29,6 @@ from secagg.parameters import SecurityMode
 from secagg.privacy.accounting import Adjacency, PrivacyBudget
 from secagg.privacy.client_noise import ClientNoise, NoiseSettings, noise_in
 from secagg.protocols.one_message.client import Ledger
-from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.session import OneMessageSettings
 from secagg.protocols.pairwise_mask import PairwiseSettings
 from secagg.protocols.pairwise_mask.graph import Topology
@@ -55,7 +54,6 @@ SEMI_HONEST: dict[str, Any] = {"topology": Topology.FULL, "population": 4, "mode
 PROTOCOLS: dict[str, tuple[str, Any]] = {
     "pairwise": ("pairwise", PairwiseSettings(**NOISE, **SEMI_HONEST)),
     "one message": ("one-message", OneMessageSettings(**NOISE, capacity=4)),
-    "one message, certified": ("one-message", OneMessageSettings(**NOISE, capacity=4, rule=ThresholdRule.CERTIFIED)),
 }
 _TRAINED = count()
 EACH = pytest.mark.parametrize("name", PROTOCOLS)

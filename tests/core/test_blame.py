@@ -31,10 +31,10 @@ ALICE, BOB, SERVERS = ClientId(1), ClientId(2), {ServerId(0), ServerId(1)}
 TABLE: dict[Evidence, frozenset[Party] | set[Party]] = {
     Evidence.UNVERIFIED_BYTES: {ALICE, ServerId()},
     Evidence.VERIFIED_CONTENT: {ALICE},
-    Evidence.DEVIATING_ANSWER: {ALICE},
     Evidence.REFUSED_HALF: {ALICE, *SERVERS},
     Evidence.DIFFERENT_LISTS: {*SERVERS},
     Evidence.UNOPENED_UPLOAD: {ALICE, ServerId()},
+    Evidence.REFUSED_REQUEST: {ServerId()},
     Evidence.CIRCUMSTANCE: NOBODY,
 }
 

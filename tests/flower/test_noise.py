@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,11 @@ import pytest
 from secagg.errors import InvalidParameters, ThresholdNotMet
 from secagg.platforms.schemes import SchemeChoice, noise_settings
 from secagg.platforms.settings import SecAggSettings
-from tests.flower.test_one_message import committee, mod
+from tests.flower.test_one_message import mod
 from tests.flower.test_rounds_in_memory import CLIENTS, MemoryGrid, adding, folders, grid_of, lenient, log, settings_of
+from tests.harness.platform_keys import holding
 
-__all__ = ["committee", "folders", "log"]
+__all__ = ["folders", "log"]
 pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 MODEL: dict[str, Any] = {"w": np.zeros((40, 50), dtype=np.float32)}
@@ -45,9 +45,9 @@ def test_the_mean_has_the_noise_and_the_log_its_epsilon(folders: Path, log: Any)
     assert "out of range" not in log.text
 
 
-def test_a_committees_clients_add_it_too(folders: Path, committee: SecAggSettings) -> None:
+def test_clients_of_standing_holders_add_it_too(folders: Path) -> None:
     inner = MemoryGrid(mod(folders, **NOISE), adding(0.001))
-    settings = replace(committee, weighting="uniform", **NOISE, **STEPS)
+    settings = settings_of(folders, "one-message", **holding(folders), weighting="uniform", **NOISE, **STEPS)
     arrays, _ = inner.round(grid_of(inner, settings), MODEL)
     assert deviation_of(arrays, 0.003) == pytest.approx(due(), rel=0.1)
 

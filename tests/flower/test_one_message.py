@@ -1,4 +1,4 @@
-"""One message a client in Flower: holders in processes of their own, a committee of nodes, and what is missing."""
+"""One message a client in Flower: holders in processes of their own, and what is missing."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from secagg.errors import InvalidParameters, ThresholdNotMet
 from secagg.platforms.schemes import SchemeChoice
 from secagg.platforms.settings import SecAggSettings
 from secagg.session.sockets import HelperLost
-from tests.flower.test_rounds_in_memory import CLIENTS, MODEL, MemoryGrid, adding, folders, grid_of, log
-from tests.harness.platform_keys import committee as signed_committee
+from tests.flower.test_rounds_in_memory import CLIENTS, MODEL, MemoryGrid, adding, folders, grid_of, log, settings_of
+from tests.harness.platform_keys import holding
 from tests.harness.standing_holders import StandingHolders
 
 __all__ = ["folders", "log"]
@@ -69,36 +69,38 @@ def test_one_exchange_gives_the_mean_and_a_holder_may_be_gone(standing: Standing
     assert "holder/2 at " in log.text
 
 
-def test_too_few_holders_are_named_and_the_sum_waits_until_they_are_back(standing: Standing) -> None:
+def test_too_few_holders_are_named_and_the_sum_waits_until_they_are_reached(standing: Standing) -> None:
     inner = MemoryGrid(mod(standing.folder), adding(0.125))
     grid = grid_of(inner, standing.settings())
-    started = list[int]()
+    sockets = [Path(standing.socket(number)) for number in (1, 3)]
+    connected = list[int]()
 
-    class StartsThem(logging.Handler):
+    class ConnectsThem(logging.Handler):
         """An operator who reads the server's log."""
 
         def emit(self, record: logging.LogRecord) -> None:
-            if record.levelno == logging.ERROR and not started:
+            if record.levelno == logging.ERROR and not connected:
                 assert "holder/1 at " in record.getMessage()
-                assert "nothing is lost yet: start them again" in record.getMessage()
-                started.append(1)
-                standing.start(1)
+                assert "nothing is lost yet: connect them" in record.getMessage()
+                connected.append(1)
+                sockets[0].with_suffix(".away").rename(sockets[0])
 
     train = inner.train
 
-    def killing(model: Any, node: int) -> dict[str, Any]:
-        for number in set(standing.processes) & {1, 3}:
-            standing.kill(number)
+    def parting(model: Any, node: int) -> dict[str, Any]:
+        for socket in filter(Path.exists, sockets):
+            if not connected:
+                socket.rename(socket.with_suffix(".away"))
         return train(model, node)
 
-    inner.train = killing
-    operator = StartsThem()
+    inner.train = parting
+    operator = ConnectsThem()
     logging.getLogger("secagg.platforms").addHandler(operator)
     try:
         assert np.allclose(inner.round(grid, MODEL)[0]["w"], 0.375, atol=2**-16)
     finally:
         logging.getLogger("secagg.platforms").removeHandler(operator)
-    assert started == [1]
+    assert connected == [1]
 
 
 def test_holders_that_stay_away_are_named_and_nothing_is_released(standing: Standing, log: Any) -> None:
@@ -167,56 +169,14 @@ def test_bounds_are_those_of_every_value_of_a_segment() -> None:
     assert high == max(tensor.scheme.bound for name, tensor in found.items() if not name.endswith("w"))
 
 
-@pytest.fixture
-def committee(folders: Path) -> SecAggSettings:
-    return committee_of(folders, 1)
-
-
-def committee_of(folders: Path, number: int) -> SecAggSettings:
-    """Return the settings of a run in an epoch of four nodes."""
-    roster, signed = str(folders / "keys" / "roster.json"), signed_committee(folders, range(4), number)
-    return SecAggSettings(protocol="one-message", roster=roster, epoch=signed["epoch"])
-
-
-def test_a_committee_of_nodes_sums_round_after_round(folders: Path, committee: SecAggSettings) -> None:
-    inner = MemoryGrid(mod(folders), adding(0.125))
-    grid, names = grid_of(inner, committee), list[list[str]]()
-    for number in range(3):
-        model = {name: values + 2 * number for name, values in MODEL.items()}
-        arrays, _ = inner.round(grid, model)
-        assert np.allclose(arrays["w"], 2 * number + 0.375, atol=2**-16)
-        names.append([name for name, _ in grid.stages])
-    further = ["upload", "deliver", "certify", "open"]
-    assert names == [["keys", *further], further, further]
-    sent = [message.metadata.dst_node_id for message in inner.sent]
-    # The keys once, and three uploads: node 104 holds nothing.
-    assert [sent.count(100 + node) for node in range(CLIENTS)] == [1 + 3 * 4] * 4 + [4]
-
-
-def test_a_node_follows_no_server_back_to_an_older_epoch(folders: Path, committee: SecAggSettings) -> None:
+def test_a_node_follows_no_server_back_to_an_older_epoch(folders: Path) -> None:
     """The authority began epoch 2 without waiting for the end of 1: its holders are not to be trusted any more."""
+    first, second = (settings_of(folders, "one-message", **holding(folders, number)) for number in (1, 2))
     inner = MemoryGrid(mod(folders), adding(0.125))
-    inner.round(grid_of(inner, committee_of(folders, 2)), MODEL)
+    inner.round(grid_of(inner, second), MODEL)
     later = MemoryGrid(mod(folders), adding(0.125), run=9)
     with pytest.raises(ThresholdNotMet):
-        later.round(grid_of(later, committee), {name: values + 2 for name, values in MODEL.items()})
-
-
-def test_a_node_that_lost_what_it_held_is_named_and_another_stands_in(folders: Path, committee: SecAggSettings) -> None:
-    inner = MemoryGrid(mod(folders), adding(0.125))
-    grid = grid_of(inner, committee)
-    inner.round(grid, MODEL)
-
-    def lose(count: int) -> None:
-        for folder in sorted((folders / "states" / "holdings").iterdir())[:count]:
-            (folder / "head").write_bytes(bytes(48))
-
-    lose(1)
-    arrays, _ = inner.round(grid, {name: values + 2 for name, values in MODEL.items()})
-    assert np.allclose(arrays["w"], 2.375, atol=2**-16)
-    lose(2)
-    with pytest.raises(ThresholdNotMet, match="missing: holder/"):
-        inner.round(grid, {name: values + 4 for name, values in MODEL.items()})
+        later.round(grid_of(later, first), {name: values + 2 for name, values in MODEL.items()})
 
 
 @pytest.mark.parametrize(
@@ -228,10 +188,10 @@ def test_a_node_that_lost_what_it_held_is_named_and_another_stands_in(folders: P
     ],
 )
 def test_an_epoch_that_does_not_fit_is_refused_by_the_name_of_its_key(
-    folders: Path, committee: SecAggSettings, changed: dict[str, Any], said: str
+    folders: Path, changed: dict[str, Any], said: str
 ) -> None:
-    given = {"protocol": "one-message", "roster": committee.roster, "epoch": committee.epoch, **changed}
+    settings = settings_of(folders, "one-message", **{**holding(folders), **changed})
     inner = MemoryGrid(mod(folders), adding(0.125))
     with pytest.raises(InvalidParameters, match=said):
-        inner.round(grid_of(inner, SecAggSettings(**given)), MODEL)
+        inner.round(grid_of(inner, settings), MODEL)
     assert not inner.sent

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from secagg.contract import Aggregate, Layout, Payload, RingSegment, ideal_aggregate
+from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId
 from secagg.parameters import ATTEMPTS, SecurityMode, Suite
@@ -21,23 +22,21 @@ from secagg.protocols.one_message.client import Client, ClientRecord, Ledger, On
 from secagg.protocols.one_message.configuration import NO_KEY, EpochRecord, HolderIdentity, Offer
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.holder import Holder
-from secagg.protocols.one_message.journal import Journal
 from secagg.protocols.one_message.masks import EpochRing
 from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.one_message.opening import Accumulator, OpenedSum, Opening, Recovered, SumOfSecrets, recovered
-from secagg.protocols.one_message.parameters import Parameters, ThresholdRule
+from secagg.protocols.one_message.parameters import Parameters
 from secagg.protocols.one_message.requests import Answer, CertifiedList, Delivery, ListSignature, Receipt, UploadList
 from secagg.protocols.one_message.session import (
     Bounds,
     OneMessageHelpers,
     OneMessageSettings,
-    Publish,
     Server,
     open_session,
     plan_epoch,
     plan_offer,
 )
-from secagg.protocols.one_message.tally import State, Tally
+from secagg.protocols.one_message.tally import Tally
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
 from secagg.session.roles import LateUpdate, Subject, Update
 from secagg.session.sockets import AskAll
@@ -47,7 +46,6 @@ NOW: Final = 1_800_000_000
 TASK: Final = b"a task"
 MODEL: Final = hashlib.sha256(b"a model").digest()
 SMALL_LAYOUT: Final = Layout((RingSegment(20, 6), RingSegment(9, 3)))
-SUM_ID: Final = b"sum number one.."
 COINS: Final = InsecureSeededCoins(bytes(32))
 """A server draws from them."""
 MESSAGES: Final = (Upload, Delivery, Receipt, UploadList, ListSignature, CertifiedList, Answer)
@@ -85,7 +83,6 @@ class SumSetup:
     holders: int = 5
     corrupted: int = 1
     absent: int = 0
-    rule: ThresholdRule | None = None
     threshold: int | None = None
     """Another threshold than the largest that leaves the planned absences."""
     mode: SecurityMode = SecurityMode.ACTIVE
@@ -98,7 +95,6 @@ class SumSetup:
     round_number: int = 0
     number: int = 1
     model: bytes = MODEL
-    sum_id: bytes = SUM_ID
     seed: bytes = b"a sum"
 
     def coins_of(self, party: str) -> InsecureSeededCoins:
@@ -156,9 +152,6 @@ class InsecureSum:
     def __post_init__(self) -> None:
         self.begin([50 + position for position in range(self.setup.holders)])
 
-    def number_holders_as_clients(self) -> None:
-        self.begin([client.value for client in self.setup.clients[: self.setup.holders]])
-
     def begin(self, numbers: Sequence[int]) -> None:
         setup = self.setup
         self.authority = setup.key_of("the authority")
@@ -174,7 +167,6 @@ class InsecureSum:
             absent=setup.absent,
             suite=setup.suite,
             authority=self.authority.public_key if setup.is_active else NO_KEY,
-            rule=setup.rule,
         )
         if setup.threshold is not None:
             record = replace(record, threshold=setup.threshold, packing=1)
@@ -209,39 +201,20 @@ class InsecureSum:
         return self._holder(position, " again")
 
     def _holder(self, position: int, salt: str) -> Holder:
-        coins = self.setup.coins_of(f"holder {position}{salt}")
-        root = Secret.random("holder root", 32, coins)
         key = self.holder_keys[position] if self.setup.is_active else None
-        return self.holder_with(self.record, position, key=key, root=root, nonce=bytes(coins.draw(32)))
+        return self.holder_with(self.record, position, key=key, coins=self.setup.coins_of(f"holder {position}{salt}"))
 
-    def holder_with(  # noqa: PLR0913 -- what a holder brings
-        self,
-        record: EpochRecord,
-        position: int,
-        *,
-        key: SigningKey | None,
-        journal: Journal | None = None,
-        root: Secret | None = None,
-        nonce: bytes = bytes(32),
+    def holder_with(
+        self, record: EpochRecord, position: int, *, key: SigningKey | None, coins: Coins | None = None
     ) -> Holder:
-        return Holder(
-            record,
-            position,
-            root=root or Secret("holder root", bytes(32)),
-            nonce=nonce,
-            journal=journal or Journal(),
-            floors=self.floors,
-            clock=self.clock,
-            signing_key=key,
-        )
+        return Holder(record, position, coins=coins or COINS, floors=self.floors, clock=self.clock, signing_key=key)
 
-    def offer(self, sum_id: bytes | None = None, setup: SumSetup | None = None) -> Offer:
+    def offer(self, setup: SumSetup | None = None) -> Offer:
         setup = setup or self.setup
         return plan_offer(
             self.record,
             [self.holders[position].keys for position in sorted(self.holders)],
             setup.subject,
-            sum_id=sum_id or setup.sum_id,
             capacity=setup.capacity,
             minimum_cohort=setup.minimum_cohort,
             corrupted_clients=setup.corrupted_clients,
@@ -304,7 +277,7 @@ class InsecureSum:
         """Return a server that has taken uploads, and delivered none."""
         setup = setup or self.setup
         offer, uploads = offer or self.offer(setup=setup), uploads or {}
-        server = Tally(offer, setup.sum_id, COINS)
+        server = Tally(offer, COINS)
         self.ask(server, server.introduce())
         for client in setup.clients if clients is None else clients:
             server.receive_upload(client, uploads.get(client) or self.upload(client, offer, setup))
@@ -320,12 +293,11 @@ class InsecureSum:
         return self.settled(self.server(*arguments, **named))
 
     def listed(self, server: Tally | None = None) -> Tally:
-        """Return a server whose list is fixed, and certified if it has to be."""
+        """Return a server whose list is fixed and certified."""
         server = server or self.collected()
         server.fix_list()
-        if server.state is State.CERTIFYING:
-            self.ask(server, server.requests())
-            server.certify()
+        self.ask(server, server.requests())
+        server.certify()
         return server
 
     def answered(self, server: Tally | None = None) -> Tally:
@@ -335,18 +307,16 @@ class InsecureSum:
 
     def session(
         self,
-        ask_all: AskAll | None = None,
-        published: Publish = lambda _: None,
+        ask_all: AskAll = lambda _: (),
         *,
         setup: SumSetup | None = None,
         helpers: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> Server:
-        """Open a session of standing holders, or of a committee of clients."""
+        """Open a session."""
         setup = setup or self.setup
         usual: dict[str, Any] = {
             "suite": setup.suite,
-            "rule": setup.rule,
             "corrupted_holders": setup.corrupted,
             "absent_holders": setup.absent,
             "minimum_cohort": setup.minimum_cohort,
@@ -365,7 +335,6 @@ class InsecureSum:
             OneMessageSettings(**{**usual, **settings}),
             frozenset(setup.clients),
             OneMessageHelpers(**{**brought, **(helpers or {})}),
-            published,
         )
 
     def ask(self, server: Tally, requests: dict[int, bytes], absent: Iterable[int] = ()) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from importlib import import_module
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from threading import Event, Thread
+from typing import Any, Final
 
 from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId
-from secagg.platforms.keys import make_identities
+from secagg.platforms.keys import AUTHORITY_FILE, load_authority, make_identities
+from secagg.protocols.one_message import Floors, Holder, HolderIdentity, plan_epoch
+from secagg.session.certificates import IDENTITY_KEY_BYTES, SigningKey
+from secagg.session.sockets import Service
 
 PROTOCOLS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("pairwise", {}, {}),
@@ -27,14 +32,33 @@ def named(folder: Path, protocol: str, settings: Mapping[str, Any], clients: Ite
         return {}
     keys, numbers = folder / "keys", list(clients)
     make_identities(keys, map(ClientId, numbers), SystemCoins())
-    return {"roster": str(keys / "roster.json")} | (committee(folder, numbers) if protocol == "one-message" else {})
+    return {"roster": str(keys / "roster.json")} | (holding(folder) if protocol == "one-message" else {})
 
 
-def committee(folder: Path, clients: Iterable[int], number: int = 1) -> dict[str, str]:
-    """Sign an epoch whose holders are clients, and return the setting that names its record."""
-    keys, record = folder / "keys", str(folder / f"record-{number}")
-    signed = ["holder", "record", "--authority", str(keys / "authority.key"), "--number", str(number), "--out", record]
-    holders = [part for client in clients for part in ("--client", str(client))]
-    # By name: a type checker would follow the commands into training, which these environments are without.
-    assert import_module("secagg.cli").main([*signed, "--roster", str(keys / "roster.json"), *holders]) == 0
-    return {"epoch": record}
+HOLDERS: Final = 4
+
+
+def holding(folder: Path, number: int = 1) -> dict[str, str]:
+    """Sign an epoch, start its holders in threads of this process, and return the settings that name both."""
+    authority = load_authority(folder / "keys" / AUTHORITY_FILE)
+    seeds = (Secret.random("signing key", IDENTITY_KEY_BYTES, SystemCoins()) for _ in range(HOLDERS))
+    keys = [SigningKey(seed) for seed in seeds]
+    identities = [HolderIdentity(number=at, public_key=key.public_key) for at, key in enumerate(keys)]
+    expiry = int((datetime.now(UTC) + timedelta(hours=1)).timestamp())
+    planned = plan_epoch(identities, number=number, expiry=expiry, corrupted=1, authority=authority.public_key)
+    record, path = planned.signed(authority), folder / f"record-{number}"
+    path.write_bytes(record.encode())
+    sockets = [folder / f"{number}-{position}.socket" for position in range(HOLDERS)]
+    for position, (key, socket) in enumerate(zip(keys, sockets, strict=True)):
+        holder = Holder(
+            record,
+            position,
+            coins=SystemCoins(),
+            floors=Floors.usual(authority.public_key),
+            clock=lambda: datetime.now(UTC),
+            signing_key=key,
+        )
+        ready = Event()
+        Thread(target=Service(holder).serve, args=(socket,), kwargs={"ready": ready.set}, daemon=True).start()
+        assert ready.wait(10)
+    return {"epoch": str(path), "holders": ",".join(map(str, sockets))}

@@ -15,7 +15,6 @@ from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.coded_mask.session import CodedMaskSettings
 from secagg.protocols.enclave.session import EnclaveSettings
-from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.session import OneMessageSettings
 from secagg.protocols.pairwise_mask import PairwiseSettings
 from secagg.protocols.pairwise_mask.graph import Topology
@@ -39,7 +38,6 @@ SETTINGS: Final[dict[str, tuple[str, Any, int]]] = {
     "enclave": ("enclave", EnclaveSettings(suite=Suite.CLASSIC), 5),
     "two servers": ("two-servers", TwoServersSettings(), 5),
     "one message": ("one-message", OneMessageSettings(capacity=8), 5),
-    "one message, certified": ("one-message", OneMessageSettings(rule=ThresholdRule.CERTIFIED, capacity=8), 5),
     "coded mask, semi-honest": ("coded-mask", CodedMaskSettings(dropped=2, population=7), 7),
     "plain": ("plain", plain_sum.PlainSettings(), 5),
 }

@@ -41,7 +41,7 @@ class StandingHolders:
     def start(self, number: int) -> None:
         arguments = [
             *("--record", str(self.folder / "record"), "--key", str(self.folder / f"holder-{number}")),
-            *("--authority", self.record.authority.hex(), "--journal", str(self.folder / f"journal-{number}")),
+            *("--authority", self.record.authority.hex()),
             *("--socket", self.socket(number), *self.serve),
         ]
         process = subprocess.Popen(  # noqa: S603 -- our own command

@@ -22,7 +22,7 @@ from secagg.conformance.sessions import check_law
 from secagg.contract import Aggregate, Layout, Payload
 from secagg.errors import MalformedMessage, PeerError, Reason, UnexpectedMessage
 from secagg.fields import Placed
-from secagg.identifiers import ClientId, ServerId
+from secagg.identifiers import ServerId
 from secagg.protocols.coded_mask import client as coded_client
 from secagg.protocols.coded_mask import configuration as coded_messages
 from secagg.protocols.coded_mask import server as coded_server
@@ -31,8 +31,6 @@ from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
 from secagg.protocols.enclave.trusted.messages import EnclaveOffer, SealedUpload
 from secagg.protocols.enclave.trusted.messages import Receipt as EnclaveReceipt
 from secagg.protocols.one_message.client import ClientRecord
-from secagg.protocols.one_message.journal import Entry, Event, HolderSecret, JournalHead
-from secagg.protocols.one_message.messages import NoHolder
 from secagg.protocols.pairwise_mask import ServerState
 from secagg.protocols.pairwise_mask.configuration import ClientSet, Seat
 from secagg.protocols.pairwise_mask.round2_masked_input import Complaint
@@ -53,11 +51,7 @@ FLIPS: Final = 600
 """The most bytes of one message that are flipped; of a longer one every second, third, ..."""
 EXAMPLES: Final[tuple[Placed, ...]] = (
     ClientRecord(task=b"a task", newest_epoch=3, next_round=9, models=(b"m" * 32,) * 2, upload=b"an upload"),
-    Entry(event=Event.LISTED, parts=(b"a list", b"a reply")),
-    HolderSecret(record=b"r" * 32, boot_id=b"boot", root=b"s" * 32, nonce=b"n" * 32),
-    JournalHead(number=2, made=1 << 60, length=9, chain=b"c" * 32, first=b"a record"),
     LedgerHeader(owner=b"o" * 32, adjacency=1, inode=7, birth=1 << 60),
-    NoHolder(record=b"r" * 32, client=ClientId(7), identity=b"an identity", signature=b"s" * 64),
     OneHotCommitment(server=ServerId(1), statement=b"s" * 32, digest=b"d" * 32),
     OperatorKeys(server=ServerId(1), signing_key=b"s" * 32, exchange_key=b"e" * 32, signature=b"g" * 64),
 )

@@ -29,7 +29,6 @@ from secagg.errors import InvalidParameters, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.protocols.enclave.session import EnclaveSettings
-from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.session import OneMessageSettings
 from secagg.protocols.pairwise_mask import PairwiseSettings
 from secagg.protocols.pairwise_mask.graph import Topology
@@ -48,7 +47,7 @@ SETTINGS: Final[dict[str, tuple[str, Any]]] = {
     "pairwise, active": ("pairwise", PairwiseSettings(mode=SecurityMode.ACTIVE, **FULL)),
     "enclave": ("enclave", EnclaveSettings()),
     "one message": ("one-message", OneMessageSettings(capacity=CLIENTS)),
-    "one message, certified": ("one-message", OneMessageSettings(rule=ThresholdRule.CERTIFIED, capacity=CLIENTS)),
+    "one message, certified": ("one-message", OneMessageSettings(capacity=CLIENTS)),
 }
 """Of every protocol that masks: its name and settings."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -16,7 +14,6 @@ from secagg.session.durable import (
     append_whole,
     claim,
     create,
-    create_later,
     erase,
     replace,
     replacing,
@@ -184,49 +181,3 @@ def test_a_new_chained_file_and_its_name_are_on_the_disk_before_it_is_used(tmp_p
     with closing(ChainedFile(descriptor, path, header=b"header", body_bytes=1)) as file:
         assert file.bodies() == []
     assert (disk.flushed, disk.contents[0]) == (["chain", tmp_path.name], b"header")
-
-
-# --- Files that are later than others ---------------------------------------------------------------------------------
-
-
-class SlowClock:
-    """A file system whose clock moves with every second sleep, and only for files that are touched then."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
-        self.slept = 0
-        self._changed, self._path = 10, path
-        stat, touch = Path.stat, os.utime
-
-        def found(self_: Path, **named: bool) -> Any:
-            return SimpleNamespace(st_ctime_ns=self._changed) if self_ == path else stat(self_, **named)
-
-        def touched(path_: Path) -> None:
-            self._changed = 10 + self.slept // 2
-            touch(path_)
-
-        monkeypatch.setattr(Path, "stat", found)
-        monkeypatch.setattr(os, "utime", touched)
-        monkeypatch.setattr("secagg.session.durable.sleep", self._sleep)
-
-    def _sleep(self, _: float) -> None:
-        self.slept += 1
-
-
-def test_a_later_file_takes_the_place_of_another_and_waits_for_the_clock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "mark"
-    path.write_bytes(b"an older one")
-    clock = SlowClock(monkeypatch, path)
-    assert create_later(path, 9) == 10
-    assert (clock.slept, path.read_bytes()) == (0, b"")
-    assert create_later(path, 10) == 11, "the same time is no later one"
-    assert clock.slept == 2
-
-
-def test_a_clock_that_is_behind_is_said_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("secagg.session.durable._MOST_TICKS", 3)
-    clock = SlowClock(monkeypatch, tmp_path / "mark")
-    with pytest.raises(InvalidParameters, match="is behind the time of files"):
-        create_later(tmp_path / "mark", 12)
-    assert clock.slept == 3

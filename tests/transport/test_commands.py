@@ -256,7 +256,7 @@ def test_a_storage_within_the_state_leaves_it_to_its_user(
 
     monkeypatch.setattr("secagg.cli.serve._Sum", begun)
     monkeypatch.chdir(tmp_path)
-    certified = ("--set", "roster=roster.json", "--set", "epoch=epoch")
+    certified = ("--set", "roster=roster.json", "--set", "epoch=epoch", "--set", "holders=one.sock,two.sock")
     protocol = ("--protocol", "one-message", *certified, "--engine", "memory")
     options = ("--listen", "127.0.0.1:0", *protocol, "--state", "state", *storage)
     assert "it has begun" in refusal(capsys, *SERVE, *options)

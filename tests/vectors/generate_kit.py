@@ -53,7 +53,7 @@ PAIRWISE: Final = (
     "active_sparse_committee",
     "active_sparse_one_dropout_before_unmasking",
 )
-ONE_MESSAGE: Final = ("semi_honest", "one_answer", "certified")
+ONE_MESSAGE: Final = ("semi_honest", "active")
 WIDTHS: Final = (1, 7, 8, 13, 16, 20, 31, 32, 33, 64)
 
 

@@ -24,7 +24,6 @@ POSITIVE = (
 )
 NEGATIVE = "tests/vectors/generate_one_message.py, one change to a base; the expectation is written by hand"
 USUAL: Vector = {
-    "rule": "one_answer",
     "mode": "active",
     "suite": "x25519-aes128",
     "holders": 5,
@@ -35,22 +34,19 @@ USUAL: Vector = {
     "bounds": [None, None],
     "task": "a task",
     "round_number": 7,
-    "sum_id": "sum number one..",
 }
 SCENARIOS: Mapping[str, Vector] = {
-    "one_answer": USUAL,
-    "certified": USUAL | {"rule": "certified", "holders": 4, "sum_id": "sum number two.."},
+    "active": USUAL,
     "semi_honest": USUAL
     | {"mode": "semi_honest", "corrupted": 0, "holders": 3, "maximum_weight": 3, "bounds": [[-3, 3], None]},
     "rounded": USUAL
     | {
-        "rule": "certified",
         "holders": 4,
         "maximum_weight": 3,
         "layout": [[9, 40, 8], [12, 3], [5, 2, 16]],
         "bounds": [None] * 3,
     },
-    "hybrid": USUAL | {"suite": "mlkem768x25519-aes256", "rule": "certified", "holders": 4},
+    "hybrid": USUAL | {"suite": "mlkem768x25519-aes256", "holders": 4},
 }
 CLIENTS = (2, 2**32, 2**64 - 2, 77)
 SEED = 32

@@ -15,7 +15,7 @@ import numpy as np
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.one_message.configuration import NO_SUM, EpochRecord, HolderKeys, Offer, make_holder_keys
+from secagg.protocols.one_message.configuration import EpochRecord, HolderKeys, Offer, make_holder_keys
 from secagg.protocols.one_message.messages import Upload, challenge_of, share_tree, upload_digest, vector_digest
 from secagg.protocols.one_message.requests import Answer, CertifiedList, Delivery, Listed, ListSignature, UploadList
 
@@ -26,7 +26,7 @@ HEADER = 7
 FIRST, SECOND, LAST = 2, 77, 2**64 - 2
 """Clients, by increasing numbers but for one between."""
 THE_SERVER = ("server/0",)
-OTHER_SUM = b"another sum's id"
+OTHER_ROUND = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Negative:
     """A good sum with one change."""
 
     name: str
-    base: str = "one_answer"
+    base: str = "active"
     takes: str
     """The message that is changed."""
     party: str = SERVER
@@ -185,7 +185,7 @@ def _first_share(change: Callable[[Any, Play], Any]) -> Edit:
 
 
 def _other_terms(share: Any, _: Play) -> Any:
-    return replace(share, header=replace(share.header, terms=replace(share.header.terms, sum_id=OTHER_SUM)))
+    return replace(share, header=replace(share.header, terms=replace(share.header.terms, round_number=OTHER_ROUND)))
 
 
 def _of_another_holder(_: Any, play: Play) -> Any:
@@ -319,7 +319,7 @@ OFFERS: Cases = {
     "a_holders_keys_altered": (
         keyed(lambda keys, _: [keys[0][:-1] + _flipped(keys[0][-1:]), *keys[1:]]),
         "authentication_failed",
-        ("holder/0",),
+        ("holder/0", "server/0"),
     ),
     "two_holders_with_one_sealing_key": (keyed(_one_sealing_key), "public_key_reused"),
     "cohort_below_the_floor": (configured(minimum_cohort=2, corrupted_clients=0), "below_floor"),
@@ -333,10 +333,9 @@ OFFERS: Cases = {
     "degree_that_is_none": (numbered(0, 1000, 2), "not_canonical"),
     "threshold_that_the_authority_did_not_sign": (planned(threshold=5), "parameter_out_of_range"),
     "another_task": (configured(task=b"another task"), "below_floor"),
-    "another_round": (termed(round_number=8), "below_floor"),
+    "another_round": (termed(round_number=OTHER_ROUND), "below_floor"),
     "another_model": (termed(model_digest=bytes(32)), "below_floor"),
     "other_terms_of_the_application": (termed(application_digest=bytes(32)), "below_floor"),
-    "offer_whose_uploads_name_no_sum": (termed(sum_id=NO_SUM), "parameter_out_of_range"),
     "weak_lattice": (planned(modulus_bits=70), "below_floor"),
 }
 WAY = str(ServerId())
@@ -355,12 +354,8 @@ UPLOADS: Cases = {
         "authentication_failed",
     ),
     "upload_without_identity": (header(identity=b""), "authentication_failed"),
-    "upload_for_another_sum": (
-        remade(Upload, lambda made, _: replace(made, header=_with_terms(made, sum_id=OTHER_SUM))),
-        "wrong_session",
-    ),
     "upload_for_another_round": (
-        remade(Upload, lambda made, _: replace(made, header=_with_terms(made, round_number=8))),
+        remade(Upload, lambda made, _: replace(made, header=_with_terms(made, round_number=OTHER_ROUND))),
         "wrong_session",
     ),
     "upload_from_another_model": (
@@ -417,7 +412,7 @@ DELIVERIES: Cases = {
         _first_share(lambda share, _: replace(share, sealed=_flipped(share.sealed))),
         "not_authentic",
     ),
-    "share_for_another_sum": (_first_share(_other_terms), "not_authentic"),
+    "share_for_another_round": (_first_share(_other_terms), "not_authentic"),
     "share_beside_another_vector": (delivered(vector_digest=bytes(32)), "not_authentic"),
     "share_beside_another_polynomial": (
         _first_share(lambda share, _: replace(share, polynomial=_flipped(share.polynomial))),
@@ -442,11 +437,9 @@ LISTS: Cases = {
         THE_SERVER,
     ),
     "list_with_two_uploads_exchanged": (listed(_exchanged), "survivors_invalid", THE_SERVER),
-    "list_as_another_sum": (list_terms(sum_id=OTHER_SUM), "model_mismatch", THE_SERVER),
-    "list_for_another_round": (list_terms(round_number=8), "model_mismatch", THE_SERVER),
+    "list_for_another_round": (list_terms(round_number=OTHER_ROUND), "model_mismatch", THE_SERVER),
     "list_of_another_model": (list_terms(model_digest=bytes(32)), "model_mismatch", THE_SERVER),
     "list_for_another_application": (list_terms(application_digest=bytes(32)), "model_mismatch", THE_SERVER),
-    "list_of_no_sum": (list_terms(sum_id=NO_SUM), "survivors_invalid", THE_SERVER),
 }
 CERTIFICATES: Cases = {
     "certificate_that_is_too_short": (certificate(lambda signed: signed[:2]), "quorum_not_met", THE_SERVER),
@@ -471,6 +464,7 @@ CERTIFICATES: Cases = {
     "certified_list_cut_short": (cut, "truncated"),
 }
 HOLDER_0 = ("holder/0",)
+HOLDER_OR_WAY = ("holder/0", WAY)
 RECEIPTS: Cases = {
     "receipt_cut_short": (cut, "truncated"),
     "receipt_with_another_signature": (flip(-1), "authentication_failed"),
@@ -495,35 +489,19 @@ ANSWERS: Cases = {
         said(Answer, Label.ONE_MESSAGE_ANSWER, upload_list=bytes(32)),
         "wrong_session",
     ),
-    "answer_with_too_few_words": (_answered(lambda sums: sums[:-2]), "truncated"),
-    "answer_with_too_many_words": (_answered(lambda sums: sums + bytes(2)), "trailing_bytes"),
+    "answer_with_too_few_words": (_answered(lambda sums: sums[:-2]), "truncated", HOLDER_0),
+    "answer_with_too_many_words": (_answered(lambda sums: sums + bytes(2)), "trailing_bytes", HOLDER_0),
     "answer_with_a_word_beyond_the_field": (
         _answered(lambda sums: b"\xff\xff" + sums[2:]),
         "share_out_of_range",
+        HOLDER_0,
     ),
 }
-ASKED_AGAIN: Cases = {
-    "second_list_of_a_sum": (listed(lambda entries: entries[1:]), "already_spent", THE_SERVER),
-}
-IN_ANOTHER_SUM: Cases = {
-    "second_list_of_an_upload": (list_terms(sum_id=OTHER_SUM), "already_spent", THE_SERVER),
-    "smaller_list_under_another_name": (
-        remade(
-            UploadList,
-            lambda made, _: replace(made, terms=replace(made.terms, sum_id=OTHER_SUM), listed=made.listed[1:]),
-        ),
-        "already_spent",
-        THE_SERVER,
-    ),
+SECOND_LIST: Cases = {
+    "second_list_of_an_upload": (listed(lambda entries: entries[1:]), "already_spent", THE_SERVER),
 }
 NEGATIVES = (
     *_refused("offer", f"client/{FIRST}", OFFERS),
-    *_refused(
-        "offer",
-        f"client/{FIRST}",
-        {"certified_offer_whose_uploads_name_a_sum": (termed(sum_id=OTHER_SUM), "parameter_out_of_range")},
-        base="certified",
-    ),
     *_refused(f"upload/{FIRST}", SERVER, UPLOADS, (f"client/{FIRST}", WAY)),
     *_refused(
         f"upload/{FIRST}",
@@ -539,12 +517,11 @@ NEGATIVES = (
     ),
     *_refused("delivery/0", "holder/0", DELIVERIES),
     *_refused("list", "holder/0", LISTS),
-    *_refused("list", "holder/0", ASKED_AGAIN, after=1),
-    *_refused("list", "holder/0", IN_ANOTHER_SUM, base="certified", after=1),
-    *_refused("certified_list", "holder/0", CERTIFICATES, base="certified"),
-    *_refused("receipt/0", SERVER, RECEIPTS, HOLDER_0),
-    *_refused("signature/0", SERVER, SIGNATURES, HOLDER_0, base="certified"),
-    *_refused("answer/0", SERVER, ANSWERS, HOLDER_0),
+    *_refused("list", "holder/0", SECOND_LIST, after=1),
+    *_refused("certified_list", "holder/0", CERTIFICATES),
+    *_refused("receipt/0", SERVER, RECEIPTS, HOLDER_OR_WAY),
+    *_refused("signature/0", SERVER, SIGNATURES, HOLDER_OR_WAY),
+    *_refused("answer/0", SERVER, ANSWERS, HOLDER_OR_WAY),
     *_refused(
         "answer/0",
         SERVER,

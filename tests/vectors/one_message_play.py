@@ -16,9 +16,7 @@ from secagg.protocols.one_message.client import Ledger, OneMessageMember
 from secagg.protocols.one_message.configuration import NO_KEY, Agreement, EpochRecord, HolderIdentity, Offer
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.holder import Holder
-from secagg.protocols.one_message.journal import Journal
 from secagg.protocols.one_message.messages import Upload
-from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.session import plan_epoch, plan_offer
 from secagg.protocols.one_message.tally import Tally
 from secagg.session.certificates import SigningKey, issue_certificate
@@ -63,7 +61,6 @@ class Play:
             corrupted=self.setting["corrupted"],
             suite=self.suite,
             authority=self._public_key("authority"),
-            rule=ThresholdRule(self.setting["rule"]),
         )
         return record.signed(self.keys["authority"]) if self.keys else record
 
@@ -101,13 +98,11 @@ class Play:
         """Return a holder, which begins once."""
         if position not in self._holders:
             role = f"holder/{position}"
-            root, nonce = (bytes.fromhex(part) for part in self.vector["roots"][role])
+            drawn = b"".join(bytes.fromhex(part) for part in self.vector["roots"][role])
             self._holders[position] = Holder(
                 EpochRecord.decode(self.messages["record"]),
                 position,
-                root=Secret("holder root", root),
-                nonce=nonce,
-                journal=Journal(),
+                coins=InsecureRecordedCoins(drawn),
                 floors=self.floors,
                 clock=_clock,
                 signing_key=self.keys.get(role),
@@ -152,7 +147,6 @@ class Play:
             EpochRecord.decode(self.messages["record"]),
             [self.messages[f"keys/{position}"] for position in self.positions],
             self.subject,
-            sum_id=self.setting["sum_id"].encode(),
             capacity=self.setting["capacity"],
             minimum_cohort=3,
             corrupted_clients=1,
@@ -172,7 +166,6 @@ class Play:
             self._server.append(
                 Tally(
                     Offer.decode(self.messages["offer"]),
-                    self.setting["sum_id"].encode(),
                     InsecureSeededCoins(bytes(32)),
                 )
             )
@@ -193,12 +186,9 @@ class Play:
         found += [_operation(role, f"delivery/{at}", [f"receipt/{at}"]) for at, role in enumerate(holders)]
         found += [_operation(SERVER, f"receipt/{at}", []) for at in self.positions]
         found.append({"party": SERVER, "does": "list", "says": ["list"]})
-        asked = "list"
-        if self.setting["rule"] == "certified":
-            found += self._asked("list", "signature")
-            found.append({"party": SERVER, "does": "certify", "says": ["certified_list"]})
-            asked = "certified_list"
-        found += self._asked(asked, "answer")
+        found += self._asked("list", "signature")
+        found.append({"party": SERVER, "does": "certify", "says": ["certified_list"]})
+        found += self._asked("certified_list", "answer")
         found.append({"party": SERVER, "does": "open", "says": []})
         return found
 

@@ -14,12 +14,12 @@ const folder = fileURLToPath(new URL("../../../tests/vectors/one_message/", impo
 /** The parts of an upload that follow from recorded coins. @param {Uint8Array} message */
 function pinned(message) {
   const reader = new Reader(message, 103);
-  const head = [bytes(32), bytes(8), sized(96), bytes(88), bytes(32)].map((field) => field(reader));
+  const head = [bytes(32), bytes(8), sized(96), bytes(72), bytes(32)].map((field) => field(reader));
   const [pieces, vector] = [list(2 ** 15, bytes(32))(reader), sized(2 ** 20)(reader)];
   return [...head, ...pieces, vector].map(hex);
 }
 
-for (const name of ["semi_honest", "certified", "one_answer"]) {
+for (const name of ["semi_honest", "active"]) {
   const vector = JSON.parse(readFileSync(`${folder}${name}.json`, "utf8"));
   for (const [role, inputs] of Object.entries(vector.inputs)) {
     test(`${name}, ${role}: the masked vector is the recorded one`, async () => {

@@ -70,7 +70,7 @@ def world() -> InsecureSum:
 
 def test_a_vector_that_is_not_the_signed_one_is_not_taken(world: InsecureSum) -> None:
     offer, client = world.offer(), world.setup.clients[0]
-    cut, server = OneMessageCut.of(offer.agree()), Tally(offer, world.setup.sum_id, COINS)
+    cut, server = OneMessageCut.of(offer.agree()), Tally(offer, COINS)
     upload = Upload.decode(world.upload(client, offer))
     first, second = map(bytes, pieces_of(upload.vector, cut.lengths))
     for vector in (bytes([first[0] ^ 1]) + first[1:] + second, first + second[:-1] + bytes([second[-1] ^ 1])):

@@ -9,23 +9,17 @@ import pytest
 from secagg.errors import InvalidParameters
 from secagg.fields import Field, Message, fixed, repeated, unsigned, variable
 from secagg.protocols.one_message.configuration import EpochRecord, HolderKeys, Offer
-from secagg.protocols.one_message.journal import HolderSecret
-from secagg.protocols.one_message.messages import NoHolder
 from secagg.wire import Writer
 from tests.harness.message_tables import table_of
 from tests.harness.one_message_sums import MESSAGES
 
-KINDS = (*MESSAGES, NoHolder, Offer, EpochRecord, HolderKeys)
+KINDS = (*MESSAGES, Offer, EpochRecord, HolderKeys)
 
 
 @pytest.mark.parametrize("declared", KINDS)
 def test_the_readme_has_the_table_of_every_message(declared: type[Message], repository: Path) -> None:
     text = (repository / "protocols/one_message/README.md").read_text(encoding="utf-8")
     assert f"### {declared.__name__} (kind {declared.kind.value})\n\n{table_of(declared)}" in text
-
-
-def test_secrets_are_not_shown() -> None:
-    assert repr(HolderSecret(record=b"r" * 32, boot_id=b"boot", root=b"s" * 32, nonce=b"n" * 32)) == "<HolderSecret>"
 
 
 @pytest.mark.parametrize(

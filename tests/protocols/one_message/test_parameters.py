@@ -21,7 +21,6 @@ from secagg.protocols.one_message.parameters import (
     MAXIMUM_HOLDERS,
     Committee,
     Parameters,
-    ThresholdRule,
     Values,
     greatest_capacity,
     least_guard_bits,
@@ -30,8 +29,6 @@ from secagg.protocols.one_message.parameters import (
 )
 from secagg.protocols.one_message.session import choose_committee, masked_values, plan
 from secagg.wire import MessageKind, Reader, Writer
-
-ONE_ANSWER, CERTIFIED = ThresholdRule.ONE_ANSWER, ThresholdRule.CERTIFIED
 
 
 def small(**changes: Any) -> Parameters:
@@ -47,8 +44,7 @@ def small(**changes: Any) -> Parameters:
         "corrupted": 1,
         "threshold": 4,
         "packing": 1,
-        "rule": ONE_ANSWER,
-        "quorum": 0,
+        "quorum": 4,
     }
     return Parameters(**(made | changes))
 
@@ -194,62 +190,38 @@ def test_coefficients_are_counted_over_all_segments(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("holders", "corrupted", "packing", "one_answer", "quorum", "certified"),
-    [(5, 1, 1, 4, 4, 2), (7, 2, 1, 6, 5, 3), (24, 3, 4, 21, 14, 7), (64, 8, 8, 53, 37, 16), (128, 30, 8, 103, 80, 38)],
+    ("holders", "corrupted", "packing", "quorum", "due"),
+    [(5, 1, 1, 4, 2), (7, 2, 1, 5, 3), (24, 3, 4, 14, 7), (64, 8, 8, 37, 16), (128, 30, 8, 80, 38)],
 )
-def test_the_table_of_thresholds(  # noqa: PLR0913, PLR0917 -- a row of a table
-    holders: int, corrupted: int, packing: int, one_answer: int, quorum: int, certified: int
-) -> None:
-    assert least_threshold(ONE_ANSWER, holders, corrupted, packing) == one_answer
-    assert least_threshold(CERTIFIED, holders, corrupted, packing) == certified
+def test_the_table_of_thresholds(holders: int, corrupted: int, packing: int, quorum: int, due: int) -> None:
+    assert least_threshold(corrupted, packing) == due
     assert least_quorum(holders, corrupted) == quorum
 
 
 @given(holders=st.integers(1, 256), data=st.data())
 def test_least_thresholds_are_the_premises_of_the_theorems(holders: int, data: st.DataObject) -> None:
     corrupted = data.draw(st.integers(0, holders - 1))
-    packing = data.draw(st.sampled_from([1, 2, 4, 8, 16]))
-    threshold = least_threshold(ONE_ANSWER, holders, corrupted, packing)
-    assert 2 * holders + corrupted + 3 * packing < 3 * (threshold + 1)
-    assert not 2 * holders + corrupted + 3 * packing < 3 * threshold
     quorum = least_quorum(holders, corrupted)
     assert 2 * quorum > holders + corrupted >= 2 * (quorum - 1)
-
-
-@pytest.mark.parametrize("rule", ThresholdRule)
-def test_a_threshold_or_quorum_below_the_premise_is_refused(rule: ThresholdRule) -> None:
-    quorum = 4 if rule is CERTIFIED else 0
-    due = least_threshold(rule, 5, 1, 1)
-    assert small(rule=rule, threshold=due, quorum=quorum).seeds == due - 1
-    with pytest.raises(InvalidParameters, match=f"need a threshold of {due}"):
-        small(rule=rule, threshold=due - 1, quorum=quorum)
-    if rule is CERTIFIED:
-        with pytest.raises(InvalidParameters, match="needs a quorum of 4; got 3"):
-            small(rule=rule, threshold=due, quorum=3)
-    else:
-        with pytest.raises(InvalidParameters, match="needs a quorum of 0"):
-            small(quorum=4)
 
 
 @given(holders=st.integers(1, 140), data=st.data())
 def test_a_chosen_committee_answers_without_the_corrupted_and_the_absent(holders: int, data: st.DataObject) -> None:
     corrupted, absent = data.draw(st.integers(0, holders - 1)), data.draw(st.integers(0, 8))
-    rule = data.draw(st.sampled_from([None, *ThresholdRule]))
     try:
-        made = choose_committee(holders, corrupted, absent, rule)
+        made = choose_committee(holders, corrupted, absent)
     except InvalidParameters as error:
         if "assume fewer" in str(error):
             # So many would suffice as no epoch has.
-            assert rule is not None or 3 * corrupted + 2 * absent >= MAXIMUM_HOLDERS
+            assert 3 * corrupted + 2 * absent >= MAXIMUM_HOLDERS
             return
         suffice = int(str(error).rsplit("; ", 1)[1].split()[0])
-        enough = choose_committee(suffice, corrupted, absent, rule)
+        enough = choose_committee(suffice, corrupted, absent)
         assert suffice - enough.threshold >= corrupted + absent
         assert suffice > holders
         return
     assert holders - max(made.threshold, made.quorum) >= corrupted + absent
-    assert made.threshold >= least_threshold(made.rule, holders, corrupted, made.packing)
-    assert rule in (None, made.rule)
+    assert made.threshold >= least_threshold(corrupted, made.packing)
 
 
 def test_a_committee_of_more_than_an_epoch_has_is_refused_with_what_to_change() -> None:
@@ -261,22 +233,13 @@ def test_a_committee_of_more_than_an_epoch_has_is_refused_with_what_to_change() 
         choose_committee(200, 90)
     # Numbers of another committee than one that was chosen here.
     with pytest.raises(InvalidParameters, match=r"holders .*256.* 300"):
-        plan(values, 100, Committee(300, 3, 250, 1, CERTIFIED, 152))
+        plan(values, 100, Committee(300, 3, 250, 1, 152))
     with pytest.raises(InvalidParameters, match="packing divides the degree"):
-        plan(values, 100, Committee(20, 3, 15, 3, CERTIFIED, 12))
+        plan(values, 100, Committee(20, 3, 15, 3, 12))
     with pytest.raises(InvalidParameters, match="need a threshold of 7 to 20; got 5"):
-        plan(values, 100, Committee(20, 3, 5, 4, CERTIFIED, 12))
+        plan(values, 100, Committee(20, 3, 5, 4, 12))
     with pytest.raises(InvalidParameters, match="divide the layout"):
         plan((Values(MAXIMUM_COEFFICIENTS, 16),) * 2, 100, choose_committee(5, 1))
-
-
-def test_small_committees_as_the_review_counts_them() -> None:
-    with pytest.raises(InvalidParameters, match="4 can"):
-        choose_committee(3, 1, 0)
-    assert choose_committee(4, 1, 0).rule is CERTIFIED
-    assert choose_committee(5, 1, 0).rule is ONE_ANSWER
-    with pytest.raises(InvalidParameters):
-        choose_committee(7, 2, 0, ONE_ANSWER)
 
 
 # --- Security --------------------------------------------------------------------
@@ -362,18 +325,18 @@ def test_a_committee_has_holders_that_an_epoch_has_room_for_and_some_that_are_ho
     for corrupted, absent in ((5, 0), (-1, 0), (1, -1)):
         with pytest.raises(InvalidParameters, match="are not among 5 holders"):
             choose_committee(5, corrupted, absent)
-    assert choose_committee(5, 1, 0, CERTIFIED).packing == 2
+    assert choose_committee(5, 1, 0).packing == 2
 
 
 @pytest.mark.parametrize(
     ("asked", "advice"),
     [
-        ((85, 0, 85, ONE_ANSWER), "256 can$"),
-        ((86, 0, 86, ONE_ANSWER), "at most 256; assume fewer$"),
-        ((4, 1, 1, CERTIFIED), "6 can$"),
+        ((85, 0, 127), "255 can$"),
+        ((86, 0, 128), "at most 256; assume fewer$"),
+        ((4, 1, 1), "6 can$"),
     ],
 )
-def test_a_committee_that_is_too_small_is_told_how_many_can(asked: tuple[int, int, int, Any], advice: str) -> None:
+def test_a_committee_that_is_too_small_is_told_how_many_can(asked: tuple[int, int, int], advice: str) -> None:
     with pytest.raises(InvalidParameters, match=advice):
         choose_committee(*asked)
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from secagg.contract import Layout, RingSegment
-from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.requests import Answer
 from secagg.protocols.one_message.tally import State
 from tests.harness.one_message_sums import InsecureSum, SumSetup
@@ -19,7 +18,7 @@ SETUPS = {
         bounds=((-3, 3), None),
         maximum_weight=3,
     ),
-    "certified": SumSetup(population=4, rule=ThresholdRule.CERTIFIED, holders=9, absent=1),
+    "certified": SumSetup(population=4, holders=9, absent=1),
     "two words": SumSetup(population=3, layout=Layout((RingSegment(60, 5),))),
 }
 

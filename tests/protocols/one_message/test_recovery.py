@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from secagg.protocols.one_message.masks import epoch_ring
 from secagg.protocols.one_message.opening import MOST_SUBSETS, Opening, Recovered, WrongSecret, largest_entry, recovered
-from secagg.protocols.one_message.parameters import FIELD, Parameters, ThresholdRule
+from secagg.protocols.one_message.parameters import FIELD, Parameters
 from secagg.protocols.one_message.sharing import (
     WORD,
     challenge_weights,
@@ -32,7 +32,7 @@ COLUMNS, LARGEST = 20, 900
 def parameters() -> Parameters:
     """Return those of a sum, but that three of seven answers are enough, and four can be spared."""
     return replace(
-        InsecureSum(SumSetup(holders=7, rule=ThresholdRule.CERTIFIED)).offer().agree().parameters,
+        InsecureSum(SumSetup(holders=7)).offer().agree().parameters,
         threshold=3,
         packing=1,
     )

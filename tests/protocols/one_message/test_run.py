@@ -9,12 +9,11 @@ import pytest
 from secagg.contract import Layout, RingSegment
 from secagg.errors import ThresholdNotMet
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.run import run
 from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup
 
 SETUPS = {
-    "semi-honest, certified": SumSetup(mode=SecurityMode.SEMI_HONEST, rule=ThresholdRule.CERTIFIED),
+    "semi-honest, certified": SumSetup(mode=SecurityMode.SEMI_HONEST),
     "hybrid": SumSetup(suite=Suite.HYBRID),
     "weights": SumSetup(maximum_weight=5),
     "packed": SumSetup(
@@ -30,7 +29,7 @@ SETUPS = {
 def test_the_sum_is_exact(name: str) -> None:
     setup = SETUPS[name]
     world = InsecureSum(setup)
-    opened, server = run(world.offer(), setup.sum_id, COINS, world.parts(), world.holders)
+    opened, server = run(world.offer(), COINS, world.parts(), world.holders)
     assert opened.aggregate.encode() == world.ideal(setup.clients).encode()
     assert opened.counted == frozenset(setup.clients)
     assert not server.faults
@@ -40,4 +39,4 @@ def test_too_few_clients_are_no_sum() -> None:
     setup = replace(SumSetup(), population=2)
     world = InsecureSum(setup)
     with pytest.raises(ThresholdNotMet, match="accepted uploads"):
-        run(world.offer(), setup.sum_id, COINS, world.parts(), world.holders)
+        run(world.offer(), COINS, world.parts(), world.holders)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from secagg.blame import unverified
 from secagg.crypto.ring import RingVector
 from secagg.errors import (
-    InvalidParameters,
     MalformedMessage,
     Misuse,
     PeerMisbehaved,
@@ -24,7 +23,6 @@ from secagg.identifiers import HolderId
 from secagg.parameters import SecurityMode
 from secagg.protocols.one_message.masks import Word
 from secagg.protocols.one_message.opening import (
-    FiledSum,
     LocalSum,
     OneMessageCut,
     OpenedSum,
@@ -33,21 +31,15 @@ from secagg.protocols.one_message.opening import (
     WrongSecret,
     recovered,
 )
-from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
+from secagg.protocols.one_message.parameters import FIELD
 from secagg.protocols.one_message.requests import Judged, Receipt, Verdict
 from secagg.protocols.one_message.tally import State, Tally
-from tests.harness.one_message_sums import COINS, SUM_ID, InsecureSum, SumSetup
-
-
-@pytest.mark.parametrize("name", [b"", bytes(16), SUM_ID + b"x", SUM_ID[1:]])
-def test_a_sum_has_a_name(name: bytes) -> None:
-    with pytest.raises(InvalidParameters, match="a sum is named by 16 bytes"):
-        Tally(InsecureSum().offer(), name, COINS)
+from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup
 
 
 def test_an_upload_that_comes_again_is_delivered_once() -> None:
     world = InsecureSum()
-    client, server = world.setup.clients[0], Tally(world.offer(), SUM_ID, COINS)
+    client, server = world.setup.clients[0], Tally(world.offer(), COINS)
     upload = world.upload(client)
     world.ask(server, server.introduce())
     server.receive_upload(client, upload)
@@ -82,7 +74,7 @@ DUE: dict[State, set[str]] = {
 
 def test_every_call_and_message_is_for_its_state() -> None:
     """Whatever is not due is refused as such, wherever the sum stands, and moves it nowhere."""
-    world = InsecureSum(SumSetup(rule=ThresholdRule.CERTIFIED))
+    world = InsecureSum(SumSetup())
     server, client = world.collected(), world.setup.clients[0]
     said = {"receipt": server.receipts[0][0], "signature": b"", "answer": b""}
     upload = world.upload(client)
@@ -100,7 +92,7 @@ def test_every_call_and_message_is_for_its_state() -> None:
         "open": server.open,
         **{kind: partial(hear, kind) for kind in said},
     }
-    other = InsecureSum(SumSetup(rule=ThresholdRule.CERTIFIED))
+    other = InsecureSum(SumSetup())
     twin = other.collected()
     twin.fix_list()
     for kind in ("signature", "answer"):
@@ -149,12 +141,12 @@ def test_a_list_is_fixed_when_nothing_waits_and_nothing_is_on_its_way() -> None:
 
 def test_a_holder_that_was_lost_says_nothing_more() -> None:
     world = InsecureSum()
-    server = Tally(world.offer(), SUM_ID, COINS)
+    server = Tally(world.offer(), COINS)
     receipt = world.holders[0].respond(server.introduce()[0])
     server.lose(0)
     with pytest.raises(PeerMisbehaved) as caught:
         server.receive(0, receipt)
-    assert (caught.value.reason, caught.value.culprits) == (Reason.NOT_ELIGIBLE, frozenset({HolderId(0)}))
+    assert (caught.value.reason, caught.value.culprits) == (Reason.NOT_ELIGIBLE, unverified(HolderId(0)))
 
 
 def test_a_second_upload_of_a_client_is_refused_and_the_first_counts() -> None:
@@ -182,8 +174,8 @@ def test_uploads_wait_until_they_are_many_or_long(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("setup", "needed"),
     [
-        (SumSetup(rule=ThresholdRule.CERTIFIED, holders=5, threshold=3), 4),
-        (SumSetup(rule=ThresholdRule.CERTIFIED, holders=8, absent=1), 6),
+        (SumSetup(holders=5, threshold=3), 4),
+        (SumSetup(holders=8, absent=1), 6),
     ],
 )
 def test_a_list_has_the_holders_that_will_be_needed(setup: SumSetup, needed: int) -> None:
@@ -267,7 +259,7 @@ def counted(world: InsecureSum) -> tuple[Tally, CountedSum]:
         made.append(CountedSum(cut))
         return made[-1]
 
-    server = Tally(world.offer(), SUM_ID, COINS)
+    server = Tally(world.offer(), COINS)
     server.add_through(adding)
     world.ask(server, server.introduce())
     for client in world.setup.clients:
@@ -300,7 +292,7 @@ def test_a_call_that_fails_leaves_nothing_that_it_did_not_do(call: str, monkeypa
 
     monkeypatch.setattr(CountedSum, call, fail)
     world = InsecureSum()
-    server = Tally(world.offer(), SUM_ID, COINS)
+    server = Tally(world.offer(), COINS)
     server.add_through(CountedSum)
     world.ask(server, server.introduce())
     for client in world.setup.clients:
@@ -328,36 +320,6 @@ def test_a_secret_that_no_clients_have_costs_no_look_at_the_uploads(monkeypatch:
         with pytest.raises(WrongSecret, match="an entry is too large"):
             server.open()
     assert not adder.calls
-
-
-@pytest.mark.parametrize("is_stuck", [False, True])
-def test_a_sum_that_waited_in_a_file_is_overwritten_before_the_file_is_closed(is_stuck: bool) -> None:  # noqa: FBT001
-    world, made = InsecureSum(), list[Any]()
-    server = Tally(world.offer(), SUM_ID, COINS)
-
-    def adding(cut: OneMessageCut) -> FiledSum:
-        made.append(FiledSum(cut))
-        return made[0]  # type: ignore[no-any-return]
-
-    def refuse() -> None:
-        raise OSError("planted")
-
-    server.add_through(adding)
-    world.ask(server, server.introduce())
-    for client in world.setup.clients:
-        server.receive_upload(client, world.upload(client))
-    world.settled(server)
-    (adder,) = made
-    totals, file = [vector for total in adder._totals for vector in total], adder._file  # noqa: SLF001
-    assert all(vector.any() for vector in totals)
-    if is_stuck:
-        adder._file = SimpleNamespace(close=refuse)  # noqa: SLF001
-        with pytest.raises(OSError, match="planted"):
-            server.end()
-    else:
-        server.end()
-        assert file.closed
-    assert not any(vector.any() for vector in totals)
 
 
 def test_a_piece_of_another_length_is_refused_before_it_is_kept() -> None:

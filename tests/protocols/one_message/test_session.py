@@ -1,34 +1,26 @@
-"""The session: standing holders and a committee of clients give the same exact sum, and who is missing is known."""
+"""The session: standing holders give the exact sum, and who is missing is known."""
 
 from __future__ import annotations
 
-import tracemalloc
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
 
-from secagg.contract import Layout, RingSegment
+from secagg.blame import unverified
 from secagg.crypto.labels import Label
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, ThresholdNotMet
-from secagg.identifiers import ClientId, HolderId
+from secagg.identifiers import ClientId, HolderId, ServerId
 from secagg.parameters import SecurityMode
-from secagg.protocols.one_message.configuration import EpochRecord
-from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.one_message.opening import LocalSum, OneMessageCut
-from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.requests import Receipt, Verdict
 from secagg.protocols.one_message.session import OneMessageHelpers, OneMessageSettings, Server, open_session
 from secagg.protocols.one_message.tally import State
 from secagg.session.frames import decode_refusal, encode_refusal
 from secagg.session.roles import ClientSession, Turnout
 from secagg.wire import MessageKind, message_kind
-from tests.adversaries.test_one_message_dealers import altered_answer
 from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup
-
-RULES = tuple(ThresholdRule)
 
 
 @dataclass
@@ -68,50 +60,29 @@ def carry(session: Server, clients: Mapping[ClientId, ClientSession], gone: Mapp
         session.close_stage()
 
 
-def held(holder: Holder | None) -> Callable[[EpochRecord, bytes], AbstractContextManager[Holder | None]]:
-    return lambda record, task: nullcontext(holder)  # noqa: ARG005 -- one epoch and task
-
-
-def members(world: InsecureSum, *, hold: bool) -> dict[ClientId, ClientSession]:
+def members(world: InsecureSum) -> dict[ClientId, ClientSession]:
     found = dict[ClientId, ClientSession]()
-    for position, client in enumerate(world.setup.clients):
-        member = world.member(client, holding=held(world.holders.get(position) if hold else None))
-        found[client] = member.join(world.setup.subject, world.update(client))
+    for client in world.setup.clients:
+        found[client] = world.member(client).join(world.setup.subject, world.update(client))
     return found
 
 
-@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("weight", [1, 4])
-def test_standing_holders(rule: ThresholdRule, weight: int) -> None:
-    world = InsecureSum(SumSetup(rule=rule, maximum_weight=weight, holders=8, absent=1))
+def test_standing_holders(weight: int) -> None:
+    world = InsecureSum(SumSetup(maximum_weight=weight, holders=8, absent=1))
     session = opened(world, Standing(world, away={3}))
-    carry(session, members(world, hold=False), {})
+    carry(session, members(world), {})
     released = session.release()
     assert released.aggregate.encode() == world.ideal(world.setup.clients).encode()
     assert released.revealed == {released.counted} == {frozenset(world.setup.clients)}
     assert not released.left_out
 
 
-def committee(setup: SumSetup) -> InsecureSum:
-    world = InsecureSum(setup)
-    world.number_holders_as_clients()
-    return world
-
-
-def test_a_committee_below_the_threshold_releases_nothing() -> None:
-    world = committee(SumSetup(population=9, holders=8, absent=1))
-    session = opened(world, None)
-    with pytest.raises(ThresholdNotMet, match="holder/5, holder/6, holder/7"):
-        carry(session, members(world, hold=True), {"deliver": {5, 6, 7}})
-    assert session.stage is None or session.stage.name == "deliver"
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_a_release_that_lacks_holders_can_be_asked_for_later(rule: ThresholdRule) -> None:
-    world = InsecureSum(SumSetup(rule=rule))
+def test_a_release_that_lacks_holders_can_be_asked_for_later() -> None:
+    world = InsecureSum(SumSetup())
     standing = Standing(world)
     session = opened(world, standing)
-    carry(session, members(world, hold=False), {})
+    carry(session, members(world), {})
     standing.away = {0, 1, 2, 3}
     with pytest.raises(ThresholdNotMet, match="missing: holder/0, holder/1"):
         session.release()
@@ -132,21 +103,8 @@ def test_a_holder_that_refuses_is_named_with_what_it_said() -> None:
     standing.away = set()
     session = opened(world, standing)
     assert session.faults == ()  # To refuse is no fault.
-    carry(session, members(world, hold=False), {})
+    carry(session, members(world), {})
     assert session.release().aggregate.encode() == world.ideal(world.setup.clients).encode()
-
-
-def test_a_client_on_the_committee_goes_on_as_a_holder() -> None:
-    world = committee(SumSetup(population=5))
-    member = world.member(world.setup.clients[0], holding=held(world.holders[0]))
-    joined = member.join(world.setup.subject, world.update(member.client))
-    joined.answer(opened(world, None).invitation)
-    mark = joined.suspend()
-    assert mark is not None
-    resumed = member.join(world.setup.subject, None, mark)
-    assert message_kind(resumed.answer(world.record.encode())) is MessageKind.ONE_MESSAGE_HOLDER_KEYS
-    plain = world.member(world.setup.clients[1]).join(world.setup.subject)
-    assert plain.suspend() is None
 
 
 @pytest.mark.parametrize("most_bytes", [1 << 24, 1])
@@ -156,33 +114,10 @@ def test_uploads_are_delivered_as_many_at_once_as_settings_say_and_long_ones_alo
     monkeypatch.setattr("secagg.protocols.one_message.tally._WAITING_BYTES", most_bytes)
     world = InsecureSum(SumSetup())
     session, counted = opened(world, Standing(world)), list[int]()
-    for client, one in members(world, hold=False).items():
+    for client, one in members(world).items():
         session.receive(client, one.answer(session.invitation))
         counted.append(len(session.tally.listed))
     assert counted[:4] == ([0, 2, 2, 4] if most_bytes > 1 else [1, 2, 3, 4])
-
-
-def test_a_committee_does_not_hold_its_uploads_in_memory() -> None:
-    """Each waits for the others, because a holder is asked when the stage of uploads is closed."""
-    world = committee(SumSetup(population=16, layout=Layout((RingSegment(16, 1 << 17),))))
-    session, parts = opened(world, None), members(world, hold=True)
-    uploads = {client: one.answer(session.invitation) for client, one in parts.items()}
-    length = len(uploads[world.setup.clients[0]])
-    tracemalloc.start()
-    for client, upload in uploads.items():
-        session.receive(client, upload)
-    held = tracemalloc.get_traced_memory()[0]
-    session.close_stage()
-    for client, one in parts.items():
-        if (message := session.message_to(client)) is not None:
-            session.receive(client, one.answer(message))
-    session.close_stage()
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert held < 2 * length
-    assert peak < len(uploads) / 2 * length
-    carry(session, parts, {})
-    assert session.release().counted == frozenset(world.setup.clients)
 
 
 def refuse_all(world: InsecureSum, session: Server, position: int) -> None:
@@ -208,29 +143,11 @@ def test_a_holder_that_lies_is_told_with_the_delivery() -> None:
     session = opened(world, Standing(world))
     refuse_all(world, session, 3)
     told = list[int]()
-    for client, one in members(world, hold=False).items():
+    for client, one in members(world).items():
         session.receive(client, one.answer(session.invitation))
         told.append(len(session.faults))
     assert told == [0, 1, 1, 1, 1]
-    assert session.faults[0].culprits == {HolderId(3)}
-
-
-@pytest.mark.parametrize("is_enough", [True, False])
-def test_a_committee_that_lies_is_told_with_the_delivery(is_enough: bool) -> None:  # noqa: FBT001
-    """Even where too few holders are left for a list."""
-    world = committee(SumSetup(population=5))
-    session, parts = opened(world, None), members(world, hold=True)
-    for position in range(1 if is_enough else 4):
-        refuse_all(world, session, position)
-    for client, one in parts.items():
-        session.receive(client, one.answer(session.invitation))
-    session.close_stage()
-    for client, one in parts.items():
-        if (message := session.message_to(client)) is not None:
-            session.receive(client, one.answer(message))
-    with nullcontext() if is_enough else pytest.raises(ThresholdNotMet):
-        session.close_stage()
-    assert {culprit for fault in session.faults for culprit in fault.culprits} >= {HolderId(0)}
+    assert session.faults[0].culprits == unverified(HolderId(3))
 
 
 def test_a_holder_that_answers_the_offer_with_anything_else_is_lost() -> None:
@@ -243,21 +160,7 @@ def test_a_holder_that_answers_the_offer_with_anything_else_is_lost() -> None:
 
     session = world.session(ask_all)
     assert session.tally.present == {0, 1, 3, 4}
-    assert [fault.culprits for fault in session.faults] == [frozenset({HolderId(2)})]
-
-
-def test_keys_of_a_committee_are_published_once_its_sum_has_begun() -> None:
-    """Keys with which no sum can begin would be offered again with the next one."""
-    world = committee(SumSetup(bounds=((0, 1 << 18), None), capacity=5))
-    published = list[tuple[bytes, ...]]()
-    session = world.session(None, published.append, helpers={"keys": ()})
-    with pytest.raises(Misuse, match="close the first stage"):
-        session.tally  # noqa: B018
-    for client, one in members(world, hold=True).items():
-        session.receive(client, one.answer(session.invitation))
-    with pytest.raises(InvalidParameters, match="a ring of 21 bits fits"):
-        session.close_stage()
-    assert not published
+    assert [fault.culprits for fault in session.faults] == [unverified(HolderId(2))]
 
 
 @pytest.mark.parametrize("mode", SecurityMode)
@@ -271,18 +174,12 @@ def test_a_sum_has_a_capacity_that_the_codec_can_decode() -> None:
     with pytest.raises(CapacityExceeded):
         opened(world, Standing(world))
     world = InsecureSum()
-    settings, helpers = OneMessageSettings(), OneMessageHelpers(record=world.record, keys=(), coins=COINS)
+    settings, helpers = (
+        OneMessageSettings(),
+        OneMessageHelpers(record=world.record, keys=(), coins=COINS, ask_all=Standing(world).ask_all),
+    )
     with pytest.raises(InvalidParameters, match=r"settings\.capacity"):
         open_session(world.setup.subject, settings, None, helpers)
-
-
-def test_a_committee_that_lacks_keys_says_whose() -> None:
-    world = committee(SumSetup())
-    session, parts = world.session(None, helpers={"keys": ()}), members(world, hold=True)
-    for client in world.setup.clients[1:]:
-        session.receive(client, parts[client].answer(session.invitation))
-    with pytest.raises(ThresholdNotMet, match=r"keys of holders \(missing: holder/0"):
-        session.close_stage()
 
 
 def test_holders_that_answer_a_list_with_anything_else_are_told_although_no_sum_opens() -> None:
@@ -294,11 +191,11 @@ def test_holders_that_answer_a_list_with_anything_else_are_told_although_no_sum_
             yield position, bytes(answer[:-1]) if is_lying and position < 4 else answer
 
     session = world.session(ask_all)
-    carry(session, members(world, hold=False), {})
+    carry(session, members(world), {})
     is_lying = True
     with pytest.raises(ThresholdNotMet):
         session.release()
-    assert {culprit for fault in session.faults for culprit in fault.culprits} == set(map(HolderId, range(4)))
+    assert {culprit for fault in session.faults for culprit in fault.culprits} == {ServerId(), *map(HolderId, range(4))}
 
 
 def test_an_aborted_session_keeps_no_upload() -> None:
@@ -306,9 +203,6 @@ def test_an_aborted_session_keeps_no_upload() -> None:
     session = opened(world, Standing(world))
     session.abort()
     assert session.tally.state is State.ENDED
-    waiting = committee(SumSetup()).session(None, helpers={"keys": ()})
-    waiting.abort()
-    assert waiting.stage is None
 
 
 class Earlier(LocalSum):
@@ -326,10 +220,9 @@ class Earlier(LocalSum):
         return self._listed
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_a_server_continues_from_what_those_who_add_have_kept(rule: ThresholdRule) -> None:
-    world = InsecureSum(SumSetup(rule=rule))
-    first, parts = opened(world, Standing(world)), members(world, hold=False)
+def test_a_server_continues_from_what_those_who_add_have_kept() -> None:
+    world = InsecureSum(SumSetup())
+    first, parts = opened(world, Standing(world)), members(world)
     uploads = {client: part.answer(first.invitation) for client, part in parts.items()}
     kept = tuple(world.setup.clients[:3])
     collecting, later = opened(world, Standing(world)), opened(world, Standing(world))
@@ -348,35 +241,3 @@ def test_a_server_continues_from_what_those_who_add_have_kept(rule: ThresholdRul
     assert not later.tally.is_due(1)
     with pytest.raises(Misuse, match="before the first upload"):
         later.add_through(LocalSum)
-
-
-def test_a_committees_server_adds_itself() -> None:
-    with pytest.raises(InvalidParameters, match="their server adds"):
-        committee(SumSetup()).session(None).add_through(LocalSum)
-
-
-def test_who_holds_nothing_and_said_nothing_is_asked_for_an_upload_all_the_same() -> None:
-    world = committee(SumSetup(population=7))
-    session, parts = world.session(None, helpers={"keys": ()}), members(world, hold=True)
-    for client in world.setup.clients[:5]:
-        session.receive(client, parts[client].answer(session.invitation))
-    session.close_stage()
-    assert session.awaited == frozenset(world.setup.clients)
-
-
-def test_a_member_of_a_committee_that_lies_about_the_sum_is_told_with_the_release() -> None:
-    world = committee(SumSetup(population=10, holders=10, threshold=6, rule=ThresholdRule.CERTIFIED))
-    session, parts = world.session(None), members(world, hold=True)
-    liar = world.setup.clients[2]
-    while session.stage is not None:
-        for client, part in parts.items():
-            if (message := session.message_to(client)) is None:
-                continue
-            said = part.answer(message)
-            if client == liar and message_kind(said) is MessageKind.ONE_MESSAGE_ANSWER:
-                said = altered_answer(said, session.agreement, world.holder_keys[2], lambda words: words + 1)
-            session.receive(client, said)
-        session.close_stage()
-    assert not session.faults
-    assert session.release().aggregate.encode() == world.ideal(world.setup.clients).encode()
-    assert {culprit for fault in session.faults for culprit in fault.culprits} == {HolderId(2)}

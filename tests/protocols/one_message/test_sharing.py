@@ -13,7 +13,7 @@ from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbe
 from secagg.protocols.one_message.holder import HeldShare, open_share, summed
 from secagg.protocols.one_message.lattice import Sampler
 from secagg.protocols.one_message.opening import SumOfSecrets
-from secagg.protocols.one_message.parameters import CHECK_WORDS, FIELD, Parameters, ThresholdRule, Values
+from secagg.protocols.one_message.parameters import CHECK_WORDS, FIELD, Parameters, Values
 from secagg.protocols.one_message.session import choose_committee, plan
 from secagg.protocols.one_message.sharing import (
     Dealing,
@@ -32,12 +32,12 @@ from tests.harness.one_message_sums import recover
 CHALLENGE = bytes(range(32))
 
 
-def planned(holders: int, corrupted: int, absent: int = 0, rule: ThresholdRule | None = None) -> Parameters:
-    return plan([Values(64, 16, (-128, 127))], 100, choose_committee(holders, corrupted, absent, rule), degrees=(1024,))
+def planned(holders: int, corrupted: int, absent: int = 0) -> Parameters:
+    return plan([Values(64, 16, (-128, 127))], 100, choose_committee(holders, corrupted, absent), degrees=(1024,))
 
 
 FIVE = planned(5, 1)
-TWENTY_FOUR = planned(24, 3, 3, ThresholdRule.CERTIFIED)
+TWENTY_FOUR = planned(24, 3, 3)
 
 
 def contexts_of(parameters: Parameters, client: int = 0) -> list[bytes]:
@@ -70,21 +70,19 @@ def answered(parameters: Parameters, clients: int) -> tuple[dict[int, bytes], Su
 
 
 @pytest.mark.parametrize(
-    ("holders", "corrupted", "absent", "rule"),
+    ("holders", "corrupted", "absent"),
     [
-        (1, 0, 0, None),
-        (3, 0, 0, None),
-        (4, 1, 0, None),
-        (5, 1, 0, None),
-        (7, 1, 1, None),
-        (24, 3, 0, None),
-        (24, 3, 3, ThresholdRule.CERTIFIED),
+        (1, 0, 0),
+        (3, 0, 0),
+        (4, 1, 0),
+        (5, 1, 0),
+        (7, 1, 1),
+        (24, 3, 0),
+        (24, 3, 3),
     ],
 )
-def test_any_threshold_of_answers_gives_the_sum(
-    holders: int, corrupted: int, absent: int, rule: ThresholdRule | None
-) -> None:
-    parameters = planned(holders, corrupted, absent, rule)
+def test_any_threshold_of_answers_gives_the_sum(holders: int, corrupted: int, absent: int) -> None:
+    parameters = planned(holders, corrupted, absent)
     answers, secrets = answered(parameters, 3)
     positions = sorted(answers)
     for present in (positions[: parameters.threshold], positions[-parameters.threshold :], positions):

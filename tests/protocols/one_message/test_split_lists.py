@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from secagg.protocols.one_message.parameters import ThresholdRule, least_threshold
+from secagg.protocols.one_message.parameters import least_threshold
 from secagg.protocols.one_message.sharing import holder_point
 
 PRIME = 13
@@ -88,41 +88,12 @@ def splits(holders: int, corrupted: int, packing: int, threshold: int, clients: 
 
 @pytest.mark.parametrize(
     ("holders", "corrupted", "packing", "clients"),
-    [
-        (2, 0, 1, 2),
-        (3, 0, 1, 2),
-        (3, 0, 1, 3),
-        (4, 0, 1, 2),
-        (4, 1, 1, 3),
-        (5, 1, 1, 2),
-        (5, 0, 2, 2),
-        (5, 1, 2, 2),
-        (6, 2, 1, 2),
-    ],
-)
-def test_one_answer_a_holder_is_safe_from_the_threshold_on(
-    holders: int, corrupted: int, packing: int, clients: int
-) -> None:
-    bound = least_threshold(ThresholdRule.ONE_ANSWER, holders, corrupted, packing)
-    for threshold in range(bound, holders + 1):
-        assert not splits(holders, corrupted, packing, threshold, clients)
-
-
-@pytest.mark.parametrize(("holders", "corrupted", "packing"), [(3, 0, 1), (4, 1, 1), (5, 1, 1), (6, 0, 1)])
-def test_a_majority_is_not_enough(holders: int, corrupted: int, packing: int) -> None:
-    majority = holders // 2 + 1
-    assert majority < least_threshold(ThresholdRule.ONE_ANSWER, holders, corrupted, packing)
-    assert splits(holders, corrupted, packing, majority, 2)
-
-
-@pytest.mark.parametrize(
-    ("holders", "corrupted", "packing", "clients"),
     [(3, 1, 1, 3), (4, 1, 2, 2), (5, 2, 1, 3), (6, 2, 2, 2), (7, 2, 2, 2)],
 )
 def test_one_certified_list_is_safe_from_the_threshold_on_and_not_below(
     holders: int, corrupted: int, packing: int, clients: int
 ) -> None:
-    due = least_threshold(ThresholdRule.CERTIFIED, holders, corrupted, packing)
+    due = least_threshold(corrupted, packing)
 
     def fails(threshold: int) -> bool:
         """Whether some list, shown to some honest holders and to nobody else, tells more than its sum."""

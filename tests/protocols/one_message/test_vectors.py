@@ -170,10 +170,9 @@ def test_every_message_that_a_party_takes_is_changed() -> None:
     assert changed == taken - {"greeting"}
 
 
-def test_the_vectors_have_both_rules_modes_and_suites() -> None:
+def test_the_vectors_have_both_modes_and_suites() -> None:
     settings = [vector["setting"] for vector in POSITIVE.values()]
     for name, values in (
-        ("rule", {"one_answer", "certified"}),
         ("mode", {"active", "semi_honest"}),
         ("suite", {"x25519-aes128", "mlkem768x25519-aes256"}),
     ):

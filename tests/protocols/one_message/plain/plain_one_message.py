@@ -78,7 +78,6 @@ class Offer:
 
     is_active: bool
     is_hybrid: bool
-    is_certified: bool
     terms: bytes
     t0: bytes
     seed: bytes
@@ -118,15 +117,15 @@ def read_offer(message: bytes) -> Offer:
         segments.append(Segment(length, bits, bounds, reader.number(1)))
     reader.number(4)
     capacity_weight = reader.number(8)
-    # Holders, corrupted, threshold, packing, rule and quorum stand in the record too.
-    reader.fixed(2 + 2 + 2 + 2 + 1 + 2)
+    # Holders, corrupted, threshold, packing and quorum stand in the record too.
+    reader.fixed(2 + 2 + 2 + 2 + 2)
     reader.fixed(12)
     stated = reader.data[start : reader.at]
-    terms = reader.fixed(16 + 8 + 32 + 32)
+    terms = reader.fixed(8 + 32 + 32)
     reader.end()
     of_record = Fields(record)
     of_record.fixed(8)
-    is_active, is_hybrid, is_certified = (bool(of_record.number(1)) for _ in range(3))
+    is_active, is_hybrid = (bool(of_record.number(1)) for _ in range(2))
     _, threshold, packing, _ = (of_record.number(2) for _ in range(4))
     of_record.fixed(8 + 32)
     holders = list[int]()
@@ -138,7 +137,6 @@ def read_offer(message: bytes) -> Offer:
     return Offer(
         is_active=is_active,
         is_hybrid=is_hybrid,
-        is_certified=is_certified,
         terms=terms,
         t0=h("one-message-configuration", epoch, b"SAGG\1" + (110).to_bytes(2, "big") + stated),
         seed=h("one-message-public-seed", epoch),
@@ -175,7 +173,7 @@ def read_upload(offer: Offer, message: bytes) -> Upload:
     reader = Fields(message)
     assert reader.fixed(32) == offer.t0
     client, identity = reader.fixed(8), reader.variable()
-    t = h("one-message-terms", reader.fixed(16), reader.fixed(8), reader.fixed(32), reader.fixed(32))
+    t = h("one-message-terms", reader.fixed(8), reader.fixed(32), reader.fixed(32))
     nonce, pieces = reader.fixed(32), [reader.fixed(32) for _ in range(reader.number(4))]
     vector, polynomial = reader.variable(), reader.variable()
     # Uploads of vectors have fewer than 2^16 coefficients, and so one piece.

@@ -21,11 +21,10 @@ def replies(vector: Vector) -> dict[str, bytes]:
     found |= {f"delivery/{at}": made.delivery(at) for at in made.positions}
     found |= {f"receipt/{at}": made.receipt(at, made.uploads) for at in made.positions}
     found["list"] = made.upload_list
-    if made.offer.is_certified:
-        found |= {f"signature/{at}": made.signed(at, "signature", made.digest) for at in made.positions}
-        signatures = [number(at, 2) + variable(made.signature(at, "signature", made.digest)) for at in made.positions]
-        whole = variable(made.upload_list) + number(len(signatures), 4) + b"".join(signatures)
-        found["certified_list"] = message("certified_list", whole)
+    found |= {f"signature/{at}": made.signed(at, "signature", made.digest) for at in made.positions}
+    signatures = [number(at, 2) + variable(made.signature(at, "signature", made.digest)) for at in made.positions]
+    whole = variable(made.upload_list) + number(len(signatures), 4) + b"".join(signatures)
+    found["certified_list"] = message("certified_list", whole)
     return found | {f"answer/{at}": made.signed(at, "answer", made.digest, made.sums(at)) for at in made.positions}
 
 
@@ -48,9 +47,7 @@ class Replies:
         self.uploads = [self.of_role(role) for role in vector["inputs"]]
         listed = sorted((one.client, one.digest) for one in self.uploads)
         entries = b"".join(number(client, 8) + digest for client, digest in listed)
-        sum_id = vector["setting"]["sum_id"].encode()
-        terms = sum_id + self.offer.terms[len(sum_id) :]
-        self.upload_list = message("list", self.offer.t0 + terms + number(len(listed), 4) + entries)
+        self.upload_list = message("list", self.offer.t0 + self.offer.terms + number(len(listed), 4) + entries)
         self.digest = plain.h("one-message-list", self.upload_list)
 
     def of_role(self, role: str) -> plain.Upload:
@@ -69,7 +66,7 @@ class Replies:
         start = reader.at
         reader.fixed(8)
         reader.variable()
-        reader.fixed(16 + 8 + 32 + 32 + 32)
+        reader.fixed(8 + 32 + 32 + 32)
         header = reader.data[start : reader.at]
         pieces, _, polynomial = (
             [reader.fixed(32) for _ in range(reader.number(4))],
