@@ -71,6 +71,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.set_defaults(run=when_run("secagg.cli.demo", "run_demo"))
     add_round_options(commands)
+    state = commands.add_parser("state", help="what clients of this user must not forget: uploads, budgets, epochs")
+    trust = state.add_subparsers(metavar="ACTION", required=True).add_parser(
+        "trust", help="take a client's state for the newest after chmod -R, chown -R or a move to another machine"
+    )
+    trust.add_argument("folder", type=Path, nargs="?", help="with its state.db (default: SECAGG_LEDGER_DIRECTORY)")
+    trust.set_defaults(run=when_run("secagg.cli.state", "run_trust"))
     _add_plan_options(
         commands.add_parser(
             "plan",

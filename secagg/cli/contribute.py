@@ -31,12 +31,14 @@ if TYPE_CHECKING:
     from secagg.crypto.secret import Secret
     from secagg.errors import PeerError
     from secagg.identifiers import ClientId
-    from secagg.platforms.floors import Charges, NodeSettings
+    from secagg.platforms.floors import NodeSettings
+    from secagg.platforms.keys import ClientIdentity
+    from secagg.session.ledger import SpentUpdates
     from secagg.session.roles import ClientSession, LateUpdate, Member, Subject
     from secagg.transport.card import Card
     from secagg.transport.client import Outcome
 
-    _UpdateFor = Callable[[Card, Charges, Secret | None], tuple[Subject, LateUpdate]]
+    _UpdateFor = Callable[[Card, SpentUpdates, Secret | None], tuple[Subject, LateUpdate]]
 
 _UNPLANNED: Final = {"noise", "norm", "epsilon", "delta", "identity"}
 """Settings that this command cannot encode, and those that have an option of their own."""
@@ -63,10 +65,10 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
     from secagg.transport.tls import client_context
 
     identity = None if options.identity is None else load_identity(options.identity)
-    floors, update_for = _offered(options, None if identity is None else identity.signing_key.public_key)
+    floors, update_for = _offered(options, identity)
     coins, states = SystemCoins(), StateDirectory(options.state, coins=SystemCoins())
     client = ClientId(options.client) if identity is None else identity.client
-    charges = floors.charges(identity, states, client)
+    charges = floors.charges(identity, states, client, is_one_folder=True)
     side = NodeSide(settings=floors, client=client, certified=identity, states=states)
 
     def joined(card: Card, suspended: Secret | None) -> tuple[Subject, LateUpdate]:
@@ -107,7 +109,7 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
     )
 
 
-def _offered(options: argparse.Namespace, key: bytes | None) -> tuple[NodeSettings, _UpdateFor]:
+def _offered(options: argparse.Namespace, identity: ClientIdentity | None) -> tuple[NodeSettings, _UpdateFor]:
     """Return this client's floors, and what makes its update for a card: from values, or from people."""
     from secagg.platforms.floors import NodeSettings
 
@@ -115,13 +117,13 @@ def _offered(options: argparse.Namespace, key: bytes | None) -> tuple[NodeSettin
     mode = "semi_honest" if options.identity is None else "active"
     usual = NodeSettings(protocols=(options.protocol,), modes=(mode,))
     if options.statistics is not None:
-        return _statistics(options, usual, key)
+        return _statistics(options, usual, identity)
     values = _values(options.update)
     return replace(usual, **_floors(usual, options.set, _UNPLANNED)), partial(_update_of, values, options.task)
 
 
 def _update_of(
-    values: NDArray[np.float64], task: str, card: Card, charges: Charges, _: Secret | None
+    values: NDArray[np.float64], task: str, card: Card, charges: SpentUpdates, _: Secret | None
 ) -> tuple[Subject, LateUpdate]:
     from secagg.crypto.entropy import SystemCoins
     from secagg.crypto.labels import Label, bind
@@ -140,10 +142,15 @@ def _update_of(
     digest = hashlib.sha256(bind(Label.SPENT_VALUES, values.tobytes())).digest()
     spent, model = Spent(subject.task, subject.round_number, update=digest), subject.model_digest or NO_MODEL
     charge = partial(charges.charge, spent)
-    return subject, LateUpdate(lambda: Update(plan.encode(values, coins), model), model, charge=charge)
+    late = LateUpdate(
+        lambda: Update(plan.encode(values, coins), model), model, charge=charge, together=charges.transaction
+    )
+    return subject, late
 
 
-def _statistics(options: argparse.Namespace, usual: NodeSettings, key: bytes | None) -> tuple[NodeSettings, _UpdateFor]:
+def _statistics(
+    options: argparse.Namespace, usual: NodeSettings, identity: ClientIdentity | None
+) -> tuple[NodeSettings, _UpdateFor]:
     from secagg.site_statistics import Declaration, read_site
     from secagg.site_statistics.on_platforms import ONCE, Answering
 
@@ -153,12 +160,12 @@ def _statistics(options: argparse.Namespace, usual: NodeSettings, key: bytes | N
     usual = replace(usual, attempts=ONCE.attempts)
     answering = Answering(site, replace(usual, **_floors(usual, options.set, {"norm", "identity"})))
 
-    def update_for(card: Card, charges: Charges, suspended: Secret | None) -> tuple[Subject, LateUpdate]:
+    def update_for(card: Card, charges: SpentUpdates, suspended: Secret | None) -> tuple[Subject, LateUpdate]:
         plan = plan_for(site.declaration, card.protocol, card.terms)
         if card.task != options.task:
             raise InvalidParameters(f"the server asks for {card.task!r}, and this site answers {options.task!r}")
         subject = subject_of(plan, card.task, card.round_number, card.terms)
-        return subject, answering.late(charges, card.task, card.round_number, key, is_new=suspended is None)
+        return subject, answering.late(charges, card.task, card.round_number, identity, is_new=suspended is None)
 
     return answering.floors, update_for
 

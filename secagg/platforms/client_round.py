@@ -31,12 +31,12 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, Reason
 from secagg.identifiers import ClientId
-from secagg.session.ledger import Spent
+from secagg.session.ledger import Spent, SpentUpdates
 from secagg.session.roles import ClientSession, LateUpdate, Member, Update
 from secagg.session.sealed_state import StateDirectory
 
 from . import LOG
-from .floors import Charges, NodeSettings
+from .floors import NodeSettings
 from .keys import ClientIdentity
 from .plugs import NodeSide, floors_of, plug_of
 from .round_task import Record, Terms, record_of
@@ -63,7 +63,7 @@ class Training:
 
     terms: Terms
     update: ModelUpdate
-    charges: Charges
+    charges: SpentUpdates
     sent: Arrays
     train: Callable[[], Trained]
 
@@ -80,7 +80,7 @@ class Training:
     @property
     def late(self) -> LateUpdate:
         """The update, for a session; what training returns, or that it fails, is nothing that the server hears of."""
-        return LateUpdate(self.made, self.model_digest, charge=self.charge)
+        return LateUpdate(self.made, self.model_digest, charge=self.charge, together=self.charges.transaction)
 
     def charge(self) -> None:
         model = self.model_digest
@@ -203,7 +203,7 @@ class NodeRound:
     terms: Terms
     update: ModelUpdate
     identity: ClientIdentity | None
-    charges: Charges
+    charges: SpentUpdates
 
     def require_open(self) -> None:
         self.charges.require_open(Spent(self.terms.task.encode(), self.terms.round_number))

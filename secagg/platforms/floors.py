@@ -3,20 +3,19 @@
 Floors are set in the code of the client, raised by its node's operator, and lowered by nobody. An operator gives a
 SuperNode ``--node-config 'secagg-minimum-cohort=10 secagg-identity="/etc/secagg/client-3.key"'``.
 
-Two sums that differ in one client give that client away. So a round of a task is uploaded for once, and numbers go up
-within a task. A client with a key also uploads for one model a few times at most, whatever the server calls task and
-round: not after a restart either, because its ledger stands in ``SECAGG_LEDGER_DIRECTORY`` (by default in
-``$XDG_STATE_HOME/secagg`` or ``~/.local/state/secagg``). A client without one follows a server that keeps to the
-protocol; its ledger stands in memory, and numbers are all that it remembers.
+Two sums that differ in one client give that client away. So a round of a task is uploaded for once, numbers go up
+within a task, and the updates of one model go into a few sums at most, whatever the server calls task and round. The
+ledger belongs to the client's data, which ``secagg-data-name`` names, and not to its key or to who certified it. That
+of a client with a key or a name for its data is kept for good in ``SECAGG_LEDGER_DIRECTORY`` (by default in
+``$XDG_STATE_HOME/secagg`` or ``~/.local/state/secagg``). Any other client is known by a number that its platform gives
+it, and its ledger ends with the memory of the machine.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -28,10 +27,12 @@ from secagg.parameters import ATTEMPTS, SecurityMode, Suite
 from secagg.privacy.accounting import NOT_NOISED, PrivacyBudget
 from secagg.privacy.client_noise import USUAL_DELTA, NoiseSettings
 from secagg.session import durable
-from secagg.session.ledger import Spent, SpentUpdates
+from secagg.session.ledger import SpentUpdates
 from secagg.session.privacy_ledger import PrivacyLedger
 from secagg.session.sealed_state import StateDirectory
+from secagg.session.store import Store
 
+from . import LOG
 from .keys import ClientIdentity, client_file, load_identity
 from .schemes import noise_settings
 from .settings import (
@@ -89,7 +90,7 @@ _STRICTER: Final[Mapping[str, tuple[set[type], Callable[[Any, Any], Any]]]] = {
         ("allow_simulated_enclave", "allow_simulated_second_server", "allow_repeats"),
         ({bool}, lambda given, own: given and own),
     ),
-    **dict.fromkeys(("identity", "enclave_policy", "servers"), ({str}, lambda given, _: given)),
+    **dict.fromkeys(("identity", "enclave_policy", "servers", "data_name"), ({str}, lambda given, _: given)),
     "noise": ({int, float}, max),
     **dict.fromkeys(("norm", "epsilon", "delta"), ({int, float}, _least)),
     REQUIRED: ({bool}, lambda given, own: given or own),
@@ -128,6 +129,9 @@ class NodeSettings:
     """Least number of holders of a sum of one message."""
     assumed_corrupted_holders: int = 1
     """Number of holders that may work together with the server; 4 holders withstand one that does, 3 holders none."""
+    data_name: str = ""
+    """The operator's name of this client's data, to which its uploads and its privacy budget are charged under any key
+    and any authority; empty for the client's number. Clients that train on the same data have the same name."""
     attempts: int = ATTEMPTS
     """Greatest number of updates of one model that this client uploads, in all runs; for rounds that failed."""
     allow_repeats: bool = False
@@ -204,8 +208,28 @@ class NodeSettings:
             )
         return noise_settings(self.noise, self.norm, update)
 
-    def privacy_ledger(self, public_key: bytes | None) -> PrivacyLedger | None:
-        """Return what the client of a key has spent of its budget, over all runs; None where it has no budget."""
+    def data_of(self, identity: ClientIdentity | None, client: ClientId | None = None) -> str:
+        """Return the name of a client's data, in the ledgers that are kept for good.
+
+        Raises:
+            InvalidParameters: the data have no name, and may be those of a client of another authority.
+        """
+        if identity is None:
+            return self.data_name or f"client {client.value if client else 0} without a key"
+        data, authority = self.data_name or f"client {identity.client.value}", identity.authority.public_key
+        with Store.at(state_folder()).transaction() as rows:
+            known = dict(rows.execute("SELECT data, authority FROM names"))
+            if not self.data_name and data not in known and {*known.values()} - {authority}:
+                raise InvalidParameters(
+                    f"{state_folder()} holds the uploads of {', '.join(map(repr, sorted(known)[:4]))} under another "
+                    f"authority, and the data of {data!r} may be the same: name them with {PREFIX}data-name, alike "
+                    f"where they are the same, or name another folder in {DIRECTORY_VARIABLE}"
+                )
+            rows.execute("INSERT OR IGNORE INTO names VALUES (?, ?)", (data, authority))
+        return data
+
+    def privacy_ledger(self, identity: ClientIdentity | None) -> PrivacyLedger | None:
+        """Return what was spent of the budget of a client's data, over all runs; None where there is no budget."""
         if not self.epsilon:
             if self.delta != USUAL_DELTA:
                 raise InvalidParameters(f"{PREFIX}delta is of {PREFIX}epsilon, which is 0; set both, or none")
@@ -213,20 +237,33 @@ class NodeSettings:
         budget = PrivacyBudget(epsilon=self.epsilon, delta=self.delta)
         if not self.noise:
             raise InvalidParameters(f"{PREFIX}epsilon is set, with {PREFIX}noise = 0: {NOT_NOISED}")
-        if public_key is None:
+        if identity is None and not self.data_name:
             raise InvalidParameters(
                 f"{PREFIX}epsilon is for all runs that a client is ever in, and this one has no key that it is known "
-                f"by: take {PREFIX}mode = 'active' or one message, or take the budget away",
+                f"by: name its data with {PREFIX}data-name, take {PREFIX}mode = 'active' or one message, or take the "
+                "budget away",
                 reason=Reason.BELOW_FLOOR,
             )
-        return PrivacyLedger(budget, owner=public_key, path=durable_file(public_key, "privacy"))
+        return PrivacyLedger(budget, data=self.data_of(identity), folder=state_folder())
 
-    def charges(self, identity: ClientIdentity | None, states: StateDirectory, client: ClientId) -> Charges:
-        """Return the ledger of this client's uploads; without a key it is lost with the machine's memory."""
-        if identity is None:
-            return Charges(states.beside("ledgers") / f"{client.value}.spent", attempts=None)
-        attempts = None if self.allow_repeats else self.attempts
-        return Charges.of_key(identity.signing_key.public_key, attempts=attempts)
+    def charges(
+        self, identity: ClientIdentity | None, states: StateDirectory, client: ClientId, *, is_one_folder: bool = False
+    ) -> SpentUpdates:
+        """Return the ledger of a client's uploads.
+
+        Args:
+            is_one_folder: whether a client without a key is known by the folder of its ledger.
+        """
+        attempts, data = None if self.allow_repeats else self.attempts, self.data_of(identity, client)
+        if identity is None and not self.data_name and not is_one_folder:
+            LOG.info(
+                "this client has no key and no %sdata-name: its uploads are known by its number %d only, so a server "
+                "that gives it another number can ask for another update of the same model",
+                *(PREFIX, client.value),
+            )
+            return SpentUpdates(states.folder / "state", data=data, attempts=attempts)
+        is_keyless = identity is None
+        return SpentUpdates(state_folder(), data=data, attempts=attempts, is_one_folder=is_keyless and is_one_folder)
 
     def load_identity(self, node_config: Mapping[str, Any]) -> ClientIdentity:
         if self.identity is None:
@@ -246,78 +283,18 @@ def _member(what: str, name: str, known: Mapping[str, Kind]) -> Kind:
     return known[name]
 
 
-# --- The ledger of uploads --------------------------------------------------------------------------------------------
+# --- The folder of ledgers --------------------------------------------------------------------------------------------
 
 DIRECTORY_VARIABLE: Final = "SECAGG_LEDGER_DIRECTORY"
-_TRIES: Final = 50
-_PAUSE: Final = 0.1
 
 
-class Charges:
-    """The ledger of one client; the file is open only while it is asked, because a node trains for several runs."""
-
-    def __init__(self, path: Path, *, attempts: int | None) -> None:
-        """Take at most so many uploads for one model, across tasks; None remembers numbers alone."""
-        self._path, self._attempts = path, attempts
-
-    @classmethod
-    def of_key(cls, public_key: bytes, *, attempts: int | None) -> Charges:
-        """Return the ledger of a client with a key, which is kept for good."""
-        return cls(durable_file(public_key, "spent"), attempts=attempts)
-
-    def require_open(self, spent: Spent) -> None:
-        """Refuse what ``charge`` would refuse; nothing changes."""
-        with closing(self._opened()) as opened:
-            opened.require_open(self._known(spent))
-
-    def charge(self, spent: Spent) -> None:
-        """Remember an upload for good before its update is made, or refuse it; after an ``OSError`` send nothing."""
-        with closing(self._opened()) as opened:
-            opened.charge(self._known(spent))
-
-    def _known(self, spent: Spent) -> Spent:
-        return Spent(spent.task, spent.number) if self._attempts is None else spent
-
-    def _opened(self) -> SpentUpdates:
-        """Open the file, which another process of this node may hold for a moment."""
-        for _ in range(_TRIES):
-            try:
-                return SpentUpdates(self._path, attempts=self._attempts)
-            except InvalidParameters:
-                time.sleep(_PAUSE)
-        return SpentUpdates(self._path, attempts=self._attempts)
-
-    def __repr__(self) -> str:
-        return f"<Charges in {self._path}, attempts: {self._attempts}>"
-
-
-class NewestEpoch:
-    """The newest epoch of holders that a client has uploaded in, over all runs; it follows no server back.
-
-    The authority begins another epoch early where holders of the last one are not to be trusted any more.
-    """
-
-    def __init__(self, public_key: bytes) -> None:
-        self._path = durable_file(public_key, "epoch")
-
-    @property
-    def number(self) -> int:
-        return int(self._path.read_text(encoding="ascii")) if self._path.exists() else 0
-
-    def reach(self, number: int) -> None:
-        # Processes of one client may have read an older number at once.
-        with self._path.with_suffix(".lock").open("ab") as lock:
-            durable.hold(lock.fileno())
-            if number > self.number:
-                durable.replace(self._path, str(number).encode())
-
-
-def durable_file(public_key: bytes, kind: str) -> Path:
-    """Return where a client with a key keeps something for good, over all runs."""
+def state_folder() -> Path:
+    """Return where this user's clients keep what they must not forget, over all runs."""
     if named := os.environ.get(DIRECTORY_VARIABLE):
         folder = Path(named)
     else:
         state = os.environ.get("XDG_STATE_HOME")
         folder = (Path(state) if state else Path.home() / ".local" / "state") / "secagg"
     durable.require_own_folder(folder, DIRECTORY_VARIABLE)
-    return folder / f"{public_key.hex()}.{kind}"
+    durable.require_one_layer(folder, DIRECTORY_VARIABLE)
+    return folder

@@ -29,10 +29,11 @@ from secagg.session.durable import replace
 from secagg.session.frames import decode_refusal
 from secagg.session.roles import ServerSession
 from secagg.session.sockets import HelperLost, NumberedHelpers
+from secagg.session.store import Store
 from secagg.wire import MessageKind, message_kind
 
 from . import LOG
-from .floors import MOST_LENGTH, NewestEpoch, NodeSettings
+from .floors import MOST_LENGTH, NodeSettings, state_folder
 from .keys import ClientIdentity
 from .plugs import NodeSide, ServerSide
 from .settings import PREFIX, SUITES
@@ -160,16 +161,16 @@ def member(side: NodeSide) -> OneMessageMember:
     identity = side.identity
     floors = floors_of(side.settings, identity)
 
-    newest = NewestEpoch(identity.signing_key.public_key)
+    newest, who = Store.at(state_folder()), (identity.authority.public_key, side.client.value)
 
     def store(record: bytes) -> None:
         # Uploads are charged where the update is made.
-        newest.reach(ClientRecord.decode(record).newest_epoch)
+        newest.reach(*who, ClientRecord.decode(record).newest_epoch)
 
     return OneMessageMember(
         side.client,
         floors=floors,
-        ledger=lambda task: Ledger(task, store, ClientRecord(task=task, newest_epoch=newest.number).encode()),
+        ledger=lambda task: Ledger(task, store, ClientRecord(task=task, newest_epoch=newest.newest(*who)).encode()),
         coins=side.coins,
         clock=side.clock,
         signing_key=identity.signing_key,

@@ -28,7 +28,8 @@ from secagg.session.certificates import Certificate
 from secagg.session.privacy_ledger import PrivacyLedger
 from secagg.session.registry import Clock, find, planned_settings
 from secagg.session.roles import Member, ServerSession, Subject
-from secagg.session.sealed_state import FileLatch, StateDirectory
+from secagg.session.sealed_state import StateDirectory
+from secagg.session.store import Store
 
 from .floors import MOST_LENGTH, NodeSettings
 from .keys import ClientIdentity, Roster
@@ -98,8 +99,7 @@ class NodeSide:
     """Ledger of this client's privacy budget, where it has one."""
 
     def __post_init__(self) -> None:
-        key = None if self.certified is None else self.certified.signing_key.public_key
-        object.__setattr__(self, "privacy", self.settings.privacy_ledger(key))
+        object.__setattr__(self, "privacy", self.settings.privacy_ledger(self.certified))
 
     @property
     def identity(self) -> ClientIdentity:
@@ -187,7 +187,7 @@ def _pairwise_member(side: NodeSide) -> Member:
         signing_key=identity.signing_key if identity else None,
         certificate=identity.certificate if identity else None,
         charge=charged_elsewhere,
-        recording=partial(Recorder, FileLatch(side.states.beside("latches"))),
+        recording=partial(Recorder, Store.at(side.states.folder / "state")),
         noise=side.noise,
         privacy=side.privacy,
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import hashlib
 import io
 import os
 import stat
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -37,6 +39,50 @@ def require_own_folder(folder: Path, setting: str = "") -> None:
     if hasattr(os, "getuid") and (found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077):
         named = f" in {setting}" if setting else ""
         raise InvalidParameters(f"{folder} must be this user's alone; remove it, or name another folder{named}")
+
+
+_OVERLAY: Final = {0x794C7630: "overlayfs", 0x61756673: "aufs", 0xF15F083D: "unionfs"}
+_FUSE: Final = 0x65735546
+_FUSE_LAYERS: Final = ("fuse-overlayfs", "unionfs", "unionfs-fuse", "mergerfs")
+
+
+def require_one_layer(folder: Path, setting: str = "") -> None:
+    """Refuse a folder whose file system puts layers over each other: two mounts of one layer are two of everything.
+
+    Raises:
+        InvalidParameters: it is on overlayfs or its kin, as a container's own files are.
+    """
+    if (system := _layers_of(folder)) is not None:
+        named = f" in {setting}" if setting else ""
+        raise InvalidParameters(
+            f"{folder} is on {system}, whose layers can be mounted twice and vanish with a container; name a folder on "
+            f"a volume{named}, or one in memory such as /dev/shm for trials"
+        )
+
+
+def _layers_of(folder: Path) -> str | None:
+    kind = file_system_of(folder)
+    if kind == _FUSE:
+        device = folder.stat().st_dev
+        wanted = f"{os.major(device)}:{os.minor(device)}"
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
+        names = [line.partition(" - ")[2].split()[0] for line in lines if line.split()[2] == wanted]
+        return next((name for name in names if name.removeprefix("fuse.") in _FUSE_LAYERS), None)
+    return _OVERLAY.get(kind)
+
+
+def file_system_of(folder: Path) -> int:
+    """Return the number of a folder's kind of file system, as statfs(2) has it; 0 where the system has no such call."""
+    if sys.platform != "linux":
+        return 0
+    found = ctypes.create_string_buffer(_STATFS_BYTES)
+    if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(folder), found) != 0:
+        raise OSError(ctypes.get_errno(), "the kind of its file system cannot be read", os.fspath(folder))
+    return ctypes.c_ulong.from_buffer(found).value & 0xFFFFFFFF
+
+
+_STATFS_BYTES: Final = 512
+"""More than the structure has anywhere; its first word is the kind."""
 
 
 def create(path: Path, data: bytes = b"") -> None:
@@ -113,19 +159,26 @@ def claim(descriptor: int, refusal: str) -> None:
     Raises:
         InvalidParameters: another process has it; with the sentence that the caller gives.
     """
+    if not locked(descriptor):
+        raise InvalidParameters(refusal)
+
+
+def locked(descriptor: int) -> bool:
+    """Lock a file unless another process has it; say whether that was done."""
     import fcntl  # noqa: PLC0415 -- where there is none, nothing is kept that two processes could take
 
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        raise InvalidParameters(refusal) from None
+        return False
+    return True
 
 
-def hold(descriptor: int) -> None:
-    """Lock a file until it is closed, and wait for another process to close it, which should be soon."""
-    import fcntl  # noqa: PLC0415 -- as in claim
+def unlock(descriptor: int) -> None:
+    """Let go of a file that ``locked`` locked, also where a fork has it open."""
+    import fcntl  # noqa: PLC0415 -- as in locked
 
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def erase(path: Path) -> None:

@@ -7,29 +7,21 @@ two updates may be equal because a server's bound cut both, and a refusal would 
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections import Counter
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import RLock
-from typing import Final
+from typing import Any, Final
 
-from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined
 from secagg.errors import UNDECIDED, InvalidParameters, Misuse, PeerMisbehaved, Reason
 from secagg.parameters import ATTEMPTS
-from secagg.wire import MessageKind, Writer
 
-from .durable import ChainedFile, claim
+from .store import Store, named_in_memory
 
 DIGEST_BYTES: Final = 32
 NO_MODEL: Final = bytes(DIGEST_BYTES)
 NO_UPDATE: Final = bytes(DIGEST_BYTES)
 """Digest in the place of an update that is made for its session."""
-_NUMBER_BYTES: Final = 8
-_BODY_BYTES: Final = DIGEST_BYTES + _NUMBER_BYTES + DIGEST_BYTES + DIGEST_BYTES
-_HEADER: Final = Writer(MessageKind.SPENT_UPDATES).finish()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,75 +36,86 @@ class Spent:
     update: bytes = NO_UPDATE
     """The digest of the update itself, only where its client had it before it knew of any session, as in a file."""
 
-    def encode(self) -> bytes:
-        return _task_digest(self.task) + self.number.to_bytes(_NUMBER_BYTES, "big") + self.update + self.model
-
 
 class SpentUpdates(Confined):
-    """The uploads of one client, in memory or in a file; what ``charge`` did is durable when it returns.
+    """The uploads that were made of some data, in memory or in the store of a folder, which processes share.
 
-    Security: a machine that is restored from a snapshot takes the file back with it, which nothing in it can notice.
+    What ``charge`` did is durable when it returns.
     """
 
-    def __init__(self, path: Path | None = None, *, attempts: int | None = ATTEMPTS) -> None:
-        """Read a file, which no other process may use meanwhile; or begin in memory.
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        data: str = "",
+        attempts: int | None = ATTEMPTS,
+        is_one_folder: bool = False,
+    ) -> None:
+        """Use the store of a folder, or one in memory.
 
         Args:
+            data: the operator's name of the data that updates are made from; clients with the same data share it.
             attempts: uploads for one model at most, under any task and number; None only in simulations.
+            is_one_folder: whether an update is refused for a second sum under any name of the data.
         Raises:
-            InvalidParameters: another process uses the file, or there are no attempts.
-            MalformedMessage: it is not a ledger, or was changed.
+            InvalidParameters: the folder's state cannot be trusted, or there are no attempts.
         """
         if attempts is not None and (type(attempts) is not int or attempts < 1):
             raise InvalidParameters(f"attempts are the uploads for one model, 1 or more; got {attempts!r}")
-        self._attempts, self._lock = attempts, RLock()
-        self._last = dict[bytes, int]()
-        self._count, self._uploads = Counter[bytes](), Counter[bytes]()
-        """Counts by the digest of a task, and by that of a model or an update."""
-        self._process = os.getpid()
-        """A fork has the lock of the file too, and knows nothing of what this process writes."""
-        self._file = None if path is None else self._opened(path)
+        self._folder, self._data, self._attempts, self._is_one_folder = folder, data, attempts, is_one_folder
+        if folder is None:
+            self._data = named_in_memory(self)
+        self._store()
+
+    def _store(self) -> Store:
+        return Store.at(self._folder)
+
+    def transaction(self) -> AbstractContextManager[object]:
+        """Let charges of this ledger, and of others in the same folder, be made together or not at all."""
+        return self._store().transaction()
 
     def last(self, task: bytes) -> int:
         """Return the greatest number of a task; -1 if nothing was uploaded for it."""
-        return self._last.get(_task_digest(task), -1)
+        return self._of_task(task)[0]
 
     def count(self, task: bytes) -> int:
-        return self._count[_task_digest(task)]
+        """Return the number of uploads for a task."""
+        return self._of_task(task)[1]
 
     def require_open(self, spent: Spent, *, is_repeat_allowed: bool = False, maximum: int | None = None) -> None:
         """Refuse what ``charge`` would refuse; nothing changes."""
-        with self._lock:
-            last = self.last(spent.task)
-            if spent.number < last or (spent.number == last and not is_repeat_allowed):
-                raise PeerMisbehaved(
-                    f"this client uploaded for number {last}, and is asked for {spent.number}; numbers go up within a "
-                    "task, and each has one upload",
-                    reason=Reason.ALREADY_ANSWERED,
-                    culprits=UNDECIDED,
-                )
-            if maximum is not None and self.count(spent.task) >= maximum:
-                raise PeerMisbehaved(
-                    f"this client has made {maximum} uploads, which is its budget for the task",
-                    reason=Reason.BUDGET_SPENT,
-                    culprits=UNDECIDED,
-                )
-            if is_repeat_allowed:
-                return
-            if self._uploads[spent.update]:
-                raise Misuse(
-                    "this update was uploaded before, and two sums that differ in one client give that client away; "
-                    "train again",
-                    reason=Reason.ALREADY_SPENT,
-                )
-            if self._attempts is not None and self._uploads[spent.model] >= self._attempts:
-                times = "once" if self._attempts == 1 else f"{self._attempts} times"
-                raise PeerMisbehaved(
-                    f"this client has uploaded {times} for the model of number {spent.number}, whatever its number and "
-                    "task were; two sums of updates of one model can give a client away",
-                    reason=Reason.ALREADY_ANSWERED,
-                    culprits=UNDECIDED,
-                )
+        last, uploads = self._of_task(spent.task)
+        if spent.number < last or (spent.number == last and not is_repeat_allowed):
+            raise PeerMisbehaved(
+                f"this client uploaded for number {last}, and is asked for {spent.number}; numbers go up within a "
+                "task, and each has one upload",
+                reason=Reason.ALREADY_ANSWERED,
+                culprits=UNDECIDED,
+            )
+        if maximum is not None and uploads >= maximum:
+            raise PeerMisbehaved(
+                f"this client has made {maximum} uploads, which is its budget for the task",
+                reason=Reason.BUDGET_SPENT,
+                culprits=UNDECIDED,
+            )
+        if is_repeat_allowed:
+            return
+        if spent.update != NO_UPDATE and self._is_summed(spent):
+            raise Misuse(
+                "this update was uploaded before, and two sums that differ in one client give that client away; "
+                "train again",
+                reason=Reason.ALREADY_SPENT,
+            )
+        if self._attempts is None or spent.model == NO_MODEL:
+            return
+        if self._row("SELECT count(*) FROM uploads WHERE (data, model) = (?, ?)", spent.model)[0] >= self._attempts:
+            times = "once" if self._attempts == 1 else f"{self._attempts} times"
+            raise PeerMisbehaved(
+                f"this client has uploaded {times} for the model of number {spent.number}, whatever its number and "
+                "task were; two sums of updates of one model can give a client away",
+                reason=Reason.ALREADY_ANSWERED,
+                culprits=UNDECIDED,
+            )
 
     def charge(self, spent: Spent, *, is_repeat_allowed: bool = False, maximum: int | None = None) -> None:
         """Remember an upload before its update is made, or refuse it; nothing is given back if the upload fails later.
@@ -123,50 +126,37 @@ class SpentUpdates(Confined):
             is_repeat_allowed: whether an update or a model may be uploaded again, where noise protects each release.
             maximum: how many uploads there may be for the task; None for any number.
         Raises:
-            Misuse: this very update was uploaded before, or this is a fork of the process that opened the file.
+            Misuse: this very update was uploaded before.
             PeerMisbehaved: the number does not go up, the model has had its attempts, or the budget is spent.
+            InvalidParameters: the state of the folder is not its newest.
             OSError: it could not be written; nothing has changed, and nothing may be sent.
         """
         if len(spent.update) != DIGEST_BYTES or len(spent.model) != DIGEST_BYTES:
             raise Misuse(f"an upload is known by digests of {DIGEST_BYTES} bytes")
-        with self._lock:
-            if self._file is not None and self._process != os.getpid():
-                raise Misuse("this ledger was forked into another process; open one of its own there")
+        with self._store().transaction() as rows:
             self.require_open(spent, is_repeat_allowed=is_repeat_allowed, maximum=maximum)
-            body = spent.encode()
-            if self._file is not None:
-                self._file.append(body)
-            self._remember(body)
+            rows.execute(
+                "INSERT INTO uploads VALUES (?, ?, ?, ?, ?)",
+                (self._data, spent.task, spent.number, spent.model, spent.update),
+            )
 
-    def close(self) -> None:
-        """Let another process use the file; this object charges nothing more."""
-        with self._lock:
-            if self._file is not None:
-                self._file.close()
+    def _is_summed(self, spent: Spent) -> bool:
+        if self._row("SELECT count(*) FROM uploads WHERE (data, content) = (?, ?)", spent.update)[0]:
+            return True
+        # Without a key a client has any name that it is called by, and one sum may have the same values from several.
+        others = "SELECT count(*) FROM uploads WHERE data != ? AND content = ? AND (task, number) != (?, ?)"
+        return self._is_one_folder and self._row(others, spent.update, spent.task, spent.number)[0] > 0
 
-    def _opened(self, path: Path) -> ChainedFile:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            claim(descriptor, f"{path} is the ledger of a process that runs; end that one first")
-            file = ChainedFile(descriptor, path, header=_HEADER, body_bytes=_BODY_BYTES)
-            for body in file.bodies():
-                self._remember(body)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return file
+    def _of_task(self, task: bytes) -> tuple[int, int]:
+        last, uploads = self._row(
+            "SELECT ifnull(max(number), -1), count(*) FROM uploads WHERE (data, task) = (?, ?)", task
+        )
+        return last, uploads
 
-    def _remember(self, body: bytes) -> None:
-        task, rest = body[:DIGEST_BYTES], body[DIGEST_BYTES:]
-        number = int.from_bytes(rest[:_NUMBER_BYTES], "big")
-        self._last[task] = max(number, self._last.get(task, -1))
-        self._count[task] += 1
-        named = {rest[_NUMBER_BYTES : _NUMBER_BYTES + DIGEST_BYTES], rest[_NUMBER_BYTES + DIGEST_BYTES :]}
-        self._uploads.update(named - {NO_MODEL})
+    def _row(self, statement: str, *arguments: bytes | int) -> Any:  # noqa: ANN401 -- of a database
+        with self._store().transaction() as rows:
+            return rows.execute(statement, (self._data, *arguments)).fetchone()
 
     def __repr__(self) -> str:
-        return f"<SpentUpdates, {self._count.total()} uploads>"
-
-
-def _task_digest(task: bytes) -> bytes:
-    return hashlib.sha256(bind(Label.SPENT_TASK, task)).digest()
+        (uploads,) = self._row("SELECT count(*) FROM uploads WHERE data = ?")
+        return f"<SpentUpdates of {self._data!r}, {uploads} uploads>"

@@ -14,6 +14,7 @@ import hashlib
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, Protocol
@@ -69,15 +70,17 @@ class LateUpdate(Confined):
         model_digest: bytes | None = None,
         *,
         charge: Callable[[], None] = lambda: None,
+        together: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         """Take what makes the update.
 
         Args:
             model_digest: of the model that it is made from; not needed where the subject names it.
             charge: spends the round and the model for good before the update is made; raises to refuse.
+            together: a transaction in which this and the session's own charge are made both, or neither.
         """
         self._make: Callable[[], Update] | None = make
-        self._model_digest, self._charge = model_digest, charge
+        self._model_digest, self._charge, self._together = model_digest, charge, together
 
     def model_for(self, subject: Subject) -> bytes:
         """Return the digest of the model that the update is made from, as this client computed it."""
@@ -110,8 +113,9 @@ class LateUpdate(Confined):
         make, self._make = self._make, None
         if make is None:
             raise Misuse("an update goes into one sum alone; train another one", reason=Reason.ALREADY_SPENT)
-        self._charge()
-        charge()
+        with self._together():
+            self._charge()
+            charge()
         try:
             return self._clamped(make(), layout, weights, bounds)
         except (Exception, SystemExit):  # noqa: BLE001 -- whatever training raises, the server hears nothing of it

@@ -31,18 +31,15 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import InvalidParameters, Misuse, Reason
+from secagg.errors import Misuse, Reason
 
-from .durable import create, erase, require_own_folder, sync_folder, write_whole
+from .durable import create, erase, require_one_layer, require_own_folder, write_whole
 
 NAME_BYTES: Final = 16
 
 
 class Latch(Protocol):
-    """Store in which a platform counts, for each suspended session. A call's effect is durable when it returns.
-
-    Security: a machine that is restored from a snapshot takes this store back with it, which nothing in it can notice.
-    """
+    """Where a platform counts for each suspended session: a ``Store``. A call's effect is durable when it returns."""
 
     def begin(self, name: bytes) -> None:
         """Let a session stand at 0.
@@ -86,49 +83,6 @@ class MemoryLatch(Confined):
             self._numbers.pop(name, None)
 
 
-class FileLatch:
-    """A store in a folder: one empty file for each session, whose name holds its number.
-
-    Claiming renames the file, which the operating system lets one process do once.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        """Use a folder of this user's alone; refuse another's."""
-        self._folder = folder
-        require_own_folder(folder)
-
-    def begin(self, name: bytes) -> None:
-        path = self._path(name, 0)
-        # Coins that repeat give a name again, whose session may stand at another number by now.
-        if any(self._folder.glob(f"{name.hex()}.*")):
-            raise _begun()
-        try:
-            create(path)
-        except FileExistsError:
-            raise _begun() from None
-
-    def claim(self, name: bytes, number: int) -> None:
-        try:
-            # ``rename`` would overwrite; no file of the next number can be there while this one is.
-            self._path(name, number).rename(self._path(name, number + 1))
-        except FileNotFoundError:
-            raise _claimed() from None
-        sync_folder(self._folder)
-
-    def end(self, name: bytes) -> None:
-        for path in self._folder.glob(f"{name.hex()}.*"):
-            path.unlink(missing_ok=True)
-        sync_folder(self._folder)
-
-    def _path(self, name: bytes, number: int) -> Path:
-        if type(name) is not bytes or len(name) != NAME_BYTES:
-            raise InvalidParameters(f"a session is named by {NAME_BYTES} bytes; let its record draw them")
-        return self._folder / f"{name.hex()}.{number}"
-
-    def __repr__(self) -> str:
-        return f"<FileLatch in {os.fspath(self._folder)}>"
-
-
 def _begun() -> Misuse:
     return Misuse("a session of this name was suspended before; names are drawn afresh", reason=Reason.ALREADY_SPENT)
 
@@ -159,6 +113,7 @@ class StateDirectory:
         """Use a folder of this user's alone, in memory where there is such a place."""
         self.folder, self._coins = folder or _default_folder(), coins
         require_own_folder(self.folder, DIRECTORY_VARIABLE)
+        require_one_layer(self.folder, DIRECTORY_VARIABLE)
 
     def begin(self) -> OpenState:
         """Start a session, whose state is sealed for the first time."""

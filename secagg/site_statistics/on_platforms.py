@@ -8,11 +8,12 @@ from secagg.compression.model_update import encode_parameters
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Reason
 from secagg.platforms.client_round import Node, NodeRound
-from secagg.platforms.floors import Charges, NodeSettings
+from secagg.platforms.floors import NodeSettings
+from secagg.platforms.keys import ClientIdentity
 from secagg.platforms.round_task import Rounds, RoundTask, Terms
 from secagg.platforms.settings import SecAggSettings
 from secagg.privacy.client_noise import USUAL_DELTA
-from secagg.session.ledger import Spent
+from secagg.session.ledger import Spent, SpentUpdates
 from secagg.session.roles import LateUpdate
 
 from .data import Site
@@ -47,25 +48,28 @@ class Answering:
         least = max(self.settings.minimum_cohort, self.site.declaration.least_clients)
         return replace(self.settings, minimum_cohort=least, noise=0.0, norm=0.0, epsilon=0.0, delta=USUAL_DELTA)
 
-    def late(self, charges: Charges, task: str, number: int, key: bytes | None, *, is_new: bool) -> LateUpdate:
+    def late(
+        self, charges: SpentUpdates, task: str, number: int, identity: ClientIdentity | None, *, is_new: bool
+    ) -> LateUpdate:
         """Return the update, which is charged as it is taken, before data are read.
 
         Args:
-            key: the site's public key, where it has one.
+            identity: the site's key, where it has one.
             is_new: whether the session begins, so that what the ledgers would refuse is refused at once.
         """
         noise, multiplier = self.plan.noise, float(self.plan.multiplier or 0)
         budgeted = replace(self.settings, noise=multiplier, norm=1.0 if multiplier else 0.0)
-        ledger, spent = budgeted.privacy_ledger(key), Spent(task.encode(), number, self.site.spent)
+        ledger, spent = budgeted.privacy_ledger(identity), Spent(task.encode(), number, self.site.spent)
         if is_new:
             charges.require_open(spent)
         if is_new and ledger is not None:
             ledger.require_room(noise)
 
         def charge() -> None:
-            charges.charge(spent)
-            if ledger is not None:
-                ledger.charge(noise)
+            with charges.transaction():
+                charges.charge(spent)
+                if ledger is not None:
+                    ledger.charge(noise)
 
         return self.plan.late(self.site, SystemCoins(), charge)
 
@@ -79,8 +83,8 @@ class Answering:
         return replace(node, settings=self.floors).begun(terms)
 
     def late_in(self, begun: NodeRound, *, is_new: bool) -> LateUpdate:
-        terms, key = begun.terms, None if begun.identity is None else begun.identity.signing_key.public_key
-        return self.late(begun.charges, terms.task, terms.round_number, key, is_new=is_new)
+        terms = begun.terms
+        return self.late(begun.charges, terms.task, terms.round_number, begun.identity, is_new=is_new)
 
 
 def settings_of(settings: SecAggSettings, declaration: Declaration) -> SecAggSettings:

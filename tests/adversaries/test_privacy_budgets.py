@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import struct
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -15,7 +14,6 @@ from fractions import Fraction
 from functools import partial
 from itertools import count
 from pathlib import Path
-from time import sleep
 from typing import Any
 
 import numpy as np
@@ -23,8 +21,8 @@ import pytest
 
 from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.entropy import SystemCoins
-from secagg.errors import NOBODY, InvalidParameters, MalformedMessage, PeerError, Reason, SecAggError, blaming
-from secagg.identifiers import ClientId, ServerId
+from secagg.errors import InvalidParameters, Reason, SecAggError
+from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.privacy.accounting import Adjacency, PrivacyBudget
 from secagg.privacy.client_noise import ClientNoise, NoiseSettings, noise_in
@@ -32,11 +30,12 @@ from secagg.protocols.one_message.client import Ledger
 from secagg.protocols.one_message.session import OneMessageSettings
 from secagg.protocols.pairwise_mask import PairwiseSettings
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.session.durable import ChainedFile
+from secagg.session.ledger import Spent, SpentUpdates
 from secagg.session.privacy_ledger import PrivacyLedger, PrivacyLedgers
 from secagg.session.registry import Simulation, find
 from secagg.session.roles import ClientSession, LateUpdate, ServerSession, Subject, Update
 from secagg.session.run import Measured, run
+from secagg.session.store import Store
 
 MODEL = bytes(32)
 LAYOUT = Layout((RingSegment(24, 8),))
@@ -71,7 +70,7 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Priv
     """Return what opens the file of the attacked client, which each of its members opens anew."""
 
     def opened() -> PrivacyLedger:
-        return PrivacyLedger(TWO, owner=b"a client", path=tmp_path / "ledger")
+        return PrivacyLedger(TWO, folder=tmp_path / "ledger")
 
     def of(_: PrivacyLedgers, client: ClientId) -> PrivacyLedger | None:
         return opened() if client == CLIENT else None
@@ -329,106 +328,69 @@ def test_many_at_once_spend_no_more_than_there_is(ledger: Callable[[], PrivacyLe
     assert ledger().uploads == 2
 
 
-# --- A file that is not the one ---------------------------------------------------------------------------------------
+# --- A state that is not the one --------------------------------------------------------------------------------------
 
 
-def test_a_copy_of_a_ledger_is_refused(ledger: Callable[[], PrivacyLedger], tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["copied elsewhere", "written over in place", "renamed into place"])
+def test_a_copy_of_a_ledger_is_refused(ledger: Callable[[], PrivacyLedger], tmp_path: Path, way: str) -> None:
     """It was made before the last upload, or another machine goes on from it."""
     ledger().charge(own_noise())
-    shutil.copy2(tmp_path / "ledger", tmp_path / "copy")
+    shutil.copytree(tmp_path / "ledger", tmp_path / "copy")
     ledger().charge(own_noise())
-    # The server is not to blame for a client's own file.
-    with pytest.raises(MalformedMessage, match="is a copy") as caught, blaming(ServerId()):
-        PrivacyLedger(TWO, owner=b"a client", path=tmp_path / "copy").charge(own_noise())
-    assert caught.value.culprits == NOBODY
-    (tmp_path / "copy").replace(tmp_path / "ledger")
-    with pytest.raises(MalformedMessage, match="is a copy"):
-        ledger().require_room(own_noise())
+    folder, backup = tmp_path / "ledger", tmp_path / "copy" / "state.db"
+    match way:
+        case "copied elsewhere":
+            folder = tmp_path / "copy"
+        case "written over in place":
+            (folder / "state.db").write_bytes(backup.read_bytes())
+        case _:
+            backup.replace(folder / "state.db")
+    with pytest.raises((InvalidParameters, OSError), match=r"copied, restored|its 2 uploads so far"):
+        PrivacyLedger(TWO, folder=folder).charge(own_noise())
 
 
-def test_a_copy_with_the_same_inode_is_refused(
-    ledger: Callable[[], PrivacyLedger], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a fresh volume a file that is copied early gets the inode that the original has on its own."""
+def test_data_of_another_name_have_another_ledger(ledger: Callable[[], PrivacyLedger], tmp_path: Path) -> None:
     ledger().charge(own_noise())
-    original, ask = (tmp_path / "ledger").stat().st_ino, os.fstat
-    sleep(0.05)  # More than a tick of the clock of file systems.
-    shutil.copy2(tmp_path / "ledger", tmp_path / "copy")
-
-    def on_a_fresh_volume(descriptor: int) -> os.stat_result:
-        found = ask(descriptor)
-        return os.stat_result((found.st_mode, original, *found[2:]))
-
-    monkeypatch.setattr("secagg.session.privacy_ledger.os.fstat", on_a_fresh_volume)
+    assert PrivacyLedger(TWO, data="ward 4", folder=tmp_path / "ledger").uploads == 0
     assert ledger().uploads == 1
-    with pytest.raises(MalformedMessage, match="is a copy"):
-        PrivacyLedger(TWO, owner=b"a client", path=tmp_path / "copy").charge(own_noise())
 
 
-def test_a_ledger_of_another_client_is_refused(ledger: Callable[[], PrivacyLedger], tmp_path: Path) -> None:
-    """One that has spent less."""
-    assert ledger().uploads == 0
-    with pytest.raises(MalformedMessage, match="is of another client"):
-        PrivacyLedger(TWO, owner=b"a second client", path=tmp_path / "ledger").charge(own_noise())
+def test_an_upload_and_its_cost_are_charged_together(ledger: Callable[[], PrivacyLedger], tmp_path: Path) -> None:
+    """An upload that its budget does not pay for has not used up the round, nor the model."""
+    uploads, model = SpentUpdates(tmp_path / "ledger"), b"m" * 32
+    for _ in range(2):
+        ledger().charge(own_noise())
+    for number in (1, 2):
+        late = LateUpdate(
+            partial(update_of, CLIENT),
+            charge=partial(uploads.charge, Spent(b"a task", number, model)),
+            together=uploads.transaction,
+        )
+        is_refused(partial(late.take, LAYOUT, (1,), charge=partial(ledger().charge, own_noise())))
+    assert uploads.count(b"a task") == 0
 
 
 def test_a_ledger_keeps_to_one_adjacency(ledger: Callable[[], PrivacyLedger], tmp_path: Path) -> None:
     """What was spent with zeros for neighbours is a quarter of what it is with other updates."""
     ledger().charge(own_noise())
-    with pytest.raises(MalformedMessage, match="another adjacency"):
-        PrivacyLedger(replace(TWO, adjacency=Adjacency.REPLACE), owner=b"a client", path=tmp_path / "ledger").charge(
-            own_noise()
-        )
+    with pytest.raises(InvalidParameters, match="another adjacency"):
+        PrivacyLedger(replace(TWO, adjacency=Adjacency.REPLACE), folder=tmp_path / "ledger").charge(own_noise())
 
 
 def test_a_ledger_counts_with_its_own_neighbours_whatever_the_noise_is_made_for(tmp_path: Path) -> None:
     strict = PrivacyLedger(
-        PrivacyBudget(epsilon=50.0, delta=1e-6, adjacency=Adjacency.REPLACE), owner=b"a client", path=tmp_path / "own"
+        PrivacyBudget(epsilon=50.0, delta=1e-6, adjacency=Adjacency.REPLACE), folder=tmp_path / "own"
     )
     strict.charge(own_noise())
     assert strict.spent == own_noise().loss(Adjacency.REPLACE).epsilon(1e-6) > 1.5 * own_noise().epsilon(1e-6)
 
 
-@pytest.mark.parametrize("number", [math.nan, -math.inf, -1.0])
+@pytest.mark.parametrize("number", [math.inf, -math.inf, -1.0])
 def test_a_record_that_is_no_loss_is_refused(
     ledger: Callable[[], PrivacyLedger], tmp_path: Path, number: float
 ) -> None:
-    """With a chain that is whole: whoever can write it can also leave records out, but none says nothing."""
-    assert ledger().uploads == 0
-    path = tmp_path / "ledger"
-    descriptor = os.open(path, os.O_RDWR)
-    file = ChainedFile(descriptor, path, header=path.read_bytes(), body_bytes=32)
-    file.bodies()
-    file.append(struct.pack(">4d", number, 0, 0, 0))
-    file.close()
-    with pytest.raises(MalformedMessage, match="not a number"):
-        ledger().charge(own_noise())
-
-
-def test_no_record_is_taken_out_or_changed(ledger: Callable[[], PrivacyLedger], tmp_path: Path) -> None:
-    path = tmp_path / "ledger"
-    for _ in range(2):
-        ledger().charge(own_noise())
-    stored, record = path.read_bytes(), 64
-    header = len(stored) - 2 * record
-    for place in (0, 3, header - 1, header, header + 31, len(stored) - 1):
-        path.write_bytes(stored[:place] + bytes([stored[place] ^ 1]) + stored[place + 1 :])
-        with pytest.raises(PeerError) as caught, blaming(ServerId()):
-            ledger().charge(own_noise())
-        assert caught.value.culprits is NOBODY, "it is the client's own file"
-    path.write_bytes(stored[:header] + stored[header + record :])
-    with pytest.raises(MalformedMessage, match="record 0"):
-        ledger().charge(own_noise())
-    path.write_bytes(stored + stored[-record:-1])
-    is_refused(lambda: ledger().charge(own_noise()))
-    assert path.read_bytes() == stored, "a record that is cut was never followed by an upload"
-
-
-def test_a_file_is_its_users_alone(ledger: Callable[[], PrivacyLedger], tmp_path: Path) -> None:
     ledger().charge(own_noise())
-    path = tmp_path / "ledger"
-    assert path.stat().st_mode & 0o777 == 0o600
-    for mode in (0o620, 0o602):
-        path.chmod(mode)
-        with pytest.raises(InvalidParameters, match="others may write to the ledger"):
-            ledger().charge(own_noise())
+    with Store.at(tmp_path / "ledger").transaction() as rows:
+        rows.execute("UPDATE losses SET slope = ?", (number,))
+    with pytest.raises(InvalidParameters, match="not a number"):
+        ledger().charge(own_noise())

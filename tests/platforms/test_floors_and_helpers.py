@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from secagg.crypto.entropy import SystemCoins
-from secagg.errors import InvalidParameters, Reason
+from secagg.errors import InvalidParameters, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId
 from secagg.platforms import floors
 from secagg.platforms.client_round import begun_app
@@ -23,7 +24,9 @@ from secagg.platforms.floors import NodeSettings
 from secagg.platforms.keys import make_identities
 from secagg.platforms.round_task import Rounds
 from secagg.platforms.settings import SecAggSettings
-from secagg.session import durable
+from secagg.session.ledger import Spent
+from secagg.session.sealed_state import StateDirectory
+from secagg.session.store import Store
 
 STRICTER: dict[str, Any] = {
     "minimum_threshold": 3,
@@ -79,12 +82,12 @@ def test_an_operator_who_writes_zero_takes_no_budget_and_no_norm_away(zero: floa
 def test_a_budget_that_is_no_number_above_zero_is_refused(value: float, own: float) -> None:
     floors = NodeSettings(noise=1.0, norm=0.5, epsilon=own).raised_by({"secagg-epsilon": value})
     with pytest.raises(InvalidParameters, match="epsilon of a budget is a number above 0"):
-        floors.privacy_ledger(bytes(32))
+        floors.privacy_ledger(None)
 
 
 def test_a_delta_without_an_epsilon_is_refused() -> None:
     with pytest.raises(InvalidParameters, match="secagg-delta is of secagg-epsilon, which is 0"):
-        NodeSettings().raised_by({"secagg-delta": 1e-9}).privacy_ledger(bytes(32))
+        NodeSettings().raised_by({"secagg-delta": 1e-9}).privacy_ledger(None)
 
 
 @pytest.mark.parametrize(
@@ -123,26 +126,78 @@ def test_what_is_known_of_one_model_is_not_known_of_another() -> None:
     assert rounds.restored({"b": first["b"] * 1.0})["b"].dtype.kind == "i"
 
 
-def test_of_two_processes_that_reach_an_epoch_the_later_one_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def identity_of(client: int, authority: bytes = bytes(32)) -> Any:
+    """Return what ledgers look at of an identity."""
+    return SimpleNamespace(client=ClientId(client), authority=SimpleNamespace(public_key=authority))
+
+
+@pytest.fixture
+def states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StateDirectory:
     monkeypatch.setenv(floors.DIRECTORY_VARIABLE, str(tmp_path / "ledgers"))
-    looked, plain = threading.Barrier(2), durable.replace
+    return StateDirectory(tmp_path / "states", coins=SystemCoins())
 
-    def late(path: Path, data: bytes) -> None:
-        # Both have looked before either writes, unless they take turns; then the lower one is the last.
-        with suppress(threading.BrokenBarrierError):
-            looked.wait(1)
-            time.sleep(0.5 if data == b"2" else 0)
-        plain(path, data)
 
-    monkeypatch.setattr(durable, "replace", late)
-    threads = [threading.Thread(target=floors.NewestEpoch(b"key").reach, args=(number,)) for number in (2, 3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert floors.NewestEpoch(b"key").number == 3
+def test_an_epoch_that_a_client_reached_is_never_older(states: StateDirectory) -> None:
+    del states
+    newest = Store.at(floors.state_folder())
+    for number in (2, 3, 1):
+        newest.reach(b"authority", 7, number)
+    assert [newest.newest(b"authority", 7), newest.newest(b"authority", 8), newest.newest(b"another", 7)] == [3, 0, 0]
+
+
+def test_a_new_key_or_another_authority_brings_no_new_ledger(states: StateDirectory) -> None:
+    """A server that has clients certified once more would ask each for the same updates again."""
+    spent = Spent(b"a task", 1, b"m" * 32)
+    usual, named = NodeSettings(attempts=1), NodeSettings(attempts=1, data_name="ward 3")
+    usual.charges(identity_of(3), states, ClientId(3)).charge(spent)
+    with pytest.raises(PeerMisbehaved):
+        usual.charges(identity_of(3, b"another"), states, ClientId(3)).charge(spent)
+    with pytest.raises(InvalidParameters, match=r"may be the same: name them with secagg-data-name"):
+        usual.charges(identity_of(7, b"another"), states, ClientId(7))
+    named.charges(identity_of(7, b"another"), states, ClientId(7)).charge(spent)
+    for identity in (identity_of(8), identity_of(9, b"a third"), None):
+        with pytest.raises(PeerMisbehaved):
+            named.charges(identity, states, ClientId(9)).charge(spent)
+    with pytest.raises(InvalidParameters, match=r"may be the same"):
+        usual.charges(identity_of(4), states, ClientId(4))
+
+
+def test_clients_of_one_authority_have_ledgers_of_their_own(states: StateDirectory) -> None:
+    for client in (3, 4):
+        NodeSettings(attempts=1).charges(identity_of(client), states, ClientId(client)).charge(
+            Spent(b"a task", 1, b"m" * 32)
+        )
+
+
+def test_a_budget_belongs_to_data(states: StateDirectory) -> None:
+    del states
+    settings = NodeSettings(noise=1.0, norm=0.5, epsilon=2.0, data_name="ward 3")
+    ledgers = [settings.privacy_ledger(each) for each in (identity_of(1), identity_of(2, b"another"), None)]
+    assert {repr(each) for each in ledgers} == {repr(ledgers[0])}
+    with pytest.raises(InvalidParameters, match=r"no key that it is known by: name its data"):
+        replace(settings, data_name="").privacy_ledger(None)
+
+
+def test_a_client_without_a_key_has_its_updates_counted(states: StateDirectory) -> None:
+    """Once they were known by numbers only, and any number of sums held one model's update."""
+    charges = NodeSettings(attempts=2).charges(None, states, ClientId(5))
+    for number in (1, 2):
+        charges.charge(Spent(b"a task", number, b"m" * 32))
+    with pytest.raises(PeerMisbehaved, match="2 times for the model"):
+        charges.charge(Spent(b"a task", 3, b"m" * 32))
+    again = NodeSettings(attempts=2).charges(None, states, ClientId(5))
+    with pytest.raises(PeerMisbehaved, match="2 times for the model"):
+        again.charge(Spent(b"another run", 1, b"m" * 32))
+
+
+def test_a_client_without_a_key_or_a_name_is_told_how_it_is_known(
+    states: StateDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    NodeSettings(data_name="ward 3").charges(None, states, ClientId(5))
+    assert "no key" not in caplog.text
+    NodeSettings().charges(None, states, ClientId(5))
+    assert "no key and no secagg-data-name: its uploads are known by its number 5 only" in caplog.text
 
 
 def test_an_operator_who_raises_such_a_floor_is_heard() -> None:

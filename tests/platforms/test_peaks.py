@@ -15,19 +15,12 @@ from secagg.contract import IndexSegment, ideal_aggregate
 from secagg.errors import MalformedMessage
 from secagg.platforms import LOG
 from secagg.platforms.client_round import Trained, Training
-from secagg.platforms.floors import Charges
 from secagg.platforms.round_task import Means, Rounds, RoundTask, Terms
 from secagg.platforms.settings import SecAggSettings
+from secagg.session.ledger import SpentUpdates
 
 CLIENTS = 40
 Model = dict[str, npt.NDArray[Any]]
-
-
-class NoCharges:
-    """A ledger that charges nothing."""
-
-    def charge(self, *_: object) -> None:
-        """Let everything pass."""
 
 
 def model(scale: float = 1.0) -> Model:
@@ -73,7 +66,7 @@ def upload(task: RoundTask, number: int, size: float) -> Any:
     training = Training(
         terms=terms,
         update=decode_parameters(terms.parameters),
-        charges=cast("Charges", NoCharges()),
+        charges=SpentUpdates(attempts=None),
         sent=task.sent,
         train=lambda: Trained(models=[after], number=lambda _: 1),
     )

@@ -39,7 +39,6 @@ from secagg.protocols.two_servers.point_functions.one_hot_check import OneHotCom
 from secagg.protocols.two_servers.point_functions.one_hot_proof import OneHotProof
 from secagg.protocols.two_servers.server_keys import OperatorKeys
 from secagg.protocols.two_servers.server_messages import OutputShare, decode_batch, encode_batch
-from secagg.session.privacy_ledger import LedgerHeader
 from secagg.wire import MessageKind
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 from tests.harness.pairwise_sessions import InsecurePairwiseSession
@@ -51,7 +50,6 @@ FLIPS: Final = 600
 """The most bytes of one message that are flipped; of a longer one every second, third, ..."""
 EXAMPLES: Final[tuple[Placed, ...]] = (
     ClientRecord(task=b"a task", newest_epoch=3, next_round=9, models=(b"m" * 32,) * 2, upload=b"an upload"),
-    LedgerHeader(owner=b"o" * 32, adjacency=1, inode=7, birth=1 << 60),
     OneHotCommitment(server=ServerId(1), statement=b"s" * 32, digest=b"d" * 32),
     OperatorKeys(server=ServerId(1), signing_key=b"s" * 32, exchange_key=b"e" * 32, signature=b"g" * 64),
 )

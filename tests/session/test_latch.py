@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -11,14 +10,15 @@ from typing import Any
 import pytest
 
 from secagg.errors import InvalidParameters, Misuse, Reason
-from secagg.session.sealed_state import NAME_BYTES, FileLatch, Latch, MemoryLatch
+from secagg.session.sealed_state import NAME_BYTES, Latch, MemoryLatch
+from secagg.session.store import Store
 
 NAME, OTHER = b"n" * NAME_BYTES, b"o" * NAME_BYTES
 
 
 @pytest.fixture(params=["in memory", "in a folder"])
 def latch(request: pytest.FixtureRequest, tmp_path: Path) -> Latch:
-    return MemoryLatch() if request.param == "in memory" else FileLatch(tmp_path / "latch")
+    return MemoryLatch() if request.param == "in memory" else Store(tmp_path / "latch")
 
 
 def test_a_number_is_claimed_once_and_in_order(latch: Latch) -> None:
@@ -47,33 +47,9 @@ def test_a_name_begins_once_and_stands_nowhere_when_it_has_ended(latch: Latch) -
         latch.begin(OTHER)
 
 
-def test_two_that_begin_at_once_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process makes the file after this one has looked."""
-    latch = FileLatch(tmp_path / "latch")
-    latch.begin(NAME)
-
-    def nothing_there(*_: object) -> Iterator[Path]:
-        return iter(())
-
-    monkeypatch.setattr(Path, "glob", nothing_there)
-    with pytest.raises(Misuse, match="suspended before"):
-        latch.begin(NAME)
-
-
-def test_what_was_claimed_or_ended_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    latch, synced = FileLatch(tmp_path / "latch"), list[Path]()
-    latch.begin(NAME)
-    monkeypatch.setattr("secagg.session.sealed_state.sync_folder", synced.append)
-    latch.claim(NAME, 0)
-    assert synced == [tmp_path / "latch"]
-    latch.end(NAME)
-    assert synced == [tmp_path / "latch"] * 2
-    assert not any((tmp_path / "latch").iterdir())
-
-
 @pytest.mark.parametrize("wrong", [b"", NAME[:-1], NAME + b"n", NAME.hex(), bytearray(NAME), None])
 def test_a_session_is_named_by_whole_bytes(tmp_path: Path, wrong: Any) -> None:
-    latch = FileLatch(tmp_path / "latch")
+    latch = Store(tmp_path / "latch")
     with pytest.raises(InvalidParameters, match="16 bytes"):
         latch.begin(wrong)
     with pytest.raises(InvalidParameters, match="16 bytes"):
@@ -83,17 +59,17 @@ def test_a_session_is_named_by_whole_bytes(tmp_path: Path, wrong: Any) -> None:
 def test_a_folder_that_others_look_into_is_refused(tmp_path: Path) -> None:
     (tmp_path / "latch").mkdir(mode=0o755)
     with pytest.raises(InvalidParameters, match="this user's alone"):
-        FileLatch(tmp_path / "latch")
+        Store(tmp_path / "latch")
 
 
 def test_of_many_processes_at_once_one_resumes_a_record(tmp_path: Path) -> None:
-    latch = FileLatch(tmp_path / "latch")
+    latch = Store(tmp_path / "latch")
     latch.begin(bytes(16))
     won = list[int]()
 
     def claim(turn: int) -> None:
         with suppress(Misuse):
-            FileLatch(tmp_path / "latch").claim(bytes(16), 0)
+            Store.at(tmp_path / "latch").claim(bytes(16), 0)
             won.append(turn)
 
     with ThreadPoolExecutor(8) as pool:

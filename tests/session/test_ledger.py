@@ -9,18 +9,21 @@ from typing import Any
 
 import pytest
 
-from secagg.errors import NOBODY, InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason, blaming
-from secagg.identifiers import ServerId
+from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason
 from secagg.parameters import ATTEMPTS
 from secagg.protocols.enclave.client import SealLedger
 from secagg.session.ledger import Spent, SpentUpdates
+from secagg.session.store import Store
 
+opened: dict[Any, Store] = vars(Store)["_open"]
 A, B = (bytes([byte]) * 32 for byte in b"AB")
 FIRST = Spent(b"a task", 1, A, bytes([1]) * 32)
 
 
-def reopened(ledger: SpentUpdates, path: Path) -> SpentUpdates:
-    ledger.close()
+def reopened(path: Path) -> SpentUpdates:
+    """As after a restart of the process."""
+    Store.at(path).close()
+    opened.clear()
     return SpentUpdates(path)
 
 
@@ -30,7 +33,7 @@ def test_an_update_is_refused_under_another_number_and_another_task(*, is_restar
     ledger = SpentUpdates(path)
     ledger.charge(FIRST)
     if is_restarted:
-        ledger = reopened(ledger, path)
+        ledger = reopened(path)
     for renamed in (replace(FIRST, number=2, model=B), replace(FIRST, task=b"another", number=9, model=B)):
         with pytest.raises(Misuse) as caught:
             ledger.charge(renamed)
@@ -47,7 +50,7 @@ def test_a_model_has_its_attempts_under_any_number_and_task(*, is_restarted: boo
         ledger.charge(Spent(b"a task", 2 * number, A))
         ledger.charge(Spent(b"a task", 2 * number + 1, bytes([number + 1]) * 32))
     if is_restarted:
-        ledger = reopened(ledger, path)
+        ledger = reopened(path)
     for again in (Spent(b"a task", 9, A), Spent(b"another", 1, A)):
         for call in (ledger.require_open, ledger.charge):
             with pytest.raises(PeerMisbehaved, match="3 times for the model") as caught:
@@ -82,7 +85,7 @@ def test_an_upload_for_a_known_model_is_one_of_its_own_task(*, is_restarted: boo
     ledger.charge(FIRST)
     ledger.charge(Spent(b"another", 7, A))
     if is_restarted:
-        ledger = reopened(ledger, path)
+        ledger = reopened(path)
     assert (ledger.last(b"another"), ledger.count(b"another")) == (7, 1)
     with pytest.raises(PeerMisbehaved, match="uploaded for number 7"):
         ledger.charge(Spent(b"another", 7, B))
@@ -99,7 +102,6 @@ def test_both_policies_go_on_from_one_file(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     spent = SpentUpdates(path, attempts=1)
     spent.charge(Spent(b"rounds", 4, A))
-    spent.close()
     spent = SpentUpdates(path, attempts=1)
     with pytest.raises(PeerMisbehaved, match="number 4"):
         spent.charge(Spent(b"rounds", 4, B))
@@ -107,7 +109,7 @@ def test_both_policies_go_on_from_one_file(tmp_path: Path) -> None:
     with pytest.raises(PeerMisbehaved, match="for the model"):
         seals.charge(Spent(b"versions", 1, A), is_noised=False)
     seals.charge(Spent(b"versions", 1, B), is_noised=False)
-    spent = reopened(spent, path)
+    spent = reopened(path)
     with pytest.raises(PeerMisbehaved) as caught:
         SealLedger(b"versions", spent=spent, maximum_seals=2).charge(Spent(b"versions", 1), is_noised=False)
     assert caught.value.reason is Reason.ALREADY_ANSWERED
@@ -127,61 +129,12 @@ def test_a_spent_budget_is_said_before_anything_is_trained() -> None:
     assert caught.value.reason is Reason.BUDGET_SPENT
 
 
-def test_a_record_that_is_cut_is_dropped_and_one_that_is_changed_is_noticed(tmp_path: Path) -> None:
-    path = tmp_path / "ledger"
-    ledger = SpentUpdates(path)
-    ledger.charge(FIRST)
-    ledger.charge(Spent(b"a task", 2, B, bytes([2]) * 32))
-    ledger.close()
-    stored = path.read_bytes()
-    path.write_bytes(stored[:-1])
-    cut = SpentUpdates(path)
-    assert cut.last(b"a task") == 1
-    cut.charge(Spent(b"a task", 2, B, bytes([2]) * 32))
-    cut.close()
-    assert path.read_bytes() == stored
-    for place in (0, 10, 60, 100, len(stored) - 1):
-        changed = bytearray(stored)
-        changed[place] ^= 1
-        path.write_bytes(changed)
-        with pytest.raises(MalformedMessage) as caught, blaming(ServerId()):
-            SpentUpdates(path)
-        assert caught.value.culprits is NOBODY, "it is the client's own file"
-    header = len(stored) % 136
-    path.write_bytes(stored[:header] + stored[header + 136 :])
-    with pytest.raises(MalformedMessage, match="record 0"):
-        SpentUpdates(path)
-
-
-def test_a_file_is_one_processs_and_its_owners_alone(tmp_path: Path) -> None:
-    path = tmp_path / "ledger"
-    ledger = SpentUpdates(path)
-    assert path.stat().st_mode & 0o777 == 0o600
-    with pytest.raises(InvalidParameters, match="process that runs"):
-        SpentUpdates(path)
-    ledger.close()
-    with pytest.raises(OSError, match="descriptor"):
-        ledger.charge(FIRST)
-    assert SpentUpdates(path).last(b"a task") == -1
-
-
-@pytest.mark.parametrize("mode", [0o620, 0o602])
-def test_a_file_that_others_may_write_to_is_no_ledger(mode: int, tmp_path: Path) -> None:
-    path = tmp_path / "ledger"
-    SpentUpdates(path).close()
-    path.chmod(mode)
-    with pytest.raises(InvalidParameters, match="chmod it to 600"):
-        SpentUpdates(path)
-    path.chmod(0o600)
-    SpentUpdates(path).close()
-
-
 def test_what_is_not_on_disk_is_not_charged_and_nothing_may_be_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "ledger"
     ledger = SpentUpdates(path)
-    before = path.read_bytes()
+    before = (path / "state.db").read_bytes()
 
     def failing(_: int) -> None:
         raise OSError("no space is left")
@@ -190,10 +143,40 @@ def test_what_is_not_on_disk_is_not_charged_and_nothing_may_be_sent(
         patched.setattr(os, "fsync", failing)
         with pytest.raises(OSError, match="no space"):
             ledger.charge(FIRST)
-    assert path.read_bytes() == before
+    assert (path / "state.db").read_bytes() == before
     assert ledger.last(FIRST.task) == -1
     ledger.charge(FIRST)
-    assert reopened(ledger, path).last(FIRST.task) == 1
+    assert reopened(path).last(FIRST.task) == 1
+
+
+def test_clients_of_the_same_data_share_their_uploads_and_others_do_not(tmp_path: Path) -> None:
+    """Whatever their keys, numbers and authorities are."""
+    one, same, other = (SpentUpdates(tmp_path / "s", data=name, attempts=1) for name in ("ward 3", "ward 3", "ward 4"))
+    one.charge(FIRST)
+    for again in (Spent(b"another", 1, A), Spent(b"a task", 1, B)):
+        with pytest.raises(PeerMisbehaved):
+            same.charge(again)
+    other.charge(FIRST)
+
+
+def test_without_a_key_values_go_into_one_sum_from_one_folder(tmp_path: Path) -> None:
+    """The server of a second sum may give the client another number."""
+    many = [SpentUpdates(tmp_path / "s", data=f"client {number}", is_one_folder=True) for number in range(3)]
+    many[0].charge(FIRST)
+    many[1].charge(FIRST)  # Two clients may have the same values in one sum.
+    for other in (replace(FIRST, number=2), replace(FIRST, task=b"another")):
+        with pytest.raises(Misuse, match="uploaded before"):
+            many[2].charge(other)
+    many[2].charge(replace(FIRST, number=2, update=B))
+
+
+def test_charges_are_made_together_or_not_at_all(tmp_path: Path) -> None:
+    ledger = SpentUpdates(tmp_path / "s")
+    with pytest.raises(InvalidParameters, match="the budget"), ledger.transaction():  # noqa: PT012
+        ledger.charge(FIRST)
+        raise InvalidParameters("the budget refuses")
+    assert ledger.count(FIRST.task) == 0
+    ledger.charge(FIRST)
 
 
 # --- Sessions side by side --------------------------------------------------------------------------------------------
@@ -242,35 +225,6 @@ def test_without_noise_a_model_has_its_attempts_also_where_repeats_are_allowed()
         ledger.charge(Spent(b"v", 2, A), is_noised=False)
     assert caught.value.reason is Reason.ALREADY_ANSWERED
     ledger.charge(Spent(b"v", 2, A), is_noised=True)
-
-
-def test_what_another_process_has_open_is_not_charged_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after a fork; a ledger in memory is copied by one, and nothing on disk contradicts it."""
-    kept, forgotten = SpentUpdates(tmp_path / "ledger"), SpentUpdates()
-    monkeypatch.setattr("secagg.session.ledger.os.getpid", lambda: -1)
-    with pytest.raises(Misuse, match="forked into another process"):
-        kept.charge(FIRST)
-    forgotten.charge(FIRST)
-    assert (kept.count(FIRST.task), forgotten.count(FIRST.task)) == (0, 1)
-
-
-@pytest.mark.parametrize("length", [0, 1, 6, 7])
-def test_a_file_that_a_crash_kept_from_its_header_is_begun(length: int, tmp_path: Path) -> None:
-    """On the disk with its name, and with nothing of the beginning twice."""
-    SpentUpdates(tmp_path / "whole").close()
-    header = (tmp_path / "whole").read_bytes()
-    assert len(header) == 7
-    path = tmp_path / "ledger"
-    path.write_bytes(header[:length])
-    ledger = SpentUpdates(path)
-    assert path.read_bytes() == header
-    ledger.charge(FIRST)
-    assert reopened(ledger, path).count(FIRST.task) == 1
-    for other in (header[:3] + b"?", b"?", header[:6] + b"?"):
-        (tmp_path / "other").write_bytes(other)
-        with pytest.raises(MalformedMessage, match="not a ledger of uploads"):
-            SpentUpdates(tmp_path / "other")
-        assert (tmp_path / "other").read_bytes() == other
 
 
 def test_an_upload_is_known_by_whole_digests() -> None:

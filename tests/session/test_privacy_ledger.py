@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from fractions import Fraction
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,9 +12,7 @@ from secagg.identifiers import ClientId
 from secagg.privacy.accounting import Adjacency, PrivacyBudget
 from secagg.privacy.client_noise import NoiseSettings
 from secagg.privacy.kinds import NoiseKind
-from secagg.session import privacy_ledger
 from secagg.session.privacy_ledger import PrivacyLedger, PrivacyLedgers
-from tests.harness.planted import always
 
 TWO = PrivacyBudget(epsilon=8.5, delta=1e-6, adjacency=Adjacency.ZERO_OUT)
 """Pays for two sums, and not for three."""
@@ -52,7 +47,7 @@ def test_what_was_released_is_an_event_for_anothers_accountant_and_costs_no_less
     noise = settings.noise_for(
         Layout((RingSegment(24, 8),)), minimum_cohort=3, capacity=4, corrupted=0, maximum_weight=1
     )
-    ledger = PrivacyLedger(PrivacyBudget(epsilon=20.0, delta=1e-6), owner=bytes(32))
+    ledger = PrivacyLedger(PrivacyBudget(epsilon=20.0, delta=1e-6))
     accountant.compose(ledger.event)
     assert accountant.get_epsilon(1e-6) == 0
     for _ in range(3):
@@ -60,14 +55,6 @@ def test_what_was_released_is_an_event_for_anothers_accountant_and_costs_no_less
     accountant.compose(ledger.event)
     assert ledger.spent <= accountant.get_epsilon(1e-6) * (1 + 1e-9)
     assert accountant.get_epsilon(1e-6) < 1.15 * ledger.spent
-
-
-def test_a_time_of_birth_is_what_the_system_says_where_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    birth_of: Callable[[int], int] = vars(privacy_ledger)["_birth_of"]
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fstat", always(SimpleNamespace(st_birthtime=1.5)))
-        birth = birth_of(-1)
-    assert birth == 1_500_000_000
 
 
 def test_without_a_budget_there_is_no_ledger() -> None:

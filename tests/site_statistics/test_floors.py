@@ -137,7 +137,7 @@ def test_each_site_adds_its_share_and_the_honest_of_the_least_sum_have_all_of_it
 
 def test_a_budget_pays_for_so_many_sums_and_no_more() -> None:
     plan = Plan(declared(epsilon=1.0))
-    ledger = PrivacyLedger(PrivacyBudget(epsilon=2.0, delta=1e-6), owner=b"a site")
+    ledger = PrivacyLedger(PrivacyBudget(epsilon=2.0, delta=1e-6))
     assert plan.noise is not None
     for _ in range(3):
         ledger.charge(plan.noise)

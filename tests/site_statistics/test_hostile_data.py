@@ -18,8 +18,7 @@ import pytest
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import Misuse, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId
-from secagg.platforms.floors import Charges
-from secagg.session.ledger import Spent
+from secagg.session.ledger import Spent, SpentUpdates
 from secagg.session.registry import find, names
 from secagg.short.model_session import planned
 from secagg.site_statistics import Plan, Site, read_site
@@ -165,7 +164,7 @@ def test_the_ledger_remembers_the_declaration_and_the_version_and_no_values(tmp_
     assert usual.spent == other.spent
     assert usual.spent != replace(usual, version="2").spent
     assert usual.spent != replace(usual, declaration=declared(least_count=1)).spent
-    charges = Charges(tmp_path / "client.spent", attempts=1)
+    charges = SpentUpdates(tmp_path / "state", attempts=1)
     charges.charge(Spent(b"a task", 1, usual.spent))
     for site, number in ((usual, 2), (other, 3)):
         with pytest.raises(PeerMisbehaved) as raised:

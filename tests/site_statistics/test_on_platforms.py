@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,16 +13,17 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId
 from secagg.platforms.client_round import Node
-from secagg.platforms.floors import DIRECTORY_VARIABLE, Charges, NodeSettings
+from secagg.platforms.floors import DIRECTORY_VARIABLE, NodeSettings, state_folder
 from secagg.platforms.round_task import Rounds, RoundTask
 from secagg.platforms.settings import SecAggSettings
+from secagg.session.ledger import SpentUpdates
 from secagg.session.sealed_state import StateDirectory
 from secagg.site_statistics import Plan, Site
 from secagg.site_statistics.on_platforms import Answering, round_of, settings_of
 from tests.harness.town_of_sites import declared
 
 CLIENTS = [ClientId(number) for number in range(5)]
-KEY = bytes(32)
+IDENTITY: Any = SimpleNamespace(client=ClientId(3), authority=SimpleNamespace(public_key=bytes(32)))
 RUN = "a run"
 
 
@@ -39,9 +41,9 @@ class Watched:
 
 
 @pytest.fixture
-def charges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Charges:
+def charges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SpentUpdates:
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "ledgers"))
-    return Charges.of_key(KEY, attempts=1)
+    return SpentUpdates(state_folder(), attempts=1)
 
 
 def offered(plan: Plan, **settings: Any) -> RoundTask:
@@ -106,43 +108,43 @@ def test_more_sites_than_rings_are_made_for_are_refused() -> None:
         round_of(rounds, Plan(declared(most_clients=4)), clients=5, task=RUN, number=1)
 
 
-def test_data_are_read_after_both_ledgers_were_charged(charges: Charges) -> None:
+def test_data_are_read_after_both_ledgers_were_charged(charges: SpentUpdates) -> None:
     watched = Watched(epsilon=1)
     answering = Answering(watched.site, NodeSettings(epsilon=3.0, attempts=1))
-    late = answering.late(charges, RUN, 1, KEY, is_new=True)
+    late = answering.late(charges, RUN, 1, IDENTITY, is_new=True)
     assert watched.read == 0
     late.take(answering.plan.update.layout, (1,))
     assert watched.read == len(declared().variables)
     # Whether it is refused before a session begins or as its update is taken, nothing is read.
     with pytest.raises(PeerMisbehaved, match="has uploaded once for"):
-        answering.late(charges, RUN, 2, KEY, is_new=True)
-    again = answering.late(charges, RUN, 2, KEY, is_new=False)
+        answering.late(charges, RUN, 2, IDENTITY, is_new=True)
+    again = answering.late(charges, RUN, 2, IDENTITY, is_new=False)
     with pytest.raises(PeerMisbehaved, match="has uploaded once for"):
         again.take(answering.plan.update.layout, (1,))
     assert watched.read == len(declared().variables)
 
 
-def test_a_budget_that_is_spent_refuses_before_data_are_read(charges: Charges) -> None:
+def test_a_budget_that_is_spent_refuses_before_data_are_read(charges: SpentUpdates) -> None:
     del charges
-    watched, many = Watched(epsilon=1), Charges.of_key(KEY, attempts=100)
+    watched, many = Watched(epsilon=1), SpentUpdates(state_folder(), attempts=100)
     answering = Answering(watched.site, NodeSettings(epsilon=1.5, attempts=100))
     for number in range(2):
-        answering.late(many, RUN, number, KEY, is_new=True).take(answering.plan.update.layout, (1,))
+        answering.late(many, RUN, number, IDENTITY, is_new=True).take(answering.plan.update.layout, (1,))
     assert watched.read == 2 * len(declared().variables)
     with pytest.raises(InvalidParameters, match=r"its budget is 1\.5") as raised:
-        answering.late(many, RUN, 2, KEY, is_new=True)
+        answering.late(many, RUN, 2, IDENTITY, is_new=True)
     assert raised.value.reason is Reason.BUDGET_SPENT
-    late = answering.late(many, RUN, 2, KEY, is_new=False)
+    late = answering.late(many, RUN, 2, IDENTITY, is_new=False)
     with pytest.raises(InvalidParameters, match=r"its budget is 1\.5"):
         late.take(answering.plan.update.layout, (1,))
     assert watched.read == 2 * len(declared().variables)
 
 
-def test_a_site_with_a_budget_or_a_floor_of_noise_answers_nothing_without(charges: Charges) -> None:
+def test_a_site_with_a_budget_or_a_floor_of_noise_answers_nothing_without(charges: SpentUpdates) -> None:
     watched = Watched()
     budgeted = Answering(watched.site, NodeSettings(epsilon=3.0, attempts=1))
     with pytest.raises(InvalidParameters, match="uploads nothing without noise"):
-        budgeted.late(charges, RUN, 1, KEY, is_new=True)
+        budgeted.late(charges, RUN, 1, IDENTITY, is_new=True)
     with pytest.raises(InvalidParameters, match="insists on noise of 2, and the declaration has none"):
         Answering(watched.site, NodeSettings(noise=2.0, norm=1.0))
     noised = Watched(epsilon=8)

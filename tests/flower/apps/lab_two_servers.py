@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -144,9 +144,9 @@ def plain_rounds(lab: Any) -> dict[str, Any]:
     """Sum fixed point in two rounds, and read for which round every client's ledger says that it uploaded last."""
     outcome: dict[str, Any] = lab.secure(**simulated(lab, rounds=2))
     outcome["last"] = list[int]()
-    for path in sorted(Path(os.environ["SECAGG_LEDGER_DIRECTORY"]).glob("*.spent")):
-        with closing(SpentUpdates(path)) as spent:
-            outcome["last"].append(spent.last(f"flower run {lab.grid.run.run_id}".encode()))
+    for client in range(lab.count):
+        spent = SpentUpdates(Path(os.environ["SECAGG_LEDGER_DIRECTORY"]), data=f"client {client}")
+        outcome["last"].append(spent.last(f"flower run {lab.grid.run.run_id}".encode()))
     outcome["rounds"] = vars(server_grid)["_ROUNDS"][lab.grid.run.run_id]
     return outcome
 

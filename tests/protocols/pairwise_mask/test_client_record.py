@@ -29,7 +29,8 @@ from secagg.protocols.pairwise_mask.client import PairwiseMember
 from secagg.protocols.pairwise_mask.client_record import ClientRecord, RecordedCoins, Recorder
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.session.roles import LateUpdate, Update
-from secagg.session.sealed_state import FileLatch, Latch, MemoryLatch
+from secagg.session.sealed_state import Latch, MemoryLatch
+from secagg.session.store import Store
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum
@@ -251,8 +252,13 @@ def test_what_was_read_from_a_record_is_overwritten_when_it_is_refused(monkeypat
 # --- Two restores of one record ---------------------------------------------------------------------------------------
 
 
+def suspended(folder: Path) -> int:
+    with Store.at(folder).transaction() as rows:
+        return int(rows.execute("SELECT count(*) FROM suspended").fetchone()[0])
+
+
 def latches(folder: Path) -> list[Latch]:
-    return [MemoryLatch(), FileLatch(folder / "latch")]
+    return [MemoryLatch(), Store.at(folder / "latch")]
 
 
 @BOTH_MODES
@@ -295,20 +301,20 @@ def test_when_a_client_left_no_record_of_its_session_is_resumed(which: int, tmp_
 def test_of_a_session_that_is_over_the_store_knows_nothing(tmp_path: Path) -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     asked = session.client_ids[0]
-    session.clients[asked] = PutAside(session, asked, latch=FileLatch(tmp_path / "latch"))  # type: ignore[assignment]
+    session.clients[asked] = PutAside(session, asked, latch=Store.at(tmp_path / "latch"))  # type: ignore[assignment]
     session.reach(ServerState.AWAITING_UNMASKING_SHARES)
-    assert len(list((tmp_path / "latch").iterdir())) == 1
+    assert suspended(tmp_path / "latch") == 1
     session.finish()
-    assert not list((tmp_path / "latch").iterdir())
+    assert suspended(tmp_path / "latch") == 0
 
 
 def test_of_a_session_that_is_not_gone_on_with_the_store_knows_nothing(tmp_path: Path) -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
-    held = PutAside(session, session.client_ids[0], latch=FileLatch(tmp_path / "latch"))
+    held = PutAside(session, session.client_ids[0], latch=Store.at(tmp_path / "latch"))
     held.answer(session.server.invitation)
     with pytest.raises(InvalidParameters, match="below 8"):
         held.resumed(floors=replace(held.brings["floors"], minimum_cohort=8))
-    assert not list((tmp_path / "latch").iterdir())
+    assert suspended(tmp_path / "latch") == 0
 
 
 def test_a_record_is_resumed_by_the_client_that_it_is_of_and_by_no_other() -> None:

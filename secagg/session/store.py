@@ -1,0 +1,340 @@
+"""Durable state of a party in one SQLite file: what it uploaded, spent, has seen last, and may resume once.
+
+Two empty files, the marks, tell the newest state from a copy of it or an older one. A transaction touches the mark that
+the state does not name, writes down the time of change that the file system then reports, commits, and touches the
+other mark. Nobody can set a time of change, so a state that was copied, restored or written over names a mark that
+was touched since. A crash leaves one state that is trusted, or two of which the newer was announced to nobody.
+
+Premise: no layer below the folder goes back in time. A restored snapshot of a volume or of a virtual machine takes the
+marks with it. File systems that put layers over a folder (overlayfs and the like) are refused.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+import weakref
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import cache
+from itertools import count
+from pathlib import Path
+from threading import RLock
+from typing import Final
+
+from secagg.crypto.secret import Confined
+from secagg.errors import InvalidParameters, Misuse, Reason
+
+from .durable import locked, require_one_layer, require_own_folder, sync_folder, unlock
+
+_VERSION: Final = 1
+_FILE: Final = "state.db"
+_MARKS: Final = ("mark.0", "mark.1")
+_BEGUN: Final = b"begun\n"
+_SCHEMA: Final = """
+CREATE TABLE about (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE newest (authority BLOB, client INTEGER, number INTEGER NOT NULL, PRIMARY KEY (authority, client));
+CREATE TABLE suspended (name BLOB PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE names (data TEXT PRIMARY KEY, authority BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE uploads (
+    data TEXT NOT NULL, task BLOB NOT NULL, number INTEGER NOT NULL, model BLOB NOT NULL, content BLOB NOT NULL);
+CREATE INDEX by_task ON uploads (data, task, number);
+CREATE INDEX by_model ON uploads (data, model);
+CREATE INDEX by_content ON uploads (content);
+CREATE TABLE losses (
+    data TEXT PRIMARY KEY, adjacency INTEGER NOT NULL, uploads INTEGER NOT NULL,
+    slope REAL NOT NULL, more REAL NOT NULL, offset REAL NOT NULL, most REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE fixed (data TEXT, task BLOB, name TEXT, value BLOB NOT NULL, PRIMARY KEY (data, task, name)) WITHOUT ROWID;
+"""
+_OLD: Final = (".spent", ".privacy", ".epoch")
+"""Ledgers of versions that had one file for each public key."""
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+_WAIT: Final = 30.0
+_PAUSE: Final = 0.002
+_CLOCK_TRIES: Final = 4000
+_TRUST: Final = (
+    "was copied, restored, or touched by chmod or chown, and may lack uploads that were made since; use the original, "
+    "or run `secagg state trust FOLDER` if you know that it is the newest"
+)
+
+
+class Store(Confined):
+    """The state of one party; each transaction is durable when it returns. Processes and threads share one folder."""
+
+    _open: Final[dict[tuple[int, Path], Store]] = {}
+
+    def __init__(self, folder: Path | None = None, *, trusts: bool = False) -> None:
+        """Begin a state, or continue one; without a folder it is kept in memory.
+
+        Args:
+            trusts: take the state for the newest although the marks do not say so.
+        Raises:
+            InvalidParameters: others may read the folder, its file system has layers, or the state is a copy.
+            OSError: it cannot be written.
+        """
+        self._folder, self._lock, self._depth, self._process = folder, RLock(), 0, os.getpid()
+        self._marks = list[int]()
+        self._device = 0
+        if folder is not None:
+            require_own_folder(folder)
+            require_one_layer(folder)
+            for path in sorted(folder.iterdir()):
+                if path.suffix in _OLD:
+                    raise InvalidParameters(
+                        f"{path} is a ledger of an earlier version, which this one does not read: its uploads would "
+                        "not count; move it away and give this client other data, or name another folder"
+                    )
+            self._device = folder.stat().st_dev
+            self._marks = [os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o600) for name in _MARKS]
+        file = ":memory:" if folder is None else os.fspath(folder / _FILE)
+        self._rows = sqlite3.connect(file, timeout=_WAIT, isolation_level=None, check_same_thread=False)
+        try:
+            with self._transaction(self._begins, trusts=trusts):
+                pass
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def at(cls, folder: Path | None) -> Store:
+        """Return this process's store of a folder, or its one in memory; a fork opens a folder anew."""
+        if folder is None:
+            return _memory()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # A fork never closes what its parent has open: that could roll back what the parent is writing.
+        place = os.getpid(), folder.resolve()
+        with _OPENING:
+            if (found := cls._open.get(place)) is None or not (folder / _FILE).exists():
+                found = cls._open[place] = cls(place[1])
+            return found
+
+    # --- Numbers --------------------------------------------------------------------------------------------------
+
+    def newest(self, authority: bytes, client: int) -> int:
+        """Return the newest epoch that a client of an authority has seen; 0 for none."""
+        with self.transaction() as rows:
+            found = rows.execute("SELECT number FROM newest WHERE (authority, client) = (?, ?)", (authority, client))
+            return next(found, (0,))[0]
+
+    def reach(self, authority: bytes, client: int, number: int) -> None:
+        """Let the newest epoch of a client be at least a number; it never goes down."""
+        with self.transaction() as rows:
+            rows.execute(
+                "INSERT INTO newest VALUES (?1, ?2, ?3) "
+                "ON CONFLICT (authority, client) DO UPDATE SET number = max(number, ?3)",
+                (authority, client, number),
+            )
+
+    def begin(self, name: bytes) -> None:
+        """Let a suspended session stand at 0, as ``Latch`` has it."""
+        with self.transaction() as rows:
+            if not rows.execute("INSERT OR IGNORE INTO suspended VALUES (?, 0)", (_name(name),)).rowcount:
+                raise Misuse(
+                    "a session of this name was suspended before; names are drawn afresh", reason=Reason.ALREADY_SPENT
+                )
+
+    def claim(self, name: bytes, number: int) -> None:
+        """Let a suspended session stand at the next number, as ``Latch`` has it; one caller gets this."""
+        with self.transaction() as rows:
+            claimed = rows.execute(
+                "UPDATE suspended SET number = ?2 + 1 WHERE (name, number) = (?1, ?2)", (_name(name), number)
+            )
+            if not claimed.rowcount:
+                raise Misuse(
+                    "the suspended state was resumed before, is not the newest, or its session is over; take part in "
+                    "the next one",
+                    reason=Reason.ALREADY_SPENT,
+                )
+
+    def end(self, name: bytes) -> None:
+        """Forget a suspended session."""
+        with self.transaction() as rows:
+            rows.execute("DELETE FROM suspended WHERE name = ?", (_name(name),))
+
+    def fixed(self, data: str, task: bytes, name: str, make: Callable[[], bytes]) -> bytes:
+        """Return a value that is made once for the data and a task, and is the same from then on."""
+        with self.transaction() as rows:
+            found = rows.execute(
+                "SELECT value FROM fixed WHERE (data, task, name) = (?, ?, ?)", (data, task, name)
+            ).fetchone()
+            if found is None:
+                found = (make(),)
+                rows.execute("INSERT INTO fixed VALUES (?, ?, ?, ?)", (data, task, name, *found))
+            return bytes(found[0])
+
+    # --- Transactions ---------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def transaction(self) -> Generator[sqlite3.Connection]:
+        """Yield the database, which nobody else writes to meanwhile; an error leaves it as it was.
+
+        A transaction within another one of the same thread is part of it.
+
+        Raises:
+            Misuse: this process is a fork of the one that opened it.
+            InvalidParameters: the state is not the newest, or another process does not let go of it.
+            OSError: it could not be written; nothing has changed.
+        """
+        with self._lock:
+            if self._depth:
+                yield self._rows
+                return
+            with self._transaction(self._newest) as rows:
+                yield rows
+
+    @contextmanager
+    def _transaction(self, number_of: Callable[..., int], **how: bool) -> Generator[sqlite3.Connection]:
+        if self._folder is not None and self._process != os.getpid():
+            raise Misuse("this state was forked into another process; open it there again")
+        rows, before = self._rows, self._rows.total_changes
+        with self._lock, self._held():
+            self._depth += 1
+            try:
+                rows.execute("BEGIN IMMEDIATE")
+                number = number_of(**how)
+                yield rows
+                if rows.total_changes == before:
+                    rows.execute("COMMIT")
+                    return
+                if self._marks:
+                    made = self._touch(1 - number % 2)
+                    rows.execute("UPDATE about SET value = ? WHERE name = 'made'", (made,))
+                    rows.execute("UPDATE about SET value = ? WHERE name = 'mark'", (number + 1,))
+                rows.execute("COMMIT")
+                self._retire(number % 2)
+            except sqlite3.OperationalError as error:
+                raise OSError(f"the state {self._said} could not be read or written ({error})") from error
+            except sqlite3.DatabaseError as error:
+                raise self._refused(f"is damaged ({error})") from error
+            finally:
+                self._depth -= 1
+                if rows.in_transaction:
+                    rows.execute("ROLLBACK")
+
+    @contextmanager
+    def _held(self) -> Generator[None]:
+        """Hold the lock of all processes, also while the mark of the state before is touched."""
+        if not self._marks:
+            yield
+            return
+        deadline = time.monotonic() + _WAIT
+        while not locked(self._marks[0]):
+            if time.monotonic() > deadline:
+                raise self._refused(f"has been in use by another process for {_WAIT:.0f} s; end that process first")
+            time.sleep(_PAUSE)
+        try:
+            yield
+        finally:
+            unlock(self._marks[0])
+
+    def _begins(self, *, trusts: bool) -> int:
+        """Return the number of the state that a folder has, or of a new one."""
+        rows, boot = self._rows, _BOOT.read_text().strip() if _BOOT.exists() else ""
+        rows.execute("PRAGMA secure_delete = ON")
+        if rows.execute("PRAGMA user_version").fetchone()[0] == 0:
+            if self._marks and os.fstat(self._marks[0]).st_size:
+                raise self._refused(
+                    "was removed, and its marks were not: earlier uploads would be forgotten; restore nothing, and "
+                    "give this client other data and another folder"
+                )
+            for statement in _SCHEMA.split(";"):
+                rows.execute(statement)
+            rows.execute(f"PRAGMA user_version = {_VERSION}")
+            new = {"mark": 0, "made": 0, "boot": boot, "device": self._device}
+            rows.executemany("INSERT INTO about VALUES (?, ?)", new.items())
+            return 0
+        about = dict(rows.execute("SELECT name, value FROM about"))
+        number = int(about["mark"]) if trusts else self._newest()
+        if about["boot"] == boot and about["device"] != self._device and not trusts:
+            raise self._refused(_TRUST)
+        changed = {"boot": boot, "device": self._device}
+        rows.executemany("UPDATE about SET value = ?2 WHERE name = ?1", changed.items())
+        return number
+
+    def _newest(self) -> int:
+        """Return the number of this state, which has to be the newest."""
+        if not self._marks:
+            return 0
+        if (version := self._rows.execute("PRAGMA user_version").fetchone()[0]) != _VERSION:
+            raise self._refused(f"is of version {version}, and this library reads version {_VERSION}")
+        about = dict(self._rows.execute("SELECT name, value FROM about"))
+        if self._changed(int(about["mark"]) % 2) != about["made"]:
+            raise self._refused(_TRUST)
+        return int(about["mark"])
+
+    def _changed(self, slot: int) -> int:
+        """Return when a mark was last changed; by its path, since another file may have taken its place."""
+        try:
+            return (self._folder / _MARKS[slot]).stat().st_ctime_ns  # type: ignore[operator]
+        except FileNotFoundError:
+            raise self._refused("lacks its marks, which were removed") from None
+
+    def _touch(self, slot: int) -> int:
+        """Touch a mark, so that it was changed later than both were, and return when."""
+        after = max(self._changed(0), self._changed(1))
+        for _ in range(_CLOCK_TRIES):
+            os.utime(self._marks[slot])
+            if (made := os.fstat(self._marks[slot]).st_ctime_ns) > after:
+                os.fsync(self._marks[slot])
+                return made
+            time.sleep(_PAUSE / 4)
+        raise InvalidParameters("the clock of this machine is behind the time of its files; set it right")
+
+    def _retire(self, slot: int) -> None:
+        """Touch the mark of the state before, which nothing may be taken for any more."""
+        if not self._marks:
+            return
+        if slot == 0 and not os.fstat(self._marks[0]).st_size:
+            # From here on a folder without a database is one from which it was removed.
+            os.pwrite(self._marks[0], _BEGUN, 0)
+            os.fsync(self._marks[0])
+            sync_folder(self._folder)  # type: ignore[arg-type]
+        os.utime(self._marks[slot])
+
+    def close(self) -> None:
+        """Close the file; a store that ``at`` returned stays open as long as its process."""
+        self._rows.close()
+        while self._marks:
+            os.close(self._marks.pop())
+
+    @property
+    def _said(self) -> str:
+        return f"in {self._folder}" if self._folder else "in memory"
+
+    def _refused(self, sentence: str) -> InvalidParameters:
+        return InvalidParameters(f"the state {self._said} {sentence}")
+
+    def __repr__(self) -> str:
+        return f"<Store {self._said}>"
+
+
+_NUMBERS: Final = count()
+
+
+@cache
+def _memory() -> Store:
+    return Store()
+
+
+def named_in_memory(owner: object) -> str:
+    """Return a name of data in the store in memory, which is forgotten with its owner."""
+    data = f"in memory {next(_NUMBERS)}"
+    weakref.finalize(owner, _forget, data).atexit = False
+    return data
+
+
+def _forget(data: str) -> None:
+    with _memory().transaction() as rows:
+        rows.execute("DELETE FROM uploads WHERE data = ?", (data,))
+        rows.execute("DELETE FROM losses WHERE data = ?", (data,))
+
+
+_NAME_BYTES: Final = 16
+_OPENING: Final = RLock()
+
+
+def _name(name: bytes) -> bytes:
+    if type(name) is not bytes or len(name) != _NAME_BYTES:
+        raise InvalidParameters(f"a session is named by {_NAME_BYTES} bytes; let its record draw them")
+    return name

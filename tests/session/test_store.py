@@ -1,0 +1,417 @@
+"""The state of a party: kills, full disks, copies, restores, forks, other processes, layers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from secagg.cli import main
+from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved
+from secagg.session import durable, store
+from secagg.session.ledger import Spent, SpentUpdates
+from secagg.session.store import Store
+from tests.harness.planted import always
+
+NAME = b"n" * 16
+OVERLAYFS = 0x794C7630
+CHARGING = """
+import os, sys
+from pathlib import Path
+from secagg.session.ledger import Spent, SpentUpdates
+ledger = SpentUpdates(Path(sys.argv[1]))
+announced = os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+number = ledger.last(b"task")
+while True:
+    number += 1
+    ledger.charge(Spent(b"task", number))
+    os.write(announced, b"%d\\n" % number)
+"""
+CLAIMING = """
+import sys
+from pathlib import Path
+from secagg.errors import Misuse
+from secagg.session.store import Store
+store, won = Store(Path(sys.argv[1])), 0
+for number in range(20):
+    try:
+        store.claim(b"n" * 16, number)
+        won += 1
+    except Misuse:
+        pass
+print(won)
+"""
+
+
+def is_done(*command: str | Path) -> bool:
+    """Run a command of the system, which this user may not be allowed to."""
+    return subprocess.run(list(map(str, command)), capture_output=True, check=False).returncode == 0  # noqa: S603
+
+
+def python(code: str, *arguments: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603 -- this interpreter
+
+
+def reached(folder: Path) -> int:
+    """Return the number of a state, as another process opens it."""
+    store = Store(folder)
+    try:
+        return store.newest(b"a", 1)
+    finally:
+        store.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder whose state was copied at 1, and stands at 3."""
+    folder = tmp_path / "state"
+    store = Store(folder)
+    store.reach(b"a", 1, 1)
+    shutil.copytree(folder, tmp_path / "old")
+    for number in (2, 3):
+        store.reach(b"a", 1, number)
+    store.close()
+    return folder
+
+
+# --- What is not the newest state -------------------------------------------------------------------------------------
+
+
+def _copied(folder: Path) -> None:
+    shutil.copytree(folder, folder.with_name("copy"))
+    folder.rename(folder.with_name("moved"))
+    folder.with_name("copy").rename(folder)
+
+
+def _restored_in_place(folder: Path) -> None:
+    (folder / "state.db").write_bytes((folder.with_name("old") / "state.db").read_bytes())
+
+
+def _restored_by_name(folder: Path) -> None:
+    (folder.with_name("old") / "state.db").replace(folder / "state.db")
+
+
+def _restored_whole(folder: Path) -> None:
+    shutil.rmtree(folder)
+    shutil.copytree(folder.with_name("old"), folder)
+
+
+def _truncated(folder: Path) -> None:
+    os.truncate(folder / "state.db", 0)
+
+
+def _removed(folder: Path) -> None:
+    (folder / "state.db").unlink()
+
+
+def _marks_removed(folder: Path) -> None:
+    for mark in folder.glob("mark.*"):
+        mark.unlink()
+
+
+def _owner_changed(folder: Path) -> None:
+    for path in folder.iterdir():
+        os.chown(path, os.getuid(), os.getgid())
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        *(_copied, _restored_in_place, _restored_by_name, _restored_whole, _truncated, _removed, _marks_removed),
+        _owner_changed,
+    ],
+)
+def test_what_may_not_be_the_newest_is_refused(folder: Path, spoil: Callable[[Path], None]) -> None:
+    assert reached(folder) == 3
+    spoil(folder)
+    with pytest.raises(InvalidParameters, match=r"copied, restored|was removed"):
+        reached(folder)
+
+
+def test_a_backup_from_before_the_last_upload_is_refused(folder: Path, tmp_path: Path) -> None:
+    """The state before the last one names a mark that was touched after the last commit."""
+    shutil.copy2(folder / "state.db", tmp_path / "backup")
+    store = Store(folder)
+    shutil.copy2(folder / "state.db", tmp_path / "backup")
+    store.reach(b"a", 1, 4)
+    store.close()
+    shutil.copyfile(tmp_path / "backup", folder / "state.db")
+    with pytest.raises(InvalidParameters, match="copied, restored"):
+        reached(folder)
+
+
+def test_a_restore_under_an_open_state_is_noticed(folder: Path) -> None:
+    store = Store(folder)
+    _restored_in_place(folder)
+    with pytest.raises((InvalidParameters, OSError)):
+        store.reach(b"a", 1, 4)
+    store.close()
+
+
+def test_a_folder_may_be_renamed(folder: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+    assert reached(folder.with_name("elsewhere")) == 3
+
+
+def test_an_operator_may_trust_a_state_that_was_touched(folder: Path) -> None:
+    _owner_changed(folder)
+    Store(folder, trusts=True).close()
+    assert reached(folder) == 3
+    _removed(folder)
+    with pytest.raises(InvalidParameters, match="was removed"):
+        Store(folder, trusts=True)
+
+
+def test_the_same_state_on_another_device_since_the_machine_started_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A volume that was copied block by block, with its marks."""
+    rows = Store(folder)
+    with rows.transaction() as database:
+        database.execute("UPDATE about SET value = value + 1 WHERE name = 'device'")
+    rows.close()
+    with pytest.raises(InvalidParameters, match="copied, restored"):
+        reached(folder)
+    monkeypatch.setattr(store, "_BOOT", folder / "none")
+    assert reached(folder) == 3
+
+
+@pytest.mark.parametrize("kind", ["spent", "privacy", "epoch"])
+def test_ledgers_of_earlier_versions_are_refused_by_name(folder: Path, kind: str) -> None:
+    (folder / f"00ff.{kind}").write_bytes(b"")
+    with pytest.raises(InvalidParameters, match=rf"00ff\.{kind} is a ledger of an earlier version"):
+        reached(folder)
+
+
+def test_a_state_of_another_version_is_refused(folder: Path) -> None:
+    opened = Store(folder)
+    with opened.transaction() as rows:
+        rows.execute("PRAGMA user_version = 7")
+    with pytest.raises(InvalidParameters, match="version 7"):
+        opened.reach(b"a", 1, 5)
+    opened.close()
+
+
+def test_a_folder_that_others_may_read_is_refused(folder: Path) -> None:
+    folder.chmod(0o750)
+    with pytest.raises(InvalidParameters, match="this user's alone"):
+        reached(folder)
+
+
+def test_a_clock_that_was_set_back_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Store(folder)
+    monkeypatch.setattr(store, "_CLOCK_TRIES", 3)
+    monkeypatch.setattr(os, "utime", always(None))
+    with pytest.raises(InvalidParameters, match="clock of this machine"):
+        opened.reach(b"a", 1, 4)
+    opened.close()
+
+
+# --- Layers -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def overlays(folder: Path, base: Path) -> Generator[list[Path]]:
+    """Mount a folder below two others; where this user may not, let the system say that it did."""
+    mounted = list[Path]()
+    for name in ("one", "two"):
+        upper, work, place = (base / f"{name}-{part}" for part in ("upper", "work", "place"))
+        for each in (upper, work, place):
+            each.mkdir(mode=0o700)
+        layers = f"lowerdir={folder},upperdir={upper},workdir={work}"
+        if is_done("mount", "-t", "overlay", "overlay", "-o", layers, place):
+            mounted.append(place)
+    patch = pytest.MonkeyPatch()
+    places = mounted
+    if not mounted:
+        patch.setattr(durable, "file_system_of", always(OVERLAYFS))
+        places = [folder]
+    try:
+        yield places
+    finally:
+        patch.undo()
+        for place in mounted:
+            assert is_done("umount", place)
+
+
+def test_two_layers_over_one_folder_are_two_of_everything_and_refused(folder: Path, tmp_path: Path) -> None:
+    with overlays(folder, tmp_path) as places:
+        for place in places:
+            place.chmod(0o700)
+            with pytest.raises(InvalidParameters, match="overlayfs, whose layers can be mounted twice"):
+                reached(place)
+
+
+@pytest.mark.parametrize("name", ["fuse.fuse-overlayfs", "fuse.mergerfs"])
+def test_layers_of_a_users_own_process_are_refused_by_their_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    device = folder.stat().st_dev
+    line = f"36 35 {os.major(device)}:{os.minor(device)} / /mnt rw - {name} {name} rw\n"
+    monkeypatch.setattr(durable, "file_system_of", always(0x65735546))
+    plain = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path, **how: line if "mountinfo" in path.name else plain(path, **how))
+    with pytest.raises(InvalidParameters, match=name):
+        reached(folder)
+    line = line.replace(name, "fuse.sshfs")
+    assert reached(folder) == 3
+
+
+def test_file_systems_are_told_apart(tmp_path: Path) -> None:
+    assert durable.file_system_of(Path("/proc")) == 0x9FA0
+    assert durable.file_system_of(tmp_path) != 0x9FA0
+    with pytest.raises(OSError, match="cannot be read"):
+        durable.file_system_of(tmp_path / "none")
+
+
+# --- Processes --------------------------------------------------------------------------------------------------------
+
+
+def killed(folder: Path, announced: Path, times: int) -> None:
+    """Kill a charging process at another moment each time, and compare what it announced with what is known."""
+    announced.touch()
+    for turn in range(times):
+        before = announced.stat().st_size
+        process = python(CHARGING, folder, announced)
+        while announced.stat().st_size == before:
+            assert process.poll() is None, "the state was refused after a crash"
+            time.sleep(0.002)
+        time.sleep(turn * 0.037 % 0.05)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        numbers = announced.read_text().split()
+        opened = Store(folder)
+        with opened.transaction() as rows:
+            assert rows.execute("SELECT max(number) FROM uploads").fetchone()[0] >= int(numbers[-1])
+            assert rows.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        opened.close()
+
+
+def test_what_was_announced_outlives_a_kill(tmp_path: Path) -> None:
+    killed(tmp_path / "state", tmp_path / "announced", 3)
+
+
+@pytest.mark.long
+def test_what_was_announced_outlives_four_hundred_kills(tmp_path: Path) -> None:
+    killed(tmp_path / "state", tmp_path / "announced", 400)
+
+
+def test_of_three_processes_one_resumes_each_state(folder: Path) -> None:
+    opened = Store(folder)
+    opened.begin(NAME)
+    opened.close()
+    running = [python(CLAIMING, folder) for _ in range(3)]
+    assert sum(int(process.communicate()[0]) for process in running) <= 20
+    opened = Store(folder)
+    with opened.transaction() as rows:
+        stands = rows.execute("SELECT number FROM suspended").fetchone()[0]
+    assert stands <= 20
+    with pytest.raises(Misuse):
+        opened.claim(NAME, stands - 1)
+    opened.close()
+
+
+def test_another_process_waits_for_the_lock_also_while_a_mark_is_touched(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that began in between would name the mark that is touched after the commit, and be refused for good."""
+    one, other = Store(folder), Store(folder)
+    monkeypatch.setattr(store, "_WAIT", 0.0)
+    plain, tried = os.utime, list[str]()
+
+    def touched(mark: int) -> None:
+        with pytest.raises(InvalidParameters, match="in use by another process"):
+            other.reach(b"a", 1, 9)
+        tried.append("")
+        plain(mark)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "utime", touched)
+        one.reach(b"a", 1, 4)
+    assert len(tried) >= 2
+    other.reach(b"a", 1, 5)
+    for each in (one, other):
+        each.close()
+    assert reached(folder) == 5
+
+
+def test_a_fork_opens_the_folder_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = Store.at(folder)
+    assert Store.at(folder) is parent
+    monkeypatch.setattr(os, "getpid", always(-1))
+    with pytest.raises(Misuse, match="forked"):
+        parent.reach(b"a", 1, 4)
+    child = Store.at(folder)
+    child.reach(b"a", 1, 4)
+    monkeypatch.undo()
+    assert parent.newest(b"a", 1) == 4
+
+
+# --- Full disks, and many uploads -------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_refuses_and_changes_nothing(tmp_path: Path) -> None:
+    """On a small file system in memory; where this user may mount none, by the limit of a file's size."""
+    small = tmp_path / "small"
+    small.mkdir()
+    is_mounted = is_done("mount", "-t", "tmpfs", "-o", "size=200k", "none", small)
+    if not is_mounted:
+        pytest.importorskip("resource").setrlimit(1, (120_000, -1))
+    try:
+        ledger, number = SpentUpdates(small / "state"), 0
+        with pytest.raises(OSError, match=r"full|disk I/O"):  # noqa: PT012
+            for number in range(10_000):
+                ledger.charge(Spent(bytes(500), number))
+        assert ledger.last(bytes(500)) == number - 1
+        if is_mounted:
+            assert is_done("mount", "-o", "remount,size=4m", small)
+        else:
+            pytest.importorskip("resource").setrlimit(1, (-1, -1))
+        ledger.charge(Spent(bytes(500), number))
+        with pytest.raises(PeerMisbehaved):
+            ledger.charge(Spent(bytes(500), number))
+        Store.at(small / "state").close()
+    finally:
+        if is_mounted:
+            assert is_done("umount", small)
+
+
+def test_a_charge_after_ten_thousand_is_as_quick(tmp_path: Path) -> None:
+    """It reads rows by their index, and not the whole file."""
+    ledger = SpentUpdates(tmp_path / "state")
+    with Store.at(tmp_path / "state").transaction() as rows:
+        rows.executemany(
+            "INSERT INTO uploads VALUES ('', ?, ?, ?, zeroblob(32))",
+            ((b"task %d" % (number % 7), number, number.to_bytes(32)) for number in range(10_000)),
+        )
+        plans = [
+            rows.execute(f"EXPLAIN QUERY PLAN SELECT count(*) FROM uploads WHERE {where}").fetchall()  # noqa: S608
+            for where in ("(data, task) = ('', x'00')", "(data, model) = ('', x'00')", "(data, content) = ('', x'00')")
+        ]
+    assert all("USING" in plan[0][3] for plan in plans)
+    began, cpu = time.perf_counter(), time.process_time()
+    for number in range(10_000, 10_010):
+        ledger.charge(Spent(b"task 1", number, bytes([number % 256]) * 32))
+    assert (time.process_time() - cpu) / 10 < 0.03
+    assert (time.perf_counter() - began) / 10 < 1
+
+
+def test_a_command_trusts_a_clients_state(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Store.at(folder)
+    SpentUpdates(folder).charge(Spent(b"task", 1))
+    _owner_changed(folder)
+    with pytest.raises(InvalidParameters, match=r"secagg state trust FOLDER"):
+        SpentUpdates(folder).charge(Spent(b"task", 2))
+    assert main(["state", "trust", str(folder)]) == 0
+    assert "1 uploads of 1 data sets" in capsys.readouterr().out
+    SpentUpdates(folder).charge(Spent(b"task", 2))
+    assert main(["state", "trust", str(folder / "none")]) == 2
