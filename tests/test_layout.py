@@ -375,3 +375,12 @@ def test_permitted_imports_pass(tree: Path) -> None:
     ):
         fault(tree)
     check_import_direction(tree)
+
+
+def test_contributing_has_the_levels_that_are_enforced(repository: Path) -> None:
+    rows = re.findall(
+        r"^\| (\d) \| (.*) \|$", (repository / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    named = [{name.partition("/")[0] for name in re.findall(r"`([^`]+)`", row)} for _, row in rows]
+    assert [int(number) for number, _ in rows] == list(range(len(rows)))
+    assert named == [*CORE_LEVELS, {"compression", "protocols", "conformance"}, set(TOP_ROOMS)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from secagg.protocols.two_servers.point_functions.one_hot_check import OneHotCom
 from secagg.protocols.two_servers.server_keys import OperatorKeys
 from secagg.protocols.two_servers.server_messages import AcceptedList, BatchRequest, Beginning, OutputCommitment
 from secagg.protocols.two_servers.upload import Upload
+from secagg.wire import MessageKind
 from tests.harness.message_tables import table_of
 
 pytestmark = pytest.mark.repository
@@ -65,6 +67,13 @@ def test_the_readme_has_the_table_of_every_message(protocol: str, repository: Pa
     readme = repository / "protocols" / protocol / "README.md"
     text, due = readme.read_text(encoding="utf-8"), section_of(DECLARED[protocol])
     assert due in text, f"{readme} does not have the messages as they are declared; it should have\n{due}"
+
+
+def test_the_browser_knows_the_kinds_of_messages_that_there_are(repository: Path) -> None:
+    text = (repository / "clients" / "web" / "wire.js").read_text(encoding="utf-8")
+    table = text.partition("const KINDS = ")[2].partition(";")[0]
+    ranges: list[tuple[int, int]] = [(int(first), int(last)) for first, last in re.findall(r"\[(\d+), (\d+)\]", table)]
+    assert {kind for first, last in ranges for kind in range(first, last + 1)} == set(MessageKind)
 
 
 def section_of(messages: tuple[type[Placed], ...]) -> str:

@@ -299,15 +299,20 @@ def check_masked_input(settled: Settled, sender: int, message: MaskedInput) -> b
     return digest
 
 
-def check_complaint(settled: Settled, sender: int, delivered: bytes, message: Complaint) -> tuple[int, ...]:
+def check_complaint(
+    settled: Settled, relayed: Mapping[int, RelayedShares], sender: int, message: Complaint
+) -> tuple[int, ...]:
     """Return the positions of those who are accused.
 
     Raises:
         AuthenticationFailed: not signed by its sender, or about other entries than were delivered.
     """
-    roster = settled.roster
-    parts = signed_complaint(roster.context, roster.clients[sender], settled.sharers, delivered, message.accused)
-    settled.verify(sender, message, Label.SIGNED_COMPLAINT, parts, act="complains in")
+    roster, act = settled.roster, "complains in"
+    settled.require_own(sender, message, act)
+    if settled.is_active:
+        delivered = relayed_root(settled, relayed, sender)
+        parts = signed_complaint(roster.context, roster.clients[sender], settled.sharers, delivered, message.accused)
+        settled.verify(sender, message, Label.SIGNED_COMPLAINT, parts, act=act)
     neighbours = roster.graph.neighbours(sender)
     return tuple(neighbours[place] for place in message.accused)
 
@@ -387,11 +392,8 @@ class RevealedShares:
 
     __slots__ = ("_answered", "_message", "_roster", "sender")
 
-    def __init__(self, settled: Settled, sender: int, delivered: bytes, message: bytes) -> None:
-        """Decode an answer, and check its signature.
-
-        Args:
-            delivered: the root over the entries that its sender was delivered.
+    def __init__(self, settled: Settled, relayed: Mapping[int, RelayedShares], sender: int, message: bytes) -> None:
+        """Decode an answer, and check its signature; what costs more than reading it comes last.
 
         Implements: [BIK+17] Fig. 4, Round 4, server, the collection.
         Raises:
@@ -402,10 +404,12 @@ class RevealedShares:
         self._roster, self.sender = roster, sender
         self._answered = AnsweredFor.by(roster, settled.sharers, settled.contributors, sender)
         self._message = UnmaskingShares.decode(message, Asked(roster, self._answered))
-        client, contributors = roster.clients[sender], settled.contributors
-        parts = signed_unmasking(roster.context, client, contributors, delivered, self._message)
         act = "reveals shares of"
-        settled.verify(sender, self._message, Label.SIGNED_UNMASKING, parts, act=act)
+        settled.require_own(sender, self._message, act)
+        if settled.is_active:
+            delivered, client = relayed_root(settled, relayed, sender), roster.clients[sender]
+            parts = signed_unmasking(roster.context, client, settled.contributors, delivered, self._message)
+            settled.verify(sender, self._message, Label.SIGNED_UNMASKING, parts, act=act)
 
     def require_in_range(self, culprits: Iterable[Party]) -> None:
         """Refuse shares that are not field elements."""

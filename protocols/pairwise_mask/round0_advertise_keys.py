@@ -39,6 +39,7 @@ from .configuration import (
     Roster,
     SessionConfiguration,
     commit_to_opening,
+    decode_clients,
     entry_digest,
     require_context,
     roster_of,
@@ -345,21 +346,20 @@ def _checked_roster(member: PairwiseMember, configuration: SessionConfiguration,
     if not compare_digest(commit_to_opening(message.opening), configuration.graph_commitment):
         raise _invalid_roster("the seed of the graph is not the one that the offer commits to")
     try:
-        roster = roster_of(configuration, message.clients, message.root, message.opening)
-    except (MalformedMessage, InvalidParameters) as error:
+        present = len(decode_clients(message.clients, configuration.maximum_population))
+    except MalformedMessage as error:
         raise _invalid_roster(f"the list of advertisers is not a roster: {error}") from None
-    needed = configuration.minimum_cohort
-    if roster.population < needed:
-        raise ThresholdNotMet(needed=needed, present=roster.population, what="advertisers")
+    if present < configuration.minimum_cohort:
+        raise ThresholdNotMet(needed=configuration.minimum_cohort, present=present, what="advertisers")
     try:
-        configuration.require_protected(member.floors, roster.population)
+        configuration.require_protected(member.floors, present)
     except InvalidParameters as error:
         raise PeerMisbehaved(
             f"the session uses parameters that do not protect this client: {error}",
             reason=Reason.BELOW_FLOOR,
             culprits={ServerId()},
         ) from None
-    return roster
+    return roster_of(configuration, message.clients, message.root, message.opening)
 
 
 def _require_fresh(*drawn: Secret) -> None:

@@ -6,6 +6,7 @@ they arrive, so memory is a few vectors however many clients there are.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -290,10 +291,8 @@ class Server(StagedServerSession[Take]):
 
     def _checked_complaint(self, sender: ClientId, message: bytes) -> Take:
         settled, position = self.settled, self.settled.position_of(sender)
-        root = relayed_root(settled, self._relayed, position)
-        accused = check_complaint(
-            settled, position, root, Complaint.decode(message, settled.roster, position, settled.sharers)
-        )
+        complaint = Complaint.decode(message, settled.roster, position, settled.sharers)
+        accused = check_complaint(settled, self._relayed, position, complaint)
 
         def take() -> None:
             self._complaints[position], self._kept.complaints[sender] = accused, message
@@ -314,7 +313,7 @@ class Server(StagedServerSession[Take]):
 
     def _checked_answer(self, sender: ClientId, message: bytes) -> Take:
         settled, position = self.settled, self.settled.position_of(sender)
-        revealed = RevealedShares(settled, position, relayed_root(settled, self._relayed, position), message)
+        revealed = RevealedShares(settled, self._relayed, position, message)
 
         def take() -> None:
             revealed.require_in_range(settled.said_by(position))
@@ -333,12 +332,7 @@ class Server(StagedServerSession[Take]):
             return self._open.is_enough
         heard = len(self._kept.advertisements)
         if heard != self._judged[0]:
-            try:
-                self._require_protected(heard)
-            except InvalidParameters:
-                self._judged = heard, False
-            else:
-                self._judged = heard, True
+            self._judged = heard, self._is_protected(heard)
         return self._judged[1]
 
     def _require_enough(self, stage: Stage) -> None:
@@ -350,17 +344,24 @@ class Server(StagedServerSession[Take]):
         needed = self.configuration.quorum if is_signing else self.configuration.minimum_cohort
         if (present := len(self._kept.answered)) < needed:
             raise ThresholdNotMet(needed=needed, present=present, what=what)
-        if self.state is ServerState.AWAITING_KEY_ADVERTISEMENTS:
-            self._require_protected(present)
+        if self.state is ServerState.AWAITING_KEY_ADVERTISEMENTS and not self._is_protected(present):
+            more = range(present + 1, self.configuration.maximum_population)
+            needed = present + 1 + bisect_left(more, x=True, key=self._is_protected)
+            raise ThresholdNotMet(needed=needed, present=present, what=f"{what}, for the planned graph and threshold,")
 
-    def _require_protected(self, advertised: int) -> None:
+    def _is_protected(self, advertised: int) -> bool:
+        """Whether the parameters are safe for so many advertisers and for the dropouts that may still come."""
         plan, missing = self._kept.plan, self.configuration.maximum_population - advertised
-        self.configuration.require_population(
-            advertised,
-            corrupted=plan.corrupted,
-            privacy_bits=plan.privacy_bits,
-            dropped=max(0, plan.dropped - missing),
-        )
+        try:
+            self.configuration.require_population(
+                advertised,
+                corrupted=plan.corrupted,
+                privacy_bits=plan.privacy_bits,
+                dropped=max(0, plan.dropped - missing),
+            )
+        except InvalidParameters:
+            return False
+        return True
 
     def _next(self) -> tuple[Stage, Mapping[ClientId, bytes]] | None:
         closed, chosen = self.state, None

@@ -106,7 +106,6 @@ Forge = Callable[[InsecurePairwiseSession, ClientId, AdvertisedKeys], Advertised
 ROSTERS: dict[str, Forge] = {
     "a client again by wrapping around": lambda _, __, m: replace(m, clients=LIST + b"\xff" * 9 + b"\x01"),
     "an unfinished gap": lambda _, __, m: replace(m, clients=LIST + b"\x80"),
-    "one client": lambda _, __, m: replace(m, clients=encode_clients([ClientId(1)])),
     "an entry less": lambda _, __, m: replace(m, entries=m.entries[1:]),
     "an entry more": lambda _, __, m: replace(m, entries=(*m.entries, m.entries[0])),
     "a node less": lambda _, __, m: replace(m, proof=m.proof[1:]),
@@ -130,6 +129,21 @@ def test_a_roster_that_does_not_fit_together_is_refused(
     forged = forge(session, victim, message).encode()
     refused(session, victim, forged, PeerMisbehaved, Reason.ROSTER_INVALID, {ServerId()})
     goes_on(session, without=[victim])
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_too_few_advertisers_are_not_called_an_invalid_roster(mode: SecurityMode, refused: Refused) -> None:
+    """A sparse graph has more clients than neighbours, and a roster of fewer used to fail there first."""
+    session = at_rosters(mode, population=12, topology=Topology.SPARSE)
+    configuration = session.server.configuration
+    for victim, count, kind, reason, culprits in (
+        (3, configuration.minimum_cohort - 1, ThresholdNotMet, Reason.THRESHOLD_NOT_MET, set[Party]()),
+        (4, configuration.degree, PeerMisbehaved, Reason.BELOW_FLOOR, {ServerId()}),
+    ):
+        client = session.client_ids[victim]
+        message = AdvertisedKeys.decode(session.take(client), configuration)
+        forged = replace(message, clients=encode_clients(session.client_ids[:count])).encode()
+        refused(session, client, forged, kind, reason, culprits)
 
 
 # --- Keys -------------------------------------------------------------------------------------------------------------

@@ -76,10 +76,10 @@ def random_session(chance: Random, mode: SecurityMode) -> InsecurePairwiseSessio
         try:
             session = InsecurePairwiseSession(setup)
             session.replan(replace(session.server.configuration, degree=degree, threshold=threshold))
-            session.server._require_protected(population)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         except InvalidParameters:
             continue
-        return session
+        if session.server._is_protected(population):  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            return session
 
 
 def leavers(graph: Graph, chance: Random) -> set[int]:

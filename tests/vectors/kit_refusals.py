@@ -162,7 +162,8 @@ def changed(name: str, vector: Vector, base: Vector) -> Vector:
         fails = next(at for at in range(taken, len(steps)) if steps[at]["do"] == last["do"])
         return made | {"resumes": taken + 1, "shows": fails, "reason": last["expect"], "then": "ends"}
     is_unread = change.get("at", HEADER) < HEADER
-    is_harmless = is_unread or last["expect"] in {*OFFER_IS_REFUSED, "wrong_kind"}
+    is_offer = shown == "offer" and last["expect"] in OFFER_IS_REFUSED
+    is_harmless = is_unread or is_offer or last["expect"] == "wrong_kind"
     then = "continues" if change["role"] == "server" or is_harmless else "ends"
     return made | {"reason": last["expect"], "then": then}
 

@@ -274,6 +274,18 @@ NEGATIVES: tuple[Negative, ...] = (
         {"cohort_too_small": (splice(15, 8, b"\x00\x00\x00\x02\x01\x00"), "threshold_not_met")},
         blamed=(),
     ),
+    # A list of the first two of seven, and one of the first four, where each has four neighbours.
+    *_refused(
+        SPARSE,
+        "client/30/advertised_keys",
+        {"cohort_too_small_for_a_sparse_graph": (splice(15, 11, b"\x00\x00\x00\x02\x14\x09"), "threshold_not_met")},
+        blamed=(),
+    ),
+    *_refused(
+        SPARSE,
+        "client/30/advertised_keys",
+        {"no_more_advertisers_than_neighbours": (splice(15, 11, b"\x00\x00\x00\x04\x14\x09\x09\x09"), "below_floor")},
+    ),
     *_refused(SPARSE, "client/30/advertised_keys", {"altered_proof": (flip(-1), "roster_invalid")}),
     # Round 2, a client takes its neighbours' shares: ctx at 7, the sharers at 15, the first entry at 16; in active mode
     # this is 112 bytes long, its signature follows at 128, the length of the path at 192, the path at 193.

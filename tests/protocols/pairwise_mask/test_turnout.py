@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.errors import Misuse, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
+from secagg.protocols.pairwise_mask import relay
 from secagg.protocols.pairwise_mask.graph import Graph, Topology
 from secagg.protocols.pairwise_mask.session import OpenRound, ServerState
 from secagg.session.roles import Turnout
@@ -91,8 +92,9 @@ def test_before_the_first_round_is_closed_everybody_is_sent_the_offer() -> None:
 def test_advertisers_whom_the_parameters_do_not_protect_end_the_session() -> None:
     session = session_of(3)
     advertising(session, 5)
-    with pytest.raises(InvalidParameters):
+    with pytest.raises(ThresholdNotMet, match="for the planned graph") as caught:
         close_round(session.server)
+    assert (caught.value.needed, caught.value.present) == (6, 5)
     assert session.server.state is ServerState.ABORTED
 
 
@@ -126,6 +128,32 @@ def test_an_aborted_session_forgets_what_was_collected() -> None:
     assert not record.shares
     assert not server._relayed  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     assert server.awaited == frozenset()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("reached", "kind"),
+    [
+        (ServerState.AWAITING_MASKED_INPUTS, MessageKind.COMPLAINT),
+        (ServerState.AWAITING_UNMASKING_SHARES, MessageKind.UNMASKING_SHARES),
+    ],
+)
+def test_a_few_bytes_cost_a_server_no_hash_of_all_that_it_relayed(
+    reached: ServerState, kind: MessageKind, mode: SecurityMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = session_of(6, mode)
+    session.reach(reached)
+    hashed = list[ClientId]()
+
+    def hash_all(receiver: ClientId, _: object) -> bytes:
+        hashed.append(receiver)
+        return bytes(32)
+
+    monkeypatch.setattr(relay, "delivered_root", hash_all)
+    for body in (b"", bytes(8), bytes(100)):
+        with pytest.raises(PeerError):
+            session.server.receive(session.client_ids[0], Writer(kind).borrowed(body).finish())
+    assert not hashed
 
 
 # --- An open round ----------------------------------------------------------------------------------------------------
