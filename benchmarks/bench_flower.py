@@ -302,6 +302,8 @@ def _serve(name: str, grid: Any, _: Any, counts: Counts, sizes: tuple[int, int, 
     (marks, uploaded), (clients, weights, rounds) = counts, sizes
 
     class Marked(FedAvg):
+        needs_only_the_mean = True
+
         def configure_train(self, *args: Any, **kwargs: Any) -> Any:
             messages = list(super().configure_train(*args, **kwargs))
             marks.append(_now())
@@ -335,6 +337,8 @@ def _serve_legacy(name: str, grid: Any, context: Any, counts: Counts, sizes: tup
     (marks, uploaded), (clients, weights, rounds) = counts, sizes
 
     class Marked(FedAvg):
+        needs_only_the_mean = True
+
         def configure_fit(self, *args: Any, **kwargs: Any) -> Any:
             instructions = super().configure_fit(*args, **kwargs)
             marks.append(_now())

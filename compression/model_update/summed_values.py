@@ -131,6 +131,9 @@ def differences(
         if is_integer(before) and after.dtype.kind == "f" and np.array_equal(after, np.rint(after)):
             # Whole numbers that training made floats of.
             after = np.clip(after, -_LARGEST_WHOLE, _LARGEST_WHOLE).astype(np.int64)
+        elif is_integer(after) and before.dtype.kind == "f" and np.array_equal(before, np.rint(before)):
+            # Whole numbers that a strategy or a saved model made floats of.
+            after = after.astype(np.float64)
         if is_integer(before) != is_integer(after) or after.dtype.kind not in "fiu":
             raise InvalidParameters(f"tensor {name!r} was sent as {before.dtype} and returned as {after.dtype}")
         if is_integer(before):

@@ -4,6 +4,9 @@
 the metrics, and the sum of the examples. Averaging over the replies is therefore exact. The config record
 ``secagg.left`` in that reply counts the messages of each stage and says why clients left. Evaluation is summed in the
 same way where ``secagg-evaluation-metrics`` names metrics of it; everything else passes to the grid inside.
+
+A round that failed is skipped, or ends the run, as ``secagg-on-failure`` says. Code that calls the grid without a
+strategy gets the error.
 """
 
 from __future__ import annotations
@@ -21,14 +24,22 @@ from flwr.serverapp import Grid
 
 from secagg.compression.model_update.summed_values import Arrays, model_digest
 from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
-from secagg.flower.strategies import calling_strategy, require_sum_suffices, weight_key, write_where_flower_does
+from secagg.flower.strategies import (
+    calling_strategy,
+    own_functions,
+    require_sum_suffices,
+    weight_key,
+    write_where_flower_does,
+)
 from secagg.identifiers import ClientId
 from secagg.platforms import Left, StageCount, stages_said
+from secagg.platforms.failed_rounds import FAILURES, SKIPPED, FailedRounds
 from secagg.platforms.round_task import Means, Record, Rounds, RoundTask
 from secagg.platforms.server_round import FOR_EVER, Answer, Reply, ServerRound, not_eligible
 from secagg.platforms.settings import SecAggSettings
 
 from .client import LEFT_RECORD, LEGACY_ARRAYS, arrays_of, code_in, emptied, record_in, with_record
+from .strategy_results import StrategyResults
 
 # --- One round over a grid --------------------------------------------------------------------------------------------
 
@@ -59,7 +70,7 @@ class GridRound(ServerRound[int]):
         self._asked = dict[str, int]()
         """The node whose answer a message waits for, by the message's identifier."""
         self._began, self._has_looked = 0.0, False
-        self._failures = list[Message]()
+        self.failures = list[Message]()
         self._carrier: Message | None = None
 
     def run(self) -> Means:
@@ -71,7 +82,7 @@ class GridRound(ServerRound[int]):
         if self._carrier is None:
             raise ThresholdNotMet(needed=1, present=0, what="answers of the last stage")
         self._carrier.content = content
-        return [self._carrier, *self._failures]
+        return [self._carrier, *self.failures]
 
     def send(self, records: Mapping[int, Record], *, takes_update: bool) -> list[int]:
         kind, group = self._kind
@@ -102,7 +113,7 @@ class GridRound(ServerRound[int]):
 
     def _read(self, reply: Message, node: int) -> Answer | Left:
         if reply.has_error():
-            self._failures.append(reply)
+            self.failures.append(reply)
             return code_in(reply)
         if (sender := reply.metadata.src_node_id) != node:
             raise not_eligible(f"node {sender}", "was not asked; a node answers for itself alone")
@@ -151,8 +162,11 @@ class SecAggGrid(Grid):
         self._inner = grid
         self._strategy = strategy
         self._rounds = Rounds(self.settings)
+        self.failed = FailedRounds(self.settings)
+        """Failed rounds so far, and what follows them."""
+        self._results: StrategyResults | None = None
         if strategy is not None:
-            require_sum_suffices(strategy)
+            self._require_sum_suffices(strategy)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Run a session for training messages; everything else is the inner grid's.
@@ -180,7 +194,25 @@ class SecAggGrid(Grid):
     def _summed(self, messages: list[Message], timeout: float | None, *, is_evaluation: bool) -> list[Message]:
         strategy = self._strategy or calling_strategy()
         if strategy is not None:
-            require_sum_suffices(strategy)
+            self._require_sum_suffices(strategy)
+        # A legacy strategy is called by its workflow, which skips the round itself.
+        if strategy is None or not hasattr(strategy, "aggregate_train"):
+            return self._replies(messages, timeout, strategy, is_evaluation=is_evaluation)
+        if self._results is None or self._results.strategy is not strategy:
+            self._results = StrategyResults(strategy, self._restored)
+        try:
+            return self._replies(messages, timeout, strategy, is_evaluation=is_evaluation)
+        except FAILURES as error:
+            if self.failed.is_skipped(error):
+                self._results.skip()
+            else:
+                self._results.stop()
+            return []
+
+    def _replies(
+        self, messages: list[Message], timeout: float | None, strategy: object | None, *, is_evaluation: bool
+    ) -> list[Message]:
+        """Return what the strategy gets of a round, or raise why it failed."""
         key, sent = self._common_model(messages)
         is_legacy = key == LEGACY_ARRAYS
         if is_evaluation and is_legacy:
@@ -193,7 +225,7 @@ class SecAggGrid(Grid):
             task = self._rounds.begun(
                 model,
                 clients=len(messages),
-                task=f"flower run {run}",
+                task=self._task,
                 number=next_round(run),
                 weighted_by=weighted_by,
                 is_evaluation=is_evaluation,
@@ -204,9 +236,16 @@ class SecAggGrid(Grid):
                     message.content = RecordDict({**message.content, key: record})
             session = GridRound(task, self._inner, messages, timeout)
             self.stages = session.stages
-            return session, session.run()
+            try:
+                return session, session.run()
+            except FAILURES as error:
+                if not self.failed.is_retried(error, has_asked=session.has_asked):
+                    raise
+            return carried(model)
 
         session, means = carried(sent)
+        self.failed.succeeded()
+        self._rounds.say_of_bounds(means)
         examples, metrics = self._rounds.examples(means), means.metrics
         reported = MetricRecord({weighted_by: examples, **metrics})
         if is_evaluation:
@@ -218,6 +257,22 @@ class SecAggGrid(Grid):
             content = _legacy_content(key, model, metrics, examples) if is_legacy else whole
         content[LEFT_RECORD] = ConfigRecord({**stages_said(self.stages)})
         return session.replies(content)
+
+    def _require_sum_suffices(self, strategy: object) -> None:
+        require_sum_suffices(strategy, sums_evaluation=bool(self.settings.evaluated_names))
+        if found := own_functions(strategy):
+            self._rounds.say_once(f"{', '.join(found)} is given one record, the means of all clients")
+
+    @property
+    def _task(self) -> str:
+        return f"flower run {self._inner.run.run_id}"
+
+    def _restored(self, record: ArrayRecord) -> ArrayRecord:
+        """Return a strategy's model with the dtypes that it was sent with, for the next round and for the result."""
+        read = {name: array.numpy() for name, array in record.items()}
+        before = self._rounds.with_dtypes(read, self._task)
+        changed = {name: array for name, array in before.items() if array is not read[name]}
+        return ArrayRecord({**record, **arrays_of(changed)}) if changed else record
 
     def _common_model(self, messages: list[Message]) -> tuple[str, dict[str, npt.NDArray[Any]]]:
         """Return the one model that all messages hold, with the dtypes that it had at first.
@@ -238,7 +293,7 @@ class SecAggGrid(Grid):
                 raise InvalidParameters(
                     "the strategy sends different models to different clients, whose updates do not add up"
                 )
-        before = self._rounds.restored(read)
+        before = self._rounds.restored(read, self._task)
         if any(before[name] is not array for name, array in read.items()):
             replaced = arrays_of(before)
             for message in messages:
@@ -299,6 +354,7 @@ class SecAggFitWorkflow:
         """Take the settings as keywords, with underscores; the run's ``secagg-`` keys give the others."""
         self._given = settings
         self._grid: SecAggGrid | None = None
+        self._round, self._is_stopped = 0, False
 
     def __call__(self, grid: Grid, context: Context) -> None:
         strategy: object = getattr(context, "strategy", None)
@@ -307,4 +363,12 @@ class SecAggFitWorkflow:
         if self._grid is None:
             settings = SecAggSettings(**self._given) if self._given else None
             self._grid = SecAggGrid(grid, context, settings=settings, strategy=strategy)
-        default_fit_workflow(self._grid, context)
+        self._round += 1
+        try:
+            if not self._is_stopped:
+                default_fit_workflow(self._grid, context)
+                return
+        except FAILURES as error:
+            self._is_stopped = not self._grid.failed.is_skipped(error)
+        history: Any = getattr(context, "history", None)
+        history.add_metrics_distributed_fit(server_round=self._round, metrics={SKIPPED: 1})

@@ -18,7 +18,17 @@ ACCEPTED: Final = (
     "FedProx",
     "DifferentialPrivacyClientSideFixedClipping",
 )
-"""Strategies that use the weighted mean of the updates alone, as do their subclasses that aggregate in the same way."""
+"""Strategies that use only the weighted mean of the updates, as do their subclasses that aggregate in the same way."""
+
+OPT_IN: Final = "needs_only_the_mean"
+"""Attribute that a strategy with its own aggregation sets to True if one reply, the mean of all clients, is enough."""
+_AGGREGATING: Final = ("aggregate_train", "aggregate_fit")
+_AGGREGATING_EVALUATIONS: Final = ("aggregate_evaluate",)
+_FUNCTIONS: Final = (
+    *("train_metrics_aggr_fn", "evaluate_metrics_aggr_fn"),
+    *("fit_metrics_aggregation_fn", "evaluate_metrics_aggregation_fn"),
+)
+_FLOWER: Final = "flwr."
 
 REFUSED: Final = {
     "Krum": "it scores each client's update by its distance to the others",
@@ -44,8 +54,12 @@ _MOST_FRAMES: Final = 12
 _DEPTH: Final = 4
 
 
-def require_sum_suffices(strategy: object) -> None:
-    """Refuse a strategy that needs single updates, by name; wrapped ones too."""
+def require_sum_suffices(strategy: object, *, sums_evaluation: bool = False) -> None:
+    """Refuse a strategy that needs single updates; wrapped ones too.
+
+    Args:
+        sums_evaluation: whether results of evaluation are summed as well.
+    """
     for layer in _layers(strategy):
         names = [kind.__name__ for kind in type(layer).__mro__]
         for name in names:
@@ -54,8 +68,24 @@ def require_sum_suffices(strategy: object) -> None:
                     f"{names[0]} cannot work under secure aggregation: {REFUSED[name]}, and no single update is "
                     f"visible; use one of {', '.join(ACCEPTED)}"
                 )
-        if not any(name in ACCEPTED for name in names):
-            LOG.warning("%s is not known here; it is given one reply, which holds the mean of all clients", names[0])
+        if getattr(layer, OPT_IN, False) is True:
+            continue
+        for method in (*_AGGREGATING, *(_AGGREGATING_EVALUATIONS if sums_evaluation else ())):
+            owner = next((kind for kind in type(layer).__mro__ if method in vars(kind)), None)
+            if owner is not None and not owner.__module__.startswith(_FLOWER):
+                raise InvalidParameters(
+                    f"{names[0]} has its own {method} (in {owner.__name__}), which would be given one reply, the mean "
+                    f"of all clients, and no single result; if that is enough, set {OPT_IN} = True in the class"
+                )
+
+
+def own_functions(strategy: object) -> list[str]:
+    """Return the names of a strategy's arguments that are functions of the clients' metrics, and not Flower's own."""
+    found = list[str]()
+    for layer in _layers(strategy):
+        given = {name: getattr(layer, name, None) for name in _FUNCTIONS}
+        found += [name for name, one in given.items() if one and not getattr(one, "__module__", "").startswith(_FLOWER)]
+    return found
 
 
 def calling_strategy() -> object | None:

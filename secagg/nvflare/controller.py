@@ -5,11 +5,14 @@ Model selection, early stopping, server optimizers and persistence work as ever,
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
+import numpy as np
 import numpy.typing as npt
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
@@ -19,6 +22,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.abstract.model import ModelLearnableKey
 from nvflare.app_common.app_constant import AlgorithmConstants, AppConstants
 from nvflare.app_common.workflows.fedavg import FedAvg
 from nvflare.app_common.workflows.scaffold import Scaffold
@@ -29,6 +33,7 @@ from secagg.contract import Aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import Misuse
 from secagg.platforms import Left, StageCount, stages_said
+from secagg.platforms.failed_rounds import FAILURES, SKIPPED, FailedRounds
 from secagg.platforms.round_task import RECORD, Means, Record, Rounds, RoundTask
 from secagg.platforms.server_round import FOR_EVER, Answer, Reply, ServerRound
 from secagg.platforms.settings import SecAggSettings
@@ -72,7 +77,9 @@ class SiteRound(ServerRound[str]):
             task_name: of the stage with updates.
             content: makes a model as NVFlare sends it, once for each site.
         """
-        super().__init__(task, training=training_timeout or FOR_EVER, training_patience=training_patience)
+        # A site takes no task before its trainer has started, so the first stage waits as long as training.
+        wait = training_timeout or FOR_EVER
+        super().__init__(task, first=wait, training=wait, training_patience=training_patience)
         self._controller, self._task_name, self._content = controller, task_name, content
         self._tasks, self._heard = dict[str, Task](), Heard()
 
@@ -129,12 +136,21 @@ def _read(reply: Shareable) -> Answer | Left:
     return Answer.of(reply.get(RECORD)) if code is None else code
 
 
+def with_types(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model whose integers and booleans are of the types that they had before."""
+    types = arrays_in(before)
+    kept = {n: restored(array, types[n].dtype) for n, array in arrays_in(after).items() if n in types}
+    return like(before, kept)
+
+
 # --- Controllers ------------------------------------------------------------------------------------------------------
 
 SUM: Final = "secure-sum"
 """The name of who gave the one result, for components that ask."""
 TRAIN: Final = AppConstants.TASK_TRAIN
 EVALUATION: Final = AppConstants.TASK_VALIDATION
+ROUNDS_FILE: Final = "secagg_rounds.json"
+"""File in the job's result: for each round how many sites are in its sum, or why it was skipped."""
 _NONCE_BYTES: Final = 8
 _HEADERS: Final = (AppConstants.CURRENT_ROUND, AppConstants.NUM_ROUNDS)
 
@@ -162,14 +178,22 @@ class SecureRounds:
         self.training_patience = training_patience
         self.stages = list[tuple[str, StageCount]]()
         self._settings = SecAggSettings(**self.secagg)
+        self.failed = FailedRounds(self._settings)
         self._sessions: Rounds | None = None
         self._nonce, self._number = "", 0
+        self._outcomes = list[dict[str, Any]]()
 
     @property
     def sessions(self) -> Rounds:
         if self._sessions is None:
             self._sessions, self._nonce = Rounds(self._settings), SystemCoins().draw(_NONCE_BYTES).hex()
         return self._sessions
+
+    @property
+    def task(self) -> str:
+        """The task of this job's sums; a job that is run again, as simulations are, is another task."""
+        controller: Any = self
+        return f"{task_of(controller.fl_ctx)} {self._nonce}"
 
     def summed(
         self,
@@ -178,14 +202,33 @@ class SecureRounds:
         sites: list[str],
         task_name: str,
         timeout: float = 0.0,
-    ) -> tuple[Means, dict[str, npt.NDArray[Any]]]:
-        """Run sessions in the place of a broadcast, and return the means and the model that they make.
+    ) -> tuple[Means, dict[str, npt.NDArray[Any]]] | None:
+        """Run sessions in the place of a broadcast, and return the means and the model, or None if they are skipped.
 
         Args:
             sent: what the sum is about; sites find the same in their task.
             content: makes the task of a model as NVFlare sends it.
             timeout: seconds for the stage that trains, where NVFlare has one of its own.
         """
+        controller: Any = self
+        try:
+            means, model = self._round(sent, content, sites, task_name, timeout)
+        except FAILURES as error:
+            self._record({SKIPPED: str(error)})
+            if controller.abort_signal.triggered or not self.failed.is_skipped(error):
+                self.keep()
+                raise
+            return None
+        self.failed.succeeded()
+        self._record({"contributors": means.contributors})
+        return means, model
+
+    def keep(self) -> None:
+        """Save the last good model before the job ends."""
+
+    def _round(
+        self, sent: Arrays, content: Callable[[Arrays], Shareable], sites: list[str], task_name: str, timeout: float
+    ) -> tuple[Means, dict[str, npt.NDArray[Any]]]:
         metrics = dict[str, float]()
         if self._settings.evaluated_names:
             found = self._run(sent, content, sites, EVALUATION, 0.0)[1]
@@ -193,19 +236,19 @@ class SecureRounds:
             metrics = found.metrics
         task, means = self._run(sent, content, sites, task_name, timeout)
         means.metrics.update(metrics)
+        self.sessions.say_of_bounds(means)
         return means, self.sessions.model(task, means)
 
     def _run(
         self, sent: Arrays, content: Callable[[Arrays], Shareable], sites: list[str], task_name: str, timeout: float
-    ) -> tuple[Any, Means]:
+    ) -> tuple[RoundTask, Means]:
         controller: Any = self
         sessions = self.sessions
         self._number += 1
         task = sessions.begun(
             sent,
             clients=len(sites),
-            # A job that is run again, as simulations are, is another task.
-            task=f"{task_of(controller.fl_ctx)} {self._nonce}",
+            task=self.task,
             number=self._number,
             weighted_by=MetaKey.NUM_STEPS_CURRENT_ROUND,
             is_evaluation=task_name == EVALUATION,
@@ -219,7 +262,20 @@ class SecureRounds:
             training_patience=self.training_patience,
         )
         self.stages = session.stages
-        return task, task.means(session.run(sites))
+        try:
+            return task, task.means(session.run(sites))
+        except FAILURES as error:
+            if controller.abort_signal.triggered or not self.failed.is_retried(error, has_asked=session.has_asked):
+                raise
+        return self._run(sent, content, sites, task_name, timeout)
+
+    def _record(self, outcome: dict[str, Any]) -> None:
+        """Write what became of a round into the job's result."""
+        controller: Any = self
+        fl_ctx: FLContext = controller.fl_ctx
+        self._outcomes.append({"round": fl_ctx.get_prop(AppConstants.CURRENT_ROUND), **outcome})
+        folder = fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id())
+        Path(folder, ROUNDS_FILE).write_text(json.dumps(self._outcomes, indent=1), encoding="utf-8")
 
 
 class SecureModels(SecureRounds):
@@ -265,7 +321,7 @@ class SecureModels(SecureRounds):
         return found
 
     def _mean(self, data: FLModel, sites: list[str], timeout: float) -> FLModel:
-        params, controls = self.sessions.restored(arrays_in(data.params)), controls_in(data.meta)
+        params, controls = self.sessions.restored(arrays_in(data.params), self.task), controls_in(data.meta)
 
         def content(arrays: Arrays) -> Shareable:
             model = FLModel(
@@ -278,28 +334,31 @@ class SecureModels(SecureRounds):
             return self.shareable_of(model)
 
         sent = {**params, **controls}
-        means, changed = self.summed(sent, content, sites, self.task_name, timeout)
-        meta: dict[str, Any] = {
-            "contributors": means.contributors,
-            "examples": self.sessions.examples(means),
-            "left": stages_said(self.stages),
-        }
+        found = self.summed(sent, content, sites, self.task_name, timeout)
+        meta: dict[str, Any] = {"left": stages_said(self.stages)}
+        if found is None:
+            # The controller gets the model that it has.
+            changed, metrics, changes = sent, None, {name: np.zeros_like(sent[name]) for name in controls}
+            meta[SKIPPED] = 1
+        else:
+            means, changed = found
+            metrics, changes = means.metrics or None, changes_of(means.tensors, sent, controls)
+            meta |= {"contributors": means.contributors, "examples": self.sessions.examples(means)}
         if controls:
-            changes = changes_of(means.tensors, sent, controls).items()
-            meta[AlgorithmConstants.SCAFFOLD_CTRL_DIFF] = {name.removeprefix(CONTROL): each for name, each in changes}
+            meta[AlgorithmConstants.SCAFFOLD_CTRL_DIFF] = {
+                name.removeprefix(CONTROL): each for name, each in changes.items()
+            }
         return FLModel(
             params=like(data.params, {name: changed[name] for name in params}),
             params_type=ParamsType.FULL,
-            metrics=means.metrics or None,
+            metrics=metrics,
             current_round=data.current_round,
             meta=meta,
         )
 
     def update_model(self, model: FLModel, aggr_result: FLModel) -> FLModel:
         """Update the model; NVFlare makes floats of whole numbers on the way, which become integers again."""
-        before, after = arrays_in(model.params), arrays_in(aggr_result.params)
-        kept = {name: restored(array, before[name].dtype) for name, array in after.items() if name in before}
-        aggr_result.params = {**aggr_result.params, **like(model.params, kept)}
+        aggr_result.params = {**aggr_result.params, **with_types(model.params, aggr_result.params)}
         controller: Any = super()
         updated: FLModel = controller.update_model(model, aggr_result)
         return updated
@@ -318,8 +377,42 @@ class SecureScaffold(SecureModels, Scaffold):
     """SCAFFOLD in one sum of two trees: the changes of the model, and those of the control variates."""
 
 
+class _Learned:
+    """A generator of models that keeps the types of integers, and the model of before where a round was skipped."""
+
+    def __init__(self, inner: Any) -> None:  # noqa: ANN401 -- of any of NVFlare's
+        self._inner, self.is_skipped = inner, False
+
+    def learnable_to_shareable(self, learnable: Any, fl_ctx: FLContext) -> Shareable:  # noqa: ANN401 -- NVFlare's own
+        made: Shareable = self._inner.learnable_to_shareable(learnable, fl_ctx)
+        return made
+
+    def shareable_to_learnable(self, shareable: Shareable, fl_ctx: FLContext) -> Any:  # noqa: ANN401 -- NVFlare's own
+        base = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)
+        was_skipped, self.is_skipped = self.is_skipped, False
+        if was_skipped:
+            # The server's optimizer makes no step.
+            return base
+        before = dict(base[ModelLearnableKey.WEIGHTS])
+        learned = self._inner.shareable_to_learnable(shareable, fl_ctx)
+        weights = learned[ModelLearnableKey.WEIGHTS]
+        weights.update(with_types(before, weights))
+        return learned
+
+
 class SecureScatterAndGather(SecureRounds, ScatterAndGather):
     """The workflow of FedOpt, whose aggregator gets one result; the server's optimizer steps as ever."""
+
+    shareable_gen: Any
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        super().start_controller(fl_ctx)
+        self.shareable_gen = _Learned(self.shareable_gen)
+
+    def keep(self) -> None:
+        model = self.fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)
+        if self.persistor and model is not None:
+            self.persistor.save(model, self.fl_ctx)
 
     def broadcast_and_wait(
         self,
@@ -330,7 +423,8 @@ class SecureScatterAndGather(SecureRounds, ScatterAndGather):
         **__: Any,  # noqa: ANN401 -- NVFlare's own
     ) -> None:
         self.fl_ctx, self.abort_signal = fl_ctx, abort_signal or Signal()
-        dxo, sites = from_shareable(task.data), [client.name for client in self._engine.get_clients()]
+        engine = fl_ctx.get_engine()
+        dxo, sites = from_shareable(task.data), [client.name for client in engine.get_clients()]
         sent = arrays_in(dxo.data)
 
         def content(arrays: Arrays) -> Shareable:
@@ -340,12 +434,17 @@ class SecureScatterAndGather(SecureRounds, ScatterAndGather):
                 made.set_header(name, task.data.get_header(name))
             return made
 
-        means, _model = self.summed(sent, content, sites, task.name, task.timeout)
-        meta = {MetaKey.NUM_STEPS_CURRENT_ROUND: 1, MetaKey.INITIAL_METRICS: means.metrics}
-        result = DXO(DataKind.WEIGHT_DIFF, data=changes_of(means.tensors, sent, sent), meta=meta).to_shareable()
+        found = self.summed(sent, content, sites, task.name, task.timeout)
+        self.shareable_gen.is_skipped = found is None
+        data = {name: np.zeros_like(array) for name, array in sent.items()}
+        metrics = dict[str, float]()
+        if found is not None:
+            data, metrics = changes_of(found[0].tensors, sent, sent), found[0].metrics
+        meta = {MetaKey.NUM_STEPS_CURRENT_ROUND: 1, MetaKey.INITIAL_METRICS: metrics}
+        result = DXO(DataKind.WEIGHT_DIFF, data=data, meta=meta).to_shareable()
         result.add_cookie(AppConstants.CONTRIBUTION_ROUND, task.data.get_cookie(AppConstants.CONTRIBUTION_ROUND))
         result.set_peer_props({ReservedKey.IDENTITY_NAME: SUM})
-        with self._engine.new_context() as peer:
+        with engine.new_context() as peer:
             peer.set_prop(FLContextKey.SHAREABLE, result, private=True, sticky=False)
             fl_ctx.set_peer_context(peer)
             self._accept_train_result(client_name=SUM, result=result, fl_ctx=fl_ctx)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from math import inf
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.model_update import ModelUpdate, decode_parameters
 from secagg.compression.model_update.summed_values import (
     METRICS,
@@ -124,12 +126,22 @@ class Training:
                 ", ".join(unnamed),
             )
         reported = list[float]()
+        schemes = [tensor.scheme for tensor in self.update.tensors if tensor.name == METRICS]
+        bound = schemes[0].clip if isinstance(schemes[0], FixedPoint) else inf
         for name in self.terms.metrics:
             value = trained.number(name)
             if value is None:
                 raise InvalidParameters(
                     f"the app reported no number {name!r}, which secagg-metrics or secagg-evaluation-metrics asks for; "
                     "report it, or change the key"
+                )
+            if abs(value) > bound:
+                LOG.warning(
+                    "the metric %r is %g here and counts as the bound of %g; the server's secagg-metric-bound can be "
+                    "raised",
+                    name,
+                    value,
+                    bound,
                 )
             reported.append(float(value))
         return reported

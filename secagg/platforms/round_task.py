@@ -192,6 +192,8 @@ def malformed(name: str) -> MalformedMessage:
 # --- The task of a round ----------------------------------------------------------------------------------------------
 
 _SEED_BYTES: Final = 32
+_AT_BOUND: Final = 0.999
+"""Share of the bound from which a mean counts as cut off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,6 +292,8 @@ class RoundTask:
 
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+_DTYPES: Final = dict[str, dict[Shapes, dict[str, np.dtype[Any]]]]()
+"""The dtypes of each task's models as they were sent at first: a later phase may have another strategy and grid."""
 
 
 @dataclass(slots=True)
@@ -299,8 +303,6 @@ class Known:
     told: Mapping[str, float] | None = None
     """Scales that clients told."""
     lengths: tuple[float, ...] = ()
-    dtypes: dict[str, np.dtype[Any]] = field(default_factory=dict[str, np.dtype[Any]])
-    """As the model was sent at first."""
     held: HeldModels | None = None
     trained: int = 0
     """Rounds of training so far."""
@@ -453,14 +455,17 @@ class Rounds:
     def examples(self, means: Means) -> int:
         return means.total_weight * (self.settings.weight_unit if self.settings.weighting == "examples" else 1)
 
-    def restored(self, sent: Arrays) -> dict[str, npt.NDArray[Any]]:
-        """Return a model with the dtypes that it had at first, and in whole steps where nodes hold it.
+    def with_dtypes(self, sent: Arrays, task: str) -> dict[str, npt.NDArray[Any]]:
+        """Return a model whose integers and booleans have the dtypes that the task's first such model had.
 
         Strategies multiply every tensor by floats, so integers and booleans come back from them as floats.
         """
-        known = self.known_of(sent)
-        dtypes = known.dtypes
-        model = {name: restored(array, dtypes.setdefault(name, array.dtype)) for name, array in sent.items()}
+        dtypes = _DTYPES.setdefault(task, {}).setdefault(_shapes_of(sent), {})
+        return {name: restored(array, dtypes.setdefault(name, array.dtype)) for name, array in sent.items()}
+
+    def restored(self, sent: Arrays, task: str = "") -> dict[str, npt.NDArray[Any]]:
+        """Return a model with the dtypes that it had at first, and in whole steps where nodes hold it."""
+        known, model = self.known_of(sent), self.with_dtypes(sent, task)
         if self.settings.down == SUMS:
             known.held = known.held or HeldModels(self._seed)
             names = SchemeChoice(self.settings, 1).joined(model)
@@ -472,6 +477,16 @@ class Rounds:
                 )
         return model
 
+    def say_of_bounds(self, means: Means) -> None:
+        """Warn of metrics whose mean is at the bound, beyond which each client's value is cut off."""
+        bound = self.settings.metric_bound
+        if found := [name for name, mean in means.metrics.items() if abs(mean) >= bound * _AT_BOUND]:
+            LOG.warning(
+                "the mean of %s is at the bound of %g, beyond which values are cut off; raise secagg-metric-bound",
+                ", ".join(found),
+                bound,
+            )
+
     def say_once(self, sentence: str, about: str = "") -> None:
         """Warn, if nothing was said about that before; by default about what the sentence says."""
         if (about or sentence) not in self._has_said:
@@ -479,4 +494,8 @@ class Rounds:
             LOG.warning("%s", sentence)
 
     def known_of(self, sent: Arrays) -> Known:
-        return self._known.setdefault(tuple((name, array.shape) for name, array in sent.items()), Known())
+        return self._known.setdefault(_shapes_of(sent), Known())
+
+
+def _shapes_of(sent: Arrays) -> Shapes:
+    return tuple((name, array.shape) for name, array in sent.items())

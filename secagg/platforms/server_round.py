@@ -74,6 +74,8 @@ class ServerRound(ABC, Generic[Node]):
         self._answered = set[Node]()
         """Nodes whose answer of the stage counts."""
         self.stages = list[tuple[str, StageCount]]()
+        self.has_asked = False
+        """Whether clients were asked for updates, which may have left them since."""
 
     @abstractmethod
     def send(self, records: Mapping[Node, Record], *, takes_update: bool) -> Iterable[Node]:
@@ -120,6 +122,7 @@ class ServerRound(ABC, Generic[Node]):
                 messages = {node: session.message_to(client) for client, node in self._nodes.items()}
             if stage.takes_update:
                 self.task.say_noise(session)
+                self.has_asked = True
             settings = self.task.settings
             limits = Limits(
                 exchange=settings.stage_timeout if self._first is None or not is_first else self._first,

@@ -104,6 +104,12 @@ class SecAggSettings:
     """Seconds for the answers of one protocol stage; the first, and that of training, have the strategy's timeout."""
     stage_patience: float = 2.0
     """Once enough have answered a stage, the others get so many times as long as that took, 5 seconds at least."""
+    on_failure: str = "skip"
+    """What follows a failed round once one has succeeded: ``skip`` keeps the last good model and begins the next round,
+    ``stop`` ends the run with that model, and ``retry`` begins the round again if no client was asked for its update,
+    and otherwise skips it."""
+    failed_rounds: int = 3
+    """Maximum number of failed rounds in a row, and of attempts to begin a round again; then the run stops."""
     noise: float = 0.0
     """The deviation of the noise that clients add together, over what one of them can change; 0 for none."""
     norm: float = 0.0
@@ -399,7 +405,7 @@ _LISTS: Final = (
 _KEYS, _RECORD = "`secagg keys`", "`secagg holder record`"
 _CHOICES: Final = (
     *(("mode", MODES), ("topology", TOPOLOGIES), ("suite", SUITES), ("weighting", WEIGHTINGS)),
-    *(("rate", ("fixed", AUTO)), ("down", ("model", SUMS))),
+    *(("rate", ("fixed", AUTO)), ("down", ("model", SUMS)), ("on_failure", ("skip", "retry", "stop"))),
 )
 _READ_BESIDE: Final = (
     ("privacy_bits", 0, "topology", "sparse"),
@@ -438,6 +444,7 @@ _RULES: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
     ("metric_bound", lambda value: 0.0 < value < math.inf, "is a positive number"),
     ("maximum_weight", lambda value: 1 <= value < 1 << 32, "is at least 1, and below 2^32"),
     ("weight_unit", lambda value: value >= 1, "is at least 1"),
+    ("failed_rounds", lambda value: value >= 1, "is at least 1"),
     ("stage_patience", lambda value: 1.0 <= value < math.inf, "is at least 1.0"),
     ("stage_timeout", lambda value: 0.0 < value < math.inf, "is a positive number of seconds"),
 )

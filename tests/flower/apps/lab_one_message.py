@@ -33,6 +33,8 @@ def one_holder_killed(lab: Any) -> dict[str, Any]:
     holders = StandingHolders(folder, keys / "authority.key", HOLDERS)
 
     class Killing(FedAvg):
+        needs_only_the_mean = True
+
         def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
             if server_round == 1:
                 holders.kill(1)

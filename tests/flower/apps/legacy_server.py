@@ -27,6 +27,8 @@ NODES = 6
 class Kept(FedAvg):
     """Remembers the model of the last round, which the legacy API keeps to itself."""
 
+    needs_only_the_mean = True
+
     def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
         parameters, metrics = super().aggregate_fit(server_round, results, failures)
         self.last, self.metrics = parameters, [dict(result.metrics) for _, result in results]
