@@ -139,6 +139,11 @@ class Client(OneStageClientSession):
                 "a client that asks for privacy limits its uploads: give its ledger maximum_seals, which epsilon is "
                 "computed for"
             )
+        if self.ledger.repeats_allowed and member.floors.privacy is None:
+            raise InvalidParameters(
+                "repeats are for sums whose noise protects each release, and without EnclaveFloors(privacy=...) the host "
+                "chooses how much noise there is: ask for privacy, or leave repeats_allowed out"
+            )
         self._member = member
 
     def _upload(self, message: bytes, update: LateUpdate) -> bytes:

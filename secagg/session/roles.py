@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import IntEnum
+from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, Final, Protocol
 
 from secagg.contract.layout import Layout, Payload
@@ -109,6 +110,7 @@ class LateUpdate(Confined):
             charge: spends what else the session has to, after the round and the model.
         Raises:
             Misuse: it was made before.
+            KeyboardInterrupt: this process was interrupted; the client leaves.
         """
         make, self._make = self._make, None
         if make is None:
@@ -118,7 +120,10 @@ class LateUpdate(Confined):
             charge()
         try:
             return self._clamped(make(), layout, weights, bounds)
-        except (Exception, SystemExit):  # noqa: BLE001 -- whatever training raises, the server hears nothing of it
+        except BaseException as error:
+            # Whatever training raises, the server hears nothing of it. A signal to this process is not training's.
+            if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
+                raise
             _LOG.exception("training failed, or returned what does not fit; zeros of weight 1 are sent instead")
         zeros = Payload(layout, tuple(segment.ring.zeros(segment.length) for segment in layout.segments))
         return self._clamped(Update(zeros, self._model_digest or b""), layout, weights, bounds)

@@ -445,11 +445,19 @@ def test_noise_of_one_segment_does_not_stand_for_another() -> None:
 @pytest.mark.parametrize("setup", [EnclaveSetup(), NOISED], ids=["exact", "noised"])
 def test_a_client_that_allows_repeats_makes_them_under_noise_alone(setup: EnclaveSetup) -> None:
     session = InsecureEnclaveSession(setup)
-    client = client_of(session, ledger=SealLedger(setup.task, maximum_seals=4, repeats_allowed=True))
+    floors = replace(session.floors, privacy=PrivacyFloor(1e9, 1e-6))
+    client = client_of(session, ledger=SealLedger(setup.task, maximum_seals=4, repeats_allowed=True), floors=floors)
     client.charge(session.configuration, 0, b"m" * 32)
     with nullcontext() if setup is NOISED else pytest.raises(PeerMisbehaved, match="numbers go up"):
         client.charge(session.configuration, 0, b"m" * 32)
     assert client.ledger.seals == (2 if setup is NOISED else 1)
+
+
+def test_repeats_without_a_floor_of_privacy_are_refused() -> None:
+    """The host would choose the variance, and take the mean of many sums of one update."""
+    session = InsecureEnclaveSession(NOISED)
+    with pytest.raises(InvalidParameters, match="the host chooses how much noise there is"):
+        client_of(session, ledger=SealLedger(NOISED.task, maximum_seals=4, repeats_allowed=True))
 
 
 def test_the_longest_task_has_a_ledger() -> None:

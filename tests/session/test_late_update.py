@@ -1,0 +1,53 @@
+"""What a training raises, and what only seems to come from it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+import pytest
+
+from secagg.contract import Layout, RingSegment
+from secagg.session.roles import LateUpdate, Update
+
+LAYOUT = Layout((RingSegment(16, 3),))
+MODEL = bytes(32)
+
+
+class Foreign(BaseException):
+    """Raised by some library, as outcomes of test runners are."""
+
+
+def raising(error: BaseException) -> Update:
+    raise error
+
+
+def taken(error: BaseException) -> Update:
+    return LateUpdate(partial(raising, error), MODEL).take(LAYOUT, (1,))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("x"), SystemExit(3), GeneratorExit(), asyncio.CancelledError(), Foreign("x"), MemoryError()],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_training_raises_zeros_are_sent(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    """A model that made it raise chooses whose client is silent, and silence would tell."""
+    caplog.set_level(logging.ERROR)
+    (values,) = taken(error).payload.values
+    assert not np.any(values)
+    assert "training failed" in caplog.text
+
+
+def test_an_interrupt_that_training_raised_in_a_thread_is_no_signal() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        update = pool.submit(taken, KeyboardInterrupt()).result()
+    assert not np.any(update.payload.values[0])
+
+
+def test_a_process_that_is_interrupted_leaves() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        taken(KeyboardInterrupt())
