@@ -141,8 +141,8 @@ class Client(OneStageClientSession):
             )
         if self.ledger.repeats_allowed and member.floors.privacy is None:
             raise InvalidParameters(
-                "repeats are for sums whose noise protects each release, and without EnclaveFloors(privacy=...) the host "
-                "chooses how much noise there is: ask for privacy, or leave repeats_allowed out"
+                "repeats are for sums whose noise protects each release, and without EnclaveFloors(privacy=...) the "
+                "host chooses how much noise there is: ask for privacy, or leave repeats_allowed out"
             )
         self._member = member
 

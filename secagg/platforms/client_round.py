@@ -204,7 +204,17 @@ class Node:
         update = decode_parameters(terms.parameters, outside=self.outside)
         identity = self.settings.load_identity(self.config) if terms.is_certified else None
         charges = self.settings.charges(identity, self.states, self.client)
+        charges.keep(terms.task.encode(), bounds_of(terms, update))
         return NodeRound(node=self, terms=terms, update=update, identity=identity, charges=charges)
+
+
+def bounds_of(terms: Terms, update: ModelUpdate) -> dict[str, str]:
+    """Return the bounds by which updates are cut and weighed, which stay the same in all of a task."""
+    clips = {each.name: each.scheme.clip for each in update.tensors if isinstance(each.scheme, FixedPoint)}
+    return {
+        **{f"the clip of {name}": repr(clip) for name, clip in clips.items()},
+        "the number of examples that count fully": f"{terms.maximum_weight * max(1, terms.weight_unit)}",
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

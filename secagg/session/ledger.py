@@ -7,11 +7,13 @@ two updates may be equal because a server's bound cut both, and a refusal would 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Confined
 from secagg.errors import UNDECIDED, InvalidParameters, Misuse, PeerMisbehaved, Reason
 from secagg.parameters import ATTEMPTS
@@ -20,6 +22,7 @@ from .store import Store, named_in_memory
 
 DIGEST_BYTES: Final = 32
 NO_MODEL: Final = bytes(DIGEST_BYTES)
+_WORD_BYTES: Final = 4
 NO_UPDATE: Final = bytes(DIGEST_BYTES)
 """Digest in the place of an update that is made for its session."""
 
@@ -139,6 +142,34 @@ class SpentUpdates(Confined):
                 "INSERT INTO uploads VALUES (?, ?, ?, ?, ?)",
                 (self._data, spent.task, spent.number, spent.model, spent.update),
             )
+
+    def keep(self, task: bytes, bounds: Mapping[str, str]) -> None:
+        """Write down the bounds of a task at their first use, and refuse others; before data are read.
+
+        A server that changes a bound from sum to sum bisects what it cuts: a value, a norm, a number of examples.
+
+        Raises:
+            InvalidParameters: a bound is another one than it was.
+        """
+        store = self._store()
+        with store.transaction():
+            for name, value in bounds.items():
+                known = store.fixed(self._data, task, name, value.encode).decode()
+                if known != value:
+                    raise InvalidParameters(
+                        f"the server says {name} = {value}, and said {known} before: bounds are the same for all of a "
+                        "task, since sums under several would reveal single values; begin another task",
+                        reason=Reason.BELOW_FLOOR,
+                    )
+
+    def word_for(self, examples: float, coins: Coins) -> int:
+        """Return 32 random bits by which a number of examples is rounded, the same ones for good.
+
+        Sums of many rounds, tasks and cohorts reveal what was rounded, and not the number.
+        """
+        name = f"rounding of {float(examples)} examples"
+        drawn = self._store().fixed(self._data, b"", name, lambda: bytes(coins.draw(_WORD_BYTES)))
+        return int.from_bytes(drawn, "big")
 
     def _is_summed(self, spent: Spent) -> bool:
         if self._row("SELECT count(*) FROM uploads WHERE (data, content) = (?, ?)", spent.update)[0]:

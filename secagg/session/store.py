@@ -328,6 +328,7 @@ def _forget(data: str) -> None:
     with _memory().transaction() as rows:
         rows.execute("DELETE FROM uploads WHERE data = ?", (data,))
         rows.execute("DELETE FROM losses WHERE data = ?", (data,))
+        rows.execute("DELETE FROM fixed WHERE data = ?", (data,))
 
 
 _NAME_BYTES: Final = 16

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason
 from secagg.parameters import ATTEMPTS
 from secagg.protocols.enclave.client import SealLedger
@@ -168,6 +169,31 @@ def test_without_a_key_values_go_into_one_sum_from_one_folder(tmp_path: Path) ->
         with pytest.raises(Misuse, match="uploaded before"):
             many[2].charge(other)
     many[2].charge(replace(FIRST, number=2, update=B))
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_server_does_not_sweep_a_bound(*, is_restarted: bool, tmp_path: Path) -> None:
+    """One cohort under ten clips gives single values away; another task is another decision of the operators."""
+    ledger = SpentUpdates(tmp_path / "s")
+    ledger.keep(b"a task", {"the clip": "4.0", "the full weight": "64"})
+    if is_restarted:
+        ledger = reopened(tmp_path / "s")
+    for changed in ({"the clip": "2.0"}, {"the clip": "4.0", "the full weight": "65"}):
+        with pytest.raises(InvalidParameters, match=r"said (4\.0|64) before") as caught:
+            ledger.keep(b"a task", changed)
+        assert caught.value.reason is Reason.BELOW_FLOOR
+    ledger.keep(b"a task", {"the clip": "4.0", "another": "1"})
+    ledger.keep(b"another", {"the clip": "2.0"})
+
+
+def test_a_number_is_rounded_the_same_way_for_good(tmp_path: Path) -> None:
+    """Otherwise the mean of many sums is the number itself."""
+    ledger, coins = SpentUpdates(tmp_path / "s"), SystemCoins()
+    words = [ledger.word_for(number, coins) for number in (100, 101, 100.0)]
+    assert words == [reopened(tmp_path / "s").word_for(number, coins) for number in (100, 101, 100)]
+    assert words[0] == words[2] != words[1]
+    assert SpentUpdates(tmp_path / "s", data="another").word_for(100, coins) != words[0]
+    assert max(words) < 1 << 32
 
 
 def test_charges_are_made_together_or_not_at_all(tmp_path: Path) -> None:
