@@ -108,8 +108,9 @@ class SecAggSettings:
     """What follows a failed round once one has succeeded: ``skip`` keeps the last good model and begins the next round,
     ``stop`` ends the run with that model, and ``retry`` begins the round again if no client was asked for its update,
     and otherwise skips it."""
-    failed_rounds: int = 3
-    """Maximum number of failed rounds in a row, and of attempts to begin a round again; then the run stops."""
+    failed_rounds: int = 2
+    """Maximum number of failed rounds in a row, and of attempts to begin a round again; one more stops the run. A client
+    uploads three times for one model, whatever this says (``attempts`` of its own settings)."""
     noise: float = 0.0
     """The deviation of the noise that clients add together, over what one of them can change; 0 for none."""
     norm: float = 0.0
