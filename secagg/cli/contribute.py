@@ -47,7 +47,7 @@ _UNPLANNED: Final = {"noise", "norm", "epsilon", "delta", "identity"}
 def run_contribute(options: argparse.Namespace) -> int:
     """Add one update, and return the exit status."""
     try:
-        outcome = running(lambda: _contribute(options))
+        outcome = running(lambda: _contribute(options), options.log_level)
     except SystemExit:
         return stopped()
     print(outcome.sentence)

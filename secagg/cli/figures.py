@@ -13,7 +13,7 @@ from textwrap import fill
 from time import perf_counter
 from typing import Any, Final
 
-from secagg.session.durable import PUBLIC, replace
+from secagg.session.durable import PUBLIC, replace, require_regular
 
 _SHOWN: Final = 8
 _BAR_CELLS: Final = 30
@@ -124,6 +124,7 @@ def _width() -> int:
 def writable(path: Path) -> None:
     """Fail before long work, and not after it, where a file cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    require_regular(path)
     existed = path.exists()
     with path.open("a", encoding="utf-8"):
         pass

@@ -230,7 +230,7 @@ def _add_wire(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type
         "--metrics-token",
         type=Path,
         metavar="FILE",
-        help="token that /status and /metrics ask for; without it /status is for this machine alone",
+        help="token that /status and /metrics ask for; without it they answer this machine only",
     )
     serve.add_argument(
         "--memory",
@@ -313,6 +313,8 @@ def _add_contribute(contribute: argparse.ArgumentParser) -> None:
 def _add_common(command: argparse.ArgumentParser, what: str) -> None:
     _add_credentials(command, is_required=False)
     command.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=what)
+    levels = ("debug", "info", "warning", "error")
+    command.add_argument("--log-level", choices=levels, default="info", help="(default: %(default)s)")
 
 
 def _add_credentials(command: argparse.ArgumentParser, *, is_required: bool) -> None:

@@ -64,7 +64,7 @@ def run_serve(options: argparse.Namespace) -> int:
     options.is_written = False
     _complete(options)
     try:
-        running(lambda: _serve(options))
+        running(lambda: _serve(options), options.log_level)
     except SystemExit:
         return 0 if options.is_written else stopped()
     return 0
@@ -358,7 +358,8 @@ class _Sum:
         """Return how long an answer may be: with room for every protocol's shares as far as memory has that."""
         from secagg.transport.card import COPIES
 
-        base, most = _LEAST_ANSWER + _PER_CLIENT * len(self.invited), (self.options.memory << 20) // COPIES
+        base = _LEAST_ANSWER + _PER_CLIENT * len(self.invited)
+        most: int = (self.options.memory << 20) // COPIES
         if (least := base + packed) > most:
             raise InvalidParameters(
                 f"an update of {self.terms.get('values', 0):,} values travels in up to {least:,} bytes, which are held "

@@ -96,12 +96,13 @@ class JsonLines(logging.Formatter):
         return json.dumps(line)
 
 
-def running(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-    """Run until the end, or SIGTERM or SIGINT; logs are JSON."""
+def running(work: Callable[[], Coroutine[Any, Any, Result]], level: str = "info") -> Result:
+    """Run until the end, or SIGTERM or SIGINT; logs of this level and above are JSON."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    for each in ("httpx", "httpcore", "asyncio"):
+        logging.getLogger(each).setLevel(logging.WARNING)
     # Anybody may send the messages that it warns of.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     with serving():

@@ -85,6 +85,12 @@ _STATFS_BYTES: Final = 512
 """More than the structure has anywhere; its first word is the kind."""
 
 
+def require_regular(path: Path) -> None:
+    """Refuse to write over what is neither a regular file nor absent: a device would be replaced, a pipe would hang."""
+    if path.exists() and not path.is_file():
+        raise InvalidParameters(f"{path} is a folder, a pipe or a device; name a file, or one that is not there yet")
+
+
 def create(path: Path, data: bytes = b"") -> None:
     """Make a file that was not there; one caller alone gets this, others a ``FileExistsError``."""
     with _made(path, _PRIVATE) as file:
@@ -104,6 +110,7 @@ def replacing(path: Path, mode: int = _PRIVATE) -> Generator[WholeFile]:
 
     A crash or an error leaves the one or the other and never a part. A path has one writer at a time.
     """
+    require_regular(path)
     beside = _beside(path)
     beside.unlink(missing_ok=True)
     with _made(beside, mode) as file:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from threading import Lock
 from time import perf_counter
 from typing import Final
@@ -281,7 +282,7 @@ _ESCAPED: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 class Metrics:
-    """Counters and gauges for any thread, as text that Prometheus reads.
+    """Counters, gauges and histograms for any thread, as text that Prometheus reads.
 
     One object for each process; whatever serves sums, over whichever transport, adds to it. Names and labels are the
     caller's: never a client's.
@@ -291,6 +292,7 @@ class Metrics:
         self._lock = Lock()
         self._told = dict[str, tuple[str, str]]()
         self._values = dict[str, dict[tuple[tuple[str, str], ...], float]]()
+        self._bounds = dict[str, tuple[float, ...]]()
 
     def counter(self, name: str, text: str) -> None:
         """Say what a number means that only goes up; its name ends in ``_total``."""
@@ -298,6 +300,19 @@ class Metrics:
 
     def gauge(self, name: str, text: str) -> None:
         self._tell(name, "gauge", text)
+
+    def histogram(self, name: str, text: str, bounds: Sequence[float]) -> None:
+        """Say what is observed, and count what is at most each of some rising bounds."""
+        self._tell(name, "histogram", text)
+        self._bounds[name] = (*bounds, inf)
+        self._values |= {name + part: {} for part in ("_bucket", "_sum", "_count")}
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        for bound in self._bounds[name]:
+            le = "+Inf" if bound == inf else f"{bound:g}"
+            self.add(f"{name}_bucket", float(value <= bound), le=le, **labels)
+        self.add(f"{name}_sum", value, **labels)
+        self.add(f"{name}_count", 1, **labels)
 
     def _tell(self, name: str, kind: str, text: str) -> None:
         if not _NAME.fullmatch(name):
@@ -319,7 +334,11 @@ class Metrics:
         with self._lock:
             for name, (kind, text) in self._told.items():
                 lines += (f"# HELP {name} {text}", f"# TYPE {name} {kind}")
-                for key, value in sorted(self._values[name].items()):
-                    labels = ",".join(f'{label}="{part.translate(_ESCAPED)}"' for label, part in key)
-                    lines.append(f"{name}{{{labels}}} {value:.15g}" if labels else f"{name} {value:.15g}")
+                named = [name + part for part in ("_bucket", "_sum", "_count")] if name in self._bounds else [name]
+                for each in named:
+                    found = self._values[each].items()
+                    # Buckets stay in the order of their bounds, in which they were made.
+                    for key, value in found if each != name else sorted(found):
+                        labels = ",".join(f'{label}="{part.translate(_ESCAPED)}"' for label, part in key)
+                        lines.append(f"{each}{{{labels}}} {value:.15g}" if labels else f"{each} {value:.15g}")
         return "\n".join(lines) + "\n"

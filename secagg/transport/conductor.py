@@ -6,9 +6,9 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Final, TypeVar
@@ -142,6 +142,7 @@ Keep = Callable[[Released], Awaitable[bytes]]
 
 ``run`` raises its errors, and no client is told of a sum.
 """
+_STAGE_SECONDS: Final = (0.1, 0.5, 1, 5, 10, 30, 60, 120, 300, 600, 1800)
 _AGAIN_SECONDS: Final = 1.0
 _FEW_BYTES: Final = 1 << 14
 """Bytes of an answer to a stage of keys or signatures, of any suite."""
@@ -159,9 +160,9 @@ def counters() -> Metrics:
     metrics.counter("secagg_sessions_total", "Sessions that ended, by outcome.")
     metrics.counter("secagg_answers_total", "Requests with an answer of a client, by what they got.")
     metrics.counter("secagg_answer_bytes_total", "Bytes of answers that were read.")
-    metrics.counter("secagg_stage_seconds_total", "Seconds that stages were open, by stage.")
-    metrics.counter("secagg_stages_total", "Stages that were closed, by stage.")
+    metrics.histogram("secagg_stage_seconds", "Seconds that stages were open, by stage.", _STAGE_SECONDS)
     metrics.gauge("secagg_clients", "Clients of the open stage: taken, sending, out.")
+    metrics.gauge("secagg_disk_wait_seconds", "Seconds for which a disk has not taken what is written.")
     metrics.counter("secagg_strangers_total", "Requests that did not prove who they are from.")
     return metrics
 
@@ -193,6 +194,8 @@ class Conductor:
         self._leaving = set[ClientId]()
         self._lost: Exception | None = None
         self._is_stopping = False
+        self._writes = dict[object, float]()
+        """When each write began that no disk has taken yet."""
         self._received_bytes = self._sent_bytes = 0
         # How the session stood when it last did something: its operator waits for none of its work.
         self._awaited: frozenset[ClientId] | None = frozenset()
@@ -208,7 +211,9 @@ class Conductor:
         outcome = "failed"
         try:
             released = await self._released()
-            shown = b"" if keep is None else await keep(released)
+            with self._writing() as began:
+                began()
+                shown = b"" if keep is None else await keep(released)
             sentence = f"the sum of {len(released.counted)} clients was released"
             try:
                 await self._do(lambda: self._remember(b"", sentence.encode()))
@@ -307,6 +312,7 @@ class Conductor:
         """Put how the open stage stands into the gauges."""
         for state, count in self.exchange.counts.items():
             self._metrics.set("secagg_clients", count, state=state)
+        self._metrics.set("secagg_disk_wait_seconds", self.disk_seconds)
 
     def status(self, *, has_names: bool) -> dict[str, object]:
         """Return how the session stands, for its operator, as JSON has it; culprits of faults are always named."""
@@ -349,8 +355,7 @@ class Conductor:
                 opened = self._clock()
                 await self._wait()
                 self._close()
-                self._metrics.add("secagg_stages_total", stage=stage.name)
-                self._metrics.add("secagg_stage_seconds_total", self._clock() - opened, stage=stage.name)
+                self._metrics.observe("secagg_stage_seconds", self._clock() - opened, stage=stage.name)
                 say("stage closed", session=self.card.session, stage=stage.name, **self.exchange.counts)
                 await self._do(self._session.close_stage)
             return await self._do(self._session.release)
@@ -386,16 +391,39 @@ class Conductor:
 
     async def _written(self, write: Callable[[], None]) -> None:
         """Write to the store; as long as its disk refuses, nobody is told of the result."""
-        while self.is_running:
-            try:
-                await self._do(write)
-            except OSError as error:
-                if str(error) != self._full:
-                    self._full = str(error)
-                    say("store not written, tried again", logging.WARNING, session=self.card.session, why=self._full)
-                await asyncio.sleep(_AGAIN_SECONDS)
-            else:
-                return
+        with self._writing() as began:
+
+            def tried() -> None:
+                began()
+                write()
+
+            while self.is_running:
+                try:
+                    await self._do(tried)
+                except OSError as error:
+                    if str(error) != self._full:
+                        self._full = str(error)
+                        say(
+                            "store not written, tried again", logging.WARNING, session=self.card.session, why=self._full
+                        )
+                    await asyncio.sleep(_AGAIN_SECONDS)
+                else:
+                    return
+
+    @contextmanager
+    def _writing(self) -> Generator[Callable[[], object]]:
+        """Yield what says that a write begins, which may be another thread's; it is taken where the block ends."""
+        write = object()
+        try:
+            yield lambda: self._writes.setdefault(write, self._clock())
+        finally:
+            self._writes.pop(write, None)
+
+    @property
+    def disk_seconds(self) -> float:
+        """For how many seconds a disk has not taken what is written, or has refused it."""
+        now = self._clock()
+        return now - min(self._writes.copy().values(), default=now)
 
     def _remember(self, snapshot: bytes, ending: bytes = b"") -> None:
         """Put the session into the store, where it stands before the next stage or after the last."""

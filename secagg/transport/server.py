@@ -44,6 +44,10 @@ _REMEMBERED: Final = 64
 _STAGE: Final = re.compile(r"0|[1-9][0-9]{0,2}", re.ASCII)
 _LENGTH: Final = re.compile(r"0|[1-9][0-9]{0,14}", re.ASCII)
 _SINGLE: Final = ("authorization", "content-length", "content-encoding", "transfer-encoding")
+_FORWARDING: Final = frozenset(
+    ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
+)
+_STUCK_SECONDS: Final = 10.0
 _STRANGER: Final = Verdict(
     Answer.STRANGER,
     "this request proves no client of this session: another's name, an uninvited number, or a key not on this roster",
@@ -79,7 +83,7 @@ class SumServer:
         Args:
             admission: who may answer under which name; by default the first request under each name.
             store: where a session is kept that another process may resume.
-            operators: who is shown how a session stands; by default this machine.
+            operators: who is shown status and metrics; by default this machine.
         """
         self.limits, self.metrics = limits or WireLimits(), counters()
         self._admission, self._store, self._coins = admission or FirstCome(), store, coins or SystemCoins()
@@ -101,6 +105,7 @@ class SumServer:
                 Route("/v1/sessions/{name}/client", self._leave, methods=["DELETE"]),
                 Route("/v1/sessions/{name}/seats", self._seat, methods=["POST"]),
                 Route("/health", self._health, methods=["GET"]),
+                Route("/ready", self._ready, methods=["GET"]),
                 Route("/metrics", self._metrics, methods=["GET"]),
                 Route("/status", self._status, methods=["GET"]),
             ],
@@ -290,13 +295,20 @@ class SumServer:
         return _response(verdict if _digest_of(request) in members else replace(verdict, result=b""))
 
     async def _health(self, request: Request) -> Response:
+        """Say that the process lives, and whether a disk has stopped taking what must be written."""
         del request
         current = self._current
+        if current is not None and (seconds := current.disk_seconds) >= _STUCK_SECONDS:
+            return Response(f"no disk takes what is written, for {seconds:.0f} s\n", 503, _HEADERS, _PLAIN)
         state = f"stage {current.exchange.number}" if current is not None and current.is_running else "idle"
         return Response(f"{state}\n", media_type=_PLAIN, headers=_HEADERS)
 
+    async def _ready(self, request: Request) -> Response:
+        """Say whether there is a session that clients can take part in."""
+        return await self._health(request) if self.is_open else _response(_STARTING)
+
     async def _metrics(self, request: Request) -> Response:
-        if self._operators.has_token and not self._is_operators(request):
+        if not self._is_operators(request):
             return _response(_NO_OPERATOR)
         if self._current is not None:
             self._current.tell()
@@ -312,6 +324,9 @@ class SumServer:
 
     def _is_operators(self, request: Request) -> bool:
         host = "" if request.client is None else request.client.host
+        # A proxy that nobody told this server of stands at this machine too; nginx asks by HTTP/1.0 by default.
+        if request.scope.get("http_version") == "1.0" or not _FORWARDING.isdisjoint(request.headers.keys()):
+            host = ""
         return self._operators.admits(host, request.headers.get("authorization", ""))
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from secagg import cli
 from secagg.cli import main
-from secagg.cli.figures import Bar, Column, against_float32, table, writable
+from secagg.cli.figures import Bar, Column, against_float32, table, writable, write_json
+from secagg.errors import InvalidParameters
 from tests.harness.commands import refusal
 
 
@@ -160,4 +161,12 @@ def test_a_file_that_can_be_written_is_left_as_it_was(tmp_path: Path) -> None:
     assert not (tmp_path / "new" / "report.json").exists()
     (tmp_path / "old").write_text("kept")
     writable(tmp_path / "old")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to(os.devnull)
+    for place in (tmp_path / "device", tmp_path, tmp_path / "pipe"):
+        # Root would replace a device, and a pipe would never be opened.
+        with pytest.raises(InvalidParameters, match="name a file, or one that is not there yet"):
+            writable(place)
+        with pytest.raises(InvalidParameters, match="name a file"):
+            write_json(place, {})
     assert (tmp_path / "old").read_text() == "kept"

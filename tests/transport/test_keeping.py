@@ -6,6 +6,7 @@ import asyncio
 import shutil
 from errno import ENOSPC
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -173,6 +174,45 @@ async def test_a_name_waits_until_the_disk_has_room_for_it(tmp_path: Path, monke
         assert set(store.claims(held.card.session)) == {ONE, ClientId(2)}
 
 
+class StuckStore(ServerStore):
+    """A store whose disk says nothing until it is let."""
+
+    def __init__(self, folder: Path, is_let: Event) -> None:
+        super().__init__(folder)
+        self._is_let = is_let
+
+    def put(self, record: ServerRecord) -> None:
+        self._is_let.wait(20)
+        super().put(record)
+
+
+@pytest.mark.parametrize("is_stuck", [True, False])
+async def test_a_disk_that_takes_nothing_is_seen_from_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_stuck: bool
+) -> None:
+    monkeypatch.setattr("secagg.transport.server._STUCK_SECONDS", 0.2)
+    monkeypatch.setattr("secagg.transport.conductor._AGAIN_SECONDS", 0.01)
+    let, folder = Event(), tmp_path / "server"
+    store = StuckStore(folder, let) if is_stuck else FullStore(folder, 1_000_000)
+    server = SumServer(limits=quick_limits(), store=store)
+    async with in_memory(server) as http:
+        running = asyncio.create_task(server.run(plain_session(), server.card(SUBJECT, "plain")))
+        async with asyncio.timeout(20):
+            while (health := await http.get("/health")).status_code == 200:
+                await asyncio.wait([running], timeout=0.01)
+        assert health.status_code == 503
+        assert "no disk takes what is written" in health.text
+        assert (await http.get("/ready")).status_code == 503
+        [line] = [line for line in (await http.get("/metrics")).text.splitlines() if line.startswith("secagg_disk")]
+        assert float(line.split()[1]) > 0.2
+        let.set()
+        vars(store)["refusals"] = 0
+        await asyncio.gather(*(taking_part("http://sums", client, http=http) for client in CLIENTS))
+        await running
+        assert (await http.get("/health")).status_code == 200
+        assert "secagg_disk_wait_seconds 0\n" in (await http.get("/metrics")).text
+
+
 def test_one_process_of_a_client_goes_on_with_its_progress(tmp_path: Path) -> None:
     """Another one would take it, and the first could not go on."""
     with store_in(tmp_path).held():
@@ -248,4 +288,16 @@ def test_metrics_are_text_for_prometheus() -> None:
         "# HELP b What b is.",
         "# TYPE b gauge",
         "b 1.5",
+    ]
+    metrics.histogram("c", "What c is.", (1, 10))
+    for value in (0.5, 2, 20):
+        metrics.observe("c", value, stage="x")
+    assert metrics.text().splitlines()[-7:] == [
+        "# HELP c What c is.",
+        "# TYPE c histogram",
+        'c_bucket{le="1",stage="x"} 1',
+        'c_bucket{le="10",stage="x"} 2',
+        'c_bucket{le="+Inf",stage="x"} 3',
+        'c_sum{stage="x"} 22.5',
+        'c_count{stage="x"} 3',
     ]

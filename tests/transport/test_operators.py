@@ -14,7 +14,7 @@ from secagg.transport.page import OwnHost
 from secagg.transport.proof import Operators
 from secagg.transport.server import SumServer
 from tests.harness.commands import refusal
-from tests.harness.wire_sums import CLIENTS, answer_of, headers_of, holding, in_memory, quick_limits
+from tests.harness.wire_sums import CLIENTS, answer_of, headers_of, holding, in_memory, quick_limits, served
 
 TOKEN = "0123456789abcdef"  # noqa: S105 -- a test's
 FAR = "203.0.113.5"
@@ -74,13 +74,31 @@ async def test_the_status_is_for_this_machine_or_for_the_token() -> None:
     assert (await ask(near, "/status", "::1")).status_code == 200
     assert (await ask(near, "/status", FAR)).status_code == 401
     assert (await ask(near, "/status", FAR, authorization="Bearer ")).status_code == 401
-    assert (await ask(near, "/metrics", FAR)).status_code == 200
+    assert (await ask(near, "/metrics", FAR)).status_code == 401
     assert (await ask(behind, "/status")).status_code == 401
     for path in ("/status", "/metrics"):
         for host in ("127.0.0.1", FAR):
             assert (await ask(asked, path, host)).status_code == 401
             assert (await ask(asked, path, host, authorization=f"Bearer {TOKEN}x")).status_code == 401
             assert (await ask(asked, path, host, **bearer)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "header", ["X-Forwarded-For", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "Forwarded", "Via"]
+)
+async def test_a_proxy_that_nobody_spoke_of_shows_no_status(header: str) -> None:
+    for path in ("/status", "/status?names", "/metrics"):
+        assert (await ask(SumServer(), path, **{header: FAR})).status_code == 401
+
+
+@pytest.mark.wire
+async def test_a_request_as_nginx_makes_it_by_default_shows_no_status() -> None:
+    async with served(quick_limits()) as (_, port, _path):
+        for version, status in ((b"1.0", b"401"), (b"1.1", b"200")):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /status HTTP/%b\r\nhost: 127.0.0.1\r\n\r\n" % version)
+            assert (await reader.readline())[9:12] == status
+            writer.close()
 
 
 @pytest.mark.parametrize("token", ["short", "with a blank in it", "ä" * 20, "0123456789abcdef\n"])
@@ -115,6 +133,16 @@ def test_a_server_at_loopback_answers_to_its_own_names(hosts: str, status: int) 
     twice = {**scope, "headers": [(b"host", b"localhost"), (b"host", hosts.encode())]}
     asyncio.run(OwnHost(inner)(twice, None, send))  # type: ignore[arg-type]
     assert said[0]["status"] == 421
+
+
+async def test_a_server_is_ready_while_there_is_a_session() -> None:
+    async with in_memory(SumServer(limits=quick_limits())) as http:
+        assert ((await http.get("/health")).status_code, (await http.get("/ready")).status_code) == (200, 503)
+    async with holding() as (held, _):
+        assert ((await held.http.get("/ready")).status_code, (await held.http.get("/health")).text) == (
+            200,
+            "stage 0\n",
+        )
 
 
 SERVE = ("serve", "--page", "--listen", "127.0.0.1:0")
