@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from secagg.errors import InvalidParameters
+from secagg.errors import InvalidParameters, Reason
 
 from .shared import (
     ACTIVE,
@@ -77,6 +77,13 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
             raise InvalidParameters(
                 f"the server holds a session that is {card.mode}, and this client accepts {', '.join(floors.modes)}; "
                 f"start the server with keys, or set modes={card.mode} here if you trust it"
+            )
+        # Before a name is claimed: nobody waits for a client that is refused here.
+        if type(clients := card.terms.get("clients")) is int and clients < floors.minimum_cohort:
+            raise InvalidParameters(
+                f"the sum is of {clients} clients, and this client accepts {floors.minimum_cohort} or more; lower "
+                "--set minimum_cohort, or take part in another sum",
+                reason=Reason.BELOW_FLOOR,
             )
         if said[-1:] != [card.session]:
             said.append(card.session)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
@@ -37,6 +38,8 @@ _SENTENCE_BYTES: Final = 1 << 12
 _PIECE_BYTES: Final = 1 << 18
 _FIRST_PAUSE: Final = 0.05
 _RESTED: Final = 2.0
+_SAID_AFTER: Final = 1.0
+"""Seconds after which a client says that its server does not answer."""
 _GOLDEN, _WHOLE = 0x9E3779B97F4A7C15, 1 << 64
 _STAGES: Final = 1000
 _SCHEMES: Final = {"http", "https"}
@@ -86,6 +89,7 @@ class Requests:
     def __init__(self, url: str, http: httpx.AsyncClient, patience: Patience, client: ClientId) -> None:
         self._url, self._base, self._http, self._patience = url, url, http, patience
         self._headers = {"accept-encoding": "identity"}
+        self._is_said = False
         self._rested, self._pause = time.monotonic(), _FIRST_PAUSE / 2
         # Clients whose server restarts do not come back all at once.
         self._spread = 0.5 + (client.value * _GOLDEN) % _WHOLE / _WHOLE
@@ -114,6 +118,7 @@ class Requests:
             try:
                 reply = await self._exchanged(method, path, body, params)
                 if reply.status not in _RETRIED:
+                    self._is_said = False
                     return _answered(reply)
                 why = reply.sentence or str(reply.status)
                 if reply.status == Answer.BUSY.status:
@@ -123,7 +128,11 @@ class Requests:
                 if _is_of_tls(error):
                     sentence = f"the server at {self._url} and this client do not believe each other ({why})"
                     raise ConnectionError(f"{sentence}; compare certificates") from None
-            if time.monotonic() - began > self._patience.lost:
+            waited = time.monotonic() - began
+            if waited > _SAID_AFTER and not self._is_said:
+                self._is_said = True
+                say("no answer, tried again", logging.WARNING, url=self._url, why=why, seconds=self._patience.lost)
+            if waited > self._patience.lost:
                 raise ConnectionError(
                     f"the server at {self._url} is lost ({why}); compare addresses, or join the next sum"
                 )

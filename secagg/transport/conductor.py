@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf, isfinite
 from typing import Final, TypeVar
 
 from secagg.crypto.secret import Secret
@@ -191,7 +191,7 @@ class Conductor:
         self._heard, self._news = asyncio.Event(), asyncio.Event()
         self._polls = dict[ClientId, asyncio.Timeout]()
         self._noted, self._claimed, self._full = set[tuple[ClientId, Answer]](), set[ClientId](), ""
-        self._leaving = set[ClientId]()
+        self._leaving, self._left_at = set[ClientId](), 0.0
         self._lost: Exception | None = None
         self._is_stopping = False
         self._writes = dict[object, float]()
@@ -300,13 +300,22 @@ class Conductor:
         return self.exchange.over is None and not self._is_stopping
 
     async def leave(self, client: ClientId) -> None:
-        """Await a client no more; one that has left changes nothing by saying so again."""
-        if self.is_running and client not in self._leaving:
+        """Await a client no more; while the first stage is open one that has sent nothing may come back."""
+        if not self.is_running:
+            return
+        if self.exchange.step_away(client):
+            self._admission.release(client)
+            self._claimed.discard(client)
+            self._left_at = self._clock()
+        elif client not in self._leaving:
             self._leaving.add(client)
-            if (turnout := await self._asked(lambda: self._dropped(client))) is not None:
-                self.exchange.leave(client, turnout)
-                say("client left", session=self.card.session, client=client.value)
-                self._heard.set()
+            if (turnout := await self._asked(lambda: self._dropped(client))) is None:
+                return
+            self.exchange.leave(client, turnout)
+        if (client, Answer.OUT) not in self._noted:
+            self._noted.add((client, Answer.OUT))
+            say("client left", session=self.card.session, client=client.value)
+        self._heard.set()
 
     def tell(self) -> None:
         """Put how the open stage stands into the gauges."""
@@ -317,6 +326,7 @@ class Conductor:
     def status(self, *, has_names: bool) -> dict[str, object]:
         """Return how the session stands, for its operator, as JSON has it; culprits of faults are always named."""
         exchange, card, left = self.exchange, self.card, self.exchange.left()
+        awaited = None if self._awaited is None else self._awaited - exchange.away
 
         def shown(clients: frozenset[ClientId] | None) -> object:
             if clients is None:  # Anybody may come.
@@ -331,7 +341,7 @@ class Conductor:
             "round": card.round_number,
             "stage": {"number": exchange.number, "name": self._stage} if self.is_running else None,
             "seconds_left": round(left, 1) if isfinite(left) else None,
-            "clients": {state: shown(who) for state, who in {**exchange.clients, "awaited": self._awaited}.items()},
+            "clients": {state: shown(who) for state, who in {**exchange.clients, "awaited": awaited}.items()},
             "faults": [
                 {"reason": fault.reason, "sentence": str(fault), "culprits": sorted(map(str, fault.culprits))}
                 for fault in self._faults
@@ -439,7 +449,7 @@ class Conductor:
             self._claimed.add(client)
 
     async def _wait(self) -> None:
-        while (left := self.exchange.left()) > 0:
+        while (left := min(self.exchange.left(), self._left_for_return())) > 0:
             self._heard.clear()
             if self._lost is None:
                 with suppress(TimeoutError):
@@ -447,6 +457,12 @@ class Conductor:
                         await self._heard.wait()
             if self._lost is not None:
                 raise self._lost
+
+    def _left_for_return(self) -> float:
+        """Return how long to wait at most for clients that may come back, where nobody else is awaited."""
+        away = self.exchange.away
+        is_for_them = away and self._awaited is not None and self._awaited <= away
+        return self._left_at + self._limits.stages.least - self._clock() if is_for_them else inf
 
     def _close(self) -> None:
         """Await nobody else; an answer that is being read takes no place from the next stage."""

@@ -78,6 +78,8 @@ class Exchange:
         self._turnout = Turnout.TOO_FEW
         self._taken, self._sending = set[ClientId](), set[ClientId]()
         self._out = dict[ClientId, str]()
+        self.away = set[ClientId]()
+        """Clients that left before they sent anything, and may come back while the first stage is open."""
         self._heard, self._untold = set[ClientId](), set[ClientId]()
 
     # --- The driver says ----------------------------------------------------------------------------------------------
@@ -90,7 +92,13 @@ class Exchange:
     @property
     def clients(self) -> dict[str, frozenset[ClientId]]:
         """Clients that have answered the open stage, are sending to it, and are out."""
-        return {"taken": frozenset(self._taken), "sending": frozenset(self._sending), "out": frozenset(self._out)}
+        out = frozenset(self._out) | self.away
+        return {"taken": frozenset(self._taken), "sending": frozenset(self._sending), "out": out}
+
+    @property
+    def present(self) -> int:
+        """Number of clients that have asked for a message and are not out."""
+        return len(self._heard - self._out.keys() - self.away)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -106,8 +114,10 @@ class Exchange:
         self._untold.clear()
 
     def close(self) -> None:
-        """Await nobody else; an answer that is being read comes too late."""
+        """Await nobody else; an answer that is being read comes too late, and who is away is out."""
         self._patience = None
+        self._out |= dict.fromkeys(self.away, LEFT)
+        self.away.clear()
 
     def end(
         self, sentence: str, *, is_released: bool, counted: frozenset[ClientId] = frozenset(), result: bytes = b""
@@ -128,7 +138,7 @@ class Exchange:
 
     def asked(self, client: ClientId) -> Verdict:
         """Decide whether a client is given its message now, or waits for the next stage."""
-        self._heard.add(client)
+        self._hear(client)
         if (no := self._no(client)) is not None:
             self._untold.discard(client)
             return no
@@ -139,7 +149,7 @@ class Exchange:
 
     def offered(self, client: ClientId, number: int, length: int | None) -> Verdict:
         """Decide about an answer before a byte of it is read; ``length`` is its declared length."""
-        self._heard.add(client)
+        self._hear(client)
         if (no := self._no(client) or self._untimely(number)) is not None:
             return no
         if client in self._taken:
@@ -187,12 +197,23 @@ class Exchange:
         """Forget an answer that did not come whole; the client may send it again."""
         self._sending.discard(client)
 
+    def step_away(self, client: ClientId) -> bool:
+        """Record that a client left which has sent nothing, if that is so."""
+        if self.number > 0 or client in self._out or client in self._taken or client in self._sending:
+            return False
+        self.away.add(client)
+        return True
+
     def leave(self, client: ClientId, turnout: Turnout) -> None:
         """Record that a client has left."""
         self._out.setdefault(client, LEFT)
         self._turnout = turnout
 
     # --- Private ------------------------------------------------------------------------------------------------------
+
+    def _hear(self, client: ClientId) -> None:
+        self._heard.add(client)
+        self.away.discard(client)
 
     def _no(self, client: ClientId) -> Verdict | None:
         if self.over is not None:

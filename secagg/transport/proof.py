@@ -13,6 +13,7 @@ import hashlib
 import re
 from collections.abc import Collection, Iterator, Mapping
 from hmac import compare_digest
+from itertools import chain
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -74,6 +75,10 @@ class Admission(Protocol):
         """Return what must outlive this process: the digest of the proof that a client was first admitted with."""
         ...
 
+    def release(self, client: ClientId) -> None:
+        """Give a name back that nothing was sent under; without a key somebody else may have it."""
+        ...
+
     def seat(self, session: str, proof: bytes) -> ClientId | None:
         """Return a name that nobody has said, or the one of this proof; None if there is none to give."""
         ...
@@ -119,6 +124,9 @@ class Certified:
         del client
         return None
 
+    def release(self, client: ClientId) -> None:
+        del client
+
     def seat(self, session: str, proof: bytes) -> ClientId | None:
         del session, proof
         return None
@@ -134,7 +142,7 @@ class FirstCome:
         self._invited, self._digests = invited, dict(known)
         self._session: str = session
         self._owners = {digest: client for client, digest in known.items()}
-        self._free = self._names()
+        self._free, self._returned = self._names(), set[ClientId]()
 
     def admits(self, session: str, client: ClientId, proof: bytes) -> bool:
         self._begin(session)
@@ -149,13 +157,20 @@ class FirstCome:
     def claim_of(self, client: ClientId) -> bytes | None:
         return self._digests.get(client)
 
+    def release(self, client: ClientId) -> None:
+        self._owners.pop(self._digests.pop(client, b""), None)
+        if self._invited is not None:
+            self._returned.add(client)
+
     def seat(self, session: str, proof: bytes) -> ClientId | None:
         """Give the least free name of those invited."""
         self._begin(session)
         digest = hashlib.sha256(proof).digest()
         if (own := self._owners.get(digest)) is not None:
             return own
-        free = next((client for client in self._free if client not in self._digests), None)
+        names = chain(sorted(self._returned), self._free)
+        free = next((client for client in names if client not in self._digests), None)
+        self._returned.clear() if free is None else self._returned.discard(free)
         if free is not None:
             self._claim(free, digest)
         return free
@@ -172,5 +187,6 @@ class FirstCome:
         if session != self._session:
             self._session = session
             self._free = self._names()
+            self._returned.clear()
             self._digests.clear()
             self._owners.clear()

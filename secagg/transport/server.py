@@ -15,6 +15,7 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from math import isfinite
 from typing import Any, Final
 
 from secagg.crypto.entropy import Coins, SystemCoins
@@ -103,6 +104,7 @@ class SumServer:
                 Route("/v1/sessions/{name}/message", self._message, methods=["GET"]),
                 Route("/v1/sessions/{name}/answers/{stage}", self._answer, methods=["POST"]),
                 Route("/v1/sessions/{name}/client", self._leave, methods=["DELETE"]),
+                Route("/v1/sessions/{name}/progress", self._progress, methods=["GET"]),
                 Route("/v1/sessions/{name}/seats", self._seat, methods=["POST"]),
                 Route("/health", self._health, methods=["GET"]),
                 Route("/ready", self._ready, methods=["GET"]),
@@ -248,6 +250,16 @@ class SumServer:
         conductor, client = found
         await conductor.leave(client)
         return _response(Verdict(Answer.AGAIN))
+
+    async def _progress(self, request: Request) -> Response:
+        """Show a client how many others are there, and how long the open stage may take yet."""
+        found = self._admitted(request)
+        if isinstance(found, Verdict):
+            return self._told_of(request, found)
+        exchange = found[0].exchange
+        left = exchange.left()
+        shown = {"present": exchange.present, "seconds_left": round(left, 1) if isfinite(left) else None}
+        return Response(json.dumps(shown), media_type="application/json", headers=_HEADERS)
 
     async def _seat(self, request: Request) -> Response:
         """Give a free name to a visitor, whose proof is the body; the same proof gets the same name."""

@@ -23,7 +23,7 @@ from secagg.platforms.keys import make_identities
 from secagg.session.durable import claim
 from secagg.session.roles import Released, ServerSession
 from secagg.transport.card import Card
-from secagg.transport.client import Join
+from secagg.transport.client import Join, Reply
 from secagg.transport.conductor import Keep
 from secagg.transport.keeping import ServerRecord, ServerStore
 from secagg.transport.server import SumServer
@@ -115,6 +115,17 @@ def test_a_client_refuses(capsys: pytest.CaptureFixture[str], update: str, tmp_p
     assert "is lost" in refusal(capsys, "contribute", URL, *client[2:], "--patience", "0")
 
 
+def test_a_client_whose_server_does_not_answer_says_so_soon(
+    update: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = ("--update", update, "--client", "0", "--state", str(tmp_path / "s"), "--patience", "2.5")
+    assert main(["contribute", "http://127.0.0.1:9", *client]) == 2
+    [record] = [each for each in caplog.records if each.getMessage() == "no answer, tried again"]
+    fields = vars(record)["fields"]
+    assert fields["url"] == "http://127.0.0.1:9"
+    assert "connect" in fields["why"]
+
+
 @pytest.mark.parametrize(
     ("mode", "protocol"), [("semi_honest", "pairwise"), ("active", "pairwise"), ("active", "enclave")]
 )
@@ -167,6 +178,24 @@ def test_a_server_without_certified_keys_says_that_it_is_trusted(
     assert cards[0].mode == "semi_honest"
     assert capsys.readouterr().out.endswith(", semi_honest\n")
     assert "clients trust the server to follow the protocol" in caplog.text
+
+
+def test_a_sum_of_too_few_is_refused_before_the_server_hears_a_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], update: str, tmp_path: Path
+) -> None:
+    planned = {"clients": 5, "all_clients": 5, "group": 1, "groups": 1, "values": 4, "clip": 1.0, "bits": 8}
+    card = Card(session="0" * 32, protocol="pairwise", task="sum", round_number=1, answer_bytes=1, terms=planned)
+    asked = list[str]()
+
+    async def ask(_: object, method: str, path: str, **__: object) -> Reply:
+        asked.append(f"{method} {path}")
+        return Reply(200, card.encode(), "")
+
+    monkeypatch.setattr("secagg.transport.client.Requests.ask", ask)
+    client = ("contribute", URL, "--update", update, "--client", "0", "--state", str(tmp_path / "s"))
+    said = refusal(capsys, *client, "--set", "minimum_cohort=10")
+    assert "the sum is of 5 clients, and this client accepts 10 or more" in said
+    assert asked == ["GET /v1/session"]
 
 
 async def told_nobody(_: SumServer) -> None:

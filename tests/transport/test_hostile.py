@@ -162,6 +162,7 @@ def test_who_leaves_again_and_again_is_written_down_once(caplog: pytest.LogCaptu
                 drop(client)
 
             monkey["drop"] = counted
+            assert await held.post(ONE) == 202
             for _again in range(20):
                 reply = await held.http.delete(f"{held.base}/client", headers=headers_of(ONE))
                 assert reply.status_code == 204
@@ -214,6 +215,7 @@ async def test_whatever_a_session_raises_ends_it_and_is_no_answer(request_of: st
     async with holding(SumServer(limits=quick_limits()), session) as (held, task):
         vars(session)[request_of] = lost
         if request_of == "drop":
+            assert await held.post(ONE) == 202  # Until then it may come back.
             await held.http.delete(f"{held.base}/client", headers=headers_of(ONE))
         else:
             assert (await held.ask(ONE)).status_code == 410

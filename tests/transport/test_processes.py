@@ -161,6 +161,17 @@ def test_a_sum_that_cannot_be_written_is_not_lost(town: Town, *, is_stopped: boo
     assert abs(float(np.load(out)[0]) - 0.02) < 1e-3
 
 
+def test_a_client_that_corrects_its_options_takes_part_after_all(town: Town) -> None:
+    """One is refused by the card, and the other by the first message, after it has said its name."""
+    server = town.serve("--clients", "5")
+    clients = [town.contribute(number) for number in range(3)]
+    wrong = [town.contribute(3, "--set", "minimum_cohort=10"), town.contribute(4, "--set", "minimum_threshold=9")]
+    assert [client.ended() for client in wrong] == [2, 2]
+    assert "this client accepts 10 or more" in wrong[0].text
+    clients += [town.contribute(number) for number in (3, 4)]
+    require_mean(town, server, *clients)
+
+
 def test_a_name_is_still_its_first_claimants_after_the_server_was_killed(town: Town) -> None:
     server = town.serve("--clients", "5")
     held = town.contribute(0, is_paused=True)

@@ -112,6 +112,44 @@ async def test_each_visitor_has_one_seat_and_there_are_no_more_than_invited() ->
         assert (await held.http.post(f"/v1/sessions/{'0' * 32}/seats", content=b"f" * 128)).status_code == 403
 
 
+async def test_who_leaves_before_it_sends_anything_gives_its_seat_to_the_next_or_comes_back() -> None:
+    server = SumServer(limits=quick_limits(), admission=FirstCome(frozenset(CLIENTS)))
+    async with holding(server) as (held, task):
+        for again in range(3):
+            for number in range(1, 5):
+                proof = bytes([10 * again + number] * 64)
+                status, name = await seat(held, proof)
+                assert status == 201
+                client = ClientId(int(name))
+                reply = await held.http.get(f"{held.base}/message", headers=headers_of(client, proof))
+                assert reply.status_code == 200
+                if again < 2:
+                    await held.http.request("DELETE", f"{held.base}/client", headers=headers_of(client, proof))
+        shown = (await held.http.get(f"{held.base}/progress", headers=headers_of(ClientId(1), bytes([21] * 64)))).json()
+        assert shown["present"] == 4
+        assert 0 < shown["seconds_left"] <= 20
+        # Under a number of its own it is a new proof that comes back, since it keeps none.
+        for client in CLIENTS[:4]:
+            body, headers = answer_of(client, held.session), headers_of(client, bytes([20 + client.value] * 64))
+            assert (await held.http.post(f"{held.base}/answers/0", content=body, headers=headers)).status_code == 202
+        assert await held.post(CLIENTS[4]) == 202
+        assert (await task).counted == frozenset(CLIENTS)
+        assert (await held.http.get(f"{held.base}/progress", headers=headers_of(CLIENTS[0], LATE))).status_code == 401
+
+
+async def test_a_client_that_left_is_waited_for_no_longer_than_any_other() -> None:
+    limits = quick_limits(seconds=60)
+    limits = replace(limits, stages=replace(limits.stages, patience=None, least=0.5))
+    async with holding(SumServer(limits=limits)) as (held, task):
+        for client in CLIENTS[1:]:
+            assert await held.post(client) == 202
+        began = time.monotonic()
+        await held.http.request("DELETE", f"{held.base}/client", headers=headers_of(CLIENTS[0]))
+        assert (await task).counted == frozenset(CLIENTS[1:])
+        assert 0.4 < time.monotonic() - began < 10
+        assert await held.post(CLIENTS[0]) == 410 or (await held.ask(CLIENTS[0])).status_code in {200, 403}
+
+
 async def test_a_seat_is_of_a_session_that_has_not_closed_its_first_stage() -> None:
     server = SumServer(limits=quick_limits(), admission=FirstCome(frozenset(CLIENTS)))
     async with holding(server) as (held, _):
