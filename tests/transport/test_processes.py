@@ -246,8 +246,8 @@ def test_a_server_that_cannot_go_on_says_so(town: Town) -> None:
 
 def test_a_floor_of_a_client_holds_with_coded_masks(town: Town) -> None:
     town.serve("--protocol", "coded-mask", "--clients", "5")
-    strict = town.contribute(0, "--protocol", "coded-mask", "--set", "minimum_cohort=6")
-    strict.wait_for("a cohort of")
+    strict = town.contribute(0, "--protocol", "coded-mask", "--set", "assumed_corrupted=3")
+    strict.wait_for("corrupted clients only")
     assert strict.ended() == 2
 
 
