@@ -20,15 +20,19 @@ class Evidence(Enum):
     UNVERIFIED_BYTES = auto()
     """Bytes fail before they are verified, or nothing verifies them. The sender is the transport's, not a header's."""
     VERIFIED_CONTENT = auto()
-    """Verified content is wrong, or two verified answers differ."""
+    """Content that a signature vouches for is wrong."""
+    SECOND_ANSWER = auto()
+    """Two verified answers of a client differ: it lied, or lost its state in a restart and joined again."""
     REFUSED_HALF = auto()
     """One of two servers cannot use the half or the proof of a client."""
     DIFFERENT_LISTS = auto()
     """Two servers hold different lists."""
+    BETWEEN_SERVERS = auto()
+    """What one of two servers sent the other does not read, or contradicts what it sent before; nothing was signed."""
+    REFUSED_REQUEST = auto()
+    """A client or a helper refuses what a server, or the network in its name, shows it or asks of it."""
     UNOPENED_UPLOAD = auto()
     """An enclave cannot open an upload whose client is verified."""
-    REFUSED_REQUEST = auto()
-    """A helper refuses what a server, or what stands for one, asks of it."""
     CIRCUMSTANCE = auto()
     """A storage failed, a process ended or time ran out."""
 
@@ -42,7 +46,9 @@ _NAMED_BESIDES: Final[dict[Evidence, frozenset[Party]]] = {
 """Parties that are named in addition to the sender."""
 _NAMED_ALONE: Final[dict[Evidence, frozenset[Party]]] = {
     Evidence.DIFFERENT_LISTS: frozenset({ServerId(), ServerId(1)}),
+    Evidence.BETWEEN_SERVERS: frozenset({ServerId(), ServerId(1)}),
     Evidence.REFUSED_REQUEST: frozenset({ServerId()}),
+    Evidence.SECOND_ANSWER: NOBODY,
     Evidence.CIRCUMSTANCE: NOBODY,
 }
 """Parties that are named without a sender."""
@@ -62,11 +68,31 @@ def unverified(sender: Party) -> frozenset[Party]:
     return culprits(Evidence.UNVERIFIED_BYTES, sender=sender)
 
 
+def signed_by(sender: Party) -> frozenset[Party]:
+    """Return who answers for content that a signature vouches for: its signer."""
+    return culprits(Evidence.VERIFIED_CONTENT, sender=sender)
+
+
+def answered_twice(sender: Party, *, is_signed: bool) -> frozenset[Party]:
+    """Return who is named where a second answer differs from the first, whether or not a signature vouches for both."""
+    return culprits(Evidence.SECOND_ANSWER) if is_signed else unverified(sender)
+
+
+def from_server() -> frozenset[Party]:
+    """Return who may have written what a client or a helper was sent: the server, which stands for the network too."""
+    return culprits(Evidence.REFUSED_REQUEST)
+
+
+def between_servers() -> frozenset[Party]:
+    """Return who may have written what passes between two servers without a signature: either, for the network too."""
+    return culprits(Evidence.BETWEEN_SERVERS)
+
+
 def disputed(*parties: Party) -> frozenset[Party]:
-    """Return all between whom the evidence does not decide: each says that another lies."""
+    """Return all parties among whom the evidence does not decide: one of them lies."""
     return frozenset(parties)
 
 
 def said_by(sender: Party, mode: SecurityMode) -> frozenset[Party]:
     """Return who answers for content that passed the checks of its mode: in ``active`` its sender signed it."""
-    return culprits(Evidence.VERIFIED_CONTENT, sender=sender) if mode is SecurityMode.ACTIVE else unverified(sender)
+    return signed_by(sender) if mode is SecurityMode.ACTIVE else unverified(sender)

@@ -88,7 +88,8 @@ class Reason(StrEnum):
     WRONG_SESSION = "wrong_session"
     """The message was made for another session, attempt or roster. Attribution: the party that handed it over."""
     ALREADY_ANSWERED = "already_answered"
-    """A second, different message of a kind that was answered. Attribution: its sender."""
+    """A second, different message of a kind that was answered. Attribution: its sender or any relay, if it is unsigned;
+    else nobody, since a client that lost its state in a restart sends one too."""
     NOT_ELIGIBLE = "not_eligible"
     """A message of a client that is not a member of the session, or has left it. Attribution: its sender."""
     ROSTER_INVALID = "roster_invalid"
@@ -112,7 +113,7 @@ class Reason(StrEnum):
     BUDGET_SPENT = "budget_spent"
     """A client was in as many releases as its privacy budget allows. Attribution: the client, or who asked it again."""
     BUFFER_FULL = "buffer_full"
-    """A sum holds as many uploads as it may. Attribution: the party that handed over another."""
+    """A sum holds as many uploads as it may. Attribution: nobody, or the host that handed over another."""
     WEIGHTS_UNEVEN = "weights_uneven"
     """One weight dominates a sum, which would tell much of one client. Attribution: nobody."""
     ONE_HOT_REFUTED = "one_hot_refuted"

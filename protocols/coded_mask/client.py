@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from secagg.blame import unverified
+from secagg.blame import from_server, unverified
 from secagg.contract.layout import Payload
 from secagg.crypto.entropy import Coins
 from secagg.crypto.hpke import sealing_key, sealing_pair
@@ -24,7 +24,7 @@ from secagg.errors import (
     UnexpectedMessage,
     blaming,
 )
-from secagg.identifiers import ClientId, ServerId
+from secagg.identifiers import ClientId
 from secagg.wire import MessageKind, message_kind
 
 from .configuration import Configuration, decode_entries, encode_body, encode_entries, roster_digest, sealing_info
@@ -87,7 +87,8 @@ class Client(Confined):
         if self._is_over:
             raise Misuse("the client has left this session", reason=Reason.ALREADY_SPENT)
         if self._held is None:
-            configuration = Configuration.decode(message)
+            with blaming(*from_server()):
+                configuration = Configuration.decode(message)
             self._member.floors.admit(configuration)
             configuration.require_subject(self._subject)
             self._held = Held(configuration, self._member.coins)
@@ -96,7 +97,7 @@ class Client(Confined):
             raise UnexpectedMessage(expected=State.DONE, received=message_kind(message).name)
         steps = {State.ROSTER: self._deal, State.DELIVERY: self._upload, State.SURVIVORS: self._add}
         try:
-            with blaming(ServerId()):
+            with blaming(*from_server()):
                 return steps[self._held.state](self._held, message)
         except UnexpectedMessage:
             raise
@@ -136,7 +137,7 @@ class Client(Confined):
         pieces = pieces_of(parts, len(keys))
         sealed = dict[ClientId, bytes]()
         for (client, key), piece in zip(keys.items(), pieces, strict=True):
-            receiver = sealing_key(configuration.suite, key, culprits={client})
+            receiver = sealing_key(configuration.suite, key, culprits=unverified(client))
             with Secret("piece of a mask", encode_vector(piece)) as secret:
                 sealed[client] = receiver.seal(secret, sealing_info(held.roster, self.client, client))
         for used in (parts, noise, pieces):
@@ -211,4 +212,4 @@ def elements_of(configuration: Configuration, payload: Payload, weight: int) -> 
 
 
 def _wrong(sentence: str, reason: Reason) -> PeerMisbehaved:
-    return PeerMisbehaved(sentence, reason=reason, culprits={ServerId()})
+    return PeerMisbehaved(sentence, reason=reason, culprits=from_server())

@@ -13,15 +13,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Protocol
 
+from secagg.blame import from_server
 from secagg.contract.layout import IndexSegment, Payload
 from secagg.crypto.hpke import sealing_key
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.mask_expansion import accumulate, segment_count
 from secagg.crypto.ring import low_bits, reduce_into
 from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
-from secagg.errors import AuthenticationFailed, InvalidParameters, Misuse, PeerMisbehaved, Reason
+from secagg.errors import NOBODY, AuthenticationFailed, InvalidParameters, Misuse, PeerMisbehaved, Reason
 from secagg.fields import FLAG, Message, fixed, unsigned, variable
-from secagg.identifiers import CLIENT_ID_BYTES, ServerId
+from secagg.identifiers import CLIENT_ID_BYTES
 from secagg.privacy.kinds import clip_into
 from secagg.session.certificates import IDENTITY_KEY_BYTES, Authority, verify_signature
 from secagg.session.ledger import Spent, SpentUpdates
@@ -133,7 +134,7 @@ class Client(OneStageClientSession):
         if certificate.public_key != member.signing_key.public_key:
             raise InvalidParameters("the certificate is for another key than the signing key")
         authority = certificate.public_key if member.floors.authority is None else member.floors.authority
-        Authority(authority).verify(certificate, culprits={certificate.client})
+        Authority(authority).verify(certificate, culprits=NOBODY)
         if member.floors.privacy is not None and self.ledger.maximum_seals is None:
             raise InvalidParameters(
                 "a client that asks for privacy limits its uploads: give its ledger maximum_seals, which epsilon is "
@@ -215,7 +216,7 @@ class Client(OneStageClientSession):
             digest = header.digest(configuration.context)
             indices, is_one = _packed_indices(payload), has_one_seal(configuration)
             with (
-                proof_of(member.signing_key, enclave.offer.receipt_key, digest, culprits={ServerId()}) as proof,
+                proof_of(member.signing_key, enclave.offer.receipt_key, digest, culprits=from_server()) as proof,
                 _joined(proof, indices if is_one else seed.expose(), weight) as secret,
             ):
                 sealed_seed = enclave.seal(secret, sealing_info(digest), now)
@@ -332,7 +333,7 @@ class VerifiedEnclave(Confined):
             raise PeerMisbehaved(
                 "the enclave runs another configuration than this client accepts; compare the two field by field",
                 reason=Reason.WRONG_SESSION,
-                culprits={ServerId()},
+                culprits=from_server(),
             )
         if len(offer.epoch) != EPOCH_BYTES or len(offer.receipt_key) != IDENTITY_KEY_BYTES:
             raise Misuse("an offer is a value that EnclaveOffer.decode returned")
@@ -342,7 +343,7 @@ class VerifiedEnclave(Confined):
         self.program = judgement.program
         expiry = datetime.fromtimestamp(configuration.expiry, UTC)
         self.not_after = min(judgement.not_after, expiry)
-        self._key = sealing_key(configuration.suite, offer.sealing_key, culprits={ServerId()})
+        self._key = sealing_key(configuration.suite, offer.sealing_key, culprits=from_server())
         self.require_current(now)
 
     def require_current(self, now: datetime) -> None:
@@ -353,7 +354,7 @@ class VerifiedEnclave(Confined):
             raise PeerMisbehaved(
                 f"the enclave was verified until {self.not_after:%Y-%m-%d %H:%M} UTC; fetch a new epoch's evidence",
                 reason=Reason.ATTESTATION_REFUSED,
-                culprits={ServerId()},
+                culprits=from_server(),
             )
 
     def seal(self, secret: Secret, info: bytes, now: datetime) -> bytes:
@@ -364,10 +365,10 @@ class VerifiedEnclave(Confined):
     def verify_receipt(self, receipt: Receipt) -> None:
         """Check that this enclave signed a receipt, in this epoch and under this configuration."""
         if (receipt.context, receipt.epoch) != (self.offer.context, self.offer.epoch):
-            raise AuthenticationFailed(culprits={ServerId()})
+            raise AuthenticationFailed(culprits=from_server())
         parts = receipt.signed_parts()
         verify_signature(
-            self.offer.receipt_key, receipt.signature, Label.ENCLAVE_RECEIPT, *parts, culprits={ServerId()}
+            self.offer.receipt_key, receipt.signature, Label.ENCLAVE_RECEIPT, *parts, culprits=from_server()
         )
 
     def __repr__(self) -> str:

@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
+from secagg.blame import from_server
 from secagg.crypto.entropy import Coins
 from secagg.errors import MalformedMessage, PeerError, Reason, blaming
-from secagg.identifiers import ServerId
 from secagg.session.sockets import HelperLost, SocketAsk
 from secagg.wire import MessageKind, Reader, Writer
 
@@ -121,7 +121,7 @@ class RemoteEnclave:
 
         # The bytes are a client's. As another request they would do what only the host may ask for, and as a frame that
         # is too long they would end the epoch for everybody.
-        with blaming(ServerId()):
+        with blaming(*from_server()):
             Reader(message, MessageKind.SEALED_UPLOAD)
             if len(message) > self._request_bytes:
                 raise MalformedMessage(

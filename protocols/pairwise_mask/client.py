@@ -14,6 +14,7 @@ from hmac import compare_digest
 from threading import RLock
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from secagg.blame import from_server
 from secagg.contract.layout import Payload
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
@@ -30,7 +31,7 @@ from secagg.errors import (
     UnexpectedMessage,
     blaming,
 )
-from secagg.identifiers import ClientId, ServerId
+from secagg.identifiers import ClientId
 from secagg.session.certificates import Authority, Certificate, SigningKey
 from secagg.wire import MessageKind, message_kind, owned_bytes
 
@@ -240,7 +241,7 @@ class Client(Confined):
             returned the input counts as released. If the seed of an edge is unusable it is a complaint instead, and
             the client has left: its state is ``ABORTED``, its input unspent, and ``faults`` says why.
         """
-        with self._lock, blaming(ServerId()):
+        with self._lock, blaming(*from_server()):
             return self._answer(owned_bytes(message))
 
     def _answer(self, message: bytes) -> bytes:
@@ -281,7 +282,7 @@ class Client(Confined):
             raise PeerMisbehaved(
                 f"a second {kind.name} differs from the one that was answered",
                 reason=Reason.ALREADY_ANSWERED,
-                culprits={ServerId()},
+                culprits=from_server(),
             )
         if not reply:
             raise UnexpectedMessage(

@@ -309,15 +309,15 @@ class Recovery:
     def _recover_despite_liars(self, dealer: int, secret: SharedSecret, shown: Sequence[_Shown]) -> Secret:
         """Find out whose shares are wrong, and recover the secret from the others if they are enough."""
         threshold = self._settled.configuration.threshold
-        liars, culprits, dealt = set[int](), set[Party](), frozenset[Party]()
+        liars, dealt = set[int](), frozenset[Party]()
         if self._settled.is_active:
             # The remaining shares are as they were dealt, so their faults are their dealer's.
             dealt = self._settled.said_by(dealer)
             liars = {item.holder for item in shown if not self._fits(dealer, secret, item)}
-            culprits |= {self._roster.clients[holder] for holder in liars}
             shown = [item for item in shown if item.holder not in liars]
             for holder in liars:
                 self._wrong.setdefault(holder, set()).add(dealer)
+        culprits = self._settled.said_by(*liars)
         if len(shown) < threshold:
             raise self._wrong_shares(dealer, secret, culprits)
         try:
@@ -373,8 +373,7 @@ class Recovery:
                 yield self._unsigned_shares(f"{client} dealt wrong shares, or others showed such", {dealer, *holders})
 
     def _unsigned_shares(self, sentence: str, positions: set[int]) -> PeerMisbehaved:
-        culprits = {party for position in positions for party in self._settled.said_by(position)}
-        return _fault(sentence, culprits)
+        return _fault(sentence, self._settled.said_by(*positions))
 
     def _judge_edges(self) -> Iterator[PeerMisbehaved]:
         for sender, receivers in sorted(self._bad_edges.items()):
@@ -387,7 +386,7 @@ class Recovery:
             sentence = f"{self._roster.clients[position]} complained of a seed that it could use"
             yield _fault(sentence, self._settled.said_by(position), Reason.EDGE_UNUSABLE)
 
-    def _wrong_shares(self, dealer: int, secret: SharedSecret, culprits: set[Party]) -> PeerMisbehaved:
+    def _wrong_shares(self, dealer: int, secret: SharedSecret, culprits: frozenset[Party]) -> PeerMisbehaved:
         client = self._roster.clients[dealer]
         return _fault(f"shares of the {secret.value.decode()} of {client} do not give what it committed to", culprits)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate as running_sum
 
-from secagg.blame import said_by, unverified
+from secagg.blame import disputed, said_by, unverified
 from secagg.crypto.labels import Label
 from secagg.crypto.merkle import MerkleTree
 from secagg.crypto.prime_field import ELEMENT_BYTES
@@ -112,9 +112,10 @@ class Settled:
     def set_of(self, clients: Iterable[ClientId]) -> ClientSet:
         return self.roster.set_of(self.position_of(client) for client in clients)
 
-    def said_by(self, position: int) -> frozenset[Party]:
-        """Return who answers for what a client sent."""
-        return said_by(self.roster.clients[position], self.configuration.mode)
+    def said_by(self, *positions: int) -> frozenset[Party]:
+        """Return who answers for what clients sent."""
+        clients, mode = self.roster.clients, self.configuration.mode
+        return disputed(*(party for position in positions for party in said_by(clients[position], mode)))
 
     def verify(self, sender: int, message: _Signed, label: Label, parts: tuple[bytes, ...], *, act: str) -> None:
         """Check for which session a message was made, and in active mode who signed it.
@@ -172,7 +173,7 @@ def admit_advertisement(
             raise PeerMisbehaved(
                 f"{message.client} and {other} advertise one and the same key",
                 reason=Reason.PUBLIC_KEY_REUSED,
-                culprits=said_by(message.client, configuration.mode) | {other},
+                culprits=said_by(message.client, configuration.mode) | said_by(other, configuration.mode),
             )
     return advertiser
 
@@ -327,7 +328,7 @@ def faults_of(settled: Settled, complaints: dict[int, tuple[int, ...]], sender: 
     clients, accused = settled.roster.clients, complaints[sender]
     accusers = {position: sum(position in others for others in complaints.values()) for position in accused}
     convicted = [position for position in accused if accusers[position] > max(corrupted, 1)]
-    culprits = {party for position in accused for party in settled.said_by(position)}
+    culprits = settled.said_by(*accused)
     if len(convicted) < len(accused):
         culprits |= settled.said_by(sender)
     names = ", ".join(str(clients[position]) for position in accused)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from hmac import compare_digest
 from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
 
-from secagg.blame import said_by, unverified
+from secagg.blame import from_server, said_by, unverified
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
 from secagg.crypto.merkle import NODE_BYTES, recover_root
@@ -28,7 +28,7 @@ from secagg.errors import (
     ThresholdNotMet,
 )
 from secagg.fields import CLIENT, fixed, nested, optional, repeated, sized, variable
-from secagg.identifiers import CONTEXT_TAG_BYTES, AttemptContext, ClientId, ServerId
+from secagg.identifiers import CONTEXT_TAG_BYTES, AttemptContext, ClientId
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, Certificate, VerifiedIdentity
 from secagg.wire import MessageKind
@@ -342,7 +342,7 @@ def accept_advertised_keys(member: PairwiseMember, state: Advertised, message: A
 
 def _checked_roster(member: PairwiseMember, configuration: SessionConfiguration, message: AdvertisedKeys) -> Roster:
     """Derive the roster, and refuse it where its size or its parameters do not protect this client."""
-    require_context(message.attempt, configuration.context, "the roster is of another attempt", {ServerId()})
+    require_context(message.attempt, configuration.context, "the roster is of another attempt", from_server())
     if not compare_digest(commit_to_opening(message.opening), configuration.graph_commitment):
         raise _invalid_roster("the seed of the graph is not the one that the offer commits to")
     try:
@@ -357,7 +357,7 @@ def _checked_roster(member: PairwiseMember, configuration: SessionConfiguration,
         raise PeerMisbehaved(
             f"the session uses parameters that do not protect this client: {error}",
             reason=Reason.BELOW_FLOOR,
-            culprits={ServerId()},
+            culprits=from_server(),
         ) from None
     return roster_of(configuration, message.clients, message.root, message.opening)
 
@@ -380,12 +380,12 @@ def _require_distinct_keys(
                 raise PeerMisbehaved(
                     f"one key stands for {other} and for {neighbour.keys.client}",
                     reason=Reason.PUBLIC_KEY_REUSED,
-                    culprits=(unverified(neighbour.keys.client) | {other}) - {client},
+                    culprits=(unverified(neighbour.keys.client) | unverified(other)) - {client},
                 )
 
 
 def _invalid_roster(sentence: str) -> PeerMisbehaved:
-    return PeerMisbehaved(sentence, reason=Reason.ROSTER_INVALID, culprits={ServerId()})
+    return PeerMisbehaved(sentence, reason=Reason.ROSTER_INVALID, culprits=from_server())
 
 
 def in_parallel(check: Callable[[Shown], Known], shown: Sequence[Shown], threads: int = 1) -> list[Known]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 
-from secagg.blame import unverified
+from secagg.blame import from_server, said_by
 from secagg.contract.layout import Payload, RingSegment
 from secagg.crypto.check_words import CHECK_KEY_BYTES, check_words
 from secagg.crypto.key_derivation import expand as expand_secret
@@ -35,7 +35,8 @@ from secagg.crypto.secret import Confined, Secret, abandoned_on_error
 from secagg.crypto.shamir import check_value
 from secagg.errors import NOBODY, UNDECIDED, MalformedMessage, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.fields import At, Field, Placed, fixed, sized
-from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, ServerId, SessionContext
+from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, SessionContext
+from secagg.parameters import SecurityMode
 from secagg.wire import MessageKind, Reader, Writer
 
 from .configuration import ClientSet, MessageIn, Roster, Seat, SessionConfiguration, client_set, require_context
@@ -407,12 +408,12 @@ def signed_complaint(
 
 def _check_sharers(message: DeliveredShares, key_set: VerifiedKeySet) -> None:
     configuration = key_set.roster.configuration
-    require_context(message.context, key_set.roster.context, "the shares are of another session", {ServerId()})
+    require_context(message.context, key_set.roster.context, "the shares are of another session", from_server())
     if key_set.position not in message.sharers:
         raise PeerMisbehaved(
             "the server delivers shares and says that this client shared nothing",
             reason=Reason.SURVIVORS_INVALID,
-            culprits={ServerId()},
+            culprits=from_server(),
         )
     key_set.roster.require_cohort(message.sharers, "clients that shared keys", of=key_set.position)
     holders = sum(neighbour in message.sharers for neighbour in key_set.neighbours)
@@ -432,13 +433,13 @@ def _collect_seeds(state: Shared, entries: Mapping[int, SharesEntry], seeds: dic
         try:
             seeds[neighbour] = suite.seed_of_received_edge(state.keys.mask, peer, context, entry.edge)
         except PeerError as error:
-            unusable[neighbour] = _recorded(error, peer.client, entry)
+            unusable[neighbour] = _recorded(error, peer.client, state.key_set.roster.configuration.mode)
     return unusable
 
 
-def _recorded(error: PeerError, sender: ClientId, entry: SharesEntry) -> PeerError:
+def _recorded(error: PeerError, sender: ClientId, mode: SecurityMode) -> PeerError:
     """Name who answers for an entry: its sender if it signed it, else the server and the way as well."""
-    error.culprits = frozenset({sender}) if entry.commitment else unverified(sender)
+    error.culprits = said_by(sender, mode)
     # A traceback would keep the frames alive in which the input and the seeds are.
     error.__context__ = error.__cause__ = None
     return error.with_traceback(None)
@@ -480,7 +481,7 @@ def _open_entries(
             with abandoned_on_error(both):
                 _check_shares(both, share_place(roster, neighbour, key_set.position), entry.commitment)
         except PeerError as error:
-            complaints.append(_recorded(error, advertiser.keys.client, entry))
+            complaints.append(_recorded(error, advertiser.keys.client, roster.configuration.mode))
             continue
         shares[neighbour] = both
     return entries, complaints

@@ -15,14 +15,14 @@ from array import array
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 
-from secagg.blame import unverified
+from secagg.blame import from_server, unverified
 from secagg.crypto.labels import Label
 from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.public_keys import KEY_BYTES
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import MalformedMessage, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.fields import Message, fixed, nested, repeated, sized, unsigned
-from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, ServerId, SessionContext
+from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, SessionContext
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate
 from secagg.wire import MessageKind
@@ -179,7 +179,7 @@ def confirm_survivors(
 def check_survivors(state: Masked, context: bytes, contributors: ClientSet) -> None:
     """Refuse a set of contributors that this client must not help to unmask."""
     roster, position = state.key_set.roster, state.key_set.position
-    require_context(context, roster.context, "the survivors are of another session", {ServerId()})
+    require_context(context, roster.context, "the survivors are of another session", from_server())
     if not contributors.issubset(state.sharers):
         raise invalid_survivors("somebody contributed without having shared keys")
     if position not in contributors:
@@ -197,7 +197,7 @@ def signed_survivors(
 
 def invalid_survivors(sentence: str) -> PeerMisbehaved:
     """Return the error for a set that the server should not have shown."""
-    return PeerMisbehaved(sentence, reason=Reason.SURVIVORS_INVALID, culprits={ServerId()})
+    return PeerMisbehaved(sentence, reason=Reason.SURVIVORS_INVALID, culprits=from_server())
 
 
 # --- Round 4, unmasking -----------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def reveal_shares(member: PairwiseMember, state: Masked | Confirmed, message: Un
         _verify_views(member, masked, message, present)
     elif message.endorsements or message.views:
         raise MalformedMessage(
-            "a request in semi_honest mode holds signatures", reason=Reason.TRAILING_BYTES, culprits={ServerId()}
+            "a request in semi_honest mode holds signatures", reason=Reason.TRAILING_BYTES, culprits=from_server()
         )
     answered = AnsweredFor.by(roster, masked.sharers, contributors, masked.key_set.position)
     held, shown = list[int](), list[bytes]()
@@ -295,7 +295,7 @@ def _verify_certificate(member: PairwiseMember, masked: Masked, message: Unmaski
         raise _uncertified(f"the certificate holds {len(positions)} of {roster.configuration.quorum} signatures")
 
     def check(item: Endorsement) -> None:
-        client, culprits = roster.clients[item.position], {ServerId()}
+        client, culprits = roster.clients[item.position], from_server()
         certificate = Certificate(client, item.identity_key, item.certificate)
         identity = certain(member.authority).verify(certificate, culprits=culprits)
         known = masked.key_set.advertisers.get(item.position)
@@ -322,4 +322,4 @@ def _verify_views(member: PairwiseMember, masked: Masked, message: UnmaskingRequ
 
 
 def _uncertified(sentence: str) -> PeerError:
-    return PeerMisbehaved(sentence, reason=Reason.QUORUM_NOT_MET, culprits={ServerId()})
+    return PeerMisbehaved(sentence, reason=Reason.QUORUM_NOT_MET, culprits=from_server())

@@ -18,6 +18,7 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import (
+    NOBODY,
     AuthenticationFailed,
     InvalidParameters,
     MalformedMessage,
@@ -257,7 +258,7 @@ class Server(StagedServerSession[Take]):
                 raise PeerMisbehaved(
                     f"{sender} advertises keys and {most} clients have done so",
                     reason=Reason.NOT_ELIGIBLE,
-                    culprits=unverified(sender),
+                    culprits=NOBODY,
                 )
             self._verified[sender] = admit_advertisement(self.configuration, self._owners, advertisement, identity)
             self._owners |= dict.fromkeys(advertisement.public_keys, sender)

@@ -6,10 +6,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from secagg.blame import between_servers, signed_by
 from secagg.contract.layout import Layout, Payload
 from secagg.crypto.hpke import ClassicSealingKey, sealing_key
 from secagg.crypto.secret import Secret, overwrite
-from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason
+from secagg.errors import NOBODY, InvalidParameters, Misuse, PeerMisbehaved, Reason
 from secagg.identifiers import ServerId
 from secagg.session.certificates import Authority
 from secagg.session.one_answer import OneStageClientSession
@@ -47,7 +48,7 @@ class Client(OneStageClientSession):
             raise Misuse("a client has IndexingFloors")
         if certificate.public_key != member.signing_key.public_key:
             raise InvalidParameters("the certificate is for another key than the signing key")
-        Authority(floors.authority).verify(certificate, culprits={certificate.client})
+        Authority(floors.authority).verify(certificate, culprits=NOBODY)
         super().__init__(certificate.client, subject, update, suspended)
         self._member, self._noise = member, member.noise_for(subject)
 
@@ -66,7 +67,7 @@ class Client(OneStageClientSession):
             raise _below("the round is about another codec, model, capacity or terms than this client's")
         self._admit(configuration, layout)
         keys = [
-            sealing_key(configuration.suite, offer.sealing_key, culprits={offer.stamp.server})
+            sealing_key(configuration.suite, offer.sealing_key, culprits=signed_by(offer.stamp.server))
             for offer in self._verified(configuration, round_number, invited.shown.offers)
         ]
         charge = partial(member.spend, configuration.task, round_number, model)
@@ -118,7 +119,7 @@ class Client(OneStageClientSession):
             raise PeerMisbehaved(
                 "both servers offer one key, so one party could open both halves",
                 reason=Reason.PUBLIC_KEY_REUSED,
-                culprits={stamp.server for stamp in stamps},
+                culprits=between_servers(),
             )
         return verified
 

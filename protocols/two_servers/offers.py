@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, ClassVar, Final, NamedTuple
 
+from secagg.blame import answered_twice, signed_by, unverified
 from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.labels import Label
-from secagg.errors import NOBODY, Misuse, PeerMisbehaved, Reason, ThresholdNotMet, blaming
+from secagg.errors import NOBODY, UNDECIDED, Misuse, PeerMisbehaved, Reason, ThresholdNotMet, blaming
 from secagg.fields import (
     CONTEXT,
     FLAG,
@@ -115,19 +116,19 @@ class RoundRules:
             raise PeerMisbehaved(
                 f"{entry.client} uploaded twice for one round, and a second upload would be a second vote",
                 reason=Reason.ALREADY_ANSWERED,
-                culprits=[entry.client],
+                culprits=answered_twice(entry.client, is_signed=True),
             )
         if entry.weight not in self.weights:
             raise PeerMisbehaved(
                 f"a client weighs {entry.weight}, which the configuration does not allow",
                 reason=Reason.INPUT_OUT_OF_RANGE,
-                culprits=[entry.client],
+                culprits=signed_by(entry.client),
             )
         if len(self._entries) - self.number_of(Standing.REJECTED) >= self.maximum_cohort:
             raise PeerMisbehaved(
                 f"the round holds {self.maximum_cohort} uploads, and no more are taken",
                 reason=Reason.BUFFER_FULL,
-                culprits=[entry.client],
+                culprits=NOBODY,
             )
         return True
 
@@ -246,7 +247,7 @@ class RoundStamp:
             raise PeerMisbehaved(
                 "a message belongs to another configuration, round or server",
                 reason=Reason.WRONG_SESSION,
-                culprits=[self.server],
+                culprits=UNDECIDED,
             )
         return self
 
@@ -280,11 +281,11 @@ class ServerOffer(Placed):
     @classmethod
     def decode(cls, message: bytes, configuration: IndexingConfiguration, stamp: RoundStamp) -> ServerOffer:
         """Read the offer of one server for one round, and check its signature."""
-        with blaming(stamp.server):
+        with blaming(*unverified(stamp.server)):
             offer = cls.read_in(Due(stamp, configuration), message)
         key = configuration.server_keys[stamp.server.index]
         parts = (*stamp.parts(), offer.sealing_key)
-        verify_signature(key, offer.signature, Label.INDEXING_OFFER, *parts, culprits={stamp.server})
+        verify_signature(key, offer.signature, Label.INDEXING_OFFER, *parts, culprits=unverified(stamp.server))
         return offer
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from secagg.blame import between_servers, signed_by
 from secagg.contract.layout import IndexSegment
 from secagg.crypto.hpke import sealing_pair
 from secagg.crypto.mask_expansion import accumulate, segment_count
@@ -154,7 +155,7 @@ class PointFunctionExchange(Confined):
         self._threads = threads
         self._verifiers: list[OneHotVerifier] | None = None
         self._public_part = bytes(public_part)
-        with blaming(header.client):
+        with blaming(*signed_by(header.client)):
             self._halves = list(self._read(body))
         if server.index == 1:
             self._correct(self._public_part)
@@ -218,7 +219,7 @@ class PointFunctionExchange(Confined):
     def conclude(self, answer: bytes) -> bytes:
         """Decide upon server 0's openings, and open."""
         verifiers, count = self._verified(), len(self._halves) * self._configuration.is_checked
-        with blaming(self._peer):
+        with blaming(*between_servers()):
             pieces = [bytes(piece) for piece in cut(answer, [*self._commitment_sizes(), *self._opening_sizes()])]
         openings = [verifier.open(piece) for verifier, piece in zip(verifiers, pieces[:count], strict=True)]
         for verifier, piece in zip(verifiers, pieces[count:], strict=True):
@@ -227,7 +228,7 @@ class PointFunctionExchange(Confined):
 
     def settle(self, conclusion: bytes) -> None:
         """Decide upon server 1's openings."""
-        with blaming(self._peer):
+        with blaming(*between_servers()):
             pieces = list(cut(conclusion, self._opening_sizes()))
         for verifier, piece in zip(self._verified(), pieces, strict=True):
             verifier.decide(bytes(piece))
@@ -245,7 +246,7 @@ class PointFunctionExchange(Confined):
     def _take(self, proposal: bytes) -> list[memoryview]:
         """Split a proposal, take the correction words, and return the commitments."""
         public = public_bytes(self._configuration)
-        with blaming(self._peer):
+        with blaming(*between_servers()):
             part, *commitments = cut(proposal, [public, *self._commitment_sizes()])
             if any(half.share is None for half in self._halves):
                 self._correct(part)
@@ -460,7 +461,7 @@ class HalfOpener(Confined):
                 mask_key = None if server.index else ring_mask_key(seed, configuration.suite, digest)
                 index_bytes = index_body_bytes(configuration, server)
                 exchange = self._exchange(upload, entry, memoryview(body)[:index_bytes])
-                with blaming(header.client):
+                with blaming(*signed_by(header.client)):
                     vectors = unpack_rings(configuration, memoryview(body)[index_bytes:]) if server.index else []
             finally:
                 overwrite(body)

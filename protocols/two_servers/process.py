@@ -19,12 +19,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from secagg.blame import between_servers
 from secagg.crypto.entropy import Coins
 from secagg.crypto.key_derivation import expand
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, InvalidParameters, PeerError
-from secagg.identifiers import ServerId
 from secagg.session.frames import receive_frame, send_frame
 from secagg.session.sockets import GREETING_PATIENCE, Service, SocketAsk
 from secagg.wire import MessageKind, Reader, Writer
@@ -79,7 +79,7 @@ def _tag(pair_key: Secret, server: int, challenge: bytes, nonce: bytes) -> bytes
 
 def _require_tag(pair_key: Secret, server: int, challenge: bytes, nonce: bytes, tag: bytes) -> None:
     if not hmac.compare_digest(_tag(pair_key, server, challenge, nonce), tag):
-        raise AuthenticationFailed(culprits=[ServerId(server)])
+        raise AuthenticationFailed(culprits=between_servers())
 
 
 PEER_PATIENCE: Final = 600.0

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from secagg.blame import Evidence, culprits
+from secagg.blame import Evidence, between_servers, culprits
 from secagg.contract import Aggregate, Layout, RingSegment
 from secagg.contract.codewords import Tables, summed_layout
 from secagg.contract.layout import IndexSegment
@@ -266,7 +266,7 @@ class Release(Confined):
             raise PeerMisbehaved(
                 f"{self._peer_stamp.server} has committed to another share before",
                 reason=Reason.ALREADY_ANSWERED,
-                culprits=[self._peer_stamp.server],
+                culprits=between_servers(),
             )
         return theirs
 
@@ -280,9 +280,9 @@ class Release(Confined):
             raise PeerMisbehaved(
                 f"the share of {peer} is not what it committed to",
                 reason=Reason.COMMITMENT_MISMATCH,
-                culprits=[peer],
+                culprits=between_servers(),
             )
-        with blaming(peer):
+        with blaming(*between_servers()):
             theirs = OutputShare.decode(peer_share, self._configuration, self._peer_stamp)
         own = OutputShare.decode(self.own_share(), self._configuration, self._stamp)
         try:

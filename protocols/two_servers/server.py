@@ -25,7 +25,7 @@ from functools import partial
 from threading import RLock
 from typing import Final
 
-from secagg.blame import Evidence, culprits
+from secagg.blame import Evidence, between_servers, culprits
 from secagg.contract import Aggregate
 from secagg.crypto.entropy import Coins
 from secagg.crypto.key_derivation import expand
@@ -297,7 +297,7 @@ class IndexingServer(Confined):
         """Return this server's share again, which it has opened."""
         with self._held():
             if self._release.peer_commitment is None:
-                raise UnexpectedMessage(expected="a commitment first", received="a share", culprits=[self.peer])
+                raise UnexpectedMessage(expected="a commitment first", received="a share", culprits=between_servers())
             return self._release.own_share()
 
     def combine(self, peer_share: bytes) -> RoundResult:
@@ -346,7 +346,7 @@ class IndexingServer(Confined):
             raise PeerMisbehaved(
                 "an upload is asked about once, and this is another question",
                 reason=Reason.ALREADY_ANSWERED,
-                culprits=[self.peer],
+                culprits=between_servers(),
             )
         pending.asked = question
         try:
@@ -395,7 +395,7 @@ class IndexingServer(Confined):
             raise UnexpectedMessage(
                 expected=f"it in a round that is {due}, and this one is {self._rules.state.value}",
                 received=received,
-                culprits=[self.peer],
+                culprits=between_servers(),
             )
 
     def _require_server(self, index: int) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Final
 
+from secagg.blame import between_servers
 from secagg.contract.layout import IndexSegment
 from secagg.crypto.aead import TAG_BYTES
 from secagg.crypto.hpke import sealing_sizes
@@ -94,7 +95,7 @@ def encode_batch(kind: MessageKind, stamp: RoundStamp, items: Sequence[BatchItem
 
 def decode_batch(message: bytes, kind: MessageKind, stamp: RoundStamp) -> list[BatchItem]:
     """Read a batch of the other server back, in which no upload stands twice."""
-    with blaming(stamp.server):
+    with blaming(*between_servers()):
         reader = stamp.read(message, kind)
         count = reader.integer(4)
         if count > MAXIMUM_BATCH:
@@ -138,11 +139,11 @@ class AcceptedList(Placed):
     @classmethod
     def decode(cls, message: bytes, configuration: IndexingConfiguration, stamp: RoundStamp) -> AcceptedList:
         """Read the other server's list back, and check its signature."""
-        with blaming(stamp.server):
+        with blaming(*between_servers()):
             decoded = cls.read_in(Due(stamp, configuration), message)
         key = configuration.server_keys[stamp.server.index]
         parts = cls._parts(stamp, decoded.entries_digest, decoded.contributors)
-        verify_signature(key, decoded.signature, Label.INDEXING_SIGNED_LIST, *parts, culprits={stamp.server})
+        verify_signature(key, decoded.signature, Label.INDEXING_SIGNED_LIST, *parts, culprits=between_servers())
         return decoded
 
 
@@ -171,7 +172,7 @@ class OutputCommitment(Placed):
 
     @classmethod
     def decode(cls, message: bytes, configuration: IndexingConfiguration, stamp: RoundStamp) -> OutputCommitment:
-        with blaming(stamp.server):
+        with blaming(*between_servers()):
             return cls.read_in(Due(stamp, configuration), message)
 
 

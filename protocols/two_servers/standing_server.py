@@ -26,6 +26,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
+from secagg.blame import between_servers
 from secagg.contract.layout import IndexSegment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
@@ -260,7 +261,7 @@ class StandingServer(Confined):
         """Do what server 0 asks for, and return the message that answers it; never raise for what it sent."""
         try:
             try:
-                with blaming(ServerId(0)):
+                with blaming(*between_servers()):
                     return self._obey(request)
             except SecAggError as error:
                 _LOG.warning("server 1 refuses: %s", error)
@@ -309,7 +310,7 @@ class StandingServer(Confined):
             case MessageKind.OUTPUT_SHARE:
                 return self._release(server, request)
             case _:
-                raise Unexpected(expected="a message of server 0", received=kind.name, culprits=[server.peer])
+                raise Unexpected(expected="a message of server 0", received=kind.name, culprits=between_servers())
 
     def _begin(self, request: bytes) -> bytes:
         """Begin a round in place of one that runs; the one that runs is offered again as it was."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
@@ -12,11 +12,13 @@ from secagg.contract import Payload, ideal_aggregate
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Secret
 from secagg.errors import ContractViolation, SecAggError
-from secagg.identifiers import ClientId
+from secagg.identifiers import ClientId, Party
 from secagg.session.registry import Clock, ProtocolEntry, Simulation
 from secagg.session.roles import ClientSession, LateUpdate, Released, ServerSession, Subject, Update
 
 LEAST_CLIENTS: Final = 4
+_STAGES: Final = 16
+"""No session has more."""
 MODEL: Final = bytes(range(32))
 """The digest of the model that every rehearsed update was trained from."""
 
@@ -38,6 +40,11 @@ class SessionCandidate:
     """Whether an answer proves who made it; where it does not, one that is handed over as another's spoils the sum."""
     notices_alterations: bool = True
     """Whether a sum in which an altered answer is, is not released; elsewhere that is the transport's to see to."""
+
+    between: Callable[[Any, Callable[[bytes], bytes]], None] | None = None
+    """Puts an alteration on every message between server and helpers of a simulation, where there are helpers."""
+    linked: tuple[Party, ...] = ()
+    """Parties that are named for such an alteration whenever anybody is, in addition to the server."""
 
     def __post_init__(self) -> None:
         if len(self.clients) < LEAST_CLIENTS:
@@ -153,10 +160,30 @@ class Rehearsal:
         """Hold a session that was tampered with to this: its sum is right for whom it counts, or there is none."""
         try:
             released = going_on()
+        except ContractViolation:
+            raise
         except SecAggError:
             return
         if self.candidate.notices_alterations:
             self.require_exact(released, released.counted)
+
+
+def rehearsals(candidate: SessionCandidate) -> Iterator[tuple[int, Rehearsal]]:
+    """Yield a fresh session for each of its stages, in which that stage is open."""
+    for number in range(_STAGES):
+        rehearsal = Rehearsal.begin(candidate)
+        if not rehearsal.reach(number):
+            rehearsal.server.abort()
+            return
+        yield number, rehearsal
+        rehearsal.server.abort()
+        rehearsal.world.close()
+
+
+def update_stages(rehearsal: Rehearsal) -> tuple[bool, bool]:
+    """Return whether the open stage takes updates, and whether updates were made before it."""
+    stage = rehearsal.server.stage
+    return stage is not None and stage.takes_update, bool(rehearsal.made)
 
 
 def two_copies(suspended: Secret) -> tuple[Secret, Secret]:

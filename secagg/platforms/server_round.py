@@ -12,10 +12,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
+from secagg.blame import unverified
 from secagg.contract import Aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label
-from secagg.errors import PeerError, PeerMisbehaved, Reason, SecAggError
+from secagg.errors import NOBODY, PeerError, PeerMisbehaved, Reason, SecAggError
 from secagg.identifiers import ClientId
 from secagg.session.certificates import verify_signature
 from secagg.session.roles import ServerSession, Stage
@@ -228,5 +229,5 @@ def _readable(read: Reply) -> Answer | Left | None:
 
 def not_eligible(client: object, sentence: str) -> PeerMisbehaved:
     """Return why an answer does not count."""
-    culprits = {client} if isinstance(client, ClientId) else set[ClientId]()
+    culprits = unverified(client) if isinstance(client, ClientId) else NOBODY
     return PeerMisbehaved(f"{client} {sentence}", reason=Reason.NOT_ELIGIBLE, culprits=culprits)

@@ -201,7 +201,7 @@ def verify_signature(
 def _certified(authority: bytes, certificate: Certificate) -> VerifiedIdentity:
     """Verify a certificate; it is remembered, because a client meets the same peers round after round."""
     statement = bind(Label.CERTIFICATE, authority, certificate.client.encode(), certificate.public_key)
-    _verify(authority, certificate.signature, statement, ())
+    _verify(authority, certificate.signature, statement, UNDECIDED)
     return VerifiedIdentity(certificate.client, certificate.public_key)
 
 

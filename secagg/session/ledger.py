@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Confined
-from secagg.errors import UNDECIDED, InvalidParameters, Misuse, PeerMisbehaved, Reason
+from secagg.errors import NOBODY, InvalidParameters, Misuse, PeerMisbehaved, Reason
 from secagg.parameters import ATTEMPTS
 
 from .store import Store, named_in_memory
@@ -93,13 +93,13 @@ class SpentUpdates(Confined):
                 f"this client uploaded for number {last}, and is asked for {spent.number}; numbers go up within a "
                 "task, and each has one upload",
                 reason=Reason.ALREADY_ANSWERED,
-                culprits=UNDECIDED,
+                culprits=NOBODY,
             )
         if maximum is not None and uploads >= maximum:
             raise PeerMisbehaved(
                 f"this client has made {maximum} uploads, which is its budget for the task",
                 reason=Reason.BUDGET_SPENT,
-                culprits=UNDECIDED,
+                culprits=NOBODY,
             )
         if is_repeat_allowed:
             return
@@ -117,7 +117,7 @@ class SpentUpdates(Confined):
                 f"this client has uploaded {times} for the model of number {spent.number}, whatever its number and "
                 "task were; two sums of updates of one model can give a client away",
                 reason=Reason.ALREADY_ANSWERED,
-                culprits=UNDECIDED,
+                culprits=NOBODY,
             )
 
     def charge(self, spent: Spent, *, is_repeat_allowed: bool = False, maximum: int | None = None) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from secagg.blame import from_server
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import NOBODY, Misuse, PeerError, Reason, UnexpectedMessage
+from secagg.errors import NOBODY, Misuse, PeerError, Reason, UnexpectedMessage, blaming
 from secagg.identifiers import ClientId
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ class OneStageClientSession(Confined, ABC):
             )
         if self._update is None:
             raise Misuse("there is no update to upload; join with one", reason=Reason.ALREADY_SPENT)
-        upload = self._upload(message, self._update)
+        with blaming(*from_server()):
+            upload = self._upload(message, self._update)
         self._is_done = True
         return upload
 

@@ -17,7 +17,7 @@ from hmac import compare_digest
 from threading import RLock
 from typing import Generic, TypeVar
 
-from secagg.blame import Evidence, culprits, unverified
+from secagg.blame import Evidence, answered_twice, culprits, unverified
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import (
     Misuse,
@@ -209,11 +209,11 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
         digest = digest_of_all if checked.digest is None else checked.digest
         if (before := self._said.get(sender)) is not None:
             if not compare_digest(before, digest):
-                evidence = Evidence.VERIFIED_CONTENT if self.is_signed else Evidence.UNVERIFIED_BYTES
                 raise PeerMisbehaved(
-                    f"{sender} sent a second answer; the first one counts",
+                    f"{sender} sent a second answer, as a client does that restarts without its state; the first one "
+                    "counts",
                     reason=Reason.ALREADY_ANSWERED,
-                    culprits=culprits(evidence, sender=sender),
+                    culprits=answered_twice(sender, is_signed=self.is_signed),
                 )
             return digest
         try:

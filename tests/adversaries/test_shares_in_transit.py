@@ -15,7 +15,7 @@ import pytest
 from secagg.blame import unverified
 from secagg.crypto.prime_field import PRIME
 from secagg.crypto.secret import Secret
-from secagg.errors import AuthenticationFailed, PeerError, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
+from secagg.errors import NOBODY, AuthenticationFailed, PeerError, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, Party, ServerId, SessionContext
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import ServerState, Topology
@@ -273,7 +273,7 @@ def test_who_has_uploaded_complains_of_nobody_and_who_complained_uploads_nothing
         session.server.receive(attacker, second)
     reason = Reason.NOT_ELIGIBLE if complains_first else Reason.ALREADY_ANSWERED
     signed = mode is SecurityMode.ACTIVE and not complains_first
-    assert (caught.value.reason, caught.value.culprits) == (reason, {attacker} if signed else unverified(attacker))
+    assert (caught.value.reason, caught.value.culprits) == (reason, NOBODY if signed else unverified(attacker))
     assert (session.server.message_to(attacker) is None) is complains_first
     if complains_first:
         assert [fault.reason for fault in faults] == [Reason.EDGE_UNUSABLE]

@@ -167,7 +167,7 @@ def test_a_rejected_client_has_no_second_vote(both_refuse: Check, sum_is_exact: 
     made.upload(2, 3)
     made.check()
     made.clients[0] = made.new_client(1)
-    both_refuse(made, made.share(1), PeerMisbehaved, Reason.ALREADY_ANSWERED, ClientId(1))
+    both_refuse(made, made.share(1), PeerMisbehaved, Reason.ALREADY_ANSWERED)
     sum_is_exact(made, 2, 3)
 
 

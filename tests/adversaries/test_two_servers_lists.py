@@ -77,7 +77,7 @@ def test_a_client_that_one_server_drops_is_noticed_and_nothing_is_released(
     commitments = liar.agreed()
     victim, theirs = honest.servers[1 - dropped_at], liar.servers[dropped_at].close()
     if liar_first:
-        comes_too_early = UnexpectedMessage, Reason.WRONG_KIND, victim.peer
+        comes_too_early = UnexpectedMessage, Reason.WRONG_KIND, *SERVERS
         refuses(victim.agree, theirs, *comes_too_early)
     victim.close()
     error = raises_exactly(lambda: victim.agree(theirs), PeerMisbehaved, Reason.SERVERS_DISAGREE, *SERVERS)
@@ -102,7 +102,7 @@ def test_a_conclusion_that_comes_after_the_list_is_not_settled(raises_exactly: C
     made.upload(4)
     conclusion = made.one.conclude(made.zero.answer(made.one.propose(made.one.waiting())))
     lists = made.zero.close(), made.one.close()
-    refuses(made.zero.settle, conclusion, UnexpectedMessage, Reason.WRONG_KIND, ServerId(1))
+    refuses(made.zero.settle, conclusion, UnexpectedMessage, Reason.WRONG_KIND, *SERVERS)
     raises_exactly(lambda: made.zero.agree(lists[1]), PeerMisbehaved, Reason.SERVERS_DISAGREE, *SERVERS)
     raises_exactly(lambda: made.one.agree(lists[0]), PeerMisbehaved, Reason.SERVERS_DISAGREE, *SERVERS)
 
@@ -131,15 +131,15 @@ def test_a_list_is_signed_by_the_other_server(refuses: Check, sum_is_exact: Chec
     made = with_uploads(1, 2, 3)
     own = made.zero.close()
     for forger in ("server 0", "client 1", "authority"):
-        refuses(made.zero.agree, forged(made, forger), AuthenticationFailed, Reason.AUTHENTICATION_FAILED, ServerId(1))
-    refuses(made.zero.agree, own, PeerMisbehaved, Reason.WRONG_SESSION, ServerId(1))
+        refuses(made.zero.agree, forged(made, forger), AuthenticationFailed, Reason.AUTHENTICATION_FAILED, *SERVERS)
+    refuses(made.zero.agree, own, PeerMisbehaved, Reason.WRONG_SESSION, *SERVERS)
     genuine = list_of(made, 1)
     for altered in (
         replace(genuine, contributors=4),
         replace(genuine, entries_digest=bytes(32)),
         replace(genuine, signature=bytes(64)),
     ):
-        refuses(made.zero.agree, altered.encode(), AuthenticationFailed, Reason.AUTHENTICATION_FAILED, ServerId(1))
+        refuses(made.zero.agree, altered.encode(), AuthenticationFailed, Reason.AUTHENTICATION_FAILED, *SERVERS)
     sum_is_exact(made, 1, 2, 3)
 
 
@@ -153,13 +153,13 @@ def test_what_is_of_another_round_ends_nothing(what: str, refuses: Check, sum_is
     made.zero.close()
 
     def is_of_elsewhere(step: Callable[[bytes], object], message: bytes) -> None:
-        refuses(step, message, PeerMisbehaved, Reason.WRONG_SESSION, ServerId(1))
+        refuses(step, message, PeerMisbehaved, Reason.WRONG_SESSION, *SERVERS)
 
     is_of_elsewhere(made.zero.agree, lists)
     genuine = made.agreed()
     is_of_elsewhere(made.zero.open, commitments[1])
     made.zero.open(genuine[1])
-    refuses(made.zero.combine, shares, PeerMisbehaved, Reason.COMMITMENT_MISMATCH, ServerId(1))
+    refuses(made.zero.combine, shares, PeerMisbehaved, Reason.COMMITMENT_MISMATCH, *SERVERS)
     sum_is_exact(made, 1, 2, 3)
 
 
@@ -172,10 +172,10 @@ def test_a_server_commits_once_and_opens_what_it_committed_to(refuses: Check, su
     share = made.one.open(commitments[0])
     own = made.zero.open(commitments[1])
     another = OutputCommitment.to(made.stamp(1), list_digest(made), share + b"\0").encode()
-    refuses(made.zero.open, another, PeerMisbehaved, Reason.ALREADY_ANSWERED, ServerId(1))
+    refuses(made.zero.open, another, PeerMisbehaved, Reason.ALREADY_ANSWERED, *SERVERS)
     assert made.zero.open(commitments[1]) == own
     for lie in (share[:-1] + bytes([share[-1] ^ 1]), own, share + b"\0"):
-        refuses(made.zero.combine, lie, PeerMisbehaved, Reason.COMMITMENT_MISMATCH, ServerId(1))
+        refuses(made.zero.combine, lie, PeerMisbehaved, Reason.COMMITMENT_MISMATCH, *SERVERS)
     sum_is_exact(made, 1, 2, 3)
 
 
@@ -184,7 +184,7 @@ def test_a_commitment_is_bound_to_the_list(raises_exactly: Check) -> None:
     commitments = made.agreed()
     share = made.one.open(commitments[0])
     made.zero.open(OutputCommitment.to(made.stamp(1), bytes(32), share).encode())
-    raises_exactly(lambda: made.zero.combine(share), PeerMisbehaved, Reason.COMMITMENT_MISMATCH, ServerId(1))
+    raises_exactly(lambda: made.zero.combine(share), PeerMisbehaved, Reason.COMMITMENT_MISMATCH, *SERVERS)
 
 
 def test_a_server_that_has_signed_nothing_shares_nothing() -> None:
@@ -199,11 +199,11 @@ def test_the_echo_of_a_commitment_commits_to_nothing(raises_exactly: Check) -> N
     """A server that sends the other's commitment back cannot send its share back afterwards."""
     made = with_uploads(1, 2, 3)
     own, _ = made.agreed()
-    raises_exactly(lambda: made.zero.open(own), PeerMisbehaved, Reason.WRONG_SESSION, ServerId(1))
+    raises_exactly(lambda: made.zero.open(own), PeerMisbehaved, Reason.WRONG_SESSION, *SERVERS)
     digest = OutputCommitment.decode(own, made.configuration, made.stamp(0)).digest
     echo = OutputCommitment(stamp=made.stamp(1), digest=digest).encode()
     share = made.zero.open(echo)
-    raises_exactly(lambda: made.zero.combine(share), PeerMisbehaved, Reason.COMMITMENT_MISMATCH, ServerId(1))
+    raises_exactly(lambda: made.zero.combine(share), PeerMisbehaved, Reason.COMMITMENT_MISMATCH, *SERVERS)
 
 
 def lying_share(configuration: IndexingConfiguration, share: OutputShare) -> OutputShare:
@@ -232,7 +232,7 @@ def test_a_lane_that_the_group_does_not_have_is_no_share(raises_exactly: Check) 
         again.agreed()
         again.zero.open(OutputCommitment.to(again.stamp(1), list_digest(again), lie).encode())
         raises_exactly(
-            lambda lie=lie, again=again: again.zero.combine(lie), MalformedMessage, Reason.NOT_CANONICAL, ServerId(1)
+            lambda lie=lie, again=again: again.zero.combine(lie), MalformedMessage, Reason.NOT_CANONICAL, *SERVERS
         )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.blame import between_servers, unverified
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import AuthenticationFailed, MalformedMessage, PeerError, PeerMisbehaved, Reason, UnexpectedMessage
 from secagg.identifiers import ClientId, ServerId
@@ -140,7 +141,7 @@ def test_a_client_with_two_keys_is_one_client(made: InsecureIndexingRound, both_
     twin.certificate = issue_certificate(authority, FIRST, second_key.public_key)
     twin.signing_key = second_key
     made.clients[0] = twin
-    both_refuse(made, made.share(1), PeerMisbehaved, Reason.ALREADY_ANSWERED, FIRST)
+    both_refuse(made, made.share(1), PeerMisbehaved, Reason.ALREADY_ANSWERED)
 
 
 # --- Everything in the header -----------------------------------------------------------------------------------------
@@ -279,12 +280,12 @@ def test_a_server_with_another_configuration_understands_nothing(
         ),
         PeerMisbehaved,
         Reason.WRONG_SESSION,
-        astray.server,
+        *unverified(astray.server),
     )
     assert made.clients[1].ledger.last(made.setup.task) == -1
     said = other.one.propose(()) if deviant else other.zero.answer(other.one.propose(()))
     hear = genuine.answer if deviant else genuine.conclude
-    refuses(hear, said, PeerMisbehaved, Reason.WRONG_SESSION, astray.server)
+    refuses(hear, said, PeerMisbehaved, Reason.WRONG_SESSION, *between_servers())
 
 
 @pytest.mark.parametrize("number", [0, 6, 8, (1 << 64) - 1])
@@ -315,7 +316,6 @@ def test_everybody_may_vote_for_one_codeword(cohort: int, weight: int, count: in
         made.share(cohort + 1, weight=weight, payload=payload),
         PeerMisbehaved,
         Reason.BUFFER_FULL,
-        ClientId(cohort + 1),
     )
     made.check()
     for result in made.finish():
@@ -412,7 +412,7 @@ def test_a_message_of_elsewhere_changes_nothing(what: str, kind: MessageKind, re
     other_task = InsecureIndexingRound(IndexingSetup(task=b"another task")).configuration.context
     if what == "kind":
         wrong = encode_batch(CONCLUSION if kind is not CONCLUSION else PROPOSAL, genuine, items)
-        refuses(hear, wrong, UnexpectedMessage, Reason.WRONG_KIND, server.peer)
+        refuses(hear, wrong, UnexpectedMessage, Reason.WRONG_KIND, *between_servers())
         return
     changes: dict[str, Any] = {
         "round": {"round_number": 8},
@@ -420,13 +420,13 @@ def test_a_message_of_elsewhere_changes_nothing(what: str, kind: MessageKind, re
         "server": {"server": server.server},
     }
     wrong = encode_batch(kind, replace(genuine, **changes[what]), items)
-    refuses(hear, wrong, PeerMisbehaved, Reason.WRONG_SESSION, server.peer)
+    refuses(hear, wrong, PeerMisbehaved, Reason.WRONG_SESSION, *between_servers())
 
 
 @pytest.mark.parametrize("kind", [PROPOSAL, ANSWER, CONCLUSION])
 def test_a_declared_length_allocates_nothing(kind: MessageKind, refuses: Check) -> None:
     made = with_uploads(2)
-    server, hear, message = hears(made, kind)
+    _, hear, message = hears(made, kind)
     head = len(batch(made, kind, [])) - 4
     lies = {
         "uploads": message[:head] + MAXIMUM_BATCH.to_bytes(4, "big") + message[head + 4 :],
@@ -441,16 +441,16 @@ def test_a_declared_length_allocates_nothing(kind: MessageKind, refuses: Check) 
         assert caught.value.reason is Reason.TRUNCATED
         assert peak < 1 << 16
     too_many = message[:head] + (MAXIMUM_BATCH + 1).to_bytes(4, "big") + message[head + 4 :]
-    refuses(hear, too_many, MalformedMessage, Reason.LENGTH_OVER_LIMIT, server.peer)
+    refuses(hear, too_many, MalformedMessage, Reason.LENGTH_OVER_LIMIT, *between_servers())
 
 
 @pytest.mark.parametrize("kind", [PROPOSAL, ANSWER, CONCLUSION])
 def test_an_upload_stands_in_a_message_once(kind: MessageKind, refuses: Check) -> None:
     made = with_uploads(2)
-    server, hear, message = hears(made, kind)
+    _, hear, message = hears(made, kind)
     first, _ = items_of(made, message, kind)
     twice = batch(made, kind, [first, first])
-    refuses(hear, twice, MalformedMessage, Reason.NOT_CANONICAL, server.peer)
+    refuses(hear, twice, MalformedMessage, Reason.NOT_CANONICAL, *between_servers())
 
 
 @pytest.mark.parametrize("damage", ["cut", "continued", "empty"])
@@ -480,7 +480,7 @@ def test_an_upload_is_asked_about_once(refuses: Check, sum_is_exact: Check) -> N
     answer = made.zero.answer(proposal)
     (first, blob), second = items_of(made, proposal, PROPOSAL)
     another = batch(made, PROPOSAL, [(first, flipped(blob, len(blob) - 1)), second])
-    refuses(made.zero.answer, another, PeerMisbehaved, Reason.ALREADY_ANSWERED, ServerId(1))
+    refuses(made.zero.answer, another, PeerMisbehaved, Reason.ALREADY_ANSWERED, ServerId(0), ServerId(1))
     assert made.zero.answer(proposal) == answer
     made.zero.settle(made.one.conclude(answer))
     sum_is_exact(made, 1, 2)

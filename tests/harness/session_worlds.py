@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ import numpy as np
 from secagg.conformance.sessions import MODEL, SessionCandidate
 from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.entropy import SystemCoins
-from secagg.identifiers import ClientId
+from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.coded_mask.session import CodedMaskSettings
 from secagg.protocols.enclave.session import EnclaveSettings
@@ -63,6 +64,25 @@ def payload_of(client: ClientId, layout: Layout = LAYOUT) -> Payload:
     return Payload(layout, tuple(values))
 
 
+def _between_servers(world: Any, alter: Callable[[bytes], bytes]) -> None:
+    ask = world._ask  # noqa: SLF001 -- the link of a simulation
+    world._ask = lambda request: alter(ask(alter(request)))  # noqa: SLF001
+
+
+def _with_holders(world: Any, alter: Callable[[bytes], bytes]) -> None:
+    ask_all = world._ask_all  # noqa: SLF001
+
+    def altering(requests: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
+        asked = {position: alter(request) for position, request in requests.items()}
+        return ((position, alter(answer)) for position, answer in ask_all(asked))
+
+    world._ask_all = altering  # noqa: SLF001
+
+
+LINKS: Final = {"two-servers": _between_servers, "one-message": _with_holders}
+"""By protocol: what alters the messages between a simulation's server and its helpers."""
+
+
 def candidate_of(name: str) -> SessionCandidate:
     """Return a candidate of the kit by its name in ``SETTINGS``."""
     protocol, settings, count = SETTINGS[name]
@@ -85,4 +105,6 @@ def candidate_of(name: str) -> SessionCandidate:
         proves_senders="semi-honest" not in name,
         # A host that alters masked vectors spoils the sum that it alone gets; coded masks leave it to the transport.
         notices_alterations=name != "enclave" and "coded" not in name,
+        between=LINKS.get(protocol),
+        linked=(ServerId(0), ServerId(1)) if protocol == "two-servers" else (),
     )

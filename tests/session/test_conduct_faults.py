@@ -11,11 +11,13 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from secagg.blame import unverified
 from secagg.conformance.sessions import LAWS, SessionCandidate, check_law, check_sessions
 from secagg.contract import Payload
 from secagg.crypto.secret import Secret
 from secagg.errors import ContractViolation, Misuse, PeerError, Reason
-from secagg.identifiers import ClientId
+from secagg.identifiers import ClientId, Party, ServerId
+from secagg.protocols.two_servers import release
 from secagg.session.roles import LateUpdate, Released, ServerSession, Subject, Turnout
 from secagg.session.stages import Checked
 from secagg.wire import Writer
@@ -336,12 +338,46 @@ class SharesItsState(PlainServerSession):
         SHARED.append(self)
 
 
+class NamesTheSenderAlone(PlainServerSession):
+    """Blames a client for what the network did to its answer."""
+
+    def receive(self, sender: ClientId, message: bytes) -> None:
+        try:
+            super().receive(sender, message)
+        except PeerError as error:
+            error.culprits = self.named(sender)
+            raise
+
+    def named(self, sender: ClientId) -> frozenset[Party]:
+        return frozenset({sender})
+
+
+class NamesSomebodyElse(NamesTheSenderAlone):
+    """Blames a third party as well."""
+
+    def named(self, sender: ClientId) -> frozenset[Party]:
+        return unverified(sender) | {ClientId(1)}
+
+
+class NamesAClient(PlainClientSession):
+    """Blames another client for what the network did to the server's message."""
+
+    def answer(self, message: bytes) -> bytes:
+        try:
+            return super().answer(message)
+        except PeerError as error:
+            error.culprits = frozenset({ClientId(1)})
+            raise
+
+
 FAULTS: Final[list[tuple[str, type[Any]]]] = [
     ("sum_of_all", SumsWrongly),
     ("sum_of_all", BoundsRings),
     ("same_bytes_again", SaysOtherBytes),
     ("second_answer", TakesSecond),
     ("altered_answer", PutsOut),
+    ("altered_answer", NamesTheSenderAlone),
+    ("altered_answer", NamesSomebodyElse),
     ("another_session", PutsOut),
     ("one_fault_for_each_reason", RecordsEverything),
     ("second_answer", RecordsNothing),
@@ -365,6 +401,7 @@ FAULTS: Final[list[tuple[str, type[Any]]]] = [
     ("restored", HasASnapshotOfNothing),
     ("update_once", UploadsAgain),
     ("altered_message", BelievesItsMessage),
+    ("altered_message", NamesAClient),
     ("aborted", AnswersAfterLeaving),
     ("suspended", AnswersAfterLeaving),
     ("silence", TellsByFailing),
@@ -426,8 +463,16 @@ def test_the_law_of_other_stages_notices_its_fault() -> None:
         check_law("other_stage", replace(good, entry=replace(good.entry, simulate=blaming)))
 
 
+def test_the_law_of_links_notices_its_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that blames the other one alone for a commitment that the network altered."""
+    check_law("altered_between", candidate_of("two servers"))
+    monkeypatch.setattr(release, "between_servers", lambda: frozenset({ServerId(1)}))
+    with pytest.raises(ContractViolation, match="two-servers breaks altered_between: "):
+        check_law("altered_between", candidate_of("two servers"))
+
+
 def test_every_law_has_a_planted_fault() -> None:
-    assert set(LAWS) == {law for law, _ in FAULTS} | {"other_stage"}
+    assert set(LAWS) == {law for law, _ in FAULTS} | {"other_stage", "altered_between"}
 
 
 def test_the_kit_names_the_protocol_and_the_law() -> None:

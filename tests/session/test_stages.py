@@ -9,7 +9,7 @@ import pytest
 
 from secagg.conformance.rehearsal import Rehearsal
 from secagg.contract import Aggregate, Layout, RingSegment
-from secagg.errors import Misuse, PeerError, PeerMisbehaved, Reason, ThresholdNotMet, UnexpectedMessage
+from secagg.errors import NOBODY, Misuse, PeerError, PeerMisbehaved, Reason, ThresholdNotMet, UnexpectedMessage
 from secagg.identifiers import ClientId, ServerId
 from secagg.session.roles import Released, Stage, Turnout
 from secagg.session.stages import Checked, StagedServerSession
@@ -101,12 +101,13 @@ def test_a_lie_puts_its_signer_out_and_nothing_unverified_does() -> None:
     assert session.awaited == {ALICE}
 
 
-def test_of_two_signed_answers_the_first_counts_and_their_signer_is_named_alone() -> None:
+def test_of_two_signed_answers_the_first_counts_and_nobody_is_named_as_a_restart_sends_two() -> None:
     session = ThreeStages()
     session.receive(ALICE, said(session, ALICE))
     error = refused(session, ALICE, said(session, ALICE, "no"))
     assert error.reason is Reason.ALREADY_ANSWERED
-    assert error.culprits == {ALICE}
+    assert error.culprits is NOBODY
+    assert "restarts without its state" in str(error)
     assert refused(session, ALICE, said(session, ALICE, "no")[:-1]).culprits == {ALICE, ServerId()}
     assert session.words == ["yes"]
 

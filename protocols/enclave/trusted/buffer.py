@@ -13,9 +13,9 @@ from enum import StrEnum
 from math import gcd
 from typing import Final
 
-from secagg.blame import unverified
+from secagg.blame import answered_twice, from_server, signed_by, unverified
 from secagg.errors import NOBODY, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
-from secagg.identifiers import ClientId, Party, ServerId
+from secagg.identifiers import ClientId, Party
 from secagg.parameters import LEAST_COHORT
 
 from .configuration import EnclaveConfiguration
@@ -63,7 +63,7 @@ class Buffer:
         return sum(weight * count for weight, count in self.weights.items())
 
 
-_HOST: Final = frozenset[Party]({ServerId()})
+_HOST: Final = from_server()
 
 
 def _refused(culprits: frozenset[Party], sentence: str, reason: Reason) -> PeerMisbehaved:
@@ -139,8 +139,8 @@ class ReleaseRules:
         if (entry.client, entry.upload_id) in self._upload_ids:
             raise _refused(both, f"the upload of {entry.client} was taken before", Reason.REPLAYED)
         if (entry.client, entry.version) in self._answered:
-            sentence = f"{entry.client} has uploaded an update of model {entry.version} before"
-            raise _refused(client, sentence, Reason.ALREADY_ANSWERED)
+            again = answered_twice(entry.client, is_signed=configuration.has_authority)
+            raise _refused(again, f"{entry.client} uploaded for model {entry.version} before", Reason.ALREADY_ANSWERED)
         if entry.client in buffer.clients:
             sentence = f"{entry.client} is in this buffer; its next update enters the next"
             raise _refused(both, sentence, Reason.ALREADY_ANSWERED)
@@ -169,7 +169,7 @@ class ReleaseRules:
 
     def signer(self, client: ClientId) -> frozenset[Party]:
         """Return whose doing an upload that opens can be: without an authority anybody seals in any client's name."""
-        return frozenset({client}) if self._configuration.has_authority else unverified(client)
+        return signed_by(client) if self._configuration.has_authority else unverified(client)
 
     def enter(self, entry: Entry, weight: int, age_weight: int) -> None:
         """Record an upload that has passed every check and was added, with its whole weight and that of its age."""

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from secagg.blame import Evidence, culprits, unverified
+from secagg.blame import Evidence, culprits, from_server, unverified
 from secagg.contract.codewords import CodewordTable, Tables, sum_of_codewords
 from secagg.contract.decoder import Aggregate, Histogram
 from secagg.contract.layout import IndexSegment, RingSegment, RowSegment
@@ -27,7 +27,6 @@ from secagg.crypto.mask_expansion import accumulate, segment_count
 from secagg.crypto.ring import Ring, RingVector, add_into, low_bits, reduce_into, subtract_into
 from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
 from secagg.errors import AuthenticationFailed, InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, blaming
-from secagg.identifiers import ServerId
 from secagg.privacy.noise import sample
 from secagg.session.certificates import Authority, SigningKey
 from secagg.wire import owned_bytes
@@ -148,7 +147,7 @@ class Enclave(Confined):
             PeerError: it is not taken, and nothing has changed; ``culprits`` says whose doing that can be.
             Misuse: no buffer is open.
         """
-        with self._lock, blaming(ServerId()):
+        with self._lock, blaming(*from_server()):
             self._rules.require_open()
             upload = SealedUpload.decode(owned_bytes(message), self.configuration)
             header = upload.header

@@ -17,6 +17,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
+from secagg.blame import from_server
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Confined
 from secagg.errors import (
@@ -29,7 +30,6 @@ from secagg.errors import (
     UnexpectedMessage,
     blaming,
 )
-from secagg.identifiers import ServerId
 from secagg.protocols.enclave.trusted.configuration import MAXIMUM_START_BYTES, EnclaveConfiguration, decode_start
 from secagg.protocols.enclave.trusted.enclave import DEFAULT_MEMORY_BYTES, Enclave
 from secagg.protocols.enclave.trusted.messages import (
@@ -100,7 +100,7 @@ class EnclaveService(Confined):
         self._enclave = None
 
     def _answered(self, request: bytes) -> bytes:
-        with blaming(ServerId()):
+        with blaming(*from_server()):
             kind = message_kind(request)
             if kind is MessageKind.START_ENCLAVE:
                 return self._start(decode_start(request))

@@ -30,6 +30,7 @@ from typing import Annotated, ClassVar, Final
 
 import numpy as np
 
+from secagg.blame import Evidence, answered_twice, between_servers, culprits, signed_by
 from secagg.crypto.key_derivation import expand
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined, Secret
@@ -276,7 +277,7 @@ class RoundChallenges(Confined):
             raise PeerMisbehaved(
                 f"{context.client} uploaded twice for one round and segment",
                 reason=Reason.ALREADY_ANSWERED,
-                culprits=[context.client],
+                culprits=answered_twice(context.client, is_signed=True),
             )
         return query_point(context.shape, self._key, context.statement, joint)
 
@@ -313,7 +314,7 @@ class OneHotVerifier(Confined):
         parts = (own_part, proof.other_part) if self.server.index == 0 else (proof.other_part, own_part)
         self._joint = context.joint(*parts)
         point = challenges.point(context, self._joint, proof.packed_polynomial(shape))
-        with blaming(context.client):
+        with blaming(*signed_by(context.client)):
             masks = context.masks(self.server, proof.seed, self._joint)
             polynomial = context.polynomial_mask(self.server, proof.seed, self._joint)
         if self.server.index == 1:
@@ -346,7 +347,7 @@ class OneHotVerifier(Confined):
 
     def open(self, commitment: bytes) -> bytes:
         """Return this server's opening, given the other server's commitment; another commitment is refused."""
-        with blaming(self.peer):
+        with blaming(*between_servers()):
             received = OneHotCommitment.decode(commitment)
         self._require_from_peer(received)
         if self._peer_commitment not in (None, received):
@@ -381,14 +382,16 @@ class OneHotVerifier(Confined):
 
     def _check(self, opening: bytes, commitment: OneHotCommitment) -> None:
         if OneHotCommitment.to(self.peer, self.context.statement, opening) != commitment:
-            raise self._fault("an opening differs from its commitment", Reason.COMMITMENT_MISMATCH, self.peer)
-        with blaming(self.peer):
+            raise _wrong("an opening differs from its commitment", Reason.COMMITMENT_MISMATCH)
+        with blaming(*between_servers()):
             received = OneHotOpening.decode(opening, self.context.shape)
         self._require_from_peer(received)
         # Each server recomputed its own part, so servers with different parts were given different uploads.
         if received.joint != self._joint or not self._is_one_hot(received):
-            raise self._fault(
-                "the openings of an upload contradict each other", REJECTED, self.context.client, self.peer
+            raise PeerMisbehaved(
+                "the openings of an upload contradict each other",
+                reason=REJECTED,
+                culprits=culprits(Evidence.REFUSED_HALF, sender=self.context.client),
             )
 
     def _is_one_hot(self, peer: OneHotOpening) -> bool:
@@ -405,10 +408,11 @@ class OneHotVerifier(Confined):
 
     def _require_from_peer(self, message: OneHotCommitment | OneHotOpening) -> None:
         if message.server != self.peer or message.statement != self.context.statement:
-            raise self._fault("a message belongs to another server or upload", Reason.WRONG_SESSION, self.peer)
+            raise _wrong("a message belongs to another server or upload", Reason.WRONG_SESSION)
 
-    def _fault(self, message: str, reason: Reason, *culprits: ClientId | ServerId) -> PeerMisbehaved:
-        return PeerMisbehaved(message, reason=reason, culprits=culprits)
+
+def _wrong(message: str, reason: Reason) -> PeerMisbehaved:
+    return PeerMisbehaved(message, reason=reason, culprits=between_servers())
 
 
 def _opened_bytes(shape: CheckShape) -> int:

@@ -8,8 +8,7 @@ from threading import get_ident
 
 import pytest
 
-from secagg.blame import unverified
-from secagg.errors import MalformedMessage, PeerMisbehaved, Reason
+from secagg.errors import NOBODY, MalformedMessage, PeerMisbehaved, Reason
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.client import Client, PairwiseMember, charged_elsewhere
@@ -106,4 +105,4 @@ def test_one_advertiser_too_many_is_refused() -> None:
     with pytest.raises(PeerMisbehaved, match="5 clients have done so") as caught:
         session.server.receive(ClientId(9), replace(own, client=ClientId(9)).encode())
     assert caught.value.reason is Reason.NOT_ELIGIBLE
-    assert caught.value.culprits == unverified(ClientId(9))
+    assert caught.value.culprits is NOBODY

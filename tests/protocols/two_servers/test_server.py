@@ -158,7 +158,7 @@ def test_every_call_is_for_its_states(state: str) -> None:
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_what_the_other_server_says_out_of_turn_is_its_own_doing(state: str) -> None:
+def test_what_the_other_server_says_out_of_turn_names_both(state: str) -> None:
     made = at(state)
     zero, one = made.servers
     stamp = made.stamp(1)
@@ -175,7 +175,7 @@ def test_what_the_other_server_says_out_of_turn_is_its_own_doing(state: str) -> 
         if state not in states:
             error = is_refused(made, call, UnexpectedMessage, Reason.WRONG_KIND)
             assert isinstance(error, UnexpectedMessage)
-            assert error.culprits == {peer}
+            assert error.culprits == {ZERO, ONE}
         assert server.peer == peer
 
 

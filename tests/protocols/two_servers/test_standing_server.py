@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from secagg.blame import between_servers
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import (
     InternalError,
@@ -179,7 +180,7 @@ def test_steps_come_in_order_and_a_round_ends_once() -> None:
     for kind in (MessageKind.OUTPUT_COMMITMENT, MessageKind.OUTPUT_SHARE, MessageKind.OUTPUT_COMMITMENT):
         answer = refused(pair.standing.answer(Writer(kind).finish()))
         assert isinstance(answer, UnexpectedMessage)
-        assert answer.culprits == {ServerId(0)}
+        assert answer.culprits == between_servers()
     for number in (1, 2):
         pair.receive(number)
     pair.finish()

@@ -235,7 +235,7 @@ def test_a_rejection_that_is_kept_keeps_no_frames_alive(plain: ModuleType) -> No
 # --- Blame ------------------------------------------------------------------------------------------------------------
 
 
-def test_openings_that_contradict_each_other_blame_the_client_and_the_other_server(plain: ModuleType) -> None:
+def test_openings_that_contradict_each_other_blame_the_client_and_both_servers(plain: ModuleType) -> None:
     upload = upload_of(plain, SHAPE, [0] * 6)
     zero, liar = honest_server(plain, upload), Liar(plain, upload, 0, 1)
     shown = liar.opening.encode(SHAPE)
@@ -243,7 +243,7 @@ def test_openings_that_contradict_each_other_blame_the_client_and_the_other_serv
     with pytest.raises(PeerMisbehaved, match="contradict") as caught:
         zero.decide(shown)
     assert caught.value.reason is REJECTED
-    assert caught.value.culprits == {upload.context.client, ONE}
+    assert caught.value.culprits == {upload.context.client, ZERO, ONE}
 
 
 def test_an_opening_for_another_joint_value_is_rejected(plain: ModuleType) -> None:
@@ -264,25 +264,25 @@ def test_messages_of_other_servers_and_uploads_are_refused(plain: ModuleType, ch
     commitment = OneHotCommitment.to(ONE, upload.context.statement, opening)
     with pytest.raises(PeerMisbehaved, match="another") as caught:
         zero.open(replace(commitment, **change).encode())
-    assert (caught.value.reason, set(caught.value.culprits)) == (Reason.WRONG_SESSION, {ONE})
+    assert (caught.value.reason, set(caught.value.culprits)) == (Reason.WRONG_SESSION, {ZERO, ONE})
     zero.open(commitment.encode())
     with pytest.raises(PeerMisbehaved, match="another") as caught:
         zero.decide(opening)
-    assert (caught.value.reason, set(caught.value.culprits)) == (Reason.WRONG_SESSION, {ONE})
+    assert (caught.value.reason, set(caught.value.culprits)) == (Reason.WRONG_SESSION, {ZERO, ONE})
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0", b"SAGG\1\0\1" + bytes(80)])
-def test_malformed_messages_blame_the_other_server(plain: ModuleType, damage: bytes) -> None:
+def test_malformed_messages_blame_both_servers(plain: ModuleType, damage: bytes) -> None:
     upload = upload_of(plain, SHAPE, [0] * 6)
     zero = honest_server(plain, upload)
     with pytest.raises((MalformedMessage, UnexpectedMessage)) as caught:
         zero.open(damage)
-    assert caught.value.culprits == {ONE}
+    assert caught.value.culprits == {ZERO, ONE}
     zero.open(OneHotCommitment.to(ONE, upload.context.statement, damage).encode())
     for _ in range(2):
         with pytest.raises((MalformedMessage, UnexpectedMessage)) as caught:
             zero.decide(damage)
-        assert caught.value.culprits == {ONE}
+        assert caught.value.culprits == {ZERO, ONE}
 
 
 def test_a_seed_without_lanes_blames_the_client(plain: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

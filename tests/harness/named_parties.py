@@ -1,0 +1,224 @@
+"""The gate on blame: every set of culprits in the library comes from the table in ``secagg.blame``.
+
+A set of culprits is written in an argument or a parameter ``culprits``, in ``blaming``, as an error's ``culprits``, or
+returned by a function whose type says ``frozenset[Party]``. Each has to be a call to a function of ``secagg.blame``, to
+another such function, ``NOBODY`` or ``UNDECIDED``, or a name or a union of these.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .house import report, shipped_modules
+
+TABLE = "secagg.blame"
+EXEMPT = {TABLE, "secagg.errors", "secagg.session.frames"}
+"""Modules that write sets down: the table, what errors are made of, and what reads back whom another process named."""
+UNNAMED = {"NOBODY", "UNDECIDED"}
+PARTIES = {"frozenset[Party]", "Iterable[Party]"}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Place = tuple[int, str]
+
+
+@dataclass(slots=True)
+class Library:
+    """What the whole library says of culprits, by bare names."""
+
+    modules: dict[str, tuple[Path, ast.Module]] = field(default_factory=dict[str, tuple[Path, ast.Module]])
+    namers: set[str] = field(default_factory=set[str])
+    """Functions that return culprits."""
+    places: dict[tuple[str, str], Place] = field(default_factory=dict[tuple[str, str], Place])
+    """Position and name of the parameter that takes culprits, by the last name of the module and the function's."""
+
+
+def check_culprits(root: Path) -> None:
+    """Find culprits that are written down where no evidence decides about them."""
+    library = read_library(root)
+    report(
+        f"{file}:{line}: use secagg.blame"
+        for name, (file, tree) in library.modules.items()
+        if name not in EXEMPT
+        for line in literals_in(tree, library)
+    )
+
+
+def read_library(root: Path) -> Library:
+    library = Library()
+    for module in shipped_modules(root).values():
+        tree = ast.parse(module.file.read_text(encoding="utf-8"))
+        library.modules[module.name] = module.file.relative_to(root), tree
+        for node in ast.walk(tree):
+            if isinstance(node, Function) and (module.name == TABLE or _returns_parties(node)):
+                library.namers.add(node.name)
+        for function, place in _places_in(tree, is_method=False):
+            library.places[module.name.rpartition(".")[2], function] = place
+    return library
+
+
+def is_set(argument: ast.arg) -> bool:
+    """Whether a parameter takes culprits."""
+    return argument.arg == "culprits" or (
+        argument.annotation is not None and ast.unparse(argument.annotation) in PARTIES
+    )
+
+
+def _returns_parties(function: Function) -> bool:
+    return function.returns is not None and ast.unparse(function.returns) == "frozenset[Party]"
+
+
+def _places_in(tree: ast.AST, *, is_method: bool) -> Iterator[tuple[str, Place]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, Function) and not node.name.startswith("__"):
+            for place, each in enumerate((*node.args.posonlyargs, *node.args.args)):
+                if is_set(each):
+                    yield node.name, (place - is_method, each.arg)
+            yield from ((node.name, (sys.maxsize, each.arg)) for each in node.args.kwonlyargs if is_set(each))
+        if isinstance(node, ast.ClassDef):
+            annotated = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
+            fields = [ast.unparse(target) for target in annotated]
+            if "culprits" in fields:
+                yield node.name, (fields.index("culprits"), "culprits")
+        yield from _places_in(node, is_method=isinstance(node, ast.ClassDef))
+
+
+def _seen_from(tree: ast.Module, library: Library) -> Library:
+    """Return the places of the functions that a module defines or imports, and of all methods."""
+    places = dict[tuple[str, str], Place]()
+    imported = {
+        (each.asname or each.name): ((node.module or "").rpartition(".")[2], each.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for each in node.names
+    }
+    for (_, function), place in library.places.items():
+        # Another module's private method is not called from here, whatever this module's is called.
+        if not function.startswith("_"):
+            places["method", function] = place
+    for local, source in imported.items():
+        if source in library.places:
+            places["name", local] = library.places[source]
+    for function, place in _places_in(tree, is_method=False):
+        places["name", function] = places["method", function] = place
+    return Library(library.modules, library.namers, places)
+
+
+def literals_in(tree: ast.Module, library: Library) -> Iterator[int]:
+    """Return the lines of a module in which culprits come from nowhere."""
+    yield from _Scope(tree, _seen_from(tree, library), None).literals()
+
+
+class _Scope:
+    """A module or a function: what its names hold, and the culprits that are written in it."""
+
+    def __init__(self, node: ast.Module | Function, library: Library, outer: _Scope | None) -> None:
+        self._node, self._library, self._outer = node, library, outer
+        self._values = dict[str, list[ast.expr | None]]()
+        self._inner = list[Function]()
+        self._own = list(self._nodes_of(node))
+        if not isinstance(node, ast.Module):
+            for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+                self._values[each.arg] = [] if is_set(each) else [None]
+        for each in self._own:
+            match each:
+                case ast.Assign(targets=targets, value=value):
+                    for target in targets:
+                        self._bind(target, value)
+                case (
+                    ast.AnnAssign(target=target, value=ast.expr() as value) | ast.AugAssign(target=target, value=value)
+                ):
+                    self._bind(target, value)
+                case _:
+                    pass
+
+    def _nodes_of(self, node: ast.AST) -> Iterator[ast.AST]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, Function):
+                self._inner.append(child)
+                yield from child.decorator_list
+                continue
+            yield child
+            yield from self._nodes_of(child)
+
+    def _bind(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, ast.Name):
+            self._values.setdefault(target.id, []).append(value)
+        if isinstance(target, ast.Tuple):
+            known = value.elts if isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts) else None
+            for place, each in enumerate(target.elts):
+                if isinstance(each, ast.Name):
+                    self._values.setdefault(each.id, []).append(known[place] if known else None)
+
+    def literals(self) -> Iterator[int]:
+        """Return the lines of culprits that no evidence gave, here and in inner functions."""
+        returns = not isinstance(self._node, ast.Module) and _returns_parties(self._node)
+        if not isinstance(self._node, ast.Module):
+            arguments = self._node.args
+            pairs = [*zip(reversed(arguments.args), reversed(arguments.defaults), strict=False)]
+            pairs += [
+                (each, value) for each, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value
+            ]
+            yield from (
+                value.lineno for each, value in pairs if each.arg == "culprits" and not self._is_evidence(value)
+            )
+        for node in self._own:
+            for value in self._culprits_in(node, returns=returns):
+                if not self._is_evidence(value):
+                    yield value.lineno
+        for inner in self._inner:
+            yield from _Scope(inner, self._library, self).literals()
+
+    def _culprits_in(self, node: ast.AST, *, returns: bool) -> Iterator[ast.expr]:
+        match node:
+            case ast.Return(value=ast.expr() as value) if returns:
+                yield value
+            case ast.Assign(targets=[ast.Attribute(attr="culprits")], value=value):
+                yield value
+            case ast.Call(func=ast.Name(id="blaming"), args=values):
+                yield from values
+            case ast.Call(func=function, args=values, keywords=keywords):
+                called = (
+                    ("name", function.id)
+                    if isinstance(function, ast.Name)
+                    else ("method", getattr(function, "attr", ""))
+                )
+                place, parameter = self._library.places.get(called, (len(values), "culprits"))
+                yield from (each.value for each in keywords if each.arg in {"culprits", parameter})
+                if place < len(values):
+                    yield values[place]
+            case _:
+                pass
+
+    def _is_evidence(self, value: ast.expr | None) -> bool:  # noqa: C901, PLR0911 -- a row for each form
+        match value:
+            case ast.Name(id=name):
+                return name in UNNAMED or self.holds_evidence(name)
+            case ast.Attribute(attr="culprits"):
+                return True
+            case ast.Starred(value=inner):
+                return self._is_evidence(inner)
+            case ast.Call(func=ast.Name(id="named"), args=[inner]):
+                return self._is_evidence(inner)
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+                return name in self._library.namers
+            case ast.Call(func=ast.Subscript(), args=[]):
+                return ast.unparse(value) == "frozenset[Party]()"
+            case ast.BoolOp(values=values):
+                return all(map(self._is_evidence, values))
+            case ast.IfExp(body=body, orelse=other):
+                return self._is_evidence(body) and self._is_evidence(other)
+            case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+                return self._is_evidence(left) and self._is_evidence(right)
+            case ast.BinOp(left=left, op=ast.Sub()):
+                return self._is_evidence(left)
+            case _:
+                return False
+
+    def holds_evidence(self, name: str) -> bool:
+        """Whether all that a name is given is evidence."""
+        if name in self._values:
+            return all(value is not None and self._is_evidence(value) for value in self._values[name])
+        return self._outer is not None and self._outer.holds_evidence(name)

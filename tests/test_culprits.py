@@ -1,0 +1,76 @@
+"""No module but ``secagg.blame`` says who is to blame, and faults of each form are found."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.harness.named_parties import Library, check_culprits, literals_in, read_library
+
+pytestmark = pytest.mark.repository
+
+
+def test_no_culprit_is_written_down_outside_the_table(repository: Path) -> None:
+    check_culprits(repository)
+
+
+WRONG = [
+    "raise PeerMisbehaved('', reason=Reason.REPLAYED, culprits={ServerId()})",
+    "raise PeerMisbehaved('', reason=Reason.REPLAYED, culprits=[sender])",
+    "raise AuthenticationFailed(culprits=(sender,))",
+    "raise AuthenticationFailed(culprits=frozenset({sender}))",
+    "raise AuthenticationFailed(culprits=unverified(sender) | {other})",
+    "raise AuthenticationFailed(culprits=unverified(sender) if other else {sender})",
+    "raise AuthenticationFailed(culprits={sender} or unverified(sender))",
+    "raise AuthenticationFailed(culprits={one for one in (sender, other)})",
+    "raise AuthenticationFailed(culprits=SOMEBODY)",
+    "named = {sender}\n    raise AuthenticationFailed(culprits=named)",
+    "named = unverified(sender)\n    named |= {other}\n    raise AuthenticationFailed(culprits=named)",
+    "label, named = 1, {sender}\n    raise AuthenticationFailed(culprits=named)",
+    "error.culprits = {sender}",
+    "with blaming(sender): pass",
+    "with blaming(*{sender}): pass",
+    "with blaming(*unverified(sender), other): pass",
+    "require_length('', 1, 1, {sender})",
+    "refuse('', {sender})",
+    "refuse('', named={sender})",
+    "def inner(culprits={1}): pass",
+    "def inner() -> frozenset[Party]:\n        return frozenset({sender})",
+]
+RIGHT = [
+    "raise AuthenticationFailed(culprits=NOBODY)",
+    "raise AuthenticationFailed(culprits=frozenset[Party]())",
+    "raise AuthenticationFailed(culprits=unverified(sender) | signed_by(other))",
+    "raise AuthenticationFailed(culprits=unverified(sender) - {sender})",
+    "raise AuthenticationFailed(culprits=error.culprits or TRUSTED)",
+    "label, named = 1, unverified(sender)\n    raise AuthenticationFailed(culprits=named)",
+    "with blaming(*unverified(sender)): pass",
+    "with blaming(): pass",
+    "require_length('', 1, 1, unverified(sender))",
+    "refuse('', signed_by(sender))",
+]
+MODULE = """
+from secagg.blame import from_server, signed_by, unverified
+from secagg.errors import NOBODY, AuthenticationFailed, require_length
+SOMEBODY, TRUSTED = frozenset(), from_server()
+def refuse(sentence: str, named: frozenset[Party]): pass
+def step(sender, other, error):
+    {}
+"""
+
+
+@pytest.fixture(scope="module")
+def library(repository: Path) -> Library:
+    return read_library(repository)
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_the_gate_finds_a_culprit_that_is_written_down(library: Library, line: str) -> None:
+    assert list(literals_in(ast.parse(MODULE.format(line)), library))
+
+
+@pytest.mark.parametrize("line", RIGHT)
+def test_the_gate_lets_the_table_through(library: Library, line: str) -> None:
+    assert not list(literals_in(ast.parse(MODULE.format(line)), library))
