@@ -90,6 +90,10 @@ class Store(Confined):
         file = ":memory:" if folder is None else os.fspath(folder / _FILE)
         self._rows = sqlite3.connect(file, timeout=_WAIT, isolation_level=None, check_same_thread=False)
         try:
+            # The journal is removed by the commit, and EXTRA syncs the folder after that: a power cut cannot bring it
+            # back, which would undo what was announced.
+            self._rows.execute("PRAGMA journal_mode = DELETE")
+            self._rows.execute("PRAGMA synchronous = EXTRA")
             with self._transaction(self._begins, trusts=trusts):
                 pass
         except BaseException:

@@ -157,6 +157,13 @@ def test_a_restore_under_an_open_state_is_noticed(folder: Path) -> None:
     store.close()
 
 
+def test_a_commit_is_on_the_disk_before_it_is_announced(folder: Path) -> None:
+    """DELETE with EXTRA: the folder is synced once the journal is gone, or a power cut could bring the journal back."""
+    with Store(folder).transaction() as rows:
+        assert rows.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+        assert rows.execute("PRAGMA synchronous").fetchone() == (3,)
+
+
 def test_a_folder_may_be_renamed(folder: Path) -> None:
     folder.rename(folder.with_name("elsewhere"))
     assert reached(folder.with_name("elsewhere")) == 3
