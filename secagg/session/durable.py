@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _PIECE_BYTES: Final = 1 << 20
+_ERASED: Final = ".erased"
 PUBLIC: Final = 0o644
 """The mode of a file that others may read; without it a file is its owner's alone."""
 _PRIVATE: Final = 0o600
@@ -109,6 +110,9 @@ def replacing(path: Path, mode: int = _PRIVATE) -> Generator[WholeFile]:
     """Yield a file to write, which takes the place of another one once all of it is on disk.
 
     A crash or an error leaves the one or the other and never a part. A path has one writer at a time.
+
+    Raises:
+        InvalidParameters: it is a device, a pipe or a socket.
     """
     require_regular(path)
     beside = _beside(path)
@@ -189,29 +193,43 @@ def unlock(descriptor: int) -> None:
 
 
 def erase(path: Path) -> None:
-    """Overwrite a file with zeros and remove it, and what ``replace`` left behind when its process was killed.
+    """Overwrite a file with zeros and remove it, and what ``replace`` or a killed ``erase`` left behind.
+
+    It has another name before it is overwritten, so that a crash leaves no half of it under its own.
 
     Security: copies that the file system keeps are beyond reach.
     """
-    for each in filter(Path.exists, (_beside(path), path)):
+    erased = path.with_name(path.name + _ERASED)
+    for each in filter(Path.exists, (erased, _beside(path), path)):
         # Another process may end the same session.
         with suppress(FileNotFoundError):
-            try:
-                _overwrite(each)
-            finally:
-                each.unlink()
-            sync_folder(path.parent)
+            if each != erased:
+                each.rename(erased)
+                sync_folder(path.parent)
+            _overwrite(erased)
+
+
+def finish_erasing(folder: Path) -> None:
+    """Overwrite and remove what an ``erase`` that was killed left in a folder; to be called at the start."""
+    for path in folder.glob(f"*{_ERASED}"):
+        with suppress(FileNotFoundError):
+            _overwrite(path)
 
 
 def _overwrite(path: Path) -> None:
-    descriptor = os.open(path, os.O_WRONLY)
+    """Overwrite a file and remove it, also where it cannot be overwritten."""
     try:
-        size = os.fstat(descriptor).st_size
-        for start in range(0, size, _PIECE_BYTES):
-            write_whole(descriptor, bytes(min(_PIECE_BYTES, size - start)))
-        os.fsync(descriptor)
+        descriptor = os.open(path, os.O_WRONLY)
+        try:
+            size = os.fstat(descriptor).st_size
+            for start in range(0, size, _PIECE_BYTES):
+                write_whole(descriptor, bytes(min(_PIECE_BYTES, size - start)))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     finally:
-        os.close(descriptor)
+        path.unlink()
+    sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

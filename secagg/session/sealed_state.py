@@ -172,7 +172,7 @@ class StateDirectory:
         for path in self.folder.iterdir() if self._is_due(self.folder) else ():
             try:
                 if path.is_file() and _is_abandoned(path):
-                    erase(path)
+                    erase(path.with_name(path.name.removesuffix(".erased")))
             except OSError:
                 continue
 

@@ -15,7 +15,15 @@ from secagg.errors import InvalidParameters, Misuse, PeerError
 from secagg.fields import FLAG, Message, fixed, unsigned, variable
 from secagg.identifiers import ClientId
 from secagg.session.certificates import SIGNATURE_BYTES
-from secagg.session.durable import append_whole, claim, erase, replace, require_own_folder, sync_folder
+from secagg.session.durable import (
+    append_whole,
+    claim,
+    erase,
+    finish_erasing,
+    replace,
+    require_own_folder,
+    sync_folder,
+)
 from secagg.session.sealed_state import OpenState, StateDirectory
 from secagg.wire import MessageKind
 
@@ -45,6 +53,7 @@ class ServerStore:
 
     def __init__(self, folder: Path) -> None:
         require_own_folder(folder)
+        finish_erasing(folder)
         self._path, self._claims = folder / "session.record", folder / "session.claims"
 
     def put(self, record: ServerRecord) -> None:

@@ -20,6 +20,7 @@ from secagg.session.durable import (
     require_own_folder,
     sync_folder,
 )
+from secagg.transport.keeping import ServerStore
 
 
 class Disk:
@@ -109,7 +110,8 @@ def test_a_file_is_overwritten_on_the_disk_before_it_is_removed(
     before, unlink = open_files(), Path.unlink
 
     def gone(self: Path, *, missing_ok: bool = False) -> None:
-        assert (disk.flushed, disk.contents) == (["kept"], [bytes(6000)]), "removed before it was overwritten"
+        assert disk.flushed == [tmp_path.name, "kept.erased"], "removed before it was overwritten"
+        assert disk.contents[-1] == bytes(6000)
         unlink(self, missing_ok=missing_ok)
 
     monkeypatch.setattr(Path, "unlink", gone)
@@ -154,7 +156,31 @@ def test_what_is_made_or_grows_is_flushed_with_all_that_was_written(tmp_path: Pa
 def test_the_name_of_a_removed_file_is_off_the_disk(tmp_path: Path, disk: Disk) -> None:
     (tmp_path / "kept").write_bytes(b"secret")
     erase(tmp_path / "kept")
-    assert disk.flushed == ["kept", tmp_path.name]
+    assert disk.flushed == [tmp_path.name, "kept.erased", tmp_path.name]
+
+
+@pytest.mark.parametrize("killed", ["unlink", "fsync"])
+def test_an_erasure_that_is_killed_leaves_no_half_of_a_file_and_is_finished_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: str
+) -> None:
+    """A record of zeros under its own name once kept a server from starting again."""
+    path = tmp_path / "session.record"
+    path.write_bytes(b"secret" * 1000)
+
+    def gone(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"pathlib.Path.{killed}" if killed == "unlink" else f"os.{killed}", gone)
+        with pytest.raises(KeyboardInterrupt):
+            erase(path)
+    assert not path.exists()
+    path.write_bytes(b"the next")
+    if killed == "unlink":
+        assert [file.name for file in tmp_path.iterdir() if file != path] == ["session.record.erased"]
+    tmp_path.chmod(0o700)
+    ServerStore(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["session.record"]
 
 
 def test_what_cannot_take_its_place_leaves_nothing(tmp_path: Path) -> None:

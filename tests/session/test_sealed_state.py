@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -153,7 +154,8 @@ def test_a_key_is_on_the_disk_before_what_it_seals_is_sent(
     state, synced, sync = states.begin(), list[bytes](), os.fsync
 
     def flushed(number: int) -> None:
-        synced.append(state.path.read_bytes())
+        if stat.S_ISREG(os.fstat(number).st_mode):
+            synced.append(Path(f"/proc/self/fd/{number}").read_bytes())
         sync(number)
 
     monkeypatch.setattr(os, "fsync", flushed)
