@@ -16,6 +16,7 @@ import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from math import prod
 from typing import Any, Final
 
@@ -140,6 +141,11 @@ def require_sum(aggregate: Aggregate, layout: Layout, capacity: int | None = Non
         raise Misuse("the aggregate belongs to another layout; decode with the object that encoded")
     if capacity is not None:
         require_capacity(aggregate.total_weight, capacity)
+
+
+def float32_capacity(largest: float) -> int:
+    """Return how many values of this size, each as often as its weight says, still add up to a float32."""
+    return int(Fraction(float(np.finfo(np.float32).max)) / Fraction(largest))
 
 
 def inner_decoded(aggregate: Aggregate, layout: Layout, inner: LinearDecoder[Any], length: int) -> npt.NDArray[Any]:

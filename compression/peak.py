@@ -30,7 +30,7 @@ from secagg.crypto.ring import require_capacity
 from secagg.errors import InvalidParameters
 from secagg.parameters import require_integer
 
-from .common import PublicStream, require_sum
+from .common import PublicStream, float32_capacity, require_sum
 from .product_quantization import Codebook, ProductQuantization
 from .rotation import BLOCK_SIZE, Floats, Gains, JoinedRotation, Update, square_root_scales
 
@@ -92,8 +92,8 @@ class PeakCode:
 
     @property
     def capacity(self) -> int:
-        """The largest total weight whose sums of signs are exact in the arithmetic of decoding."""
-        return EXACT_WEIGHT
+        """The largest total weight whose sums of signs are exact in the arithmetic of decoding, which is float32."""
+        return min(EXACT_WEIGHT, float32_capacity(self.largest_norm))
 
     @property
     def tables(self) -> Tables:
@@ -201,8 +201,8 @@ class LevelCode:
 
     @property
     def capacity(self) -> int:
-        """The largest total weight whose sums of levels are exact in the arithmetic of decoding."""
-        return EXACT_WEIGHT // self.levels
+        """The largest total weight whose sums of levels are exact in the arithmetic of decoding, which is float32."""
+        return min(EXACT_WEIGHT // self.levels, float32_capacity(self.largest_norm))
 
     @property
     def tables(self) -> Tables:

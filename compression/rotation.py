@@ -38,7 +38,7 @@ from secagg.errors import InvalidParameters
 from secagg.parameters import require_integer
 from secagg.privacy.rounding import bound_for_ring, rounded, unrounded_norm
 
-from .common import LARGEST, PublicStream, finite, inner_decoded, require_floats, require_sum
+from .common import LARGEST, PublicStream, finite, float32_capacity, inner_decoded, require_floats, require_sum
 from .random_pruning import pruning_mask
 
 Tensor = npt.NDArray[np.floating[Any]]
@@ -93,7 +93,10 @@ class RandomRotation:
 
     @property
     def capacity(self) -> int:
-        return self.inner.capacity
+        """The inner scheme's, as long as a sum is a float32 after it is turned back, which may gather a whole block."""
+        largest = getattr(self.inner, "largest", None)
+        most = self.inner.capacity
+        return most if largest is None else min(most, float32_capacity(largest * math.sqrt(self.block_size)))
 
     def encode(self, update: Tensor, coins: Coins) -> Payload:
         """Rotate the update, in float64 if it has more than 32 bits and in float32 otherwise, and encode the result."""
@@ -387,7 +390,7 @@ class RoundedRotation:
 
     @property
     def capacity(self) -> int:
-        return self.clients
+        return min(self.clients, float32_capacity(self.largest_norm))
 
     @property
     def step(self) -> float:
@@ -469,7 +472,7 @@ class Sketch:
 
     @property
     def capacity(self) -> int:
-        return ((1 << self.modulus_bits) - 1) // self._greatest
+        return min(((1 << self.modulus_bits) - 1) // self._greatest, float32_capacity(self.largest_norm))
 
     @property
     def largest_norm(self) -> float:

@@ -29,7 +29,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse
 from secagg.parameters import require_integer
 
-from .common import encoded, finite, require_floats, require_shape, require_sum
+from .common import encoded, finite, float32_capacity, require_floats, require_shape, require_sum
 
 Tensor = npt.NDArray[np.floating[Any]]
 LEAST_BITS: Final = 2
@@ -40,6 +40,7 @@ LEAST_SCALE: Final = 2.0**-23
 _SMALLEST_NORMAL: Final = 2.0**-126
 _FLOAT_TYPES: Final = (2, 4, 8)
 _NARROW: Final = np.dtype(np.float32)
+_GREATEST_FLOAT32: Final = float(np.finfo(np.float32).max)
 _WIDE: Final = np.dtype(np.float64)
 _FLOAT32_DIGITS: Final = 24
 _FLOAT64_DIGITS: Final = 53
@@ -87,6 +88,8 @@ class ScalarQuantization:
     out wrong by a multiple of 2^modulus_bits steps. None: sums beyond the margin are refused."""
     layout: Layout = field(init=False, repr=False, compare=False)
     """One ring segment; the version covers every parameter."""
+    largest: float = field(init=False, repr=False, compare=False)
+    """Size of the largest value that one client's code is decoded to, or slightly more."""
 
     def __post_init__(self) -> None:
         require_shape(self.shape)
@@ -109,6 +112,13 @@ class ScalarQuantization:
         if any(type(code) is not int or not self.least <= code <= self.greatest for code in zero_points):
             raise InvalidParameters(f"a zero point is a code of {self.bits} bits: in {self.least}..{self.greatest}")
         object.__setattr__(self, "zero_points", zero_points)
+        reaches = (scale * (abs(code) - self.least) for scale, code in zip(self.scales, zero_points, strict=True))
+        object.__setattr__(self, "largest", max(reaches))
+        if not float32_capacity(self.largest):
+            raise InvalidParameters(
+                f"a scale of {max(self.scales)} decodes the outermost code of {self.bits} bits beyond float32; train "
+                "smaller values, or take fewer bits"
+            )
         object.__setattr__(self, "layout", self._layout())
 
     @property
@@ -140,8 +150,11 @@ class ScalarQuantization:
 
     @property
     def capacity(self) -> int:
-        """The largest total weight that is decoded: the margin, or ``wrapping_weight`` where that is more."""
-        return max(self.margin, self.wrapping_weight or 0)
+        """The largest total weight that is decoded: the margin, or ``wrapping_weight`` where that is more.
+
+        No sum within it leaves float32.
+        """
+        return min(max(self.margin, self.wrapping_weight or 0), float32_capacity(self.largest))
 
     def encode(self, update: Tensor, coins: Coins) -> Payload:
         """Divide by the scale, clamp, round and add the zero point; stochastic rounding draws 32 bytes of coins.
@@ -301,7 +314,7 @@ def overflowed(true_sums: npt.NDArray[np.integer[Any]], modulus_bits: int) -> np
 
 
 def _as_float32(scale: float) -> float:
-    if type(scale) is not float or not _SMALLEST_NORMAL <= scale <= float(np.finfo(np.float32).max):
+    if type(scale) is not float or not _SMALLEST_NORMAL <= scale <= _GREATEST_FLOAT32:
         raise InvalidParameters(f"a scale is a float from the range of normal float32, and positive; got {scale!r}")
     return float(np.float32(scale))
 
@@ -341,7 +354,7 @@ class DitheredQuantization:
 
     A step has 2^f fine steps. The protocol adds a uniform mask to fine steps and rounds to whole ones, which alone
     travel: a subtractive dither, whose error is uniform between -1/2 and 1/2 step, whatever the value. The capacity
-    keeps room for the half step that this may add for each client.
+    keeps room for the half step that this may add for each client, and sums are float32.
     """
 
     shape: tuple[int, ...]
@@ -360,6 +373,11 @@ class DitheredQuantization:
         if type(self.scale) is not float or not isfinite(self.scale) or not self.scale >= _LEAST_DITHERED_SCALE:
             raise InvalidParameters(f"scale is a float of at least 2^-100; got {self.scale!r}")
         segment = RingSegment(self.modulus_bits, prod(self.shape), self.fine_bits)
+        if not (self.bound + segment.head_room) * (self.scale / (1 << self.fine_bits)) <= _GREATEST_FLOAT32:
+            raise InvalidParameters(
+                f"a scale of {self.scale} decodes values of {self.bits} bits beyond float32; train smaller values, or "
+                "take fewer bits"
+            )
         if self.bound + segment.head_room > segment.ring.greatest:
             raise InvalidParameters(
                 f"{self.bits} bits and the room for rounding leave a ring of {self.modulus_bits} bits; use a ring of "
@@ -380,8 +398,17 @@ class DitheredQuantization:
     @property
     def capacity(self) -> int:
         """The largest total weight whose sum stays in the ring, with every value at an end and every rounding too."""
-        reach = self.bound + self._segment.head_room
-        return capacity_between(-reach, reach, self._segment.ring.modulus_bits)
+        reach = self._reach
+        return min(capacity_between(-reach, reach, self._segment.ring.modulus_bits), float32_capacity(self.largest))
+
+    @property
+    def largest(self) -> float:
+        """Size of the largest value that one client's code is decoded to."""
+        return self._reach * (self.scale / (1 << self.fine_bits))
+
+    @property
+    def _reach(self) -> int:
+        return self.bound + self._segment.head_room
 
     @property
     def _segment(self) -> RingSegment:
