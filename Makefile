@@ -153,7 +153,7 @@ oldest: $(INSTALLED)  ## run the tests of the core with the oldest numpy, crypto
 newest: $(INSTALLED)  ## run the tests of the core with the newest of all dependencies
 	$(BIN)/python .ci/check_versions.py --dependencies newest
 
-scoreboard: $(SCOREBOARD)/.installed  ## attack other libraries and this one, each in an environment of its own; gigabytes
+scoreboard: $(foreach name,flower openfl declearn appfl secagg,$(SCOREBOARD)/$(name)/.venv/.installed)  ## attack other libraries and this one, each in an environment of its own; gigabytes
 	for name in flower openfl declearn appfl; do \
 	  $(SCOREBOARD)/$$name/.venv/bin/python benchmarks/scoreboard/against_$$name.py > $(SCOREBOARD)/$$name.json || exit 1; done
 	for mode in semi_honest active; do PYTHONPATH=. \
@@ -184,74 +184,36 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install $(PIP_OPTIONS) -c constraints.txt -e '.[dev,plot,proofs,train,ray]'
 	touch $@
 
-$(FLOWER_TORCH)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv --clear $(FLOWER_TORCH)
-	$(FLOWER_TORCH)/bin/python -m pip install $(PIP_OPTIONS) "flwr[simulation]==$(FLWR)" -e . \
-	  $$(grep -E '^(numpy|cryptography|torch|pytest|pytest-randomly|hypothesis)==' constraints.txt)
+# Flower and NVFlare pin other versions of some of their dependencies than constraints.txt, so only these are held.
+HELD = $$(grep -E '^($(1))==' constraints.txt)
+TESTING := numpy|cryptography|pytest|pytest-randomly|hypothesis
+
+build/%/.venv/.installed: pyproject.toml constraints.txt Makefile
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install $(PIP_OPTIONS) $(PACKAGES)
 	touch $@
 
-$(NVFLARE_TORCH)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv --clear $(NVFLARE_TORCH)
-	$(NVFLARE_TORCH)/bin/python -m pip install $(PIP_OPTIONS) "nvflare==$(NVFLARE_VERSION)" -e . \
-	  $$(grep -E '^(numpy|cryptography|torch|pytest|pytest-randomly|hypothesis)==' constraints.txt)
-	touch $@
+# `make flower FLWR=1.42.0` makes another environment, next to that of the version that figures and transcripts are of.
+$(FLOWER)/.installed: PACKAGES = "flwr[simulation]==$(FLWR)" -e '.[dp]' $(call HELD,$(TESTING)|mypy)
+$(FLOWER_TORCH)/.installed: PACKAGES = "flwr[simulation]==$(FLWR)" -e . $(call HELD,$(TESTING)|torch)
+$(NVFLARE)/.installed: PACKAGES = "nvflare==$(NVFLARE_VERSION)" -e . $(call HELD,$(TESTING)|mypy)
+$(NVFLARE_TORCH)/.installed: PACKAGES = "nvflare==$(NVFLARE_VERSION)" -e . $(call HELD,$(TESTING)|torch)
+$(PEERS)/.installed: PACKAGES = flwr==1.41.0 faiss-cpu==1.15.1 -e . $(call HELD,numpy|cryptography)
+$(PUBLISHING)/.installed: PACKAGES = twine==7.0.0 check-wheel-contents==0.6.3 cyclonedx-bom==7.5.0
+$(SOLVERS)/.installed: PACKAGES = -c constraints.txt cvc5==1.4.2 bitwuzla==0.9.1 -e '.[proofs]'
+$(DCAP)/.installed: PACKAGES = -c constraints.txt dcap-qvl==0.7.0 -e . cbor2 hypothesis pytest pytest-randomly
+$(SITE)/.installed: PACKAGES = -c constraints.txt -e '.[docs]'
+$(WEB)/.installed: PACKAGES = -c constraints.txt -e '.[http]' hypothesis pytest pytest-randomly playwright==1.65.2
+$(WEB)/.installed: build/web/.tools
 
-$(PUBLISHING)/.installed: Makefile
-	$(PYTHON) -m venv --clear $(PUBLISHING)
-	$(PUBLISHING)/bin/python -m pip install $(PIP_OPTIONS) \
-	  twine==7.0.0 check-wheel-contents==0.6.3 cyclonedx-bom==7.5.0
+build/web/.tools: .ci/web_tools
+	.ci/web_tools
+	npm install --silent --no-save --prefix build/web typescript@5.6.3
 	touch $@
 
 # OpenFL asks for pycryptodome at run time; APPFL brings the newest torch, with its CUDA packages.
-$(SCOREBOARD)/.installed: pyproject.toml Makefile
-	for name in flower openfl declearn appfl secagg; do $(PYTHON) -m venv --clear $(SCOREBOARD)/$$name/.venv; done
-	$(SCOREBOARD)/flower/.venv/bin/python -m pip install $(PIP_OPTIONS) flwr==1.41.0
-	$(SCOREBOARD)/openfl/.venv/bin/python -m pip install $(PIP_OPTIONS) openfl==1.9 pycryptodome
-	$(SCOREBOARD)/declearn/.venv/bin/python -m pip install $(PIP_OPTIONS) declearn==2.9.1
-	$(SCOREBOARD)/appfl/.venv/bin/python -m pip install $(PIP_OPTIONS) appfl==1.12.0
-	$(SCOREBOARD)/secagg/.venv/bin/python -m pip install $(PIP_OPTIONS) -c constraints.txt -e .
-	touch $@
-
-$(SOLVERS)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv --clear $(SOLVERS)
-	$(SOLVERS)/bin/python -m pip install $(PIP_OPTIONS) -c constraints.txt \
-	  cvc5==1.4.2 bitwuzla==0.9.1 -e '.[proofs]'
-	touch $@
-
-# Flower pins other versions of some of its dependencies than constraints.txt, so only the two that matter are held.
-$(PEERS)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv --clear $(PEERS)
-	$(PEERS)/bin/python -m pip install $(PIP_OPTIONS) \
-	  flwr==1.41.0 faiss-cpu==1.15.1 $$(grep -E '^(numpy|cryptography)==' constraints.txt) -e .
-	touch $@
-
-# `make flower FLWR=1.42.0` makes another environment, beside that of the version that figures and transcripts are of.
-$(FLOWER)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv --clear $(FLOWER)
-	$(FLOWER)/bin/python -m pip install $(PIP_OPTIONS) "flwr[simulation]==$(FLWR)" -e '.[dp]' \
-	  $$(grep -E '^(numpy|cryptography|pytest|pytest-randomly|hypothesis|mypy)==' constraints.txt)
-	touch $@
-
-$(NVFLARE)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv --clear $(NVFLARE)
-	$(NVFLARE)/bin/python -m pip install $(PIP_OPTIONS) "nvflare==$(NVFLARE_VERSION)" -e . \
-	  $$(grep -E '^(numpy|cryptography|pytest|pytest-randomly|hypothesis|mypy)==' constraints.txt)
-	touch $@
-
-$(WEB)/.installed: pyproject.toml constraints.txt .ci/web_tools
-	.ci/web_tools
-	npm install --silent --no-save --prefix build/web typescript@5.6.3
-	$(PYTHON) -m venv --clear $(WEB)
-	$(WEB)/bin/python -m pip install $(PIP_OPTIONS) -c constraints.txt -e '.[http]' hypothesis pytest pytest-randomly playwright==1.65.2
-	touch $@
-
-$(DCAP)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv --clear $(DCAP)
-	$(DCAP)/bin/python -m pip install $(PIP_OPTIONS) dcap-qvl==0.7.0 -c constraints.txt -e . \
-	  cbor2 hypothesis pytest pytest-randomly
-	touch $@
-
-$(SITE)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv --clear $(SITE)
-	$(SITE)/bin/python -m pip install $(PIP_OPTIONS) -c constraints.txt -e '.[docs]'
-	touch $@
+$(SCOREBOARD)/flower/.venv/.installed: PACKAGES = flwr==1.41.0
+$(SCOREBOARD)/openfl/.venv/.installed: PACKAGES = openfl==1.9 pycryptodome
+$(SCOREBOARD)/declearn/.venv/.installed: PACKAGES = declearn==2.9.1
+$(SCOREBOARD)/appfl/.venv/.installed: PACKAGES = appfl==1.12.0
+$(SCOREBOARD)/secagg/.venv/.installed: PACKAGES = -c constraints.txt -e .
