@@ -210,12 +210,11 @@ class SecureRounds:
             content: makes the task of a model as NVFlare sends it.
             timeout: seconds for the stage that trains, where NVFlare has one of its own.
         """
-        controller: Any = self
         try:
             means, model = self._round(sent, content, sites, task_name, timeout)
         except FAILURES as error:
             self._record({SKIPPED: str(error)})
-            if controller.abort_signal.triggered or not self.failed.is_skipped(error):
+            if not self.failed.is_skipped(error):
                 self.keep()
                 raise
             return None
@@ -265,7 +264,7 @@ class SecureRounds:
         try:
             return task, task.means(session.run(sites))
         except FAILURES as error:
-            if controller.abort_signal.triggered or not self.failed.is_retried(error, has_asked=session.has_asked):
+            if not self.failed.is_retried(error, has_asked=session.has_asked):
                 raise
         return self._run(sent, content, sites, task_name, timeout)
 

@@ -109,8 +109,8 @@ class SecAggSettings:
     ``stop`` ends the run with that model, and ``retry`` begins the round again if no client was asked for its update,
     and otherwise skips it."""
     failed_rounds: int = 2
-    """Maximum number of failed rounds in a row, and of attempts to begin a round again; one more stops the run. A client
-    uploads three times for one model, whatever this says (``attempts`` of its own settings)."""
+    """Maximum number of failed rounds in a row, and of attempts to begin a round again; one more stops the run. Clients
+    limit their uploads for one model as well (``attempts`` of their own settings, 3)."""
     noise: float = 0.0
     """The deviation of the noise that clients add together, over what one of them can change; 0 for none."""
     norm: float = 0.0
