@@ -145,7 +145,7 @@ def test_one_message_hashes_and_signs_the_fields_that_the_model_says(models: tup
         server.fix_list()
         world.ask(server, server.requests())
     agreement = Offer.decode(server.offer).agree()
-    context, keys = agreement.record.context.digest, {key.sealing_key for key in agreement.epoch.keys}
+    context, keys = agreement.record.context.digest, {key.sealing_key for key in agreement.epoch.keys if key}
     meaning: dict[str, Callable[[bytes], bool]] = {
         "statement": lambda part: part == agreement.record.statement,
         "record": lambda part: part == context,
@@ -158,6 +158,7 @@ def test_one_message_hashes_and_signs_the_fields_that_the_model_says(models: tup
         "sealing": lambda part: part in keys,
         "nonce": lambda part: len(part) in NONCE_BYTES and part not in {context, agreement.t0, *keys},
         "terms": lambda part: len(part) == DIGEST_BYTES and part not in {context, agreement.t0},
+        "until": lambda part: part == world.record.expiry.to_bytes(8, "big"),
         "digest": lambda part: len(part) == DIGEST_BYTES and part not in {context, agreement.t0},
         "list": lambda part: len(part) == DIGEST_BYTES and part not in {context, agreement.t0},
         "sealed": lambda part: len(part) > DIGEST_BYTES,

@@ -6,7 +6,7 @@
 import { SigningKey, isStrong, random, sha256, verify } from "./crypto.js";
 import { applicationDigest, encode, layoutOf, layoutVersion, planOf, readTerms } from "./encoding.js";
 import { RoundLedger } from "./ledger.js";
-import { HOLDER_FLOORS, readOffer, requireHolderFloors, upload } from "./one_message.js";
+import { HOLDER_FLOORS, readOffer, requireHolderFloors, requireReceipts, upload } from "./one_message.js";
 import { FLOORS, PairwiseClient } from "./pairwise.js";
 import { floorsOf } from "./thresholds.js";
 import { Refused, as, equal, hash, hex, integer, json, must, requireSubject, unhex, utf8 } from "./wire.js";
@@ -155,6 +155,7 @@ function oneMessageClient(card, id, { identity, floors }, make) {
       );
       requireHolderFloors(offer, floorsOf(HOLDER_FLOORS, floors), Date.now() / 1000, authority);
       requireSubject(await subjectOf(card), offer);
+      await requireReceipts(offer);
       const [segment, ...others] = offer.segments;
       must(
         equal(offer.layout, await layoutOf(card.terms)) && others.length === 1 &&

@@ -37,6 +37,8 @@ const [VALUE_BITS, WEIGHT_BITS] = [32, 20];
 /** The widest modulus of each degree that is estimated at 128 bits, and of 64 bits, which a word here holds. */
 const GREATEST_MODULUS = new Map([[1024, 28], [2048, 54], [4096, 64]]);
 const WIDTH = 4.5;
+/** Seconds that a holder's keys last at most. */
+const LONGEST_KEYS = 24 * 3600;
 /** Standard deviations that guard bits have room for. */
 const DEVIATIONS = 10;
 const MOST = Object.freeze({
@@ -65,6 +67,7 @@ const CONFIGURATION = {
   corruptedClients: number(4),
   maximumWeight: number(4),
 };
+const RECEIPTS = list(MOST.holders, record({ position: number(2), signature: sized(SIGNATURE) }));
 const TERMS = { round: long, model: bytes(DIGEST), application: bytes(DIGEST) };
 const RECORD = {
   epoch: long,
@@ -93,6 +96,8 @@ export async function readOffer(message, authority) {
   const configuration = record(CONFIGURATION)(reader);
   const middle = reader.at;
   const terms = record(TERMS)(reader);
+  const last = reader.at;
+  const receipts = RECEIPTS(reader);
   reader.end();
   requireExact(configuration);
   const { statement, signature, ...signed } = readRecord(epochOf.record);
@@ -103,10 +108,12 @@ export async function readOffer(message, authority) {
   const digest = await hash("one-message-record", statement);
   const holders = [];
   for (const [at, holder] of signed.holders.entries()) {
-    holders.push({ ...holder, sealingKey: await readKeys(epochOf.keys[at], at, signed, digest) });
+    // A holder that is absent published none.
+    const keys = epochOf.keys[at].length ? await readKeys(epochOf.keys[at], at, signed, digest) : null;
+    holders.push({ ...holder, sealingKey: keys && keys.key, until: keys && keys.until });
   }
-  const sealingKeys = new Set(holders.map(({ sealingKey }) => hex(sealingKey)));
-  must(sealingKeys.size === holders.length, "public_key_reused", "two holders published one key");
+  const published = holders.flatMap(({ sealingKey }) => (sealingKey ? [hex(sealingKey)] : []));
+  must(new Set(published).size === published.length, "public_key_reused", "two holders published one key");
   must(
     configuration.holderCount === holders.length && SIGNED.every((name) => configuration[name] === signed[name]),
     "parameter_out_of_range", "the record says otherwise than the offer",
@@ -114,8 +121,8 @@ export async function readOffer(message, authority) {
   const epoch = await hash("one-message-epoch", ...epochOf.keys);
   const agreed = concat(header(KIND.configuration), message.slice(start, middle));
   return {
-    ...signed, ...configuration, ...terms, holders,
-    terms: message.slice(middle), // as they stand
+    ...signed, ...configuration, ...terms, holders, receipts,
+    terms: message.slice(middle, last), // as they stand
     publicSeed: await hash("one-message-public-seed", epoch),
     t0: await hash("one-message-configuration", epoch, agreed),
   };
@@ -209,22 +216,38 @@ async function requireSigned(isActive, key, signature, label, ...parts) {
  * @param {import("./wire.js").Values<typeof RECORD>} signed @param {Uint8Array} digest of the record
  */
 async function readKeys(message, at, { isActive, holders }, digest) {
-  const { named, position, key, nonce, signature } = decode(message, KIND.keys, {
+  const { named, position, key, nonce, until, signature } = decode(message, KIND.keys, {
     named: bytes(DIGEST),
     position: number(2),
     key: sized(MOST.key),
     nonce: bytes(32),
+    until: number(8),
     signature: sized(SIGNATURE),
   });
   must(position === at, "roster_invalid", "the keys of holders stand in another order");
   must(equal(named, digest), "wrong_session", "keys of another record");
-  const parts = [digest, integer(position, 2), key, nonce];
+  const parts = [digest, integer(position, 2), key, nonce, integer(until, 8)];
   await requireSigned(isActive, holders[at].key, signature, "one-message-holder-keys", ...parts);
   must(key.length >= KEY, "truncated", "a sealing key is too short");
   must(key.length === KEY, "trailing_bytes", "a sealing key is too long");
   must(isCanonical(key), "public_key_not_canonical", "a sealing key is not in canonical form");
   must(!isLowOrder(key), "public_key_low_order", "a sealing key is a point of low order");
-  return key;
+  return { key, until };
+}
+
+/**
+ * Refuse an offer that fewer than a quorum of its holders signed: those that restarted have other keys.
+ * @param {Offer} offer
+ */
+export async function requireReceipts({ isActive, holders, quorum, receipts, t0, round, model, application }) {
+  const ordered = receipts.every(({ position }, i) => !i || position > receipts[i - 1].position);
+  const isQuorum = receipts.length >= quorum && receipts.every(({ position }) => holders[position]?.sealingKey);
+  must(ordered && isQuorum, "quorum_not_met", `${quorum} holders sign an offer, by increasing positions`);
+  const terms = await hash("one-message-terms", integer(round, 8), model, application);
+  for (const { position, signature } of receipts) {
+    const parts = [t0, integer(position, 2), terms];
+    await requireSigned(isActive, holders[position].key, signature, "one-message-offer-receipt", ...parts);
+  }
 }
 
 /**
@@ -265,6 +288,8 @@ export function requireHolderFloors(offer, floors, now, authority) {
     "below_floor", "the lattice is below 128 bits, or of a degree that this client does not know",
   );
   must(now < offer.expiry, "below_floor", "the epoch of the holders is over");
+  const lasts = (/** @type {number | null} */ until) => until === null || (until > now && until - now <= LONGEST_KEYS);
+  must(offer.holders.every(({ until }) => lasts(until)), "below_floor", "keys of a holder have ended, or last too long");
 }
 
 // --- The upload ------------------------------------------------------------------------------
@@ -303,11 +328,10 @@ export async function upload(offer, { id, vectors, weight: given = 1, identity, 
     boundTo("one-message-dealt", offer, me, j, terms, nonce),
   );
   secret.fill(0);
-  const sealed = await Promise.all(shares.map((share, j) =>
-    sealTo(
-      offer.holders[j].sealingKey, boundTo("one-message-sealing", offer, me, j, terms, nonce), share,
-    ),
-  ));
+  const sealed = await Promise.all(shares.map((share, j) => {
+    const { sealingKey } = offer.holders[j];
+    return sealingKey ? sealTo(sealingKey, boundTo("one-message-sealing", offer, me, j, terms, nonce), share) : NONE;
+  }));
   const leaves = sealed.map((bytes, j) => hash("one-message-leaf", holderName(offer, j), bytes));
   const root = await treeRoot(await Promise.all(leaves));
   const digests = await Promise.all(vector.map((piece, i) =>

@@ -214,11 +214,15 @@ class Client(OneStageClientSession):
         """
         member, subject, ledger = self._member, self._subject, self._member.ledger(self._subject.task)
         decoded = Offer.decode(message)
+        # A server that starts again may hear of other holders; its offer is the same.
+        offer = replace(decoded, receipts=()).encode()
         agreement, terms = decoded.agree(), decoded.terms
         member.floors.admit(agreement, member.clock())
         _require_subject(agreement, terms, subject, update.model_for(subject), member.noise)
+        # Without them a server could show keys of holders that have restarted since, and whose memory it stole.
+        agreement.require_quorum(decoded.receipts, Label.ONE_MESSAGE_OFFER_RECEIPT, terms.digest)
         noise = noise_of(agreement.configuration, member.noise)
-        if (sent := ledger.sent_for(message)) is not None:
+        if (sent := ledger.sent_for(offer)) is not None:
             return sent
         if member.privacy is not None:
             member.privacy.require_room(noise)
@@ -243,7 +247,7 @@ class Client(OneStageClientSession):
         with HedgedCoins(member.coins, agreement.t0, member.client.encode(), *about, own) as coins:
             payload = made.payload if noise is None else noise.add_to(made.payload, coins)
             upload = self._masked(agreement, terms, payload, made.weight, coins)
-        ledger.keep(message, upload)
+        ledger.keep(offer, upload)
         return upload
 
     def _masked(self, agreement: Agreement, terms: SumTerms, payload: Payload, weight: int, coins: Coins) -> bytes:
@@ -257,7 +261,7 @@ class Client(OneStageClientSession):
         dealing = deal(secret, parameters, contexts, coins)
         try:
             sealed = tuple(
-                key.seal(share, sealing_info(agreement, header, position))
+                key.seal(share, sealing_info(agreement, header, position)) if key is not None else b""
                 for position, (key, share) in enumerate(zip(agreement.epoch.sealing_keys, dealing.shares, strict=True))
             )
             root = share_tree(agreement, sealed).root

@@ -143,19 +143,36 @@ class HolderKeys(Message):
     sealing_key: Annotated[bytes, variable(_MAXIMUM_KEY_BYTES)]
     nonce: Annotated[bytes, fixed(NONCE_BYTES)]
     """Its part of the seed of the public polynomials."""
+    until: Annotated[int, unsigned(8)]
+    """Seconds since 1970 at which the holder wipes the keys, and all that was sealed to them."""
     signature: Annotated[bytes, variable(SIGNATURE_BYTES)] = b""
 
     @property
     def parts(self) -> tuple[bytes, ...]:
-        return self.record, self.position.to_bytes(2, "big"), self.sealing_key, self.nonce
+        position, until = self.position.to_bytes(2, "big"), self.until.to_bytes(8, "big")
+        return self.record, position, self.sealing_key, self.nonce, until
 
 
-def make_holder_keys(
-    record: EpochRecord, position: int, root: Secret, nonce: bytes, key: SigningKey | None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HolderSignature:
+    """Signature of one holder of a quorum."""
+
+    holder: Annotated[int, unsigned(2)]
+    signature: Annotated[bytes, variable(SIGNATURE_BYTES)]
+
+
+def make_holder_keys(  # noqa: PLR0913 -- what the message has
+    record: EpochRecord, position: int, root: Secret, nonce: bytes, *, until: int, key: SigningKey | None
 ) -> tuple[HolderKeys, ClassicSealingPair | HybridKeyPair]:
     """Derive a holder's key pair for an epoch, and the message that publishes it."""
     pair = sealing_pair(record.suite, root, record.context)
-    keys = HolderKeys(record=record.context.digest, position=position, sealing_key=pair.public_key.encoded, nonce=nonce)
+    keys = HolderKeys(
+        record=record.context.digest,
+        position=position,
+        sealing_key=pair.public_key.encoded,
+        nonce=nonce,
+        until=until,
+    )
     return replace(keys, signature=record.sign(key, Label.ONE_MESSAGE_HOLDER_KEYS, *keys.parts)), pair
 
 
@@ -169,8 +186,9 @@ class VerifiedEpoch:
     """A record that its authority signed, and the keys that its holders published; see ``verify_epoch``."""
 
     record: EpochRecord
-    keys: tuple[HolderKeys, ...]
-    sealing_keys: tuple[ClassicSealingKey | HybridPublicKey, ...] = field(repr=False)
+    keys: tuple[HolderKeys | None, ...]
+    """By position; None for a holder that published none, and so is absent."""
+    sealing_keys: tuple[ClassicSealingKey | HybridPublicKey | None, ...] = field(repr=False)
     digest: bytes
     seed: bytes
     """Seed of the public polynomials."""
@@ -179,10 +197,17 @@ class VerifiedEpoch:
     def count(self) -> int:
         return len(self.keys)
 
+    @property
+    def present(self) -> frozenset[int]:
+        """Positions of the holders that published keys."""
+        return frozenset(position for position, keys in enumerate(self.keys) if keys is not None)
+
 
 def verify_epoch(record: bytes, keys: Sequence[bytes]) -> VerifiedEpoch:
     """Check an epoch; verified ones are remembered, because clients meet the same epoch in every sum.
 
+    Args:
+        keys: by position; empty for a holder that is absent.
     Raises:
         MalformedMessage, AuthenticationFailed, PeerMisbehaved: naming the holder whose keys are wrong.
     """
@@ -193,13 +218,18 @@ def verify_epoch(record: bytes, keys: Sequence[bytes]) -> VerifiedEpoch:
 def _verified_epoch(encoded: bytes, announced: tuple[bytes, ...]) -> VerifiedEpoch:
     record = EpochRecord.decode(encoded)
     record.verify(record.authority, record.signature, Label.ONE_MESSAGE_RECORD, record.statement)
-    keys = tuple(HolderKeys.decode(message) for message in announced)
-    if [key.position for key in keys] != list(range(len(record.holders))):
+    keys = tuple(HolderKeys.decode(message) if message else None for message in announced)
+    if len(keys) != len(record.holders) or any(key and key.position != at for at, key in enumerate(keys)):
         raise PeerMisbehaved(
-            "an epoch has the keys of all its holders, in order", reason=Reason.ROSTER_INVALID, culprits=UNDECIDED
+            "an epoch has the keys of its holders in order, and nothing where one is absent",
+            reason=Reason.ROSTER_INVALID,
+            culprits=UNDECIDED,
         )
-    sealing_keys: list[ClassicSealingKey | HybridPublicKey] = []
+    sealing_keys: list[ClassicSealingKey | HybridPublicKey | None] = []
     for key, holder in zip(keys, record.holders, strict=True):
+        if key is None:
+            sealing_keys.append(None)
+            continue
         sender = HolderId(key.position)
         with blaming(*unverified(sender)):
             if key.record != record.context.digest:
@@ -209,7 +239,8 @@ def _verified_epoch(encoded: bytes, announced: tuple[bytes, ...]) -> VerifiedEpo
             record.verify(holder.public_key, key.signature, Label.ONE_MESSAGE_HOLDER_KEYS, *key.parts)
         with blaming(*said_by(sender, record.mode)):
             sealing_keys.append(sealing_key(record.suite, key.sealing_key))
-    if len({key.sealing_key for key in keys}) != len(keys):
+    published = [key.sealing_key for key in keys if key is not None]
+    if len(set(published)) != len(published):
         raise PeerMisbehaved("two holders published one key", reason=Reason.PUBLIC_KEY_REUSED, culprits=UNDECIDED)
     digest = hashlib.sha256(bind(Label.ONE_MESSAGE_EPOCH, *announced)).digest()
     seed = hashlib.sha256(bind(Label.ONE_MESSAGE_PUBLIC_SEED, digest)).digest()
@@ -309,6 +340,8 @@ class Offer(Message):
     keys: Annotated[tuple[bytes, ...], repeated(variable(_MAXIMUM_BYTES), MAXIMUM_HOLDERS)]
     configuration: Annotated[Configuration, nested(Configuration)]
     terms: Annotated[SumTerms, nested(SumTerms)]
+    receipts: Annotated[tuple[HolderSignature, ...], repeated(nested(HolderSignature), MAXIMUM_HOLDERS)] = ()
+    """Signatures of holders that were offered this; none yet in the offer to holders."""
 
     def agree(self) -> Agreement:
         """Check the epoch, and return what everything else is bound to."""
@@ -340,6 +373,28 @@ class Agreement:
         writer = Writer(MessageKind.ONE_MESSAGE_CONFIGURATION)
         write_fields(writer, self.configuration)
         return hashlib.sha256(bind(Label.ONE_MESSAGE_CONFIGURATION, self.epoch.digest, writer.finish())).digest()
+
+    def require_quorum(
+        self, signed: Sequence[HolderSignature], label: Label, digest: bytes, culprits: Iterable[Party] = UNDECIDED
+    ) -> None:
+        """Check that a quorum of the holders signed a digest.
+
+        Claim OM-8: any two quorums share an honest holder.
+
+        Raises:
+            PeerMisbehaved: fewer, or not by increasing positions.
+            AuthenticationFailed: a signature is wrong.
+        """
+        holders, quorum = [one.holder for one in signed], self.record.quorum
+        if holders != sorted(set(holders)) or len(holders) < quorum or not self.epoch.present.issuperset(holders):
+            raise PeerMisbehaved(
+                f"it needs signatures of {quorum} holders that published keys, by increasing positions",
+                reason=Reason.QUORUM_NOT_MET,
+                culprits=culprits,
+            )
+        for one in signed:
+            position = one.holder.to_bytes(2, "big")
+            self.verify(one.holder, one.signature, label, position, digest, culprits=culprits)
 
     def holder(self, position: int) -> bytes:
         """Return a holder's position and number, as they are hashed."""

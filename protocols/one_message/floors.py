@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from secagg.errors import InvalidParameters, Reason
+from secagg.identifiers import HolderId
 from secagg.parameters import LEAST_COHORT, SecurityMode, Suite, require_integer
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 
@@ -14,6 +15,8 @@ from .configuration import NO_KEY, Agreement
 from .parameters import LEAST_SECURITY
 
 _USUAL_CAPACITY = 1 << 14
+LONGEST_KEYS = 24 * 3600
+"""Seconds that a holder's keys last at most; later it cannot open what was sealed to them, whoever asks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +36,8 @@ class Floors:
     maximum_length: int
     maximum_capacity: int
     least_security_bits: int = LEAST_SECURITY
+    longest_keys: int = LONGEST_KEYS
+    """Seconds from now to the latest end of a holder's keys."""
 
     def __post_init__(self) -> None:
         if type(self.authority) is not bytes or len(self.authority) != IDENTITY_KEY_BYTES:
@@ -48,6 +53,7 @@ class Floors:
         require_integer("maximum_length", self.maximum_length, 1)
         require_integer("maximum_capacity", self.maximum_capacity, self.minimum_cohort)
         require_integer("least_security_bits", self.least_security_bits, 1)
+        require_integer("longest_keys", self.longest_keys, 1, LONGEST_KEYS)
 
     @classmethod
     def usual(cls, authority: bytes = NO_KEY) -> Floors:
@@ -85,6 +91,10 @@ class Floors:
         yield record.mode not in self.modes, f"mode {record.mode} is not accepted"
         yield record.authority != self.authority, "another authority signs for its holders and clients"
         yield now.timestamp() >= record.expiry, "its epoch has expired"
+        ends = {keys.position: keys.until - now.timestamp() for keys in agreement.epoch.keys if keys is not None}
+        for position, left in ends.items():
+            yield left <= 0, f"the keys of {HolderId(position)} have ended; ask it for others"
+            yield left > self.longest_keys, f"the keys of {HolderId(position)} last more than {self.longest_keys} s"
         holders = len(record.holders)
         yield holders < self.least_holders, f"{holders} holders are fewer than {self.least_holders}"
         corrupted = record.corrupted

@@ -1,18 +1,21 @@
 """A holder: it keeps shares of one epoch, puts an upload on one list ever, and answers for all of a list or nothing.
 
 The client has left when the list is made, so the holder enforces its floors. Keys, shares and promises exist only in
-the memory of one process: a holder that restarts has other keys, opens nothing that was sealed to the old ones, and
-takes part in the sums that begin later.
+the memory of one process, and last a few hours. They are wiped when the keys end, when the process forks, and when the
+clocks show that the machine stood still, as one that resumes from a snapshot did. The holder then has other keys: it
+opens nothing that was sealed to the old ones, and takes part in the sums that begin later.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from threading import RLock
 from typing import Final
+from weakref import WeakSet
 
 import numpy as np
 
@@ -49,6 +52,7 @@ from .requests import (
     Delivery,
     Judged,
     ListSignature,
+    OfferReceipt,
     Receipt,
     UploadList,
     Verdict,
@@ -59,7 +63,18 @@ from .sharing import WORD, Elements, challenge_weights, decode_words, expand_sha
 
 MOST_UPLOADS: Final = 1 << 20
 """Limit on uploads of an epoch: all of them rest on one choice of the public polynomials."""
+USUAL_LIFE: Final = timedelta(hours=12)
+"""Lifetime of a holder's keys; clients refuse keys that last longer than ``floors.LONGEST_KEYS``."""
+USUAL_MEMORY: Final = 1 << 30
+"""Bytes of offers, and of shares that wait for a list."""
+MOST_TASKS: Final = 16
+"""Tasks of a holder whose operator names none."""
+MOST_SESSIONS: Final = 16
+"""Offers of one task that a holder remembers; the oldest is given up for another."""
+_MOST_DRIFT: Final = 60.0
+"""Seconds by which the wall clock and the monotonic one may come apart."""
 _ROOT_BYTES: Final = 32
+_LIVE: Final = WeakSet["Holder"]()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +89,29 @@ class _Work:
     """State of a holder for one T0."""
 
     agreement: Agreement
+    size: int
+    """Bytes of the offer."""
     accepted: dict[bytes, _Accepted] = field(default_factory=dict[bytes, _Accepted])
     signed: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
     """Stored signatures, by the digest of a list."""
     answered: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
     """Stored answers, by the digest of a list."""
+
+    @property
+    def waiting(self) -> int:
+        """Bytes of shares that no answer has yet."""
+        return sum(one.share.size for one in self.accepted.values())
+
+    @property
+    def held(self) -> int:
+        return self.size + self.waiting
+
+    def wipe(self, before: int | None = None) -> None:
+        """Give up shares: all, or those for rounds before one."""
+        for upload, one in list(self.accepted.items()):
+            if before is None or one.terms.round_number < before:
+                one.share.wipe()
+                del self.accepted[upload]
 
 
 class Holder(Confined):
@@ -96,11 +129,20 @@ class Holder(Confined):
         floors: Floors,
         clock: Callable[[], datetime],
         signing_key: SigningKey | None = None,
+        life: timedelta = USUAL_LIFE,
+        tasks: Collection[bytes] = (),
+        memory: int = USUAL_MEMORY,
+        ticks: Callable[[], float] = time.monotonic,
     ) -> None:
         """Draw keys, and begin.
 
         Args:
+            coins: each set of keys is drawn from them.
             floors: floors of this holder's clients.
+            life: lifetime of a set of keys.
+            tasks: the only tasks that it holds for; without any it takes the first ``MOST_TASKS``.
+            memory: bytes of offers, and of shares that wait for a list.
+            ticks: seconds of a clock that nobody sets, and that stands still with the machine.
         Raises:
             AuthenticationFailed: the record is not signed by its authority.
             InvalidParameters: another authority than the floors', or another key at this position.
@@ -109,12 +151,24 @@ class Holder(Confined):
         if record.holders[position].public_key != (NO_KEY if signing_key is None else signing_key.public_key):
             raise InvalidParameters("another holder stands at this position; name the one that has this key")
         self.position, self._record = position, record
-        self._key, self._floors, self._clock = signing_key, floors, clock
+        self._key, self._floors, self._clock, self._coins = signing_key, floors, clock, coins
+        self._life, self._tasks, self._memory, self._ticks = life, frozenset(tasks), memory, ticks
         self._lock, self._process = RLock(), os.getpid()
-        with Secret.random("holder root", _ROOT_BYTES, coins) as root:
-            keys, self._pair = make_holder_keys(record, position, root, draw_nonce(coins), signing_key)
-        self.keys = keys.encode()
         self._work, self._list_of, self._is_over = dict[bytes, _Work](), dict[bytes, bytes](), False
+        self._begin()
+        _LIVE.add(self)
+
+    def _begin(self) -> None:
+        """Draw keys that nothing was sealed to."""
+        now = self._clock().timestamp()
+        self._began, self._uploads = (now, self._ticks()), 0
+        self._until = min(int((self._clock() + self._life).timestamp()), self._record.expiry)
+        with Secret.random("holder root", _ROOT_BYTES, self._coins) as root:
+            nonce = draw_nonce(self._coins)
+            keys, self._pair = make_holder_keys(
+                self._record, self.position, root, nonce, until=self._until, key=self._key
+            )
+        self.keys = keys.encode()
 
     def answer(self, request: bytes) -> bytes:
         """Return the answer, or an encoded refusal; never raise for what the server sent."""
@@ -139,6 +193,7 @@ class Holder(Confined):
         self._require_open()
         match message_kind(request):
             case MessageKind.ONE_MESSAGE_RECORD if request == self._record.encode():
+                self._begin_early()
                 return self.keys
             case MessageKind.ONE_MESSAGE_OFFER:
                 return self._admit(request)
@@ -152,22 +207,43 @@ class Holder(Confined):
                 )
 
     def end(self) -> None:
-        """Destroy the epoch's key and all shares."""
+        """Destroy the keys and all shares."""
         with self._lock:
             self._is_over = True
-            self._pair.wipe()
             self._forget()
 
     def end_if_expired(self) -> bool:
-        """End with the epoch; return whether it is over."""
+        """End with the epoch, and keys with their time; return whether the epoch is over."""
         with self._lock:
-            if not self._is_over and self._clock().timestamp() >= self._record.expiry:
+            now = self._clock().timestamp()
+            if not self._is_over and now >= self._record.expiry:
                 self.end()
+            began, ticks = self._began
+            has_stood_still = abs((now - began) - (self._ticks() - ticks)) > _MOST_DRIFT
+            if not self._is_over and (now >= self._until or has_stood_still):
+                self._forget()
+                self._begin()
             return self._is_over
+
+    def seconds_left(self) -> float:
+        """Return how long these keys last."""
+        return self._until - self._clock().timestamp()
+
+    def _begin_early(self) -> None:
+        """Draw other keys at half of their time where nothing waits, so that no sum outlives its keys."""
+        is_half_over = self.seconds_left() < self._life.total_seconds() / 2 and self._until < self._record.expiry
+        if is_half_over and not any(work.waiting for work in self._work.values()):
+            self._forget()
+            self._begin()
+
+    def leave_fork(self) -> None:
+        """Destroy keys and shares in a process that was forked; no lock is taken, whoever held it is not there."""
+        self._is_over = True
+        self._forget()
 
     def _require_open(self) -> None:
         if self._process != os.getpid():
-            # A fork hears nothing of what this process answers.
+            # A fork learns nothing of what this process answers.
             raise Misuse(
                 "this holder was forked into another process; start another one there", reason=Reason.ALREADY_SPENT
             )
@@ -175,46 +251,87 @@ class Holder(Confined):
             raise InvalidParameters("the epoch is over, and its keys are destroyed; begin another one")
 
     def _forget(self) -> None:
+        self._pair.wipe()
         for work in self._work.values():
-            for accepted in work.accepted.values():
-                accepted.share.wipe()
+            work.wipe()
         self._work.clear()
+        self._list_of.clear()
 
     # --- Offer and delivery -------------------------------------------------------------------------------------------
 
     def _admit(self, request: bytes) -> bytes:
         offer = Offer.decode(request)
         agreement = offer.agree()
+        self._require_own(agreement)
+        self._floors.admit(agreement, self._clock())
         if agreement.t0 not in self._work:
-            self._require_own(agreement)
-            self._floors.admit(agreement, self._clock())
-            self._work[agreement.t0] = _Work(agreement)
-        return self._receipt(agreement, ())
+            self._make_room(agreement.configuration.task)
+            self._require_memory(len(request))
+            self._work[agreement.t0] = _Work(agreement, len(request))
+        receipt = OfferReceipt(t0=agreement.t0, holder=self.position, terms=offer.terms.digest)
+        return self._signed(agreement, Label.ONE_MESSAGE_OFFER_RECEIPT, receipt)
+
+    def _make_room(self, task: bytes) -> None:
+        """Refuse a task that is not this holder's, and give up the oldest offer of one that has many."""
+        tasks = self._tasks or {work.agreement.configuration.task for work in self._work.values()}
+        if task not in tasks and (self._tasks or len(tasks) >= MOST_TASKS):
+            known = "the tasks that its operator named" if self._tasks else f"the first {MOST_TASKS} tasks"
+            raise _wrong(f"this holder holds for {known} only, and {task!r} is another one", Reason.NOT_ELIGIBLE)
+        same = [t0 for t0, work in self._work.items() if work.agreement.configuration.task == task]
+        if len(same) >= MOST_SESSIONS:
+            self._work.pop(same[0]).wipe()
 
     @property
-    def _uploads(self) -> int:
-        """Number of uploads that were accepted in this epoch."""
-        return sum(len(one.accepted) for one in self._work.values())
+    def _held(self) -> int:
+        return sum(work.held for work in self._work.values())
+
+    def _require_memory(self, more: int) -> None:
+        if (held := self._held) + more > self._memory:
+            raise _wrong(
+                f"{held} of this holder's {self._memory} bytes are in use; take sums one after the other, or give it "
+                "more memory",
+                Reason.BUFFER_FULL,
+            )
 
     def _require_own(self, agreement: Agreement) -> None:
-        if agreement.epoch.keys[self.position].encode() != self.keys or agreement.record != self._record:
+        own = agreement.epoch.keys[self.position]
+        if own is None or own.encode() != self.keys or agreement.record != self._record:
             raise _wrong("the offer has other keys of this holder than it published", Reason.WRONG_SESSION)
 
     def _receive(self, request: bytes) -> bytes:
         delivery = Delivery.decode(request)
         work = self._work_on(delivery.t0)
         judged, accepted = self._judge(work, delivery)
-        if self._uploads + len(accepted) > MOST_UPLOADS:
-            raise _wrong(f"an epoch has at most {MOST_UPLOADS} uploads; begin another one", Reason.BUFFER_FULL)
-        receipt = self._receipt(work.agreement, judged)
+        try:
+            self._require_room(work, accepted)
+        except PeerMisbehaved:
+            for one in accepted.values():
+                one.share.wipe()
+            raise
+        receipt = Receipt(t0=work.agreement.t0, holder=self.position, judged=judged)
+        signed = self._signed(work.agreement, Label.ONE_MESSAGE_RECEIPT, receipt)
         work.accepted |= accepted
-        return receipt
+        self._uploads += len(accepted)
+        return signed
 
-    def _receipt(self, agreement: Agreement, judged: tuple[Judged, ...]) -> bytes:
-        receipt = Receipt(t0=agreement.t0, holder=self.position, judged=judged)
-        return self._signed(agreement, Label.ONE_MESSAGE_RECEIPT, receipt)
+    def _require_room(self, work: _Work, accepted: dict[bytes, _Accepted]) -> None:
+        """Refuse more uploads than one choice of the public polynomials has, or than there is memory for.
 
-    def _signed(self, agreement: Agreement, label: Label, made: Receipt | ListSignature | Answer) -> bytes:
+        Shares for earlier rounds of the task are given up before that.
+        """
+        if self._uploads + len(accepted) > MOST_UPLOADS:
+            raise _wrong(f"keys serve at most {MOST_UPLOADS} uploads; ask for others", Reason.BUFFER_FULL)
+        task, more = work.agreement.configuration.task, sum(one.share.size for one in accepted.values())
+        if accepted and self._held + more > self._memory:
+            first = min(one.terms.round_number for one in accepted.values())
+            for other in self._work.values():
+                if other.agreement.configuration.task == task:
+                    other.wipe(before=first)
+        self._require_memory(more)
+
+    def _signed(
+        self, agreement: Agreement, label: Label, made: OfferReceipt | Receipt | ListSignature | Answer
+    ) -> bytes:
         return replace(made, signature=agreement.sign(self._key, label, *made.parts)).encode()
 
     def _judge(self, work: _Work, delivery: Delivery) -> tuple[tuple[Judged, ...], dict[bytes, _Accepted]]:
@@ -330,6 +447,14 @@ class Holder(Confined):
         return f"<Holder {self.position} of epoch {self._record.number}>"
 
 
+def _leave_fork() -> None:
+    for holder in _LIVE:
+        holder.leave_fork()
+
+
+os.register_at_fork(after_in_child=_leave_fork)
+
+
 def require_believed(record: EpochRecord, floors: Floors) -> None:
     """Refuse an epoch that its holder's authority did not sign, before anything is kept for it."""
     record.verify(record.authority, record.signature, Label.ONE_MESSAGE_RECORD, record.statement)
@@ -377,8 +502,14 @@ class HeldShare(Confined):
     def secret_words(self) -> Elements:
         return self._words[: self.parameters.secret_columns]
 
+    @property
+    def size(self) -> int:
+        """Bytes of its words; none once it was wiped."""
+        return int(self._words.nbytes)
+
     def wipe(self) -> None:
         self._words[:] = 0
+        self._words = self._words[:0]
 
     def __repr__(self) -> str:
         return f"<HeldShare of holder {self.position}>"

@@ -21,7 +21,7 @@ from secagg.parameters import SecurityMode
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, Certificate
 from secagg.wire import MessageKind
 
-from .configuration import DIGEST_BYTES, Agreement, SumTerms
+from .configuration import DIGEST_BYTES, Agreement, HolderSignature, SumTerms
 from .messages import (
     IDENTITY_BYTES,
     MAXIMUM_SHARE_BYTES,
@@ -83,8 +83,24 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OfferReceipt(Message):
+    """Signature of a holder under an offer, which shows clients that it still has the keys of this T0."""
+
+    kind: ClassVar = MessageKind.ONE_MESSAGE_OFFER_RECEIPT
+    t0: Annotated[bytes, fixed(DIGEST_BYTES)]
+    holder: Annotated[int, unsigned(2)]
+    terms: Annotated[bytes, fixed(DIGEST_BYTES)]
+    """Digest of the offer's terms."""
+    signature: Annotated[bytes, variable(SIGNATURE_BYTES)] = b""
+
+    @property
+    def parts(self) -> tuple[bytes, ...]:
+        return self.holder.to_bytes(2, "big"), self.terms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt(Message):
-    """Verdicts of a holder on the uploads of a delivery, in its order; an offer has none."""
+    """Verdicts of a holder on the uploads of a delivery, in its order."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_RECEIPT
     t0: Annotated[bytes, fixed(DIGEST_BYTES)]
@@ -133,14 +149,6 @@ class ListSignature(Message):
     @property
     def parts(self) -> tuple[bytes, ...]:
         return self.holder.to_bytes(2, "big"), self.upload_list
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HolderSignature:
-    """One signature of a certificate."""
-
-    holder: Annotated[int, unsigned(2)]
-    signature: Annotated[bytes, variable(SIGNATURE_BYTES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +205,11 @@ def verify_upload(
     if upload.t0 != agreement.t0 or header.terms != terms:
         raise PeerMisbehaved("the upload was made for another sum", reason=Reason.WRONG_SESSION, culprits=UNDECIDED)
     overhead = sealing_sizes(agreement.record.suite)[1]
-    due = tuple(parameters.share_bytes(position) + overhead for position in range(agreement.epoch.count))
+    present = agreement.epoch.present
+    due = tuple(
+        parameters.share_bytes(position) + overhead if position in present else 0
+        for position in range(agreement.epoch.count)
+    )
     cut, whole = OneMessageCut.of(agreement), 0 if is_kept else parameters.upload_bytes
     lengths = (len(upload.pieces), len(upload.vector), len(upload.polynomial), tuple(map(len, upload.sealed)))
     if lengths != (len(cut.lengths), whole, parameters.polynomial_bytes, due):
@@ -226,20 +238,7 @@ def verify_upload(
 
 
 def require_certificate(agreement: Agreement, upload_list: bytes, certified: CertifiedList) -> None:
-    """Check that a quorum of holders signed a list.
-
-    Claim OM-8: any two quorums share an honest holder, who signs one list of a sum.
-    """
-    record, holders = agreement.record, [one.holder for one in certified.certificate]
-    if holders != sorted(set(holders)):
-        raise _no_certificate("a certificate has increasing holders")
-    if len(holders) < record.quorum or holders[-1] >= len(record.holders):
-        raise _no_certificate(f"a certificate has {record.quorum} signatures of holders")
-    named = culprits(Evidence.REFUSED_REQUEST)
-    for one in certified.certificate:
-        signed = ListSignature(t0=agreement.t0, holder=one.holder, upload_list=upload_list)
-        agreement.verify(one.holder, one.signature, Label.ONE_MESSAGE_SIGNED_LIST, *signed.parts, culprits=named)
-
-
-def _no_certificate(sentence: str) -> PeerMisbehaved:
-    return PeerMisbehaved(sentence, reason=Reason.QUORUM_NOT_MET, culprits=culprits(Evidence.REFUSED_REQUEST))
+    """Check that a quorum of holders signed a list."""
+    agreement.require_quorum(
+        certified.certificate, Label.ONE_MESSAGE_SIGNED_LIST, upload_list, culprits(Evidence.REFUSED_REQUEST)
+    )

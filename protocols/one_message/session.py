@@ -358,9 +358,10 @@ class Server(StagedServerSession[CheckedUpload]):
         self._settings, self._ask_all = settings, helpers.ask_all
         self.tally = _tally(subject, settings, _capacity(subject, settings, invited), helpers)
         self._opened: Opened | None = None
-        super().__init__(UPLOAD, self.tally.offer, invited, settings.minimum_cohort)
+        # Clients follow no offer without the receipts of a quorum.
         ask_holders(self.tally, self._ask_all, self.tally.introduce())
         self.tally.require_holders()
+        super().__init__(UPLOAD, self.tally.offer, invited, settings.minimum_cohort)
         self._tell()
 
     @property

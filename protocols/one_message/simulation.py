@@ -22,7 +22,7 @@ from secagg.session.roles import Subject
 from secagg.session.simulated import ONE_IN, Costs, Work
 
 from .client import Ledger, OneMessageMember
-from .configuration import DIGEST_BYTES, NO_KEY, NONCE_BYTES, EpochRecord, HolderIdentity
+from .configuration import DIGEST_BYTES, NO_KEY, NONCE_BYTES, EpochRecord, HolderIdentity, HolderSignature
 from .floors import Floors
 from .holder import Holder
 from .messages import IDENTITY_BYTES, Upload, UploadHeader
@@ -91,7 +91,8 @@ class OneMessageSimulation(Confined):
 
     def epoch(self) -> tuple[EpochRecord, tuple[bytes, ...]]:
         """Return the record of the running epoch, and its holders' keys."""
-        return self._running(), tuple(holder.keys for holder in self._holders)
+        record = self._running()
+        return record, tuple(holder.respond(record.encode()) for holder in self._holders)
 
     def _running(self) -> EpochRecord:
         """Return the record of the running epoch; begin the next one when it is over."""
@@ -119,7 +120,15 @@ class OneMessageSimulation(Confined):
 
     def _holder(self, record: EpochRecord, position: int) -> Holder:
         key = self._holder_keys[position]
-        return Holder(record, position, coins=self._coins, floors=self._floors(), clock=self._clock, signing_key=key)
+        return Holder(
+            record,
+            position,
+            coins=self._coins,
+            floors=self._floors(),
+            clock=self._clock,
+            signing_key=key,
+            ticks=lambda: self._clock().timestamp(),
+        )
 
     def _floors(self) -> Floors:
         settings = self._settings
@@ -185,7 +194,8 @@ def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
         minimum_cohort=max(LEAST_COHORT, rare + 2),
         corrupted_clients=rare,
     )
-    parameters = offer.configuration.parameters
+    receipts = (HolderSignature(holder=at, signature=bytes(SIGNATURE_BYTES)) for at in range(settings.holders))
+    offer, parameters = replace(offer, receipts=tuple(receipts)), offer.configuration.parameters
     upload = Upload(
         t0=bytes(DIGEST_BYTES),
         header=UploadHeader(

@@ -7,7 +7,7 @@ without receipts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -32,7 +32,7 @@ from secagg.identifiers import ClientId, HolderId, Party
 from secagg.parameters import SecurityMode
 from secagg.wire import MessageKind, message_kind
 
-from .configuration import Offer
+from .configuration import HolderSignature, Offer
 from .masks import epoch_ring
 from .messages import Upload
 from .opening import (
@@ -51,9 +51,9 @@ from .requests import (
     CertifiedList,
     DeliveredShare,
     Delivery,
-    HolderSignature,
     Listed,
     ListSignature,
+    OfferReceipt,
     Receipt,
     UploadList,
     Verdict,
@@ -75,7 +75,13 @@ class State(StrEnum):
 
 TRANSITIONS: Final[Mapping[State, tuple[frozenset[MessageKind], frozenset[State]]]] = {
     State.COLLECTING: (
-        frozenset({MessageKind.ONE_MESSAGE_UPLOAD, MessageKind.ONE_MESSAGE_RECEIPT}),
+        frozenset(
+            {
+                MessageKind.ONE_MESSAGE_OFFER_RECEIPT,
+                MessageKind.ONE_MESSAGE_UPLOAD,
+                MessageKind.ONE_MESSAGE_RECEIPT,
+            }
+        ),
         frozenset({State.CERTIFYING, State.ENDED}),
     ),
     State.CERTIFYING: (
@@ -86,8 +92,9 @@ TRANSITIONS: Final[Mapping[State, tuple[frozenset[MessageKind], frozenset[State]
     State.ENDED: (frozenset(), frozenset()),
 }
 """The messages that each state takes, and the states that follow it."""
-HolderSaid = Receipt | ListSignature | Answer
+HolderSaid = OfferReceipt | Receipt | ListSignature | Answer
 _HOLDERS_SAY: Final[Mapping[MessageKind, tuple[type[HolderSaid], Label]]] = {
+    MessageKind.ONE_MESSAGE_OFFER_RECEIPT: (OfferReceipt, Label.ONE_MESSAGE_OFFER_RECEIPT),
     MessageKind.ONE_MESSAGE_RECEIPT: (Receipt, Label.ONE_MESSAGE_RECEIPT),
     MessageKind.ONE_MESSAGE_LIST_SIGNATURE: (ListSignature, Label.ONE_MESSAGE_SIGNED_LIST),
     MessageKind.ONE_MESSAGE_ANSWER: (Answer, Label.ONE_MESSAGE_ANSWER),
@@ -221,13 +228,15 @@ class Tally(Confined):
         Args:
             coins: drawn from after the answers, where they contradict each other.
         """
-        self.agreement, self.offer, self.terms = offer.agree(), offer.encode(), offer.terms
+        self.agreement, self.terms, self._offer = offer.agree(), offer.terms, replace(offer, receipts=())
         self._coins, self.state = coins, State.COLLECTING
         self._opening = Opening(epoch_ring(self.agreement.parameters, self.agreement.epoch.seed))
         self._adder: Adder = LocalSum(OneMessageCut.of(self.agreement))
         self._receipts = Receipts(
             self.agreement.record.corrupted, offer.configuration.corrupted_clients, self.agreement.record.mode
         )
+        self._receipts.absent |= set(range(self.agreement.epoch.count)) - self.agreement.epoch.present
+        self._offered = dict[int, bytes]()
         self._taken, self._listed = dict[ClientId, bytes](), dict[ClientId, bytes]()
         self._pending, self._delivered = dict[ClientId, Pending](), dict[ClientId, Pending]()
         self._said = dict[tuple[State, int], HolderSaid]()
@@ -306,9 +315,15 @@ class Tally(Confined):
         self._taken[sender], self._pending[sender] = digest, Pending(kept, digest, shares)
 
     def introduce(self) -> dict[int, bytes]:
-        """Return what every holder is told before its first delivery: the offer. Each answers with an empty receipt."""
-        self._require(MessageKind.ONE_MESSAGE_RECEIPT)
-        return dict.fromkeys(sorted(self.present), self.offer)
+        """Return what every holder is told before the clients: the offer. Each answers with a receipt for it."""
+        self._require(MessageKind.ONE_MESSAGE_OFFER_RECEIPT)
+        return dict.fromkeys(sorted(self.present), self._offer.encode())
+
+    @property
+    def offer(self) -> bytes:
+        """The offer for clients, with the receipts of all holders that gave one."""
+        receipts = (HolderSignature(holder=at, signature=self._offered[at]) for at in sorted(self._offered))
+        return replace(self._offer, receipts=tuple(receipts)).encode()
 
     def require_holders(self) -> None:
         self._require_enough(self.present)
@@ -367,6 +382,8 @@ class Tally(Confined):
         declared, label = _HOLDERS_SAY[kind]
         said = declared.decode(message)
         self._require_signed(position, said, label)
+        if isinstance(said, OfferReceipt) and said.terms != self.terms.digest:
+            raise PeerMisbehaved("the receipt is for another offer", reason=Reason.WRONG_SESSION, culprits=UNDECIDED)
         if isinstance(said, Receipt):
             self._require_delivered(said)
         elif isinstance(said, Answer):
@@ -376,10 +393,17 @@ class Tally(Confined):
 
     def take(self, said: HolderSaid) -> None:
         """Take what was verified, unless the holder said something else before."""
+        if isinstance(said, OfferReceipt):
+            self._offered[said.holder] = said.signature
+            return
         before = self._said.setdefault((self.state, said.holder), said)
         if before.parts != said.parts:
+            # Something in transit may have altered one of two deliveries that a holder judged.
+            is_judged = isinstance(said, Receipt)
             raise PeerMisbehaved(
-                f"{HolderId(said.holder)} says two things", reason=Reason.ALREADY_ANSWERED, culprits=UNDECIDED
+                f"{HolderId(said.holder)} says two things",
+                reason=Reason.ALREADY_ANSWERED,
+                culprits=unverified(HolderId(said.holder)) if is_judged else UNDECIDED,
             )
         if before is said and isinstance(said, Receipt):
             for pending, one in zip(self._delivered.values(), said.judged, strict=True):
@@ -400,7 +424,7 @@ class Tally(Confined):
             raise PeerMisbehaved(
                 "the message is of another session or holder", reason=Reason.WRONG_SESSION, culprits=UNDECIDED
             )
-        if not isinstance(said, Receipt) and said.upload_list != self.upload_list.digest:
+        if isinstance(said, ListSignature | Answer) and said.upload_list != self.upload_list.digest:
             raise PeerMisbehaved("the holder answers for another list", reason=Reason.WRONG_SESSION, culprits=UNDECIDED)
         self.agreement.verify(position, said.signature, label, *said.parts)
 

@@ -80,7 +80,8 @@ def make_all_keys(options: argparse.Namespace) -> int:
 _MOST_FILE_BYTES: Final = 1 << 20
 _MOST_NUMBERS: Final = 1 << 64
 _MOST_HOURS: Final = 24 * 366
-_LEAST_PAUSE, _MOST_PAUSE = 0.01, 60.0
+_MOST_KEY_HOURS: Final = 24
+_LEAST_PAUSE, _MOST_PAUSE = 0.01, 30.0
 
 
 def make_key(options: argparse.Namespace) -> int:
@@ -136,6 +137,10 @@ def serve_holder(options: argparse.Namespace) -> int:
         assumed_corrupted=options.corrupted,
         assumed_corrupted_clients=max(0, min(1, options.minimum_cohort - LEAST_COHORT)),
     )
+    if not 0 < options.key_hours <= _MOST_KEY_HOURS:
+        raise InvalidParameters(f"--key-hours must be above 0 and at most {_MOST_KEY_HOURS}; got {options.key_hours}")
+    if options.memory < 1:
+        raise InvalidParameters(f"--memory is a number of MiB, at least 1; got {options.memory}")
     key = _signing_key(options.key)
     with serving():
         try:
@@ -155,6 +160,9 @@ def serve_holder(options: argparse.Namespace) -> int:
                 floors=floors,
                 clock=lambda: datetime.now(UTC),
                 signing_key=key,
+                life=timedelta(hours=options.key_hours),
+                tasks=[task.encode() for task in options.task],
+                memory=options.memory << 20,
             )
         except PeerError as error:
             raise InvalidParameters(f"{options.record}: {error}") from None
@@ -172,11 +180,10 @@ def _say_ready(position: int, path: Path) -> Callable[[], None]:
 
 
 def _end_with_the_epoch(holder: Holder, record: EpochRecord) -> None:
-    """Destroy the keys at the epoch's end, also where nobody asks for anything any more."""
+    """Destroy keys when their time is over, also where nobody asks for anything any more."""
     while not holder.end_if_expired():
         # The clock may be set meanwhile.
-        left = record.expiry - datetime.now(UTC).timestamp()
-        time.sleep(min(max(left, _LEAST_PAUSE), _MOST_PAUSE))
+        time.sleep(min(max(holder.seconds_left(), _LEAST_PAUSE), _MOST_PAUSE))
     print(f"secagg holder: epoch {record.number} is over, and its keys are destroyed", flush=True)
 
 

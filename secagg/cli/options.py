@@ -83,8 +83,8 @@ def _add_holder(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     serve = kinds.add_parser(
         "serve",
         help="hold in one epoch, until SIGTERM or SIGINT",
-        description="Hold in one epoch. Its keys are in memory alone: started again, it holds in the sums that begin "
-        "later.",
+        description="Hold in one epoch. The holder's keys exist only in memory and are replaced every --key-hours. "
+        "After a restart it takes part in the sums that begin later. Never clone or restore its machine.",
     )
     serve.add_argument("--record", type=Path, required=True, metavar="FILE", help="as `secagg holder record` makes it")
     serve.add_argument("--key", type=Path, required=True, metavar="FILE", help="this holder's private key")
@@ -98,6 +98,13 @@ def _add_holder(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     serve.add_argument("--minimum-cohort", type=int, default=3, metavar="N", help="no sum is over fewer (default: 3)")
     serve.add_argument("--corrupted", type=int, default=1, metavar="N", help="least bound of the epoch (default: 1)")
     serve.add_argument("--minimum-holders", type=int, default=4, metavar="N", help="least of the epoch (default: 4)")
+    serve.add_argument(
+        "--task", action="append", default=[], metavar="NAME", help="hold for this task only; once for each"
+    )
+    serve.add_argument("--memory", type=int, default=1024, metavar="MIB", help="memory for shares (default: 1024)")
+    serve.add_argument(
+        "--key-hours", type=float, default=12.0, metavar="H", help="lifetime of its keys, at most 24 (default: 12)"
+    )
     serve.set_defaults(run=when_run("secagg.cli.operators", "serve_holder"))
 
 

@@ -151,6 +151,7 @@ class Label(bytes, Enum):
     ONE_MESSAGE_SIGNED_UPLOAD = b"secagg/1/one-message-signed-upload"
     ONE_MESSAGE_RECEIPT = b"secagg/1/one-message-receipt"
     ONE_MESSAGE_LIST = b"secagg/1/one-message-list"
+    ONE_MESSAGE_OFFER_RECEIPT = b"secagg/1/one-message-offer-receipt"
     ONE_MESSAGE_SIGNED_LIST = b"secagg/1/one-message-signed-list"
     ONE_MESSAGE_ANSWER = b"secagg/1/one-message-answer"
     ONE_MESSAGE_HEDGE = b"secagg/1/one-message-hedge"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -23,11 +24,10 @@ from secagg.protocols.one_message import (
     OneMessageHelpers,
     OneMessageMember,
     open_session,
-    verify_epoch,
 )
 from secagg.session.durable import replace
 from secagg.session.frames import decode_refusal
-from secagg.session.roles import ServerSession
+from secagg.session.roles import ServerSession, Subject
 from secagg.session.sockets import HelperLost, NumberedHelpers
 from secagg.session.store import Store
 from secagg.wire import MessageKind, message_kind
@@ -45,7 +45,7 @@ def opened(side: ServerSide) -> ServerSession:
     """Begin a sum of the epoch that runs."""
     settings, chosen, record = side.settings, side.chosen, _record(side)
     holders = StandingHolders(record, tuple(map(Path, settings.holder_sockets)), settings.stage_timeout)
-    keys = holders.keys(Path(f"{settings.epoch}.keys"))
+    keys = holders.keys(side.subject, Path(f"{settings.epoch}.keys"))
     helpers = OneMessageHelpers(record=record, keys=keys, coins=side.coins, ask_all=holders.ask_all)
     return open_session(side.subject, chosen, side.invited, helpers)
 
@@ -84,31 +84,41 @@ class StandingHolders:
         self._record, self._sockets, self._patience = record, sockets, patience
         self._helpers = NumberedHelpers(dict(enumerate(sockets)), patience, self._log)
 
-    def keys(self, kept: Path) -> tuple[bytes, ...]:
-        """Return what every holder publishes, and of those that are away what they published last."""
-        count = range(len(self._sockets))
-        try:
-            keys = {int(at): bytes.fromhex(key) for at, key in json.loads(kept.read_text(encoding="ascii")).items()}
-            verify_epoch(self._record.encode(), [keys[at] for at in count])
-        except (OSError, ValueError, TypeError, AttributeError, LookupError, PeerError):
-            keys = {}
+    def keys(self, subject: Subject, kept: Path) -> tuple[bytes, ...]:
+        """Return what the holders that answer publish, and nothing for the others.
+
+        A server that starts again in the midst of a sum goes on with what it offered, if enough holders still have it.
+        """
+        about, published = f"{subject.task.hex()}/{subject.round_number}", self._published()
+        with suppress(OSError, ValueError, TypeError, LookupError):
+            said = json.loads(kept.read_text(encoding="ascii"))
+            offered = tuple(map(bytes.fromhex, said["keys"]))
+            same = sum(bool(key) and key == other for key, other in zip(published, offered, strict=True))
+            if said["sum"] == about and same >= self._needed:
+                return offered
+        replace(kept, (json.dumps({"sum": about, "keys": [key.hex() for key in published]}) + "\n").encode())
+        return published
+
+    @property
+    def _needed(self) -> int:
+        return max(self._record.threshold, self._record.quorum)
+
+    def _published(self) -> tuple[bytes, ...]:
+        count, keys = range(len(self._sockets)), dict[int, bytes]()
         for position, answer in self._helpers.ask_all(dict.fromkeys(count, self._record.encode())):
             if message_kind(answer) is MessageKind.REFUSAL:
                 raise HelperLost(f"{self._named([position])} refuses the epoch: {decode_refusal(answer)}") from None
             keys[position] = answer
-        if missing := self._named(set(count) - set(keys)):
+        if len(keys) < self._needed:
             raise HelperLost(
-                f"an epoch begins with the keys of all its holders, and {missing} did not answer; start `secagg holder "
-                f"serve` there with the record of {PREFIX}epoch"
+                f"a sum needs {self._needed} of its {len(count)} holders, and {self._named(set(count) - set(keys))} "
+                f"did not answer; start `secagg holder serve` there with the record of {PREFIX}epoch"
             )
-        found = tuple(keys[at] for at in count)
-        verify_epoch(self._record.encode(), found)
-        replace(kept, (json.dumps({at: keys[at].hex() for at in count}) + "\n").encode())
-        return found
+        return tuple(keys.get(at, b"") for at in count)
 
     def ask_all(self, requests: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
         """Return the answers that came; of what follows an upload, wait until enough did."""
-        needed, waited = max(self._record.threshold, self._record.quorum), time.monotonic()
+        needed, waited = self._needed, time.monotonic()
         left, answered = dict(requests), len(self._sockets) - len(requests)
         refusals = dict[int, bytes]()
         while left:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any
+from datetime import timedelta
+from typing import Any, Final
 
 import pytest
 
+from secagg.contract import Layout
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.hpke import CLASSIC_OVERHEAD_BYTES
 from secagg.crypto.secret import Secret
-from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason
-from secagg.protocols.one_message.holder import HeldShare, open_share
+from secagg.errors import AuthenticationFailed, InvalidParameters, Misuse, PeerMisbehaved, Reason
+from secagg.protocols.one_message.configuration import HolderKeys, Offer
+from secagg.protocols.one_message.holder import MOST_SESSIONS, MOST_TASKS, HeldShare, Holder, open_share
 from secagg.protocols.one_message.masks import EpochRing
+from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.one_message.tally import Tally
 from secagg.session.frames import decode_refusal
 from secagg.wire import MessageKind, message_kind
@@ -22,6 +26,7 @@ from tests.harness.one_message_sums import COINS, NOW, InsecureSum, SumSetup
 
 
 def accepted_words(holder: Any) -> list[Any]:
+    """Return the arrays themselves, which are zeros once their shares were wiped."""
     return [accepted.share._words for work in holder._work.values() for accepted in work.accepted.values()]  # noqa: SLF001
 
 
@@ -191,3 +196,225 @@ def server_again(world: InsecureSum, server: Tally) -> bytes:
     for client in sorted(server.taken):
         other.receive_upload(client, world.stored_upload(client))
     return other.deliver()[0]
+
+
+# --- The end of keys --------------------------------------------------------------------------------------------------
+
+HOUR: Final = 3600
+
+
+def holder_for_hours(world: InsecureSum, hours: int = 12, **brought: Any) -> Any:
+    """Return holder 0 of an epoch of two days, with keys that last so many hours."""
+    usual: dict[str, Any] = {
+        "coins": COINS,
+        "floors": world.floors,
+        "clock": world.clock,
+        "signing_key": world.holder_keys[0],
+        "life": timedelta(hours=hours),
+        "ticks": lambda: world.now - world.stood_still,
+    }
+    world.record = replace(world.record, expiry=NOW + 48 * HOUR).signed(world.authority)
+    for position in world.holders:
+        world.holders[position] = Holder(
+            world.record, position, **{**usual, "signing_key": world.holder_keys[position]}
+        )
+    world.holders[0] = Holder(world.record, 0, **{**usual, **brought})
+    return world.holders[0]
+
+
+def test_keys_end_at_their_time_and_nothing_sealed_to_them_is_opened_again() -> None:
+    world = InsecureSum()
+    holder = holder_for_hours(world)
+    server = world.collected()
+    server.fix_list()
+    words, keys, pair = accepted_words(holder), holder.keys, holder._pair  # noqa: SLF001
+    assert HolderKeys.decode(keys).until == NOW + 12 * HOUR
+    world.now += 12 * HOUR
+    assert not holder.end_if_expired(), "the epoch goes on"
+    assert not any(word.any() for word in words)
+    with pytest.raises(Misuse, match="wiped"):
+        pair.open("share", bytes(32 + CLASSIC_OVERHEAD_BYTES), 32, b"")
+    with pytest.raises(PeerMisbehaved, match="knows no offer"):
+        holder.respond(server.requests()[0])
+    assert holder.respond(world.record.encode()) == holder.keys != keys
+
+
+def test_clients_follow_no_keys_that_have_ended_or_last_for_more_than_a_day() -> None:
+    world = InsecureSum()
+    holder_for_hours(world, hours=25)
+    client = world.setup.clients[0]
+    with pytest.raises(InvalidParameters, match="keys of holder/0 last more than 86400 s"):
+        world.upload(client)
+    holder_for_hours(world, hours=12)
+    offer = world.offer()
+    world.now += 12 * HOUR
+    with pytest.raises(InvalidParameters, match="keys of holder/0 have ended"):
+        world.upload(client, offer)
+
+
+def test_keys_are_replaced_at_half_their_time_but_not_under_a_sum() -> None:
+    world = InsecureSum()
+    holder = holder_for_hours(world)
+    server, keys = world.collected(), holder.keys
+    world.now += 7 * HOUR
+    assert holder.respond(world.record.encode()) == keys, "a sum waits for its list"
+    assert world.answered(server).open().counted
+    assert holder.respond(world.record.encode()) != keys
+
+
+def test_a_machine_that_stood_still_has_other_keys() -> None:
+    """What a snapshot resumes: its wall clock is set, and its monotonic clock goes on from where it was."""
+    world = InsecureSum()
+    holder = holder_for_hours(world)
+    server = world.collected()
+    words, keys = accepted_words(holder), holder.keys
+    world.now, world.stood_still = world.now + 50, 50
+    assert holder.respond(world.record.encode()) == keys
+    world.now, world.stood_still = world.now + 20, 70
+    server.fix_list()
+    with pytest.raises(PeerMisbehaved, match="knows no offer"):
+        holder.respond(server.requests()[0])
+    assert holder.keys != keys
+    assert not any(word.any() for word in words)
+
+
+def test_a_fork_has_neither_keys_nor_shares() -> None:
+    world = InsecureSum()
+    world.collected()
+    holder: Any = world.holders[0]
+    words = accepted_words(holder)
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            left = any(word.any() for word in words) or bool(holder._work)  # noqa: SLF001
+            try:
+                holder._pair.open("share", bytes(32 + CLASSIC_OVERHEAD_BYTES), 32, b"")  # noqa: SLF001
+            except Misuse:
+                os.write(writing, b"left" if left else b"wiped")
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with os.fdopen(reading, "rb") as file:
+        assert file.read() == b"wiped"
+    assert all(word.any() for word in words), "its parent goes on"
+
+
+# --- Receipts for offers ----------------------------------------------------------------------------------------------
+
+
+def test_keys_of_holders_that_restarted_get_no_upload() -> None:
+    """Three of five restarted, and the server has the memory that they had: it shows clients their old keys."""
+    world = InsecureSum(SumSetup())
+    old = world.offer()
+    for position in (0, 1, 2):
+        world.holders[position] = world.holder_of_other_coins(position)
+    server = Tally(old, COINS)
+    for position, request in server.introduce().items():
+        answer = world.holders[position].answer(request)
+        if message_kind(answer) is not MessageKind.REFUSAL:
+            server.receive(position, answer)
+    assert [one.holder for one in Offer.decode(server.offer).receipts] == [3, 4]
+    client = world.setup.clients[0]
+    with pytest.raises(PeerMisbehaved, match="signatures of 4 holders") as refused:
+        world.upload(client, Offer.decode(server.offer))
+    assert refused.value.reason is Reason.QUORUM_NOT_MET
+    assert client not in world.stored, "nothing was charged"
+    # Receipts of an earlier round, which the holders gave before they restarted.
+    later = replace(world.setup, round_number=1)
+    world.setup = later
+    shown = replace(old, terms=world.offer(later).terms)
+    with pytest.raises(AuthenticationFailed):
+        world.upload(client, shown, later)
+
+
+def test_a_holder_that_is_absent_from_the_start_is_dealt_nothing() -> None:
+    world = InsecureSum(SumSetup())
+    keys = [b"" if position == 1 else world.holders[position].keys for position in range(5)]
+    offer = world.with_receipts(replace(world.offer(), keys=tuple(keys)), [0, 2, 3, 4])
+    server = world.answered(world.collected(offer))
+    assert server.present == {0, 2, 3, 4}
+    upload = Upload.decode(world.stored_upload(world.setup.clients[0]))
+    assert [bool(share) for share in upload.sealed] == [True, False, True, True, True]
+    assert server.open().aggregate.encode() == world.ideal(world.setup.clients).encode()
+    with pytest.raises(PeerMisbehaved, match="signatures of 4 holders"):
+        world.upload(world.setup.clients[0], replace(offer, receipts=world.offer().receipts))
+
+
+# --- Memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_tasks_that_a_server_invents_are_refused() -> None:
+    world = InsecureSum()
+    holder = holder_for_hours(world, tasks=[b"a task"])
+    holder.respond(world.offer().encode())
+    invented = replace(world.offer().configuration, task=b"another task")
+    with pytest.raises(PeerMisbehaved, match="another one") as refused:
+        holder.respond(replace(world.offer(), configuration=invented).encode())
+    assert refused.value.reason is Reason.NOT_ELIGIBLE
+
+
+def test_an_operator_that_names_no_task_holds_for_a_few() -> None:
+    world = InsecureSum()
+    holder = holder_for_hours(world)
+    offer = world.offer()
+    for number in range(MOST_TASKS):
+        named = replace(offer.configuration, task=b"task %d" % number)
+        holder.respond(replace(offer, configuration=named).encode())
+    with pytest.raises(PeerMisbehaved, match=f"the first {MOST_TASKS} tasks"):
+        holder.respond(offer.encode())
+
+
+def test_offers_of_one_task_push_out_the_oldest_and_no_promise() -> None:
+    world = InsecureSum()
+    holder = holder_for_hours(world)
+    server = world.collected()
+    words = accepted_words(holder)
+    delivered = server_again(world, server)
+    server.fix_list()
+    request = server.requests()[0]
+    holder.respond(request)
+    offer = world.offer()
+    for number in range(MOST_SESSIONS):
+        layout = Layout((*offer.configuration.layout.segments,), (1 + number).to_bytes(32, "big"))
+        holder.respond(replace(offer, configuration=replace(offer.configuration, layout=layout)).encode())
+    assert not any(word.any() for word in words)
+    with pytest.raises(PeerMisbehaved, match="knows no offer"):
+        holder.respond(request)
+    # Offered and delivered again, the uploads are still promised to that list.
+    holder.respond(offer.encode())
+    holder.respond(delivered)
+    smaller = replace(server.upload_list, listed=server.upload_list.listed[1:])
+    with pytest.raises(PeerMisbehaved, match="one list"):
+        holder.respond(smaller.encode())
+
+
+def test_a_later_round_of_a_task_gives_up_the_shares_of_earlier_ones() -> None:
+    """Where there is no memory for both."""
+    world = InsecureSum()
+    holder = holder_for_hours(world, memory=15_000)
+    world.collected()
+    words = accepted_words(holder)
+    later = replace(world.setup, round_number=1)
+    world.setup = later
+    world.collected(setup=later)
+    assert not any(word.any() for word in words)
+    assert all(word.any() for word in accepted_words(holder))
+
+
+def test_shares_beyond_the_memory_of_a_holder_are_refused_and_wiped(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, held = InsecureSum(), list[Any]()
+    holder = holder_for_hours(world, memory=5_000)
+
+    def recorded(*arguments: Any) -> HeldShare:
+        share = open_share(*arguments)
+        held.append(share._words)  # noqa: SLF001
+        return share
+
+    monkeypatch.setattr("secagg.protocols.one_message.holder.open_share", recorded)
+    server = world.server()
+    with pytest.raises(PeerMisbehaved, match="bytes are in use; take sums one after the other") as refused:
+        holder.respond(server.deliver()[0])
+    assert refused.value.reason is Reason.BUFFER_FULL
+    assert len(held) == len(world.setup.clients)
+    assert not any(words.any() for words in held)

@@ -15,11 +15,12 @@ import numpy as np
 
 from secagg.contract import Aggregate, Layout, Payload, RingSegment, ideal_aggregate
 from secagg.crypto.entropy import Coins
+from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId
 from secagg.parameters import ATTEMPTS, SecurityMode, Suite
 from secagg.protocols.one_message.client import Client, ClientRecord, Ledger, OneMessageMember
-from secagg.protocols.one_message.configuration import NO_KEY, EpochRecord, HolderIdentity, Offer
+from secagg.protocols.one_message.configuration import NO_KEY, EpochRecord, HolderIdentity, HolderSignature, Offer
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.masks import EpochRing
@@ -148,6 +149,8 @@ class InsecureSum:
     salt: str = ""
     """Clients of another salt draw other coins."""
     attempts: int | None = ATTEMPTS
+    stood_still: float = 0.0
+    """Seconds for which the machines of the holders stood still."""
 
     def __post_init__(self) -> None:
         self.begin([50 + position for position in range(self.setup.holders)])
@@ -207,11 +210,19 @@ class InsecureSum:
     def holder_with(
         self, record: EpochRecord, position: int, *, key: SigningKey | None, coins: Coins | None = None
     ) -> Holder:
-        return Holder(record, position, coins=coins or COINS, floors=self.floors, clock=self.clock, signing_key=key)
+        return Holder(
+            record,
+            position,
+            coins=coins or COINS,
+            floors=self.floors,
+            clock=self.clock,
+            signing_key=key,
+            ticks=lambda: self.now - self.stood_still,
+        )
 
     def offer(self, setup: SumSetup | None = None) -> Offer:
         setup = setup or self.setup
-        return plan_offer(
+        offer = plan_offer(
             self.record,
             [self.holders[position].keys for position in sorted(self.holders)],
             setup.subject,
@@ -221,6 +232,17 @@ class InsecureSum:
             maximum_weight=setup.maximum_weight,
             bounds=setup.bounds,
         )
+        return self.with_receipts(offer)
+
+    def with_receipts(self, offer: Offer, positions: Iterable[int] | None = None) -> Offer:
+        """Return an offer with receipts of some holders, or of all, whatever it says."""
+        agreement, found = offer.agree(), list[HolderSignature]()
+        for position in sorted(self.holders) if positions is None else positions:
+            key = self.holder_keys[position] if self.setup.is_active else None
+            parts = position.to_bytes(2, "big"), offer.terms.digest
+            signature = agreement.sign(key, Label.ONE_MESSAGE_OFFER_RECEIPT, *parts)
+            found.append(HolderSignature(holder=position, signature=signature))
+        return replace(offer, receipts=tuple(found))
 
     def certified(self, client: ClientId) -> tuple[SigningKey, Certificate]:
         key = self.setup.key_of(str(client))

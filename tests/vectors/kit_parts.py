@@ -13,7 +13,15 @@ from secagg.crypto.secret import Secret
 from secagg.fields import Field, fields_of
 from secagg.protocols.one_message.configuration import EpochRecord, HolderKeys, Offer
 from secagg.protocols.one_message.messages import Upload
-from secagg.protocols.one_message.requests import Answer, CertifiedList, Delivery, ListSignature, Receipt, UploadList
+from secagg.protocols.one_message.requests import (
+    Answer,
+    CertifiedList,
+    Delivery,
+    ListSignature,
+    OfferReceipt,
+    Receipt,
+    UploadList,
+)
 from secagg.session.certificates import SigningKey
 from secagg.wire import MessageKind, Writer
 
@@ -156,7 +164,8 @@ DECLARED: Final[Mapping[str, Any]] = {
     "offer": Offer,
     "upload": Upload,
     "delivery": Delivery,
-    "greeting": Receipt,
+    "proposal": Offer,
+    "greeting": OfferReceipt,
     "receipt": Receipt,
     "list": UploadList,
     "signature": ListSignature,

@@ -17,7 +17,16 @@ from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.one_message.configuration import EpochRecord, HolderKeys, Offer, make_holder_keys
 from secagg.protocols.one_message.messages import Upload, challenge_of, share_tree, upload_digest, vector_digest
-from secagg.protocols.one_message.requests import Answer, CertifiedList, Delivery, Listed, ListSignature, UploadList
+from secagg.protocols.one_message.requests import (
+    Answer,
+    CertifiedList,
+    Delivery,
+    Listed,
+    ListSignature,
+    OfferReceipt,
+    Receipt,
+    UploadList,
+)
 
 from .one_message_play import NOW, SERVER, Play, resigned
 
@@ -135,7 +144,11 @@ def _keys(play: Play, record: EpochRecord) -> list[bytes]:
     for position in play.positions:
         root, nonce = (bytes.fromhex(part) for part in play.vector["roots"][f"holder/{position}"])
         key = play.keys[f"holder/{position}"]
-        found.append(make_holder_keys(record, position, Secret("holder root", root), nonce, key)[0].encode())
+        found.append(
+            make_holder_keys(record, position, Secret("holder root", root), nonce, until=record.expiry, key=key)[
+                0
+            ].encode()
+        )
     return found
 
 
@@ -150,6 +163,19 @@ def _one_sealing_key(keys: tuple[bytes, ...], play: Play) -> list[bytes]:
     record = EpochRecord.decode(play.messages["record"])
     signature = record.sign(play.keys["holder/1"], Label.ONE_MESSAGE_HOLDER_KEYS, *copied.parts)
     return [keys[0], replace(copied, signature=signature).encode(), *keys[2:]]
+
+
+def receipts(change: Callable[[tuple[Any, ...]], Sequence[Any]]) -> Edit:
+    """Change the holders' signatures under an offer."""
+    return remade(Offer, lambda offer, _: replace(offer, receipts=tuple(change(offer.receipts))))
+
+
+def _with_other_keys(message: bytes, play: Play) -> bytes:
+    """Put keys of a holder into an offer that it published at another time."""
+    offer, record = Offer.decode(message), EpochRecord.decode(play.messages["record"])
+    root, signer = Secret("holder root", bytes([9]) * 32), play.keys["holder/0"]
+    keys, _ = make_holder_keys(record, 0, root, bytes(32), until=record.expiry, key=signer)
+    return replace(offer, keys=(keys.encode(), *offer.keys[1:])).encode()
 
 
 def header(**changes: Any) -> Edit:
@@ -337,6 +363,18 @@ OFFERS: Cases = {
     "another_model": (termed(model_digest=bytes(32)), "below_floor"),
     "other_terms_of_the_application": (termed(application_digest=bytes(32)), "below_floor"),
     "weak_lattice": (planned(modulus_bits=70), "below_floor"),
+    "receipts_of_fewer_than_a_quorum": (receipts(lambda signed: signed[:3]), "quorum_not_met"),
+    "receipts_out_of_order": (receipts(lambda signed: signed[::-1]), "quorum_not_met"),
+    "receipt_of_one_holder_in_anothers_place": (
+        receipts(lambda signed: (replace(signed[0], signature=signed[1].signature), *signed[1:])),
+        "authentication_failed",
+        ("holder/0", "server/0"),
+    ),
+    "receipts_for_keys_that_a_holder_had_before": (
+        _with_other_keys,
+        "authentication_failed",
+        ("holder/0", "server/0"),
+    ),
 }
 WAY = str(ServerId())
 UPLOADS: Cases = {
@@ -465,11 +503,20 @@ CERTIFICATES: Cases = {
 }
 HOLDER_0 = ("holder/0",)
 HOLDER_OR_WAY = ("holder/0", WAY)
+GREETINGS: Cases = {
+    "offer_receipt_cut_short": (cut, "truncated"),
+    "offer_receipt_with_another_signature": (flip(-1), "authentication_failed"),
+    "offer_receipt_of_another_holder": (another("greeting/1"), "wrong_session"),
+    "offer_receipt_for_other_terms": (
+        said(OfferReceipt, Label.ONE_MESSAGE_OFFER_RECEIPT, terms=bytes(32)),
+        "wrong_session",
+    ),
+}
 RECEIPTS: Cases = {
     "receipt_cut_short": (cut, "truncated"),
     "receipt_with_another_signature": (flip(-1), "authentication_failed"),
     "receipt_of_another_holder": (another("receipt/1"), "wrong_session"),
-    "receipt_for_no_delivery": (another("greeting/0"), "wrong_session"),
+    "receipt_for_no_delivery": (said(Receipt, Label.ONE_MESSAGE_RECEIPT, judged=()), "wrong_session"),
     "receipt_with_an_unknown_verdict": (flip(-69, 8), "not_canonical"),
     "receipt_with_another_verdict": (flip(-69, 1), "authentication_failed"),
 }
@@ -509,7 +556,9 @@ NEGATIVES = (
         {"upload_that_another_client_sends": (same, "not_eligible", (f"client/{SECOND}", WAY))},
         sender=f"upload/{SECOND}",
     ),
-    *_refused("offer", "holder/0", {"holder_is_offered_a_weaker_cohort": OFFERS["corrupted_clients_below_the_floor"]}),
+    *_refused(
+        "proposal", "holder/0", {"holder_is_offered_a_weaker_cohort": OFFERS["corrupted_clients_below_the_floor"]}
+    ),
     *_refused(
         "record",
         "holder/0",
@@ -519,6 +568,7 @@ NEGATIVES = (
     *_refused("list", "holder/0", LISTS),
     *_refused("list", "holder/0", SECOND_LIST, after=1),
     *_refused("certified_list", "holder/0", CERTIFICATES),
+    *_refused("greeting/0", SERVER, GREETINGS, HOLDER_OR_WAY),
     *_refused("receipt/0", SERVER, RECEIPTS, HOLDER_OR_WAY),
     *_refused("signature/0", SERVER, SIGNATURES, HOLDER_OR_WAY),
     *_refused("answer/0", SERVER, ANSWERS, HOLDER_OR_WAY),

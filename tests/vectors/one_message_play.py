@@ -106,6 +106,7 @@ class Play:
                 floors=self.floors,
                 clock=_clock,
                 signing_key=self.keys.get(role),
+                ticks=lambda: 0.0,
             )
         return self._holders[position]
 
@@ -157,15 +158,15 @@ class Play:
     @property
     def agreement(self) -> Agreement:
         """What everything is bound to."""
-        return Offer.decode(self.messages["offer"]).agree()
+        return Offer.decode(self.messages["proposal"]).agree()
 
     @property
     def server(self) -> Tally:
-        """The server, which begins with the offer."""
+        """The server, which begins with the offer to holders."""
         if not self._server:
             self._server.append(
                 Tally(
-                    Offer.decode(self.messages["offer"]),
+                    Offer.decode(self.messages["proposal"]),
                     InsecureSeededCoins(bytes(32)),
                 )
             )
@@ -177,11 +178,11 @@ class Play:
         """Return what happens, in order: who takes what or does what, and what it says."""
         holders = [f"holder/{position}" for position in self.positions]
         found = [_operation(role, "record", [f"keys/{at}"]) for at, role in enumerate(holders)]
-        found.append({"party": SERVER, "does": "plan", "says": ["offer"]})
+        found.append({"party": SERVER, "does": "plan", "says": ["proposal"]})
+        found += self._asked("proposal", "greeting")
+        found.append({"party": SERVER, "does": "offer", "says": ["offer"]})
         found += [_operation(f"client/{one.value}", "offer", [f"upload/{one.value}"]) for one in self.clients]
         found += [_operation(SERVER, f"upload/{one.value}", []) for one in self.clients]
-        found.append({"party": SERVER, "does": "introduce", "says": []})
-        found += self._asked("offer", "greeting")
         found.append({"party": SERVER, "does": "deliver", "says": [f"delivery/{at}" for at in self.positions]})
         found += [_operation(role, f"delivery/{at}", [f"receipt/{at}"]) for at, role in enumerate(holders)]
         found += [_operation(SERVER, f"receipt/{at}", []) for at in self.positions]
@@ -218,9 +219,9 @@ class Play:
         messages = self.messages
         match what:
             case "plan":
-                messages["offer"] = self.offer().encode()
-            case "introduce":
-                self.server.introduce()
+                messages["proposal"] = self.offer().encode()
+            case "offer":
+                messages["offer"] = self.server.offer
             case "deliver":
                 messages.update({f"delivery/{at}": sent for at, sent in self.server.deliver().items()})
             case "list":

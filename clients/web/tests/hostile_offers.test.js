@@ -7,6 +7,8 @@ import { fileURLToPath } from "node:url";
 import { HOLDER_FLOORS, readOffer, requireExact, requireHolderFloors } from "../one_message.js";
 import { Refused, unhex } from "../wire.js";
 
+/** The clock of the recorded offers. */
+const NOW = 1_800_000_000;
 const folder = fileURLToPath(new URL("../../../tests/vectors/one_message/", import.meta.url));
 
 /** A recorded offer. @param {string} name */
@@ -16,7 +18,7 @@ const recorded = (name) => unhex(JSON.parse(readFileSync(`${folder}${name}.json`
 function admit(offer, changes = {}, floors = {}) {
   const changed = { ...offer, ...changes };
   requireExact(changed);
-  requireHolderFloors(changed, { ...HOLDER_FLOORS, ...floors }, 0, offer.authority);
+  requireHolderFloors(changed, { ...HOLDER_FLOORS, ...floors }, NOW, offer.authority);
 }
 
 /** @param {() => unknown} act */

@@ -72,7 +72,7 @@ function take(said, options = {}) {
 async function offerOf(changes = {}) {
   const given = {
     epoch: 5n, mode: 0, suite: 0, threshold: 3, packing: 1, expiry: 2 ** 40, task: utf8("sum"), round: 7n,
-    capacity: 3, bounds: null, model: await sha256(new Uint8Array(0)),
+    capacity: 3, bounds: null, receipts: 2, until: Math.floor(Date.now() / 1000) + 3600, model: await sha256(new Uint8Array(0)),
     application: await applicationDigest(text, TERMS), ...changes,
   };
   const thresholds = [0, given.threshold, given.packing, 2].map((each) => integer(each, 2));
@@ -84,7 +84,7 @@ async function offerOf(changes = {}) {
   const digest = await hash("one-message-record", statement);
   const keys = await Promise.all(holders.map(async (_, at) => {
     const { public: key } = await keyPair(random(32));
-    return variable(concat(header(101), digest, integer(at, 2), variable(key), random(32), integer(0, 4)));
+    return variable(concat(header(101), digest, integer(at, 2), variable(key), random(32), integer(given.until, 8), integer(0, 4)));
   }));
   const segments = [{ length: 2, ringBits: 18, bounds: given.bounds }, { length: 1, ringBits: given.capacity.toString(2).length, bounds: null }];
   const numbers = {
@@ -109,6 +109,7 @@ async function offerOf(changes = {}) {
     integer(1024, 2), [28, 8, 0], integer(2, 4), ...rows, ...capacity, integer(3, 2), integer(0, 2),
     integer(given.threshold, 2), integer(given.packing, 2), integer(2, 2), integer(3, 4), integer(1, 4), integer(1, 4),
     integer(given.round, 8), given.model, given.application,
+    integer(given.receipts, 4), ...Array.from({ length: given.receipts }, (_, at) => concat(integer(at, 2), integer(0, 4))),
   );
 }
 
@@ -125,13 +126,17 @@ for (const [name, changes] of Object.entries({
   "bounds that the terms do not have": { bounds: [-1, 1] },
   "the hybrid suite": { suite: 1 },
   "an epoch that is over": { expiry: 1 },
+  "keys that have ended": { until: 1 },
+  "keys that last for two days": { until: Math.floor(Date.now() / 1000) + 48 * 3600 },
+  "a receipt of one holder": { receipts: 1 },
   "a threshold below the packing": { threshold: 1, packing: 2 },
   "more clients than the codes have room for": { capacity: 5 },
 })) {
   test(`an offer of one message with ${name} gets no upload, and nothing is spent`, async () => {
     const ledger = new RoundLedger(inMemory());
     const offer = await offerOf(changes);
-    await assert.rejects(take([messageOf(0, offer), DONE], { ledger }), { reason: "below_floor" });
+    const reason = changes.receipts ? "quorum_not_met" : "below_floor";
+    await assert.rejects(take([messageOf(0, offer), DONE], { ledger }), { reason });
     assert.deepEqual(answers(), []);
     await ledger.requireOpen(":sum", { round: 7n });
   });

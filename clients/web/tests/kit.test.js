@@ -10,7 +10,7 @@ import {
 import { applicationDigest, encode, layoutVersion, planOf, readTerms } from "../encoding.js";
 import { authorizationOf, identityOf, readCard } from "../http.js";
 import { gaussian } from "../lattice.js";
-import { HOLDER_FLOORS, payloadDigest, readOffer, requireHolderFloors, upload } from "../one_message.js";
+import { HOLDER_FLOORS, payloadDigest, readOffer, requireHolderFloors, requireReceipts, upload } from "../one_message.js";
 import { PairwiseClient, committeeOf, graphOf } from "../pairwise.js";
 import { addMasks, arrayOf, checkWords, pack } from "../ring.js";
 import { deal } from "../shamir.js";
@@ -295,6 +295,7 @@ for (const refusal of read("refusals/one_message_client").cases) {
       const offer = await readOffer(message);
       requireHolderFloors(offer, floors, now, identity ? identity.authority : new Uint8Array(32));
       requireSubject(good, offer);
+      await requireReceipts(offer);
     };
     await accept(session.messages.get("offer"));
     const bad = altered(session.messages.get("offer"), refusal.change);

@@ -122,6 +122,9 @@ def read_offer(message: bytes) -> Offer:
     reader.fixed(12)
     stated = reader.data[start : reader.at]
     terms = reader.fixed(8 + 32 + 32)
+    for _ in range(reader.number(4)):
+        reader.fixed(2)
+        reader.variable()
     reader.end()
     of_record = Fields(record)
     of_record.fixed(8)

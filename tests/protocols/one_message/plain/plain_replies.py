@@ -10,14 +10,23 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from . import plain_one_message as plain
 
 Vector = dict[str, Any]
-KINDS = {"delivery": 104, "receipt": 105, "list": 106, "signature": 107, "certified_list": 108, "answer": 109}
+KINDS = {
+    "greeting": 111,
+    "delivery": 104,
+    "receipt": 105,
+    "list": 106,
+    "signature": 107,
+    "certified_list": 108,
+    "answer": 109,
+}
 ACCEPTED = 0
 
 
 def replies(vector: Vector) -> dict[str, bytes]:
     """Return every message after the uploads."""
     made = Replies(vector)
-    found = {f"greeting/{at}": made.receipt(at, []) for at in made.positions}
+    terms = plain.h("one-message-terms", *(made.offer.terms[start:end] for start, end in ((0, 8), (8, 40), (40, 72))))
+    found = {f"greeting/{at}": made.signed(at, "greeting", terms) for at in made.positions}
     found |= {f"delivery/{at}": made.delivery(at) for at in made.positions}
     found |= {f"receipt/{at}": made.receipt(at, made.uploads) for at in made.positions}
     found["list"] = made.upload_list
@@ -105,6 +114,7 @@ class Replies:
         if not self.offer.is_active:
             return b""
         label = {
+            "greeting": "one-message-offer-receipt",
             "receipt": "one-message-receipt",
             "signature": "one-message-signed-list",
             "answer": "one-message-answer",
