@@ -142,7 +142,10 @@ class Weighting(StrEnum):
 
     EQUAL = "equal"
     EXAMPLES = "examples"
-    """In proportion to its examples, as an integer weight that the protocol applies under its masks."""
+    """Examples over ``full``, at most 1 and at least 1/4, by which values are multiplied before they are rounded."""
+    AFTER = "after"
+    """In proportion to its examples, as an integer by which its codes are multiplied, as in the paper: for studies, as
+    a sum of codes times weights can give every update away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,8 +189,10 @@ class ServerSettings:
     momentum: Annotated[float, Range(0, 1)] = 0.9
     """Momentum of FedAvgM."""
     weighting: Weighting = Weighting.EQUAL
+    full: Annotated[int, Range(0, 1 << 30)] = 0
+    """Number of examples that count fully, with weights by examples; 0 for those of the largest client."""
     maximum_weight: Annotated[int, Range(1, 1 << 16)] = 8
-    """Weight of the largest client, with weights by examples."""
+    """Weight of the largest client, with weights after rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -454,7 +459,8 @@ class Configuration:
 
     @property
     def maximum_weight(self) -> int:
-        return self.server.maximum_weight if self.server.weighting is Weighting.EXAMPLES else 1
+        """The most uploads of weight 1 that one of a client counts for."""
+        return self.server.maximum_weight if self.server.weighting is Weighting.AFTER else 1
 
     @property
     def maximum_total_weight(self) -> int:
@@ -638,6 +644,11 @@ def _require_sense(run: Configuration) -> None:
         raise InvalidParameters(
             f"{protocol.name} adds ring elements, and {scheme.value!r} sends indices: take secagg.protocol = 'enclave' "
             "or 'two-servers'"
+        )
+    if run.server.weighting is not Weighting.EQUAL and scheme in {*WHOLE_UPDATES, Scheme.PRODUCT}:
+        raise InvalidParameters(
+            f"{scheme.value!r} sends votes or directions, and each counts once: take server.weighting = 'equal', or "
+            "compression.scheme = 'sq', 'pruning' or 'none'"
         )
     _require_whole_updates(run)
     _require_told_lengths(run)

@@ -380,7 +380,7 @@ def estimate(configuration: Configuration, pieces: Pieces | None = None) -> Esti
     round_seconds = per_client * configuration.clients_per_round
     if configuration.secagg.mode is SumMode.REAL:
         invited = tuple(range(configuration.clients_per_round))
-        uploads: list[Upload] = [(client, encoded[client % len(encoded)], 1) for client in invited]
+        uploads: list[Upload] = [(client, encoded[client % len(encoded)]) for client in invited]
         began = perf_counter()
         run.pieces.sum.run(SumRound(number=0, codec=codec, clients=invited, uploaders=invited), uploads)
         round_seconds += (perf_counter() - began) / configuration.secagg.every

@@ -26,7 +26,7 @@ from secagg.contract import Aggregate, Payload
 from secagg.errors import InvalidParameters, PeerError, ThresholdNotMet
 from secagg.session.run import StageFigures
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from secagg.training.codec import PLAIN_BITS, Operators, RoundCodec, ToldSums, WholeUpdates
+from secagg.training.codec import PLAIN_BITS, Operators, RoundCodec, ToldSums, Weights, WholeUpdates
 from secagg.training.configuration import (
     WHOLE_UPDATES,
     AttackKind,
@@ -39,7 +39,6 @@ from secagg.training.configuration import (
     Scheme,
     ServerSettings,
     Source,
-    Weighting,
     to_tree,
 )
 from secagg.training.engines import Probe
@@ -221,22 +220,22 @@ class Pulled:
         total = sum(count for _, _, count in self._losses)
         return sum(loss * count for _, loss, count in sorted(self._losses)) / total if total else None
 
-    def upload(self, encoded: Encoded, weight: int) -> Upload:
+    def upload(self, encoded: Encoded) -> Upload:
         if self.meter is not None:
-            self.meter.add(encoded.payload, weight)
+            self.meter.add(encoded.payload)
         self._timer.add("encode", encoded.seconds)
         self._losses.append((encoded.client, encoded.loss, encoded.examples))
         self.sent += 1
-        return encoded.client, encoded.payload, weight
+        return encoded.client, encoded.payload
 
-    def uploads(self, ready: Iterator[Encoded], weight: Callable[[int], int]) -> Iterator[Upload]:
+    def uploads(self, ready: Iterator[Encoded]) -> Iterator[Upload]:
         """Yield what each client sends once it is trained; its update is gone before the next one comes."""
         while True:
             with self._timer.part("train"):
                 encoded = next(ready, None)
             if encoded is None:
                 return
-            upload = self.upload(encoded, weight(encoded.client))
+            upload = self.upload(encoded)
             del encoded
             yield upload
 
@@ -384,7 +383,7 @@ class Run:
         self.about = {"data": data_digest(self.pieces.data), "model": model_digest(self.pieces.factory)}
         initial = initial_parameters(self.pieces.factory, seed_of(self.configuration.seed, Stream.MODEL))
         self.parameters = {name: value.detach().cpu().numpy().copy() for name, value in initial.items()}
-        self.operators = _operators(self.configuration, self.parameters)
+        self.operators = _operators(self.configuration, self.parameters, int(self.pieces.data.sizes.max()))
         make = self.pieces.optimizer
         self.optimizer = ServerOptimizer(self.configuration.server) if make is None else make()
         self._releases = ReleaseCount(self.cohorts, available)
@@ -441,13 +440,6 @@ class Run:
         seconds = {name: round(value, 6) for name, value in timer.seconds.items()}
         return replace(record, test=test, warning=warning, seconds=seconds)
 
-    def weight(self, client: int) -> int:
-        settings, sizes = self.configuration.server, self.pieces.data.sizes
-        if settings.weighting is Weighting.EQUAL:
-            return 1
-        share = float(sizes[client]) / float(sizes.max())
-        return max(1, round(settings.maximum_weight * share))
-
     def assignment(self, client: int, number: int) -> Assignment:
         return Assignment(
             client=client,
@@ -458,11 +450,11 @@ class Run:
     def encode(self, trained: TrainedClient, number: int) -> Encoded:
         """Encode what a client was trained to, under the codec of the round; in any thread."""
         started = perf_counter()
-        coins, losses = self.coins(trained.client, number), self._losses.get(trained.client)
-        if losses is not None and isinstance(self.operators, WholeUpdates):
-            payload = self.operators.encode(trained.update, coins, losses)
+        coins = self.coins(trained.client, number)
+        if isinstance(self.operators, WholeUpdates):
+            payload = self.operators.encode(trained.update, coins, self._losses.get(trained.client))
         else:
-            payload = self.operators.encode(trained.update, coins)
+            payload = self.operators.encode(trained.update, coins, trained.examples)
         return Encoded(trained.client, payload, trained.loss, trained.examples, perf_counter() - started)
 
     def coins(self, client: int, number: int) -> InsecureSeededCoins:
@@ -546,7 +538,7 @@ class Run:
             self.configuration.local,
             lambda trained: self.encode(attack.forged(trained), number),
         )
-        return pulled, pulled.uploads(ready, self.weight)
+        return pulled, pulled.uploads(ready)
 
     def _probed(self, work: Sequence[Assignment], number: int) -> dict[int, npt.NDArray[np.float32]]:
         """Return each client's losses at the model, and with public noise of the code added and taken away."""
@@ -611,7 +603,7 @@ class Run:
             return self.pieces.evaluate({name: torch.as_tensor(value) for name, value in self.shown.items()})
 
 
-def _operators(configuration: Configuration, parameters: Parameters) -> Operators | WholeUpdates:
+def _operators(configuration: Configuration, parameters: Parameters, largest: int) -> Operators | WholeUpdates:
     settings = configuration.compression
     shapes = {name: tuple(value.shape) for name, value in parameters.items()}
     seed = seed_bytes(seed_of(configuration.seed, Stream.OPERATORS))
@@ -625,7 +617,13 @@ def _operators(configuration: Configuration, parameters: Parameters) -> Operator
             cohort=configuration.clients_per_round,
             made_by=None if settings.scheme is not Scheme.ROTATED else _rounded(configuration),
         )
-    return Operators(settings=settings, shapes=shapes, seed=seed, maximum_total_weight=weight)
+    return Operators(
+        settings=settings,
+        shapes=shapes,
+        seed=seed,
+        maximum_total_weight=weight,
+        weights=Weights.of(configuration, largest),
+    )
 
 
 def _rounded(configuration: Configuration) -> Factory:

@@ -30,7 +30,7 @@ from secagg.contract import Aggregate, IndexSegment, Payload, RingSegment
 from secagg.contract.codewords import CodewordTable, Tables, summed_layout
 from secagg.contract.decoder import has_fine_bits, rounded_values
 from secagg.crypto.entropy import Coins, SystemCoins
-from secagg.crypto.ring import add_into, low_bits, reduce_into
+from secagg.crypto.ring import add_into, reduce_into
 from secagg.errors import InternalError, InvalidParameters, Misuse, PeerError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, Suite
@@ -51,8 +51,8 @@ from secagg.training.configuration import (
 )
 from secagg.training.parts import Cohorts
 
-Upload = tuple[int, Payload, int]
-"""A client's number, what it encoded, and its weight."""
+Upload = tuple[int, Payload]
+"""A client's number, and what it encoded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +113,8 @@ class SecureSum(Protocol):
 # --- In the clear -----------------------------------------------------------------------------------------------------
 
 
-Received = Callable[[Payload, int], None]
-"""Told of a payload and its weight."""
+Received = Callable[[Payload], None]
+"""Told of a payload."""
 ProtocolSum = Callable[[SumRound, Iterable[Upload], Received], SumOutcome]
 
 
@@ -130,9 +130,9 @@ class IdealSum:
         coins = InsecureSeededCoins(due.codec.layout.digest + due.number.to_bytes(8, "big"))
         clear = ClearSum(due.codec, self.maximum_total_weight, self.minimum_cohort, coins)
         figures = StageFigures("clear sum")
-        for _, payload, weight in uploads:
+        for _, payload in uploads:
             started = perf_counter()
-            clear.add(payload, weight)
+            clear.add(payload)
             figures.server_seconds += perf_counter() - started
         figures.bytes_up = clear.contributors * int(upload_bytes(due.codec.layout, Accounting.WIRE))
         return SumOutcome(aggregate=clear.finish(), is_real=False, stages=(figures,))
@@ -148,7 +148,7 @@ class NoisedSum:
 
     def run(self, due: SumRound, uploads: Iterable[Upload]) -> SumOutcome:
         noise, coins = self.noise_of(due.codec), SystemCoins()
-        noised = ((client, noise.add_to(payload, coins), weight) for client, payload, weight in uploads)
+        noised = ((client, noise.add_to(payload, coins)) for client, payload in uploads)
         # A sum of fewer than each drew its share for would have less noise than is accounted.
         ideal = replace(self.ideal, minimum_cohort=max(self.ideal.minimum_cohort, noise.minimum_cohort))
         outcome = ideal.run(due, noised)
@@ -160,7 +160,7 @@ class CheckedSum:
     """A real protocol every so many rounds, compared with the sum in the clear; the sum in the clear between."""
 
     real: ProtocolSum
-    """Carries a round through by a protocol, and tells of each payload that its server has, with the weight."""
+    """Carries a round through by a protocol, and tells of each payload that its server has."""
     ideal: IdealSum
     every: int = 1
 
@@ -197,7 +197,7 @@ def require_rounded(real: Aggregate, ideal: Aggregate) -> None:
     _require_counts(real, ideal)
     for segment, mine, due in zip(ideal.layout.require_rings(), real.values, ideal.values, strict=True):
         apart = segment.ring.lift(segment.ring.subtract(mine, due)).astype(np.int64)
-        if int(np.abs(apart).max(initial=0)) > ideal.total_weight * segment.head_room:
+        if int(np.abs(apart).max(initial=0)) > ideal.contributors * segment.head_room:
             raise InternalError("the protocol's sum differs from the sum of the updates by more than rounding does")
 
 
@@ -209,9 +209,8 @@ def require_near(noised: Aggregate, ideal: Aggregate, deviations: Sequence[float
 
 
 def _require_counts(real: Aggregate, ideal: Aggregate) -> None:
-    found, due = ((one.contributors, one.total_weight) for one in (real, ideal))
-    if found != due:
-        raise InternalError(f"the protocol summed {found} (clients, weight) instead of {due}")
+    if real.contributors != ideal.contributors:
+        raise InternalError(f"the protocol summed {real.contributors} clients instead of {ideal.contributors}")
 
 
 _Sums = npt.NDArray[Any]
@@ -244,13 +243,12 @@ class ClearSum:
         ]
         self._minimum_cohort = minimum_cohort
         self._contributors = 0
-        self._total_weight = 0
 
     @property
     def contributors(self) -> int:
         return self._contributors
 
-    def add(self, payload: Payload, weight: int = 1) -> None:
+    def add(self, payload: Payload) -> None:
         if payload.layout != self._layout:
             raise Misuse("a payload belongs to another layout; encode all of a round with one codec")
         for segment, some, sums, values in zip(
@@ -258,19 +256,14 @@ class ClearSum:
         ):
             match segment:
                 case RingSegment():
-                    ring = segment.ring
-                    added = values if weight == 1 else values * ring.word.type(weight & low_bits(ring.modulus_bits))
-                    if self._rounding is not None:
-                        added = rounded_values(segment, added, self._rounding)
-                    reduce_into(add_into(sums[0], added), ring.modulus_bits)
+                    added = values if self._rounding is None else rounded_values(segment, values, self._rounding)
+                    reduce_into(add_into(sums[0], added), segment.ring.modulus_bits)
                 case IndexSegment():
                     first = 0
                     for table, total in zip(some, sums, strict=True):
-                        chosen = table.entries[values[first : first + table.blocks]]
-                        np.add(total, chosen if weight == 1 else chosen * weight, out=total)
+                        np.add(total, table.entries[values[first : first + table.blocks]], out=total)
                         first += table.blocks
         self._contributors += 1
-        self._total_weight += weight
 
     def finish(self) -> Aggregate:
         """Return the sum, in the layout that a protocol releases."""
@@ -285,7 +278,7 @@ class ClearSum:
                     values.append(segment.unbiased(total, 0 if self._rounding is None else self._contributors))
                 else:
                     values.append(ring.from_integers(total.reshape(-1)))
-        return Aggregate(self._released, tuple(values), self._contributors, self._total_weight)
+        return Aggregate(self._released, tuple(values), self._contributors, self._contributors)
 
 
 class OverflowMeter:
@@ -313,11 +306,11 @@ class OverflowMeter:
     def is_metering(self) -> bool:
         return bool(self._positions)
 
-    def add(self, payload: Payload, weight: int = 1) -> None:
+    def add(self, payload: Payload) -> None:
         half = 1 << (self._modulus_bits - 1)
         for number, position in enumerate(self._positions):
             segment = payload.layout.segments[position]
-            codes = segment.ring.lift(payload.values[position]).astype(np.int64) * weight
+            codes = segment.ring.lift(payload.values[position]).astype(np.int64)
             self._true[number] += codes
             total = self._simulated[number]
             total += codes
@@ -440,7 +433,7 @@ def _conflicts(configuration: Configuration) -> Iterator[tuple[bool, str]]:
     yield configuration.local.clip is None, "noise is chosen for a largest norm: set local.clip"
     yield (
         configuration.server.weighting is not Weighting.EQUAL,
-        "with noise every client weighs 1: take server.weighting = 'equal'",
+        "the count of examples has none: take server.weighting = 'equal'",
     )
     yield (
         configuration.compression.has_codes,
@@ -496,19 +489,12 @@ _TASK: Final = b"federated training"
 class RealSum:
     """Sessions of one protocol, one after another."""
 
-    def __init__(
-        self, settings: SumSettings, cohorts: Cohorts, maximum_weight: int = 1, noise: RunNoise | None = None
-    ) -> None:
+    def __init__(self, settings: SumSettings, cohorts: Cohorts, noise: RunNoise | None = None) -> None:
         self._entry, self._settings, self._cohorts = find(settings.protocol), settings, cohorts
-        self._maximum_weight, self._noise = maximum_weight, noise
+        self._noise = noise
         self._chosen: Any = None
         self._world: Simulation | None = None
         known = known_settings(self._entry)
-        if maximum_weight > 1 and "maximum_weight" not in known:
-            raise InvalidParameters(
-                f"{settings.protocol} leaves a weight out that few clients have, as those of the most examples would: "
-                "take server.weighting = 'equal', or secagg.protocol = 'enclave' or 'pairwise'"
-            )
         if noise is not None and "noise_multiplier" not in known:
             raise InvalidParameters(
                 f"privacy.noise_multiplier is above 0, and {settings.protocol} releases sums as they are: take "
@@ -524,10 +510,8 @@ class RealSum:
             "population": self._cohorts.size,
             "late": late,
             "dropped": dropped,
-            # A client has no more than its share of the least cohort, and so the least cohort is smaller with weights.
-            "minimum_cohort": max(LEAST_COHORT, self._cohorts.minimum // self._maximum_weight),
+            "minimum_cohort": max(LEAST_COHORT, self._cohorts.minimum),
             "maximum_cohort": self._cohorts.size,
-            "maximum_weight": self._maximum_weight,
             **({} if self._noise is None else self._noise.settings_for(codec)),
         }
         return planned_settings(self._entry, facts, assigned=self._settings.settings, option="secagg.settings")
@@ -542,7 +526,7 @@ class RealSum:
                 minimum_cohort=settings.minimum_cohort,
                 capacity=self._cohorts.size,
                 corrupted=settings.corrupted,
-                maximum_weight=settings.maximum_weight,
+                maximum_weight=1,
             )
         if noise is None:
             raise InvalidParameters(
@@ -670,8 +654,8 @@ class _PulledUploads:
             if self.pull() is None:
                 raise InternalError(f"client {client} was to upload, and nobody trained it")
         self._handed_over = self._early.pop(client)
-        _, payload, weight = self._handed_over
-        return Update(payload, self.due.model_digest, weight)
+        _, payload = self._handed_over
+        return Update(payload, self.due.model_digest)
 
     def settle(self) -> None:
         """Tell of the last update that was taken, if the server has it, and let it go."""
@@ -679,7 +663,7 @@ class _PulledUploads:
         if handed_over is not None and self._received is not None:
             client = client_id(handed_over[0])
             if any(client in figures.answered for figures in self._session.figures if figures.takes_update):
-                self._received(handed_over[1], handed_over[2])
+                self._received(handed_over[1])
 
     def require_whole(self) -> None:
         """Raise what training or encoding raised inside of a client's answer."""
@@ -745,7 +729,7 @@ def require_feasible(configuration: Configuration, codec: ModelUpdate, *, availa
 
 
 def _real_sum(configuration: Configuration, cohorts: Cohorts) -> RealSum:
-    return RealSum(configuration.secagg, cohorts, configuration.maximum_weight, _noise(configuration))
+    return RealSum(configuration.secagg, cohorts, _noise(configuration))
 
 
 def _noise(configuration: Configuration) -> RunNoise | None:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from secagg.compression.common import PublicStream, require_shape, require_text
 from secagg.compression.count_sketch import CountSketch
+from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.peak import LevelCode, PeakCode
 from secagg.compression.product_quantization import ProductQuantization
 from secagg.compression.random_pruning import RandomPruning
@@ -37,8 +38,10 @@ from secagg.contract import (
 from secagg.contract.codewords import CodewordTable, Tables, require_summed, require_tables, summed_layout
 from secagg.contract.layout import UNVERSIONED, IndexSegment, RingSegment, Segment
 from secagg.crypto.entropy import Coins
-from secagg.errors import CapacityExceeded, ContractViolation, InvalidParameters, Misuse, Reason
+from secagg.errors import CapacityExceeded, ContractViolation, InvalidParameters, Misuse, Reason, ThresholdNotMet
 from secagg.parameters import require_integer
+
+from .weighting import COUNTS, Counted
 
 Tensor = npt.NDArray[Any]
 Tensors = Mapping[str, Tensor]
@@ -315,6 +318,10 @@ class ModelUpdate:
         return tuple(tensor.name for tensor in self.tensors)
 
     @property
+    def schemes(self) -> dict[str, LinearDecoder[Any]]:
+        return {tensor.name: tensor.scheme for tensor in self.tensors}
+
+    @property
     def capacity(self) -> int:
         return min(tensor.scheme.capacity for tensor in self.tensors)
 
@@ -366,9 +373,29 @@ class ModelUpdate:
         return total
 
     def mean(self, aggregate: Aggregate) -> dict[str, Tensor]:
-        """Return the decoded sum, of histograms or of codewords, divided by the total weight."""
+        """Return the decoded sum, of histograms or of codewords, divided by its denominators, without these.
+
+        Raises:
+            ThresholdNotMet: nobody trained.
+        """
+        counted = self.counted(aggregate)
+        if counted.is_empty:
+            raise ThresholdNotMet(needed=1, present=0, what="clients that trained")
         decoded = self.decode_summed(aggregate) if self._is_summed(aggregate) else self.decode(aggregate)
-        return {name: np.asarray(total / aggregate.total_weight) for name, total in decoded.items()}
+        decoded.pop(COUNTS, None)
+        return {name: np.asarray(total / counted.divisor(name, self.schemes[name])) for name, total in decoded.items()}
+
+    def counted(self, aggregate: Aggregate) -> Counted:
+        """Return the denominators in a sum."""
+        if COUNTS not in self.names:
+            return Counted(contributors=aggregate.contributors)
+        scheme = cast("FixedPoint", self.schemes[COUNTS])
+        examples, *trained = map(round, scheme.decode(self.part(aggregate, COUNTS)).tolist())
+        full = round(scheme.clip)
+        if full == 1:
+            trained = [examples]
+        known = trained[0] if trained else None
+        return Counted(contributors=aggregate.contributors, full=full, examples=examples, trained=known)
 
     def part(self, aggregate: Aggregate, name: str) -> Aggregate:
         """Return the part of an aggregate, of histograms or of sums of codewords, that is of one tensor's scheme."""

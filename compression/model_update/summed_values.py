@@ -31,6 +31,7 @@ import numpy.typing as npt
 from secagg.compression.cohort_bits import code_within
 from secagg.compression.common import LOG, PublicStream
 from secagg.compression.fixed_point import FixedPoint
+from secagg.compression.model_update import weighting
 from secagg.compression.model_update.codec import ModelUpdate, Shape, TensorScheme
 from secagg.compression.model_update.plan import FitsEvery, Sample, Scheme
 from secagg.compression.outside import Factory, OutsideScheme
@@ -59,7 +60,7 @@ from secagg.errors import InvalidParameters, MalformedMessage, Reason
 Arrays = Mapping[str, npt.NDArray[Any]]
 TENSOR: Final = "tensor/"
 """Before the name of every tensor of the model, so that none can be taken for the vector of metrics."""
-METRICS: Final = "metrics"
+METRICS: Final = "secagg/metrics"
 _NARROW_FLOAT_BYTES: Final = 4
 _LARGEST_WHOLE: Final = 1 << 53
 
@@ -329,8 +330,7 @@ def mean_statistics(mean: Mapping[str, npt.NDArray[Any]]) -> list[float]:
 
 # --- Values that are summed -------------------------------------------------------------------------------------------
 
-UPDATE: Final = "secagg/update"
-"""The name of the vector of all tensors of floats, joined in their order."""
+UPDATE: Final = weighting.UPDATE
 LENGTHS: Final = "secagg/lengths"
 """The name of the clients' votes: for the length of the whole update, and for that of each tensor."""
 TOLD: Final[Mapping[str, Callable[[npt.NDArray[Any]], float]]] = {"secagg/reach": reach, "secagg/length": length}
@@ -487,7 +487,7 @@ def peak_sum(update: ModelUpdate, aggregate: Aggregate, length: float) -> PeakSu
     """Return what a sum of peaks or levels holds, for updates of this length."""
     code = whole_code(update)
     sums = code.signs(update.part(aggregate, UPDATE)).astype(np.int32)
-    return PeakSum(sums, code.rotation, code.gains.times(length / aggregate.total_weight))
+    return PeakSum(sums, code.rotation, code.gains.times(length / update.counted(aggregate).divisor(UPDATE, code)))
 
 
 def rounded_at_random(
@@ -532,7 +532,7 @@ def _fixed_point(tensor: TensorScheme) -> FixedPoint | None:
 
 
 def clipped_share(update: ModelUpdate, values: Mapping[str, npt.NDArray[Any]]) -> float:
-    """Return which part of a client's floats the schemes cut off; it is summed too, and the server logs the mean."""
+    """Return which part of a client's floats the schemes cut off; it is for the client's own log."""
     beyond, count = 0, 0
     for tensor in update.tensors:
         if tensor.name in values and (limit := _limit(tensor)) is not None:

@@ -14,8 +14,10 @@ import numpy.typing as npt
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.model_update import ModelUpdate, decode_parameters
 from secagg.compression.model_update.summed_values import (
+    LENGTHS,
     METRICS,
     TENSOR,
+    TOLD,
     UPDATE,
     Arrays,
     clipped_share,
@@ -28,7 +30,9 @@ from secagg.compression.model_update.summed_values import (
     with_told,
     with_votes,
 )
+from secagg.compression.model_update.weighting import COUNTS, clamped_examples, rounded_examples, weighted
 from secagg.compression.outside import Factory, outside_factory
+from secagg.contract import Payload
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, Reason
@@ -82,7 +86,9 @@ class Training:
     @property
     def late(self) -> LateUpdate:
         """The update, for a session; what training returns, or that it fails, is nothing that the server hears of."""
-        return LateUpdate(self.made, self.model_digest, charge=self.charge, together=self.charges.transaction)
+        return LateUpdate(
+            self.made, self.model_digest, charge=self.charge, together=self.charges.transaction, zero=self.zero
+        )
 
     def charge(self) -> None:
         model = self.model_digest
@@ -92,20 +98,40 @@ class Training:
         self.charges.charge(Spent(self.terms.task.encode(), self.terms.round_number, model))
 
     def made(self) -> Update:
-        """Train, and return the encoded update; ``LateUpdate`` sends zeros where this raises."""
+        """Train, and return the encoded update; ``LateUpdate`` sends ``zero`` where this raises."""
         trained, summed = self.train(), self._summed
         values = self._differences(trained, summed) if summed else dict[str, npt.NDArray[Any]]()
-        share = clipped_share(self.update, values)
-        values = with_told(self.update, with_joined(values, self.terms.joined), self.sent)
-        values = with_votes(self.update, values, self.sent, self.terms.joined, self.terms.lengths)
-        values[METRICS] = np.array([share, *self._metrics(trained)], dtype=np.float64)
-        if share:
-            LOG.warning("%.3g of this update's values are beyond their range, and were cut off", share)
+        if share := clipped_share(self.update, values):
+            LOG.warning(
+                "%.3g of this update's values are beyond their range and were cut off; the server's secagg-clip can be "
+                "raised",
+                share,
+            )
         if (steps := steps_in(self.update, values)) < COARSE:
             LOG.warning("this update's changes are about %.2g steps, and the rest is noise; %s", steps, FINER)
+        if metrics := self._metrics(trained):
+            values[METRICS] = np.array(metrics, dtype=np.float64)
+        return Update(self._encoded(values, self._examples(trained)), self.model_digest)
+
+    def zero(self) -> Payload:
+        """Return the encoding of an update of zeros that counts nowhere, for a training that failed."""
+        told = {METRICS, LENGTHS, COUNTS, *TOLD}
+        shapes = {tensor.name: tensor.shape for tensor in self.update.tensors if tensor.name not in told}
+        if shapes.pop(UPDATE, None):
+            shapes |= {TENSOR + name: self.sent[name].shape for name in self.terms.joined}
+        values = dict[str, npt.NDArray[Any]]()
+        values |= {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+        if self.terms.metrics:
+            values[METRICS] = np.zeros(len(self.terms.metrics))
+        return self._encoded(values, 0)
+
+    def _encoded(self, values: Mapping[str, npt.NDArray[Any]], examples: int) -> Payload:
+        """Encode changes and metrics, with all else that the update asks for."""
+        told = with_told(self.update, with_joined(values, self.terms.joined), self.sent)
+        told = with_votes(self.update, told, self.sent, self.terms.joined, self.terms.lengths)
         coins = SystemCoins()
-        payload = self.update.encode(rounded_at_random(self.update, values, coins), coins)
-        return Update(payload, self.model_digest, self._weight(trained))
+        told = weighted(self.update.schemes, told, examples)
+        return self.update.encode(rounded_at_random(self.update, told, coins), coins)
 
     def _differences(self, trained: Trained, summed: list[str]) -> dict[str, npt.NDArray[Any]]:
         if missing := [name for name in summed if name not in self.sent]:
@@ -126,8 +152,8 @@ class Training:
                 ", ".join(unnamed),
             )
         reported = list[float]()
-        schemes = [tensor.scheme for tensor in self.update.tensors if tensor.name == METRICS]
-        bound = schemes[0].clip if isinstance(schemes[0], FixedPoint) else inf
+        scheme: object = self.update.schemes.get(METRICS)
+        bound = scheme.clip if isinstance(scheme, FixedPoint) else inf
         for name in self.terms.metrics:
             value = trained.number(name)
             if value is None:
@@ -146,21 +172,28 @@ class Training:
             reported.append(float(value))
         return reported
 
-    def _weight(self, trained: Trained) -> int:
+    def _examples(self, trained: Trained) -> int:
+        """Return how many examples count: 1 where clients weigh the same, and 0 for an update that counts nowhere."""
         terms = self.terms
-        if terms.weighting == "uniform":
+        if terms.full == 1:
             return 1
-        examples = trained.number(terms.weighted_by)
-        if examples is None or np.isnan(examples):
-            LOG.warning("the app reports no number %r, and its update weighs 1", terms.weighted_by)
-            return 1
-        units = examples / max(1, terms.weight_unit)
-        weight = round(min(max(1.0, units), terms.maximum_weight))
-        if examples < 1 or units > terms.maximum_weight:
-            LOG.warning(
-                "%g examples are not a weight of 1 to %d; the update weighs %d", examples, terms.maximum_weight, weight
+        reported = trained.number(terms.weighted_by) or 0
+        counted = clamped_examples(float(reported), terms.full)
+        if not counted:
+            LOG.error(
+                "the app reports %r examples as %r, so its update weighs 0: report how many it trained on, or let the "
+                "server set secagg-weighting = 'uniform'",
+                reported,
+                terms.weighted_by,
             )
-        return weight
+        elif counted != reported:
+            LOG.warning(
+                "%g examples count as %d, since secagg-full-weight is %d; the server can change that",
+                reported,
+                counted,
+                terms.full,
+            )
+        return rounded_examples(counted, terms.full, self.charges.word_for(reported, SystemCoins())) if counted else 0
 
 
 # --- A client's round -------------------------------------------------------------------------------------------------
@@ -210,11 +243,10 @@ class Node:
 
 def bounds_of(terms: Terms, update: ModelUpdate) -> dict[str, str]:
     """Return the bounds by which updates are cut and weighed, which stay the same in all of a task."""
-    clips = {each.name: each.scheme.clip for each in update.tensors if isinstance(each.scheme, FixedPoint)}
-    return {
-        **{f"the clip of {name}": repr(clip) for name, clip in clips.items()},
-        "the number of examples that count fully": f"{terms.maximum_weight * max(1, terms.weight_unit)}",
-    }
+    clips = {name: one.clip for name, one in update.schemes.items() if isinstance(one, FixedPoint) and name != COUNTS}
+    found = {f"the clip of {name}": repr(clip) for name, clip in clips.items()}
+    # Evaluation weighs all clients the same, and is about the same task.
+    return found | ({"the number of examples that count fully": f"{terms.full}"} if terms.full > 1 else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,7 +57,7 @@ _RAISED: Final = (
     *("minimum_cohort", "minimum_threshold", "minimum_modulus_bits", "assumed_corrupted", "privacy_bits"),
     *("minimum_holders", "assumed_corrupted_holders"),
 )
-_LOWERED: Final = ("maximum_population", "maximum_weight", "attempts")
+_LOWERED: Final = ("maximum_population", "attempts")
 _OF_MASKS: Final = (
     *("minimum_threshold", "minimum_modulus_bits", "maximum_population", "assumed_corrupted", "privacy_bits"),
 )
@@ -115,8 +115,6 @@ class NodeSettings:
     active mode, the enclave, two servers and one message."""
     protocols: tuple[str, ...] = PROTOCOLS
     """Protocols that this client takes part in; a protocol that the library does not bring has to be named."""
-    maximum_weight: int = 1
-    """Greatest weight of an update in an enclave; with two servers all count once, and masks have no limit."""
     allow_simulated_enclave: bool = False
     """Whether to seal to a program that nobody vouches for; for simulations and tests."""
     enclave_policy: str | None = None

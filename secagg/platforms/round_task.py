@@ -38,6 +38,7 @@ from secagg.compression.model_update.summed_values import (
     value_bounds,
     whole_code,
 )
+from secagg.compression.model_update.weighting import LIGHTEST, Counted
 from secagg.compression.outside import outside_factory
 from secagg.compression.peak import LEAST_ALIKE
 from secagg.contract import Aggregate
@@ -70,9 +71,8 @@ class Terms:
     is_certified: bool
     """Whether clients are known by their keys, and not as nodes."""
     weighted_by: str
-    weighting: str
-    weight_unit: int
-    maximum_weight: int
+    full: int
+    """Number of examples that count fully; 1 where clients weigh the same."""
     metrics: tuple[str, ...]
     joined: tuple[str, ...]
     """The tensors that travel as one vector, in their order."""
@@ -194,6 +194,8 @@ def malformed(name: str) -> MalformedMessage:
 _SEED_BYTES: Final = 32
 _AT_BOUND: Final = 0.999
 """Share of the bound from which a mean counts as cut off."""
+_LIGHT: Final = float(LIGHTEST) * 1.25
+"""Mean weight below which nearly every client counts as one of the lightest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,8 +214,17 @@ class Means:
     told_sum: PeakSum | None
     """Sum that the nodes of the next round are told, where they are."""
     metrics: dict[str, float]
-    contributors: int
-    total_weight: int
+    counted: Counted
+    """Clients whose uploads are in the sum, and those of them that trained."""
+
+    @property
+    def contributors(self) -> int:
+        return self.counted.contributors
+
+    @property
+    def examples(self) -> int:
+        """Total of examples, each client's at most secagg-full-weight; of clients where they weigh the same."""
+        return self.contributors if self.counted.examples is None else self.counted.examples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,21 +274,20 @@ class RoundTask:
             raise ThresholdNotMet(needed=needed, present=received, what="clients (secagg-threshold)")
 
     def means(self, aggregate: Aggregate) -> Means:
+        """Return the means of a sum.
+
+        Raises:
+            TooFewTrained: the training of too many clients failed; nothing of the sum is used.
+        """
+        counted = self.update.counted(aggregate)
+        self._require_trained(counted)
         mean = self.update.mean(aggregate)
         found = take_lengths(self.update, mean, self.sent, self.terms.joined, self.terms.lengths)
-        vector, told = mean.pop(METRICS), taken_told(mean, self.sent)
+        metrics = mean.pop(METRICS, np.empty(0))
+        told = taken_told(mean, self.sent)
         part(mean, self.terms.joined, self.sent)
-        # With noise it is noise.
-        if vector[0] and not self.settings.noise:
-            LOG.warning("%.3g of the clients' values were out of range and cut off; raise secagg-clip", vector[0])
         if (steps := steps_in(self.update, mean)) < COARSE / np.sqrt(aggregate.contributors):
             LOG.warning("the mean change is about %.2g steps, and the rest is noise; %s", steps, FINER)
-        LOG.info(
-            "round %d, sum: %d clients of total weight %d",
-            self.terms.round_number,
-            aggregate.contributors,
-            aggregate.total_weight,
-        )
         return Means(
             tensors=mean,
             told=told,
@@ -285,10 +295,47 @@ class RoundTask:
             length=found.middle if found else 0.0,
             alike=found.alike if found else 1.0,
             told_sum=peak_sum(self.update, aggregate, found.middle) if found and self.held else None,
-            metrics=dict(zip(self.terms.metrics, map(float, vector[1:]), strict=True)),
-            contributors=aggregate.contributors,
-            total_weight=aggregate.total_weight,
+            metrics=dict(zip(self.terms.metrics, map(float, metrics), strict=True)),
+            counted=counted,
         )
+
+    def _require_trained(self, counted: Counted) -> None:
+        """Log how many clients trained, and refuse a round of fewer than its owner's floor."""
+        number, clients = self.terms.round_number, counted.contributors
+        least, exactly = counted.trained_at_least, counted.trained is not None
+        LOG.info("round %d, sum: %d clients, %s", number, clients, counted.sentence)
+        if least < clients and exactly:
+            LOG.warning(
+                "round %d: training failed at %d of %d clients; their own logs say why",
+                number,
+                clients - least,
+                clients,
+            )
+        if counted.is_empty or least < self.settings.minimum_trained:
+            raise TooFewTrained(needed=self.settings.minimum_trained, counted=counted)
+        light = counted.full * _LIGHT * clients
+        if counted.examples is not None and counted.full > 1 and counted.examples < light:
+            LOG.warning(
+                "round %d: clients weigh %.2g on average, and the least is %.2g: nearly all have few examples, or "
+                "failed to train; lower secagg-full-weight from %d to about the largest number of examples",
+                number,
+                counted.examples / counted.full / clients,
+                float(LIGHTEST),
+                counted.full,
+            )
+
+
+class TooFewTrained(ThresholdNotMet):
+    """Too few of the uploads in a sum are of clients that trained; the same model is not sent again for it."""
+
+    def __init__(self, *, needed: int, counted: Counted) -> None:
+        super().__init__(needed=needed, present=counted.trained_at_least, what="clients that trained")
+        sentence = (
+            f"training failed at too many clients: of {counted.contributors} uploads {counted.sentence}, and "
+            f"secagg-minimum-trained is {needed}. The model stays as it was; look into the logs of the clients, and "
+            "check that the app returns every tensor that it was sent"
+        )
+        self.args = (sentence,)
 
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
@@ -347,7 +394,7 @@ class Rounds:
         if settings.rate == AUTO:
             known.rate = AutoRate(clients, settings.harm, known.rate.slope if known.rate else None)
             noise = known.rate.noise(known.trained)
-        choice = SchemeChoice(settings, clients * settings.heaviest, self._factory, clients, noise)
+        choice = SchemeChoice(settings, clients, self._factory, noise)
         joined = choice.joined(sent)
         if known.told is None and settings.is_calibrated and not is_evaluation:
             LOG.info("the first round travels in fixed point; clients tell in it how large their changes are")
@@ -357,10 +404,9 @@ class Rounds:
             if is_evaluation
             else choice.parameters(sent, seed=self._seed, epoch=number, told=known.told, lengths=lengths)
         )
-        weights = "each client's weight" if find(settings.protocol).reveals_weights else "their total weight"
         self.say_once(
-            "this server learns the sums of updates and of the metrics that are named, who takes part and when each "
-            f"leaves, with one of two codes, and {weights}"
+            "this server learns the sums of updates and of the metrics that are named, the total of examples or the "
+            "number of clients that trained, who takes part, and when each leaves, with one of two codes"
         )
         metrics = settings.evaluated_names if is_evaluation else settings.metric_names
         if not metrics:
@@ -369,7 +415,8 @@ class Rounds:
                 "secagg-metrics = 'train_loss'"
             )
         terms = self._terms(update, number, task)
-        terms = replace(terms, weighted_by=weighted_by, metrics=metrics, joined=joined, lengths=lengths)
+        full = 1 if is_evaluation else settings.full
+        terms = replace(terms, weighted_by=weighted_by, full=full, metrics=metrics, joined=joined, lengths=lengths)
         return RoundTask(settings=settings, roster=self._roster, terms=terms, sent=sent, update=update, held=known.held)
 
     def asked(self, update: ModelUpdate, sent: Arrays, *, clients: int, task: str, number: int) -> RoundTask:
@@ -384,9 +431,7 @@ class Rounds:
             protocol=settings.protocol,
             is_certified=settings.is_certified,
             weighted_by="",
-            weighting=settings.weighting,
-            weight_unit=settings.weight_unit,
-            maximum_weight=settings.maximum_weight,
+            full=1,
             metrics=(),
             joined=(),
             lengths=(),
@@ -441,7 +486,7 @@ class Rounds:
         for sign in (1, -1):
             moved = {name: (sent[name] + sign * values).astype(sent[name].dtype) for name, values in noise.items()}
             found.append(evaluated({**sent, **moved}))
-        if len({(each.contributors, each.total_weight) for each in found}) > 1:
+        if len({(each.contributors, each.counted.trained) for each in found}) > 1:
             self.say_once("clients left between the losses that find the rate, which do not compare; it stays")
             return
         first, added, taken = (each.metrics[self.settings.evaluated_names[0]] for each in found)
@@ -453,7 +498,7 @@ class Rounds:
         return 1 - 2 * np.unpackbits(drawn, count=like.size).reshape(like.shape).astype(np.float64)
 
     def examples(self, means: Means) -> int:
-        return means.total_weight * (self.settings.weight_unit if self.settings.weighting == "examples" else 1)
+        return means.examples
 
     def with_dtypes(self, sent: Arrays, task: str) -> dict[str, npt.NDArray[Any]]:
         """Return a model whose integers and booleans have the dtypes that the task's first such model had.

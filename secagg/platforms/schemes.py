@@ -23,8 +23,10 @@ from secagg.compression.model_update.summed_values import (
     LENGTHS,
     METRICS,
     TENSOR,
+    TOLD,
     UPDATE,
     Arrays,
+    Made,
     ScaledCodebooks,
     aggregated_names,
     bounded_noise,
@@ -37,6 +39,7 @@ from secagg.compression.model_update.summed_values import (
     votes,
     votes_shape,
 )
+from secagg.compression.model_update.weighting import COUNTS, count_scheme, require_weighable
 from secagg.compression.outside import Factory
 from secagg.compression.scalar_quantization import Rounding
 from secagg.contract.layout import RingSegment
@@ -64,14 +67,12 @@ _ROOM: Final = 1.01
 
 @dataclass(frozen=True, slots=True)
 class SchemeChoice:
-    """Encoding of a model in a session whose total weight is at most ``total_weight``."""
+    """Encoding of a model in a session of at most ``clients``."""
 
     settings: SecAggSettings
-    total_weight: int
+    clients: int
     factory: Factory | None = None
     """Factory of the scheme from outside, where the settings name one."""
-    clients: int = 1
-    """Number of invited clients, from which the rate of a peak code follows."""
     noise: float | None = None
     """Noise that the code may have, where losses said it."""
 
@@ -96,11 +97,12 @@ class SchemeChoice:
         joined = self.joined(sent)
         names = [name for name in self._names(sent) if name not in joined]
         shapes: dict[str, Shape] = {TENSOR + name: sent[name].shape for name in names}
-        chosen: dict[str, Recipe] = {TENSOR + name: self._integers for name in names if is_integer(sent[name])}
+        integers = [TENSOR + name for name in names if is_integer(sent[name])]
+        chosen: dict[str, Recipe] = dict.fromkeys(integers, self._integers)
         if joined:
             shapes[UPDATE] = (sum(sent[name].size for name in joined),)
         if joined and self.factory is not None:
-            chosen[UPDATE] = from_outside(settings.compression, self.factory, self.total_weight)
+            chosen[UPDATE] = from_outside(settings.compression, self.factory, self.clients)
         elif joined:
             known = known_lengths(sent, joined, lengths)
             chosen[UPDATE] = (
@@ -117,12 +119,18 @@ class SchemeChoice:
             moved = {name: scale for name in scaled if told is not None and (scale := told.get(name, 0.0)) > 0}
             recipes = {name: self._scaled(scale) for name, scale in moved.items()}
             chosen |= {name: recipe for name, recipe in recipes.items() if recipe.fits(shapes[name])}
-        shapes[METRICS], chosen[METRICS] = (1 + len(settings.metric_names),), self._metrics
+        if settings.metric_names:
+            shapes[METRICS], chosen[METRICS] = (len(settings.metric_names),), self._metrics
+        shapes[COUNTS], chosen[COUNTS] = self._counts(
+            is_trained=bool({METRICS, *TOLD} & shapes.keys()) or bool(integers)
+        )
         compressed: Recipe = self._plain
         if settings.sparsity is not None:
             compressed = Pruned(sparsity=settings.sparsity, inner=self._plain)
         plan = UpdatePlan(shapes=shapes, plain=self._plain, compressed=compressed, chosen=chosen, seed=seed)
         made = plan.parameters(epoch=epoch)
+        if settings.full > 1:
+            require_weighable(made.schemes)
         source = CalibrationSource.PREVIOUS_AGGREGATE if told else CalibrationSource.NONE
         return ModelUpdate(tensors=made.tensors, epoch=epoch, source=source)
 
@@ -130,13 +138,12 @@ class SchemeChoice:
         """Return the parameters of a round in which clients add noise: one vector, in a ring that holds both."""
         settings = self.settings
         shapes = {TENSOR + name: sent[name].shape for name in self._names(sent)}
-        shapes[METRICS] = (1,)
         if integers := [name for name in sent if TENSOR + name in shapes and is_integer(sent[name])]:
             raise InvalidParameters(
                 f"{integers[0]} holds integers, whose norm is not bounded; leave it out of {PREFIX}tensors"
             )
         bound = bound_in_steps(settings.norm, settings.fraction_bits, sum(map(math.prod, shapes.values())))
-        needed = bits_with_noise(settings.noise, bound, self.total_weight)
+        needed = bits_with_noise(settings.noise, bound, self.clients)
         if needed > EXACT_FLOAT.bit_length():
             raise InvalidParameters(
                 f"an exact sum is too narrow for noise of {settings.noise:g} times a norm of {settings.norm:g} in "
@@ -145,8 +152,7 @@ class SchemeChoice:
             )
         ring = settings.modulus_bits or max(_LEAST_RING, needed)
         values = Plain(clip=min(settings.clip, settings.norm), fraction_bits=settings.fraction_bits, modulus_bits=ring)
-        told = Plain(clip=1.0, fraction_bits=0, modulus_bits=ring)
-        plan = UpdatePlan(shapes=shapes, plain=values, compressed=values, chosen={METRICS: told}, seed=seed)
+        plan = UpdatePlan(shapes=shapes, plain=values, compressed=values, seed=seed)
         return ModelUpdate(tensors=plan.parameters(epoch=epoch).tensors, epoch=epoch, source=CalibrationSource.NONE)
 
     def joined(self, sent: Arrays) -> tuple[str, ...]:
@@ -160,21 +166,32 @@ class SchemeChoice:
         return aggregated_names(sent, self.settings.tensor_patterns, self.settings.excluded_patterns)
 
     def of_metrics(self) -> ModelUpdate:
-        shapes = {METRICS: (1 + len(self.settings.evaluated_names),)}
-        return UpdatePlan(shapes=shapes, plain=self._metrics, compressed=self._metrics, seed=bytes(32)).parameters()
+        shape, counts = self._counts(full=1)
+        named = {METRICS: (len(names),)} if (names := self.settings.evaluated_names) else {}
+        plan = UpdatePlan(
+            shapes={**named, COUNTS: shape},
+            plain=self._metrics,
+            compressed=self._metrics,
+            chosen={COUNTS: counts},
+            seed=bytes(32),
+        )
+        return plan.parameters()
+
+    def _counts(self, *, full: int = 0, is_trained: bool = False) -> tuple[Shape, Recipe]:
+        scheme = count_scheme(full or self.settings.full, self.clients, has_trained=is_trained)
+        return (scheme.length,), Made(lambda _: scheme)
 
     @property
     def _plain(self) -> Plain:
         clip, bits = self.settings.clip, self.settings.fraction_bits
-        total = max(1, round(math.ldexp(clip, bits))) * self.total_weight
+        total = max(1, round(math.ldexp(clip, bits))) * self.clients
         needed = total.bit_length() + 1
         ring = self.settings.modulus_bits or max(_LEAST_RING, needed)
         if total > EXACT_FLOAT or needed > ring:
             what = f"a ring of {ring} bits" if needed > ring else "an exact sum"
             raise InvalidParameters(
-                f"{what} is too narrow for changes up to {clip} in steps of 2^-{bits} and a total weight of "
-                f"{self.total_weight}; lower {PREFIX}maximum-weight or {PREFIX}clip, raise {PREFIX}weight-unit, lower "
-                f"{PREFIX}fraction-bits, or leave {PREFIX}modulus-bits out"
+                f"{what} is too narrow for changes up to {clip} in steps of 2^-{bits} of {self.clients} clients; lower "
+                f"{PREFIX}clip or {PREFIX}fraction-bits, or leave {PREFIX}modulus-bits out"
             )
         return Plain(clip=clip, fraction_bits=bits, modulus_bits=ring)
 
@@ -183,18 +200,17 @@ class SchemeChoice:
         return self._fine(max(1.0, self.settings.metric_bound), "metric-bound")
 
     def _fine(self, bound: float, key: str = "clip") -> Plain:
-        room = EXACT_FLOAT // (math.ceil(bound) * self.total_weight)
+        room = EXACT_FLOAT // (math.ceil(bound) * self.clients)
         bits = min(_MOST_FRACTION_BITS, room.bit_length() - 1)
         if bits < _LEAST_METRIC_BITS:
             raise InvalidParameters(
-                f"numbers up to {bound} and a total weight of {self.total_weight} leave steps of 2^-{max(0, bits)}; "
-                f"lower {PREFIX}{key} or {PREFIX}maximum-weight, or raise {PREFIX}weight-unit"
+                f"numbers up to {bound} of {self.clients} clients leave steps of 2^-{max(0, bits)}; lower {PREFIX}{key}"
             )
         return Plain(clip=bound, fraction_bits=bits, modulus_bits=_WIDE_RING)
 
     @property
     def _integers(self) -> Plain:
-        bound = min(_INTEGER_BOUND, EXACT_FLOAT // self.total_weight)
+        bound = min(_INTEGER_BOUND, EXACT_FLOAT // self.clients)
         return Plain(clip=float(bound), fraction_bits=0, modulus_bits=_WIDE_RING)
 
     def _scaled(self, scale: float) -> Recipe:
@@ -202,12 +218,7 @@ class SchemeChoice:
             codewords, block_size = self.settings.codebook
             return ScaledCodebooks(length=scale, codewords=codewords, block_size=block_size, stages=1)
         bits = self.settings.scalar_bits
-        ring = bits + (self.total_weight - 1).bit_length()
-        if ring > _WIDE_RING:
-            raise InvalidParameters(
-                f"codes of {bits} bits and a total weight of {self.total_weight} need a ring of {ring} bits; lower "
-                f"{PREFIX}maximum-weight, or raise {PREFIX}weight-unit"
-            )
+        ring = bits + (self.clients - 1).bit_length()
         return reaching_quantizer(HEADROOM * scale, bits, ring, Rounding.STOCHASTIC)
 
 
@@ -226,8 +237,7 @@ def noise_settings(multiplier: float, norm: float, update: ModelUpdate) -> Noise
     """Return the noise that one end insists on, or refuse public parameters that hold something without a norm."""
     if not multiplier:
         return NO_NOISE
-    schemes = {tensor.name: tensor.scheme for tensor in update.tensors}
-    told: object = schemes.pop(METRICS, None)
+    schemes = update.schemes
     bits = {scheme.fraction_bits if isinstance(scheme, FixedPoint) else None for scheme in schemes.values()}
     segments = update.layout.segments
     if (
@@ -235,8 +245,7 @@ def noise_settings(multiplier: float, norm: float, update: ModelUpdate) -> Noise
         or None in bits
         or len(segments) != 1
         or not isinstance(segments[0], RingSegment)
-        or not isinstance(told, FixedPoint)
-        or (told.length, told.fraction_bits, told.clip) != (1, 0, 1.0)
+        or {METRICS, COUNTS} & schemes.keys()
     ):
         raise InvalidParameters(
             "noise is for tensors of floats in fixed point alone, without metrics: name no metrics, and in "

@@ -45,6 +45,7 @@ _MOST_NOISE: Final = 1e6
 NOISED: Final = (PAIRWISE, ONE_MESSAGE)
 """Protocols whose clients add noise here."""
 _MOST_FRACTION_BITS: Final = 40
+_FULL_WEIGHTS: Final = range(2, (1 << 30) + 1)
 LEAST_CLIENTS: Final = 3
 """In a sum of two, each client knows the other's update."""
 
@@ -81,9 +82,9 @@ class SecAggSettings:
     down: str = "model"
     """``sums`` sends nodes that have the last model the sum since, with ``peak``."""
     fraction_bits: int = 16
-    """Fixed-point values have steps of 2^-fraction_bits, whatever the cohort and the weights are."""
+    """Fixed-point values have steps of 2^-fraction_bits, whatever the cohort is."""
     modulus_bits: int = 0
-    """The ring of fixed-point values; 0 means as wide as clip, step, cohort and weights need it."""
+    """The ring of fixed-point values; 0 means as wide as clip, step and cohort need it."""
     clip: float = 4.0
     """The largest change of one value that fixed point can carry."""
     tensors: str = ""
@@ -91,10 +92,10 @@ class SecAggSettings:
     exclude: str | tuple[str, ...] = ""
     """Patterns of those that are not, such as ``*norm*``: parts that each client keeps for itself."""
     weighting: str = "examples"
-    maximum_weight: int = 1 << 16
-    """The most that one update may count; every bit of it makes values a bit wider."""
-    weight_unit: int = 1
-    """Number of examples that count as a weight of 1."""
+    full_weight: int = 1024
+    """Number of examples that count fully: a weight is examples / full_weight, at most 1 and at least a quarter."""
+    minimum_trained: int = 1
+    """The least number of clients whose training succeeded in a round; the server refuses a round of fewer."""
     metrics: str | tuple[str, ...] = ""
     """The metrics of training that are summed, separated by commas; no others leave a client."""
     evaluation_metrics: str | tuple[str, ...] = ""
@@ -168,11 +169,6 @@ class SecAggSettings:
         is_one, is_two = self.protocol == ONE_MESSAGE, self.protocol == TWO_SERVERS
         yield "epoch", is_one and not self.epoch, "names the record of who holds; have one signed with " + _RECORD
         yield "holders", is_one and not self.holders, "names where the holders of the record listen, in its order"
-        yield (
-            "weighting",
-            is_two and self.weighting != "uniform",
-            "is 'uniform' with two servers, which leave out a weight that few clients have, as the largest may be",
-        )
         for name in ("servers", "server_keys"):
             is_alone = is_two and bool(getattr(self, name)) != bool(self.second_server)
             yield name, is_alone, f"names a file with {PREFIX}second-server, and is left out where that is simulated"
@@ -184,7 +180,8 @@ class SecAggSettings:
         if self.noise:
             whose = f"is for {PREFIX}protocol = {' or '.join(map(repr, NOISED))}, whose clients add it; change that"
             yield "noise", self.protocol not in NOISED, whose
-            yield "weighting", self.weighting != "uniform", "is 'uniform' with noise, which a weight would multiply"
+            yield "weighting", self.weighting != "uniform", "is 'uniform' with noise, which counts of examples lack"
+            yield "minimum_trained", self.minimum_trained > 1, "is 1 with noise, which hides how many clients trained"
             is_coded = self.compression != FIXED_POINT
             yield "compression", is_coded, "is fixed-point with noise, which codes have no room for"
             for name in ("metrics", "evaluation_metrics"):
@@ -211,12 +208,16 @@ class SecAggSettings:
         is_auto, is_told = self.rate == AUTO, self.down == SUMS
         sentence = f"is for {PREFIX}compression = 'peak'; change that, or leave it out"
         yield "down", is_told and not self.has_peaks, sentence
-        sentence = "tells sums of peaks, each of which counts once: take"
-        yield "down", is_told and self.weighting != "uniform", f"{sentence} {PREFIX}weighting = 'uniform'"
-        yield "down", is_told and is_auto, f"{sentence} {PREFIX}rate = 'fixed', as 'auto' sends whole models, too"
+        sentence = f"is for {PREFIX}rate = 'fixed', as 'auto' sends whole models, too"
+        yield "down", is_told and is_auto, sentence
         sentence = f"is found from the loss that {PREFIX}evaluation-metrics names first; name it there"
         yield "rate", is_auto and not self.evaluated_names, sentence
         yield "cohort_bits", is_auto and self.cohort_bits != COHORT_BITS, f"is found by {PREFIX}rate = 'auto'"
+        sentence = (
+            f"is {self.compression}, whose indices are votes, each counting once: take {PREFIX}weighting = 'uniform', "
+            "or scalar-8 and the like"
+        )
+        yield "compression", has_indices and self.weighting != "uniform", sentence
 
     @property
     def is_certified(self) -> bool:
@@ -224,9 +225,9 @@ class SecAggSettings:
         return self.mode == SecurityMode.ACTIVE or self.protocol in (ENCLAVE, TWO_SERVERS, ONE_MESSAGE)
 
     @property
-    def heaviest(self) -> int:
-        """The most that one update may count."""
-        return self.maximum_weight if self.weighting == "examples" else 1
+    def full(self) -> int:
+        """Number of examples that count fully; 1 where clients weigh the same."""
+        return self.full_weight if self.weighting == "examples" else 1
 
     def _chosen(self, part: str) -> str | None:
         found = _COMPRESSION.fullmatch(self.compression)
@@ -326,7 +327,6 @@ class SecAggSettings:
             "corrupted": self.corrupted_of(invited),
             "maximum_cohort": invited,
             "capacity": invited,
-            "maximum_weight": self.heaviest,
         }
         if self.protocol == PAIRWISE:
             # In a full graph a client that never advertises is as one that drops out later. A sparse graph is planned
@@ -410,8 +410,7 @@ _CHOICES: Final = (
 )
 _READ_BESIDE: Final = (
     ("privacy_bits", 0, "topology", "sparse"),
-    ("maximum_weight", 1 << 16, "weighting", "examples"),
-    ("weight_unit", 1, "weighting", "examples"),
+    ("full_weight", 1024, "weighting", "examples"),
     ("cohort_bits", COHORT_BITS, "compression", "peak"),
     ("rate", "fixed", "compression", "peak"),
     ("harm", 0.001, "rate", AUTO),
@@ -443,8 +442,8 @@ _RULES: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
     ("harm", lambda value: 0.0 < value < math.inf, "is a positive number"),
     ("norm", lambda value: 0.0 <= value < math.inf, "is a number from 0 on"),
     ("metric_bound", lambda value: 0.0 < value < math.inf, "is a positive number"),
-    ("maximum_weight", lambda value: 1 <= value < 1 << 32, "is at least 1, and below 2^32"),
-    ("weight_unit", lambda value: value >= 1, "is at least 1"),
+    ("full_weight", lambda value: value in _FULL_WEIGHTS, f"must be between 2 and {_FULL_WEIGHTS[-1]}"),
+    ("minimum_trained", lambda value: value >= 1, "is at least 1"),
     ("failed_rounds", lambda value: value >= 1, "is at least 1"),
     ("stage_patience", lambda value: 1.0 <= value < math.inf, "is at least 1.0"),
     ("stage_timeout", lambda value: 0.0 < value < math.inf, "is a positive number of seconds"),

@@ -72,6 +72,7 @@ class LateUpdate(Confined):
         *,
         charge: Callable[[], None] = lambda: None,
         together: Callable[[], AbstractContextManager[object]] = nullcontext,
+        zero: Callable[[], Payload] | None = None,
     ) -> None:
         """Take what makes the update.
 
@@ -79,9 +80,11 @@ class LateUpdate(Confined):
             model_digest: of the model that it is made from; not needed where the subject names it.
             charge: spends the round and the model for good before the update is made; raises to refuse.
             together: a transaction in which this and the session's own charge are made both, or neither.
+            zero: encodes an update of zeros that counts in no denominator, for a training that fails; by default every
+                ring element is 0, which is right only for codecs without zero points.
         """
         self._make: Callable[[], Update] | None = make
-        self._model_digest, self._charge, self._together = model_digest, charge, together
+        self._model_digest, self._charge, self._together, self._zero = model_digest, charge, together, zero
 
     def model_for(self, subject: Subject) -> bytes:
         """Return the digest of the model that the update is made from, as this client computed it."""
@@ -124,9 +127,21 @@ class LateUpdate(Confined):
             # Whatever training raises, the server hears nothing of it. A signal to this process is not training's.
             if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
                 raise
-            _LOG.exception("training failed, or returned what does not fit; zeros of weight 1 are sent instead")
-        zeros = Payload(layout, tuple(segment.ring.zeros(segment.length) for segment in layout.segments))
-        return self._clamped(Update(zeros, self._model_digest or b""), layout, weights, bounds)
+            _LOG.exception(
+                "TRAINING FAILED (%s: %s), or returned what does not fit the model that was sent. An update of zeros "
+                "is uploaded instead, so that the server does not see the failure; repair the training code",
+                type(error).__name__,
+                error,
+            )
+        return self._clamped(Update(self._zeros(layout), self._model_digest or b""), layout, weights, bounds)
+
+    def _zeros(self, layout: Layout) -> Payload:
+        if self._zero is not None:
+            try:
+                return self._zero()
+            except Exception:  # noqa: BLE001 -- a client that cannot encode zeros still must not be told apart
+                _LOG.exception("an update of zeros could not be encoded; ring elements of 0 are uploaded instead")
+        return Payload(layout, tuple(segment.ring.zeros(segment.length) for segment in layout.segments))
 
     def _clamped(self, made: Update, layout: Layout, weights: Sequence[int], bounds: Bounds) -> Update:
         """Return an update with its values within bounds, and the greatest weight that is not above its own."""

@@ -36,7 +36,8 @@ class Options(CohortSettings, total=False):
 
     bits: int
     drop: int | Collection[Hashable]
-    weights: Mapping[Any, int] | Collection[int] | None
+    examples: Mapping[Any, int] | Collection[int] | None
+    full: int | None
     protocol: ProtocolName | ProtocolEntry
     only: Iterable[str]
     exclude: Iterable[str]
@@ -47,14 +48,17 @@ class PrivateSum(Generic[Form]):
     """A released sum and its costs."""
 
     total: Form
-    """The weighted sum, in the form of the updates."""
+    """The sum, in the form of the updates; where clients weigh by examples, each update counts as often as these do."""
     mean: Form
-    """The weighted mean, in the form of the updates."""
+    """The mean, weighted where clients weigh by examples, in the form of the updates."""
     counted: tuple[Hashable, ...]
     """Names of the clients whose updates are in the sum."""
     left_out: Mapping[Hashable, str]
     """Names of the other clients, with the reasons."""
-    total_weight: int
+    examples: int | None
+    """Total of the examples, as they count; None where every client weighs the same."""
+    trained: int
+    """Number of clients in the sum that had any examples; the fewest that can have so many where more is not known."""
     clipped: int
     """Number of values in all updates that were NaN, which counts as 0, or beyond the clip."""
     step: float
@@ -66,6 +70,11 @@ class PrivateSum(Generic[Form]):
     seconds: float
     """Work of all clients and the server, one after another."""
 
+    @property
+    def failed(self) -> int:
+        """Number of clients in the sum that had no examples, at most."""
+        return len(self.counted) - self.trained
+
 
 def aggregate(  # noqa: PLR0913 -- all but two have defaults
     updates: Updates[Form],
@@ -73,7 +82,8 @@ def aggregate(  # noqa: PLR0913 -- all but two have defaults
     clip: float,
     bits: int = USUAL_BITS,
     drop: int | Collection[Hashable] = 0,
-    weights: Mapping[Any, int] | Collection[int] | None = None,
+    examples: Mapping[Any, int] | Collection[int] | None = None,
+    full: int | None = None,
     protocol: ProtocolName | ProtocolEntry = "pairwise",
     only: Iterable[str] = (),
     exclude: Iterable[str] = (),
@@ -86,8 +96,9 @@ def aggregate(  # noqa: PLR0913 -- all but two have defaults
         clip: values beyond it are clipped.
         bits: of one value; 2 to 16.
         drop: how many clients leave before they upload, or which ones.
-        weights: one integer from 1 for each client; by default everybody weighs the same. Two servers see who
-            weighs what, and count no weight that one client alone has.
+        examples: one number for each client, which then weighs as much as examples / full, at most 1 and at least 1/4,
+            and 0 without any; by default everybody weighs the same.
+        full: how many examples count fully; by default the largest number, which is no secret here.
         protocol: by its name, or the entry of one of your own.
         only: patterns of the tensors that are summed, such as ``"*lora*"``.
         exclude: patterns of those that are not, such as ``"*num_batches_tracked"`` of batch normalization.
@@ -98,7 +109,9 @@ def aggregate(  # noqa: PLR0913 -- all but two have defaults
     named = by_name(updates)
     if not named:
         raise InvalidParameters("there is no update to add; pass one for each client")
-    weighing = _weights(named, weights)
+    weighing = _examples(named, examples)
+    if weighing is not None and full is None:
+        full = max(1, *weighing.values())
     session = Session.for_model(
         next(iter(named.values())),
         clients=len(named),
@@ -108,25 +121,28 @@ def aggregate(  # noqa: PLR0913 -- all but two have defaults
         only=only,
         exclude=exclude,
         dropped=leaving(drop, named, settings),
-        weights=frozenset(weighing.values()),
+        full=full,
         **settings,
     )
     coins, model = SystemCoins(), ()
     subject = session.subject(task=_TASK, round_number=1, model=model)
     making = {
-        name: partial(session.update, update, subject=subject, coins=coins, weight=weighing[name], name=name)
+        name: partial(
+            session.update, update, subject=subject, coins=coins, examples=(weighing or {}).get(name, 1), name=name
+        )
         for name, update in named.items()
     }
     clipped = sum(session.clipped(session.shapes.vector(update)) for update in named.values())
     released, measured = simulated(session.entry, session.settings, subject, making, drop)
     names = dict(zip(_ids(named), named, strict=True))
-    stages = measured.figures[:-1]
+    stages, in_sum = measured.figures[:-1], session.counted(released)
     return PrivateSum(
         total=session.total(released),
         mean=session.mean(released),
         counted=tuple(name for client, name in names.items() if client in released.counted),
         left_out=_left_out(names, released, measured),
-        total_weight=released.aggregate.total_weight,
+        examples=in_sum.examples,
+        trained=in_sum.trained_at_least,
         clipped=clipped,
         step=session.step,
         bytes_sent=round(sum(each.bytes_up / max(1, len(each.answered)) for each in stages)),
@@ -184,13 +200,17 @@ def by_name(values: Mapping[Any, Value] | Iterable[Value]) -> Mapping[Any, Value
 # --- Private ----------------------------------------------------------------------------------------------------------
 
 
-def _weights(named: Mapping[Any, object], weights: Mapping[Any, int] | Collection[int] | None) -> Mapping[Any, int]:
-    if weights is None:
-        return dict.fromkeys(named, 1)
-    given = by_name(weights)
+def _examples(
+    named: Mapping[Any, object], examples: Mapping[Any, int] | Collection[int] | None
+) -> Mapping[Any, int] | None:
+    if examples is None:
+        return None
+    given = by_name(examples)
     if given.keys() != named.keys():
-        raise InvalidParameters("give one weight for each update, under the same names")
-    return {name: index(each) if hasattr(each, "__index__") else each for name, each in given.items()}
+        raise InvalidParameters("give one number of examples for each update, under the same names")
+    if strange := [each for each in given.values() if isinstance(each, bool) or not hasattr(each, "__index__")]:
+        raise InvalidParameters(f"a number of examples is an integer; got {strange[0]!r}")
+    return {name: index(each) for name, each in given.items()}
 
 
 def _ids(named: Collection[Any]) -> list[ClientId]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, Generic, TypedDict, TypeVar, Unpack, cast
@@ -17,12 +17,21 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.compression.common import require_sum
+from secagg.compression.model_update import ModelUpdate, TensorScheme
+from secagg.compression.model_update.weighting import (
+    COUNTS,
+    UPDATE,
+    Counted,
+    clamped_examples,
+    count_scheme,
+    weighted,
+)
 from secagg.compression.scalar_quantization import LEAST_BITS, MAXIMUM_BITS, Rounding, ScalarQuantization
 from secagg.contract import Aggregate, Layout, Payload, RingSegment
 from secagg.contract.layout import RowSegment, Segment
 from secagg.crypto.entropy import Coins
-from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, RingVector
-from secagg.errors import InvalidParameters
+from secagg.crypto.ring import RingVector
+from secagg.errors import InvalidParameters, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, require_integer, usual_corrupted, usual_dropped
 from secagg.session.registry import (
@@ -31,7 +40,6 @@ from secagg.session.registry import (
     ProtocolName,
     Simulation,
     find,
-    known_settings,
     planned_settings,
 )
 from secagg.session.roles import LateUpdate, Released, ServerSession, Subject, Update
@@ -42,6 +50,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from fractions import Fraction
 
+    from secagg.compression.fixed_point import FixedPoint
     from secagg.parameters import SecurityMode, Suite
     from secagg.privacy.accounting import Adjacency
     from secagg.privacy.kinds import NoiseKind
@@ -50,6 +59,7 @@ if TYPE_CHECKING:
     from secagg.protocols.pairwise_mask import Topology
 
 USUAL_BITS: Final = 16
+MOST_EXAMPLES: Final = 1 << 30
 _NOTICEABLE: Final = 0.01
 _LAST_ROUND: Final = (1 << 64) - 1
 Form = TypeVar("Form")
@@ -84,7 +94,6 @@ class Settings(TypedDict, total=False):
     lifetime: timedelta | str
     maximum_cohort: int | str | None
     maximum_rejections: int | str
-    maximum_weight: int | str
     minimum_cohort: int | str | None
     mode: SecurityMode | str
     noise_kind: NoiseKind | str
@@ -148,7 +157,7 @@ class Rows:
     def joined(self, aggregate: Aggregate) -> Aggregate:
         """Return a release in the codec's layout; rows that were withheld are zeros."""
         values = np.concatenate(self._released(aggregate, RingSegment))
-        return Aggregate(self.whole, (values,), aggregate.contributors, aggregate.total_weight)
+        return Aggregate(self.whole, (values,), aggregate.contributors, aggregate.contributors)
 
     def released(self, aggregate: Aggregate) -> dict[str, npt.NDArray[np.bool_]]:
         marks = self._released(aggregate, RowSegment)
@@ -161,7 +170,7 @@ class Rows:
         return [value for each, value in zip(segments, aggregate.values, strict=True) if isinstance(each, kind)]
 
 
-def require_floor(least: int, entry: ProtocolEntry, clients: int, corrupted: int, weights: Collection[int]) -> None:
+def require_floor(least: int, entry: ProtocolEntry, clients: int, corrupted: int) -> None:
     """Refuse a floor on the clients of a row that a protocol cannot keep, or that does not hide one of them."""
     require_integer("at_least", least, LEAST_COHORT, clients)
     if RowSegment not in entry.segments:
@@ -174,8 +183,6 @@ def require_floor(least: int, entry: ProtocolEntry, clients: int, corrupted: int
             f"{corrupted} of the {least} clients of a row may work with the server, which then sees what the other one "
             f"sent: take at_least={LEAST_COHORT + corrupted}, or corrupted={least - LEAST_COHORT} if you trust them"
         )
-    if set(weights) != {1}:
-        raise InvalidParameters("with at_least every client weighs 1: among the few of a row weights tell one apart")
 
 
 # --- Sessions ---------------------------------------------------------------------------------------------------------
@@ -193,6 +200,8 @@ class Session(Generic[Form]):
     like: Form = field(repr=False)
     rows: Rows | None = None
     """Rows that are withheld where few clients touched them."""
+    weighed: ModelUpdate | None = None
+    """The codec with counts of examples, where clients weigh by these."""
 
     @staticmethod
     def for_model(  # noqa: PLR0913 -- all but three have defaults
@@ -206,7 +215,7 @@ class Session(Generic[Form]):
         exclude: Iterable[str] = (),
         dropped: int | None = None,
         corrupted: int | None = None,
-        weights: Collection[int] = (1,),
+        full: int | None = None,
         all_clients: int | None = None,
         at_least: int | None = None,
         rows: Iterable[str] = (),
@@ -225,7 +234,9 @@ class Session(Generic[Form]):
             dropped: how many may leave on the way; by default one in twenty, and one of four or more where the protocol
                 takes one.
             corrupted: how many may work with the server; by default one in ten, which usual floors assume too.
-            weights: which ones clients may have, each an integer from 1.
+            full: how many examples count fully, where clients weigh by their examples: as much as examples / full, at
+                most 1 and at least 1/4, and 0 without any. By default every client weighs the same; with full=1 as
+                well, and the result says how many clients had any examples.
             all_clients: how many are invited in all groups whose sums are added; by default there is one group.
             at_least: withholds rows, such as embeddings of words, that fewer clients changed: they come back as zeros.
                 Takes an enclave; clients who say another number refuse each other's sessions.
@@ -237,34 +248,49 @@ class Session(Generic[Form]):
         """
         if type(bits) is not int or not LEAST_BITS <= bits <= MAXIMUM_BITS:
             raise InvalidParameters(f"bits is in {LEAST_BITS}..{MAXIMUM_BITS}; got {bits!r}")
-        require_cohort(clients, weights)
+        require_cohort(clients)
         if not isinstance(cast("object", clip), Real) or not 2.0**-100 <= clip <= 2.0**100:
             raise InvalidParameters(f"clip is a positive number in 2^-100..2^100; got {clip!r:.40}")
         *patterns, named = ((each,) if isinstance(each, str) else tuple(each) for each in (only, exclude, rows))
         shapes, entry = Shapes.of(like, *patterns), find(protocol)
         if all_clients is not None and not all_clients >= clients:
             raise InvalidParameters(f"{clients} clients are a group of {clients} or more; got {all_clients} in all")
-        width = bits + ((all_clients or clients) * max(weights) - 1).bit_length()
-        if width > MAXIMUM_MODULUS_BITS:
-            raise InvalidParameters(f"the heaviest sum takes {width} bits, and 64 is the most; give smaller weights")
+        most = all_clients or clients
         codec = ScalarQuantization(
             shape=(shapes.length,),
             bits=bits,
-            modulus_bits=width,
+            modulus_bits=bits + (most - 1).bit_length(),
             scales=(float(clip) / ((1 << (bits - 1)) - 1),),
             rounding=Rounding.STOCHASTIC,
         )
         entry.require_segments(codec.layout)
-        made = planned(entry, clients, weights=weights, dropped=dropped, corrupted=corrupted, settings=settings)
-        kept = None
+        made = planned(entry, clients, dropped=dropped, corrupted=corrupted, settings=settings)
+        kept, weighed = None, None
+        if full is not None:
+            require_integer("full", full, 1, MOST_EXAMPLES)
+            counts = count_scheme(full, most)
+            vector = TensorScheme(name=UPDATE, shape=codec.shape, scheme=codec)
+            weighed = ModelUpdate(tensors=(vector, TensorScheme(name=COUNTS, shape=(counts.length,), scheme=counts)))
         if at_least is not None:
-            require_floor(
-                at_least, entry, clients, usual_corrupted(clients) if corrupted is None else corrupted, weights
-            )
+            if full is not None:
+                raise InvalidParameters(
+                    "with at_least every client weighs the same: among the few of a row a number of examples tells one "
+                    "apart; leave out full and weights"
+                )
+            require_floor(at_least, entry, clients, usual_corrupted(clients) if corrupted is None else corrupted)
             kept = Rows.of(shapes, codec.layout, named, at_least)
         elif named:
             raise InvalidParameters("rows are for at_least, how many clients a row needs to be released; give both")
-        return Session(entry=entry, settings=made, shapes=shapes, codec=codec, clip=float(clip), like=like, rows=kept)
+        return Session(
+            entry=entry,
+            settings=made,
+            shapes=shapes,
+            codec=codec,
+            clip=float(clip),
+            like=like,
+            rows=kept,
+            weighed=weighed,
+        )
 
     @property
     def step(self) -> float:
@@ -279,8 +305,8 @@ class Session(Generic[Form]):
         return Subject(
             task=task,
             round_number=round_number,
-            layout=self.codec.layout if self.rows is None else self.rows.layout,
-            capacity=self.codec.capacity,
+            layout=(self.rows or self.weighed or self.codec).layout,
+            capacity=(self.weighed or self.codec).capacity,
             terms=self.shapes.digest,
             model_digest=digest_of(model),
         )
@@ -298,12 +324,21 @@ class Session(Generic[Form]):
         """Return everybody in one process, for tests and experiments; that protects nobody."""
         return self.entry.simulate(self.settings, coins=coins, clock=clock, threads=threads)
 
-    def update(self, tree: Tree, *, subject: Subject, coins: Coins, weight: int = 1, name: object = None) -> LateUpdate:
+    def update(
+        self, tree: Tree, *, subject: Subject, coins: Coins, examples: int = 1, name: object = None
+    ) -> LateUpdate:
         """Return a client's update for ``member.join``, encoded when the upload needs it; ``name`` is for its log."""
         digest = subject.model_digest or bytes(32)
-        return LateUpdate(lambda: Update(self.encode(tree, coins, name), digest, weight))
+        self.shapes.vector(tree)  # An update of another form is refused here, before the server awaits it.
+        return LateUpdate(
+            lambda: Update(self.encode(tree, coins, name, examples), digest), zero=lambda: self.zero(coins)
+        )
 
-    def encode(self, tree: Tree, coins: Coins, name: object = None) -> Payload:
+    def zero(self, coins: Coins) -> Payload:
+        """Return the encoding of an update of zeros without any examples."""
+        return self._encoded(np.zeros(self.shapes.length, np.float32), coins, 0)
+
+    def encode(self, tree: Tree, coins: Coins, name: object = None, examples: int = 1) -> Payload:
         """Encode an update, NaN as 0, and log what clipping or rounding takes from it, and where."""
         vector, whose = self.shapes.vector(tree), "this update" if name is None else f"the update of {name!r}"
         if (missing := np.isnan(vector)).any():
@@ -315,21 +350,50 @@ class Session(Generic[Form]):
             LOG.warning("%s is beyond the clip of %g in %s; raise clip", whose, self.clip, found)
         if 0 < float(np.abs(vector).max()) < self.step:
             LOG.warning("no value of %s reaches one step, %.3g; lower clip or raise bits", whose, self.step)
-        payload = self.codec.encode(np.clip(vector, -self.clip, self.clip, out=vector), coins)
+        np.clip(vector, -self.clip, self.clip, out=vector)
+        if self.weighed is not None:
+            counted = clamped_examples(examples, self.full)
+            if counted != examples:
+                LOG.warning("%s has %d examples, which count as %d: full is %d", whose, examples, counted, self.full)
+            examples = counted
+        return self._encoded(vector, coins, examples)
+
+    def _encoded(self, vector: Vector, coins: Coins, examples: int) -> Payload:
+        if self.weighed is not None:
+            return self.weighed.encode(weighted(self.weighed.schemes, {UPDATE: vector}, examples), coins)
+        payload = self.codec.encode(vector, coins)
         return payload if self.rows is None else self.rows.split(payload)
+
+    @property
+    def full(self) -> int:
+        """Number of examples that count fully; 1 where clients weigh the same."""
+        return 1 if self.weighed is None else round(cast("FixedPoint", self.weighed.schemes[COUNTS]).clip)
+
+    def counted(self, released: Released) -> Counted:
+        """Return the total of examples in a sum, and how many clients had any."""
+        if self.weighed is None:
+            return Counted(contributors=released.aggregate.contributors)
+        return self.weighed.counted(released.aggregate)
 
     def clipped(self, vector: Vector) -> int:
         """Return how many values are NaN or beyond the clip."""
         return int(np.count_nonzero(~(np.abs(vector) <= self.clip)))
 
     def total(self, released: Released) -> Form:
-        """Return the weighted sum of the updates, in the form of the model."""
-        total: Form = self.shapes.tree(self._sum(released.aggregate), self.like)
+        """Return the sum of the updates, each as often as its examples count, in the form of the model."""
+        total: Form = self.shapes.tree(self._sum(released.aggregate) * self.full, self.like)
         return total
 
     def mean(self, released: Released) -> Form:
-        """Return the weighted mean of the updates, in the form of the model."""
-        mean: Form = self.shapes.tree(self._sum(released.aggregate) / released.aggregate.total_weight, self.like)
+        """Return the mean of the updates, weighted where clients weigh by examples, in the form of the model.
+
+        Raises:
+            ThresholdNotMet: no client had any examples.
+        """
+        counted = self.counted(released)
+        if counted.is_empty:
+            raise ThresholdNotMet(needed=1, present=0, what="clients with examples")
+        mean: Form = self.shapes.tree(self._sum(released.aggregate) / counted.divisor(UPDATE, self.codec), self.like)
         return mean
 
     def released_rows(self, released: Released) -> dict[str, npt.NDArray[np.bool_]]:
@@ -337,12 +401,15 @@ class Session(Generic[Form]):
         return {} if self.rows is None else self.rows.released(released.aggregate)
 
     def _sum(self, aggregate: Aggregate) -> Vector:
-        aggregate = aggregate if self.rows is None else self.rows.joined(aggregate)
+        if self.weighed is not None:
+            aggregate = self.weighed.part(aggregate, UPDATE)
+        elif self.rows is not None:
+            aggregate = self.rows.joined(aggregate)
         return np.asarray(self.codec.decode(aggregate), dtype=np.float64)
 
 
-def require_cohort(clients: int, weights: Collection[int] = (1,), corrupted: int = 0) -> None:
-    """Refuse a cohort that no sum hides, and weights that are none."""
+def require_cohort(clients: int, corrupted: int = 0) -> None:
+    """Refuse a cohort that no sum hides."""
     if type(clients) is not int or clients < LEAST_COHORT:
         raise InvalidParameters(f"a sum of fewer than {LEAST_COHORT} clients hides nobody; got {clients!r} clients")
     if clients - corrupted < LEAST_COHORT:
@@ -350,16 +417,13 @@ def require_cohort(clients: int, weights: Collection[int] = (1,), corrupted: int
             f"of {clients} clients {corrupted} may work with the server, which then sees what the other one sent: "
             f"invite {LEAST_COHORT + corrupted} or more, or say corrupted={clients - LEAST_COHORT} if you trust them"
         )
-    if strange := [each for each in weights if type(each) is not int or each < 1]:
-        raise InvalidParameters(f"a weight is an integer from 1, such as a number of examples; got {strange[0]!r}")
 
 
-def planned(  # noqa: PLR0913 -- what a cohort is
+def planned(
     entry: ProtocolEntry,
     clients: int,
     *,
     settings: Mapping[str, Any],
-    weights: Collection[int] = (1,),
     dropped: int | None = None,
     corrupted: int | None = None,
 ) -> Any:  # noqa: ANN401 -- the protocol's own
@@ -377,24 +441,15 @@ def planned(  # noqa: PLR0913 -- what a cohort is
             "whose ring has, as `secagg round --noise` and training do"
         )
     corrupted = usual_corrupted(clients) if corrupted is None else corrupted
-    require_cohort(clients, weights, corrupted)
+    require_cohort(clients, corrupted)
     if str(settings.get("population", clients)) != str(clients):
         raise InvalidParameters(f"population is the number of clients, {clients}; leave it out, or invite as many")
-    # Where weights are public, so many of each are needed; and elsewhere nobody may weigh more than one such part.
-    hides = len(set(weights)) == 1 or "weights" not in known_settings(entry)
-    facts = {
-        "population": clients,
-        "corrupted": corrupted,
-        "maximum_cohort": clients,
-        "maximum_weight": max(weights),
-        "weights": tuple(sorted(set(weights))),
-    }
+    facts = {"population": clients, "corrupted": corrupted, "maximum_cohort": clients}
     late = int(settings.get("late", 0))
     # Of few clients a protocol may need all.
     plans = (usual_dropped(clients), 0) if dropped is None else (dropped,)
     for leaving in plans:
-        least = (clients - leaving - late) * min(weights) // max(weights) if hides else 0
-        facts |= {"dropped": leaving, "minimum_cohort": max(LEAST_COHORT, least)}
+        facts |= {"dropped": leaving, "minimum_cohort": max(LEAST_COHORT, clients - leaving - late)}
         made = planned_settings(entry, facts, settings)
         if entry.takes(made, clients) and (getattr(made, "minimum_cohort", None) or 0) <= clients:
             return made

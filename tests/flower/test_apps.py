@@ -39,7 +39,7 @@ def test_the_example_runs_as_its_readme_says(workplace: Any, repository: Path, t
     script = commands.partition("\n")[2]
     written = workplace.run("bash", "-eu", "-c", script, timeout=900, cwd=tmp_path)
     for number in (1, 2, 3):
-        assert f"round {number}, sum: 5 clients of total weight 700\n" in written
+        assert f"round {number}, sum: 5 clients, " in written
     accuracies = [float(found) for found in re.findall(r"'accuracy': ([0-9.]+)", written)]
     assert min(accuracies[-1:] + accuracies[2:3]) > 0.9
     assert "ERROR" not in written

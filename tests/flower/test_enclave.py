@@ -14,7 +14,6 @@ LEFT = "secagg: this client left the round; code: "
 REFUSED = {
     "enclave_by_default": "the server's enclave is simulated, which protects nobody from the server",
     "enclave_low_cohort": "a cohort of 2 is below 3",
-    "enclave_heavy": "a client may weigh 2000, above 1000",
     "enclave_of_others": "another authority",
 }
 SCENARIOS = [

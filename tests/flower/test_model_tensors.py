@@ -10,7 +10,6 @@ import pytest
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.model_update import decode_parameters, encode_parameters
 from secagg.compression.model_update.summed_values import (
-    METRICS,
     TENSOR,
     TOLD,
     aggregated_names,
@@ -24,6 +23,7 @@ from secagg.compression.model_update.summed_values import (
     taken_told,
     with_told,
 )
+from secagg.compression.model_update.weighting import weighted
 from secagg.compression.scalar_quantization import ScalarQuantization
 from secagg.contract import ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
@@ -54,24 +54,24 @@ def trained(by: float, count: int) -> dict[str, np.ndarray[Any, Any]]:
     return after
 
 
-def parameters(settings: SecAggSettings | None = None, weight: int = 100, **changes: Any) -> Any:
+def parameters(settings: SecAggSettings | None = None, clients: int = 100, **changes: Any) -> Any:
     given: dict[str, Any] = {"seed": SEED, "epoch": 1, **changes}
-    return SchemeChoice(settings or SecAggSettings(), weight).parameters(model(), **given)
+    return SchemeChoice(settings or SecAggSettings(), clients).parameters(model(), **given)
 
 
-def test_weighted_means_of_differences_give_the_model_back_with_every_dtype_kept() -> None:
-    update, payloads, weights = parameters(), list[Any](), [10, 30]
-    for by, count in ((0.5, 4), (-0.1, 8)):
+def test_means_of_differences_give_the_model_back_with_every_dtype_kept() -> None:
+    """Floats weigh by examples; integers, whose low bits would tell clients apart, weigh the same."""
+    update, payloads = parameters(), list[Any]()
+    for by, count, examples in ((0.5, 4, 256), (-0.1, 8, 768)):
         values = differences(model(), trained(by, count), integer_bound(update, model()))
-        values[METRICS] = np.array([0.0])
-        rounded = rounded_at_random(update, values, SystemCoins())
+        rounded = rounded_at_random(update, weighted(update.schemes, values, examples), SystemCoins())
         payloads.append(update.encode(rounded, SystemCoins()))
-    mean = update.mean(ideal_aggregate(update.layout, payloads, weights))
+    mean = update.mean(ideal_aggregate(update.layout, payloads))
     result = applied(model(), mean)
     assert {name: array.dtype for name, array in result.items()} == {n: a.dtype for n, a in model().items()}
-    assert np.allclose(result["w"], model()["w"] + 0.05, atol=2**-16)
-    assert np.allclose(result["b"], model()["b"] + 0.05, atol=2**-16)
-    assert result["n"] == 7 + round((10 * 4 + 30 * 8) / 40)
+    assert np.allclose(result["w"], model()["w"] + 0.05, atol=2**-14)
+    assert np.allclose(result["b"], model()["b"] + 0.05, atol=2**-14)
+    assert result["n"] == 7 + 6
     assert result["u"].tolist() == [248, 1]
     assert result["e"].shape == (0, 2)
 
@@ -149,12 +149,14 @@ def test_scales_come_from_what_clients_told_and_travel_as_bytes() -> None:
 
 @pytest.mark.parametrize(("compression", "told"), [("scalar-8", 0.5), ("pq-4x2", 0.25)])
 def test_clients_tell_how_far_a_tensor_reaches_or_how_long_it_is(compression: str, told: float) -> None:
-    settings = SecAggSettings(compression=compression, protocol="enclave", roster="keys/roster.json")
+    settings = SecAggSettings(
+        compression=compression, protocol="enclave", roster="keys/roster.json", weighting="uniform"
+    )
     update, values = parameters(settings), differences(model(), trained(0.0, 0), 1000.0)
     values[TENSOR + "w"] = np.full_like(values[TENSOR + "w"], 0.25)
     values[TENSOR + "w"][0, 0] = 0.5 if compression == "scalar-8" else 0.0
     values = with_told(update, values, model())
-    values[METRICS] = np.array([0.0])
+    values = weighted(update.schemes, values, 1)
     mean = update.mean(ideal_aggregate(update.layout, [update.encode(values, SystemCoins())]))
     assert taken_told(mean, model()) == {TENSOR + "w": pytest.approx(told, abs=1e-6)}
     assert not mean.keys() & TOLD.keys()
@@ -165,15 +167,15 @@ def test_what_did_not_move_has_no_scale_and_travels_in_fixed_point() -> None:
     assert not any(isinstance(tensor.scheme, ScalarQuantization) for tensor in still.tensors)
 
 
-@pytest.mark.parametrize("weight", [1, 100, 8000, 20_000, 10**7, 1 << 34])
+@pytest.mark.parametrize("clients", [1, 100, 8000, 20_000, 10**7])
 @pytest.mark.parametrize("bits", [8, 16])
-def test_no_sum_leaves_its_ring_and_the_step_is_the_one_that_was_configured(weight: int, bits: int) -> None:
-    update = parameters(SecAggSettings(fraction_bits=bits, metric_bound=16.0), weight=weight)
-    assert update.capacity >= weight
+def test_no_sum_leaves_its_ring_and_the_step_is_the_one_that_was_configured(clients: int, bits: int) -> None:
+    update = parameters(SecAggSettings(fraction_bits=bits, metrics="loss", metric_bound=16.0), clients=clients)
+    assert update.capacity >= clients
     steps = {t.name: t.scheme.fraction_bits for t in update.tensors if isinstance(t.scheme, FixedPoint)}
     assert steps[TENSOR + "w"] == steps[TENSOR + "b"] == bits
     wider = {t.scheme.modulus_bits for t in update.tensors if t.name == TENSOR + "w"}
-    assert wider == {max(8, (4 * 2**bits * weight).bit_length() + 1)}
+    assert wider == {max(8, (4 * 2**bits * clients).bit_length() + 1)}
 
 
 def test_rounding_at_random_loses_nothing_on_average_and_moves_nothing_by_more_than_a_step() -> None:
@@ -188,16 +190,12 @@ def test_rounding_at_random_loses_nothing_on_average_and_moves_nothing_by_more_t
 
 def test_metrics_whose_steps_would_be_coarse_are_refused() -> None:
     with pytest.raises(InvalidParameters, match="lower secagg-metric-bound"):
-        parameters(SecAggSettings(metric_bound=1e9), weight=1 << 20)
+        parameters(SecAggSettings(metrics="loss", metric_bound=1e9), clients=1 << 20)
 
 
 def test_a_ring_that_is_too_narrow_is_refused_with_the_keys_that_repair_it() -> None:
-    with pytest.raises(InvalidParameters, match="secagg-maximum-weight or secagg-clip"):
-        parameters(SecAggSettings(modulus_bits=16), weight=8000)
-    with pytest.raises(InvalidParameters, match="secagg-weight-unit"):
-        parameters(SecAggSettings(compression="scalar-16", clip=1.0), weight=1 << 36)
-    with pytest.raises(InvalidParameters, match="need a ring of 65 bits"):
-        SchemeChoice(SecAggSettings(compression="scalar-16"), 1 << 49)._scaled(1.0)  # noqa: SLF001 -- no sum is so large  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(InvalidParameters, match="secagg-clip or secagg-fraction-bits"):
+        parameters(SecAggSettings(modulus_bits=16), clients=8000)
 
 
 def test_what_is_cut_off_is_counted() -> None:

@@ -349,13 +349,13 @@ def test_what_is_smaller_than_a_step_is_kept_on_average_and_both_ends_are_warned
     assert "the mean change is about" in log.text
 
 
-def test_a_weight_beyond_the_greatest_counts_as_that(folders: Path, log: Any) -> None:
+def test_examples_beyond_the_full_weight_count_as_that(folders: Path, log: Any) -> None:
     inner, grid = begun(
         MemoryGrid(lenient(folders), lambda model, _: {**model, "metrics": {"num-examples": 2_000}}),
-        SecAggSettings(maximum_weight=1_000),
+        SecAggSettings(full_weight=1_000),
     )
     assert inner.round(grid, MODEL)[1]["num-examples"] == CLIENTS * 1_000
-    assert "2000 examples are not a weight of 1 to 1000; the update weighs 1000" in log.text
+    assert "2000 examples count as 1000, since secagg-full-weight is 1000" in log.text
 
 
 @pytest.mark.parametrize(
@@ -364,14 +364,14 @@ def test_a_weight_beyond_the_greatest_counts_as_that(folders: Path, log: Any) ->
         ({"metrics": {"num-examples": 2_000}}, "weight"),
         ({"w": np.full((4, 3), np.nan, dtype=np.float32)}, "range"),
         ({"w": np.zeros(3, dtype=np.float32)}, "training"),
-        ({"metrics": {"num-examples": 0}}, "training"),
     ],
 )
 def test_why_clients_left_reaches_the_servers_log_as_a_code_and_no_more(
     folders: Path, returned: dict[str, Any], code: str, log: Any
 ) -> None:
     inner, grid = begun(
-        MemoryGrid(lenient(folders), lambda model, _: {**model, **returned}), SecAggSettings(maximum_weight=1_000)
+        MemoryGrid(lenient(folders), lambda model, node: {**model, **(returned if node else {})}),
+        SecAggSettings(full_weight=1_000),
     )
     inner.round(grid, MODEL)
     assert "clients left with code" not in log.text, code
@@ -398,7 +398,7 @@ def test_a_training_that_fails_is_an_upload_like_any_other(folders: Path, protoc
 
     inner, grid = begun(MemoryGrid(lenient(folders), train), settings_of(folders, protocol))
     arrays, _ = inner.round(grid, MODEL)
-    assert np.abs(arrays["w"] - MODEL["w"] - (CLIENTS - 1) / CLIENTS).max() < 2**-15
+    assert np.abs(arrays["w"] - MODEL["w"] - 1).max() < 2**-15
     assert not any(count.left for _, count in grid.stages)
     assert all("a secret" not in str(message.content) for message in inner.sent)
 
@@ -415,8 +415,8 @@ def test_booleans_stay_as_they_were_sent(folders: Path) -> None:
     arrays, _ = inner.round(grid, {name: values * 1.0 for name, values in arrays.items()})
     assert arrays["mask"].dtype == np.dtype(bool)
     flipping = MemoryGrid(lenient(folders), lambda m, _: {**m, "mask": ~m["mask"]}, run=RUN + 1)
-    arrays, _ = flipping.round(grid_of(flipping, SecAggSettings()), model)
-    assert np.allclose(arrays["w"], MODEL["w"]), "zeros were sent"
+    with pytest.raises(ThresholdNotMet, match="training failed at too many clients"):
+        flipping.round(grid_of(flipping, SecAggSettings()), model)
 
 
 @pytest.mark.parametrize("returned", ["lora.*", "*"])

@@ -16,7 +16,6 @@ from secagg.platforms.settings import SecAggSettings
 
 NODE = NodeSettings(
     maximum_population=100,
-    maximum_weight=100,
     allow_simulated_enclave=True,
     allow_simulated_second_server=True,
 )
@@ -45,7 +44,13 @@ ENCLAVE: dict[str, Any] = {"protocol": "enclave", **ROSTER}
 TWO: dict[str, Any] = {"protocol": "two-servers", "weighting": "uniform", **ROSTER}
 ONE: dict[str, Any] = {"protocol": "one-message", **ROSTER}
 NOISE: dict[str, Any] = {"weighting": "uniform", "noise": 2.0, "norm": 0.5}
-AUTO: dict[str, Any] = {**ENCLAVE, "compression": "peak", "rate": "auto", "evaluation_metrics": "loss"}
+AUTO: dict[str, Any] = {
+    **ENCLAVE,
+    "weighting": "uniform",
+    "compression": "peak",
+    "rate": "auto",
+    "evaluation_metrics": "loss",
+}
 
 
 @pytest.mark.parametrize(
@@ -79,8 +84,8 @@ AUTO: dict[str, Any] = {**ENCLAVE, "compression": "peak", "rate": "auto", "evalu
         ({"clip": 0.0}, "secagg-clip is a positive number"),
         ({"clip": float("nan")}, "secagg-clip is a positive number"),
         ({"metric_bound": float("inf")}, "secagg-metric-bound"),
-        ({"maximum_weight": 0}, "secagg-maximum-weight"),
-        ({"weight_unit": 0}, "secagg-weight-unit"),
+        ({"full_weight": 1}, "secagg-full-weight"),
+        ({"minimum_trained": 0}, "secagg-minimum-trained"),
         ({"metrics": "loss,loss"}, "secagg-metrics names something twice"),
         ({"stage_timeout": 0.0}, "secagg-stage-timeout"),
         ({"mode": "active"}, "secagg-roster names the roster file"),
@@ -88,7 +93,8 @@ AUTO: dict[str, Any] = {**ENCLAVE, "compression": "peak", "rate": "auto", "evalu
         ({**ENCLAVE, "topology": "sparse"}, "secagg-topology belongs to secagg-protocol = 'pairwise'"),
         ({**ENCLAVE, "privacy_bits": 60}, "secagg-privacy-bits belongs to secagg-protocol = 'pairwise'"),
         ({**ENCLAVE, "corrupted": 3}, "secagg-corrupted belongs to secagg-protocol = 'pairwise' or 'one-message'"),
-        ({**TWO, "weighting": "examples"}, "secagg-weighting is 'uniform' with two servers"),
+        ({**TWO, "weighting": "examples", "compression": "pq"}, "take secagg-weighting = 'uniform'"),
+        ({**NOISE, "minimum_trained": 2}, "secagg-minimum-trained is 1 with noise"),
         ({**TWO, "mode": "active"}, "secagg-mode belongs to secagg-protocol = 'pairwise'"),
         ({**TWO, "enclave_socket": "s"}, "secagg-enclave-socket belongs to secagg-protocol = 'enclave'"),
         ({**TWO, "second_server": "s"}, "secagg-servers names a file with secagg-second-server"),
@@ -101,10 +107,9 @@ AUTO: dict[str, Any] = {**ENCLAVE, "compression": "peak", "rate": "auto", "evalu
         ({**ONE, "epoch": "record"}, "secagg-holders names where the holders of the record listen"),
         ({**ONE, "epoch": "record", "holders": "a,b", "compression": "pq"}, "and one-message sums vectors alone"),
         ({"clip": "4"}, "secagg-clip is a number"),
-        ({"maximum_weight": 1.5}, "secagg-maximum-weight is an integer"),
+        ({"full_weight": 1.5}, "secagg-full-weight is an integer"),
         ({"metrics": (1,)}, "secagg-metrics is a string or a tuple of strings"),
-        ({"weighting": "uniform", "maximum_weight": 7}, "secagg-maximum-weight is for secagg-weighting = 'examples'"),
-        ({"weighting": "uniform", "weight_unit": 7}, "secagg-weight-unit is for secagg-weighting = 'examples'"),
+        ({"weighting": "uniform", "full_weight": 7}, "secagg-full-weight is for secagg-weighting = 'examples'"),
         ({"cohort_bits": 2.0}, "secagg-cohort-bits is for secagg-compression = 'peak'"),
         ({**NOISE, "norm": 0.0}, "secagg-norm"),
         ({**NOISE, "noise": 0.0}, "secagg-norm"),
@@ -159,8 +164,8 @@ def test_two_servers_take_codewords_and_half_of_the_clients() -> None:
 def test_a_compression_is_read_with_its_numbers() -> None:
     assert SecAggSettings(compression="scalar-8").scalar_bits == 8
     assert SecAggSettings(compression="pruning-0.95").sparsity == "0.95"
-    assert SecAggSettings(compression="pq", **ENCLAVE).codebook == (64, 8)
-    assert SecAggSettings(compression="pq-256x4", **ENCLAVE).codebook == (256, 4)
+    assert SecAggSettings(compression="pq", weighting="uniform", **ENCLAVE).codebook == (64, 8)
+    assert SecAggSettings(compression="pq-256x4", weighting="uniform", **ENCLAVE).codebook == (256, 4)
     assert SecAggSettings().codebook is None
 
 
@@ -203,7 +208,6 @@ def test_metrics_are_named_by_a_string_or_by_a_tuple() -> None:
         ("secagg-minimum-holders", 5, "minimum_holders", 3, 5),
         ("secagg-assumed-corrupted-holders", 2, "assumed_corrupted_holders", 0, 2),
         ("secagg-maximum-population", 50, "maximum_population", 1000, 50),
-        ("secagg-maximum-weight", 1, "maximum_weight", 1000, 1),
         ("secagg-required", True, "required", False, True),
         ("secagg-allow-simulated-enclave", False, "allow_simulated_enclave", True, False),
         ("secagg-allow-simulated-second-server", False, "allow_simulated_second_server", True, False),

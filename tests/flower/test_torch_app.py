@@ -18,7 +18,7 @@ def test_the_example_with_torch_trains_through_batch_norm(workplace: Any, reposi
     workplace.run("flwr", "federation", "simulation-config", *local, timeout=900)
     written = workplace.run("flwr", "run", str(app), "local", "--stream", timeout=900)
     for number in (1, 2, 3):
-        assert f"round {number}, sum: 5 clients of total weight 1000\n" in written
+        assert f"round {number}, sum: 5 clients, " in written
     # Ten batches a round at every client: the counter of whole numbers is a mean of equal ones, and stays exact.
     assert re.findall(r"'batches': (\d+)", written)[:4] == ["0", "10", "20", "30"]
     assert float(re.findall(r"'accuracy': ([0-9.]+)", written)[3]) > 0.9

@@ -38,7 +38,7 @@ def test_one_exchange_gives_the_mean_of_those_who_uploaded(outcomes: dict[str, A
     assert outcome["difference"]["layer"] < 2**-14
     assert outcome["difference"]["steps"] == 0
     assert outcome["names"] == ["secagg"]
-    assert f"sum: {uploads} clients of total weight {uploads}" in outcome["log"]
+    assert f"sum: {uploads} clients, " in outcome["log"]
     assert all(record["loss"] == pytest.approx(outcome["loss"], abs=1e-6) for record in outcome["metrics"].values())
 
 

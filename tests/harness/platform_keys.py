@@ -19,7 +19,7 @@ from secagg.session.sockets import Service
 PROTOCOLS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("pairwise", {}, {}),
     ("pairwise", {"mode": "active"}, {}),
-    ("enclave", {}, {"allow_simulated_enclave": True, "maximum_weight": 1 << 16}),
+    ("enclave", {}, {"allow_simulated_enclave": True}),
     ("two-servers", {"weighting": "uniform"}, {"allow_simulated_second_server": True}),
     ("one-message", {}, {}),
 ]

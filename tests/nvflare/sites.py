@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,10 +46,10 @@ SITES = 5
 
 
 def adding(site: Site, model: FLModel) -> FLModel:
-    """Train: a site adds its number in sixteenths, and says that it made as many steps."""
+    """Train: a site adds its number in sixteenths, and says that it made one step more than that."""
     params = {name: values + values.dtype.type(site.number / 16) for name, values in model.params.items()}
     return FLModel(
-        params=params, metrics={"accuracy": site.number}, meta={MetaKey.NUM_STEPS_CURRENT_ROUND: site.number}
+        params=params, metrics={"accuracy": site.number}, meta={MetaKey.NUM_STEPS_CURRENT_ROUND: site.number + 1}
     )
 
 
@@ -133,6 +133,8 @@ class Federation:
     """Which site is lost at which task."""
 
     def __post_init__(self) -> None:
+        if self.settings.weighting == "examples":
+            self.settings = replace(self.settings, full_weight=8)
         self.sites = {
             f"site-{number}": Site(f"site-{number}", self.root, self.train, self.floors)
             for number in range(1, SITES + 1)
@@ -192,7 +194,7 @@ class Federation:
 def plain_mean(model: Model) -> dict[str, npt.NDArray[Any]]:
     """Return what FedAvg of the same training gives."""
     numbers = range(1, SITES + 1)
-    step = sum(number * number for number in numbers) / sum(numbers) / 16
+    step = sum((number + 1) * number for number in numbers) / sum(number + 1 for number in numbers) / 16
     return {name: values + values.dtype.type(step) for name, values in model.items()}
 
 

@@ -62,8 +62,7 @@ def test_the_mean_is_that_of_fedavg_and_no_update_reaches_the_server(
     for name, values in expected.items():
         assert model[name].dtype == values.dtype
         assert np.abs(model[name] - values).max() < STEP
-    uniform = settings.get("weighting") == "uniform"
-    assert means.metrics["accuracy"] == pytest.approx(3 if uniform else 55 / 15, abs=1e-3)
+    assert means.metrics["accuracy"] == pytest.approx(3, abs=1e-3), "metrics have equal weights"
     assert means.contributors == SITES
     assert not any(plain in reached for plain in plain_updates() for reached in made.reached)
 
@@ -81,7 +80,7 @@ def test_a_site_that_is_lost_is_left_out_at_every_stage(folder: Path, task: str)
     made = federation(folder, "pairwise", {}, {}, gone={("site-5", task)})
     model, means = made.run(MODEL)
     assert means.contributors == SITES - 1
-    step = sum(n * n for n in range(1, SITES)) / sum(range(1, SITES)) / 16
+    step = sum(n * (n + 1) for n in range(1, SITES)) / sum(range(2, SITES + 1)) / 16
     assert np.abs(model["w"] - MODEL["w"] - step).max() < STEP
 
 
@@ -102,7 +101,7 @@ def test_differences_integers_and_metrics_travel_as_scripts_return_them(folder: 
 
     made = federation(folder, "pairwise", {"clip": 8.0}, {}, train=train)
     changed, means = made.run(model)
-    assert means.total_weight == SITES
+    assert means.counted.trained_at_least == SITES
     assert changed["count"].tolist() == [6, 7]
     assert np.abs(changed["w"] - model["w"] - 3).max() < STEP
 
@@ -246,7 +245,7 @@ def test_garbage_in_another_clients_name_excludes_nobody_but_its_sender(
     made = federation(folder, protocol, settings, floors, forging=forged)
     model, means = made.run(MODEL, training_patience=0.0)
     assert means.contributors == SITES - 1
-    step = 3.5 / 16 if settings.get("weighting") == "uniform" else 54 / 14 / 16
+    step = 3.5 / 16 if settings.get("weighting") == "uniform" else 68 / 18 / 16
     assert np.abs(model["b"] - MODEL["b"] - step).max() < STEP
     assert "node site-1 is left out: authentication failed" in caplog.text
 
@@ -291,7 +290,7 @@ def test_a_script_that_trains_in_place_is_summed_as_others_are(folder: Path) -> 
     def train(site: Site, model: FLModel) -> FLModel:
         for values in model.params.values():
             np.add(values, values.dtype.type(site.number / 16), out=values)
-        return FLModel(params=model.params, meta={MetaKey.NUM_STEPS_CURRENT_ROUND: site.number})
+        return FLModel(params=model.params, meta={MetaKey.NUM_STEPS_CURRENT_ROUND: site.number + 1})
 
     model, means = federation(folder, "pairwise", {}, {}, train=train).run(MODEL)
     assert means.contributors == SITES
@@ -360,22 +359,23 @@ def test_scaffold_is_one_sum_of_two_trees_with_one_weight(folder: Path, kind: Pa
     for name, values in plain_mean(MODEL).items():
         assert np.abs(model[name] - values).max() < STEP
     found = changes_of(means.tensors, {f"{CONTROL}{name}": each for name, each in CONTROLS.items()}, [f"{CONTROL}w"])
-    assert np.abs(found[f"{CONTROL}w"] + 55 / 15 / 8).max() < STEP
+    assert np.abs(found[f"{CONTROL}w"] + 70 / 20 / 8).max() < STEP
     assert np.abs(model[f"{CONTROL}b"]).max() == 0
     for number in range(1, SITES + 1):
         assert np.full((3, 4), -number / 8, np.float32).tobytes() not in b"".join(made.reached)
 
 
-def test_a_script_that_knows_no_scaffold_uploads_zeros(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_scripts_that_know_no_scaffold_upload_zeros_and_the_round_is_refused(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG, "secagg")
-    model, means = federation(folder, "pairwise", {}, {}).run(MODEL, CONTROLS)
-    assert means.contributors == SITES
-    assert np.array_equal(model["w"], MODEL["w"])
+    with pytest.raises(ThresholdNotMet, match="training failed at too many clients"):
+        federation(folder, "pairwise", {}, {}).run(MODEL, CONTROLS)
     assert "returned no meta['scaffold_c_diff']" in caplog.text
 
 
 @pytest.mark.parametrize("is_forced", [False, True])
-def test_sites_evaluate_by_a_sum_of_metrics_times_examples(folder: Path, *, is_forced: bool) -> None:
+def test_sites_evaluate_by_a_sum_of_metrics(folder: Path, *, is_forced: bool) -> None:
     def evaluate(site: Site, model: FLModel) -> FLModel:
         assert np.array_equal(model.params["w"], MODEL["w"])
         meta = {MetaKey.NUM_STEPS_CURRENT_ROUND: site.number}
@@ -385,8 +385,8 @@ def test_sites_evaluate_by_a_sum_of_metrics_times_examples(folder: Path, *, is_f
     for site in made.sites.values() if is_forced else ():
         site.force()
     _, means = made.run(MODEL, is_evaluation=True)
-    assert means.metrics["accuracy"] == pytest.approx(55 / 15 / 8, abs=1e-3)
-    assert means.total_weight == 15
+    assert means.metrics["accuracy"] == pytest.approx(3 / 8, abs=1e-3)
+    assert means.examples == SITES
     assert b"secret" not in b"".join(made.reached)
 
 

@@ -208,7 +208,7 @@ def test_an_operator_who_raises_such_a_floor_is_heard() -> None:
 
 
 def test_floors_that_protocols_have_are_no_obstacle() -> None:
-    floors = NodeSettings(minimum_cohort=9, minimum_threshold=2, maximum_weight=7, suites=("hybrid",))
+    floors = NodeSettings(minimum_cohort=9, minimum_threshold=2, suites=("hybrid",))
     floors.require_protocol("enclave")
     floors.require_protocol("two-servers")
 

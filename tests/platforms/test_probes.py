@@ -73,7 +73,7 @@ def test_clients_are_asked_after_the_fifth_and_every_tenth_round_and_once() -> N
 
 def test_losses_of_other_clients_do_not_compare(caplog: pytest.LogCaptureFixture) -> None:
     made, means, sent = trained(5)
-    fewer = Evaluations(replace(means, contributors=3), 1.0, 1.5, 1.7)
+    fewer = Evaluations(replace(means, counted=replace(means.counted, contributors=3)), 1.0, 1.5, 1.7)
     LOG.addHandler(caplog.handler)
     try:
         made.probe(sent, means, fewer)

@@ -57,7 +57,8 @@ def updates(clients: int, size: int = 6) -> list[dict[str, Any]]:
 def test_a_mean_is_that_of_the_clients_that_stayed(protocol: ProtocolName, clients: int, drop: int) -> None:
     made = updates(clients)
     result = secagg.aggregate(made, clip=4.0, drop=drop, protocol=protocol)
-    assert len(result.counted) == clients - drop == result.total_weight
+    assert len(result.counted) == clients - drop == result.trained
+    assert result.failed == 0
     assert set(result.left_out) == set(range(clients)) - set(result.counted)
     stayed = [made[number] for number in range(clients) if number in result.counted]
     parts: list[Callable[[Any], Any]] = [
@@ -68,26 +69,38 @@ def test_a_mean_is_that_of_the_clients_that_stayed(protocol: ProtocolName, clien
     for part in parts:
         expected: Any = np.mean([part(each) for each in stayed], axis=0)
         assert np.abs(part(result.mean) - expected).max() <= result.step
-        assert np.allclose(part(result.total), part(result.mean) * result.total_weight, atol=1e-5)
+        assert np.allclose(part(result.total), part(result.mean) * result.trained, atol=1e-5)
     assert result.mean["w"].dtype == np.float32
     assert result.clipped == 0
     assert result.bytes_sent > 0
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_weights_count(protocol: ProtocolName) -> None:
+def test_clients_weigh_by_their_examples(protocol: ProtocolName) -> None:
     made = list(np.random.default_rng(1).uniform(-1, 1, size=(8, 2)))
-    weights = [1, 2] * 4
-    result = secagg.aggregate(made, clip=1.0, weights=weights, protocol=protocol)
-    assert result.total_weight == 12
-    assert np.abs(result.mean - np.average(made, axis=0, weights=weights)).max() <= result.step
+    examples = [1, 2] * 4
+    result = secagg.aggregate(made, clip=1.0, examples=examples, protocol=protocol)
+    assert result.examples == 12
+    assert np.abs(result.mean - np.average(made, axis=0, weights=examples)).max() <= 8 / 6 * result.step
+    assert np.abs(result.total - 12 * result.mean).max() <= 1e-4
 
 
-@pytest.mark.parametrize("weights", [np.arange(1, 5), np.arange(1, 5, dtype=np.uint8), dict(enumerate([1, 2, 3, 4]))])
-def test_weights_are_integers_of_any_kind(weights: Any) -> None:
-    result = secagg.aggregate([np.full(2, each / 4) for each in range(4)], clip=1.0, weights=weights)
-    assert result.total_weight == 10
-    assert np.abs(result.mean - 0.5).max() <= result.step
+@pytest.mark.parametrize("examples", [np.arange(1, 5), np.arange(1, 5, dtype=np.uint8), dict(enumerate([1, 2, 3, 4]))])
+def test_examples_are_integers_of_any_kind(examples: Any) -> None:
+    result = secagg.aggregate([np.full(2, each / 4) for each in range(4)], clip=1.0, examples=examples)
+    assert result.examples == 10
+    assert np.abs(result.mean - 0.5).max() <= 2 * result.step
+
+
+def test_a_client_without_examples_weighs_nothing_and_a_light_one_a_quarter(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "secagg.short"):
+        result = secagg.aggregate([np.ones(2)] * 3 + [-np.ones(2)], clip=1.0, examples=[100, 1, 1, 0])
+    assert result.examples == 150
+    assert result.trained == 2, "with full weights so many examples are those of two clients at least"
+    assert np.abs(result.mean - 1).max() <= 4 * result.step
+    assert "the update of 1 has 1 examples, which count as 25: full is 100" in caplog.text
+    with pytest.raises(ThresholdNotMet, match="1 clients with examples are needed and 0 are present"):
+        secagg.aggregate([np.ones(2)] * 3, clip=1.0, examples=[0, 0, -1])
 
 
 def test_a_mean_of_whole_numbers_is_a_float() -> None:
@@ -149,9 +162,8 @@ def test_an_update_below_one_step_is_said(caplog: pytest.LogCaptureFixture) -> N
         ({"bits": 17}, r"bits is in 2\.\.16"),
         ({"drop": ["nobody"]}, "not a client"),
         ({"protocol": "trust"}, "there is no protocol"),
-        ({"weights": [1, 2]}, "one weight for each update"),
-        ({"weights": [1, 2, 0]}, "an integer from 1"),
-        ({"weights": [1, 2, 1 << 50]}, "give smaller weights"),
+        ({"examples": [1, 2]}, "one number of examples for each update"),
+        ({"examples": [1, 2, 1 << 50]}, "full is an integer in"),
         ({"colour": "red"}, "pairwise has no setting 'colour'"),
         ({"only": ["nothing"]}, "no path matches"),
         ({"updates": [np.array([1, 2])] * 3}, "only floats have a mean, and the array is of int64"),
@@ -161,7 +173,7 @@ def test_an_update_below_one_step_is_said(caplog: pytest.LogCaptureFixture) -> N
         ({"drop": 1.5}, "as an integer, or their names"),
         ({"drop": True}, "as an integer, or their names"),
         ({"dropped": 1}, "say who leaves with drop="),
-        ({"weights": [1, 1, 1.5]}, "an integer from 1"),
+        ({"examples": [1, 1, 1.5]}, "a number of examples is an integer"),
         (
             {"updates": [np.ones(2)] * 2},
             "of 2 clients 1 may work with the server.*invite 3 or more, or say corrupted=0",
@@ -242,11 +254,6 @@ def test_too_few_says_why_clients_left() -> None:
     with pytest.raises(ThresholdNotMet) as caught:
         secagg.aggregate([np.ones(2)] * 3, clip=1.0, protocol="enclave", lifetime=timedelta(days=3))
     assert [note for note in caught.value.__notes__ if "its keys live longer than a day" in note]
-
-
-def test_whose_weight_is_rare_is_told_how_many_have_it() -> None:
-    result = secagg.aggregate([np.ones(2)] * 4, clip=1.0, weights=[1, 1, 1, 2], protocol="two-servers")
-    assert result.left_out == {3: "2 uploads of this client's weight are needed and 1 are present"}
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

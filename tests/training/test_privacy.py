@@ -114,7 +114,7 @@ def test_smaller_neighbourhoods_need_half_of_the_noise(toy_run: Make) -> None:
         codec = Operators(run.compression, {"w": (3, 4), "b": (3,)}, bytes(32), 6).planned()
         clients = tuple(range(6))
         due = SumRound(number=0, codec=codec, clients=clients, uploaders=clients)
-        uploads = [(client, Payload(codec.layout, (np.zeros(15, dtype=np.uint32),)), 1) for client in clients]
+        uploads = [(client, Payload(codec.layout, (np.zeros(15, dtype=np.uint32),))) for client in clients]
         deviations.append(secure_sum(run).run(due, uploads).deviations[0])
     assert deviations[0] == pytest.approx(2 * deviations[1])
 
@@ -195,7 +195,7 @@ def test_a_sum_of_fewer_than_shares_were_drawn_for_is_not_released(toy_run: Make
     (segment,) = codec.layout.require_rings()
     for count in (5, 6):
         due = SumRound(number=0, codec=codec, clients=tuple(range(6)), uploaders=tuple(range(count)))
-        uploads = [(client, Payload(codec.layout, (segment.ring.zeros(segment.length),)), 1) for client in range(count)]
+        uploads = [(client, Payload(codec.layout, (segment.ring.zeros(segment.length),))) for client in range(count)]
         if count == 6:
             assert secure_sum(run).run(due, uploads).epsilon is not None
             continue

@@ -14,7 +14,7 @@ from secagg.contract import Aggregate, Payload, ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import CapacityExceeded, InternalError, InvalidParameters, Misuse, ThresholdNotMet
 from secagg.session.registry import find, register, unregister
-from secagg.training.codec import Operators
+from secagg.training.codec import Operators, Weights
 from secagg.training.configuration import (
     CompressionSettings,
     Configuration,
@@ -50,6 +50,8 @@ SCALAR = CompressionSettings(scheme=Scheme.SCALAR, bits=6, modulus_bits=8, wrap=
 PRUNING = CompressionSettings(scheme=Scheme.PRUNING, sparsity="0.5")
 PRODUCT = CompressionSettings(scheme=Scheme.PRODUCT, codewords=8, block_size=4)
 DITHERED = CompressionSettings(scheme=Scheme.SCALAR, bits=6, modulus_bits=12, fine_bits=8)
+EXAMPLES = (60, 120, 180)
+"""Numbers of examples of clients, in turn."""
 CASES = [
     ("pairwise", CompressionSettings()),
     ("pairwise", SCALAR),
@@ -75,11 +77,19 @@ def configuration(protocol: str, compression: CompressionSettings, **more: Any) 
 
 def codecs(run: Configuration) -> Operators:
     """Return operators whose codec is past the uncompressed round."""
-    made = Operators(run.compression, SHAPES, bytes(32), run.maximum_total_weight)
-    first = made.begin(0, lambda: update(0)).update
-    made.decode(ideal_aggregate(first.layout, [made.encode(update(n), SystemCoins()) for n in range(4)]))
+    made = codecs_of(run)
+    made.decode(clear_sum(made, made.begin(0, lambda: update(0)).update))
     made.begin(1, lambda: update(0))
     return made
+
+
+def codecs_of(run: Configuration) -> Operators:
+    weights = Weights.of(run, EXAMPLES[-1])
+    return Operators(run.compression, SHAPES, bytes(32), run.maximum_total_weight, weights=weights)
+
+
+def clear_sum(made: Operators, codec: ModelUpdate) -> Aggregate:
+    return ideal_aggregate(codec.layout, [made.encode(update(n), SystemCoins()) for n in range(4)])
 
 
 def update(number: int) -> dict[str, Any]:
@@ -87,9 +97,9 @@ def update(number: int) -> dict[str, Any]:
     return {name: (0.01 * generator.laplace(size=shape)).astype(np.float32) for name, shape in SHAPES.items()}
 
 
-def uploads(made: Operators, due: SumRound, weights: bool = False) -> Iterator[Upload]:  # noqa: FBT001, FBT002
+def uploads(made: Operators, due: SumRound) -> Iterator[Upload]:
     for client in due.uploaders:
-        yield client, made.encode(update(client), SystemCoins()), 1 + client % 3 if weights else 1
+        yield client, made.encode(update(client), SystemCoins(), EXAMPLES[client % 3])
 
 
 def everybody(codec: ModelUpdate, number: int = 0) -> SumRound:
@@ -126,7 +136,7 @@ def test_a_real_sum_is_the_sum_in_the_clear_whoever_is_lost_where(
     outcome = secure_sum(run).run(due, uploads(made, due))
     assert outcome.is_real
     assert outcome.aggregate.contributors == (7 if stage in cohorts.before_upload else 8)
-    again = ideal_aggregate(due.codec.layout, [payload for _, payload, _ in uploads(made, due)])
+    again = ideal_aggregate(due.codec.layout, [payload for _, payload in uploads(made, due)])
     require_equal(due.codec, outcome.aggregate, again)
     assert [figures.name for figures in outcome.stages] == [*STAGES[protocol], "release"]
     assert outcome.bytes_up > 0
@@ -148,9 +158,9 @@ def test_an_update_that_comes_again_is_in_both_sums() -> None:
     first, second = everybody(made.codec, 0), everybody(made.codec, 1)
     same = list(uploads(made, first))
     added.run(first, same)
-    others = [(client, made.encode(update(50 + client), SystemCoins()), 1) for client in range(1, 8)]
+    others = [(client, made.encode(update(50 + client), SystemCoins())) for client in range(1, 8)]
     outcome = added.run(second, [same[0], *others])
-    payloads = [payload for _, payload, _ in (same[0], *others)]
+    payloads = [payload for _, payload in (same[0], *others)]
     require_equal(made.codec, outcome.aggregate, ideal_aggregate(made.codec.layout, payloads))
 
 
@@ -238,19 +248,34 @@ def test_a_stage_that_a_protocol_does_not_have_is_refused() -> None:
         secure_sum(run)
 
 
-@pytest.mark.parametrize(("protocol", "compression"), [CASES[0], CASES[3]])
-def test_weights_are_applied_under_the_masks(protocol: str, compression: CompressionSettings) -> None:
-    server = ServerSettings(weighting=Weighting.EXAMPLES, maximum_weight=3)
-    run = configuration(protocol, compression, server=server)
+@pytest.mark.parametrize("weighting", [Weighting.EXAMPLES, Weighting.AFTER])
+@pytest.mark.parametrize(("protocol", "compression"), [CASES[0], ("two-servers", SCALAR)])
+def test_a_mean_is_weighted_by_examples_whenever_these_multiply(
+    protocol: str, compression: CompressionSettings, weighting: Weighting
+) -> None:
+    server = ServerSettings(weighting=weighting, maximum_weight=3)
+    run = configuration(protocol, replace(compression, stochastic=compression.has_codes), server=server)
     made = codecs(run)
     due = everybody(made.codec)
-    outcome = secure_sum(run).run(due, uploads(made, due, weights=True))
-    assert outcome.aggregate.total_weight == sum(1 + client % 3 for client in range(8))
+    mean = made.decode(secure_sum(run).run(due, uploads(made, due)).aggregate)
+    weights = [EXAMPLES[client % 3] for client in range(8)]
+    for name, value in mean.items():
+        exact = np.average([update(client)[name] for client in range(8)], axis=0, weights=weights)
+        assert np.abs(value - exact).mean() < 0.002
 
 
-def test_two_servers_refuse_weights_by_name() -> None:
-    with pytest.raises(InvalidParameters, match=r"server\.weighting = 'equal'"):
-        secure_sum(configuration("two-servers", PRODUCT, server=ServerSettings(weighting=Weighting.EXAMPLES)))
+@pytest.mark.parametrize("compression", [PRODUCT, CompressionSettings(scheme=Scheme.PEAK)])
+def test_votes_have_no_weights(compression: CompressionSettings) -> None:
+    for weighting in (Weighting.EXAMPLES, Weighting.AFTER):
+        with pytest.raises(InvalidParameters, match=r"counts once: take server\.weighting = 'equal'"):
+            configuration("enclave", compression, server=ServerSettings(weighting=weighting))
+
+
+def test_weights_before_rounding_need_random_rounding() -> None:
+    made = codecs_of(configuration("pairwise", SCALAR, server=ServerSettings(weighting=Weighting.EXAMPLES)))
+    made.decode(clear_sum(made, made.begin(0, lambda: update(0)).update))
+    with pytest.raises(InvalidParameters, match="round at random"):
+        made.begin(1, lambda: update(0))
 
 
 class WrongSum:
@@ -259,10 +284,10 @@ class WrongSum:
     def __init__(self, ideal: IdealSum) -> None:
         self._ideal = ideal
 
-    def run(self, due: SumRound, uploads: Iterable[Upload], received: Callable[[Payload, int], None]) -> SumOutcome:
+    def run(self, due: SumRound, uploads: Iterable[Upload], received: Callable[[Payload], None]) -> SumOutcome:
         all_of_them = list(uploads)
-        for _, payload, weight in all_of_them:
-            received(payload, weight)
+        for _, payload in all_of_them:
+            received(payload)
         return self._ideal.run(due, [all_of_them[0], *all_of_them[:-1]])
 
 
@@ -281,7 +306,7 @@ def test_a_sum_that_is_rounded_is_near_the_one_in_the_clear(protocol: str, calib
     made, ideal = codecs(run), IdealSum(run.maximum_total_weight)
     due = everybody(made.codec)
     real, clear = secure_sum(run).run(due, uploads(made, due)), ideal.run(due, uploads(made, due))
-    exact = ideal_aggregate(due.codec.layout, [payload for _, payload, _ in uploads(made, due)])
+    exact = ideal_aggregate(due.codec.layout, [payload for _, payload in uploads(made, due)])
     (segment,) = (one for one in due.codec.layout.require_rings() if one.fine_bits)
     at = due.codec.layout.segments.index(segment)
     for outcome in (real, clear):
@@ -297,7 +322,7 @@ def test_a_rounded_sum_that_is_wrong_is_found_out() -> None:
     made, ideal = codecs(run), IdealSum(8)
     due = everybody(made.codec)
     many = [
-        (client, made.encode(update(1) if client % 2 else update(client), SystemCoins()), 1) for client in due.uploaders
+        (client, made.encode(update(1) if client % 2 else update(client), SystemCoins())) for client in due.uploaders
     ]
     with pytest.raises(InternalError, match="more than rounding does"):
         CheckedSum(WrongSum(ideal).run, ideal).run(due, iter(many))
@@ -320,10 +345,7 @@ def test_a_protocol_runs_in_every_so_many_rounds() -> None:
     for number in range(6):
         due = everybody(made.codec, number)
         # Nobody trains the same twice, and an enclave's client refuses to seal the same twice.
-        different = [
-            (client, made.encode(update(100 * number + client), SystemCoins()), weight)
-            for client, _, weight in uploads(made, due)
-        ]
+        different = [(client, made.encode(update(100 * number + client), SystemCoins())) for client in due.uploaders]
         real.append(added.run(due, different).is_real)
     assert real == [True, False, False, True, False, False]
 
@@ -371,16 +393,13 @@ def test_by_default_clients_are_lost_before_the_upload_and_at_the_end() -> None:
 
 
 @pytest.mark.parametrize("compression", [CompressionSettings(), SCALAR, PRUNING, PRODUCT, replace(PRODUCT, stages=2)])
-@pytest.mark.parametrize("weights", [[1, 1, 1], [1, 5, 2]])
-def test_the_sum_in_the_clear_is_the_one_that_the_contract_defines(
-    compression: CompressionSettings, weights: list[int]
-) -> None:
+def test_the_sum_in_the_clear_is_the_one_that_the_contract_defines(compression: CompressionSettings) -> None:
     made = codecs(Configuration(compression=compression, secagg=SumSettings(protocol="enclave")))
     payloads = [made.encode(update(number), SystemCoins()) for number in range(3)]
     clear = ClearSum(made.codec, 20)
-    for payload, weight in zip(payloads, weights, strict=True):
-        clear.add(payload, weight)
-    require_equal(made.codec, clear.finish(), ideal_aggregate(made.codec.layout, payloads, weights))
+    for payload in payloads:
+        clear.add(payload)
+    require_equal(made.codec, clear.finish(), ideal_aggregate(made.codec.layout, payloads))
 
 
 def test_a_payload_of_another_codec_is_refused() -> None:

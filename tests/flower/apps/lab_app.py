@@ -135,7 +135,7 @@ floors: dict[str, Any] = {
     "allow_repeats": True,
 }
 app.train(mods=[chaos, SecAggMod(**floors)])(train)
-lenient = SecAggMod(**floors, allow_simulated_enclave=True, maximum_weight=1000, allow_simulated_second_server=True)
+lenient = SecAggMod(**floors, allow_simulated_enclave=True, allow_simulated_second_server=True)
 app.train("lenient", mods=[chaos, lenient])(train)
 app.train("plain")(train)
 

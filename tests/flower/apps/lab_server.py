@@ -444,9 +444,9 @@ def nan(lab: Lab) -> dict[str, Any]:
 
 
 def light(lab: Lab) -> dict[str, Any]:
-    """Precision does not fall with the weight."""
+    """Precision does not depend on how many examples all clients have."""
     outcome = {}
-    for weight in (1, 1000):
+    for weight in (256, 1024):
         weights = dict.fromkeys(range(lab.count), weight)
         chaos = {p: {"examples": weight} for p in range(lab.count)}
         outcome[str(weight)] = lab.secure(chaos=chaos, weights=weights)["difference"]["layer"]
@@ -492,14 +492,13 @@ def enclave_served(lab: Lab) -> dict[str, Any]:
         process.wait()
 
 
-UNIFORM: dict[str, Any] = {"weighting": "uniform", "maximum_weight": 1 << 16}
+UNIFORM: dict[str, Any] = {"weighting": "uniform"}
 
 
 def _enclave_of(lab: Lab) -> dict[str, Any]:
     return {
         "protocol": "enclave",
         "roster": f"{os.environ['LAB_KEYS']}/roster.json",
-        "maximum_weight": 100,
         "strategy": Lenient(fraction_evaluate=0.0, min_available_nodes=lab.count),
     }
 
@@ -532,7 +531,7 @@ def enclave_told(lab: Lab) -> dict[str, Any]:
             down.setdefault(message.metadata.dst_node_id, []).append(sum(sizes))
         yield message
 
-    codes = {"compression": "peak-8", "down": "sums", "weighting": "uniform", "maximum_weight": 1 << 16}
+    codes = {"compression": "peak-8", "down": "sums", "weighting": "uniform"}
     outcome = lab.secure(**{**_enclave_of(lab), "rounds": 4, **codes}, tamper=tamper)
     return {**outcome, "down": list(down.values())}
 
@@ -582,9 +581,8 @@ SCENARIOS: dict[str, Callable[[Lab], dict[str, Any]]] = {
     "enclave_absent": enclave(enclave_socket="/absent/socket"),
     "enclave_by_default": enclave_by_default,
     "enclave_low_cohort": enclave(minimum_cohort=2),
-    "enclave_heavy": enclave(maximum_weight=2000),
     "enclave_of_others": enclave_of_others,
-    "enclave_other_terms": terms_for_some(lambda lab: {**_enclave_of(lab), **UNIFORM}, weight_unit=2),
+    "enclave_other_terms": terms_for_some(lambda lab: {**_enclave_of(lab), **UNIFORM}, full=2),
     "enclave_other_task": terms_for_some(_enclave_of, task="{task} again"),
     "enclave_other_models": lambda lab: other_models(lab, **_enclave_of(lab)),
     "sparse": lambda lab: lab.secure(

@@ -32,7 +32,8 @@ def counted(partition: int) -> int:
 
 
 def examples(partition: int) -> int:
-    return 10 * (partition + 1)
+    """Return a number that is clamped and rounded to itself."""
+    return 64 * (4 + partition % 13)
 
 
 def loss(partition: int) -> float:
@@ -42,7 +43,7 @@ def loss(partition: int) -> float:
 def expected(
     who: Iterable[int], rounds: int, weights: dict[int, int], chaos: dict[int, dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return the model that the weighted mean gives, in float64; where training fails, nothing is changed."""
+    """Return the model that the weighted mean gives, in float64; a client whose training fails does not count."""
     model = {name: array.astype(np.float64) for name, array in initial_model().items()}
     parties = list(who)
     weights = told_weights(parties, weights, chaos)
@@ -60,14 +61,15 @@ def expected(
                         pass
             model[name] += sum(weights[p] * changes[p] for p in parties) / total
         trained = [p for p in parties if not fails(chaos, p)]
-        model["steps"] += np.rint(sum(weights[p] * counted(p) for p in trained) / total)
+        model["steps"] += np.rint(sum(counted(p) for p in trained) / len(trained))
     return model
 
 
 def mean_loss(who: Iterable[int], weights: dict[int, int], chaos: dict[int, dict[str, Any]]) -> float:
-    weights = told_weights(list(who), weights, chaos)
-    losses = {p: 0.0 if fails(chaos, p) else loss(p) for p in weights}
-    return sum(weights[p] * losses[p] for p in weights) / sum(weights.values())
+    """Return the mean loss of the clients that trained, which weigh the same."""
+    del weights
+    losses = [loss(p) for p in who if not fails(chaos, p)]
+    return sum(losses) / len(losses)
 
 
 def fails(chaos: dict[int, dict[str, Any]], partition: int) -> bool:
@@ -75,4 +77,4 @@ def fails(chaos: dict[int, dict[str, Any]], partition: int) -> bool:
 
 
 def told_weights(who: Iterable[int], weights: dict[int, int], chaos: dict[int, dict[str, Any]]) -> dict[int, int]:
-    return {p: 1 if fails(chaos, p) else weights.get(p, examples(p)) for p in who}
+    return {p: 0 if fails(chaos, p) else weights.get(p, examples(p)) for p in who}

@@ -1,0 +1,146 @@
+"""Weights of updates, and the exact counts that a weighted mean is divided by.
+
+A weight is examples / full, at most 1. A client multiplies its values by its weight before they are rounded, at random,
+and every upload counts once: rings hold uploads, not weights, and a sum reveals about what one of equal weights does.
+Multiplied after rounding, with weights known or secret, a sum of coarse codes can have a single solution.
+
+The denominators are exact integers in the same sum. Integers, metrics and values that scales are computed from have
+equal weights: 1 for a client that trained, 0 for one whose training failed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.compression.fixed_point import FixedPoint
+from secagg.contract.layout import IndexSegment
+from secagg.errors import InvalidParameters
+
+UPDATE: Final = "secagg/update"
+"""The name of the vector of all tensors of floats, joined in their order."""
+COUNTS: Final = "secagg/counts"
+"""The name of the denominators: the examples, at most ``full``, and where it is needed 1 for having trained."""
+_TOLD: Final = "secagg/"
+"""Before the names of values that clients report in addition to their update."""
+LIGHTEST: Final = Fraction(1, 4)
+"""Least weight of a client with any examples: among much heavier ones a light client is alone in the low bits."""
+STEPS: Final = 16
+"""Numbers of examples are rounded to this part of ``full``, since sums over many cohorts reveal exact numbers."""
+_LEAST_RING: Final = 8
+
+
+def count_scheme(full: int, clients: int, *, has_trained: bool = False) -> FixedPoint:
+    """Return the scheme of the counts of a sum: the examples, and where asked for how many clients trained."""
+    bits = max(_LEAST_RING, (full * clients).bit_length() + 1)
+    return FixedPoint(length=2 if has_trained and full > 1 else 1, clip=float(full), fraction_bits=0, modulus_bits=bits)
+
+
+def clamped_examples(examples: float, full: int) -> int:
+    """Return how many examples count: none, or between a quarter of ``full`` and ``full``."""
+    if not examples > 0:  # Neither does NaN.
+        return 0
+    return int(min(max(examples, math.ceil(full * LIGHTEST)), full))
+
+
+def rounded_examples(examples: int, full: int, word: int) -> int:
+    """Return a clamped number of examples in steps of a sixteenth of ``full``, at random and unbiased.
+
+    Args:
+        word: 32 random bits, the same whenever one client has the same data and task, or the mean of many sums reveals
+            what was rounded.
+    """
+    step = max(1, full // STEPS)
+    whole, rest = divmod(examples, step)
+    return min(full, step * (whole + (word * step < rest << 32)))
+
+
+def is_weighted(name: str, scheme: object) -> bool:
+    """Whether values of a tensor are multiplied by the weight; those that are counted, and integers, are not."""
+    return not _is_told(name) and not (isinstance(scheme, FixedPoint) and not scheme.fraction_bits)
+
+
+def _is_told(name: str) -> bool:
+    return name.startswith(_TOLD) and name != UPDATE
+
+
+def weighted(
+    schemes: Mapping[str, Any], values: Mapping[str, npt.NDArray[Any]], examples: int
+) -> dict[str, npt.NDArray[Any]]:
+    """Return a client's values times its weight, with its counts; with no examples all are zeros, and so are these.
+
+    Args:
+        schemes: those of the tensors, by name.
+        examples: at most ``full``; see ``clamped_examples``.
+    """
+    if (counts := schemes.get(COUNTS)) is None:
+        return dict(values)
+    full, found = round(counts.clip), dict(values)
+    for name, given in values.items():
+        factor = examples / full if is_weighted(name, schemes[name]) else float(examples > 0)
+        if factor != 1:
+            found[name] = (given * factor).astype(given.dtype)
+    found[COUNTS] = np.array([examples, examples > 0][: counts.length], dtype=np.float64)
+    return found
+
+
+def require_weighable(schemes: Mapping[str, Any]) -> None:
+    """Refuse weights where updates are indices, or are rounded to the nearest code."""
+    for name, scheme in schemes.items():
+        if name != COUNTS and any(isinstance(segment, IndexSegment) for segment in scheme.layout.segments):
+            raise InvalidParameters(
+                f"{name} sends indices, which are votes and count once each: let every client weigh the same, or take "
+                "a scheme without indices"
+            )
+        if getattr(getattr(scheme, "rounding", None), "name", "") == "NEAREST_EVEN":
+            raise InvalidParameters(
+                f"{name} rounds to the nearest code, which loses what light clients send; round at random"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """The denominators of a sum."""
+
+    contributors: int
+    full: int = 1
+    examples: int | None = None
+    """Total of examples, each client's at most ``full``; where ``full`` is 1 the number of clients that trained."""
+    trained: int | None = None
+    """Number of clients that trained; None where no count of it is in the sum."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody trained, or a dishonest client has altered the counts so that they divide nothing."""
+        counts = [count for count in (self.examples, self.trained) if count is not None]
+        return min(counts, default=1) < 1
+
+    @property
+    def trained_at_least(self) -> int:
+        """Number of clients that trained if the sum has it, and otherwise the fewest that have so many examples."""
+        found = self.trained
+        if found is None:
+            found = self.contributors if self.examples is None else -(-self.examples // self.full)
+        return max(0, min(found, self.contributors))
+
+    def divisor(self, name: str, scheme: Any) -> float:  # noqa: ANN401 -- of any kind
+        """Return what a decoded sum is divided by; votes for a length come from every client."""
+        if self.examples is not None and is_weighted(name, scheme):
+            return self.examples / self.full
+        is_vote = _is_told(name) and any(isinstance(one, IndexSegment) for one in scheme.layout.segments)
+        return self.contributors if self.trained is None or is_vote else self.trained
+
+    @property
+    def sentence(self) -> str:
+        """What the counts say of training."""
+        if self.trained is not None:
+            return f"{self.trained} of which trained"
+        if self.examples is None:
+            return "of which nobody knows how many trained"
+        return f"at least {self.trained_at_least} of which trained, with {self.examples} examples in all"
