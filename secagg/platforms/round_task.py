@@ -222,6 +222,14 @@ class Means:
         return self.counted.contributors
 
     @property
+    def training(self) -> dict[str, int]:
+        """Number of clients in the sum that trained, and of those that failed; a lower bound where no sum has it."""
+        trained = self.counted.trained_at_least
+        if self.counted.trained is None:
+            return {} if self.counted.examples is None else {"trained_at_least": trained}
+        return {"trained": trained, "failed": self.contributors - trained}
+
+    @property
     def examples(self) -> int:
         """Total of examples, each client's at most secagg-full-weight; of clients where they weigh the same."""
         return self.contributors if self.counted.examples is None else self.counted.examples

@@ -1,0 +1,131 @@
+"""Weights that multiply before rounding: examples that count, denominators, and updates that count nowhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secagg.compression.fixed_point import FixedPoint
+from secagg.compression.model_update import ModelUpdate, TensorScheme
+from secagg.compression.model_update.weighting import (
+    COUNTS,
+    clamped_examples,
+    count_scheme,
+    require_weighable,
+    rounded_examples,
+    weighted,
+)
+from secagg.compression.scalar_quantization import Rounding, ScalarQuantization
+from secagg.contract import Aggregate, ideal_aggregate
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import InvalidParameters, ThresholdNotMet
+from secagg.session.roles import LateUpdate, Update
+
+FULL, CLIENTS, LENGTH = 100, 8, 50
+MODEL = bytes(32)
+
+
+def codec(zero_point: int = 0, rounding: Rounding = Rounding.STOCHASTIC, *, has_trained: bool = False) -> ModelUpdate:
+    scheme = ScalarQuantization(
+        shape=(LENGTH,), bits=8, modulus_bits=12, scales=(0.01,), zero_points=(zero_point,), rounding=rounding
+    )
+    counts = count_scheme(FULL, CLIENTS, has_trained=has_trained)
+    told = FixedPoint(length=1, clip=4.0, fraction_bits=20, modulus_bits=40)
+    return ModelUpdate(
+        tensors=(
+            TensorScheme(name="w", shape=(LENGTH,), scheme=scheme),
+            TensorScheme(name="secagg/metrics", shape=(1,), scheme=told),
+            TensorScheme(name=COUNTS, shape=(counts.length,), scheme=counts),
+        )
+    )
+
+
+def encoded(made: ModelUpdate, value: float, examples: int, metric: float = 0.0) -> Any:
+    values = {"w": np.full(LENGTH, value, np.float32), "secagg/metrics": np.array([metric])}
+    return made.encode(weighted(made.schemes, values, examples), SystemCoins())
+
+
+@pytest.mark.parametrize("zero_point", [0, 37])
+def test_a_mean_is_weighted_and_an_update_without_examples_counts_nowhere(zero_point: int) -> None:
+    made = codec(zero_point, has_trained=True)
+    clients = [(0.3, 100, 1.0), (0.1, 50, 2.0), (0.9, 0, 3.0)]
+    total = ideal_aggregate(made.layout, [encoded(made, *one) for one in clients])
+    mean, counted = made.mean(total), made.counted(total)
+    assert (counted.examples, counted.trained, counted.trained_at_least) == (150, 2, 2)
+    assert np.abs(mean["w"] - (0.3 * 100 + 0.1 * 50) / 150).max() <= 3 * 0.01 / 1.5
+    assert mean["secagg/metrics"] == pytest.approx(1.5, abs=1e-5)
+    assert COUNTS not in mean
+
+
+def test_a_failed_training_uploads_the_codes_of_zeros_and_not_ring_elements_of_zero() -> None:
+    """With a zero point of 37 a ring element of 0 stands for -0.37."""
+    made = codec(37)
+
+    def fail() -> Update:
+        raise RuntimeError
+
+    late = LateUpdate(fail, MODEL, zero=lambda: encoded(made, 0.0, 0))
+    payloads = [encoded(made, 0.3, 100), encoded(made, 0.3, 100), late.take(made.layout, (1,)).payload]
+    total = ideal_aggregate(made.layout, payloads)
+    assert np.abs(made.mean(total)["w"] - 0.3).max() <= 0.02
+    raw = LateUpdate(fail, MODEL).take(made.layout, (1,)).payload
+    off = made.mean(ideal_aggregate(made.layout, [*payloads[:2], raw]))["w"]
+    assert np.abs(off - 0.3).min() > 0.1, "what ring elements of zero do"
+
+
+def test_a_client_that_cannot_encode_zeros_uploads_all_the_same() -> None:
+    def fail() -> Any:
+        raise RuntimeError
+
+    made = codec()
+    assert LateUpdate(fail, MODEL, zero=fail).take(made.layout, (1,)).payload.layout == made.layout
+
+
+def test_a_sum_without_examples_has_no_mean() -> None:
+    made = codec()
+    with pytest.raises(ThresholdNotMet, match="clients that trained"):
+        made.mean(ideal_aggregate(made.layout, [encoded(made, 0.5, 0)] * 3))
+
+
+def test_counts_that_a_client_made_negative_are_no_denominator() -> None:
+    made = codec()
+    total = ideal_aggregate(made.layout, [encoded(made, 0.5, 100)] * 2)
+    at = made.layout.segments.index(
+        next(one for one in made.layout.segments if one.length == 1 and one.ring.modulus_bits < 12)
+    )
+    values = list(total.values)
+    values[at] = made.layout.require_rings()[at].ring.from_integers(np.array([-300]))
+    with pytest.raises(ThresholdNotMet):
+        made.mean(Aggregate(made.layout, tuple(values), 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("examples", "due"), [(0, 0), (-3, 0), (float("nan"), 0), (0.5, 25), (1, 25), (25, 25), (60, 60), (1e9, 100)]
+)
+def test_examples_count_between_a_quarter_of_full_and_full(examples: float, due: int) -> None:
+    assert clamped_examples(examples, FULL) == due
+
+
+def test_examples_are_rounded_to_sixteenths_without_bias() -> None:
+    words = (np.arange(4096) << 20).tolist()
+    for examples in (256, 300, 777, 1023, 1024):
+        found = [rounded_examples(examples, 1024, word) for word in words]
+        assert not any(one % 64 for one in found)
+        assert abs(np.mean(found) - examples) < 0.1
+    assert {rounded_examples(7, 10, word) for word in words} == {7}, "a full number below 16 has steps of one"
+
+
+def test_weights_need_random_rounding() -> None:
+    """Rounded to the nearest code, a sum of 0.0071 was 0."""
+    with pytest.raises(InvalidParameters, match="round at random"):
+        require_weighable(codec(rounding=Rounding.NEAREST_EVEN).schemes)
+    require_weighable(codec().schemes)
+
+
+@pytest.mark.parametrize(("full", "clients"), [(1, 3), (1024, 3), (1024, 10**6), (1 << 30, 1000)])
+def test_the_counts_have_a_ring_that_no_sum_leaves(full: int, clients: int) -> None:
+    scheme = count_scheme(full, clients, has_trained=True)
+    assert scheme.capacity >= clients
+    assert scheme.length == (1 if full == 1 else 2)
