@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -199,9 +200,14 @@ def plan_session(
             f"minimum_cohort is {minimum_cohort}, and of {population} clients {late} late and {dropped} dropped ones "
             f"leave {least - dropped}; lower it, or plan for fewer"
         )
-    degree, threshold, committee_size, quorum = graph_parameters(
-        settings.topology, mode, settings.assumed(population), population
-    )
+    try:
+        degree, threshold, committee_size, quorum = graph_parameters(
+            settings.topology, mode, settings.assumed(population), population
+        )
+    except InvalidParameters as error:
+        if population > LARGEST_WHOLE_COMMITTEE:
+            raise
+        raise InvalidParameters(f"{error}. {settings.stands(population)}; plan for fewer, or invite more") from None
     opening = bytes(draw_exactly(OPENING_BYTES, coins))
     configuration = SessionConfiguration(
         task=subject.task,
@@ -297,10 +303,13 @@ def _sparse(mode: SecurityMode, assumptions: Assumptions, invited: int) -> tuple
 
 
 def _full(mode: SecurityMode, assumptions: Assumptions, invited: int) -> tuple[int, int, int, int]:
-    # In semi_honest mode corrupted + 1 would do; half of the clients protects more and costs little.
-    colluding = assumptions.corrupted if mode is SecurityMode.ACTIVE else 0
-    threshold = max(LEAST_THRESHOLD, (invited + colluding) // 2 + 1, assumptions.corrupted + 1)
-    holders = assumptions.population - assumptions.dropped - 1
+    corrupted, holders = assumptions.corrupted, assumptions.population - assumptions.dropped - 1
+    if mode is SecurityMode.ACTIVE:
+        threshold = (invited + corrupted) // 2 + 1
+    else:
+        # corrupted + 1 protects; half of the clients protects more, where so many holders are sure to stay.
+        threshold = max(corrupted + 1, min(invited // 2 + 1, holders))
+    threshold = max(LEAST_THRESHOLD, threshold)
     if threshold > holders:
         raise InvalidParameters(
             f"a full graph of {invited} clients, {assumptions.corrupted} of them corrupted, has a threshold of "
@@ -353,6 +362,25 @@ class PairwiseSettings(BudgetedNoise):
         except InvalidParameters:
             return False
         return True
+
+    def most_dropped(self, population: int) -> int | None:
+        """Return how many of so many clients may drop out, none of them late, in any round; None if not even none.
+
+        The cohort is what they leave, whatever ``minimum_cohort`` says.
+        """
+        fails = bisect_left(
+            range(population - 1),
+            x=True,
+            key=lambda dropped: not replace(self, dropped=dropped, late=0, minimum_cohort=None).takes(population),
+        )
+        return fails - 1 if fails else None
+
+    def stands(self, population: int) -> str:
+        """Say how many dropouts a session of so many clients tolerates."""
+        most, whom = self.most_dropped(population), f"{population} clients with {self.corrupted} corrupted"
+        if most is None:
+            return f"{whom} have no session in {self.mode} mode"
+        return f"{whom} tolerate at most {most} dropout{'s' * (most != 1)} in {self.mode} mode"
 
     def _topology_for(self, assumed: Assumptions, population: int) -> Topology:
         """Return the graph that is asked for; few clients have a full one where no sparse one stands the dropouts."""

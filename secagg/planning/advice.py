@@ -16,6 +16,7 @@ from secagg.compression.cohort_bits import MOST_NOISE as MOST_CODE_NOISE
 from secagg.compression.product_quantization import learn_codewords, nearest_codewords
 from secagg.compression.scalar_quantization import modulus_bits_for
 from secagg.errors import InvalidParameters
+from secagg.parameters import SecurityMode, usual_corrupted
 from secagg.planning.costs import (
     CODEBOOK_BITS,
     INDEXED,
@@ -31,6 +32,7 @@ from secagg.privacy.accounting import ReleasePart, epsilon
 from secagg.privacy.client_noise import MOST_NOISE, clients_for, said_epsilon
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.rounding import bound_for_ring, unrounded_norm
+from secagg.protocols.pairwise_mask.plan import LARGEST_WHOLE_COMMITTEE, PairwiseSettings
 from secagg.protocols.two_servers import MAXIMUM_CODEWORDS, MODULI, PointFunctionShape, RingLanes, tree_bits
 from secagg.session.simulated import ONE_IN
 
@@ -143,6 +145,10 @@ def advice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
     yield from _choice(request, comparison)
     yield from _cohort(request, comparison)
     yield from _bounds(request)
+    if request.clients <= LARGEST_WHOLE_COMMITTEE:
+        corrupted = usual_corrupted(request.clients)
+        modes = (PairwiseSettings(mode=mode, corrupted=corrupted) for mode in SecurityMode)
+        yield f"Pairwise masks: {'; '.join(settings.stands(request.clients) for settings in modes)}."
 
 
 @cache

@@ -14,7 +14,7 @@ from secagg.compression.cohort_bits import COHORT_BITS, places_for
 from secagg.compression.peak import MOST_SUMMED_PLACES
 from secagg.errors import InvalidParameters
 from secagg.parameters import LEAST_COHORT, SecurityMode, Suite, usual_corrupted
-from secagg.protocols.pairwise_mask import CURIOUS_PRIVACY_BITS
+from secagg.protocols.pairwise_mask import CURIOUS_PRIVACY_BITS, PairwiseSettings, Topology
 from secagg.session import registry
 
 PREFIX: Final = "secagg-"
@@ -294,16 +294,16 @@ class SecAggSettings:
         if self.topology == "sparse":
             return invited - math.ceil((self.threshold or 0.9) * invited)
         corrupted = self.corrupted_of(invited)
-        colluding = corrupted if self.mode == SecurityMode.ACTIVE else 0
-        shares = max(LEAST_COHORT, (invited + colluding) // 2 + 1, corrupted + 1)
-        most = invited - 1 - shares
-        if most < 0:
+        planned = PairwiseSettings(mode=SecurityMode(self.mode), topology=Topology.FULL, corrupted=corrupted)
+        most = planned.most_dropped(invited)
+        if most is None:
             raise InvalidParameters(
                 f"{invited} clients are too few for a session in which {corrupted} may be corrupted; let the "
                 f"strategy sample more{f', or lower {PREFIX}corrupted' if corrupted else ''}"
             )
         if not self.threshold:
-            return most
+            # By default more than half stay, and of a few two thirds.
+            return min(most, max(invited - 2 - invited // 2, invited // 3))
         wanted = invited - math.ceil(self.threshold * invited)
         if wanted > most:
             raise _invalid(

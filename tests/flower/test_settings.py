@@ -174,14 +174,26 @@ def test_an_enclave_needs_half_of_the_clients_unless_told_otherwise() -> None:
     assert SecAggSettings(**ENCLAVE, threshold=0.9).tolerated_dropouts(10) == 1
 
 
-@pytest.mark.parametrize(("invited", "most"), [(3, 0), (4, 0), (5, 1), (8, 2), (10, 3), (20, 8), (100, 48)])
-def test_a_full_graph_stands_as_many_dropouts_as_leave_the_shares_together(invited: int, most: int) -> None:
-    assert SecAggSettings().tolerated_dropouts(invited) == most
+@pytest.mark.parametrize(
+    ("invited", "curious", "active"),
+    [(3, 0, None), (4, 1, 0), (5, 1, 0), (6, 2, 1), (8, 2, 2), (10, 3, 3), (20, 8, 7), (100, 48, 43)],
+)
+def test_a_full_graph_stands_a_third_of_a_few_clients_where_privacy_allows_it(
+    invited: int, curious: int, active: int | None
+) -> None:
+    assert SecAggSettings().tolerated_dropouts(invited) == curious
+    certified = SecAggSettings(mode="active", roster="roster.json")
+    if active is None:
+        with pytest.raises(InvalidParameters, match="too few"):
+            certified.tolerated_dropouts(invited)
+    else:
+        assert certified.tolerated_dropouts(invited) == active
 
 
 def test_a_threshold_that_the_graph_cannot_keep_is_refused_with_one_that_it_can() -> None:
-    with pytest.raises(InvalidParameters, match=r"raise it to 0.7$"):
-        SecAggSettings(threshold=0.5).tolerated_dropouts(10)
+    with pytest.raises(InvalidParameters, match=r"raise it to 0.3$"):
+        SecAggSettings(threshold=0.2).tolerated_dropouts(10)
+    assert SecAggSettings(threshold=0.5).tolerated_dropouts(10) == 5
     assert SecAggSettings(threshold=0.7).tolerated_dropouts(10) == 3
     assert SecAggSettings(threshold=1.0).tolerated_dropouts(10) == 0
 

@@ -556,7 +556,7 @@ def test_graphs_that_stand_all_dropouts_before_they_are_drawn_are_pinned(
 
 
 # From four clients on: no graph, a full one, or the sparse one that was asked for.
-GIVEN = [(SEMI_HONEST, 1, 1, "-FS"), (SEMI_HONEST, 0, 2, "-SS"), (ACTIVE, 0, 2, "---FFSS"), (ACTIVE, 2, 1, "---FSS")]
+GIVEN = [(SEMI_HONEST, 1, 1, "FFS"), (SEMI_HONEST, 0, 2, "-FFS"), (ACTIVE, 0, 2, "---FFSS"), (ACTIVE, 2, 1, "---FSS")]
 
 
 @pytest.mark.parametrize(("mode", "corrupted", "dropped", "given_to"), GIVEN)
