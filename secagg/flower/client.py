@@ -5,7 +5,8 @@ is encoded, weighted, and masked or sealed at once, so that no update ever rests
 protocol are sent. Between two messages a node's part in a session is put aside sealed.
 
 A mod raises nothing of its own: Flower would then forget the state that it has just changed, and bring back one that
-was gone on from. It answers with an error that says that the client left, and one of a few codes.
+was gone on from. It answers with an error that says that the client left, and one of a few codes. Only where another
+session began on this node while an app trained does it raise, so that Flower forgets the older state.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.flower.strategies import write_where_flower_does
 from secagg.identifiers import ClientId
-from secagg.platforms import Left, code_of, code_said, log_leaving
+from secagg.platforms import LOG, Left, code_of, code_said, log_leaving
 from secagg.platforms.client_round import Node, NodeRound, Trained, Training, begun_app
 from secagg.platforms.floors import REQUIRED, NodeSettings
 from secagg.platforms.held_models import followed, is_told, parted, restored, stored
@@ -98,6 +99,13 @@ HELD_RECORD: Final = "secagg.held"
 """The model that a node holds, where it is told sums in place of models."""
 
 
+class SupersededError(RuntimeError):
+    """Training outlived its session; the state that Flower handed out for it is older than the node's."""
+
+    def __init__(self) -> None:
+        super().__init__("this node has begun another session since; what was trained for this one is dropped")
+
+
 class ClientRound:
     """One message of a session, from its arrival to its answer."""
 
@@ -126,6 +134,7 @@ class ClientRound:
         if terms is not None:
             # A session that was never finished ends as another one begins.
             forget(context, self._states)
+            self._newest(context).write_bytes(terms.digest)
         else:
             sealed, terms = _take(context)
             state, suspended = self._states.open(sealed)
@@ -133,6 +142,7 @@ class ClientRound:
             session, begun = self._joined(message, context, call_next, terms, suspended)
             try:
                 answer = begun.answer(session, received)
+                self._require_newest(context, begun.terms)
                 rest = session.suspend()
             except BaseException:
                 session.abort()
@@ -150,6 +160,15 @@ class ClientRound:
                 suspended.wipe()
             if state is not None:
                 state.destroy()
+
+    def _newest(self, context: Context) -> Path:
+        """Return the file that names the session that began last on this node."""
+        return self._states.beside("sessions") / f"{context.run_id}-{context.node_id}"
+
+    def _require_newest(self, context: Context, terms: Terms) -> None:
+        path = self._newest(context)
+        if path.exists() and path.read_bytes() != terms.digest:
+            raise SupersededError
 
     def _joined(
         self,
@@ -198,6 +217,9 @@ def answered(
     try:
         states = StateDirectory(folder, coins=SystemCoins())
         return answer(states)
+    except SupersededError as error:
+        LOG.warning("%s", error)
+        raise
     except Exception as error:  # noqa: BLE001 -- what Flower raises where a server sent something unreadable
         if states is not None:
             forget(context, states)
