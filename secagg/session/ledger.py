@@ -23,6 +23,7 @@ from .store import Store, named_in_memory
 DIGEST_BYTES: Final = 32
 NO_MODEL: Final = bytes(DIGEST_BYTES)
 _WORD_BYTES: Final = 4
+_BISECTS: Final = "sums under several would reveal single values; the server keeps it, or begins another task"
 NO_UPDATE: Final = bytes(DIGEST_BYTES)
 """Digest in the place of an update that is made for its session."""
 
@@ -143,11 +144,13 @@ class SpentUpdates(Confined):
                 (self._data, spent.task, spent.number, spent.model, spent.update),
             )
 
-    def keep(self, task: bytes, bounds: Mapping[str, str]) -> None:
+    def keep(self, task: bytes, bounds: Mapping[str, str], why: str = _BISECTS) -> None:
         """Write down the bounds of a task at their first use, and refuse others; before data are read.
 
         A server that changes a bound from sum to sum bisects what it cuts: a value, a norm, a number of examples.
 
+        Args:
+            why: others are refused, and what to do.
         Raises:
             InvalidParameters: a bound is another one than it was.
         """
@@ -157,8 +160,7 @@ class SpentUpdates(Confined):
                 known = store.fixed(self._data, task, name, value.encode).decode()
                 if known != value:
                     raise InvalidParameters(
-                        f"the server says {name} = {value}, and said {known} before: bounds are the same for all of a "
-                        "task, since sums under several would reveal single values; begin another task",
+                        f"{name} is {value}, and was {known} in a sum of the same data before: {why}",
                         reason=Reason.BELOW_FLOOR,
                     )
 

@@ -30,6 +30,7 @@ from secagg.privacy.kinds import LEAST_DELTA
 
 _MOST_STEPS: Final = 1 << 24
 _MOST_CELLS: Final = 1 << 16
+_MOST_AUDITED: Final = 1 << 10
 _MOST_SITES: Final = 1 << 20
 _MOST_PEOPLE: Final = 1 << 32
 _EVENTS: Final = 2
@@ -132,6 +133,33 @@ class Declaration:
         for name, statistic in self.statistics.items():
             if (fault := next(self._faults(statistic), None)) is not None:
                 raise InvalidParameters(f"statistic {name!r} {fault}")
+        if self.has_hidden_cells and (fault := next(self._told_by_others(), None)) is not None:
+            raise InvalidParameters(f"{fault}; leave one out, set least_count = 0, or set an epsilon")
+
+    @property
+    def has_hidden_cells(self) -> bool:
+        """Whether counts below a floor are hidden, and nothing but that hides them."""
+        return self.least_count > 1 and self.epsilon is None
+
+    def _told_by_others(self) -> Iterator[str]:
+        """Yield statistics which together may determine a count that each of them hides.
+
+        Cells of statistics without a common variable have any values together. Nothing of the kind holds for bins,
+        classes and sums of one variable, which is in one such statistic.
+        """
+        uses = {name: list[str]() for name in self.variables}
+        counted = {each for statistic in self.statistics.values() if statistic.kind == "count" for each in statistic.of}
+        for name, statistic in self.statistics.items():
+            for each in statistic.of if statistic.kind != "count" else ():
+                uses[each].append(name)
+            if len(statistic.of) > 1 and counted & {*statistic.of}:
+                yield f"{name!r} has fewer people than another statistic counts, by a number that may be hidden"
+            cells = math.prod(1 + len(self.variables[each].classes) for each in statistic.of)
+            if max(cells, len(statistic.edges)) > _MOST_AUDITED:
+                yield f"{name!r} has more than {_MOST_AUDITED:,} cells, too many to see what hidden ones would tell"
+        for each, names in uses.items():
+            if len(names) > 1:
+                yield f"statistics {', '.join(map(repr, names))} of {each!r} may together tell a count that each hides"
 
     def _faults(self, statistic: Statistic) -> Iterator[str]:
         """Yield what is wrong with a statistic; each fault relies on there being none before it."""

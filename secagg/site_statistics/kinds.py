@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import combinations_with_replacement, pairwise
+from itertools import combinations_with_replacement, pairwise, product
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +25,9 @@ Columns = Mapping[str, npt.NDArray[Any]]
 """Of each variable, the value of each person: floats, NaN where there is none, or numbers of classes, else -1."""
 Result = dict[str, Any]
 MISSING: Final = -1
+_PAIR: Final = 2
+_MOST_PARTNERS: Final = 64
+_MOST_TWICE: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +73,17 @@ class Count(Kind):
 
     @property
     def groups(self) -> list[Group]:
-        return [Group(1, 1, 1)]
+        return [Group(2, 1, 2) if self.statistic.of else Group(1, 1, 1)]
 
     def measure(self, columns: Columns, people: int) -> list[Integers]:
-        found = people if not self.statistic.of else int(np.count_nonzero(has_value(self.own(columns)[0])))
-        return [np.array([found])]
+        if not self.statistic.of:
+            return [np.array([people])]
+        found = int(np.count_nonzero(has_value(self.own(columns)[0])))
+        return [np.array([found, people - found])]
 
     def result(self, sums: Sequence[Integers]) -> Result:
-        return {"count": self.shown(sums[0][0])}
+        count, missing = (int(each) for each in (*sums[0], 0)[:2])
+        return {"count": None if is_below(missing, self.least) else self.shown(count)}
 
 
 class Moments(Kind):
@@ -94,11 +100,11 @@ class Moments(Kind):
     @property
     def groups(self) -> list[Group]:
         reach = [variable.reach for variable in self.variables]
-        groups = [Group(2, 1, 2), Group(len(reach), max(reach), _spread(reach))]
+        groups = [Group(3, 1, 3), Group(len(reach), max(reach), _spread(reach))]
         products = [reach[one] * reach[other] for one, other in self.pairs]
         return [*groups, Group(len(products), max(products), _spread(products))] if products else groups
 
-    def measure(self, columns: Columns, people: int) -> list[Integers]:  # noqa: ARG002 -- of those with values
+    def measure(self, columns: Columns, people: int) -> list[Integers]:
         own = self.own(columns)
         complete = np.logical_and.reduce([has_value(column) for column in own])
         values = [column[complete] for column in own]
@@ -107,17 +113,25 @@ class Moments(Kind):
         outside = np.zeros(int(complete.sum()), dtype=np.bool_)
         for column, variable in pairs:
             outside |= (column < variable.low) | (column > variable.high)
-        cells = [np.array([outside.size, np.count_nonzero(outside)]), np.array([each.sum() for each in steps])]
+        counts = [outside.size, np.count_nonzero(outside), people - outside.size]
+        cells = [np.array(counts), np.array([each.sum() for each in steps])]
         products = [steps[one] @ steps[other] for one, other in self.pairs]
         return [*cells, np.array(products)] if products else cells
 
     def result(self, sums: Sequence[Integers]) -> Result:
-        count, clamped = (int(each) for each in sums[0])
+        count, clamped, missing = (int(each) for each in sums[0])
+        totals = [int(each) for each in sums[1]]
+        if is_below(missing, self.least) and count >= self.least:
+            # A mean in whole steps is possible for every number of people. The exact one tells how many there are.
+            found: Result = {"count": None, "clamped": None, self.statistic.kind: None}
+            if self.statistic.kind == "mean":
+                middle, step = Fraction(self.variables[0].middle), Fraction(self.variables[0].step)
+                found["mean"] = float(middle + step * round(Fraction(totals[0], count)))
+            return found
         outside, _ = suppressed(np.array([clamped, count - clamped]), [range(2)], self.least)  # One tells the other.
-        found: Result = {"count": self.shown(count), "clamped": outside}
+        found = {"count": self.shown(count), "clamped": outside}
         if found["count"] is None or count < 1:
             return found | {self.statistic.kind: None}
-        totals = [int(each) for each in sums[1]]
         if self.statistic.kind == "correlation":
             return found | {"of": list(self.statistic.of), "correlation": self._matrix(count, totals, sums[2])}
         (variable,) = self.variables
@@ -165,7 +179,7 @@ class Histogram(Kind):
 
     def result(self, sums: Sequence[Integers]) -> Result:
         (cells,) = sums
-        shown = suppressed(cells, [range(cells.size - 1)], self.least)
+        shown = audited(cells, [], self.least)
         below, *bins, above, missing = shown
         found: Result = {"edges": list(self.statistic.edges), "counts": bins}
         found |= {"below": below, "above": above, "missing": missing}
@@ -209,9 +223,9 @@ class Table(Kind):
 
     def result(self, sums: Sequence[Integers]) -> Result:
         (cells,), places = sums, np.arange(math.prod(self.shape)).reshape(self.shape)
-        # The sum of a row, a column or all of them may be known from another statistic.
+        # Somebody may know the sum of a row or a column.
         lines = [list(line) for each in (places, places.T) for line in each] if len(self.shape) > 1 else []
-        *shown, missing = suppressed(cells, [*lines, range(cells.size - 1)], self.least)
+        *shown, missing = audited(cells, lines, self.least)
         counts: Any = shown
         if len(self.shape) > 1:
             counts = [[shown[place] for place in row] for row in places]
@@ -246,6 +260,9 @@ class Survival(Kind):
         *_, beyond, missing = cells
         steps = list(zip(self.statistic.edges[1:], cells, cells[self.intervals :], strict=False))
         found: Result = {"missing": self.shown(missing), "start": self.statistic.edges[0]}
+        if is_below(missing, self.least):
+            # The people at risk at the start are all but these.
+            return found | {"curve": []}
         return found | {"curve": list(self._curve(steps, beyond))}
 
     def _curve(self, steps: list[tuple[float, int, int]], beyond: int) -> Iterator[Result]:
@@ -298,14 +315,19 @@ def steps_of(column: npt.NDArray[np.float64], variable: Variable) -> Integers:
     return np.rint((within - variable.middle) / variable.step).astype(np.int64)
 
 
-def suppressed(counts: Integers, lines: Sequence[Sequence[int]], least: int) -> list[int | None]:
+def suppressed(
+    counts: Integers, lines: Sequence[Sequence[int]], least: int, lacking: Collection[int] = ()
+) -> list[int | None]:
     """Return counts without those below a floor, and without those from which a line's sum would tell them.
 
     Args:
         lines: places of counts whose sum a reader may know. In each that has hidden ones there are two or more of them,
             and together they are not below the floor.
+        lacking: places of people without a value; that there are none is no secret with a floor above 2.
     """
     hidden = counts < least
+    for place in lacking:
+        hidden[place] = is_below(int(counts[place]), least)
     while True:
         before = int(hidden.sum())
         for line in (np.asarray(each) for each in lines):
@@ -314,6 +336,39 @@ def suppressed(counts: Integers, lines: Sequence[Sequence[int]], least: int) -> 
                 hidden[shown[np.argmin(counts[shown])]] = True
         if hidden.sum() == before:
             return [None if is_hidden else int(count) for count, is_hidden in zip(counts, hidden, strict=True)]
+
+
+def is_below(lacking: int, least: int) -> bool:
+    """Whether a number of people without a value is hidden, and with it every count that would tell it."""
+    return lacking < least and (lacking != 0 or least <= _PAIR)
+
+
+def audited(counts: Integers, lines: Sequence[Sequence[int]], least: int, depth: int | None = None) -> list[int | None]:
+    """Return the counts that are shown, as ``suppressed`` says, or none at all; the last is of people without a value.
+
+    A reader knows the rule as well as what is shown. So each hidden count needs a witness: other counts of as many
+    people, which are shown exactly the same, and in which this one differs. Where one has none, all are hidden.
+
+    Args:
+        depth: how often a witness needs witnesses itself, since a reader knows this rule too.
+    """
+    if depth is None:
+        depth = 2 if counts.size <= _MOST_TWICE else 1
+    last = counts.size - 1
+    shown = suppressed(counts, [*lines, range(last), range(counts.size)], least, {last})
+    hidden = [place for place, each in enumerate(shown) if each is None]
+    unknown = set(hidden)
+    while unknown and depth:
+        one = min(unknown)
+        for other, step in product(hidden[:_MOST_PARTNERS], (*range(-least, 0), *range(1, least + 1))):
+            changed = counts.copy()
+            changed[[one, other]] += [step, -step]
+            if one != other and changed.min() >= 0 and audited(changed, lines, least, depth - 1) == shown:
+                unknown -= {one, other}
+                break
+        else:
+            return [None] * counts.size
+    return shown
 
 
 def _spread(reach: Sequence[int]) -> int:

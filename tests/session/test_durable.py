@@ -186,7 +186,7 @@ def test_an_erasure_that_is_killed_leaves_no_half_of_a_file_and_is_finished_at_t
 def test_what_cannot_take_its_place_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "kept"
     path.mkdir()
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(InvalidParameters, match="is a folder"):
         replace(path, b"new")
     assert [file.name for file in tmp_path.iterdir()] == ["kept"]
 

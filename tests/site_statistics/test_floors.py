@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from secagg.errors import InvalidParameters
 from secagg.privacy.accounting import Adjacency, PrivacyBudget
 from secagg.session.privacy_ledger import PrivacyLedger
 from secagg.site_statistics import Declaration, Plan, Site, Statistic, Variable, summed
-from secagg.site_statistics.kinds import KINDS, suppressed
+from secagg.site_statistics.kinds import KINDS, audited, suppressed
 from tests.harness.town_of_sites import TABLE, declared, functions, people
 
 FLOOR = 5
@@ -25,8 +27,8 @@ FLOOR = 5
 
 def of_one(kind: str, cells: list[list[int]], least: int = FLOOR) -> dict[str, Any]:
     """Return what sums of cells say of one statistic of the declaration."""
-    declaration = declared(least_count=least)
-    name = next(name for name, each in declaration.statistics.items() if each.kind == kind and name != "sexes")
+    name = next(name for name, each in TABLE["statistics"].items() if each["kind"] == kind and name != "sexes")
+    declaration = declared(least_count=least, statistics={name: TABLE["statistics"][name]})
     statistic = declaration.statistics[name]
     return KINDS[kind](statistic, declaration).result([np.array(each) for each in cells])
 
@@ -38,13 +40,74 @@ def test_a_count_below_the_floor_is_not_shown() -> None:
 
 @pytest.mark.parametrize("kind", ["sum", "mean", "variance", "correlation"])
 def test_a_mean_of_fewer_people_than_the_floor_is_not_shown(kind: str) -> None:
-    cells = [[4, 0], [1, 2, 3][: 3 if kind == "correlation" else 1], [9] * (6 if kind == "correlation" else 1)]
+    cells = [[4, 0, 0], [1, 2, 3][: 3 if kind == "correlation" else 1], [9] * (6 if kind == "correlation" else 1)]
     assert of_one(kind, cells) == {"count": None, "clamped": None, kind: None}
-    found = of_one(kind, [[5, 4], *cells[1:]])
+    found = of_one(kind, [[5, 4, 0], *cells[1:]])
     assert (found["count"], found["clamped"]) == (5, None)
     assert found[kind] is not None
     # All but the clamped are in range, and fewer than five, too.
-    assert [of_one(kind, [[10, clamped], *cells[1:]])["clamped"] for clamped in (5, 6, 10)] == [5, None, None]
+    assert [of_one(kind, [[10, clamped, 9], *cells[1:]])["clamped"] for clamped in (5, 6, 10)] == [5, None, None]
+
+
+@pytest.mark.parametrize("kind", ["sum", "mean", "variance", "correlation"])
+@pytest.mark.parametrize(("missing", "is_told"), [(0, True), (1, False), (4, False), (5, True)])
+def test_totals_do_not_tell_the_one_without_a_value(kind: str, missing: int, *, is_told: bool) -> None:
+    """Everybody's number is known: a count of those with a value, or an exact mean, gives the others away."""
+    cells = [
+        [100, 50, missing],
+        [301, 2, 3][: 3 if kind == "correlation" else 1],
+        [990] * (6 if kind == "correlation" else 1),
+    ]
+    found = of_one(kind, cells)
+    assert (found["count"] == 100) == is_told
+    assert (found["clamped"] == 50) == is_told
+    if kind != "mean" or is_told:
+        assert (found[kind] is not None) == is_told
+    else:
+        # In whole steps of 0.25 around the middle, 50; every number of people has such a mean.
+        assert found["mean"] == 50.75
+    assert "sum" not in found or (found["sum"] is not None) == is_told
+
+
+@pytest.mark.parametrize(("missing", "count"), [(0, 9), (1, None), (4, None), (5, 9)])
+def test_a_count_of_a_variable_does_not_tell_the_one_without_a_value(missing: int, count: int | None) -> None:
+    statistics = {"aged": {"kind": "count", "of": ["age"]}}
+    declaration = declared(least_count=FLOOR, statistics=statistics)
+    kind = KINDS["count"](declaration.statistics["aged"], declaration)
+    assert kind.result([np.array([9, missing])]) == {"count": count}
+
+
+def test_a_curve_does_not_tell_the_one_without_a_value() -> None:
+    cells = [9, 9, 9, 9, 0, 0, 0, 0, 9]
+    assert [len(of_one("survival", [[*cells, missing]])["curve"]) for missing in (0, 1, 4, 5)] == [4, 0, 0, 4]
+
+
+def shown_alike(size: int, people: int, least: int, lines: list[list[int]]) -> Iterator[tuple[list[int | None], Any]]:
+    """Yield each publication of so many counts, with all counts of as many people that are shown so."""
+    found = dict[tuple[int, str], tuple[list[int | None], list[tuple[int, ...]]]]()
+    for counts in product(range(people + 1), repeat=size):
+        if least <= sum(counts) <= people:
+            shown = audited(np.array(counts), lines, least)
+            found.setdefault((sum(counts), str(shown)), (shown, []))[1].append(counts)
+    for shown, alike in found.values():
+        yield shown, np.array(alike)
+
+
+@pytest.mark.parametrize(
+    ("size", "people", "lines"),
+    [
+        (4, 14, []),
+        pytest.param(5, 14, [], marks=pytest.mark.long),
+        pytest.param(5, 14, [[0, 1], [2, 3], [0, 2], [1, 3]], marks=pytest.mark.long),
+    ],
+)
+def test_no_reader_who_runs_the_rule_knows_a_hidden_count(size: int, people: int, lines: list[list[int]]) -> None:
+    """Every count there is, grouped by what is published: within no group is one below the floor always the same."""
+    known = 0
+    for shown, alike in shown_alike(size, people, 3, lines):
+        for place, each in enumerate(shown):
+            known += each is None and alike[0, place] < 3 and bool((alike[:, place] == alike[0, place]).all())
+    assert not known
 
 
 def test_a_bin_below_the_floor_is_not_shown_nor_what_would_tell_it() -> None:
@@ -55,7 +118,10 @@ def test_a_bin_below_the_floor_is_not_shown_nor_what_would_tell_it() -> None:
     assert of_one("histogram", [[9, 2, 3, 20, 7, 30, 40]])["counts"] == [None, None, 20, 7]
     # Zero people are fewer than five, too.
     assert of_one("histogram", [[0, 6, 8, 20, 7, 30, 0]])["counts"] == [None, 8, 20, 7]
-    assert of_one("histogram", [[9, 6, 8, 20, 7, 30, 0]])["missing"] is None
+    assert of_one("histogram", [[9, 6, 8, 20, 7, 30, 1]])["missing"] is None
+    assert of_one("histogram", [[9, 6, 8, 20, 7, 30, 1]])["counts"] == [None, 8, 20, None]
+    # That nobody lacks a value is no secret.
+    assert of_one("histogram", [[9, 6, 8, 20, 7, 30, 0]])["missing"] == 0
 
 
 def test_a_quantile_is_of_the_bins_that_are_shown() -> None:
@@ -234,4 +300,31 @@ def test_a_declaration_is_the_same_however_its_file_is_ordered(tmp_path: Path) -
 @pytest.mark.parametrize("part", ["name", "least_clients", "least_count", "least_people", "most_people", "corrupted"])
 def test_each_part_of_a_declaration_changes_its_digest(part: str) -> None:
     changed: Any = {"name": "others", "least_clients": 4, "corrupted": 0}.get(part, 7)
-    assert declared(**{part: changed}).digest != declared().digest
+    plain = {"statistics": {"people": {"kind": "count"}}}
+    assert declared(**plain, **{part: changed}).digest != declared(**plain).digest
+
+
+@pytest.mark.parametrize(
+    ("statistics", "said"),
+    [
+        (
+            {"a": {"kind": "mean", "of": ["age"]}, "b": {"kind": "histogram", "of": ["age"], "edges": [0, 1]}},
+            "'a', 'b'",
+        ),
+        ({"a": {"kind": "table", "of": ["sex"]}, "b": {"kind": "table", "of": ["sex", "stage"]}}, "'a', 'b' of 'sex'"),
+        (
+            {
+                "a": {"kind": "survival", "of": ["months", "state"], "edges": [0, 1]},
+                "b": {"kind": "sum", "of": ["months"]},
+            },
+            "'a'",
+        ),
+        ({"a": {"kind": "count", "of": ["sex"]}, "b": {"kind": "table", "of": ["sex", "stage"]}}, "fewer people"),
+        ({"a": {"kind": "histogram", "of": ["age"], "edges": [*range(2000)]}}, "more than 1,024 cells"),
+    ],
+)
+def test_a_declaration_whose_statistics_may_tell_what_each_hides_is_refused(statistics: Any, said: str) -> None:
+    with pytest.raises(InvalidParameters, match=f"{said}.*leave one out, set least_count = 0, or set an epsilon"):
+        declared(least_count=5, statistics=statistics)
+    for allowed in ({"least_count": 0}, {"least_count": 5, "epsilon": 1.0}):
+        assert not declared(statistics=statistics, **allowed).has_hidden_cells

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -82,7 +83,7 @@ def test_a_site_is_in_no_sum_of_fewer_sites_than_it_declares(tmp_path: Path) -> 
     assert watched.read == 0
 
 
-@pytest.mark.parametrize("changed", [{"name": "others"}, {"least_count": 1}, {"most_people": 7}, {"epsilon": 1}])
+@pytest.mark.parametrize("changed", [{"name": "others"}, {"least_clients": 4}, {"most_people": 7}, {"epsilon": 1}])
 def test_a_site_answers_no_other_declaration(tmp_path: Path, changed: dict[str, Any]) -> None:
     watched = Watched()
     with pytest.raises(InvalidParameters, match=r"other statistics than this site declares|another model_digest"):
@@ -152,3 +153,32 @@ def test_a_site_with_a_budget_or_a_floor_of_noise_answers_nothing_without(charge
         Answering(noised.site, NodeSettings(noise=9.0, norm=1.0))
     assert Answering(noised.site, NodeSettings(noise=0.5, norm=1.0)).floors.noise == 0
     assert watched.read == 0
+
+
+@pytest.mark.usefixtures("charges")
+def test_a_site_answers_one_declaration_about_each_variable_of_its_data() -> None:
+    """The counts of two may tell what each hides; it is refused before data are read, and never after."""
+    ages = {"ages": {"kind": "histogram", "of": ["age"], "edges": [0, 50, 100]}}
+    finer = {"ages": {"kind": "histogram", "of": ["age"], "edges": [0, 25, 50, 100]}}
+    sexes = {"sexes": {"kind": "table", "of": ["sex"]}}
+
+    def asked(watched: Watched, number: int) -> None:
+        many = SpentUpdates(state_folder(), attempts=100)
+        Answering(watched.site).late(many, RUN, number, IDENTITY, is_new=True).take(
+            Plan(watched.site.declaration).update.layout, (1,)
+        )
+
+    for number, statistics in enumerate((ages, sexes, ages)):
+        asked(Watched(statistics=statistics, least_count=5), number)
+    for changed in ({"statistics": finer, "least_count": 5}, {"statistics": finer}):
+        watched = Watched(**changed)
+        with pytest.raises(
+            InvalidParameters, match=r"the declaration that shows 'age' is .* may tell a count"
+        ) as refused:
+            asked(watched, 9)
+        assert refused.value.reason is Reason.BELOW_FLOOR
+        assert watched.read == 0
+    asked(Watched(statistics=finer, least_count=5, epsilon=1.0), 9)
+    other = Watched(statistics=finer, least_count=5)
+    other.site = replace(other.site, version="2")
+    asked(other, 10)
