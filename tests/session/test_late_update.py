@@ -39,7 +39,7 @@ def test_whatever_training_raises_zeros_are_sent(error: BaseException, caplog: p
     caplog.set_level(logging.ERROR)
     (values,) = taken(error).payload.values
     assert not np.any(values)
-    assert "training failed" in caplog.text
+    assert "TRAINING FAILED" in caplog.text
 
 
 def test_an_interrupt_that_training_raised_in_a_thread_is_no_signal() -> None:
