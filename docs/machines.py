@@ -192,8 +192,8 @@ def explored(machine: Any, calls: Mapping[str, Callable[[Any], object]]) -> Iter
 
 
 def _two_servers() -> str:
-    rules = RoundRules(minimum_cohort=1, maximum_cohort=1, maximum_rejections=0, weights=(1,))
-    upload = RoundEntry(client=ClientId(1), upload_id=_MODEL, weight=1)
+    rules = RoundRules(minimum_cohort=1, maximum_cohort=1, maximum_rejections=0)
+    upload = RoundEntry(client=ClientId(1), upload_id=_MODEL)
     rules.receive(upload)
     rules.ask(upload.upload_id)
     rules.take(upload.upload_id)
@@ -220,7 +220,7 @@ def _enclave() -> str:
             upload = BufferEntry(
                 client=ClientId(number), upload_id=number.to_bytes(16, "big"), version=1, model_digest=_MODEL
             )
-            rules.enter(upload, 1, rules.staleness_weight(upload))
+            rules.enter(upload)
         rules.require_releasable()
         rules.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from defects import Replacement, altered, planted
-from enclave_release import ALIKE, COHORT, LARGE, USUAL, WITH_NOISE, Setting, explore
+from enclave_release import LARGE, USUAL, WITH_NOISE, Setting, explore
 from report import Report
 from secagg.protocols.enclave.trusted.buffer import Entry, ReleaseRules
 
@@ -31,7 +31,6 @@ def cases() -> tuple[Case, ...]:
         Case("enclave: as released"),
         Case("enclave: as released, 4 models", setting=LARGE),
         Case("enclave: as released, with noise", setting=WITH_NOISE),
-        Case("enclave: as released, ages that count alike", setting=ALIKE),
     )
     made = list[Case]()
     for name in CHECKS:
@@ -60,52 +59,38 @@ CHECKS: dict[str, tuple[str, str, str]] = {
     ),
     "an announcement is of what counts": (
         "announce",
-        "not 0 <= newest - version < len(self._configuration.staleness_weights)",
+        "not 0 <= newest - version <= self._configuration.oldest",
         "False",
     ),
-    "an upload is taken once": ("staleness_weight", "(entry.client, entry.upload_id) in self._upload_ids", "False"),
+    "an upload is taken once": ("require_admissible", "(entry.client, entry.upload_id) in self._upload_ids", "False"),
     "a model has one upload of a client": (
-        "staleness_weight",
+        "require_admissible",
         "(entry.client, entry.version) in self._answered",
         "False",
     ),
-    "a client is once in a buffer": ("staleness_weight", "entry.client in buffer.clients", "False"),
-    "an update's age counts": ("staleness_weight", "not 0 <= age < len(table)", "False"),
+    "a client is once in a buffer": ("require_admissible", "entry.client in buffer.clients", "False"),
+    "an update's age counts": ("require_admissible", "not 0 <= age <= configuration.oldest", "False"),
     "a number has one model": (
-        "staleness_weight",
+        "require_admissible",
         "self._models.get(entry.version) != entry.model_digest",
         "False",
     ),
     "a model of an upload has one number": (
-        "staleness_weight",
+        "require_admissible",
         "self._versions.get(entry.model_digest, entry.version) != entry.version",
         "False",
     ),
     "a client's budget": (
-        "staleness_weight",
+        "require_admissible",
         "bool(releases) and self._participations[entry.client] >= releases",
         "False",
     ),
-    "a buffer has room": ("staleness_weight", "buffer.contributors >= configuration.maximum_cohort", "False"),
-    "a weight is in range": ("require_weight", "not 1 <= weight <= self._configuration.maximum_weight", "False"),
+    "a buffer has room": ("require_admissible", "buffer.contributors >= configuration.maximum_cohort", "False"),
     "enough clients": ("require_releasable", "buffer.contributors < least", "False"),
-    "enough of each age": (
-        "require_releasable",
-        "self._configuration.noise is None and (fewest := min(buffer.ages.values())) < least",
-        "False",
-    ),
-    "nobody outweighs": ("require_releasable", "max(buffer.weights) * least > buffer.total_weight", "False"),
-    "no common factor": (
-        "require_releasable",
-        "self._configuration.noise is None and single_somebody_out(buffer.weights, least)",
-        "False",
-    ),
 }
 """Every check of the rules, by what it makes sure of: its function, its words, and what stands there without it."""
 SETTINGS = {
     "a client's budget": WITH_NOISE,
-    "enough clients": WITH_NOISE,
-    "a client is once in a buffer": ALIKE,
     "a model of an upload has one number": LARGE,
     "a model has one upload of a client": LARGE,
 }
@@ -113,13 +98,9 @@ SETTINGS = {
 COVERED: dict[str, tuple[str, ...]] = {
     # Another buffer takes the place of the first, whose sums are never released.
     "no buffer is open": (),
-    # Only models that count are announced, and those that are older count nothing in a table that ends.
-    "an update's age counts": ("an announcement is of what counts",),
     "an announcement is of what counts": (),
     # A client has one upload for each number of a model, and an upload names its number.
     "an upload is taken once": ("a model has one upload of a client",),
-    # Of fewer clients than the cohort one weighs more than its part.
-    "enough clients": ("nobody outweighs",),
 }
 """Checks that are redundant, and what covers each: without the one nothing is found, without both something is."""
 
@@ -144,29 +125,15 @@ def _forget_at_the_end(self: ReleaseRules) -> None:
     self._answered.clear()
 
 
-def _forget_versions(self: ReleaseRules, entry: Entry, weight: int, age_weight: int) -> None:
-    _ENTER(self, entry, weight, age_weight)
+def _forget_versions(self: ReleaseRules, entry: Entry) -> None:
+    _ENTER(self, entry)
     self._versions.clear()
 
 
-def _forget_who(self: ReleaseRules, entry: Entry, weight: int, age_weight: int) -> None:
-    _ENTER(self, entry, weight, age_weight)
+def _forget_who(self: ReleaseRules, entry: Entry) -> None:
+    _ENTER(self, entry)
     self.require_open().clients.clear()
     self._answered.clear()
-
-
-def _count_weights_only(self: ReleaseRules, entry: Entry, weight: int, age_weight: int) -> None:
-    _ENTER(self, entry, weight, age_weight)
-    self.require_open().ages.clear()
-    self.require_open().ages[1] = COHORT
-
-
-def _forget_the_largest(self: ReleaseRules, entry: Entry, weight: int, age_weight: int) -> None:
-    _ENTER(self, entry, weight, age_weight)
-    weights = self.require_open().weights
-    weights[1] = weights.total()
-    for larger in [weight for weight in weights if weight > 1]:
-        del weights[larger]
 
 
 def _forget_digests(self: ReleaseRules, version: int, model_digest: bytes) -> None:
@@ -181,8 +148,6 @@ def _stay_open(self: ReleaseRules) -> None:
 LOST: dict[str, tuple[Replacement, ...]] = {
     "uploads forgotten between buffers": ((ReleaseRules, "close", _forget_at_the_end),),
     "a client counts twice": ((ReleaseRules, "enter", _forget_who),),
-    "ages not counted": ((ReleaseRules, "enter", _count_weights_only),),
-    "largest weight forgotten": ((ReleaseRules, "enter", _forget_the_largest),),
     "a model under two numbers": ((ReleaseRules, "open", _forget_digests), (ReleaseRules, "enter", _forget_versions)),
     "a release leaves its buffer open": ((ReleaseRules, "close", _stay_open),),
 }

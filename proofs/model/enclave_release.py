@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations
-from math import gcd
 from typing import Any
 
 from report import Report
@@ -24,9 +23,7 @@ from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave.trusted.buffer import Buffer, BufferState, Entry, ReleaseRules
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise
 
-COHORT, LARGEST_COHORT, HEAVIEST = 2, 3, 5
-HEAVY = (2, 3)
-"""The honest clients whose weight is twice that of the other one."""
+COHORT, LARGEST_COHORT, OLDEST = 2, 3, 1
 VERSIONS = (0, 1)
 MODELS = {version: bytes([version]) * 32 for version in VERSIONS}
 RELABELLED = (2, MODELS[1])
@@ -44,30 +41,18 @@ class Setting:
     """What the enclave is configured to do."""
 
     with_noise: bool = False
-    ages: tuple[int, ...] = (3, 2)
-    """What an update counts that is so many models old."""
     is_large: bool = False
     """Whether the host has a fourth model and the corrupted client a third upload."""
 
 
-USUAL, LARGE, WITH_NOISE, ALIKE = Setting(), Setting(is_large=True), Setting(with_noise=True), Setting(ages=(1, 1))
-
-
-@dataclass(frozen=True, slots=True)
-class Upload:
-    """An upload that a client has signed, with the weight that is sealed in it."""
-
-    entry: Entry
-    weight: int
+USUAL, LARGE, WITH_NOISE = Setting(), Setting(is_large=True), Setting(with_noise=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """An upload in a buffer: with its whole weight, and what its age counts."""
+    """An upload in a buffer, and its age."""
 
-    upload: Upload
-    weight: int
-    age_weight: int
+    entry: Entry
     age: int
     """How many models older it is than what the buffer updates."""
 
@@ -90,27 +75,18 @@ class Host:
         return tuple(remembered), self.buffer, self.released, self.is_destroyed
 
 
-def uploads(setting: Setting) -> list[Upload]:
+def uploads(setting: Setting) -> list[Entry]:
     """Return the uploads that exist: three honest clients' for each model, and those that a corrupted one makes."""
     newest = VERSIONS[-1]
-    heavy = 1 if setting.with_noise else 3
-    made = [
-        Upload(_entry(client, version, MODELS[version]), heavy if client in HEAVY else 1)
-        for client in (1, 2, 3)
-        for version in VERSIONS
-    ]
-    # The corrupted client signs what it likes, with the largest weight, and once with more than anybody may have.
-    made += [Upload(_entry(4, newest, MODELS[newest], b"+"), HEAVIEST + 1)]
-    signed = ((0, b"", heavy), (newest, b"", 1 if setting.with_noise else HEAVIEST), (0, b"-", heavy))
-    made += [
-        Upload(_entry(4, version, MODELS[version], mark), weight)
-        for version, mark, weight in signed[: 2 + setting.is_large]
-    ]
+    made = [_entry(client, version, MODELS[version]) for client in (1, 2, 3) for version in VERSIONS]
+    # The corrupted client seals what it likes, and as often as it likes.
+    sealed = ((newest, b"+"), (0, b""), (newest, b""), (0, b"-"))
+    made += [_entry(4, version, MODELS[version], mark) for version, mark in sealed[: 3 + setting.is_large]]
     # What an honest client would seal a second time, if the host could give its model another number, and what it
     # would seal for a model that nobody else has.
     version, digest = RELABELLED
-    made += [Upload(_entry(client, version, digest), heavy) for client in HEAVY]
-    made += [Upload(_entry(2, newest, OTHER_MODEL), heavy)]
+    made += [_entry(client, version, digest) for client in (2, 3)]
+    made += [_entry(2, newest, OTHER_MODEL)]
     return made
 
 
@@ -155,7 +131,7 @@ def _calls(setting: Setting) -> Iterator[tuple[str, Callable[[Host], None]]]:
     for version, digest in (*MODELS.items(), RELABELLED, LAST)[: 3 + setting.is_large]:
         yield f"open {version}", lambda host, version=version, digest=digest: _open(host, version, digest)  # type: ignore[misc]
     for upload in uploads(setting):
-        name = f"take {upload.entry.client} of model {upload.entry.version}"
+        name = f"take {upload.client} of model {upload.version}"
         yield name, lambda host, upload=upload: _take(host, upload)  # type: ignore[misc]
     # It announces older models, right or wrong: whatever it says first under a number stands.
     for version, digest in (*MODELS.items(), (0, MODELS[VERSIONS[-1]]), (VERSIONS[-1], OTHER_MODEL)):
@@ -171,22 +147,16 @@ def _open(host: Host, version: int, digest: bytes) -> None:
     host.buffer, host.version = frozenset(), version
 
 
-def _take(host: Host, upload: Upload) -> None:
+def _take(host: Host, upload: Entry) -> None:
     """Do what the enclave does with an upload that opens."""
-    age_weight = host.rules.staleness_weight(upload.entry)
-    host.rules.require_weight(upload.weight, upload.entry.client)
-    weight = upload.weight * age_weight
-    host.rules.enter(upload.entry, weight, age_weight)
-    host.buffer |= {Taken(upload, weight, age_weight, host.version - upload.entry.version)}
+    host.rules.require_admissible(upload)
+    host.rules.enter(upload)
+    host.buffer |= {Taken(upload, host.version - upload.version)}
 
 
 def _release(host: Host) -> None:
-    try:
-        host.rules.require_open()
-        host.rules.require_releasable()
-    finally:
-        if host.rules.state is BufferState.CLOSED:
-            host.buffer = frozenset()
+    host.rules.require_open()
+    host.rules.require_releasable()
     host.released = (*host.released, host.buffer)
     host.rules.close()
     if host.rules.state is BufferState.CLOSED:
@@ -207,51 +177,34 @@ def _fault(host: Host, setting: Setting) -> str | None:
     if host.is_destroyed and host.rules.state is not BufferState.DESTROYED:
         return "a buffer after the keys are gone"
     for sum_ in host.released:
-        found = _fault_of_all(sum_, setting.ages) or (None if setting.with_noise else _fault_without_noise(sum_))
+        found = _fault_of(sum_)
         if found is not None:
             return found
     for one, other in combinations(host.released, 2):
         if _values(one) & _values(other):
             return "one update in two sums, whose difference tells of the rest"
-    often = Counter(taken.upload.entry.client for sum_ in host.released for taken in sum_)
+    often = Counter(taken.entry.client for sum_ in host.released for taken in sum_)
     if setting.with_noise and any(times > BUDGET for times in often.values()):
         return "a client in more releases than its privacy budget has"
     return None
 
 
-def _fault_of_all(sum_: frozenset[Taken], counts: tuple[int, ...]) -> str | None:
-    clients = {taken.upload.entry.client for taken in sum_}
-    models = {(taken.upload.entry.version, taken.upload.entry.model_digest) for taken in sum_}
+def _fault_of(sum_: frozenset[Taken]) -> str | None:
+    clients = {taken.entry.client for taken in sum_}
+    models = {(taken.entry.version, taken.entry.model_digest) for taken in sum_}
     found = (
         (len(clients) < COHORT, f"a sum over {sorted(map(str, clients))} alone"),
         (len(sum_) > LARGEST_COHORT, "a sum over more than it has room for"),
-        (
-            any(not 0 <= taken.age < len(counts) or taken.age_weight != counts[taken.age] for taken in sum_),
-            "an update that counts as one of another age",
-        ),
-        (any(taken.upload.weight > HEAVIEST for taken in sum_), "an update with a weight that nobody may have"),
+        (any(not 0 <= taken.age <= OLDEST for taken in sum_), "an update that is too old, or of a model to come"),
         (len(dict(models)) < len(models), "a sum of updates of two models that have one number"),
         (len({digest for _, digest in models}) < len(models), "a sum of updates of one model under two numbers"),
     )
     return next((sentence for is_wrong, sentence in found if is_wrong), None)
 
 
-def _fault_without_noise(sum_: frozenset[Taken]) -> str | None:
-    total, largest = sum(taken.weight for taken in sum_), max(taken.weight for taken in sum_)
-    if largest * COHORT > total:
-        return "a sum in which one client outweighs the others"
-    ages = [taken.age_weight for taken in sum_]
-    if min(ages.count(age) for age in ages) < COHORT:
-        return "a sum in which one client's age stands alone"
-    weights = [taken.weight // gcd(*(taken.weight for taken in sum_)) for taken in sum_]
-    if any(sum(weight % modulus != 0 for weight in weights) == 1 for modulus in range(2, max(weights) + 1)):
-        return "a sum whose remainder is one client's"
-    return None
-
-
 def _values(sum_: frozenset[Taken]) -> set[tuple[ClientId, bytes]]:
     """Return whose updates of which models are in a sum; of one model a client has one update."""
-    return {(taken.upload.entry.client, taken.upload.entry.model_digest) for taken in sum_}
+    return {(taken.entry.client, taken.entry.model_digest) for taken in sum_}
 
 
 def _configuration(setting: Setting) -> EnclaveConfiguration:
@@ -265,8 +218,7 @@ def _configuration(setting: Setting) -> EnclaveConfiguration:
         layout=Layout((RingSegment(20, 1),)),
         minimum_cohort=COHORT,
         maximum_cohort=LARGEST_COHORT,
-        maximum_weight=1 if setting.with_noise else HEAVIEST,
-        staleness_weights=setting.ages,
+        oldest=OLDEST,
         noise=noise if setting.with_noise else None,
         expiry=1 << 31,
     )

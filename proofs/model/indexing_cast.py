@@ -24,7 +24,7 @@ from secagg.protocols.two_servers import opened_upload
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
 from secagg.protocols.two_servers.floors import IndexingFloors
 from secagg.protocols.two_servers.offers import Entry, Invitation, RoundOffers, RoundStamp, decode_halves
-from secagg.protocols.two_servers.opened_upload import ClassTotals, OpenedUpload
+from secagg.protocols.two_servers.opened_upload import OpenedUpload, RoundTotals
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_messages import AcceptedList, entries_digest
 from secagg.protocols.two_servers.session import TwoServersMember
@@ -65,7 +65,7 @@ class Sent:
     entry: Entry
     halves: tuple[bytes, bytes]
     values: tuple[int, int]
-    """What each server adds for it, if the weight is 1."""
+    """What each server adds for it."""
     is_unit: bool = True
     """Whether its check passes between two honest servers."""
     is_authentic: bool = True
@@ -120,7 +120,7 @@ class IdealExchange:
         if heard[:4] != self.says(b"") or not heard.endswith(b"+"):
             raise PeerMisbehaved("the openings contradict each other", reason=Reason.ONE_HOT_REFUTED, culprits=())
 
-    def add_to(self, totals: ClassTotals) -> None:
+    def add_to(self, totals: RoundTotals) -> None:
         """Add nothing: there are no index segments."""
 
     def wipe(self) -> None:
@@ -154,7 +154,6 @@ class Place:
             minimum_cohort=COHORT,
             maximum_cohort=room,
             maximum_rejections=REJECTIONS,
-            weights=(1, 2),
             expiry=1 << 31,
         )
         self.sent = dict[str, Sent]()
@@ -202,9 +201,9 @@ class Place:
         signing_key = signing_key_of(f"client {number}")
         return issue_certificate(self.authority, ClientId(number), signing_key.public_key), signing_key
 
-    def send(self, client: int, update: str = "", *, weight: int = 1, is_unit: bool = True) -> Sent:
+    def send(self, client: int, update: str = "", *, is_unit: bool = True) -> Sent:
         """Have a client upload, with a ledger of its own that knows of no other upload."""
-        halves = self.shared(client, update, SpentUpdates(), weight=weight)
+        halves = self.shared(client, update, SpentUpdates())
         return self.remember(client, update, halves, is_unit=is_unit)
 
     def send_in_the_name_of(self, client: int, *, certified: bool) -> Sent:
@@ -214,20 +213,19 @@ class Place:
         halves = self.shared(3, "forged", SpentUpdates(), named=(named, key), payload=self.payload(client, "forged"))
         return self.remember(client, "forged", halves, is_authentic=False)
 
-    def shared(  # noqa: PLR0913 -- what an upload is made of
+    def shared(
         self,
         client: int,
         update: str,
         ledger: SpentUpdates,
         *,
-        weight: int = 1,
         named: tuple[Certificate, SigningKey] | None = None,
         payload: Payload | None = None,
     ) -> tuple[Upload, Upload]:
         """Have an honest client share an update here; it insists on this place's servers and layout."""
         configuration, (certificate, signing_key) = self.configuration, self.certified(client)
         model = hashlib.sha256(update.encode()).digest()
-        made = Update(payload or self.payload(client, update), model, weight)
+        made = Update(payload or self.payload(client, update), model)
         member = UnboundMember(
             certificate=certificate,
             signing_key=signing_key,
@@ -237,7 +235,6 @@ class Place:
                 server_keys=configuration.server_keys,
                 minimum_cohort=COHORT,
                 maximum_length=1,
-                maximum_weight=2,
             ),
             charge=ledger.charge,
             clock=lambda: NOW,
@@ -269,7 +266,7 @@ class Place:
     ) -> Sent:
         """Note what an upload is, and what each server adds for it."""
         header = halves[0].header
-        entry = Entry(header.client, halves[0].upload_id(self.configuration), header.weight)
+        entry = Entry(header.client, halves[0].upload_id(self.configuration))
         values = tuple(self._value(index, half) for index, half in enumerate(halves))
         encoded = halves[0].encode(), halves[1].encode()
         sent = Sent(client, update, entry, encoded, (values[0], values[1]), is_unit, is_authentic)
@@ -280,9 +277,9 @@ class Place:
 
     def _value(self, index: int, half: Upload) -> int:
         server: Any = self.fresh[index]
-        totals = ClassTotals(self.configuration, ServerId(index))
+        totals = RoundTotals(self.configuration, ServerId(index))
         server._opener.open(half).add_to(totals)  # noqa: SLF001
-        return total_of(totals, half.header.weight)
+        return total_of(totals)
 
     def signed_list(self, index: int, entries: tuple[Entry, ...], signer: SigningKey | None = None) -> bytes:
         """Return a server's list of these uploads, signed with its key or with another."""
@@ -307,17 +304,15 @@ class Place:
         for often in product(range(3), repeat=len(uploads)):
             counted = {sent.name: times for sent, times in zip(uploads, often, strict=True) if times}
             for index in (0, 1):
-                value = sum(
-                    times * sent.entry.weight * sent.values[index] for sent, times in zip(uploads, often, strict=True)
-                )
+                value = sum(times * sent.values[index] for sent, times in zip(uploads, often, strict=True))
                 found[index][value % (1 << self.layout.segments[0].modulus_bits)] = counted
         return found
 
 
-def total_of(totals: ClassTotals, weight: int) -> int:
-    """Return a server's share of the sum of one weight."""
+def total_of(totals: RoundTotals) -> int:
+    """Return a server's share of the sum."""
     kept: Any = totals
-    return int(kept._totals[weight].vectors[0][0]) if weight in kept._totals else 0  # noqa: SLF001
+    return int(kept._vectors[0][0])  # noqa: SLF001
 
 
 def copied(server: IndexingServer) -> IndexingServer:
@@ -328,10 +323,7 @@ def copied(server: IndexingServer) -> IndexingServer:
         setattr(rules, name, dict(getattr(rules, name)))
     rules._numbers = Counter(rules._numbers)  # noqa: SLF001
     opener._pair = shallow(opener._pair)  # noqa: SLF001
-    totals._totals = {  # noqa: SLF001
-        weight: type(total)(total.histograms, [vector.copy() for vector in total.vectors])
-        for weight, total in totals._totals.items()  # noqa: SLF001
-    }
+    totals._vectors = [vector.copy() for vector in totals._vectors]  # noqa: SLF001
     made._rules, made._release, made._opener, made._totals = rules, release, opener, totals  # noqa: SLF001
     made._pending = {upload_id: _copied_upload(upload) for upload_id, upload in made._pending.items()}  # noqa: SLF001
     made._rejected = dict(made._rejected)  # noqa: SLF001
@@ -352,7 +344,7 @@ def memory_of(server: Any) -> tuple[Any, ...]:  # noqa: ANN401 -- a server, with
         tuple(sorted((client.value, upload_id) for client, upload_id in rules._clients.items())),  # noqa: SLF001
         tuple(sorted((standing.value, number) for standing, number in rules._numbers.items() if number)),  # noqa: SLF001
         tuple(sorted(rules._waiting)),  # noqa: SLF001
-        tuple((weight, total_of(totals, weight)) for weight in sorted(totals._totals)),  # noqa: SLF001
+        total_of(totals),
         tuple(sorted((upload_id, _remembered(upload)) for upload_id, upload in server._pending.items())),  # noqa: SLF001
         tuple(sorted(client.value for client in server._rejected)),  # noqa: SLF001
         server._concluded,  # noqa: SLF001

@@ -31,13 +31,7 @@ CHECKS: dict[str, tuple[type, str, str, str]] = {
     ),
     "the rules collect": (RoundRules, "require_new", "self.require(RoundState.COLLECTING)", "pass"),
     "few uploads are rejected": (RoundRules, "list_to_sign", "rejected > self.maximum_rejections", "False"),
-    "enough of one weight": (
-        RoundRules,
-        "list_to_sign",
-        "if of_weight[entry.weight] >= self.minimum_cohort",
-        "if of_weight[entry.weight]",
-    ),
-    "somebody is on the list": (RoundRules, "list_to_sign", "if not counted:", "if False:"),
+    "enough uploads": (RoundRules, "list_to_sign", "len(counted) < self.minimum_cohort", "False"),
     "a decision comes in its turn": (
         IndexingServer,
         "settle",
@@ -128,16 +122,10 @@ def everybody(self: RoundRules) -> tuple[Entry, ...]:
     return tuple(sorted(self.taken())) or _LIST(self)
 
 
-def enough_in_all(self: RoundRules) -> tuple[Entry, ...]:
-    """Count clients, whatever they weigh."""
-    _LIST(self)
-    return everybody(self)
-
-
 def open_early(self: Any, peer_commitment: bytes) -> bytes:  # noqa: ANN401 -- a server
     """Open before the other server has signed."""
     if self._rules.state is RoundState.SIGNED:
-        self._release.share = self._release.encode_share(self._nonce_key, self._totals, self._rules.counted)
+        self._release.share = self._release.encode_share(self._nonce_key, self._totals)
         self._rules.agree()
     return _OPEN(self, peer_commitment)
 

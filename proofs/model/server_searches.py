@@ -109,7 +109,7 @@ def _with_one_corrupted(index: int) -> Search:
     at.send(1)
     at.send(2)
     at.send(3, "x")
-    at.send(3, "y", weight=2)
+    at.send(3, "y")
     # What is proposed or answered, and what is concluded: for one upload or another, everything that can be.
     good, words = (
         (b"1", [("1", b"2", b"-"), ("2", None, None)]) if index == 0 else (b"1+", [("1", b"1-", b""), ("2", None, b"")])

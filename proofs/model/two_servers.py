@@ -9,7 +9,6 @@ server is a function of what it remembers: each step of each of its states is ta
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -162,13 +161,10 @@ class Driven:
             return None
         taken, modulus = rules.taken(), 1 << self.at.layout.segments[0].modulus_bits
         values = {sent.entry.upload_id: sent.values[self.index] for sent in self.at.sent.values()}
-        for weight in self.at.configuration.weights:
-            due = sum(values[entry.upload_id] for entry in taken if entry.weight == weight) % modulus
-            if total_of(totals, weight) != due:
-                return "has added something else than each upload that it took, once"
+        if total_of(totals) != sum(values[entry.upload_id] for entry in taken) % modulus:
+            return "has added something else than each upload that it took, once"
         if server._release.signed_list is not None:  # noqa: SLF001
-            counted = {entry.weight for entry in rules.counted}
-            if {entry for entry in taken if entry.weight in counted} != set(rules.counted):
+            if set(taken) != set(rules.counted):
                 return "took an upload after it had signed its list"
             if rules.number_of(Standing.REJECTED) > REJECTIONS:
                 return "closed a round in which too many were rejected"
@@ -393,8 +389,8 @@ class Search:
             return f"signed a list of {'more uploads than the round has room for' if entries else 'nobody that exists'}"
         if len(set(clients)) < len(clients):
             return "counts one client twice"
-        if min(Counter(entry.weight for entry in entries).values()) < COHORT:
-            return "signed a list with too few of one weight"
+        if len(entries) < COHORT:
+            return "signed a list of too few"
         if any(not sent[entry].is_authentic for entry in entries):
             return "counts an upload in the name of a client that did not make it"
         if len(self.honest) > len(self.places) and any(not sent[entry].is_unit for entry in entries):
@@ -409,7 +405,7 @@ class Search:
                 value, counted = fact.what
                 at = self.places[fact.place]
                 entries = [one for one in at.sent.values() if one.entry.client in counted]
-                due = sum(sum(one.values) * one.entry.weight for one in entries if one.is_unit)
+                due = sum(sum(one.values) for one in entries if one.is_unit)
                 if value != due % (1 << at.layout.segments[0].modulus_bits):
                     return "a result that is not the sum over those who were counted"
         return None

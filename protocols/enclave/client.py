@@ -18,7 +18,6 @@ from secagg.contract.layout import IndexSegment, Payload
 from secagg.crypto.hpke import sealing_key
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.mask_expansion import accumulate, segment_count
-from secagg.crypto.ring import low_bits, reduce_into
 from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
 from secagg.errors import NOBODY, AuthenticationFailed, InvalidParameters, Misuse, PeerMisbehaved, Reason
 from secagg.fields import FLAG, Message, fixed, unsigned, variable
@@ -36,7 +35,6 @@ from .trusted.messages import (
     EPOCH_BYTES,
     PROOF_BYTES,
     SEED_BYTES,
-    WEIGHT_BYTES,
     EnclaveOffer,
     ModelStamp,
     Receipt,
@@ -162,12 +160,10 @@ class Client(OneStageClientSession):
             )
         enclave = member.verified(invited.attested, configuration)
         self.admit(enclave, member.clock())
-        made = update.take(
-            configuration.layout,
-            range(1, configuration.maximum_weight + 1),
-            charge=lambda: self.charge(configuration, named.version, model),
-        )
-        upload = self.sealed(made.payload, enclave=enclave, model=named, now=member.clock(), weight=made.weight)
+        # The last check of the evidence's validity is before the charge: training may outlast it, and a refusal after
+        # that would tell the host how long training took.
+        made = update.take(configuration.layout, (1,), charge=lambda: self.charge(configuration, named.version, model))
+        upload = self.sealed(made.payload, enclave=enclave, model=named)
         return upload.shortened() if invited.is_short else upload.encode()
 
     def admit(self, enclave: VerifiedEnclave, now: datetime) -> None:
@@ -180,20 +176,18 @@ class Client(OneStageClientSession):
         self._member.floors.admit(
             configuration, layout=subject.layout, tables=tables, maximum_seals=self.ledger.maximum_seals, now=now
         )
-        if configuration.maximum_total_weight > subject.capacity:
+        if configuration.maximum_cohort > subject.capacity:
             raise InvalidParameters(
-                f"a buffer may reach a weight of {configuration.maximum_total_weight}, and the codec's capacity is "
-                f"{subject.capacity}; use a wider ring, or smaller cohorts and weights"
+                f"a buffer may hold {configuration.maximum_cohort} uploads, and the codec's capacity is "
+                f"{subject.capacity}; use a wider ring, or a smaller maximum_cohort"
             )
 
     def charge(self, configuration: EnclaveConfiguration, version: int, model: bytes) -> None:
         """Spend a model, named by its own digest, before its update is made; durable where the ledger has a file."""
         self.ledger.charge(Spent(configuration.task, version, model), is_noised=configuration.noise is not None)
 
-    def sealed(
-        self, payload: Payload, *, enclave: VerifiedEnclave, model: ModelStamp, now: datetime, weight: int = 1
-    ) -> Upload:
-        """Seal and mask an update that was charged; it is of the enclave's layout and weights.
+    def sealed(self, payload: Payload, *, enclave: VerifiedEnclave, model: ModelStamp) -> Upload:
+        """Seal and mask an update that was charged; it is of the enclave's layout.
 
         Implements: [PGC+22] Algorithm 1, client; [HNM+22] for ring segments.
         Security: with noise, values beyond the bound that the noise was chosen for are scaled down to it, in the same
@@ -206,7 +200,7 @@ class Client(OneStageClientSession):
         if configuration.ring_segments:
             nonce = bytes(draw_exactly(VECTOR_NONCE_BYTES, member.coins))
         with Secret.random("upload_seed", SEED_BYTES, member.coins) as seed:
-            packed = self._masked(payload, enclave, weight, seed, model.version)
+            packed = self._masked(payload, enclave, seed, model.version)
             header = UploadHeader(
                 epoch=enclave.offer.epoch,
                 certificate=member.certificate,
@@ -217,17 +211,17 @@ class Client(OneStageClientSession):
             indices, is_one = _packed_indices(payload), has_one_seal(configuration)
             with (
                 proof_of(member.signing_key, enclave.offer.receipt_key, digest, culprits=from_server()) as proof,
-                _joined(proof, indices if is_one else seed.expose(), weight) as secret,
+                _joined(proof, indices if is_one else seed.expose()) as secret,
             ):
-                sealed_seed = enclave.seal(secret, sealing_info(digest), now)
+                sealed_seed = enclave.seal(secret, sealing_info(digest))
             beside = seal_indices(seed, digest, indices) if len(indices) and not is_one else b""
         sealed = SealedUpload(header=header, sealed_seed=sealed_seed, sealed_indices=beside)
         return Upload(sealed, packed, nonce)
 
     def _masked(
-        self, payload: Payload, enclave: VerifiedEnclave, weight: int, seed: Secret, version: int
+        self, payload: Payload, enclave: VerifiedEnclave, seed: Secret, version: int
     ) -> list[bytes | memoryview]:
-        """Return the packed ring segments, each value as often as the weight says, under one mask."""
+        """Return the packed ring segments under one mask."""
         configuration, packed, first_segment = enclave.configuration, list[bytes | memoryview](), 0
         threads = self._member.threads
         place = enclave.offer.epoch, self.client, version
@@ -239,9 +233,6 @@ class Client(OneStageClientSession):
                 vector = values.astype(segment.ring.word)
                 if configuration.noise is not None:
                     clip_into(segment.ring, vector, next(bounds))
-                if weight != 1:
-                    vector *= segment.ring.word.type(weight & low_bits(segment.ring.modulus_bits))
-                    reduce_into(vector, segment.ring.modulus_bits)
                 accumulate(vector, segment.ring, add=[key], subtract=[], first_segment=first_segment, threads=threads)
                 first_segment += segment_count(segment.ring, segment.length)
                 packed.append(segment.pack_sent(vector))
@@ -262,11 +253,10 @@ def vector_digest(nonce: bytes, packed: Iterable[bytes | memoryview]) -> bytes:
     return hashed.digest()
 
 
-def _joined(proof: Secret, body: bytes | memoryview, weight: int) -> Secret:
-    joined = bytearray(PROOF_BYTES + len(body) + WEIGHT_BYTES)
+def _joined(proof: Secret, body: bytes | memoryview) -> Secret:
+    joined = bytearray(PROOF_BYTES + len(body))
     joined[:PROOF_BYTES] = proof.expose()
-    joined[PROOF_BYTES:-WEIGHT_BYTES] = body
-    joined[-WEIGHT_BYTES:] = weight.to_bytes(WEIGHT_BYTES, "big")
+    joined[PROOF_BYTES:] = body
     secret = Secret("upload_secret", joined)
     overwrite(joined)
     return secret
@@ -303,7 +293,8 @@ class Judge(Protocol):
 class VerifiedEnclave(Confined):
     """The keys of an enclave that passed; making one is verifying it.
 
-    It cannot be pickled: another process verifies for itself. It is checked again whenever something is sealed to it.
+    It cannot be pickled: another process verifies for itself. Its validity is checked again before each charge; what
+    was charged is sealed, however long the training took.
     """
 
     __slots__ = ("_key", "configuration", "not_after", "offer", "program")
@@ -357,9 +348,8 @@ class VerifiedEnclave(Confined):
                 culprits=from_server(),
             )
 
-    def seal(self, secret: Secret, info: bytes, now: datetime) -> bytes:
-        """Seal a secret to the enclave, if it is still the one that was verified."""
-        self.require_current(now)
+    def seal(self, secret: Secret, info: bytes) -> bytes:
+        """Seal a secret to the enclave that was verified."""
         return self._key.seal(secret, info)
 
     def verify_receipt(self, receipt: Receipt) -> None:

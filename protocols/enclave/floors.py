@@ -35,10 +35,6 @@ class EnclaveFloors:
     maximum_length: int
     authority: bytes | None
     """Authority that certifies clients; None without one that the host does not control, which needs ``privacy``."""
-    maximum_weight: int = 1
-    """If all other weights are multiples of some number, the remainder of the sum shows the update of the one client
-    whose weight is not.
-    """
     histograms_accepted: bool = False
     direct_accepted: bool = False
     """Whether indices may be counted in a form whose memory accesses tell them in part."""
@@ -70,7 +66,6 @@ class EnclaveFloors:
         if type(suites) is not frozenset or not suites or any(type(suite) is not Suite for suite in self.suites):
             raise InvalidParameters("suites is a frozenset of at least one Suite that this client accepts")
         require_integer("minimum_cohort", self.minimum_cohort, LEAST_COHORT, (1 << 32) - 1)
-        require_integer("maximum_weight", self.maximum_weight, 1, (1 << 32) - 1)
         require_integer("maximum_length", self.maximum_length, 1, 1 << 48)
         require_integer("maximum_codeword_bits", self.maximum_codeword_bits, 2, 64)
         require_integer("maximum_released_bits", self.maximum_released_bits, 1, 64)
@@ -126,8 +121,6 @@ class EnclaveFloors:
         yield configuration.layout != layout, "its layout or codebooks, or floors on rows, are not those of this client"
         length = sum(segment.length for segment in configuration.layout.segments)
         yield length > self.maximum_length, f"its vectors are longer than {self.maximum_length}"
-        weight = configuration.maximum_weight
-        yield weight > self.maximum_weight, f"a client may weigh {weight}, above {self.maximum_weight}"
         if configuration.index_segments:
             is_histogram = configuration.form is ReleaseForm.HISTOGRAM and not self.histograms_accepted
             yield is_histogram, "it releases histograms, which tell more than a decoded sum"

@@ -31,7 +31,6 @@ from .trusted.process import (
     MAXIMUM_WORD_BYTES,
     SIMULATED,
     VERSION_BYTES,
-    WEIGHT_BYTES,
     request_limit,
 )
 
@@ -70,7 +69,6 @@ class RemoteEnclave:
             timeout: seconds that the process may take to continue an answer, a release included; None for any.
         """
         self._path = socket_path
-        self._weights = frozenset[int]()
         self._request_bytes = request_limit(None)
         self._connection = SocketAsk(socket_path, limit=_SHORT_ANSWER_BYTES, timeout=timeout)
         self._connection.connect()
@@ -89,7 +87,6 @@ class RemoteEnclave:
             return offer, evidence
 
         started = self._ask(encode_start(configuration), read)
-        self._weights = frozenset(configuration.staleness_weights)
         self._connection.limit = _SHORT_ANSWER_BYTES + _ELEMENT_BYTES * configuration.released_elements
         self._request_bytes = request_limit(configuration)
         return started
@@ -106,19 +103,12 @@ class RemoteEnclave:
         request = Writer(kind).integer(model.version, VERSION_BYTES).fixed(model.digest, DIGEST_BYTES)
         self._ask(request.finish(), _read_done)
 
-    def receive(self, message: bytes) -> int:
-        """Take the sealed part of an upload, and return the weight of its age.
+    def receive(self, message: bytes) -> None:
+        """Take the sealed part of an upload.
 
         Raises:
             EnclaveLost: the upload was taken or not, and is lost in both cases; do not send it again.
         """
-
-        def read(answer: bytes) -> int:
-            weight = _read_weight(answer)
-            if weight not in self._weights:
-                raise MalformedMessage("an upload counts what no age counts", reason=Reason.NOT_CANONICAL)
-            return weight
-
         # The bytes are a client's. As another request they would do what only the host may ask for, and as a frame that
         # is too long they would end the epoch for everybody.
         with blaming(*from_server()):
@@ -128,7 +118,7 @@ class RemoteEnclave:
                     f"an upload of {len(message)} bytes is over the limit of {self._request_bytes}",
                     reason=Reason.LENGTH_OVER_LIMIT,
                 )
-        return self._ask(message, read)
+        self._ask(message, _read_done)
 
     def release(self) -> bytes:
         """Release the open buffer, or return the release again."""
@@ -182,16 +172,8 @@ def decode_attested_offer(message: bytes) -> tuple[EnclaveOffer, Evidence | Simu
         raise MalformedMessage("the evidence is of no known format", reason=Reason.NOT_CANONICAL) from None
 
 
-def _read_weight(answer: bytes) -> int:
-    reader = Reader(answer, MessageKind.ENCLAVE_DONE)
-    weight = reader.integer(WEIGHT_BYTES)
-    reader.finish()
-    return weight
-
-
 def _read_done(answer: bytes) -> None:
-    if _read_weight(answer):
-        raise MalformedMessage("only an upload has a weight", reason=Reason.NOT_CANONICAL)
+    Reader(answer, MessageKind.ENCLAVE_DONE).finish()
 
 
 def _read_release(answer: bytes) -> bytes:

@@ -15,12 +15,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Protocol
 
-import numpy as np
-
 from secagg.blame import unverified
 from secagg.contract import Aggregate
 from secagg.contract.layout import RingSegment, RowSegment
-from secagg.crypto.ring import RingVector, add_into, low_bits
+from secagg.crypto.ring import RingVector, add_into
 from secagg.errors import (
     UNDECIDED,
     AuthenticationFailed,
@@ -59,9 +57,7 @@ class EnclaveConnection(Protocol):
 
     def announce_model(self, version: int, model_digest: bytes) -> None: ...
 
-    def receive(self, message: bytes) -> int:
-        """Take the sealed part of an upload, and return the weight of its age."""
-        ...
+    def receive(self, message: bytes) -> None: ...
 
     def release(self) -> bytes: ...
 
@@ -110,8 +106,6 @@ class Server(StagedServerSession[ReadUpload]):
         """Whether the evidence is nobody's; clients see it themselves."""
         self._enclave, self._model, self._attested = enclave, model, attested
         self._epoch, self._certificates = epoch, certificates
-        self._roundings = 0
-        """Multiplicity of a client's rounding in the sum, which follows from the age of its upload."""
         enclave.open_buffer(model.version, model.digest)
         self._sums: list[RingVector] | None = [
             segment.ring.zeros(segment.length) for segment in configuration.ring_segments
@@ -188,15 +182,9 @@ class Server(StagedServerSession[ReadUpload]):
         """Relay the sealed part of an upload, and add its masked vectors once the enclave has taken it."""
         with self._lock:
             sums = self._open_sums()
-            age_weight = self._enclave.receive(upload.sealed)
-            for segment, total, vector in zip(self.configuration.ring_segments, sums, upload.vectors, strict=True):
-                if age_weight != 1:
-                    # In place: nothing may fail between the enclave's taking an upload and its being added.
-                    np.multiply(
-                        vector, segment.ring.word.type(age_weight & low_bits(segment.ring.modulus_bits)), out=vector
-                    )
+            self._enclave.receive(upload.sealed)
+            for total, vector in zip(sums, upload.vectors, strict=True):
                 add_into(total, vector)
-            self._roundings += age_weight
 
     def _unpacked(self, packed: memoryview) -> list[RingVector]:
         vectors, at = list[RingVector](), 0
@@ -249,12 +237,12 @@ class Server(StagedServerSession[ReadUpload]):
             for segment, position in zip(configuration.layout.segments, parts, strict=True):
                 if isinstance(segment, RingSegment):
                     unmasked = segment.ring.subtract(next(masked), released.values[position])
-                    values[position] = segment.unbiased(unmasked, self._roundings)
+                    values[position] = segment.unbiased(unmasked, released.contributors)
                 elif isinstance(segment, RowSegment):
                     values[position - 1].reshape(segment.blocks, -1)[values[position] == 0] = 0  # Still masked.
             self._sums = None
             return (
-                Aggregate(configuration.released, tuple(values), released.contributors, released.total_weight),
+                Aggregate(configuration.released, tuple(values), released.contributors, released.contributors),
                 release.receipt,
             )
 

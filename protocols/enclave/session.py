@@ -1,6 +1,6 @@
 """Plan of an epoch, with noise in proportion to what it protects; and its sessions at a host and at a client.
 
-Sensitivities follow from the configuration alone: from its bounds, its codebooks and its weights. The enclave draws
+Sensitivities follow from the configuration alone: from its bounds and its codebooks. The enclave draws
 the noise and does not need this; a client does, before it seals.
 """
 
@@ -61,8 +61,7 @@ class EnclaveSettings:
     minimum_cohort: int = LEAST_COHORT
     maximum_cohort: int | None = None
     """By default as many as the codec's capacity allows."""
-    maximum_weight: int = 1
-    staleness_weights: tuple[int, ...] = (1,)
+    oldest: int = 0
     form: ReleaseForm = ReleaseForm.DECODED_SUM
     accumulation: Accumulation = Accumulation.OBLIVIOUS
     noise_multiplier: Fraction | None = None
@@ -85,7 +84,7 @@ class EnclaveSettings:
         Args:
             authority: certifies clients, and is not the host; None needs noise.
         Raises:
-            CapacityExceeded: a buffer could reach a weight above the capacity, or rings do not hold the noise.
+            CapacityExceeded: a buffer could hold more uploads than the capacity, or rings do not hold the noise.
         """
         self._require_held(subject)
         return self.configured(subject, authority, now)
@@ -104,26 +103,21 @@ class EnclaveSettings:
             accumulation=self.accumulation,
             minimum_cohort=self.minimum_cohort,
             maximum_cohort=self._most(subject),
-            maximum_weight=self.maximum_weight,
-            staleness_weights=self.staleness_weights,
+            oldest=self.oldest,
             noise=self._noise(subject.layout, tables),
             codeword_bound=self.codeword_bound,
             expiry=int((now + self.lifetime).timestamp()),
         )
-        require_capacity(configuration.maximum_total_weight, subject.capacity)
+        require_capacity(configuration.maximum_cohort, subject.capacity)
         return configuration
 
-    @property
-    def _heaviest(self) -> int:
-        return self.maximum_weight * max(self.staleness_weights)
-
     def _most(self, subject: Subject) -> int:
-        return self.maximum_cohort or min(subject.capacity // self._heaviest, _MOST_UPLOADS)
+        return self.maximum_cohort or min(subject.capacity, _MOST_UPLOADS)
 
     def _noise(self, layout: Layout, tables: Tables) -> Noise | None:
         if self.noise_multiplier is None:
             return None
-        what = (layout, self.form, tables, self._heaviest, self.l2_bounds, self.adjacency)
+        what = (layout, self.form, tables, self.l2_bounds, self.adjacency)
         sensitivities = list(squared_sensitivities(*what))
         if self.noise_multiplier <= 0:
             raise InvalidParameters(f"noise_multiplier is positive; got {self.noise_multiplier}")
@@ -143,10 +137,10 @@ class EnclaveSettings:
             return
         rings = [segment for segment in subject.layout.segments if isinstance(segment, RingSegment)]
         counted = sum(map(len, subject.tables)) if self.form is ReleaseForm.DECODED_SUM else 0
-        segments, total_weight = len(rings) + counted, self._most(subject) * self._heaviest
+        segments, most_uploads = len(rings) + counted, self._most(subject)
         held = (
             room_for_noise(
-                segment, min(bound, segment.ring.greatest // subject.capacity), total_weight, is_rotated=False
+                segment, min(bound, segment.ring.greatest // subject.capacity), most_uploads, is_rotated=False
             )
             / max(1, segments * of_vector(bound, 1, self.adjacency))
             for segment, bound in zip(rings, self.l2_bounds, strict=False)
@@ -155,7 +149,7 @@ class EnclaveSettings:
         if self.noise_multiplier**2 > most:
             taken = rounded_root(most, ROUND_DOWN)
             raise CapacityExceeded(
-                f"rings do not hold sums of a weight of {total_weight} with this noise: "
+                f"rings do not hold sums of {most_uploads} uploads with this noise: "
                 + (
                     f"take noise_multiplier = {taken:f} at most, or wider rings"
                     if taken
@@ -213,18 +207,16 @@ def _invitation(configuration: EnclaveConfiguration) -> bytes:
 # --- The worth of a configuration's noise -----------------------------------------------------------------------------
 
 
-def squared_sensitivities(  # noqa: PLR0913, PLR0917 -- what a release depends on
+def squared_sensitivities(
     layout: Layout,
     form: ReleaseForm,
     tables: Tables,
-    weight: int,
     l2_bounds: tuple[int, ...],
     adjacency: Adjacency,
 ) -> Iterator[int]:
     """Return, for each released segment, how much one client moves it at most: the L2 norm squared, in integer steps.
 
     Args:
-        weight: the largest that one upload can count.
         l2_bounds: for each ring segment, the largest norm of a client's own values.
     """
     rings = sum(isinstance(segment, RingSegment) for segment in layout.segments)
@@ -236,12 +228,12 @@ def squared_sensitivities(  # noqa: PLR0913, PLR0917 -- what a release depends o
     for segment in layout.segments:
         match segment, form:
             case RingSegment(), _:
-                yield of_vector(next(bounds), weight, adjacency)
+                yield of_vector(next(bounds), 1, adjacency)
             case IndexSegment(), ReleaseForm.HISTOGRAM:
-                yield of_histogram(segment.blocks, weight, adjacency)
+                yield of_histogram(segment.blocks, 1, adjacency)
             case IndexSegment(), ReleaseForm.DECODED_SUM:
                 for table in next(counted):
-                    yield of_decoded_sum([(table.blocks, table.entries)], weight, adjacency)
+                    yield of_decoded_sum([(table.blocks, table.entries)], 1, adjacency)
 
 
 def epsilon_of(
@@ -261,9 +253,8 @@ def epsilon_of(
     noise = configuration.noise
     if noise is None:
         raise InvalidParameters("a configuration without noise has no epsilon; a sum can tell everything of a client")
-    weight = configuration.maximum_weight * max(configuration.staleness_weights)
     what = (configuration.layout, configuration.form, configuration.tables)
-    sensitivities = squared_sensitivities(*what, weight, noise.l2_bounds, adjacency)
+    sensitivities = squared_sensitivities(*what, noise.l2_bounds, adjacency)
     parts = [
         ReleasePart(l2_squared=squared, l1=None, variance=variance)
         for squared, variance in zip(sensitivities, noise.variances, strict=True)
@@ -314,7 +305,6 @@ def open_session(
         ("task", configuration.task, subject.task),
         ("layout", configuration.layout, subject.layout),
         ("minimum_cohort", configuration.minimum_cohort, settings.minimum_cohort),
-        ("maximum_weight", configuration.maximum_weight, settings.maximum_weight),
     ):
         if planned != wanted:
             raise InvalidParameters(f"the epoch that runs has another {name}; start one for this subject and settings")

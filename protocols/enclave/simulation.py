@@ -82,7 +82,6 @@ class EnclaveSimulation(Confined):
                 minimum_cohort=settings.minimum_cohort,
                 maximum_length=1 << 40,
                 authority=self._keys.authority.public_key,
-                maximum_weight=settings.maximum_weight,
                 histograms_accepted=settings.form is ReleaseForm.HISTOGRAM,
                 direct_accepted=settings.accumulation is Accumulation.DIRECT,
                 minimum_codeword_bound=settings.codeword_bound,
@@ -111,9 +110,9 @@ class _CountedEnclave(SimulatedEnclave):
 
     bytes_between = 0
 
-    def receive(self, message: bytes) -> int:
+    def receive(self, message: bytes) -> None:
         self.bytes_between += len(message)
-        return super().receive(message)
+        super().receive(message)
 
     def release(self) -> bytes:
         released = super().release()

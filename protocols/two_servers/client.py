@@ -71,14 +71,12 @@ class Client(OneStageClientSession):
             for offer in self._verified(configuration, round_number, invited.shown.offers)
         ]
         charge = partial(member.spend, configuration.task, round_number, model)
-        made = update.take(self._subject.layout, configuration.weights, charge=charge)
+        made = update.take(self._subject.layout, (1,), charge=charge)
         # Nothing is refused after that.
         payload = Payload(layout, clipped(made.payload, configuration.noise).values)
         indices = SharedIndices(configuration, round_number, self.client, payload, member.coins, threads=member.threads)
         try:
-            header = UploadHeader(
-                round_number=round_number, certificate=member.certificate, weight=made.weight, segments=indices.headers
-            )
+            header = UploadHeader(round_number=round_number, certificate=member.certificate, segments=indices.headers)
             return encode_halves(*self._sealed(configuration, header, indices, payload, keys))
         finally:
             indices.wipe()
@@ -98,10 +96,10 @@ class Client(OneStageClientSession):
 
     def _admit(self, configuration: IndexingConfiguration, layout: Layout) -> None:
         self._member.floors.admit(configuration, layout=layout, now=self._member.clock())
-        if configuration.maximum_total_weight > self._subject.capacity:
+        if configuration.maximum_cohort > self._subject.capacity:
             raise InvalidParameters(
-                f"a round may reach a weight of {configuration.maximum_total_weight}, and the codec's capacity is "
-                f"{self._subject.capacity}; use a wider ring, or smaller cohorts and weights"
+                f"a round may count {configuration.maximum_cohort} clients, and the codec's capacity is "
+                f"{self._subject.capacity}; use a wider ring, or a smaller maximum_cohort"
             )
 
     @staticmethod

@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Final
 from secagg.contract.layout import IndexSegment, Layout, Payload, RingSegment, RowSegment
 from secagg.crypto.labels import Label, bind
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
-from secagg.fields import Field, Message, choice, encoded, fixed, listed, numbered, repeated, unsigned, variable
+from secagg.fields import Field, Message, choice, encoded, fixed, listed, numbered, unsigned, variable
 from secagg.identifiers import AttemptContext
 from secagg.parameters import LEAST_COHORT, Suite, require_integer
 from secagg.privacy.kinds import GREATEST_VARIANCE, NoiseKind, clip_into, require_variance
@@ -31,12 +31,11 @@ from .point_functions.one_hot_proof import CheckShape
 from .point_functions.shape import MAXIMUM_BLOCKS, MAXIMUM_CODEWORDS, PointFunctionShape
 
 SERVERS: Final = 2
-MAXIMUM_TOTAL_WEIGHT: Final = (1 << 24) - 1
+MAXIMUM_COHORT: Final = (1 << 24) - 1
 _MAXIMUM_TASK_BYTES: Final = 256
 MAXIMUM_SEGMENTS: Final = 1 << 10
 """A configuration is another party's: more segments cost its reader seconds before any floor is looked at."""
 _MAXIMUM_LAYOUT_BYTES: Final = 1 << 14
-_MAXIMUM_WEIGHTS: Final = 64
 _LAST_SECOND: Final = 253402300799
 """Last second of the year 9999, the last that a datetime has."""
 _CHEAPEST: Final = 0xFF
@@ -66,37 +65,35 @@ class ServerNoise:
     is_rotated: bool = False
     """Whether ring segments hold coordinates of rotated updates that were rounded at random."""
 
-    def check(self, layout: Layout, weights: tuple[int, ...], total_weight: int) -> None:
+    def check(self, layout: Layout, clients: int) -> None:
         """Refuse noise that a layout's rings and no field hold, or that is for other segments."""
         rings = len(layout.ring_positions)
         if len(self.variances) != len(layout.segments) or len(self.l2_bounds) != rings:
             raise InvalidParameters(f"noise is for {len(layout.segments)} segments, and bounds for {rings} rings")
-        if weights != (1,):
-            raise InvalidParameters("with noise every client weighs 1: take weights = 1")
         for variance in self.variances:
             require_variance(Fraction(variance), self.kind)
-        for place, (variance, most) in enumerate(zip(self.variances, self.most(layout, total_weight), strict=True)):
+        for place, (variance, most) in enumerate(zip(self.variances, self.most(layout, clients), strict=True)):
             if variance > most:
                 raise CapacityExceeded(
                     f"segment {place} has room for a variance of {most} of each server's noise with a sum of "
-                    f"{total_weight} clients, and {variance} are asked for: take less noise, or a wider ring"
+                    f"{clients} clients, and {variance} are asked for: take less noise, or a wider ring"
                 )
 
-    def most(self, layout: Layout, total_weight: int) -> list[int]:
+    def most(self, layout: Layout, clients: int) -> list[int]:
         """Return the greatest variance of one server's noise that each segment holds, where both add theirs."""
         bounds = iter(self.l2_bounds)
         rings = (
-            room_for_noise(segment, next(bounds), total_weight, is_rotated=self.is_rotated)
+            room_for_noise(segment, next(bounds), clients, is_rotated=self.is_rotated)
             if isinstance(segment, RingSegment)
-            else (max(0, MODULI[-1] // 2 - total_weight) / Fraction(_DEVIATIONS)) ** 2
+            else (max(0, MODULI[-1] // 2 - clients) / Fraction(_DEVIATIONS)) ** 2
             for segment in layout.segments
         )
         return [min(int(room / 2), int(GREATEST_VARIANCE[self.kind])) for room in rings]
 
-    def lane_weight(self, layout: Layout, total_weight: int) -> int:
+    def largest_count(self, layout: Layout, clients: int) -> int:
         """Return how many values a lane has to tell apart, less one: counts with noise, of either sign."""
         lanes = [v for s, v in zip(layout.segments, self.variances, strict=True) if isinstance(s, IndexSegment)]
-        return 2 * (total_weight + ceil(_DEVIATIONS * sqrt(2 * max(lanes, default=0))))
+        return 2 * (clients + ceil(_DEVIATIONS * sqrt(2 * max(lanes, default=0))))
 
     def write(self, writer: Writer) -> None:
         writer.integer(self.kind.value, 1).integer(self.is_rotated, 1)
@@ -176,11 +173,10 @@ class IndexingConfiguration(Message):
     depth: Annotated[int | None, _DEPTH] = None
     """The depth of all point functions; by default that which makes the shortest upload, for each segment."""
     minimum_cohort: Annotated[int, unsigned(4)]
-    """Nothing is released of fewer, nor of fewer of any one weight."""
+    """Nothing is released of fewer."""
     maximum_cohort: Annotated[int, unsigned(4)]
     maximum_rejections: Annotated[int, unsigned(4)]
     """Number of uploads that may fail the check before the servers give the round up."""
-    weights: Annotated[tuple[int, ...], repeated(unsigned(4), _MAXIMUM_WEIGHTS, size=1)] = (1,)
     expiry: Annotated[int, unsigned(8)]
     """When clients stop uploading, in seconds since 1970."""
     noise: Annotated[ServerNoise | None, _NOISE] = None
@@ -197,7 +193,7 @@ class IndexingConfiguration(Message):
         if self.noise is not None:
             if type(self.noise) is not ServerNoise:
                 raise Misuse("noise is a ServerNoise, or None")
-            self.noise.check(self.layout, self.weights, self.maximum_total_weight)
+            self.noise.check(self.layout, self.maximum_cohort)
         self._check_segments()
         digest = hashlib.sha256(bind(Label.INDEXING_CONFIGURATION, self.encode())).digest()
         object.__setattr__(self, "context", AttemptContext(digest))
@@ -211,17 +207,10 @@ class IndexingConfiguration(Message):
             )
 
     def _check_numbers(self) -> None:
-        require_integer("minimum_cohort", self.minimum_cohort, LEAST_COHORT, (1 << 24) - 1)
-        require_integer("maximum_cohort", self.maximum_cohort, self.minimum_cohort, (1 << 24) - 1)
+        require_integer("minimum_cohort", self.minimum_cohort, LEAST_COHORT, MAXIMUM_COHORT)
+        require_integer("maximum_cohort", self.maximum_cohort, self.minimum_cohort, MAXIMUM_COHORT)
         require_integer("maximum_rejections", self.maximum_rejections, 0, (1 << 32) - 1)
         require_integer("expiry", self.expiry, 1, _LAST_SECOND)
-        if type(self.weights) is not tuple or not 1 <= len(self.weights) <= _MAXIMUM_WEIGHTS:
-            raise InvalidParameters(f"weights are a tuple of 1 to {_MAXIMUM_WEIGHTS} integers")
-        for weight in self.weights:
-            require_integer("a weight", weight, 1, MAXIMUM_TOTAL_WEIGHT)
-        if list(self.weights) != sorted(set(self.weights)):
-            raise InvalidParameters(f"weights are in ascending order, each once; got {self.weights}")
-        require_integer("maximum_cohort times the largest weight", self.maximum_total_weight, 1, MAXIMUM_TOTAL_WEIGHT)
 
     def _check_segments(self) -> None:
         if len(self.layout.segments) > MAXIMUM_SEGMENTS:
@@ -249,21 +238,17 @@ class IndexingConfiguration(Message):
         return self.mode is SharingMode.CHECKED_POINT_FUNCTIONS
 
     @property
-    def maximum_total_weight(self) -> int:
-        return self.maximum_cohort * max(self.weights)
-
-    @property
-    def lane_weight(self) -> int:
+    def largest_count(self) -> int:
         """Largest value that a lane must hold: counts, and with noise twice as far as they reach."""
-        noise, most = self.noise, self.maximum_total_weight
-        return most if noise is None else noise.lane_weight(self.layout, most)
+        noise, most = self.noise, self.maximum_cohort
+        return most if noise is None else noise.largest_count(self.layout, most)
 
     @cached_property
     def group(self) -> LaneGroup:
         """Group of the lanes: a field where votes are checked, and else the smallest ring that holds all counts."""
         if self.is_checked and self.index_segments:
-            return LaneField.for_total_weight(self.lane_weight)
-        return RingLanes(self.lane_weight.bit_length())
+            return LaneField.for_count(self.largest_count)
+        return RingLanes(self.largest_count.bit_length())
 
     def shape(self, segment: IndexSegment) -> PointFunctionShape:
         if self.depth is None:
@@ -271,7 +256,7 @@ class IndexingConfiguration(Message):
         return PointFunctionShape(codewords=segment.codewords, group=self.group, depth=self.depth)
 
     def check_shape(self, segment: IndexSegment) -> CheckShape:
-        return CheckShape.plan(total_weight=self.lane_weight, codewords=segment.codewords, blocks=segment.blocks)
+        return CheckShape.plan(largest_count=self.largest_count, codewords=segment.codewords, blocks=segment.blocks)
 
     @property
     def index_segments(self) -> tuple[tuple[int, IndexSegment], ...]:

@@ -26,12 +26,11 @@ class IndexingFloors:
     server_keys: tuple[bytes, bytes]
     minimum_cohort: int
     maximum_length: int
-    maximum_weight: int = 1
     modes: frozenset[SharingMode] = frozenset({SharingMode.CHECKED_POINT_FUNCTIONS})
 
     @classmethod
     def usual(cls, clients: int, authority: bytes, server_keys: tuple[bytes, bytes]) -> IndexingFloors:
-        """Return floors for an application that knows how many clients it has: half of them, of one weight."""
+        """Return floors for an application that knows how many clients it has: half of them."""
         return cls(
             suites=frozenset(Suite),
             authority=authority,
@@ -50,7 +49,6 @@ class IndexingFloors:
         require_keys(self.authority, self.server_keys)
         require_integer("minimum_cohort", self.minimum_cohort, LEAST_COHORT)
         require_integer("maximum_length", self.maximum_length, 1)
-        require_integer("maximum_weight", self.maximum_weight, 1)
 
     def admit(self, configuration: IndexingConfiguration, *, layout: Layout, now: datetime) -> None:
         """Refuse a configuration that is weaker than these floors, or made for another codec than the client's."""
@@ -72,8 +70,6 @@ class IndexingFloors:
         yield configuration.server_keys != self.server_keys, "the servers are not the two that this client believes in"
         least = configuration.minimum_cohort
         yield least < self.minimum_cohort, f"a cohort of {least} is below {self.minimum_cohort}"
-        heaviest = max(configuration.weights)
-        yield heaviest > self.maximum_weight, f"a client may weigh {heaviest}, above {self.maximum_weight}"
         yield configuration.layout != layout, "its layout or codebooks are not those that this client encodes with"
         length = sum(segment.length for segment in configuration.layout.segments)
         yield length > self.maximum_length, f"its vectors are longer than {self.maximum_length}"

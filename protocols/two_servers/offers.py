@@ -8,12 +8,11 @@ same list. A round that failed stays failed; nothing of it is ever released.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, ClassVar, Final, NamedTuple
 
-from secagg.blame import answered_twice, signed_by, unverified
+from secagg.blame import Evidence, answered_twice, culprits, unverified
 from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.labels import Label
 from secagg.errors import NOBODY, UNDECIDED, Misuse, PeerMisbehaved, Reason, ThresholdNotMet, blaming
@@ -65,19 +64,15 @@ class Entry:
 
     client: ClientId
     upload_id: bytes
-    weight: int
 
 
 class RoundRules:
     """The rules of one round at one server; every call either does all that it does, or raises and does nothing."""
 
-    def __init__(
-        self, *, minimum_cohort: int, maximum_cohort: int, maximum_rejections: int, weights: Sequence[int]
-    ) -> None:
+    def __init__(self, *, minimum_cohort: int, maximum_cohort: int, maximum_rejections: int) -> None:
         self.minimum_cohort = minimum_cohort
         self.maximum_cohort = maximum_cohort
         self.maximum_rejections = maximum_rejections
-        self.weights = frozenset(weights)
         self.state = RoundState.COLLECTING
         self.counted: tuple[Entry, ...] = ()
         """The uploads that are released, once the round was closed."""
@@ -106,7 +101,7 @@ class RoundRules:
         """Return whether an upload is new, and not the same that came before.
 
         Raises:
-            PeerMisbehaved: the client uploaded something else before, weighs what nobody may, or the round is full.
+            PeerMisbehaved: the client uploaded something else before, or the round is full.
         """
         self.require(RoundState.COLLECTING)
         known = self._clients.get(entry.client)
@@ -117,12 +112,6 @@ class RoundRules:
                 f"{entry.client} uploaded twice for one round, and a second upload would be a second vote",
                 reason=Reason.ALREADY_ANSWERED,
                 culprits=answered_twice(entry.client, is_signed=True),
-            )
-        if entry.weight not in self.weights:
-            raise PeerMisbehaved(
-                f"a client weighs {entry.weight}, which the configuration does not allow",
-                reason=Reason.INPUT_OUT_OF_RANGE,
-                culprits=signed_by(entry.client),
             )
         if len(self._entries) - self.number_of(Standing.REJECTED) >= self.maximum_cohort:
             raise PeerMisbehaved(
@@ -155,28 +144,30 @@ class RoundRules:
         self._move(upload_id, {Standing.RECEIVED, Standing.ASKED}, Standing.REJECTED)
 
     def list_to_sign(self) -> tuple[Entry, ...]:
-        """Return the uploads in the sum, in ascending order, without weights that too few clients have.
+        """Return the uploads in the sum, in ascending order.
 
         Raises:
-            ThresholdNotMet: nobody is left.
+            ThresholdNotMet: they are too few.
             PeerMisbehaved: more uploads were rejected than the configuration tolerates.
         """
         self.require(RoundState.COLLECTING)
         rejected = self.number_of(Standing.REJECTED)
         if rejected > self.maximum_rejections:
             raise PeerMisbehaved(
-                f"{rejected} uploads were rejected, and {self.maximum_rejections} are tolerated; somebody is "
-                "attacking the round, or the other server is",
+                f"{rejected} uploads were rejected, and maximum_rejections is {self.maximum_rejections}: their clients "
+                "or one of the servers attack the round, so it is given up",
                 reason=Reason.ONE_HOT_REFUTED,
-                culprits=NOBODY,
+                culprits=frozenset().union(
+                    *(
+                        culprits(Evidence.REFUSED_HALF, sender=self._entries[upload_id].client)
+                        for upload_id, standing in self._standing.items()
+                        if standing is Standing.REJECTED
+                    )
+                ),
             )
-        taken = self.taken()
-        of_weight = Counter(entry.weight for entry in taken)
-        counted = tuple(sorted(entry for entry in taken if of_weight[entry.weight] >= self.minimum_cohort))
-        if not counted:
-            raise ThresholdNotMet(
-                needed=self.minimum_cohort, present=max(of_weight.values(), default=0), what="uploads of one weight"
-            )
+        counted = tuple(sorted(self.taken()))
+        if len(counted) < self.minimum_cohort:
+            raise ThresholdNotMet(needed=self.minimum_cohort, present=len(counted), what="uploads")
         return counted
 
     def sign(self) -> tuple[Entry, ...]:

@@ -1,12 +1,9 @@
-"""An upload at a server: opened, checked with the other server, and added to one sum for each weight.
+"""An upload at a server: opened, checked with the other server, and added to one sum.
 
     server 1  propose   ->  server 0  answer  ->  server 1  conclude  ->  server 0  settle
 
 Each step raises if the upload must not be taken, and gives the same bytes for the same bytes. Server 1 takes the upload
 when it concludes, and server 0 when it settles; only then is anything added.
-
-A weight multiplies a sum, not an upload. So a release can leave out the weights that too few clients have: in
-the sum of one client of weight 1 and many of weight 64 the remainders modulo 64 would be that one client's input.
 """
 
 from __future__ import annotations
@@ -14,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from secagg.blame import between_servers, signed_by
 from secagg.contract.layout import IndexSegment
 from secagg.crypto.hpke import sealing_pair
 from secagg.crypto.mask_expansion import accumulate, segment_count
-from secagg.crypto.ring import RingVector, add_into, low_bits, reduce_into
+from secagg.crypto.ring import RingVector, add_into, reduce_into
 from secagg.crypto.secret import Confined, Secret, overwrite
 from secagg.errors import UNDECIDED, MalformedMessage, Misuse, PeerMisbehaved, Reason, blaming
 from secagg.identifiers import ClientId, ServerId
@@ -233,8 +228,8 @@ class PointFunctionExchange(Confined):
         for verifier, piece in zip(self._verified(), pieces, strict=True):
             verifier.decide(bytes(piece))
 
-    def add_to(self, totals: ClassTotals) -> None:
-        totals.add_shares(self._header.weight, {half.number: self._share_of(half) for half in self._halves})
+    def add_to(self, totals: RoundTotals) -> None:
+        totals.add_shares({half.number: self._share_of(half) for half in self._halves})
 
     def wipe(self) -> None:
         for half in self._halves:
@@ -287,85 +282,50 @@ class PointFunctionExchange(Confined):
         return f"<PointFunctionExchange of {self._header.client} at {self._server}>"
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class _Total:
-    """The sum of the uploads of one weight."""
-
-    histograms: dict[int, HistogramShare]
-    vectors: list[RingVector]
-
-
-class ClassTotals(Confined):
+class RoundTotals(Confined):
     """The sums of one round at one server; memory for a few models, however many clients there are."""
 
     def __init__(self, configuration: IndexingConfiguration, server: ServerId, *, threads: int = 1) -> None:
         self.configuration = configuration
         self.server = server
         self._threads = threads
-        self._totals = dict[int, _Total]()
+        self._histograms = {
+            number: HistogramShare(configuration.shape(segment), segment.blocks, server.index)
+            for number, segment in configuration.index_segments
+        }
+        self._vectors = [segment.ring.zeros(segment.length) for segment in configuration.ring_segments]
 
-    def add_shares(self, weight: int, shares: Mapping[int, ServerShare]) -> None:
-        total = self._of(weight)
+    def add_shares(self, shares: Mapping[int, ServerShare]) -> None:
         for number, share in shares.items():
-            total.histograms[number].add(share, threads=self._threads)
+            self._histograms[number].add(share, threads=self._threads)
 
-    def add_vectors(self, weight: int, vectors: Sequence[RingVector]) -> None:
-        for segment, total, vector in zip(
-            self.configuration.ring_segments, self._of(weight).vectors, vectors, strict=True
-        ):
+    def add_vectors(self, vectors: Sequence[RingVector]) -> None:
+        for segment, total, vector in zip(self.configuration.ring_segments, self._vectors, vectors, strict=True):
             reduce_into(add_into(total, vector), segment.modulus_bits)
 
-    def add_masks(self, weight: int, key: Secret) -> None:
+    def add_masks(self, key: Secret) -> None:
         """Add a client's ring segments, as server 0 expands them."""
         first_segment = 0
-        for segment, total in zip(self.configuration.ring_segments, self._of(weight).vectors, strict=True):
+        for segment, total in zip(self.configuration.ring_segments, self._vectors, strict=True):
             accumulate(total, segment.ring, add=[key], subtract=[], first_segment=first_segment, threads=self._threads)
             first_segment += segment_count(segment.ring, segment.length)
 
-    def weighted(self, weights: Sequence[int]) -> tuple[Lanes | RingVector, ...]:
-        """Return the sums of these weights, each as often as it weighs, segment by segment."""
-        configuration, group = self.configuration, self.configuration.group
-        sums = list[Lanes | RingVector]()
-        vectors = iter(range(len(configuration.ring_segments)))
-        for number, segment in enumerate(configuration.layout.segments):
-            if isinstance(segment, IndexSegment):
-                lanes = np.zeros(segment.blocks * segment.codewords, dtype=group.word)
-                for weight in weights:
-                    part = self._of(weight).histograms[number].rows().reshape(-1)
-                    group.scale_into(part, weight)
-                    group.add_into(lanes, part)
-                group.reduce_into(lanes)
-                sums.append(lanes)
-                continue
-            place, total = next(vectors), segment.ring.zeros(segment.length)
-            for weight in weights:
-                factor = segment.ring.word.type(weight & low_bits(segment.modulus_bits))
-                reduce_into(add_into(total, self._of(weight).vectors[place] * factor), segment.modulus_bits)
-            sums.append(total)
-        return tuple(sums)
+    def sums(self) -> tuple[Lanes | RingVector, ...]:
+        """Return a copy of the sums, segment by segment."""
+        vectors = iter(self._vectors)
+        return tuple(
+            self._histograms[number].rows().reshape(-1) if isinstance(segment, IndexSegment) else next(vectors).copy()
+            for number, segment in enumerate(self.configuration.layout.segments)
+        )
 
     def wipe(self) -> None:
-        for total in self._totals.values():
-            for vector in total.vectors:
-                vector[:] = 0
-            for histogram in total.histograms.values():
-                histogram.wipe()
-        self._totals.clear()
-
-    def _of(self, weight: int) -> _Total:
-        if weight not in self._totals:
-            configuration = self.configuration
-            self._totals[weight] = _Total(
-                {
-                    number: HistogramShare(configuration.shape(segment), segment.blocks, self.server.index)
-                    for number, segment in configuration.index_segments
-                },
-                [segment.ring.zeros(segment.length) for segment in configuration.ring_segments],
-            )
-        return self._totals[weight]
+        for vector in self._vectors:
+            vector[:] = 0
+        for histogram in self._histograms.values():
+            histogram.wipe()
 
     def __repr__(self) -> str:
-        return f"<ClassTotals of {self.server}, weights {sorted(self._totals)}>"
+        return f"<RoundTotals of {self.server}>"
 
 
 @dataclass(slots=True, eq=False)
@@ -381,14 +341,13 @@ class OpenedUpload:
     asked: bytes | None = field(default=None, repr=False)
     """Digest of what the other server said when it was first asked about."""
 
-    def add_to(self, totals: ClassTotals) -> None:
+    def add_to(self, totals: RoundTotals) -> None:
         """Add this server's share to the sums: the one place where anything is."""
-        weight = self.entry.weight
         self.exchange.add_to(totals)
         if self.mask_key is None:
-            totals.add_vectors(weight, self.vectors)
+            totals.add_vectors(self.vectors)
         else:
-            totals.add_masks(weight, self.mask_key)
+            totals.add_masks(self.mask_key)
 
     def wipe(self) -> None:
         self.exchange.wipe()
@@ -453,7 +412,7 @@ class HalfOpener(Confined):
     def open(self, upload: Upload) -> OpenedUpload:
         configuration, server, header = self._configuration, self._server, upload.header
         digest = header.digest(configuration)
-        entry = Entry(header.client, upload.upload_id(configuration), header.weight)
+        entry = Entry(header.client, upload.upload_id(configuration))
         sealed, info = upload.sealed_seeds[server.index], sealing_info(server, digest)
         with self._pair.open("upload seed", sealed, UPLOAD_SEED_BYTES, info, culprits=UNDECIDED) as seed:
             body = open_body(seed, server, digest, upload.body)

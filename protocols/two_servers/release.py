@@ -37,7 +37,7 @@ from secagg.session.certificates import SigningKey
 
 from .configuration import IndexingConfiguration, ServerNoise
 from .offers import Entry, RoundStamp
-from .opened_upload import ClassTotals
+from .opened_upload import RoundTotals
 from .point_functions.lanes import LaneGroup, Lanes
 from .server_messages import NONCE_BYTES, AcceptedList, OutputCommitment, OutputShare
 
@@ -111,7 +111,7 @@ class ReleasedNoise:
         return epsilon(self.noise.kind, parts, releases, delta)
 
 
-def require_held(settings: NoiseSettings, layout: Layout, total_weight: int) -> ServerNoise | None:
+def require_held(settings: NoiseSettings, layout: Layout, clients: int) -> ServerNoise | None:
     """Return the noise of settings.
 
     Raises:
@@ -123,12 +123,12 @@ def require_held(settings: NoiseSettings, layout: Layout, total_weight: int) -> 
     squared = squared_sensitivities(settings, layout)
     most = min(
         Fraction(variance, len(squared) * max(1, one))
-        for variance, one in zip(noise.most(layout, total_weight), squared, strict=True)
+        for variance, one in zip(noise.most(layout, clients), squared, strict=True)
     )
     if settings.noise_multiplier**2 > most:
         held = rounded_root(most, ROUND_DOWN)
         raise CapacityExceeded(
-            f"rings and fields do not hold sums of {total_weight} clients with this noise of both servers: "
+            f"rings and fields do not hold sums of {clients} clients with this noise of both servers: "
             + (f"take noise_multiplier = {held:f} at most, or wider rings" if held else "take wider rings, or none")
         )
     return noise
@@ -174,8 +174,8 @@ def sums_of_counts(noised: Aggregate, layout: Layout, tables: Tables) -> Aggrega
             layout.segments, noised.layout.require_rings(), noised.values, strict=True
         )
     ]
-    heaviest = max((int(np.abs(one).sum(axis=1).max()) for one in counts if one is not None), default=0)
-    summed = summed_layout(layout, tables, max(noised.total_weight, heaviest))
+    most = max((int(np.abs(one).sum(axis=1).max()) for one in counts if one is not None), default=0)
+    summed = summed_layout(layout, tables, max(noised.contributors, most))
     values, released, remaining = list[RingVector](), iter(summed.require_rings()), iter(tables)
     for one, vector in zip(counts, noised.values, strict=True):
         if one is None:
@@ -187,7 +187,7 @@ def sums_of_counts(noised: Aggregate, layout: Layout, tables: Tables) -> Aggrega
             total = one[first : first + table.blocks] @ table.entries
             values.append(next(released).ring.from_integers(total.reshape(-1)))
             first += table.blocks
-    return Aggregate(summed, tuple(values), noised.contributors, noised.total_weight)
+    return Aggregate(summed, tuple(values), noised.contributors, noised.contributors)
 
 
 NOISE_SEED_BYTES: Final = 16
@@ -199,8 +199,6 @@ class RoundResult:
 
     aggregate: Aggregate
     counted: tuple[ClientId, ...]
-    left_out: dict[ClientId, int]
-    """Clients that were taken, and whose weight too few had, with how many did."""
     rejected: dict[ClientId, str]
 
 
@@ -236,7 +234,7 @@ class Release(Confined):
                 culprits=culprits(Evidence.DIFFERENT_LISTS),
             )
 
-    def encode_share(self, nonce_key: Secret, totals: ClassTotals, counted: Sequence[Entry]) -> bytes:
+    def encode_share(self, nonce_key: Secret, totals: RoundTotals) -> bytes:
         """Return this server's share of the sum, with a nonce that hides it in its commitment until it is opened.
 
         Security: the nonce follows from a key of the round and from the list, so no nonce is that of two lists.
@@ -244,7 +242,7 @@ class Release(Confined):
         digest = self._own_list().entries_digest
         with expand("commitment nonce", NONCE_BYTES, nonce_key, Label.INDEXING_NONCE, digest) as fresh:
             nonce = bytes(fresh.expose())
-        values = totals.weighted(sorted({entry.weight for entry in counted}))
+        values = totals.sums()
         configuration = self._configuration
         if configuration.noise is not None:
             # From the round's root, which no other server has.
@@ -270,7 +268,7 @@ class Release(Confined):
             )
         return theirs
 
-    def combined(self, peer_share: bytes, counted: Sequence[Entry]) -> Aggregate:
+    def combined(self, peer_share: bytes) -> Aggregate:
         """Add the other server's share, which has to be what it committed to, and return the sum."""
         peer = self._peer_stamp.server
         if self.peer_commitment is None:
@@ -286,7 +284,7 @@ class Release(Confined):
             theirs = OutputShare.decode(peer_share, self._configuration, self._peer_stamp)
         own = OutputShare.decode(self.own_share(), self._configuration, self._stamp)
         try:
-            return self._aggregate(own, theirs, counted)
+            return self._aggregate(own, theirs)
         except CapacityExceeded as error:
             raise PeerMisbehaved(
                 f"the two shares add up to no sum: {error}",
@@ -302,7 +300,7 @@ class Release(Confined):
             raise Misuse("a server signs its own list first")
         return AcceptedList.decode(self.signed_list, self._configuration, self._stamp)
 
-    def _aggregate(self, own: OutputShare, theirs: OutputShare, counted: Sequence[Entry]) -> Aggregate:
+    def _aggregate(self, own: OutputShare, theirs: OutputShare) -> Aggregate:
         configuration, group = self._configuration, self._configuration.group
         sums = list[RingVector]()
         for segment, value, other in zip(configuration.layout.segments, own.values, theirs.values, strict=True):
@@ -315,6 +313,6 @@ class Release(Confined):
                 sums.append(value.reshape(segment.blocks, segment.codewords).astype(np.uint64))
             else:
                 sums.append(reduce_into(add_into(value, other), segment.modulus_bits))
-        total_weight = sum(entry.weight for entry in counted)
+        count = self._own_list().contributors
         layout = configuration.layout if configuration.noise is None else counts_layout(configuration.layout)
-        return Aggregate(layout, tuple(sums), len(counted), total_weight)
+        return Aggregate(layout, tuple(sums), count, count)

@@ -32,7 +32,7 @@ def run(
     Args:
         sent: told of each half that a client uploads.
     Raises:
-        ThresholdNotMet: too few uploads of any one weight were taken; nothing is released.
+        ThresholdNotMet: too few uploads were taken; nothing is released.
     """
     # Round begin: each server has drawn a key for this round, and signs it.
     offers = RoundOffers(is_simulated=False, offers=(zero.offer, one.offer))

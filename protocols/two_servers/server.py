@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -39,7 +38,6 @@ from secagg.errors import (
     PeerMisbehaved,
     Reason,
     SecAggError,
-    ThresholdNotMet,
     UnexpectedMessage,
 )
 from secagg.identifiers import ClientId, ServerId
@@ -63,10 +61,10 @@ from .offers import (
     Standing,
     decode_halves,
 )
-from .opened_upload import ClassTotals, HalfOpener, OpenedUpload, PointFunctionExchange
+from .opened_upload import HalfOpener, OpenedUpload, PointFunctionExchange, RoundTotals
 from .point_functions.one_hot_check import RoundChallenges
 from .release import Release, ReleasedNoise, RoundResult, sums_of_counts
-from .server_messages import BATCH, BatchItem, BatchRequest, Beginning, Done, decode_batch, encode_batch
+from .server_messages import BATCH, AcceptedList, BatchItem, BatchRequest, Beginning, Done, decode_batch, encode_batch
 from .upload import ROUND_BYTES, Upload
 
 _LOG = logging.getLogger(__name__)
@@ -111,10 +109,9 @@ class IndexingServer(Confined):
             minimum_cohort=configuration.minimum_cohort,
             maximum_cohort=configuration.maximum_cohort,
             maximum_rejections=configuration.maximum_rejections,
-            weights=configuration.weights,
         )
         self._release = Release(configuration, self._stamp, self._peer_stamp, signing_key)
-        self._totals = ClassTotals(configuration, server, threads=threads)
+        self._totals = RoundTotals(configuration, server, threads=threads)
         self._pending = dict[bytes, OpenedUpload]()
         self._rejected = dict[ClientId, str]()
         self._concluded: tuple[bytes, bytes] | None = None
@@ -151,7 +148,7 @@ class IndexingServer(Confined):
     def take(self, upload: Upload) -> bytes:
         """Take a half that ``read`` has returned, and return the upload's id."""
         with self._held():
-            entry = Entry(upload.header.client, upload.upload_id(self.configuration), upload.header.weight)
+            entry = Entry(upload.header.client, upload.upload_id(self.configuration))
             if self._rules.require_new(entry):
                 self._pending[entry.upload_id] = self._opener.open(upload)
                 self._rules.receive(entry)
@@ -246,11 +243,15 @@ class IndexingServer(Confined):
 
     # --- The sum --------------------------------------------------------------------------------------------------
 
+    def verify_list(self, peer_list: bytes) -> None:
+        """Refuse what is not a list that the other server signed for this round; nothing changes."""
+        AcceptedList.decode(owned_bytes(peer_list), self.configuration, self._peer_stamp)
+
     def close(self) -> bytes:
         """Sign the list of uploads whose sum this server would release; it signs no other list in this round.
 
         Raises:
-            ThresholdNotMet: too few uploads of any one weight were taken; the round continues.
+            ThresholdNotMet: too few uploads were taken; the round continues.
             PeerMisbehaved: too many uploads were rejected; the round is given up.
         """
         with self._held():
@@ -275,7 +276,7 @@ class IndexingServer(Confined):
                     self.wipe()
                 raise
             if self._release.share is None:
-                self._release.share = self._release.encode_share(self._nonce_key, self._totals, self._rules.counted)
+                self._release.share = self._release.encode_share(self._nonce_key, self._totals)
             self._rules.agree()
             return self.commitment
 
@@ -304,14 +305,10 @@ class IndexingServer(Confined):
         """Add the other server's share, and return the sum."""
         with self._held():
             self._require_turn("a share", RoundState.AGREED)
-            aggregate = self._release.combined(owned_bytes(peer_share), self._rules.counted)
+            aggregate = self._release.combined(owned_bytes(peer_share))
             counted = tuple(entry.client for entry in self._rules.counted)
-            weights = {entry.client: entry.weight for entry in self._rules.taken()}
-            rare = sorted(weights.keys() - set(counted))
-            of_weight = Counter(weights[client] for client in rare)
-            left_out = {client: of_weight[weights[client]] for client in rare}
             undecided = {self._rules.entry(upload_id).client: _UNDECIDED for upload_id in self._rules.waiting()}
-            return RoundResult(aggregate, counted, left_out, self.rejected | undecided)
+            return RoundResult(aggregate, counted, self.rejected | undecided)
 
     def wipe(self) -> None:
         """Give the round up: overwrite sums, seeds and keys."""
@@ -445,6 +442,7 @@ class Server(StagedServerSession[tuple[Upload, bytes]]):
         """
         self._subject, self._zero, self._ask, self._settings = subject, zero, ask, settings
         self._unasked = list[bytes]()
+        self._refused = dict[ClientId, PeerMisbehaved]()
         self._failure: SecAggError | None = None
         shown = RoundOffers(is_simulated=is_simulated, offers=(zero.offer, self._begun()))
         invitation = Invitation(zero.round_number, zero.configuration, shown).encode()
@@ -503,10 +501,17 @@ class Server(StagedServerSession[tuple[Upload, bytes]]):
         self._decide()
 
     def _decide(self) -> None:
-        while batch := self._unasked[:BATCH]:
-            proposal = self._tell(BatchRequest(tuple(batch)).encode())
-            self._zero.settle(self._tell(self._zero.answer(proposal)))
-            del self._unasked[: len(batch)]
+        try:
+            while batch := self._unasked[:BATCH]:
+                proposal = self._tell(BatchRequest(tuple(batch)).encode())
+                self._zero.settle(self._tell(self._zero.answer(proposal)))
+                del self._unasked[: len(batch)]
+        finally:
+            # Recorded now: too many rejections end the round before there is a result that could name them.
+            for client, sentence in self._zero.rejected.items():
+                if client not in self._refused:
+                    self._refused[client] = _refused(client, sentence)
+                    self._record(self._refused[client])
 
     def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
         del progress  # The servers say three things each, whatever the size.
@@ -514,17 +519,20 @@ class Server(StagedServerSession[tuple[Upload, bytes]]):
         commitment = zero.agree(self._tell(zero.close()))
         share = zero.open(self._tell(commitment))
         found = zero.combine(self._tell(share))
-        left_out = _left_out(found, self._minimum)
-        self._record(*(error for error in left_out.values() if isinstance(error, PeerMisbehaved)))
+        left_out = {
+            client: self._refused.get(client) or _refused(client, sentence)
+            for client, sentence in found.rejected.items()
+        }
+        self._record(*(error for client, error in left_out.items() if client not in self._refused))
         sums, counted = found.aggregate, frozenset(found.counted)
         if self.configuration.noise is not None and subject.tables:
             aggregate = sums_of_counts(sums, subject.layout, subject.tables)
         else:
-            aggregate = Aggregate(subject.layout, sums.values, sums.contributors, sums.total_weight)
+            aggregate = Aggregate(subject.layout, sums.values, sums.contributors, sums.contributors)
         return Released(
             aggregate=aggregate,
             counted=counted,
-            left_out=left_out,
+            left_out=dict[ClientId, SecAggError](left_out),
             revealed=frozenset({counted}),
             # A client that is not checked votes as often as it likes.
             unbounded=subject.layout.ring_positions
@@ -543,12 +551,6 @@ class Server(StagedServerSession[tuple[Upload, bytes]]):
         self._zero.wipe()
 
 
-def _left_out(found: RoundResult, minimum: int) -> dict[ClientId, SecAggError]:
-    errors: dict[ClientId, SecAggError] = {
-        client: ThresholdNotMet(needed=minimum, present=present, what="uploads of this client's weight")
-        for client, present in found.left_out.items()
-    }
-    for client, sentence in found.rejected.items():
-        named = culprits(Evidence.REFUSED_HALF, sender=client)
-        errors[client] = PeerMisbehaved(sentence, reason=Reason.ONE_HOT_REFUTED, culprits=named)
-    return errors
+def _refused(client: ClientId, sentence: str) -> PeerMisbehaved:
+    named = culprits(Evidence.REFUSED_HALF, sender=client)
+    return PeerMisbehaved(sentence, reason=Reason.ONE_HOT_REFUTED, culprits=named)

@@ -148,10 +148,10 @@ class AcceptedList(Placed):
 
 
 def entries_digest(entries: Sequence[Entry]) -> bytes:
-    """Return the digest of a list of uploads, in ascending order, each with its client and weight."""
+    """Return the digest of a list of uploads, in ascending order, each with its client."""
     parts = list[bytes]()
     for entry in sorted(entries):
-        parts += (entry.client.encode(), entry.upload_id, entry.weight.to_bytes(4, "big"))
+        parts += (entry.client.encode(), entry.upload_id)
     return hashlib.sha256(bind(Label.INDEXING_ACCEPTED, *parts)).digest()
 
 
@@ -217,7 +217,6 @@ def half_bytes(configuration: IndexingConfiguration, server: ServerId) -> int:
     header = UploadHeader(
         round_number=0,
         certificate=Certificate(ClientId(0), bytes(IDENTITY_KEY_BYTES), bytes(SIGNATURE_BYTES)),
-        weight=0,
         segments=(place,) * len(configuration.index_segments),
     )
     fixed = len(Upload(header=header, server=server, sealed_seeds=(sealed, sealed), body=b"").encode())

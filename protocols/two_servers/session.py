@@ -43,8 +43,8 @@ class TwoServersSettings(NoiseSettings):
     minimum_cohort: int = LEAST_COHORT
     maximum_cohort: int | None = None
     """By default all who are invited, or as many as the codec's capacity allows where anybody may come."""
-    maximum_rejections: int = 0
-    weights: tuple[int, ...] = (1,)
+    maximum_rejections: int | None = None
+    """By default a tenth of ``maximum_cohort``, and at least one: one cheating client does not end the round."""
     lifetime: timedelta = timedelta(hours=12)
 
     @property
@@ -102,9 +102,10 @@ def configure(
     subject: Subject, settings: TwoServersSettings, invited: frozenset[ClientId] | None, helpers: TwoServersHelpers
 ) -> IndexingConfiguration:
     """Return what server 0 offers server 1; nobody is asked."""
-    most = min(subject.capacity // max(settings.weights), _MOST_UPLOADS) if invited is None else len(invited)
+    most = min(subject.capacity, _MOST_UPLOADS) if invited is None else len(invited)
     maximum_cohort = settings.maximum_cohort or most
-    noise = require_held(settings, subject.layout, maximum_cohort * max(settings.weights))
+    rejections = settings.maximum_rejections
+    noise = require_held(settings, subject.layout, maximum_cohort)
     configuration = IndexingConfiguration(
         task=subject.task,
         suite=settings.suite,
@@ -115,8 +116,7 @@ def configure(
         depth=settings.depth,
         minimum_cohort=settings.minimum_cohort,
         maximum_cohort=maximum_cohort,
-        maximum_rejections=settings.maximum_rejections,
-        weights=settings.weights,
+        maximum_rejections=max(1, maximum_cohort // 10) if rejections is None else rejections,
         expiry=int((helpers.clock() + settings.lifetime).timestamp()),
         noise=noise,
     )
@@ -124,7 +124,7 @@ def configure(
     if configuration.noise is not None and has_indices and not subject.tables:
         raise InvalidParameters("of counts with noise sums of codewords are released: hand the codec's tables over")
     # Every client refuses more; nobody is invited to that.
-    require_capacity(configuration.maximum_total_weight, subject.capacity)
+    require_capacity(configuration.maximum_cohort, subject.capacity)
     return configuration
 
 

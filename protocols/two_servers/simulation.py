@@ -122,7 +122,6 @@ class TwoServersSimulation(Confined):
             minimum_cohort=LEAST_COHORT,
             maximum_cohort=(1 << 24) - 1,
             maximum_lanes=_MOST_LANES,
-            maximum_weight=max(settings.weights),
             maximum_lifetime=2 * settings.lifetime,
         )
         standing = StandingServer(
@@ -166,7 +165,6 @@ class TwoServersSimulation(Confined):
                 server_keys=self._server_keys,
                 minimum_cohort=settings.minimum_cohort,
                 maximum_length=_MOST_LANES,
-                maximum_weight=max(settings.weights),
                 modes=frozenset({settings.mode}),
             ),
             charge=self._ledgers[client].charge,
@@ -295,7 +293,6 @@ ENTRY: Final = ProtocolEntry(
     open_session=open_session,
     helpers=TwoServersHelpers,
     simulate=TwoServersSimulation,
-    reveals_weights=True,
     costs=costs,
     trust="two servers that do not collude, one of which may be active; a client that is not checked can vote as often "
     "as it likes",

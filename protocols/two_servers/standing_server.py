@@ -69,7 +69,6 @@ class StandingFloors:
     maximum_cohort: int
     maximum_lanes: int
     """Limit on the counters and ring elements of a layout, several times which this server holds for each client."""
-    maximum_weight: int = 1
     maximum_lifetime: timedelta
     """Limit on the time from now to the expiry of a round."""
 
@@ -78,7 +77,6 @@ class StandingFloors:
         require_integer("minimum_cohort", self.minimum_cohort, LEAST_COHORT)
         require_integer("maximum_cohort", self.maximum_cohort, self.minimum_cohort)
         require_integer("maximum_lanes", self.maximum_lanes, 1)
-        require_integer("maximum_weight", self.maximum_weight, 1)
         if not self.suites or not self.modes or self.maximum_lifetime <= timedelta(0):
             raise InvalidParameters("a standing server accepts at least one suite, one mode and some time to come")
 
@@ -103,8 +101,6 @@ class StandingFloors:
         least, most = offered.minimum_cohort, offered.maximum_cohort
         yield least < self.minimum_cohort, f"a cohort of {least} is below {self.minimum_cohort}"
         yield most > self.maximum_cohort, f"a cohort of {most} is above {self.maximum_cohort}"
-        heaviest = max(offered.weights)
-        yield heaviest > self.maximum_weight, f"a client may weigh {heaviest}, above {self.maximum_weight}"
         lanes = lanes_of(offered)
         yield lanes > self.maximum_lanes, f"{lanes} counters and ring elements are more than {self.maximum_lanes}"
         yield now.timestamp() >= offered.expiry, "it has expired"
@@ -301,6 +297,8 @@ class StandingServer(Confined):
             case MessageKind.INDEXING_ANSWER:
                 return server.conclude(request)
             case MessageKind.ACCEPTED_LIST:
+                # Verified before this server closes its round, which nothing opens again.
+                server.verify_list(request)
                 own_list = server.close()
                 server.agree(request)
                 return own_list

@@ -80,7 +80,6 @@ class UploadHeader:
 
     round_number: Annotated[int, unsigned(ROUND_BYTES)]
     certificate: Annotated[Certificate, CERTIFICATE]
-    weight: Annotated[int, unsigned(4)]
     segments: Annotated[
         tuple[SegmentHeader, ...],
         listed(
@@ -101,7 +100,6 @@ class UploadHeader:
             self.round_number.to_bytes(ROUND_BYTES, "big"),
             self.client.encode(),
             self.certificate.public_key,
-            self.weight.to_bytes(4, "big"),
             *(part for segment in self.segments for part in (segment.nonce, segment.correction_digest)),
         )
         return hashlib.sha256(bind(Label.INDEXING_UPLOAD_HEADER, *parts)).digest()
@@ -209,7 +207,6 @@ def check_context(
         layout_digest=configuration.layout.digest,
         segment=number,
         shape=configuration.check_shape(segment),
-        weight=header.weight,
         correction_digest=place.correction_digest,
         nonce=place.nonce,
     )

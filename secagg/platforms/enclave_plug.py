@@ -143,7 +143,6 @@ def member(side: NodeSide) -> EnclaveMember:
             minimum_cohort=side.settings.minimum_cohort,
             maximum_length=MOST_LENGTH,
             authority=identity.authority.public_key,
-            maximum_weight=1,
         ),
         judge=NodeJudge(side.settings, own),
         ledger=SealLedger,

@@ -28,7 +28,7 @@ from tests.harness.made_secrets import Made, shows
 
 trusted: Any = enclave_module
 ENDS = ("release", "give_up_buffer", "destroy")
-SETUP = EnclaveSetup(layout=Layout((RingSegment(20, 6), IndexSegment(256, 64))), maximum_weight=2)
+SETUP = EnclaveSetup(layout=Layout((RingSegment(20, 6), IndexSegment(256, 64))))
 SEED = bytes(range(100, 132))
 
 
@@ -64,17 +64,6 @@ def test_no_key_of_an_upload_survives_the_end_of_its_buffer(suite: Suite, end: s
             histogram.histogram(0, 1)
 
 
-def test_a_buffer_that_one_weight_dominates_leaves_no_key(made_secrets: Made) -> None:
-    session = InsecureEnclaveSession(replace(SETUP, maximum_weight=64))
-    session.host.open_buffer(0, bytes(32))
-    for number, weight in ((1, 64), (2, 1), (3, 1)):
-        session.upload(number, weight=weight)
-    assert kinds_left(made_secrets) == ["mask_key"] * 3
-    with pytest.raises(PeerError):
-        session.enclave.release()
-    assert kinds_left(made_secrets) == []
-
-
 def test_a_refused_upload_leaves_no_key(made_secrets: Made) -> None:
     session = InsecureEnclaveSession(SETUP)
     session.host.open_buffer(0, bytes(32))
@@ -86,11 +75,7 @@ def test_a_refused_upload_leaves_no_key(made_secrets: Made) -> None:
         with pytest.raises(PeerError):
             session.enclave.receive(altered.encode())
     packed, (own, other) = bytes(64), (session.setup.signing_key_of(f"client {number}") for number in (1, 2))
-    for message in (
-        crafted(session, weight=3, packed=packed),
-        crafted(session, weight=0, packed=packed),
-        crafted(session, packed=packed, certificate=session.certificate_of(1, own), signing_key=other),
-    ):
+    for message in (crafted(session, packed=packed, certificate=session.certificate_of(1, own), signing_key=other),):
         with pytest.raises(PeerError):
             session.enclave.receive(message)
     assert kinds_left(made_secrets) == []
@@ -188,8 +173,8 @@ def test_an_enclave_without_evidence_keeps_no_keys(monkeypatch: pytest.MonkeyPat
 @pytest.fixture
 def on_the_way(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     """Collect the arrays that a release makes and that tell more than the release itself."""
-    arrays: dict[str, list[Any]] = {"counts": [], "noise": [], "masks": []}
-    rows, sample, accumulate = HistogramAccumulator.histogram, trusted.sample, trusted.accumulate
+    arrays: dict[str, list[Any]] = {"counts": [], "noise": []}
+    rows, sample = HistogramAccumulator.histogram, trusted.sample
 
     def counts(self: HistogramAccumulator, start: int, stop: int) -> Any:
         arrays["counts"].append(rows(self, start, stop))
@@ -199,13 +184,8 @@ def on_the_way(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
         arrays["noise"].append(sample(*args))
         return arrays["noise"][-1]
 
-    def masks(total: Any, *args: Any, **named: Any) -> None:
-        accumulate(total, *args, **named)
-        arrays["masks"].append(total)
-
     monkeypatch.setattr(HistogramAccumulator, "histogram", counts)
     monkeypatch.setattr(trusted, "sample", noise)
-    monkeypatch.setattr(trusted, "accumulate", masks)
     return arrays
 
 
@@ -219,13 +199,12 @@ NOISED: Any = {"noise_multiplier": Fraction(1), "l2_bounds": (99, 99)}
         ("noise", EnclaveSetup(form=ReleaseForm.HISTOGRAM, **NOISED)),
         ("counts", EnclaveSetup()),
         ("counts", EnclaveSetup(form=ReleaseForm.HISTOGRAM, **NOISED)),
-        ("masks", EnclaveSetup()),
     ],
 )
 def test_what_tells_more_than_the_release_is_overwritten(
     what: str, setup: EnclaveSetup, on_the_way: dict[str, list[Any]]
 ) -> None:
-    session = InsecureEnclaveSession(replace(setup, staleness_weights=(2, 1)))
+    session = InsecureEnclaveSession(replace(setup, oldest=1))
     session.host.open_buffer(1, model_digest(1))
     for number, version in ((1, 1), (2, 1), (3, 1), (4, 0), (5, 0), (6, 0)):
         session.upload(number, version=version)
@@ -278,14 +257,13 @@ def test_what_holds_secrets_is_not_copied(attempt: Callable[[object], object]) -
         assert caught.value.reason is Reason.SECRET_EXPOSURE
 
 
-@pytest.mark.parametrize("fault", ["index", "weight", "tag", "seed"])
+@pytest.mark.parametrize("fault", ["index", "tag", "seed"])
 def test_no_traceback_shows_a_secret_even_with_its_locals(fault: str, made_secrets: Made) -> None:
     session = InsecureEnclaveSession(replace(SETUP, layout=Layout((RingSegment(20, 6), IndexSegment(200, 64)))))
     session.host.open_buffer(0, bytes(32))
     packed = bytes(range(136, 200))
     message = {
         "index": crafted(session, packed=packed[:-1] + b"\xff"),
-        "weight": crafted(session, weight=0xDEAD, packed=packed),
         "tag": replace(session.seal(2).sealed, sealed_indices=bytes(80)).encode(),
         "seed": replace(session.seal(3).sealed, sealed_seed=bytes(100)).encode(),
     }[fault]
@@ -300,4 +278,3 @@ def test_no_traceback_shows_a_secret_even_with_its_locals(fault: str, made_secre
     assert not shows(rendered, packed[-9:-1])
     assert str(np.frombuffer(packed, dtype=np.uint8)[:8])[1:-1] not in rendered
     assert "InvalidTag" not in rendered
-    assert str(0xDEAD) not in str(caught.value), "an error holds no value"

@@ -52,7 +52,7 @@ def opened(setup: EnclaveSetup | None = None, version: int = 0) -> InsecureEncla
 
 
 def same_values(one: Aggregate, other: Aggregate) -> bool:
-    counts = (one.contributors, one.total_weight) == (other.contributors, other.total_weight)
+    counts = one.contributors == other.contributors
     pairs: Any = zip(one.values, other.values, strict=True)
     return counts and all(np.array_equal(left, right) for left, right in pairs)
 
@@ -82,36 +82,7 @@ def test_a_host_that_asks_after_every_upload_gets_one_sum_and_none_before(form: 
         session.enclave.receive(session.seal(5).sealed.encode())
 
 
-# --- Weights ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("form", ReleaseForm)
-def test_a_client_that_outweighs_the_others_is_not_singled_out(form: ReleaseForm) -> None:
-    session = opened(EnclaveSetup(form=form, maximum_weight=64))
-    for number, weight in ((1, 64), (2, 1), (3, 1), (4, 1)):
-        session.upload(number, weight=weight)
-    with pytest.raises(PeerMisbehaved) as caught:
-        session.enclave.release()
-    assert caught.value.reason is Reason.WEIGHTS_UNEVEN
-    assert caught.value.culprits == frozenset()
-    # The buffer is gone: adding one light client after another would tell how heavy the heavy one is.
-    assert session.enclave.state is BufferState.CLOSED
-    assert refusal(session.enclave.release) == (Misuse, Reason.API_MISUSE)
-    session.host.open_buffer(1, model_digest(1))
-    assert not any(vars(session.enclave)["_mask_keys"].values())
-
-
-@pytest.mark.parametrize("form", ReleaseForm)
-def test_the_remainder_of_a_sum_does_not_tell_the_one_client_of_another_weight(form: ReleaseForm) -> None:
-    session = opened(EnclaveSetup(form=form, maximum_weight=64))
-    weights = (64, 64, 64, 1)
-    for number, weight in enumerate(weights, start=1):
-        session.upload(number, weight=weight)
-    whole: Any = session.ideal(range(1, 5), weights).values[0].astype(np.int64)
-    fourth: Any = session.setup.payload_of(4).values[0].astype(np.int64)
-    assert (whole % 64 == fourth % 64).all(), "the attack would work"
-    assert refusal(session.enclave.release) == (PeerMisbehaved, Reason.WEIGHTS_UNEVEN)
-    assert session.enclave.state is BufferState.CLOSED
+# --- Models -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_model_gets_no_second_number() -> None:
@@ -131,48 +102,19 @@ def test_a_model_gets_no_second_number() -> None:
     assert refusal(lambda: session.host.receive(sealed.encode())) == (PeerMisbehaved, Reason.MODEL_MISMATCH)
 
 
-def test_ages_do_not_make_up_for_weights() -> None:
-    """With noise too, a host that picks the ages cannot have the one client whose model is new be the whole sum."""
-    session = opened(replace(NOISED, staleness_weights=(64, 1)), version=1)
-    session.upload(1, version=1)
-    session.upload(2, 3, 4, 5, version=0)
-    assert refusal(session.enclave.release) == (PeerMisbehaved, Reason.WEIGHTS_UNEVEN)
-
-
 # --- Ages -------------------------------------------------------------------------------------------------------------
-
-AGES = (64, 45)
-"""The weights of a table of this kind have no common divisor, so that one weight can be inverted modulo another."""
 
 
 @pytest.mark.parametrize("form", ReleaseForm)
-def test_the_remainder_of_a_sum_does_not_tell_the_one_client_of_another_age(form: ReleaseForm) -> None:
-    """The host hands the victim an old model, and everybody else the new one, who then weigh a multiple of 64."""
-    session = opened(EnclaveSetup(form=form, staleness_weights=AGES), version=1)
+def test_the_one_client_of_another_age_counts_as_often_as_the_others(form: ReleaseForm) -> None:
+    """The host hands the victim an old model, and everybody else the new one: no multiple of the others tells it."""
+    session = opened(EnclaveSetup(form=form, oldest=1), version=1)
     session.upload(1, version=0)
     session.upload(2, 3, 4, 5, 6, version=1)
-    weights, inverse = (45, 64, 64, 64, 64, 64), pow(45, -1, 64)
-    assert max(weights) * session.setup.minimum_cohort <= sum(weights), "the weight rule would let it pass"
-    whole, victim = session.ideal(range(1, 7), weights), session.setup.payload_of(1)
-    remainders: Any = whole.values[0].astype(np.int64) * inverse % 64
-    assert (remainders == victim.values[0].astype(np.int64) % 64).all(), "the attack would work on values"
-    counts: Any = whole.values[1]
-    assert ((counts * inverse % 64).argmax(axis=1) == victim.values[1]).all(), "and on indices"
-    for _ in range(2):
-        with pytest.raises(ThresholdNotMet, match="of each weight of age") as caught:
-            session.host.release()
-        assert (caught.value.needed, caught.value.present) == (3, 1)
-        assert session.enclave.state is BufferState.OPEN
-    assert vars(session.enclave)["_releases"] == 0
-
-
-def test_noise_hides_the_one_client_of_another_age() -> None:
-    session = opened(replace(NOISED, staleness_weights=(2, 1)), version=1)
-    session.upload(1, version=0)
-    session.upload(2, 3, 4, 5, version=1)
     aggregate, _ = session.host.release()
-    assert not same_values(aggregate, session.ideal(range(1, 6), (1, 2, 2, 2, 2)))
-    assert aggregate.contributors == 5
+    assert aggregate.contributors == 6
+    if form is ReleaseForm.HISTOGRAM:
+        assert same_values(aggregate, session.ideal(range(1, 7)))
 
 
 # --- Releasing twice --------------------------------------------------------------------------------------------------
@@ -276,11 +218,11 @@ def test_an_enclave_that_fails_in_the_middle_of_an_upload_gives_the_buffer_up(
     session.upload(1, 2, 3)
     message, add, calls = session.seal(4).sealed.encode(), HistogramAccumulator.add, list[int]()
 
-    def failing(self: HistogramAccumulator, packed: memoryview, weight: int, *, is_checked: bool) -> None:
-        calls.append(weight)
+    def failing(self: HistogramAccumulator, packed: memoryview, *, is_checked: bool) -> None:
+        calls.append(len(calls))
         if len(calls) == 2:
             raise fault
-        add(self, packed, weight, is_checked=is_checked)
+        add(self, packed, is_checked=is_checked)
 
     monkeypatch.setattr(HistogramAccumulator, "add", failing)
     with pytest.raises(fault):
@@ -343,7 +285,7 @@ def subject_of(version: int, digest: bytes | None = None) -> Subject:
 
 @pytest.fixture
 def world() -> Iterator[EnclaveSimulation]:
-    settings = EnclaveSettings(suite=Suite.CLASSIC, staleness_weights=(1, 1, 1))
+    settings = EnclaveSettings(suite=Suite.CLASSIC, oldest=2)
     made = EnclaveSimulation(settings, coins=SystemCoins(), clock=lambda: datetime(2026, 1, 1, tzinfo=UTC))
     with closing(made):
         yield made

@@ -64,7 +64,7 @@ def memory_of(session: InsecureEnclaveSession) -> Any:
     inside: dict[str, Any] = vars(session.enclave)
     judge: ReleaseRules = inside["_rules"]
     rules = {name: copy.deepcopy(value) for name, value in vars(judge).items() if name != "_configuration"}
-    keys = {weight: [bytes(key.expose()) for key in keys] for weight, keys in inside["_mask_keys"].items() if keys}
+    keys = [bytes(key.expose()) for key in inside["_mask_keys"]]
     counted = zip(inside["_histograms"], session.configuration.index_segments, strict=True)
     sums: list[Any] = vars(session.host.server)["_sums"]
     counts = [histogram.histogram(0, segment.blocks).tolist() for histogram, segment in counted]
@@ -73,7 +73,7 @@ def memory_of(session: InsecureEnclaveSession) -> Any:
 
 @pytest.fixture
 def session() -> InsecureEnclaveSession:
-    made = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUT, maximum_weight=5))
+    made = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUT))
     made.host.open_buffer(0, bytes(32))
     made.upload(6)
     return made
@@ -104,7 +104,7 @@ def is_not_authentic(session: InsecureEnclaveSession, message: bytes, *culprits:
 
 @pytest.mark.parametrize("end", ["release", "give_up_buffer"])
 def test_an_upload_is_not_taken_in_a_later_buffer(end: str) -> None:
-    session = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUT, staleness_weights=(1, 1)))
+    session = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUT, oldest=1))
     session.host.open_buffer(0, bytes(32))
     uploads = [session.seal(number) for number in (1, 2, 3)]
     for upload in uploads:
@@ -183,8 +183,8 @@ def test_nobody_but_a_client_seals_in_its_name(suite: Suite) -> None:
     )
     # Nothing; a proof by a key of its own; one of the client's for another header, enclave or purpose, which leaked.
     for known in (bytes(PROOF_BYTES), *(bytes(proof.expose()) for proof in made)):
-        with Secret("both", known + bytes(36)) as both:
-            resealed = session.verified().seal(both, sealing_info(digest), NOW)
+        with Secret("both", known + bytes(32)) as both:
+            resealed = session.verified().seal(both, sealing_info(digest))
         is_not_authentic(session, replace(one, sealed_seed=resealed).encode(), FIRST, HOST)
     session.enclave.receive(one.encode())
 
@@ -230,13 +230,6 @@ def test_nothing_is_counted_of_an_upload_of_which_one_segment_is_wrong(wrong: in
     is_refused(session, message, MalformedMessage, Reason.INPUT_OUT_OF_RANGE, FIRST)
 
 
-@pytest.mark.parametrize("weight", [0, 6, (1 << 32) - 1])
-def test_a_weight_out_of_range_is_refused(session: InsecureEnclaveSession, weight: int) -> None:
-    message = crafted(session, 1, weight=weight)
-    is_refused(session, message, PeerMisbehaved, Reason.INPUT_OUT_OF_RANGE, FIRST)
-    session.enclave.receive(crafted(session, 2, weight=5))
-
-
 # --- Altered bytes ----------------------------------------------------------------------------------------------------
 
 
@@ -253,7 +246,7 @@ def test_bytes_that_change_while_they_are_looked_at_are_those_that_came(
 
     monkeypatch.setattr(trusted, "open_indices", after_a_change)
     given: Any = message
-    assert session.enclave.receive(given) == 1
+    session.enclave.receive(given)
     _, _, (counts,), _ = memory_of(session)
     expected = np.zeros((BLOCKS, CODEWORDS), dtype=np.int64)
     for number in (1, 6):
@@ -293,7 +286,7 @@ def test_one_certified_client_does_not_fill_a_buffer(session: InsecureEnclaveSes
         session.enclave.release()
 
 
-@pytest.mark.parametrize("fault", ["weight", "index", "seed", "twice"])
+@pytest.mark.parametrize("fault", ["index", "seed", "twice"])
 def test_without_an_authority_no_client_is_blamed_alone(fault: str) -> None:
     """The host certifies a key of its own for any client's name, and signs what it likes."""
     setup = EnclaveSetup(
@@ -309,9 +302,6 @@ def test_without_an_authority_no_client_is_blamed_alone(fault: str) -> None:
     named: Any = {"certificate": issue_certificate(own, FIRST, own.public_key), "signing_key": own}
     both = FIRST, HOST
     match fault:
-        case "weight":
-            message = crafted(session, 1, weight=2, **named)
-            is_refused(session, message, PeerMisbehaved, Reason.INPUT_OUT_OF_RANGE, *both)
         case "index":
             message = crafted(session, 1, packed=packed_indices([CODEWORDS] * BLOCKS), **named)
             is_refused(session, message, MalformedMessage, Reason.INPUT_OUT_OF_RANGE, *both)
@@ -525,17 +515,11 @@ def test_a_short_upload_is_none_where_the_host_knows_nobody() -> None:
 # --- One seal ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("packed", "weight"),
-    [(b"\xff\x7f", 1), (bytes(2), 0), (bytes(2), 2)],
-    ids=["an index", "a weight of 0", "a weight above the greatest"],
-)
-def test_what_one_seal_holds_is_checked_before_it_is_counted(packed: bytes, weight: int) -> None:
+def test_what_one_seal_holds_is_checked_before_it_is_counted() -> None:
     session = opened(INDICES)
     assert has_one_seal(session.configuration)
-    kind = MalformedMessage if weight == 1 else PeerMisbehaved
-    message = crafted(session, packed=packed, weight=weight)
-    is_refused(session, message, kind, Reason.INPUT_OUT_OF_RANGE, FIRST)
+    message = crafted(session, packed=b"\xff\x7f")
+    is_refused(session, message, MalformedMessage, Reason.INPUT_OUT_OF_RANGE, FIRST)
 
 
 @pytest.mark.parametrize("suite", Suite)
@@ -593,7 +577,7 @@ def test_an_invitation_leaves_out_the_tables_that_every_client_of_the_codec_has(
     assert sum(len(table.encode()) for table in code.tables[0]) > 2**17
     assert len(session.invitation) < 512
     upload = answered(simulation, session.invitation, subject_of(code), code)
-    assert len(upload) == code.layout.payload_bytes + 83
+    assert len(upload) == code.layout.payload_bytes + 79
     session.receive(FIRST, upload)
 
 
@@ -607,7 +591,7 @@ def test_a_host_that_has_not_everybodys_certificate_is_sent_long_uploads(simulat
 
 @pytest.mark.parametrize("buffers", [1, 2])
 def test_a_client_has_one_upload_for_a_model_over_all_buffers(buffers: int) -> None:
-    session = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUT, staleness_weights=(1, 1)))
+    session = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUT, oldest=1))
     session.host.open_buffer(0, bytes(32))
     session.upload(1)
     if buffers == 2:

@@ -201,8 +201,6 @@ def test_a_histogram_of_touches_is_another_layout() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"maximum_weight": 2}, "every client weighs 1"),
-        ({"staleness_weights": (2, 1)}, "every client weighs 1"),
         ({"layout": Layout((RowSegment(2, least=2), RingSegment(8, 2)))}, "follow the ring segment"),
         ({"layout": Layout((RingSegment(8, 5), RowSegment(2, least=2)))}, "follow the ring segment"),
         ({"layout": Layout((RingSegment(8, 2), RowSegment(2, least=2), RowSegment(2, least=2)))}, "follow the ring"),
@@ -221,8 +219,8 @@ def test_rows_are_not_withheld_next_to_noise_that_does_not_cover_them() -> None:
         replace(session.configuration, layout=Layout((*noised.segments, RowSegment(ROWS, least=LEAST))))
 
 
-def test_ages_that_count_alike_are_taken() -> None:
-    made = replace(InsecureEnclaveSession(setup_of(LAYOUT)).configuration, staleness_weights=(1, 1))
+def test_older_models_are_taken() -> None:
+    made = replace(InsecureEnclaveSession(setup_of(LAYOUT)).configuration, oldest=1)
     assert made.has_rows
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -14,12 +15,12 @@ from secagg.contract import IndexSegment, Layout, Payload, RingSegment, ideal_ag
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import MalformedMessage, Party, PeerError, PeerMisbehaved, Reason, SecAggError
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.two_servers.offers import decode_halves
+from secagg.protocols.two_servers.offers import Invitation, decode_halves
 from secagg.protocols.two_servers.server import Server
 from secagg.protocols.two_servers.session import TwoServersSettings
 from secagg.protocols.two_servers.simulation import TwoServersSimulation, cheater
 from secagg.session.roles import LateUpdate, Released, Subject, Update
-from secagg.wire import MessageKind, message_kind
+from secagg.wire import HEADER_BYTES, MessageKind, message_kind
 from tests.harness.indexing_rounds import NOW, flipped
 
 LAYOUT = Layout((RingSegment(20, 4), IndexSegment(64, 2)))
@@ -142,6 +143,32 @@ def test_a_client_that_votes_twice_is_named_with_both_servers(world: World) -> N
     assert {fault.culprits for fault in world.session.faults} == {BOTH | {MALLORY}}
 
 
+@pytest.mark.parametrize(("cheats", "limit"), [(1, None), (2, None), (1, 0)])
+def test_one_bad_proof_of_twenty_is_named_and_ends_no_round(cheats: int, limit: int | None) -> None:
+    """By default a tenth of the cohort may fail the check; where too many do, the faults name them all the same."""
+    clients = tuple(map(ClientId, range(20)))
+    settings = TwoServersSettings(depth=1, maximum_rejections=limit, lifetime=timedelta(hours=1))
+    with closing(TwoServersSimulation(settings, coins=SystemCoins(), clock=lambda: NOW)) as simulation:
+        subject = Subject(task=b"a task", round_number=1, layout=LAYOUT, capacity=1 << 10, model_digest=MODEL)
+        session = simulation.open(subject, frozenset(clients))
+        for client in clients:
+            member = cheater(simulation, client) if client.value < cheats else simulation.member(client)
+            late = LateUpdate(lambda client=client: Update(payload_of(client), MODEL))  # type: ignore[misc]
+            message = session.message_to(client)
+            assert message is not None
+            session.receive(client, member.join(subject, late).answer(message))
+        session.close_stage()
+        named = {BOTH | {client} for client in clients[:cheats]}
+        assert {fault.culprits for fault in session.faults} == named
+        if limit is None:
+            assert session.release().counted == frozenset(clients[cheats:])
+        else:
+            with pytest.raises(PeerMisbehaved, match="1 uploads were rejected, and maximum_rejections is 0") as caught:
+                session.release()
+            assert caught.value.culprits == BOTH | {clients[0]}
+        assert {fault.culprits for fault in session.faults} == named
+
+
 SAID = (
     MessageKind.PROPOSE_UPLOADS,
     MessageKind.INDEXING_ANSWER,
@@ -187,7 +214,10 @@ def test_a_flipped_bit_of_an_invitation_names_no_client_and_costs_no_update(worl
     message = world.session.message_to(ALICE)
     assert message is not None
     joined = world.joined(ALICE)
-    for position in range(len(message)):
+    shown = Invitation.decode(message).shown.encode()
+    # Whether server 1 is simulated is server 0's own statement, which nothing signs.
+    statement = message.index(shown) + HEADER_BYTES
+    for position in set(range(len(message))) - {statement}:
         with pytest.raises(SecAggError) as caught:
             joined.answer(flipped(message, position, position % 8))
         if isinstance(caught.value, PeerError):

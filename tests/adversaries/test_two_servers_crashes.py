@@ -93,7 +93,7 @@ class Attacker:
     def zero_list(self) -> bytes:
         """Return a list of four, which the attacker can sign whatever server 1 does."""
         zero = self.zero()
-        entries = [Entry(ClientId(number), zero.receive(self.halves[number][0]), 1) for number in (1, 2, 3, 4)]
+        entries = [Entry(ClientId(number), zero.receive(self.halves[number][0])) for number in (1, 2, 3, 4)]
         return AcceptedList.signed(self.rig.stamp(0), entries, SETUP.signing_key_of("server 0")).encode()
 
     def begin(self) -> bytes:

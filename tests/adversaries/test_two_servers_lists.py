@@ -236,33 +236,7 @@ def test_a_lane_that_the_group_does_not_have_is_no_share(raises_exactly: Check) 
         )
 
 
-# --- Weights ----------------------------------------------------------------------------------------------------------
-
-
-def test_one_light_client_among_heavy_ones_is_left_out_of_the_sum(sum_is_exact: Check) -> None:
-    made = InsecureIndexingRound(replace(SETUP, weights=(1, 64)))
-    for number, weight in ((1, 1), (2, 64), (3, 64), (4, 64)):
-        made.upload(number, weight=weight)
-    made.check()
-    results = made.finish()
-    for result in results:
-        assert (result.counted, result.left_out) == (tuple(map(ClientId, (2, 3, 4))), {ClientId(1): 1})
-        histogram = np.asarray(result.aggregate.values[1])
-        assert not (histogram % 64).any()
-    # With it, the remainders would be its votes: this is what leaves it out.
-    together = np.asarray(made.ideal((1, 2, 3, 4), [1, 64, 64, 64]).values[1])
-    assert np.array_equal((together % 64).argmax(axis=1), made.setup.payload_of(1).values[1])
-    sum_is_exact(made, 2, 3, 4, weights=[64, 64, 64])
-
-
-def test_weights_that_nobody_has_enough_of_are_nobodys_sum() -> None:
-    made = InsecureIndexingRound(replace(SETUP, weights=(1, 2, 64)))
-    for number, weight in ((1, 1), (2, 2), (3, 64)):
-        made.upload(number, weight=weight)
-    made.check()
-    for server in made.servers:
-        with pytest.raises(ThresholdNotMet, match="2 uploads of one weight are needed and 1 are present"):
-            server.close()
+# --- Commitments ------------------------------------------------------------------------------------------------------
 
 
 def test_a_commitment_does_not_tell_the_share() -> None:

@@ -340,7 +340,6 @@ def test_a_ring_behind_a_rotation_is_narrower_and_its_sums_leave_it_as_seldom_as
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"weights": (1, 2)}, "every client weighs 1"),
         ({"layout": Layout((RingSegment(24, VALUES),))}, "noise is for 1 segments"),
         ({"noise": ServerNoise(kind=NoiseKind.SKELLAM, variances=(1, 0), l2_bounds=(1000,))}, "the variance of"),
     ],

@@ -85,7 +85,6 @@ WEAKER: dict[str, tuple[dict[str, Any], str]] = {
     "server 1": ({"server_keys": (key_of("server 0"), key_of("client 9"))}, "the servers are not the two"),
     "both swapped": ({"server_keys": (key_of("server 1"), key_of("server 0"))}, "the servers are not the two"),
     "cohort": ({"minimum_cohort": 4}, "cohort of 4"),
-    "weight": ({"weights": (1, 2)}, "weigh 2"),
     "layout": ({"layout": Layout(MIXED_LAYOUT.segments[:3])}, "layout"),
     "codebook": (
         {"layout": Layout((RingSegment(20, 6), IndexSegment(9, 5), RingSegment(7, 3), IndexSegment(200, 4)))},
@@ -135,22 +134,12 @@ def test_longer_vectors_than_a_client_will_share_are_refused() -> None:
     is_below(made, client_of(made, short), "longer than")
 
 
-def test_more_weight_than_the_codec_holds_is_refused() -> None:
+def test_more_clients_than_the_codec_holds_are_refused() -> None:
     made = InsecureIndexingRound(SETUP)
-    most = made.configuration.maximum_total_weight
+    most = made.configuration.maximum_cohort
     with pytest.raises(InvalidParameters, match="capacity"):
         shares(made, client_of(made, capacity=most - 1))
     shares(made, client_of(made, capacity=most, coins=SETUP.coins_of("client 1")))
-
-
-@pytest.mark.parametrize(
-    ("weight", "counts"), [(0, 1), (2, 1), (4, 3), (-1, 1), (True, 1), (3.0, 3), (1.0, 1), (1 << 40, 3)]
-)
-def test_a_client_has_a_weight_that_is_allowed(weight: Any, counts: int) -> None:
-    """It is clamped to the greatest of the configuration's that is not above, because a refusal would tell it."""
-    made = InsecureIndexingRound(replace(SETUP, weights=(1, 3)))
-    halves = shares(made, client_of(made, coins=SETUP.coins_of("client 1")), weight=weight)
-    assert [half.header.weight for half in halves] == [counts, counts]
 
 
 # --- In one hand ------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from secagg.wire import MessageKind
 from tests.harness.indexing_rounds import MIXED_LAYOUT, NOW, IndexingSetup, InsecureIndexingRound, flipped
 
 FIRST, SECOND = ClientId(1), ClientId(2)
-SETUP = IndexingSetup(weights=(1, 3))
+SETUP = IndexingSetup()
 ONE_SEGMENT = Layout((RingSegment(20, 6), IndexSegment(8, 5)))
 Check = Callable[..., Any]
 
@@ -150,14 +150,13 @@ def test_a_client_with_two_keys_is_one_client(made: InsecureIndexingRound, both_
 def header_changes(header: UploadHeader, other: UploadHeader) -> dict[str, dict[str, Any]]:
     first, *further = header.segments
     return {
-        "weight": {"weight": 3},
         "nonce": {"segments": (replace(first, nonce=other.segments[0].nonce), *further)},
         "correction": {"segments": (first, replace(further[0], correction_digest=other.segments[1].correction_digest))},
         "order": {"segments": header.segments[::-1]},
     }
 
 
-@pytest.mark.parametrize("what", ["weight", "nonce", "correction", "order"])
+@pytest.mark.parametrize("what", ["nonce", "correction", "order"])
 def test_nothing_in_the_header_can_be_exchanged_under_what_is_sealed(
     what: str, made: InsecureIndexingRound, refuses: Check
 ) -> None:
@@ -168,13 +167,6 @@ def test_nothing_in_the_header_can_be_exchanged_under_what_is_sealed(
         unsigned = replace(half, header=replace(half.header, **changes)).encode()
         for message in (unsigned, signed(made, 1, half, **changes)):
             refuses(server.receive, message, AuthenticationFailed, Reason.AUTHENTICATION_FAILED)
-
-
-@pytest.mark.parametrize("weight", [0, 2, 4, (1 << 32) - 1])
-def test_a_weight_that_nobody_may_have_is_refused(weight: int, made: InsecureIndexingRound, both_refuse: Check) -> None:
-    halves = [replace(half, header=replace(half.header, weight=weight)) for half in made.share(1)]
-    messages = [signed(made, 1, half) for half in halves]
-    both_refuse(made, messages, PeerMisbehaved, Reason.INPUT_OUT_OF_RANGE, FIRST)
 
 
 # --- What no honest client sends --------------------------------------------------------------------------------------
@@ -251,7 +243,6 @@ OTHERS: dict[str, dict[str, Any]] = {
     "cohort": {"maximum_cohort": 21},
     "minimum": {"minimum_cohort": 3},
     "rejections": {"maximum_rejections": 4},
-    "weights": {"weights": (1, 2, 3)},
     "suite": {"suite": Suite.HYBRID},
 }
 
@@ -301,25 +292,24 @@ def test_an_upload_is_for_one_round(number: int, both_refuse: Check) -> None:
 # --- Counts that wrap -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("cohort", "weight", "count"), [(126, 1, 126), (2, 63, 126), (4, 31, 124)])
-def test_everybody_may_vote_for_one_codeword(cohort: int, weight: int, count: int, both_refuse: Check) -> None:
+def test_everybody_may_vote_for_one_codeword(both_refuse: Check) -> None:
     """One more would be q or more, and nobody's vote would be left of it."""
-    layout = Layout((IndexSegment(3, 1),))
+    layout, cohort = Layout((IndexSegment(3, 1),)), 126
     made = InsecureIndexingRound(
-        replace(SETUP, layout=layout, maximum_cohort=cohort, weights=(weight,), population=cohort + 1, capacity=126)
+        replace(SETUP, layout=layout, maximum_cohort=cohort, population=cohort + 1, capacity=126)
     )
     assert made.configuration.group.order == 127
     payload = replace(made.setup.payload_of(1), values=(np.zeros_like(made.setup.payload_of(1).values[0]),))
-    made.upload(*range(1, cohort + 1), weight=weight, payload=payload)
+    made.upload(*range(1, cohort + 1), payload=payload)
     both_refuse(
         made,
-        made.share(cohort + 1, weight=weight, payload=payload),
+        made.share(cohort + 1, payload=payload),
         PeerMisbehaved,
         Reason.BUFFER_FULL,
     )
     made.check()
     for result in made.finish():
-        assert np.asarray(result.aggregate.values[0]).tolist() == [[count, 0, 0]]
+        assert np.asarray(result.aggregate.values[0]).tolist() == [[cohort, 0, 0]]
 
 
 # --- What one server relays to the other ------------------------------------------------------------------------------

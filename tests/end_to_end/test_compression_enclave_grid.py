@@ -1,6 +1,6 @@
 """Every kind of scheme in an enclave: what is decoded is what would be decoded from payloads in the clear, to the bit.
 
-The grid is scheme x release form x accumulation x weights, with updates of two ages in one buffer and a client that
+The grid is scheme x release form x accumulation, with updates of two ages in one buffer and a client that
 never uploads.
 """
 
@@ -38,7 +38,6 @@ SEED = bytes(range(32))
 NUMBERS = (1, 2, 3, 5, 6)
 """Client 4 drops out."""
 AGES = (0, 1, 0, 0, 1)
-STALENESS_WEIGHTS = (3, 2)
 
 Update = Any
 PLAIN = Plain(clip=8.0, fraction_bits=16)
@@ -99,9 +98,7 @@ CASES = {
 }
 
 
-def released_sum(
-    case: Case, form: ReleaseForm, accumulation: Accumulation, weights: tuple[int, ...]
-) -> tuple[Aggregate, Aggregate]:
+def released_sum(case: Case, form: ReleaseForm, accumulation: Accumulation) -> tuple[Aggregate, Aggregate]:
     """Fill a buffer; return what was released, and the sum in the clear."""
     setup = EnclaveSetup(
         layout=case.decoder.layout,
@@ -110,19 +107,17 @@ def released_sum(
         form=form,
         accumulation=accumulation,
         minimum_cohort=2,
-        maximum_weight=max(weights),
-        staleness_weights=STALENESS_WEIGHTS,
+        oldest=1,
     )
     session = InsecureEnclaveSession(setup)
     payloads = [case.decoder.encode(case.update_of(number), InsecureSeededCoins(bytes([number]))) for number in NUMBERS]
     session.host.open_buffer(1, model_digest(1))
-    for number, payload, age, weight in zip(NUMBERS, payloads, AGES, weights, strict=True):
+    for number, payload, age in zip(NUMBERS, payloads, AGES, strict=True):
         session.host.announce_model(1 - age, model_digest(1 - age))
-        upload = session.seal(number, payload=payload, version=1 - age, weight=weight)
+        upload = session.seal(number, payload=payload, version=1 - age)
         session.host.receive(upload.encode())
     aggregate, _ = session.host.release()
-    counted = [weight * STALENESS_WEIGHTS[age] for weight, age in zip(weights, AGES, strict=True)]
-    return aggregate, ideal_aggregate(case.decoder.layout, payloads, counted)
+    return aggregate, ideal_aggregate(case.decoder.layout, payloads)
 
 
 def same_trees(one: Any, other: Any) -> bool:
@@ -131,15 +126,14 @@ def same_trees(one: Any, other: Any) -> bool:
     return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
 
 
-@pytest.mark.parametrize("weights", [(1, 1, 1, 1, 1), (1, 1, 2, 3, 1)], ids=["unweighted", "weighted"])
 @pytest.mark.parametrize("accumulation", Accumulation)
 @pytest.mark.parametrize("form", ReleaseForm)
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_the_server_decodes_what_it_would_decode_from_payloads_in_the_clear(
-    case: Case, form: ReleaseForm, accumulation: Accumulation, weights: tuple[int, ...]
+    case: Case, form: ReleaseForm, accumulation: Accumulation
 ) -> None:
-    released, ideal = released_sum(case, form, accumulation, weights)
+    released, ideal = released_sum(case, form, accumulation)
     is_summed = bool(case.tables) and form is ReleaseForm.DECODED_SUM
     decoded = case.decoder.decode_summed(released) if is_summed else case.decoder.decode(released)
-    assert (released.contributors, released.total_weight) == (ideal.contributors, ideal.total_weight)
+    assert released.contributors == ideal.contributors
     assert same_trees(decoded, case.decoder.decode(ideal))

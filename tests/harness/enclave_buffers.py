@@ -10,7 +10,7 @@ two sessions of one setup differ in what is sealed.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -75,8 +75,7 @@ class EnclaveSetup:
     capacity: int = low_bits(20)
     form: ReleaseForm = ReleaseForm.DECODED_SUM
     accumulation: Accumulation = Accumulation.DIRECT
-    maximum_weight: int = 1
-    staleness_weights: tuple[int, ...] = (1,)
+    oldest: int = 0
     noise_multiplier: Fraction | None = None
     noise_kind: NoiseKind = NoiseKind.DISCRETE_GAUSSIAN
     l2_bounds: tuple[int, ...] = ()
@@ -139,13 +138,12 @@ def sealed_by(  # noqa: PLR0913 -- all but two by name
     enclave: VerifiedEnclave,
     model: ModelStamp,
     now: datetime,
-    weight: int = 1,
     trained_from: bytes = b"",
 ) -> Upload:
     """Let a client charge a model and seal an update, below the session."""
     client.admit(enclave, now)
     client.charge(enclave.configuration, model.version, trained_from or model.digest)
-    return client.sealed(payload, enclave=enclave, model=model, now=now, weight=weight)
+    return client.sealed(payload, enclave=enclave, model=model)
 
 
 def masked_of(upload: Upload, layout: Layout) -> list[RingVector]:
@@ -219,8 +217,7 @@ class InsecureEnclaveSession:
             suite=setup.suite,
             form=setup.form,
             accumulation=setup.accumulation,
-            maximum_weight=setup.maximum_weight,
-            staleness_weights=setup.staleness_weights,
+            oldest=setup.oldest,
             noise_multiplier=setup.noise_multiplier,
             noise_kind=setup.noise_kind,
             l2_bounds=setup.l2_bounds,
@@ -290,7 +287,6 @@ class InsecureEnclaveSession:
             maximum_length=sum(segment.length for segment in self.setup.layout.segments),
             authority=self.authority.public_key if self.setup.has_authority else None,
             histograms_accepted=self.setup.form is ReleaseForm.HISTOGRAM,
-            maximum_weight=self.setup.maximum_weight,
             direct_accepted=self.setup.accumulation is Accumulation.DIRECT,
             privacy=self.setup.privacy,
         )
@@ -301,13 +297,12 @@ class InsecureEnclaveSession:
             enclave.offer, enclave.evidence, configuration=self.configuration, judge=SimulatedJudge(), now=self.now
         )
 
-    def seal(  # noqa: PLR0913 -- all but one have defaults
+    def seal(
         self,
         number: int,
         *,
         version: int = 0,
         digest: bytes | None = None,
-        weight: int = 1,
         payload: Payload | None = None,
         enclave: SimulatedEnclave | None = None,
     ) -> Upload:
@@ -318,24 +313,22 @@ class InsecureEnclaveSession:
             enclave=self.verified(enclave),
             model=ModelStamp(version=version, digest=model_digest(version) if digest is None else digest),
             now=self.now,
-            weight=weight,
         )
 
-    def upload(self, *numbers: int, version: int = 0, weight: int = 1) -> None:
+    def upload(self, *numbers: int, version: int = 0) -> None:
         """Let clients seal their inputs, and the host take them, which has announced the model."""
         self.host.announce_model(version, model_digest(version))
         for number in numbers:
-            self.host.receive(self.seal(number, version=version, weight=weight).encode())
+            self.host.receive(self.seal(number, version=version).encode())
 
-    def ideal(self, numbers: Iterable[int], weights: Sequence[int] | None = None) -> Aggregate:
-        return ideal_aggregate(self.setup.layout, [self.setup.payload_of(number) for number in numbers], weights)
+    def ideal(self, numbers: Iterable[int]) -> Aggregate:
+        return ideal_aggregate(self.setup.layout, [self.setup.payload_of(number) for number in numbers])
 
 
-def crafted(  # noqa: PLR0913 -- what a corrupt client can choose
+def crafted(
     session: InsecureEnclaveSession,
     number: int = 1,
     *,
-    weight: int = 1,
     packed: bytes | None = None,
     certificate: Certificate | None = None,
     signing_key: SigningKey | None = None,
@@ -357,10 +350,10 @@ def crafted(  # noqa: PLR0913 -- what a corrupt client can choose
     with (
         Secret("upload_seed", drawn) as seed,
         proof_of(key, session.enclave.offer.receipt_key, digest) as proof,
-        Secret("upload_secret", bytes(proof.expose()) + inside + weight.to_bytes(4, "big")) as both,
+        Secret("upload_secret", bytes(proof.expose()) + inside) as both,
     ):
         return SealedUpload(
             header=header,
-            sealed_seed=session.verified().seal(both, sealing_info(digest), NOW),
+            sealed_seed=session.verified().seal(both, sealing_info(digest)),
             sealed_indices=b"" if has_one_seal(configuration) else bytes(seal_indices(seed, digest, packed)),
         ).encode()

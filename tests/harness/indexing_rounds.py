@@ -80,7 +80,6 @@ class IndexingSetup:
     minimum_cohort: int = 2
     maximum_cohort: int = 20
     maximum_rejections: int = 3
-    weights: tuple[int, ...] = (1,)
     suite: Suite = Suite.CLASSIC
     layout: Layout = MIXED_LAYOUT
     mode: SharingMode = SharingMode.CHECKED_POINT_FUNCTIONS
@@ -146,7 +145,6 @@ class IndexingSetup:
             minimum_cohort=self.minimum_cohort,
             maximum_cohort=self.maximum_cohort,
             maximum_rejections=self.maximum_rejections,
-            weights=self.weights,
             expiry=int(NOW.timestamp()) + 86400,
         )
 
@@ -176,14 +174,13 @@ class SharingClient:
     def client(self) -> ClientId:
         return self.certificate.client
 
-    def session(  # noqa: PLR0913 -- what the round is
+    def session(
         self,
         payload: Payload,
         *,
         task: bytes,
         round_number: int,
         now: datetime = NOW,
-        weight: int = 1,
         model_digest: bytes = NO_MODEL,
     ) -> Client:
         """Join a round with an update."""
@@ -199,7 +196,7 @@ class SharingClient:
         )
         return member.join(
             Subject(task=task, round_number=round_number, layout=self.layout, capacity=self.capacity),
-            LateUpdate(always(Update(payload, model_digest, weight)), model_digest),
+            LateUpdate(always(Update(payload, model_digest)), model_digest),
         )
 
     def share(  # noqa: PLR0913 -- what the round is
@@ -210,7 +207,6 @@ class SharingClient:
         round_number: int,
         offers: tuple[bytes, bytes],
         now: datetime = NOW,
-        weight: int = 1,
         model_digest: bytes = NO_MODEL,
     ) -> tuple[Upload, Upload]:
         """Upload once, and return the halves for server 0 and for server 1."""
@@ -219,7 +215,6 @@ class SharingClient:
             task=configuration.task,
             round_number=round_number,
             now=now,
-            weight=weight,
             model_digest=model_digest,
         )
         return halves_in(configuration, session.answer(invitation_of(configuration, round_number, offers)))
@@ -302,7 +297,6 @@ class InsecureIndexingRound:
             server_keys=configuration.server_keys,
             minimum_cohort=configuration.minimum_cohort,
             maximum_length=sum(segment.length for segment in configuration.layout.segments),
-            maximum_weight=max(configuration.weights),
             modes=frozenset({configuration.mode}),
         )
 
@@ -310,7 +304,6 @@ class InsecureIndexingRound:
         self,
         number: int,
         *,
-        weight: int = 1,
         payload: Payload | None = None,
         configuration: IndexingConfiguration | None = None,
         round_number: int | None = None,
@@ -322,12 +315,11 @@ class InsecureIndexingRound:
             round_number=self.setup.round_number if round_number is None else round_number,
             offers=(self.zero.offer, self.one.offer),
             now=NOW,
-            weight=weight,
         )
 
-    def upload(self, *numbers: int, weight: int = 1, payload: Payload | None = None) -> None:
+    def upload(self, *numbers: int, payload: Payload | None = None) -> None:
         for number in numbers:
-            self.deliver(self.share(number, weight=weight, payload=payload))
+            self.deliver(self.share(number, payload=payload))
 
     def deliver(self, halves: Sequence[Upload]) -> None:
         for server, half in zip(self.servers, halves, strict=True):
@@ -354,8 +346,8 @@ class InsecureIndexingRound:
         )
         return replace(stamp, **changes)
 
-    def ideal(self, numbers: Iterable[int], weights: Sequence[int] | None = None) -> Aggregate:
-        return ideal_aggregate(self.setup.layout, [self.setup.payload_of(number) for number in numbers], weights)
+    def ideal(self, numbers: Iterable[int]) -> Aggregate:
+        return ideal_aggregate(self.setup.layout, [self.setup.payload_of(number) for number in numbers])
 
     @classmethod
     def of(cls, setup: IndexingSetup, *numbers: int, checked: bool = False) -> InsecureIndexingRound:

@@ -7,16 +7,13 @@ model checker can run this very class. Nothing changes unless everything holds.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import gcd
 from typing import Final
 
 from secagg.blame import answered_twice, from_server, signed_by, unverified
-from secagg.errors import NOBODY, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.errors import Misuse, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId, Party
-from secagg.parameters import LEAST_COHORT
 
 from .configuration import EnclaveConfiguration
 
@@ -49,18 +46,10 @@ class Buffer:
     """The number of the model that the sum will update."""
     upload_ids: list[bytes] = field(default_factory=list[bytes])
     clients: set[ClientId] = field(default_factory=set[ClientId])
-    weights: Counter[int] = field(default_factory=Counter[int])
-    """Number of uploads of each whole weight."""
-    ages: Counter[int] = field(default_factory=Counter[int])
-    """Number of uploads of each weight of age."""
 
     @property
     def contributors(self) -> int:
         return len(self.upload_ids)
-
-    @property
-    def total_weight(self) -> int:
-        return sum(weight * count for weight, count in self.weights.items())
 
 
 _HOST: Final = from_server()
@@ -106,7 +95,7 @@ class ReleaseRules:
     def announce(self, version: int, model_digest: bytes) -> None:
         """Fix the digest of an older model whose updates count in the open buffer; the same again changes nothing."""
         newest = self.require_open().version
-        if not 0 <= newest - version < len(self._configuration.staleness_weights):
+        if not 0 <= newest - version <= self._configuration.oldest:
             sentence = f"model {version} is announced, and no update of it counts in a buffer for model {newest}"
             raise _refused(_HOST, sentence, Reason.STALE_UPDATE)
         self._announce(version, model_digest)
@@ -129,10 +118,10 @@ class ReleaseRules:
             raise Misuse(f"no buffer is open; the enclave is {self.state}")
         return self._buffer
 
-    def staleness_weight(self, entry: Entry) -> int:
-        """Return what an upload counts by its age, or say why it may not enter the open buffer."""
+    def require_admissible(self, entry: Entry) -> None:
+        """Say why an upload may not enter the open buffer; what may enter can never keep the buffer from release."""
         configuration, buffer = self._configuration, self.require_open()
-        table, age = configuration.staleness_weights, buffer.version - entry.version
+        age = buffer.version - entry.version
         releases = configuration.noise.releases_per_client if configuration.noise is not None else 0
         client = self.signer(entry.client)
         both = client | _HOST
@@ -144,8 +133,9 @@ class ReleaseRules:
         if entry.client in buffer.clients:
             sentence = f"{entry.client} is in this buffer; its next update enters the next"
             raise _refused(both, sentence, Reason.ALREADY_ANSWERED)
-        if not 0 <= age < len(table):
-            sentence = f"model {entry.version} is not among the {len(table)} up to {buffer.version} that count here"
+        if not 0 <= age <= configuration.oldest:
+            first = max(0, buffer.version - configuration.oldest)
+            sentence = f"updates of models {first} to {buffer.version} count here, and this is of model {entry.version}"
             raise _refused(both, sentence, Reason.STALE_UPDATE)
         if (
             self._models.get(entry.version) != entry.model_digest
@@ -159,55 +149,26 @@ class ReleaseRules:
         if buffer.contributors >= configuration.maximum_cohort:
             sentence = f"the buffer holds {buffer.contributors} uploads and takes no more; release it"
             raise _refused(_HOST, sentence, Reason.BUFFER_FULL)
-        return table[age]
-
-    def require_weight(self, weight: int, client: ClientId) -> None:
-        """Refuse a weight that a client may not give itself."""
-        if not 1 <= weight <= self._configuration.maximum_weight:
-            sentence = f"a weight lies in 1..{self._configuration.maximum_weight}"
-            raise _refused(self.signer(client), sentence, Reason.INPUT_OUT_OF_RANGE)
 
     def signer(self, client: ClientId) -> frozenset[Party]:
         """Return whose doing an upload that opens can be: without an authority anybody seals in any client's name."""
         return signed_by(client) if self._configuration.has_authority else unverified(client)
 
-    def enter(self, entry: Entry, weight: int, age_weight: int) -> None:
-        """Record an upload that has passed every check and was added, with its whole weight and that of its age."""
+    def enter(self, entry: Entry) -> None:
+        """Record an upload that has passed every check and was added."""
         buffer = self.require_open()
-        buffer.ages[age_weight] += 1
         buffer.upload_ids.append(entry.upload_id)
         buffer.clients.add(entry.client)
-        buffer.weights[weight] += 1
         self._upload_ids.add((entry.client, entry.upload_id))
         self._answered.add((entry.client, entry.version))
         self._versions.setdefault(entry.model_digest, entry.version)
         self._participations[entry.client] += 1
 
     def require_releasable(self) -> None:
-        """Refuse to release fewer clients than the minimum cohort, or a sum in which one client shows.
-
-        Without noise there are as many of each weight of age: of a sum of many updates that count 64 and one that
-        counts 45, the remainder modulo 64 tells that one, however small its share, and the host knows who is how old.
-
-        The largest weight is at most the total divided by the minimum cohort. The effective cohort, which is the square
-        of the sum of weights over the sum of their squares, is then no smaller than the minimum cohort either.
-
-        A buffer with a weight that is too large, or with too few weights that lack a factor which the others have, is
-        given up: asking again after each upload would tell a host the weights.
-        """
+        """Refuse to release fewer clients than the minimum cohort; every upload counts once, whatever its age."""
         buffer, least = self.require_open(), self._configuration.minimum_cohort
         if buffer.contributors < least:
             raise ThresholdNotMet(needed=least, present=buffer.contributors, what="uploads")
-        if self._configuration.noise is None and (fewest := min(buffer.ages.values())) < least:
-            raise ThresholdNotMet(needed=least, present=fewest, what="uploads of each weight of age")
-        sentence = None
-        if max(buffer.weights) * least > buffer.total_weight:
-            sentence = f"one client weighs more than 1/{least} of the buffer"
-        elif self._configuration.noise is None and single_somebody_out(buffer.weights, least):
-            sentence = "all weights but a few have a factor in common, and the sum's remainder by it tells of those few"
-        if sentence is not None:
-            self.give_up()
-            raise _refused(NOBODY, f"{sentence}, so it is given up; bound weights more tightly", Reason.WEIGHTS_UNEVEN)
 
     def close(self) -> None:
         """Forget the open buffer; its uploads are never taken again."""
@@ -224,48 +185,3 @@ class ReleaseRules:
     def destroy(self) -> None:
         self._buffer = None
         self.state = BufferState.DESTROYED
-
-
-# --- The arithmetic of weights ----------------------------------------------------------------------------------------
-
-_TELLING_MODULUS: Final = 16
-"""A remainder by this or more is of at least the minimum cohort; by less, it is of no single client."""
-
-
-def single_somebody_out(weights: Mapping[int, int], minimum_cohort: int) -> bool:
-    """Tell whether some remainder of a sum with these weights is that of too few clients.
-
-    Where all weights but a few are multiples of a number, the sum's remainder by it is that of those few, whatever the
-    others sent. Of 64, 64, 64 and 1, the remainder modulo 64 is the fourth client's.
-
-    What a product of prime powers does not divide, one of them does not. So prime powers are enough, and those that few
-    weights lack are multiplied. A factor that all weights have in common tells nobody apart, and is taken out.
-
-    Not constant time: it takes longer the larger the weights are.
-    """
-    common = gcd(*weights)
-    reduced = {weight // common: count for weight, count in weights.items()}
-    telling = 1
-    for prime in {prime for weight in reduced for prime in _primes_of(weight)}:
-        power = prime
-        while (lacking := sum(count for weight, count in reduced.items() if weight % power)) < minimum_cohort:
-            if lacking < LEAST_COHORT:
-                return True
-            telling *= prime
-            power *= prime
-            if telling >= _TELLING_MODULUS:
-                return True
-    return False
-
-
-def _primes_of(number: int) -> Iterator[int]:
-    """Go through the primes that divide a number."""
-    divisor = 2
-    while divisor * divisor <= number:
-        if not number % divisor:
-            yield divisor
-            while not number % divisor:
-                number //= divisor
-        divisor += 1 + (divisor > 2)  # noqa: PLR2004 -- two, then the odd ones
-    if number > 1:
-        yield number

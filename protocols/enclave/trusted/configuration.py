@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.contract.codewords import CodewordTable, Tables, require_tables, summed_layout, tables_digest
-from secagg.contract.layout import MAXIMUM_WEIGHT, IndexSegment, Layout, RingSegment, RowSegment, Segment
+from secagg.contract.layout import IndexSegment, Layout, RingSegment, RowSegment, Segment
 from secagg.crypto.labels import Label, bind
-from secagg.crypto.ring import Ring, require_capacity
+from secagg.crypto.ring import Ring
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, UnexpectedMessage
 from secagg.identifiers import AttemptContext
 from secagg.parameters import LEAST_COHORT, Suite, require_integer
@@ -34,7 +34,7 @@ _MAXIMUM_LAYOUT_BYTES: Final = 1 << 21
 _MAXIMUM_TABLE_BYTES: Final = 1 << 28
 _DIGEST_BYTES: Final = 32
 _ENTRY_BYTES: Final = 4
-_MAXIMUM_STALENESS: Final = 1 << 10
+_MAXIMUM_OLDEST: Final = (1 << 10) - 1
 _MAXIMUM_TABLES: Final = 1 << 16
 """Limit on tables in all segments together, and on variances and bounds: what a message may allocate before it is
 understood."""
@@ -43,7 +43,7 @@ MAXIMUM_CONFIGURATION_BYTES: Final = 1 << 26
 MAXIMUM_START_BYTES: Final = MAXIMUM_CONFIGURATION_BYTES + (1 << 21)
 """Room for as many counts, lengths and dimensions as there may be tables."""
 _BYTES_FOR_AN_ELEMENT: Final = 32
-"""Memory for a released element: masks of one age, their sum, noise, and the encoding, of 8 bytes each."""
+"""Memory for a released element: masks, their sum, noise, and the encoding, of 8 bytes each."""
 _TAIL_DEVIATIONS: Final = 10
 """Noised histograms have room for this many standard deviations beyond the counts."""
 _LAST_SECOND: Final = 253402300799
@@ -103,10 +103,8 @@ class EnclaveConfiguration:
     accumulation: Accumulation = Accumulation.OBLIVIOUS
     minimum_cohort: int
     maximum_cohort: int
-    maximum_weight: int = 1
-    """The largest weight that a client may give itself."""
-    staleness_weights: tuple[int, ...] = (1,)
-    """Weight of an upload for a model that is so many versions old; older ones are refused."""
+    oldest: int = 0
+    """How many versions behind the buffer's model the model of an upload may be; older ones are refused."""
     noise: Noise | None = None
     codeword_bound: int = 0
     """The largest norm of the codewords that one client chooses, in the steps of the tables; 0 for none. Longer choices
@@ -130,13 +128,8 @@ class EnclaveConfiguration:
             raise InvalidParameters(f"authority is a public key of {IDENTITY_KEY_BYTES} bytes, or zeros for none")
         require_integer("minimum_cohort", self.minimum_cohort, LEAST_COHORT, (1 << 32) - 1)
         require_integer("maximum_cohort", self.maximum_cohort, self.minimum_cohort, (1 << 32) - 1)
-        require_integer("maximum_weight", self.maximum_weight, 1, (1 << 32) - 1)
+        require_integer("oldest", self.oldest, 0, _MAXIMUM_OLDEST)
         require_integer("expiry", self.expiry, 1, _LAST_SECOND)
-        if type(self.staleness_weights) is not tuple or not 1 <= len(self.staleness_weights) <= _MAXIMUM_STALENESS:
-            raise InvalidParameters(f"staleness_weights are a tuple of 1 to {_MAXIMUM_STALENESS} weights")
-        for weight in self.staleness_weights:
-            require_integer("a staleness weight", weight, 1, (1 << 16) - 1)
-        require_capacity(self.maximum_total_weight, MAXIMUM_WEIGHT)
         self._check_noise()
         self._check_rows()
         object.__setattr__(self, "released", self._released())
@@ -158,11 +151,6 @@ class EnclaveConfiguration:
                     "name an authority that the host does not control, or configure noise"
                 )
             return
-        if self.maximum_weight != 1:
-            raise InvalidParameters(
-                "with noise every client weighs 1: the sum of weights that clients choose would be released exactly; "
-                "scale updates before they are encoded, or release without noise"
-            )
         if len(self.noise.l2_bounds) != len(self.ring_segments):
             raise InvalidParameters(f"{len(self.ring_segments)} ring segments need as many L2 bounds")
         counted = sum(map(len, self.tables)) if self.form is ReleaseForm.DECODED_SUM else len(self.index_segments)
@@ -177,10 +165,10 @@ class EnclaveConfiguration:
             return
         if any(type(segment) is IndexSegment for segment in self.layout.segments):
             raise InvalidParameters("rows that are withheld stand beside rings alone; leave out index segments")
-        if (self.maximum_weight, set(self.staleness_weights), self.noise) != (1, {1}, None):
+        if self.noise is not None:
             raise InvalidParameters(
-                "where rows are withheld every client weighs 1, at any age, and there is no noise: among the few of a "
-                "row weights would tell one apart, and which rows are withheld is told exactly"
+                "where rows are withheld there is no noise, since the release says exactly which rows are withheld; "
+                "leave out the noise, or the rows"
             )
         rings = (None, *self.layout.segments)
         for ring, rows in zip(rings, self.layout.segments, strict=False):
@@ -211,16 +199,14 @@ class EnclaveConfiguration:
             return Layout(tuple(rings), self.layout.version)
         if self.form is ReleaseForm.DECODED_SUM:
             require_tables(self.layout, self.tables)
-            return summed_layout(self.layout, self.tables, self.maximum_total_weight + self._room_for_noise())
+            return summed_layout(self.layout, self.tables, self.maximum_cohort + self._room_for_noise())
         if self.tables:
             raise InvalidParameters("histograms are released as they are; leave tables empty")
         if self.noise is None:
             return self.layout
-        # Noised counts add up to no weight and may be negative: they are integers of a ring.
+        # Noised counts add up to no number of clients and may be negative: they are integers of a ring.
         segments: tuple[Segment, ...] = tuple(
-            RingSegment(
-                (self.maximum_total_weight + _tail(variance)).bit_length() + 1, segment.blocks * segment.codewords
-            )
+            RingSegment((self.maximum_cohort + _tail(variance)).bit_length() + 1, segment.blocks * segment.codewords)
             if isinstance(segment, IndexSegment)
             else segment
             for segment, variance in zip(self.layout.segments, self.noise.variances, strict=True)
@@ -228,7 +214,7 @@ class EnclaveConfiguration:
         return Layout(segments, self.layout.version)
 
     def _room_for_noise(self) -> int:
-        """Return how much more weight would reach as far as the noise of any sum of codewords does."""
+        """Return how many more clients would reach as far as the noise of any sum of codewords does."""
         if self.noise is None:
             return 0
         room, variances, tables = 0, iter(self.noise.variances), iter(self.tables)
@@ -241,13 +227,9 @@ class EnclaveConfiguration:
         return room
 
     @property
-    def maximum_total_weight(self) -> int:
-        return self.maximum_cohort * self.maximum_weight * max(self.staleness_weights)
-
-    @property
     def memory_bytes(self) -> int:
         """Memory of one buffer, from its opening to its release; each upload adds some hundred bytes."""
-        counter = Ring(self.maximum_total_weight.bit_length()).word.itemsize
+        counter = Ring(self.maximum_cohort.bit_length()).word.itemsize
         counters = counter * sum(segment.blocks * segment.codewords for segment in self.index_segments)
         return counters + _BYTES_FOR_AN_ELEMENT * self.released_elements + 2 * self.layout.payload_bytes
 
@@ -285,11 +267,8 @@ class EnclaveConfiguration:
         writer.variable(self.layout.encode(), _MAXIMUM_LAYOUT_BYTES)
         writer.integer(self.form, 1).integer(self.accumulation.value, 1)
         writer.fixed(tables_digest(self.tables), _DIGEST_BYTES)
-        writer.integer(self.minimum_cohort, 4).integer(self.maximum_cohort, 4).integer(self.maximum_weight, 4)
-        writer.integer(len(self.staleness_weights), 2)
-        for weight in self.staleness_weights:
-            writer.integer(weight, 2)
-        writer.integer(self.codeword_bound, 5).integer(self.expiry, 5)
+        writer.integer(self.minimum_cohort, 4).integer(self.maximum_cohort, 4)
+        writer.integer(self.oldest, 2).integer(self.codeword_bound, 5).integer(self.expiry, 5)
         if self.noise is None:
             return writer.integer(0, 1).finish()
         writer.integer(self.noise.kind.value, 1).integer(self.noise.releases_per_client, 4)
@@ -322,8 +301,7 @@ class EnclaveConfiguration:
                 tables=_require_named(reader.fixed(_DIGEST_BYTES), tables),
                 minimum_cohort=reader.integer(4),
                 maximum_cohort=reader.integer(4),
-                maximum_weight=reader.integer(4),
-                staleness_weights=tuple(reader.integer(2) for _ in range(reader.integer(2))),
+                oldest=reader.integer(2),
                 codeword_bound=reader.integer(5),
                 expiry=reader.integer(5),
                 noise=_read_noise(reader),

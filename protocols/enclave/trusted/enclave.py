@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from threading import RLock
 from typing import Any, Final
@@ -24,7 +23,7 @@ from secagg.contract.layout import IndexSegment, RingSegment, RowSegment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.hpke import sealing_pair
 from secagg.crypto.mask_expansion import accumulate, segment_count
-from secagg.crypto.ring import Ring, RingVector, add_into, low_bits, reduce_into, subtract_into
+from secagg.crypto.ring import Ring, RingVector, add_into, reduce_into, subtract_into
 from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
 from secagg.errors import AuthenticationFailed, InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, blaming
 from secagg.privacy.noise import sample
@@ -37,7 +36,6 @@ from .histogram import HistogramAccumulator
 from .messages import (
     EPOCH_BYTES,
     PROOF_BYTES,
-    WEIGHT_BYTES,
     BufferRelease,
     EnclaveOffer,
     Receipt,
@@ -114,8 +112,8 @@ class Enclave(Confined):
             self._pair.wipe()
             self._receipt_key.wipe()
             raise
-        self._mask_keys = defaultdict[int, list[Secret]](list)
-        """Keys of the masks in the open buffer, for each staleness weight."""
+        self._mask_keys = list[Secret]()
+        """Keys of the masks in the open buffer."""
         self._histograms = list[HistogramAccumulator]()
         self._releases = 0
         self._last_release = b""
@@ -129,7 +127,7 @@ class Enclave(Confined):
         with self._lock:
             # Made first: a buffer that opened without its counters would count nothing.
             histograms = [
-                HistogramAccumulator(segment, self.configuration.maximum_total_weight, self.configuration.accumulation)
+                HistogramAccumulator(segment, self.configuration.maximum_cohort, self.configuration.accumulation)
                 for segment in self.configuration.index_segments
             ]
             self._rules.open(version, model_digest)
@@ -140,8 +138,8 @@ class Enclave(Confined):
         with self._lock:
             self._rules.announce(version, model_digest)
 
-    def receive(self, message: bytes) -> int:
-        """Take an upload into the open buffer, and return the weight of its age, by which the host multiplies.
+    def receive(self, message: bytes) -> None:
+        """Take an upload into the open buffer.
 
         Raises:
             PeerError: it is not taken, and nothing has changed; ``culprits`` says whose doing that can be.
@@ -160,20 +158,17 @@ class Enclave(Confined):
                     culprits=unverified(client),
                 )
             with self._opened(upload) as secret:
-                age_weight = self._rules.staleness_weight(entry)
-                weight = int.from_bytes(secret.expose()[-WEIGHT_BYTES:], "big")
-                self._rules.require_weight(weight, client)
+                self._rules.require_admissible(entry)
                 try:
-                    with Secret("upload_body", secret.expose()[PROOF_BYTES:-WEIGHT_BYTES]) as body:
-                        self._add(upload, body, weight * age_weight, age_weight)
-                    self._rules.enter(entry, weight * age_weight, age_weight)
+                    with Secret("upload_body", secret.expose()[PROOF_BYTES:]) as body:
+                        self._add(upload, body)
+                    self._rules.enter(entry)
                 except PeerError:
                     raise
                 except BaseException:
                     # Part of the upload may have been counted; a sum with a part of somebody is not released.
                     self.give_up_buffer()
                     raise
-            return age_weight
 
     def release(self) -> bytes:
         """Release the open buffer, once; asked again, return the same bytes."""
@@ -181,15 +176,10 @@ class Enclave(Confined):
             if self._last_release:
                 return self._last_release
             buffer = self._rules.require_open()
+            self._rules.require_releasable()
             try:
-                self._rules.require_releasable()
-            finally:
-                if self.state is not BufferState.OPEN:
-                    self._forget()
-            try:
-                aggregate = Aggregate(
-                    self.configuration.released, tuple(self._vectors()), buffer.contributors, buffer.total_weight
-                ).encode()
+                count = buffer.contributors
+                aggregate = Aggregate(self.configuration.released, tuple(self._vectors()), count, count).encode()
             finally:
                 self._rules.close()
                 self._forget()
@@ -200,7 +190,6 @@ class Enclave(Confined):
                 buffer=buffer.version,
                 uploads_digest=uploads_digest(buffer.upload_ids),
                 contributors=buffer.contributors,
-                total_weight=buffer.total_weight,
                 releases=self._releases,
                 released_digest=hashlib.sha256(aggregate).digest(),
             )
@@ -240,12 +229,12 @@ class Enclave(Confined):
         secret.wipe()
         raise AuthenticationFailed(culprits=refused)
 
-    def _add(self, upload: SealedUpload, body: Secret, weight: int, age_weight: int) -> None:
+    def _add(self, upload: SealedUpload, body: Secret) -> None:
         """Count the indices and keep the key of the mask; nothing is counted unless every index is in range."""
         header, context, seed = upload.header, self.offer.context, body
         if has_one_seal(self.configuration):
             with blaming(*self._rules.signer(header.certificate.client)):
-                self._count(memoryview(body.expose()), weight)
+                self._count(memoryview(body.expose()))
         elif self.configuration.index_segments:
             client = header.certificate.client
             # The seal does not cover the separate indices, which a host can alter; their tag does.
@@ -257,15 +246,14 @@ class Enclave(Confined):
             )
             try:
                 with blaming(*self._rules.signer(client)):
-                    self._count(memoryview(opened), weight)
+                    self._count(memoryview(opened))
             finally:
                 overwrite(opened)
         if self.configuration.ring_segments:
             place = header.epoch, header.certificate.client, header.model.version
-            key = mask_key(seed, self.configuration.suite, context, *place)
-            self._mask_keys[age_weight].append(key)
+            self._mask_keys.append(mask_key(seed, self.configuration.suite, context, *place))
 
-    def _count(self, packed: memoryview, weight: int) -> None:
+    def _count(self, packed: memoryview) -> None:
         parts, start = list[memoryview](), 0
         for segment, histogram in zip(self.configuration.index_segments, self._histograms, strict=True):
             parts.append(packed[start : start + segment.payload_bytes])
@@ -274,14 +262,14 @@ class Enclave(Confined):
         configuration = self.configuration
         if not configuration.codeword_bound:
             for histogram, part in zip(self._histograms, parts, strict=True):
-                histogram.add(part, weight, is_checked=True)
+                histogram.add(part, is_checked=True)
             return
         bounded = bounded_choices(
             parts, configuration.index_segments, configuration.tables, configuration.codeword_bound
         )
         try:
             for histogram, own in zip(self._histograms, bounded, strict=True):
-                histogram.add(memoryview(own), weight)
+                histogram.add(memoryview(own))
         finally:
             for own in bounded:
                 overwrite(own)
@@ -338,22 +326,14 @@ class Enclave(Confined):
                     start += table.blocks
 
     def _mask_sum(self, segment: RingSegment, first_segment: int) -> RingVector:
-        """Sum the masks of the buffer, each as often as the age of its upload says."""
+        """Sum the masks of the buffer."""
         total, ring = segment.ring.zeros(segment.length), segment.ring
-        for age_weight, keys in self._mask_keys.items():
-            part = total if len(self._mask_keys) == 1 else ring.zeros(segment.length)
-            accumulate(part, ring, add=keys, subtract=[], first_segment=first_segment, threads=self._threads)
-            part *= ring.word.type(age_weight & low_bits(ring.modulus_bits))
-            if part is not total:
-                add_into(total, part)
-                part[:] = 0
-        reduce_into(total, ring.modulus_bits)
+        accumulate(total, ring, add=self._mask_keys, subtract=[], first_segment=first_segment, threads=self._threads)
         return total
 
     def _forget(self) -> None:
-        for keys in self._mask_keys.values():
-            for key in keys:
-                key.wipe()
+        for key in self._mask_keys:
+            key.wipe()
         self._mask_keys.clear()
         for histogram in self._histograms:
             histogram.wipe()

@@ -36,25 +36,25 @@ _SCRATCH_COUNTERS: Final = 1 << 18
 
 
 class HistogramAccumulator(Confined):
-    """The counters of one index segment: for each block and codeword, the total weight of the clients that chose it."""
+    """The counters of one index segment: for each block and codeword, how many clients chose it."""
 
-    __slots__ = ("_accumulation", "_counters", "_maximum_total_weight", "_segment", "_total_weight", "_wiped")
+    __slots__ = ("_accumulation", "_clients", "_counters", "_maximum_cohort", "_segment", "_wiped")
 
-    def __init__(self, segment: IndexSegment, maximum_total_weight: int, accumulation: Accumulation) -> None:
-        """Start from zeros, in the smallest word that holds ``maximum_total_weight``."""
+    def __init__(self, segment: IndexSegment, maximum_cohort: int, accumulation: Accumulation) -> None:
+        """Start from zeros, in the smallest word that holds ``maximum_cohort``."""
         if type(segment) not in (IndexSegment, RowSegment) or type(accumulation) is not Accumulation:
             raise Misuse("a histogram is made for an IndexSegment, with an Accumulation")
-        if type(maximum_total_weight) is not int or not 1 <= maximum_total_weight < 1 << 64:
-            raise InvalidParameters(f"a total weight is an integer in 1..2^64 - 1; got {maximum_total_weight!r}")
+        if type(maximum_cohort) is not int or not 1 <= maximum_cohort < 1 << 64:
+            raise InvalidParameters(f"maximum_cohort is an integer in 1..2^64 - 1; got {maximum_cohort!r}")
         self._segment = segment
         self._accumulation = accumulation
-        self._maximum_total_weight = maximum_total_weight
-        self._total_weight = 0
+        self._maximum_cohort = maximum_cohort
+        self._clients = 0
         self._wiped = False
-        # A total that fits the word cannot wrap a counter, so nothing is reduced. The counters of a chunk of blocks lie
+        # Clients that fit the word cannot wrap a counter, so nothing is reduced. The counters of a chunk of blocks lie
         # together: direct as one row for each block, so that an addition touches as few lines and pages of it as can
         # be; oblivious as one row for each codeword, so that a step compares and adds long runs.
-        self._counters = Ring(maximum_total_weight.bit_length()).zeros(segment.blocks * segment.codewords)
+        self._counters = Ring(maximum_cohort.bit_length()).zeros(segment.blocks * segment.codewords)
 
     def check(self, packed: memoryview) -> None:
         """Check one client's packed indices, all of them before anything is said; nothing is changed."""
@@ -74,8 +74,8 @@ class HistogramAccumulator(Confined):
                 reason=Reason.INPUT_OUT_OF_RANGE,
             )
 
-    def add(self, packed: memoryview, weight: int, *, is_checked: bool = False) -> None:
-        """Count one client's indices, each as often as the weight says; nothing is counted unless all is in order.
+    def add(self, packed: memoryview, *, is_checked: bool = False) -> None:
+        """Count one client's indices, each once; nothing is counted unless all is in order.
 
         Args:
             is_checked: whether ``check`` has passed these very bytes.
@@ -83,12 +83,10 @@ class HistogramAccumulator(Confined):
             counting, the counters are wiped, so that no histogram with a part of a client remains.
         """
         self._require_unwiped()
-        if type(weight) is not int or weight < 1:
-            raise Misuse(f"a weight is an integer of at least 1; got {weight!r}")
-        if weight > self._maximum_total_weight - self._total_weight:
+        if self._clients >= self._maximum_cohort:
             raise CapacityExceeded(
-                f"a weight of {weight} on top of {self._total_weight} exceeds {self._maximum_total_weight}; release "
-                "this histogram first, or configure a greater maximum_total_weight"
+                f"this histogram counts {self._clients} clients and holds no more; release it first, or configure a "
+                "greater maximum_cohort"
             )
         if not is_checked:
             self.check(packed)
@@ -96,11 +94,11 @@ class HistogramAccumulator(Confined):
         try:
             for chunk in self._chunks(0, self._segment.blocks):
                 with self._unpacked(packed, chunk) as indices:
-                    count(self._part(chunk), indices, self._counters.dtype.type(weight))
+                    count(self._part(chunk), indices)
         except BaseException:
             self.wipe()
             raise
-        self._total_weight += weight
+        self._clients += 1
 
     def histogram(self, start: int, stop: int) -> npt.NDArray[np.uint64]:
         """Return the counters of blocks [start, stop), one row for each block.
@@ -149,29 +147,28 @@ class HistogramAccumulator(Confined):
         return part.reshape((blocks, codewords) if direct else (codewords, blocks))
 
 
-def _count_direct(part: Counters, indices: RingVector, weight: np.unsignedinteger[Any]) -> None:
+def _count_direct(part: Counters, indices: RingVector) -> None:
     places = np.arange(0, part.size, part.shape[1], dtype=np.intp)
     try:
         # Not constant time: the addresses tell what the module's docstring says.
-        add_at(part.reshape(-1), places, indices, weight)
+        add_at(part.reshape(-1), places, indices, part.dtype.type(1))
     finally:
         places[:] = 0
 
 
-def _count_oblivious(part: Counters, indices: RingVector, weight: np.unsignedinteger[Any]) -> None:
+def _count_oblivious(part: Counters, indices: RingVector) -> None:
     codewords, blocks = part.shape
     step = min(codewords, max(1, _SCRATCH_COUNTERS // blocks))
     numbers = np.arange(codewords, dtype=indices.dtype).reshape(-1, 1)
-    hits, products = np.empty((step, blocks), dtype=np.bool_), np.empty((step, blocks), dtype=part.dtype)
+    hits = np.empty((step, blocks), dtype=np.bool_)
     try:
         for first in range(0, codewords, step):
             counters = part[first : first + step]
-            hit, product = hits[: len(counters)], products[: len(counters)]
+            hit = hits[: len(counters)]
             compare_into(hit, indices, numbers[first : first + step])
-            add_multiple_into(counters, hit.view(np.uint8), weight, product)
+            add_hits_into(counters, hit.view(np.uint8))
     finally:
         hits[:] = 0
-        products[:] = 0
 
 
 # --- Kernels ----------------------------------------------------------------------------------------------------------
@@ -185,10 +182,10 @@ def raise_to(greatest: Words, indices: Words) -> None:
     np.maximum(greatest, np.max(indices), out=greatest)
 
 
-def add_at(counters: Words, rows: Words, indices: Words, weight: Words) -> None:
-    """Add the weight to one counter of each row; ``rows`` become the places of these counters."""
+def add_at(counters: Words, rows: Words, indices: Words, one: Words) -> None:
+    """Add one to one counter of each row; ``rows`` become the places of these counters."""
     np.add(rows, indices, out=rows)
-    np.add.at(counters, rows, weight)
+    np.add.at(counters, rows, one)
 
 
 def compare_into(hits: Words, indices: Words, numbers: Words) -> None:
@@ -196,7 +193,6 @@ def compare_into(hits: Words, indices: Words, numbers: Words) -> None:
     np.equal(indices, numbers, out=hits)
 
 
-def add_multiple_into(counters: Words, hits: Words, weight: Words, products: Words) -> None:
-    """Add the weight where a hit is one and zero where it is zero; a weight of one takes the time of any other."""
-    np.multiply(hits, weight, out=products)
-    np.add(counters, products, out=counters)
+def add_hits_into(counters: Words, hits: Words) -> None:
+    """Add the hits, which are zeros and ones, to the counters."""
+    np.add(counters, hits, out=counters)

@@ -34,7 +34,6 @@ from .configuration import EnclaveConfiguration
 EPOCH_BYTES: Final = 32
 DIGEST_BYTES: Final = 32
 SEED_BYTES: Final = 32
-WEIGHT_BYTES: Final = 4
 _MAXIMUM_RECEIPT_BYTES: Final = 1 << 10
 _MAXIMUM_KEY_BYTES: Final = 1 << 12
 MOST_SEALED_INDICES: Final = 1 << 12
@@ -122,7 +121,7 @@ class SealedUpload:
 
     header: UploadHeader
     sealed_seed: bytes
-    """Sealed with HPKE: a proof; a seed, or the packed indices themselves; and the weight."""
+    """Sealed with HPKE: a proof; a seed, or the packed indices themselves."""
     sealed_indices: memoryview | bytes = field(repr=False)
     """The packed indices under AES-256-GCM; nothing where there are none, or HPKE seals them."""
 
@@ -180,9 +179,9 @@ def has_one_seal(configuration: EnclaveConfiguration) -> bool:
 
 
 def secret_bytes(configuration: EnclaveConfiguration) -> int:
-    """Return how long what a client seals with HPKE is: a proof, a seed or all indices, and a weight."""
+    """Return how long what a client seals with HPKE is: a proof, and a seed or all indices."""
     body = _packed_bytes(configuration) if has_one_seal(configuration) else SEED_BYTES
-    return PROOF_BYTES + body + WEIGHT_BYTES
+    return PROOF_BYTES + body
 
 
 def sealed_secret_bytes(configuration: EnclaveConfiguration) -> int:
@@ -211,14 +210,13 @@ class Receipt:
     uploads_digest: bytes
     """Over the sorted upload ids: a client can see whether its own is among those that a host publishes."""
     contributors: int
-    total_weight: int
     releases: int
     """Number of releases of the epoch, including this one."""
     released_digest: bytes
     signature: bytes = b""
 
     def signed_parts(self) -> tuple[bytes, ...]:
-        numbers = (self.buffer, self.contributors, self.total_weight, self.releases)
+        numbers = (self.buffer, self.contributors, self.releases)
         encoded = b"".join(number.to_bytes(8, "big") for number in numbers)
         return self.context.digest, self.epoch, self.uploads_digest, encoded, self.released_digest
 
@@ -228,7 +226,7 @@ class Receipt:
     def encode(self) -> bytes:
         writer = Writer(MessageKind.RELEASE_RECEIPT).fixed(self.context.digest, CONTEXT_BYTES)
         writer.fixed(self.epoch, EPOCH_BYTES).integer(self.buffer, 8).fixed(self.uploads_digest, DIGEST_BYTES)
-        writer.integer(self.contributors, 8).integer(self.total_weight, 8).integer(self.releases, 8)
+        writer.integer(self.contributors, 8).integer(self.releases, 8)
         return writer.fixed(self.released_digest, DIGEST_BYTES).fixed(self.signature, SIGNATURE_BYTES).finish()
 
     @classmethod
@@ -241,7 +239,6 @@ class Receipt:
             buffer=reader.integer(8),
             uploads_digest=reader.fixed(DIGEST_BYTES),
             contributors=reader.integer(8),
-            total_weight=reader.integer(8),
             releases=reader.integer(8),
             released_digest=reader.fixed(DIGEST_BYTES),
             signature=reader.fixed(SIGNATURE_BYTES),
@@ -259,7 +256,7 @@ def uploads_digest(upload_ids: list[bytes]) -> bytes:
 class BufferRelease:
     """Output of the enclave for one buffer.
 
-    A ring segment of the aggregate is the weighted sum of the masks, less the noise, for the host to take from its sum
+    A ring segment of the aggregate is the sum of the masks, less the noise, for the host to take from its sum
     of masked vectors. The others are the enclave's decoded sums or counts, with their noise.
     """
 

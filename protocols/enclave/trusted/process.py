@@ -1,4 +1,4 @@
-"""The messages of a host: what the trusted part answers to each, without a socket.
+"""The enclave's process: requests of a host and their answers, the Unix socket, and the privileges that it gives up.
 
 The host is trusted with nothing. Whatever it sends, it gets the answer that the enclave gives, or a refusal.
 """
@@ -46,7 +46,6 @@ from secagg.wire import MessageKind, Reader, Writer, message_kind
 MAXIMUM_OFFER_BYTES: Final = 1 << 14
 MAXIMUM_WORD_BYTES: Final = 1 << 6
 MAXIMUM_DOCUMENT_BYTES: Final = 1 << 20
-WEIGHT_BYTES: Final = 2
 VERSION_BYTES: Final = 8
 SIMULATED: Final = "simulated"
 """The format of evidence that no hardware has made."""
@@ -112,7 +111,7 @@ class EnclaveService(Confined):
             raise Misuse("no epoch runs here; start one with a configuration first")
         match kind, read:
             case MessageKind.SEALED_UPLOAD, _:
-                return _done(self._enclave.receive(request))
+                self._enclave.receive(request)
             case MessageKind.RELEASE_BUFFER, _:
                 return self._enclave.release()
             case MessageKind.OPEN_BUFFER, ModelStamp() as model:
@@ -150,9 +149,9 @@ def encode_attested_offer(offer: EnclaveOffer, evidence_format: str, document: b
     return writer.variable(document, MAXIMUM_DOCUMENT_BYTES).finish()
 
 
-def _done(weight: int = 0) -> bytes:
-    """Return the answer to a request; only an upload that was taken has a weight."""
-    return Writer(MessageKind.ENCLAVE_DONE).integer(weight, WEIGHT_BYTES).finish()
+def _done() -> bytes:
+    """Return the answer to a request that was carried out."""
+    return Writer(MessageKind.ENCLAVE_DONE).finish()
 
 
 def request_limit(configuration: EnclaveConfiguration | None) -> int:
@@ -278,9 +277,9 @@ _THREAD: Final = 0x0001_0000
 
 _ARCHITECTURES: Final[dict[str, tuple[int, int, int, int, tuple[int, ...]]]] = {
     # The kernel's name; seccomp, clone, clone3; and then: socket, connect, socketpair, fork, vfork, execve, ptrace,
-    # process_vm_readv, process_vm_writev, execveat, as far as there are such calls.
-    "x86_64": (0xC000_003E, 317, 56, 435, (41, 42, 53, 57, 58, 59, 101, 310, 311, 322)),
-    "aarch64": (0xC000_00B7, 277, 220, 435, (198, 199, 203, 221, 117, 270, 271, 281)),
+    # process_vm_readv, process_vm_writev, execveat, io_uring_setup, as far as there are such calls.
+    "x86_64": (0xC000_003E, 317, 56, 435, (41, 42, 53, 57, 58, 59, 101, 310, 311, 322, 425)),
+    "aarch64": (0xC000_00B7, 277, 220, 435, (198, 199, 203, 221, 117, 270, 271, 281, 425)),
 }
 
 

@@ -118,15 +118,15 @@ class LaneField:
             raise InvalidParameters(f"the modulus of a lane is one of {MODULI}; got {self.modulus!r}")
 
     @classmethod
-    def for_total_weight(cls, total_weight: int) -> LaneField:
-        """Return the smallest field in which no histogram over this total weight can wrap."""
-        require_integer("a total weight", total_weight, 1)
+    def for_count(cls, largest_count: int) -> LaneField:
+        """Return the smallest field in which no count up to this one can wrap."""
+        require_integer("a largest count", largest_count, 1)
         for modulus in MODULI:
-            if total_weight < modulus:
+            if largest_count < modulus:
                 return cls(modulus)
         raise CapacityExceeded(
-            f"a total weight of {total_weight} exceeds {MODULI[-1] - 1}, the most that checked lanes can count; use "
-            "fewer clients or smaller weights"
+            f"counts up to {largest_count} exceed {MODULI[-1] - 1}, the most that checked lanes can hold; use fewer "
+            "clients or less noise"
         )
 
     @property
@@ -166,9 +166,6 @@ class LaneField:
     def subtract_into(self, total: Lanes, lanes: Lanes) -> None:
         # The complement of a lane is q minus it, and leaves the sum below 2q; one reduction settles both.
         self.add_into(total, lanes ^ self.word.type(self.modulus))
-
-    def scale_into(self, lanes: Lanes, factor: int) -> None:
-        lanes[...] = reduce(lanes.astype(_WIDE) * factor, self.bits, self.modulus**2)
 
     def reduce_into(self, total: Lanes) -> None:
         """Do nothing: sums are reduced as they are made."""
@@ -354,9 +351,6 @@ class RingLanes:
 
     def subtract_into(self, total: Lanes, lanes: Lanes) -> None:
         ring_kernels.subtract_into(total, lanes)
-
-    def scale_into(self, lanes: Lanes, factor: int) -> None:
-        lanes *= self.word.type(factor)
 
     def reduce_into(self, total: Lanes) -> None:
         ring_kernels.reduce_into(total, self.modulus_bits)

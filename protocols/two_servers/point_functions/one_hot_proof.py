@@ -96,13 +96,13 @@ class CheckShape:
         require_integer("columns", self.columns, 1, most_columns)
 
     @classmethod
-    def plan(cls, *, total_weight: int, codewords: int, blocks: int) -> CheckShape:
-        """Choose the smallest field for a total weight, and columns that balance the client's bytes and the servers'.
+    def plan(cls, *, largest_count: int, codewords: int, blocks: int) -> CheckShape:
+        """Choose the smallest field for a largest count, and columns that balance the client's bytes and the servers'.
 
         A client sends 2G + 1 elements and the servers exchange M = B / G for each client, so G is the square root of B
         unless that takes more than ``POLYNOMIAL_BYTES``.
         """
-        base = LaneField.for_total_weight(total_weight)
+        base = LaneField.for_count(largest_count)
         require_integer("blocks", blocks, 1, MAXIMUM_BLOCKS)
         affordable = (POLYNOMIAL_BYTES * 8 // (ExtensionField.over(base).degree * base.bits) - 1) // 2
         return cls(base.modulus, codewords, blocks, min(affordable, (base.modulus - 2) // 2, isqrt(blocks - 1) + 1))
@@ -156,8 +156,6 @@ class UploadContext:
     segment: int
     """Which segment of the layout, for two may have one shape."""
     shape: CheckShape
-    weight: int
-    """Factor by which the servers multiply the accepted vector; public, and 0 for a client that only takes part."""
     correction_digest: bytes
     """The digest of the correction words that both servers hold; of no bytes where there are none."""
     nonce: bytes
@@ -167,11 +165,6 @@ class UploadContext:
             raise Misuse("an upload is bound to an AttemptContext, a ClientId and a CheckShape")
         require_integer("round_number", self.round_number, 0, (1 << 64) - 1)
         require_integer("segment", self.segment, 0, (1 << 32) - 1)
-        if type(self.weight) is not int or not 0 <= self.weight < self.shape.modulus:
-            raise CapacityExceeded(
-                f"a weight is an integer in 0..{self.shape.modulus - 1}; got {self.weight!r}",
-                reason=Reason.INPUT_OUT_OF_RANGE,
-            )
         for name, data, size in (
             ("layout_digest", self.layout_digest, DIGEST_BYTES),
             ("correction_digest", self.correction_digest, DIGEST_BYTES),
@@ -190,7 +183,6 @@ class UploadContext:
             self.layout_digest,
             self.segment.to_bytes(4, "big"),
             *self.shape.encode(),
-            self.weight.to_bytes(4, "big"),
             self.correction_digest,
             self.nonce,
         )

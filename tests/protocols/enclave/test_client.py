@@ -117,8 +117,6 @@ def test_floors_that_are_just_met_let_a_client_seal() -> None:
         ({"maximum_released_bits": 19}, "more than 19 bits", {}),
         ({"privacy": PrivacyFloor(1.0, 1e-6)}, "adds no noise", {}),
         ({"histograms_accepted": False}, "histograms", {"form": ReleaseForm.HISTOGRAM}),
-        ({"maximum_weight": 1}, "may weigh 4, above 1", {"maximum_weight": 4}),
-        ({"maximum_weight": 3}, "may weigh 4, above 3", {"maximum_weight": 4}),
     ],
 )
 def test_each_floor_is_the_clients_own(floors: dict[str, Any], saying: str, setup: dict[str, Any]) -> None:
@@ -127,11 +125,9 @@ def test_each_floor_is_the_clients_own(floors: dict[str, Any], saying: str, setu
     sealing(session, client_of(session))()
 
 
-def test_no_histograms_and_a_weight_of_one_are_accepted_unless_a_client_says_more() -> None:
+def test_histograms_of_rings_alone_are_no_histograms() -> None:
     rings = InsecureEnclaveSession(EnclaveSetup(form=ReleaseForm.HISTOGRAM, layout=RING_LAYOUT))
     sealing(rings, client_of(rings, floors=replace(rings.floors, histograms_accepted=False)))()
-    chosen = {name: getattr(rings.floors, name) for name in ("suites", "minimum_cohort", "maximum_length", "authority")}
-    assert EnclaveFloors(**chosen).maximum_weight == 1
 
 
 def test_codebooks_and_layout_are_those_of_the_clients_codec() -> None:
@@ -178,9 +174,6 @@ def test_the_epsilon_of_the_noise_is_held_to_the_floor(adjacency: Adjacency) -> 
         {"maximum_codeword_bits": 65},
         {"maximum_released_bits": 0},
         {"maximum_released_bits": 65},
-        {"maximum_weight": 0},
-        {"maximum_weight": True},
-        {"maximum_weight": 1 << 32},
         {"minimum_root_mean_square": 0},
         {"minimum_root_mean_square": 1 << 40},
         {"authority": None},
@@ -252,11 +245,10 @@ def test_what_takes_long_is_not_computed_for_an_enclave_that_is_refused_anyway(
 # --- The update -------------------------------------------------------------------------------------------------------
 
 
-def test_the_codecs_capacity_covers_a_full_buffer_of_the_heaviest() -> None:
-    session = InsecureEnclaveSession(EnclaveSetup(maximum_weight=2, staleness_weights=(3, 1)))
-    assert session.configuration.maximum_total_weight == 36
-    seals_nothing(session, InvalidParameters, "capacity is 35", of={"capacity": 35})
-    sealing(session, client_of(session, capacity=36))()
+def test_the_codecs_capacity_covers_a_full_buffer() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup(oldest=1))
+    seals_nothing(session, InvalidParameters, "capacity is 5", of={"capacity": 5})
+    sealing(session, client_of(session, capacity=6))()
 
 
 def test_with_noise_the_norm_of_every_segment_is_the_clients_own_to_bound() -> None:

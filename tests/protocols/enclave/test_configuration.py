@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from secagg.contract import MAXIMUM_WEIGHT, IndexSegment, Layout, RingSegment
+from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.contract.codewords import CodewordTable, summed_layout, tables_digest
 from secagg.errors import (
-    CapacityExceeded,
     InvalidParameters,
     MalformedMessage,
     Misuse,
@@ -60,8 +59,7 @@ def configuration(**changes: Any) -> EnclaveConfiguration:
         "tables": TABLES,
         "minimum_cohort": 3,
         "maximum_cohort": 9,
-        "maximum_weight": 5,
-        "staleness_weights": (4, 2, 1),
+        "oldest": 2,
         "expiry": 1_800_000_000,
     }
     return EnclaveConfiguration(**(chosen | changes))
@@ -72,11 +70,11 @@ KINDS = {
     "histograms": configuration(form=ReleaseForm.HISTOGRAM, tables=(), accumulation=Accumulation.DIRECT),
     "only rings": configuration(layout=RINGS, tables=(), suite=Suite.CLASSIC),
     "only indices": configuration(layout=Layout((IndexSegment(3, 4),))),
-    "noised": configuration(noise=NOISE, maximum_weight=1),
+    "noised": configuration(noise=NOISE),
     "noised histograms": configuration(
-        form=ReleaseForm.HISTOGRAM, tables=(), maximum_weight=1, noise=replace(NOISE, variances=(Fraction(16),) * 3)
+        form=ReleaseForm.HISTOGRAM, tables=(), noise=replace(NOISE, variances=(Fraction(16),) * 3)
     ),
-    "without authority": configuration(noise=NOISE, maximum_weight=1, authority=NO_AUTHORITY),
+    "without authority": configuration(noise=NOISE, authority=NO_AUTHORITY),
 }
 
 
@@ -102,13 +100,12 @@ def test_the_encoding_is_the_documented_one() -> None:
         b"SAGG\x01" + number(32, 2),
         framed(b"a task") + b"\x01" + b"a" * 32 + framed(LAYOUT.encode()),
         b"\x01\x02" + hashlib.sha256(b"secagg/1/codeword-tables" + framed(digests)).digest(),
-        number(3, 4) + number(9, 4) + number(1, 4),
-        number(3, 2) + number(4, 2) + number(2, 2) + number(1, 2) + number(0, 5) + number(1_800_000_000, 5),
+        number(3, 4) + number(9, 4) + number(2, 2) + number(0, 5) + number(1_800_000_000, 5),
     ]
     variances = [(5, 1), (7, 2), (9, 1), (1, 4)]
     noise = b"\x02" + number(6, 4) + number(4, 4) + number(2, 4)
     noise += b"".join(number(top, 16) + number(bottom, 16) for top, bottom in variances) + number(30, 5) + number(40, 5)
-    assert configuration(maximum_weight=1).encode() == b"".join(parts) + b"\0"
+    assert configuration().encode() == b"".join(parts) + b"\0"
     assert KINDS["noised"].encode() == b"".join(parts) + noise
     start = b"SAGG\x01" + number(40, 2) + framed(KINDS["noised"].encode())
     assert encode_start(KINDS["noised"]) == start + number(1, 4) + number(2, 4) + b"".join(map(framed, tables))
@@ -190,13 +187,9 @@ EDGES: dict[str, tuple[list[Any], list[Any]]] = {
     "authority": ([b"\1" * 32], [b"", b"a" * 31, b"a" * 33, bytearray(32), None]),
     "minimum_cohort": ([2, 9], [1, 0, -1, 10, True, 3.0, None]),
     "maximum_cohort": ([3, 1 << 20], [2, 0, 1 << 32, 9.0, None]),
-    "maximum_weight": ([1, 1 << 20], [0, -1, 1 << 32, 1.0, True, None]),
     "expiry": ([1, 253402300799], [0, -1, 253402300800, (1 << 40) - 1, 1 << 40, 1.5, None]),
     "codeword_bound": ([0, 7, (1 << 40) - 1], [-1, 1 << 40, 7.0, True, None]),
-    "staleness_weights": (
-        [(1,), (65535,), (1,) * 1024, (1, 2, 1)],
-        [(), [1], (0,), (65536,), (1,) * 1025, (1, True), (1.0,), None],
-    ),
+    "oldest": ([0, 1, 1023], [-1, 1024, (1 << 16) - 1, 1.0, True, None]),
     "tables": (
         [TABLES],
         [(), (TABLES[0][:1],), (*TABLES, *TABLES), [TABLES[0]], None, 5, (TABLES[0][0],), (list(TABLES[0]),), (None,)],
@@ -214,7 +207,7 @@ EDGES: dict[str, tuple[list[Any], list[Any]]] = {
         [],
     ),
 }
-BESIDE: dict[str, dict[str, Any]] = {"noise": {"maximum_weight": 1}, "form": {"tables": ()}}
+BESIDE: dict[str, dict[str, Any]] = {"form": {"tables": ()}}
 VALID = [(name, value) for name, (good, _) in EDGES.items() for value in good]
 INVALID = [(name, value) for name, (_, bad) in EDGES.items() for value in bad]
 
@@ -249,31 +242,27 @@ def test_names_of_choices_are_of_their_own_types(name: str) -> None:
 
 REFUSED: list[tuple[dict[str, Any], type[SecAggError], str]] = [
     ({"authority": NO_AUTHORITY}, InvalidParameters, "authority"),
-    ({"noise": NOISE, "authority": NO_AUTHORITY}, InvalidParameters, "weighs 1"),
-    ({"noise": NOISE}, InvalidParameters, "weighs 1"),
-    ({"noise": replace(NOISE, variances=(Fraction(1),) * 3), "maximum_weight": 1}, InvalidParameters, "3 variances"),
+    ({"noise": replace(NOISE, variances=(Fraction(1),) * 3)}, InvalidParameters, "3 variances"),
     *(
         (
             {
                 "form": ReleaseForm.HISTOGRAM,
                 "tables": (),
                 "noise": replace(NOISE, variances=(Fraction(1),) * count),
-                "maximum_weight": 1,
             },
             InvalidParameters,
             f"{count} variances",
         )
         for count in (2, 4)
     ),
-    ({"noise": replace(NOISE, l2_bounds=(1,)), "maximum_weight": 1}, InvalidParameters, "2 ring segments"),
+    ({"noise": replace(NOISE, l2_bounds=(1,))}, InvalidParameters, "2 ring segments"),
     ({"form": ReleaseForm.HISTOGRAM}, InvalidParameters, "leave tables empty"),
     ({"layout": RINGS}, InvalidParameters, "leave tables empty"),
     (
-        {"tables": (), "noise": replace(NOISE, variances=NOISE.variances[:2]), "maximum_weight": 1},
+        {"tables": (), "noise": replace(NOISE, variances=NOISE.variances[:2])},
         InvalidParameters,
         "tables are a tuple of 1 tuples",
     ),
-    ({"maximum_cohort": 1 << 31, "maximum_weight": 1 << 15}, CapacityExceeded, "exceeds"),
 ]
 
 
@@ -311,12 +300,6 @@ def test_noise_is_of_positive_fractions_and_integers(changes: dict[str, Any]) ->
 # --- What follows from it ---------------------------------------------------------------------------------------------
 
 
-def test_the_largest_total_weight_is_that_of_a_full_buffer_of_the_heaviest() -> None:
-    assert configuration().maximum_total_weight == 9 * 5 * 4
-    largest = configuration(maximum_cohort=1 << 15, maximum_weight=1 << 31, staleness_weights=(1,))
-    assert largest.maximum_total_weight == 1 << 46 < MAXIMUM_WEIGHT
-
-
 def test_noised_sums_have_room_for_the_sum_and_ten_deviations() -> None:
     made = KINDS["noised"]
     assert made.noise is not None
@@ -324,8 +307,8 @@ def test_noised_sums_have_room_for_the_sum_and_ten_deviations() -> None:
         segment, deviation = made.released.segments[position], float(made.noise.variances[position]) ** 0.5
         assert isinstance(segment, RingSegment)
         assert segment.length == table.blocks * table.width
-        assert segment.ring.greatest >= 36 * table.largest + 10 * deviation
-    assert made.released.version == summed_layout(LAYOUT, TABLES, 36).version
+        assert segment.ring.greatest >= 9 * table.largest + 10 * deviation
+    assert made.released.version == summed_layout(LAYOUT, TABLES, 9).version
 
 
 def test_the_noise_of_a_ring_segment_does_not_widen_codebooks() -> None:
@@ -335,7 +318,7 @@ def test_the_noise_of_a_ring_segment_does_not_widen_codebooks() -> None:
     noise = replace(
         NOISE, kind=NoiseKind.DISCRETE_GAUSSIAN, variances=(Fraction((1 << 80) - 1), Fraction(4)), l2_bounds=(9,)
     )
-    released = configuration(layout=layout, tables=tables, maximum_weight=1, noise=noise).released
+    released = configuration(layout=layout, tables=tables, noise=noise).released
     assert released.require_rings()[1].modulus_bits <= 16
 
 
@@ -344,8 +327,8 @@ def test_noised_histograms_have_room_for_the_counts_and_ten_deviations() -> None
     counts = released.segments[1]
     assert isinstance(counts, RingSegment)
     assert (released.version, counts.length) == (LAYOUT.version, 4 * 3)
-    assert counts.ring.greatest >= 36 + 10 * 4
-    assert RingSegment(counts.modulus_bits - 1, 1).ring.greatest < 36 + 10 * 5
+    assert counts.ring.greatest >= 9 + 10 * 4
+    assert RingSegment(counts.modulus_bits - 1, 1).ring.greatest < 9 + 10 * 5
 
 
 def test_tables_are_of_their_own_types_also_where_none_are_needed_or_a_bound_is_asked_of_them() -> None:

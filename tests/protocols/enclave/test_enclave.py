@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from threading import Event, Thread
 from time import sleep
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegment, ideal_aggregate
@@ -37,7 +37,7 @@ from secagg.protocols.enclave.run import run
 from secagg.protocols.enclave.server import Server
 from secagg.protocols.enclave.session import EnclaveHelpers, EnclaveSettings, open_session
 from secagg.protocols.enclave.trusted import enclave as enclave_module
-from secagg.protocols.enclave.trusted.buffer import BufferState, ReleaseRules, single_somebody_out
+from secagg.protocols.enclave.trusted.buffer import BufferState, Entry, ReleaseRules
 from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 from secagg.protocols.enclave.trusted.messages import BufferRelease, Receipt, SealedUpload, uploads_digest
@@ -65,9 +65,9 @@ def any_payload(layout: Layout, number: int) -> Payload:
     return Payload(layout, tuple(values))
 
 
-def expected(session: InsecureEnclaveSession, payloads: Sequence[Payload], weights: Sequence[int]) -> list[list[int]]:
+def expected(session: InsecureEnclaveSession, payloads: Sequence[Payload]) -> list[list[int]]:
     """Return what has to be released, by plain integers: sums of codewords where there are tables."""
-    ideal = ideal_aggregate(session.setup.layout, payloads, weights)
+    ideal = ideal_aggregate(session.setup.layout, payloads)
     values, tables = list[list[int]](), iter(session.configuration.tables)
     for segment, value in zip(session.setup.layout.segments, ideal.values, strict=True):
         if isinstance(segment, RingSegment) or session.setup.form is ReleaseForm.HISTOGRAM:
@@ -100,34 +100,32 @@ def shown(aggregate: Aggregate, session: InsecureEnclaveSession) -> list[list[in
     ]
 
 
-def summed(setup: EnclaveSetup, uploads: Iterable[tuple[int, int, int]], version: int = 0) -> None:
-    """Let clients upload at weights and of models, and compare the release with plain sums."""
+def summed(setup: EnclaveSetup, uploads: Iterable[tuple[int, int]], version: int = 0) -> None:
+    """Let clients upload updates of models, and compare the release with plain sums."""
     session = InsecureEnclaveSession(setup)
     session.host.open_buffer(version, model_digest(version))
-    payloads, weights = list[Payload](), list[int]()
-    for number, weight, of_version in uploads:
+    payloads = list[Payload]()
+    for number, of_version in uploads:
         payloads.append(any_payload(setup.layout, number))
-        weights.append(weight * setup.staleness_weights[version - of_version])
         session.host.announce_model(of_version, model_digest(of_version))
-        upload = session.seal(number, weight=weight, version=of_version, payload=payloads[-1])
+        upload = session.seal(number, version=of_version, payload=payloads[-1])
         session.host.receive(upload.encode())
     aggregate, receipt = session.host.release()
-    assert shown(aggregate, session) == expected(session, payloads, weights)
-    assert (aggregate.contributors, aggregate.total_weight) == (len(weights), sum(weights))
-    assert (receipt.contributors, receipt.total_weight) == (len(weights), sum(weights))
+    assert shown(aggregate, session) == expected(session, payloads)
+    assert aggregate.contributors == receipt.contributors == len(payloads)
     assert aggregate.layout == session.configuration.released
 
 
 @pytest.mark.parametrize("bits", [1, 8, 20, 32, 64])
-def test_weights_wrap_with_the_ring_and_not_before(bits: int) -> None:
+def test_sums_wrap_with_the_ring_and_not_before(bits: int) -> None:
     layout = Layout((RingSegment(bits, 50),))
-    setup = EnclaveSetup(layout=layout, maximum_weight=300, staleness_weights=(257, 2), minimum_cohort=2)
-    summed(setup, [(1, 300, 1), (2, 299, 1), (3, 255, 1), (4, 1, 0), (5, 300, 1), (6, 299, 0)], version=1)
+    setup = EnclaveSetup(layout=layout, oldest=1, minimum_cohort=2)
+    summed(setup, [(1, 1), (2, 1), (3, 1), (4, 0), (5, 1), (6, 0)], version=1)
 
 
 @given(data=st.data())
 @settings(max_examples=15)
-def test_any_clients_at_any_weights_are_summed(data: st.DataObject) -> None:
+def test_any_clients_of_any_age_are_summed(data: st.DataObject) -> None:
     segments = data.draw(
         st.lists(
             st.one_of(
@@ -138,17 +136,11 @@ def test_any_clients_at_any_weights_are_summed(data: st.DataObject) -> None:
             max_size=4,
         )
     )
-    table = tuple(data.draw(st.lists(st.integers(3, 4), min_size=1, max_size=3)))
+    oldest = data.draw(st.integers(0, 2))
     form = data.draw(st.sampled_from(ReleaseForm))
-    setup = EnclaveSetup(
-        layout=Layout(tuple(segments)), form=form, staleness_weights=table, minimum_cohort=2, maximum_weight=2
-    )
-    # At least two of each age, which is the minimum cohort.
-    numbers = data.draw(st.permutations(range(1, 7)))[: data.draw(st.integers(max(4, 2 * len(table)), 6))]
-    ages = [position % len(table) for position in range(len(numbers))]
-    weights = Counter((1 + number % 2) * table[age] for number, age in zip(numbers, ages, strict=True))
-    assume(not single_somebody_out(weights, setup.minimum_cohort))
-    summed(setup, [(number, 1 + number % 2, 9 - age) for number, age in zip(numbers, ages, strict=True)], version=9)
+    setup = EnclaveSetup(layout=Layout(tuple(segments)), form=form, oldest=oldest, minimum_cohort=2)
+    numbers = data.draw(st.permutations(range(1, 7)))[: data.draw(st.integers(2, 6))]
+    summed(setup, [(number, 9 - data.draw(st.integers(0, oldest))) for number in numbers], version=9)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -160,7 +152,7 @@ def test_threads_change_nothing(threads: int) -> None:
     for number in (1, 2, 3):
         session.upload(number)
     payloads = [session.setup.payload_of(number) for number in (1, 2, 3)]
-    assert shown(session.host.release()[0], session) == expected(session, payloads, [1, 1, 1])
+    assert shown(session.host.release()[0], session) == expected(session, payloads)
 
 
 @pytest.mark.parametrize("configuration", [None, {}, "a configuration", b""])
@@ -172,36 +164,37 @@ def test_an_enclave_runs_a_configuration_and_nothing_else(configuration: Any) ->
 def test_two_threads_do_not_hand_over_one_upload_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     session, outcomes = InsecureEnclaveSession(EnclaveSetup()), list[object]()
     session.enclave.open_buffer(0, bytes(32))
-    message, checked = session.seal(1).sealed.encode(), ReleaseRules.require_weight
+    message, checked = session.seal(1).sealed.encode(), ReleaseRules.require_admissible
 
-    def slowly(self: ReleaseRules, weight: int, client: ClientId) -> None:
-        checked(self, weight, client)
+    def slowly(self: ReleaseRules, entry: Entry) -> None:
+        checked(self, entry)
         sleep(0.05)  # Here everything has passed, and nothing is recorded yet.
 
     def hand_over() -> None:
         try:
-            outcomes.append(session.enclave.receive(message))
+            session.enclave.receive(message)
+            outcomes.append("taken")
         except PeerError as error:
             outcomes.append(error.reason)
 
-    monkeypatch.setattr(ReleaseRules, "require_weight", slowly)
+    monkeypatch.setattr(ReleaseRules, "require_admissible", slowly)
     threads = [Thread(target=hand_over) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(map(str, outcomes)) == ["1", "replayed", "replayed"]
+    assert sorted(map(str, outcomes)) == ["replayed", "replayed", "taken"]
 
 
 # --- Receipts ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_receipt_says_what_was_released() -> None:
-    session = InsecureEnclaveSession(EnclaveSetup(maximum_weight=2))
+    session = InsecureEnclaveSession(EnclaveSetup())
     session.host.open_buffer(4, model_digest(4))
     ids = list[bytes]()
     for number in (3, 1, 2):
-        upload = session.seal(number, version=4, weight=2)
+        upload = session.seal(number, version=4)
         ids.append(SealedUpload.decode(upload.sealed.encode(), session.configuration).upload_id)
         session.host.receive(upload.encode())
     release = BufferRelease.decode(session.enclave.release())
@@ -209,7 +202,7 @@ def test_a_receipt_says_what_was_released() -> None:
     session.verified().verify_receipt(receipt)
     assert receipt.uploads_digest == uploads_digest(sorted(ids))
     assert receipt.released_digest == hashlib.sha256(release.aggregate).digest()
-    assert (receipt.buffer, receipt.contributors, receipt.total_weight, receipt.releases) == (4, 3, 6, 1)
+    assert (receipt.buffer, receipt.contributors, receipt.releases) == (4, 3, 1)
     assert (receipt.context, receipt.epoch) == (session.configuration.context, session.enclave.offer.epoch)
 
 
@@ -221,7 +214,7 @@ def test_what_is_no_sealed_upload_is_not_relayed_to_the_enclave(monkeypatch: pyt
     session = InsecureEnclaveSession(EnclaveSetup())
     session.host.open_buffer(0, bytes(32))
 
-    def reached(message: bytes) -> int:
+    def reached(message: bytes) -> None:
         raise AssertionError(message)
 
     monkeypatch.setitem(vars(session.enclave), "receive", reached)
@@ -259,7 +252,7 @@ def test_a_host_does_not_take_a_release_that_its_receipt_is_not_for() -> None:
     # Nothing is lost: the enclave releases the same bytes again, and they may come as they are.
     del vars(session.enclave)["release"]
     payloads = [session.setup.payload_of(number) for number in (1, 2, 3)]
-    assert shown(session.host.release()[0], session) == expected(session, payloads, [1, 1, 1])
+    assert shown(session.host.release()[0], session) == expected(session, payloads)
 
 
 @pytest.mark.parametrize("call", ["release", "give_up_buffer"])
@@ -298,7 +291,7 @@ def test_what_the_enclave_has_taken_is_added_before_anything_else_is_done(
     assert order == ["added"] * len(RING_LAYOUT.segments) + ["done"]
     if call == "release":
         payloads = [session.setup.payload_of(number) for number in (1, 2, 3)]
-        assert shown(outcomes[0][0], session) == expected(session, payloads, [1, 1, 1])
+        assert shown(outcomes[0][0], session) == expected(session, payloads)
 
 
 @pytest.mark.parametrize("failing", [1, 2])
@@ -329,29 +322,29 @@ def test_a_buffer_for_whose_counters_there_is_no_memory_does_not_open(
     for number in (1, 2, 3):
         session.host.receive(session.seal(number, version=1, digest=b"m" * 32).encode())
     payloads = [session.setup.payload_of(number) for number in (1, 2, 3)]
-    assert shown(session.host.release()[0], session) == expected(session, payloads, [1, 1, 1])
+    assert shown(session.host.release()[0], session) == expected(session, payloads)
 
 
 # --- The page ---------------------------------------------------------------------------------------------------------
 
 
 def on_one_page(session: InsecureEnclaveSession, *numbers: int) -> tuple[Server, list[Client]]:
-    """Return a server, and clients with updates of the greatest weight."""
-    enclave, subject, weight = session.enclave, session.subject, session.setup.maximum_weight
+    """Return a server, and clients with updates."""
+    enclave, subject = session.enclave, session.subject
     helpers = EnclaveHelpers(
         configuration=session.configuration, connection=enclave, offer=enclave.offer, evidence=enclave.evidence
     )
-    settings = EnclaveSettings(minimum_cohort=session.setup.minimum_cohort, maximum_weight=weight)
+    settings = EnclaveSettings(minimum_cohort=session.setup.minimum_cohort)
 
     def update(number: int) -> LateUpdate:
-        return LateUpdate(lambda: Update(session.setup.payload_of(number), bytes(32), weight))
+        return LateUpdate(lambda: Update(session.setup.payload_of(number), bytes(32)))
 
     clients = [session.new_client(number, update=update(number)) for number in numbers]
     return open_session(subject, settings, None, helpers), clients
 
 
 def test_the_protocol_on_one_page_skips_who_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    session = InsecureEnclaveSession(EnclaveSetup(form=ReleaseForm.HISTOGRAM, maximum_weight=2))
+    session = InsecureEnclaveSession(EnclaveSetup(form=ReleaseForm.HISTOGRAM))
     sent = list[ClientId]()
     server, clients = on_one_page(session, 1, 2, 3, 4, 2)
     with caplog.at_level(logging.WARNING):
@@ -361,7 +354,7 @@ def test_the_protocol_on_one_page_skips_who_is_refused(caplog: pytest.LogCapture
     session.verified().verify_receipt(receipt)
     assert "the upload of client/2 is not taken" in caplog.text
     payloads = [session.setup.payload_of(number) for number in (1, 2, 3, 4)]
-    assert shown(aggregate, session) == expected(session, payloads, [2] * 4)
+    assert shown(aggregate, session) == expected(session, payloads)
     assert receipt.contributors == 4
 
 
@@ -386,6 +379,27 @@ def test_a_client_answers_for_its_own_task_round_and_model_and_charges_them() ->
     assert stricter.ledger.seals == 0
     client.answer(server.invitation)
     assert client.ledger.seals == 1
+
+
+def test_training_that_outlasts_the_enclaves_keys_is_sealed_all_the_same() -> None:
+    """A refusal after the charge would spend the update, and tell the host how long the client trained."""
+    session = InsecureEnclaveSession(EnclaveSetup())
+    server, _ = on_one_page(session)
+    end = session.verified().not_after
+
+    def train() -> Update:
+        session.now = end + timedelta(hours=1)
+        return Update(session.setup.payload_of(1), bytes(32))
+
+    client = session.new_client(1, update=LateUpdate(train))
+    upload = client.answer(server.invitation)
+    assert session.now > end
+    server.receive(ClientId(1), upload)
+    # And before the charge they are not sealed to.
+    late = session.new_client(2, update=LateUpdate(train))
+    with pytest.raises(PeerMisbehaved, match="fetch a new epoch's evidence"):
+        late.answer(server.invitation)
+    assert (late.ledger.seals, len(server.awaited or ())) == (0, 0)
 
 
 @pytest.mark.parametrize("was_taken", [False, True], ids=["the update's ledger refuses", "the update was taken"])
@@ -450,16 +464,16 @@ def test_bytes_behind_an_upload_are_refused() -> None:
     assert caught.value.reason is Reason.TRAILING_BYTES
 
 
-@pytest.mark.parametrize("field", ["task", "layout", "minimum_cohort", "maximum_weight"])
+@pytest.mark.parametrize("field", ["task", "layout", "minimum_cohort"])
 def test_a_session_is_for_what_its_epoch_was_started_for(field: str) -> None:
     session = InsecureEnclaveSession(EnclaveSetup())
     enclave = session.enclave
-    changed: dict[str, Any] = {"task": b"another", "layout": RING_LAYOUT, "minimum_cohort": 2, "maximum_weight": 2}
+    changed: dict[str, Any] = {"task": b"another", "layout": RING_LAYOUT, "minimum_cohort": 2}
     change = {field: changed[field]}
     helpers = EnclaveHelpers(
         configuration=session.configuration, connection=enclave, offer=enclave.offer, evidence=enclave.evidence
     )
-    subject, settings_ = session.subject, EnclaveSettings(minimum_cohort=3, maximum_weight=1)
+    subject, settings_ = session.subject, EnclaveSettings(minimum_cohort=3)
     if field in {"task", "layout"}:
         subject = replace(subject, **change)
     else:
@@ -469,7 +483,7 @@ def test_a_session_is_for_what_its_epoch_was_started_for(field: str) -> None:
     with pytest.raises(InvalidParameters, match="2 clients are invited"):
         open_session(
             session.subject,
-            EnclaveSettings(minimum_cohort=3, maximum_weight=1),
+            EnclaveSettings(minimum_cohort=3),
             frozenset(map(ClientId, (1, 2))),
             helpers,
         )
@@ -530,4 +544,4 @@ def test_uploads_that_come_from_several_threads_are_all_in_the_sum(monkeypatch: 
     for thread in threads:
         thread.join()
     payloads = [session.setup.payload_of(number) for number in range(1, 7)]
-    assert shown(session.host.release()[0], session) == expected(session, payloads, [1] * 6)
+    assert shown(session.host.release()[0], session) == expected(session, payloads)

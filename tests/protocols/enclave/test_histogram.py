@@ -20,8 +20,8 @@ from secagg.protocols.enclave.trusted import histogram as module
 from secagg.protocols.enclave.trusted.configuration import Accumulation
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 
-Client = tuple[list[int], int]
-"""One index for each block, and a weight."""
+Client = list[int]
+"""One index for each block."""
 
 FORMS = pytest.mark.parametrize("form", list(Accumulation), ids=lambda form: form.name.lower())
 CODEWORDS = (2, 3, 5, 16, 63, 64, 65, 100, 128, 255, 256, 257, 4096, 65535, 65536)
@@ -39,16 +39,16 @@ def patterned(segment: IndexSegment, step: int) -> list[int]:
 
 
 def accumulated(segment: IndexSegment, clients: list[Client], form: Accumulation) -> HistogramAccumulator:
-    accumulator = HistogramAccumulator(segment, sum(weight for _, weight in clients), form)
-    for indices, weight in clients:
-        accumulator.add(packed(segment, indices), weight)
+    accumulator = HistogramAccumulator(segment, len(clients), form)
+    for indices in clients:
+        accumulator.add(packed(segment, indices))
     return accumulator
 
 
 def ideal(segment: IndexSegment, clients: list[Client]) -> npt.NDArray[Any]:
     layout = Layout((segment,))
-    payloads = [Payload(layout, (np.array(indices, dtype=segment.ring.word),)) for indices, _ in clients]
-    return ideal_aggregate(layout, payloads, [weight for _, weight in clients]).values[0]
+    payloads = [Payload(layout, (np.array(indices, dtype=segment.ring.word),)) for indices in clients]
+    return ideal_aggregate(layout, payloads).values[0]
 
 
 def counters_of(accumulator: HistogramAccumulator) -> npt.NDArray[Any]:
@@ -68,7 +68,7 @@ def attempt(accumulator: HistogramAccumulator, use: str, data: memoryview) -> No
     if use == "check":
         accumulator.check(data)
     else:
-        accumulator.add(data, 1)
+        accumulator.add(data)
 
 
 # --- Sums -------------------------------------------------------------------------------------------------------------
@@ -79,12 +79,11 @@ def cohorts(draw: st.DrawFn) -> tuple[IndexSegment, list[Client]]:
     segment = IndexSegment(draw(st.integers(2, 70)), draw(st.integers(1, 40)))
     index = st.integers(0, segment.codewords - 1)
     indices = st.lists(index, min_size=segment.blocks, max_size=segment.blocks)
-    client = st.tuples(indices, st.one_of(st.integers(1, 5), st.integers(1, 1 << 40)))
-    return segment, draw(st.lists(client, min_size=1, max_size=6))
+    return segment, draw(st.lists(indices, min_size=1, max_size=6))
 
 
 @given(cohorts(), st.sampled_from([8, 16, 1 << 16]), st.sampled_from([1, 20, 1 << 18]))
-@example((IndexSegment(2, 1), [([1], 1)]), 8, 1)
+@example((IndexSegment(2, 1), [[1]]), 8, 1)
 def test_both_forms_give_the_ideal_histogram(
     cohort: tuple[IndexSegment, list[Client]], blocks: int, scratch: int
 ) -> None:
@@ -101,7 +100,7 @@ def test_both_forms_give_the_ideal_histogram(
 @pytest.mark.parametrize("codewords", CODEWORDS)
 def test_every_number_of_codewords_counts(form: Accumulation, codewords: int) -> None:
     segment = IndexSegment(codewords, 21)
-    clients = [(patterned(segment, step), weight) for step, weight in ((5, 1), (5, 3), (11, 250), (codewords - 1, 7))]
+    clients = [patterned(segment, step) for step in (5, 5, 11, codewords - 1)]
     assert np.array_equal(accumulated(segment, clients, form).histogram(0, 21), ideal(segment, clients))
 
 
@@ -109,7 +108,7 @@ def test_every_number_of_codewords_counts(form: Accumulation, codewords: int) ->
 @pytest.mark.parametrize("codewords", [3, 16])
 def test_chunks_of_the_real_size_meet_without_a_gap(form: Accumulation, codewords: int) -> None:
     segment = IndexSegment(codewords, TWO_CHUNKS)
-    clients = [(patterned(segment, 5), 1), (patterned(segment, 7), 2)]
+    clients = [patterned(segment, 5), patterned(segment, 7)]
     result = accumulated(segment, clients, form).histogram(0, segment.blocks)
     assert np.array_equal(result, ideal(segment, clients))
 
@@ -118,7 +117,7 @@ def test_chunks_of_the_real_size_meet_without_a_gap(form: Accumulation, codeword
 def test_any_range_of_blocks_is_a_part_of_the_whole(form: Accumulation) -> None:
     segment = IndexSegment(7, 37)
     with small_chunks(8, 20):
-        accumulator = accumulated(segment, [(patterned(segment, 3), 2), (patterned(segment, 5), 1)], form)
+        accumulator = accumulated(segment, [patterned(segment, 3), patterned(segment, 5)], form)
         whole = accumulator.histogram(0, 37)
         for start in range(38):
             for stop in range(start, 38):
@@ -138,13 +137,14 @@ def test_counters_are_the_smallest_word_and_hold_the_limit(form: Accumulation, m
     data = packed(segment, [0, 1, 2, 1, 2])
     accumulator = HistogramAccumulator(segment, maximum, form)
     assert counters_of(accumulator).dtype.itemsize == word_bytes
-    with pytest.raises(CapacityExceeded):
-        accumulator.add(data, maximum + 1)
-    weights = [maximum] if maximum == 1 else [maximum - 1, 1]
-    for weight in weights:
-        accumulator.add(data, weight)
+    # As if all clients but one had been counted.
+    vars(module.HistogramAccumulator)["_clients"].__set__(accumulator, maximum - 1)
+    counters_of(accumulator).reshape((5, 3) if form is Accumulation.DIRECT else (3, 5))[
+        (range(5), [0, 1, 2, 1, 2]) if form is Accumulation.DIRECT else ([0, 1, 2, 1, 2], range(5))
+    ] = maximum - 1
+    accumulator.add(data)
     with pytest.raises(CapacityExceeded) as refused:
-        accumulator.add(data, 1)
+        accumulator.add(data)
     assert refused.value.reason is Reason.CAPACITY_EXCEEDED
     assert accumulator.histogram(0, 5).tolist() == [
         [maximum if index == chosen else 0 for index in range(3)] for chosen in (0, 1, 2, 1, 2)
@@ -176,7 +176,7 @@ def test_bytes_that_are_not_one_vector_of_indices_change_nothing(  # noqa: PLR09
     spoilt = spoilt[: len(spoilt) - missing] + bytes(added)
     with small_chunks(8, 20):
         accumulator = HistogramAccumulator(segment, 2, form)
-        accumulator.add(packed(segment, patterned(segment, 5)), 1)
+        accumulator.add(packed(segment, patterned(segment, 5)))
         before = accumulator.histogram(0, 17)
         with pytest.raises(MalformedMessage) as refused:
             attempt(accumulator, use, memoryview(spoilt))
@@ -200,8 +200,8 @@ def test_an_index_of_no_codeword_changes_nothing(form: Accumulation, use: str, c
         assert refused.value.reason is Reason.INPUT_OUT_OF_RANGE
         assert refused.value.culprits == frozenset()
         assert not accumulator.histogram(0, 17).any()
-        # The weight is not used up either.
-        accumulator.add(packed(segment, patterned(segment, 3)), 1)
+        # Its place is not used up either.
+        accumulator.add(packed(segment, patterned(segment, 3)))
 
 
 @FORMS
@@ -221,7 +221,6 @@ def made(segment: Any = FOUR, maximum: Any = 1, form: Any = Accumulation.DIRECT)
 
 RANGES = ((-1, 2), (0, 4), (2, 1), (4, 4), (0.0, 1), (0, True), (None, None), (0, np.int64(1)))
 MISUSES: list[Callable[[], object]] = [
-    *(partial(made().add, packed(FOUR, [1, 2, 3]), each) for each in (0, -1, 1.0, True, "1", None)),
     *(partial(made().histogram, start, stop) for start, stop in RANGES),
     partial(made, Ring(4)),
     partial(made, form=1),
@@ -245,14 +244,14 @@ def test_a_call_out_of_range_or_of_another_type_is_refused(misuse: Callable[[], 
 @FORMS
 def test_a_wiped_histogram_is_zeros_and_refuses_every_use(form: Accumulation) -> None:
     segment = IndexSegment(4, 3)
-    accumulator = accumulated(segment, [([1, 2, 3], 9)], form)
+    accumulator = accumulated(segment, [[1, 2, 3]], form)
     memory = counters_of(accumulator)
     assert memory.any()
     accumulator.wipe()
     assert not memory.any()
     data = packed(segment, [0, 0, 0])
     for use in (
-        lambda: accumulator.add(data, 1),
+        lambda: accumulator.add(data),
         lambda: accumulator.check(data),
         lambda: accumulator.histogram(0, 3),
     ):
@@ -266,7 +265,7 @@ def test_a_wiped_histogram_is_zeros_and_refuses_every_use(form: Accumulation) ->
 def test_an_addition_that_breaks_off_leaves_no_part_of_a_client(
     form: Accumulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    segment, kernel = IndexSegment(4, 20), "add_at" if form is Accumulation.DIRECT else "add_multiple_into"
+    segment, kernel = IndexSegment(4, 20), "add_at" if form is Accumulation.DIRECT else "add_hits_into"
     original, calls = getattr(module, kernel), list[int]()
 
     def breaks_off_in_the_second_chunk(*operands: Any) -> None:
@@ -281,7 +280,7 @@ def test_an_addition_that_breaks_off_leaves_no_part_of_a_client(
         lent = lent_arrays(monkeypatch)
         monkeypatch.setattr(module, kernel, breaks_off_in_the_second_chunk)
         with pytest.raises(KeyboardInterrupt) as broken:
-            accumulator.add(packed(segment, patterned(segment, 3)), 1)
+            accumulator.add(packed(segment, patterned(segment, 3)))
     # While the traceback still holds every frame.
     assert broken.tb is not None
     assert len(calls) == 3
@@ -298,13 +297,13 @@ def test_whatever_held_indices_is_overwritten(form: Accumulation, monkeypatch: p
     wrong[-1] = 7
     accumulator = HistogramAccumulator(segment, 9, form)
     lent = lent_arrays(monkeypatch)
-    accumulator.add(packed(segment, patterned(segment, 3)), 5)
+    accumulator.add(packed(segment, patterned(segment, 3)))
     counted = len(lent)
     accumulator.check(packed(segment, patterned(segment, 5)))
     with pytest.raises(MalformedMessage):
-        accumulator.add(packed(segment, wrong), 1)
-    # Twice the indices and the greatest of them, and the places of the counters or the hits and their products.
-    assert counted == (4 if form is Accumulation.DIRECT else 5)
+        accumulator.add(packed(segment, wrong))
+    # Twice the indices and the greatest of them, and the places of the counters or the hits.
+    assert counted == 4
     assert len(lent) == counted + 4
     assert not any(array.any() for array in lent)
 

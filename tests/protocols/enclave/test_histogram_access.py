@@ -151,10 +151,10 @@ def packed(indices: list[int]) -> memoryview:
     return memoryview(SEGMENT.ring.pack(np.array(indices, dtype=np.uint8)))
 
 
-def trace_of_addition(indices: list[int], form: Accumulation = Accumulation.OBLIVIOUS, weight: int = 1) -> list[Step]:
+def trace_of_addition(indices: list[int], form: Accumulation = Accumulation.OBLIVIOUS) -> list[Step]:
     data = packed(indices)
     with observed() as trace:
-        HistogramAccumulator(SEGMENT, 1000, form).add(data, weight)
+        HistogramAccumulator(SEGMENT, 1000, form).add(data)
     return trace
 
 
@@ -173,9 +173,9 @@ VECTORS = st.lists(st.integers(0, SEGMENT.codewords - 1), min_size=SEGMENT.block
 ZEROS = [0] * SEGMENT.blocks
 
 
-@given(VECTORS, st.integers(1, 1000))
-def test_an_oblivious_addition_takes_the_same_steps_whatever_it_adds(indices: list[int], weight: int) -> None:
-    trace = trace_of_addition(indices, weight=weight)
+@given(VECTORS)
+def test_an_oblivious_addition_takes_the_same_steps_whatever_it_adds(indices: list[int]) -> None:
+    trace = trace_of_addition(indices)
     assert trace == trace_of_addition(ZEROS)
     assert [step for step in trace if step[0] == "asked"] == [("asked", True)]
 
@@ -207,7 +207,7 @@ def test_a_range_check_tells_its_outcome_alone(
     assert trace == trace_of_check([5, *ZEROS[1:]], form)
     # Up to the question it is the check of a client whose indices are in range; all chunks come before the question.
     before = trace.index(("asked", False))
-    assert trace[:before] == trace_of_addition(indices, weight=1000)[:before]
+    assert trace[:before] == trace_of_addition(indices)[:before]
     assert sum(step[:2] == ("maximum", "reduce") for step in trace[:before]) == 3
 
 
@@ -228,8 +228,8 @@ def compares_by_scattering(hits: Any, indices: Any, _: Any) -> None:
     hits[indices] = 1
 
 
-def adds_under_a_mask(counters: Any, hits: Any, weight: Any, _: Any) -> None:
-    np.add(counters, weight, out=counters, where=hits != 0)
+def adds_under_a_mask(counters: Any, hits: Any) -> None:
+    np.add(counters, 1, out=counters, where=hits != 0)
 
 
 def finds_the_greatest_in_python(greatest: Any, indices: Any) -> None:
@@ -239,7 +239,7 @@ def finds_the_greatest_in_python(greatest: Any, indices: Any) -> None:
 PLANTED: list[tuple[str, Callable[..., None]]] = [
     ("compare_into", compares_if_it_must),
     ("compare_into", compares_by_scattering),
-    ("add_multiple_into", adds_under_a_mask),
+    ("add_hits_into", adds_under_a_mask),
     ("raise_to", finds_the_greatest_in_python),
 ]
 
@@ -254,13 +254,13 @@ def test_a_planted_kernel_that_depends_on_data_is_caught(
 
 
 def test_a_planted_kernel_that_leaves_out_what_is_absent_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = module.add_multiple_into
+    original = module.add_hits_into
 
-    def adds_if_any(counters: Any, hits: Any, weight: Any, products: Any) -> None:
+    def adds_if_any(counters: Any, hits: Any) -> None:
         if np.maximum.reduce(np.maximum.reduce(hits)):
-            original(counters, hits, weight, products)
+            original(counters, hits)
 
-    monkeypatch.setattr(module, "add_multiple_into", adds_if_any)
+    monkeypatch.setattr(module, "add_hits_into", adds_if_any)
     assert trace_of_addition(ZEROS) != trace_of_addition([4] * SEGMENT.blocks)
 
 
@@ -270,7 +270,7 @@ BRANCHES = (ast.If, ast.IfExp, ast.While, ast.For, ast.BoolOp, ast.Compare, ast.
 DTYPES = {"dtype", "astype", "view", "bool_", "uint8", "uint16", "uint32", "uint64", "intp", "where"}
 
 
-@pytest.mark.parametrize("kernel", [module.raise_to, module.add_at, module.compare_into, module.add_multiple_into])
+@pytest.mark.parametrize("kernel", [module.raise_to, module.add_at, module.compare_into, module.add_hits_into])
 def test_a_kernel_neither_branches_nor_indexes_nor_names_a_dtype(kernel: Callable[..., None]) -> None:
     nodes = list(ast.walk(ast.parse(getsource(kernel))))
     assert not [node for node in nodes if isinstance(node, (*BRANCHES, ast.Subscript))]

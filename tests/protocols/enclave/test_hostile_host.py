@@ -148,7 +148,7 @@ def test_more_parts_than_a_configuration_has_are_refused_before_one_is_read(coun
 
 SETUPS = [
     EnclaveSetup(),
-    EnclaveSetup(form=ReleaseForm.HISTOGRAM, maximum_weight=3, staleness_weights=(3, 2)),
+    EnclaveSetup(form=ReleaseForm.HISTOGRAM, oldest=1),
     EnclaveSetup(noise_multiplier=Fraction(1), l2_bounds=(100, 100), releases_per_client=3),
 ]
 STARTS = [encode_start(InsecureEnclaveSession(setup).configuration) for setup in SETUPS]
@@ -385,6 +385,9 @@ libc = ctypes.CDLL(None, use_errno=True)
 PR_GET_DUMPABLE = 3
 if libc.prctl(PR_GET_DUMPABLE, 0, 0, 0, 0) == 0:
     found.append("undumpable")
+IO_URING_SETUP = 425
+if libc.syscall(IO_URING_SETUP, 0, 0) == -1 and ctypes.get_errno() == errno.EPERM:
+    found.append("io_uring")
 X32_GETPID = (1 << 30) + 39
 if platform.machine() != "x86_64" or (libc.syscall(X32_GETPID) == -1 and ctypes.get_errno() == errno.EPERM):
     found.append("x32")
@@ -405,7 +408,7 @@ def test_code_inside_the_process_starts_nothing_and_connects_to_nobody(repositor
     )
     found, _, without = done.stdout.strip().partition("|")
     if sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") and "open connections" not in without:
-        assert found.split() == [*["socket", "fork", "program"] * 2, "undumpable", "x32"]
+        assert found.split() == [*["socket", "fork", "program"] * 2, "undumpable", "io_uring", "x32"]
     else:
         # What cannot be had is said, and nothing is claimed.
         assert "start programs and open connections" in without or "Linux" in without

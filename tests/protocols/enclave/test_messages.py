@@ -61,7 +61,6 @@ RECEIPT = Receipt(
     buffer=3,
     uploads_digest=b"u" * 32,
     contributors=5,
-    total_weight=9,
     releases=2,
     released_digest=b"d" * 32,
     signature=b"s" * 64,
@@ -69,7 +68,7 @@ RECEIPT = Receipt(
 
 
 def upload(made: EnclaveConfiguration = CONFIGURATION) -> SealedUpload:
-    sealed_seed = b"c" * (52 + sealing_sizes(made.suite)[1])
+    sealed_seed = b"c" * (48 + sealing_sizes(made.suite)[1])
     indices = b"i" * sealed_indices_bytes(made)
     return SealedUpload(header=HEADER, sealed_seed=sealed_seed, sealed_indices=indices)
 
@@ -94,7 +93,7 @@ def test_lengths_follow_from_the_configuration(suite: Suite, has_indices: bool) 
     overhead = {Suite.CLASSIC: 48, Suite.HYBRID: 1136}[suite]
     indices = 2 + 3 + TAG_BYTES if has_indices else 0
     assert sealed_indices_bytes(made) == indices
-    assert len(upload(made).encode()) == 7 + 32 + 8 + 32 + 64 + 8 + 32 + 32 + 52 + overhead + indices
+    assert len(upload(made).encode()) == 7 + 32 + 8 + 32 + 64 + 8 + 32 + 32 + 48 + overhead + indices
 
 
 def test_an_upload_of_one_suite_is_none_of_the_other() -> None:

@@ -49,7 +49,7 @@ def test_defaults_are_the_careful_ones() -> None:
         ReleaseForm.DECODED_SUM,
         Accumulation.OBLIVIOUS,
     )
-    assert (made.maximum_weight, made.staleness_weights, made.noise) == (1, (1,), None)
+    assert (made.oldest, made.noise) == (0, None)
     assert made.expiry == int(NOW.timestamp() + DEFAULT_LIFETIME.total_seconds())
     assert timedelta(hours=1) < DEFAULT_LIFETIME <= timedelta(hours=24)
 
@@ -63,8 +63,8 @@ def test_tables_are_part_of_a_plan_only_where_they_are_summed() -> None:
 
 
 def test_a_plan_whose_buffers_could_leave_the_codecs_capacity_is_refused() -> None:
-    full: dict[str, Any] = {"maximum_weight": 3, "staleness_weights": (7, 2)}
-    assert planned(**full, capacity=6 * 3 * 7).maximum_total_weight == 126
+    full: dict[str, Any] = {"maximum_cohort": 126, "oldest": 2}
+    assert planned(**full, capacity=126).maximum_cohort == 126
     with pytest.raises(CapacityExceeded) as caught:
         planned(**full, capacity=125)
     assert caught.value.reason is Reason.CAPACITY_EXCEEDED
@@ -84,15 +84,13 @@ def test_every_ring_segment_has_a_bound_of_its_own(bounds: tuple[int, ...]) -> N
 
 @pytest.mark.parametrize("adjacency", Adjacency)
 @pytest.mark.parametrize("form", ReleaseForm)
-@pytest.mark.parametrize("staleness", [(1,), (1, 3, 2)])
-def test_noise_is_in_proportion_to_what_one_client_moves(
-    adjacency: Adjacency, form: ReleaseForm, staleness: tuple[int, ...]
-) -> None:
-    made = planned(adjacency=adjacency, form=form, staleness_weights=staleness, **NOISED)
-    weight, factor = max(staleness), {Adjacency.ZERO_OUT: 1, Adjacency.REPLACE: 2}[adjacency]
-    rings = [(factor * weight * bound) ** 2 for bound in (30, 50)]
+@pytest.mark.parametrize("oldest", [0, 2])
+def test_noise_is_in_proportion_to_what_one_client_moves(adjacency: Adjacency, form: ReleaseForm, oldest: int) -> None:
+    made = planned(adjacency=adjacency, form=form, oldest=oldest, **NOISED)
+    factor = {Adjacency.ZERO_OUT: 1, Adjacency.REPLACE: 2}[adjacency]
+    rings = [(factor * bound) ** 2 for bound in (30, 50)]
     if form is ReleaseForm.HISTOGRAM:
-        middle = [factor * weight**2 * 5]
+        middle = [factor * 5]
     else:
         middle = list[int]()
         for table in TABLES[0]:
@@ -101,13 +99,13 @@ def test_noise_is_in_proportion_to_what_one_client_moves(
             largest = max(
                 sum((a - b) ** 2 for a, b in zip(row, other, strict=True)) for row in rows for other in others
             )
-            middle.append(weight**2 * table.blocks * largest)
+            middle.append(table.blocks * largest)
     sensitivities = [rings[0], *middle, rings[1]]
     noise = made.noise
     assert noise is not None
     assert noise.variances == tuple(4 * len(sensitivities) * squared for squared in sensitivities)
     assert noise.l2_bounds == (30, 50)
-    computed = squared_sensitivities(MIXED_LAYOUT, form, TABLES, weight, (30, 50), adjacency)
+    computed = squared_sensitivities(MIXED_LAYOUT, form, TABLES, (30, 50), adjacency)
     assert list(computed) == sensitivities
 
 

@@ -77,20 +77,19 @@ def test_a_planned_release_costs_what_one_gaussian_of_the_multiplier_does(form: 
     noise = configuration.noise
     assert noise is not None
     what = (configuration.layout, configuration.form, configuration.tables)
-    sensitivities = squared_sensitivities(*what, 1, noise.l2_bounds, Adjacency.REPLACE)
+    sensitivities = squared_sensitivities(*what, noise.l2_bounds, Adjacency.REPLACE)
     losses = (squared / (2 * variance) for squared, variance in zip(sensitivities, noise.variances, strict=True))
     assert sum(losses) == Fraction(1, 2) / Fraction(9, 4)
     assert epsilon_of(configuration, 1e-6, Adjacency.ZERO_OUT) <= epsilon_of(configuration, 1e-6, Adjacency.REPLACE)
 
 
-def test_epsilon_falls_with_noise_and_grows_with_releases_and_weights_of_age() -> None:
+def test_epsilon_falls_with_noise_and_grows_with_releases_and_not_with_age() -> None:
     def of(**changes: Any) -> float:
         return epsilon_of(InsecureEnclaveSession(noised(**changes)).configuration, 1e-6)
 
     assert of() == pytest.approx(5.23, abs=0.01)
     assert of(noise_multiplier=Fraction(2)) < of() < of(releases_per_client=2)
-    # Planning knows the weights of age, so noise grows with them and epsilon stays.
-    assert of(staleness_weights=(4, 2)) == pytest.approx(of())
+    assert of(oldest=1) == of()
 
 
 def test_a_configuration_without_noise_has_no_epsilon() -> None:
@@ -107,8 +106,8 @@ def test_sensitivities_are_those_of_bounds_and_tables_that_fit_the_layout() -> N
         ((60, 20), (), "tables are a tuple of 1 tuples"),
     ):
         with pytest.raises(InvalidParameters, match=said):
-            list(squared_sensitivities(layout, form, given, 1, bounds, Adjacency.REPLACE))
-    histograms = list(squared_sensitivities(layout, ReleaseForm.HISTOGRAM, (), 1, (60, 20), Adjacency.REPLACE))
+            list(squared_sensitivities(layout, form, given, bounds, Adjacency.REPLACE))
+    histograms = list(squared_sensitivities(layout, ReleaseForm.HISTOGRAM, (), (60, 20), Adjacency.REPLACE))
     assert len(histograms) == len(layout.segments)
 
 

@@ -41,14 +41,14 @@ from secagg.protocols.enclave.trusted.messages import BufferRelease, EnclaveOffe
 from secagg.protocols.enclave.trusted.process import SIMULATED, EnclaveService, request_limit, serve
 from secagg.session.frames import decode_refusal, encode_refusal, receive_frame, send_frame
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from secagg.wire import MessageKind, Reader, Writer, message_kind
+from secagg.wire import MessageKind, Writer, message_kind
 from tests.harness.enclave_buffers import NOW, EnclaveSetup, Host, InsecureEnclaveSession, model_digest, sealed_by
 from tests.harness.planted import always
 
 if sys.platform == "win32":
     pytest.skip("there are no Unix sockets", allow_module_level=True)
 
-SESSION = InsecureEnclaveSession(EnclaveSetup(maximum_weight=2, staleness_weights=(2, 1)))
+SESSION = InsecureEnclaveSession(EnclaveSetup(oldest=1))
 CONFIGURATION = SESSION.configuration
 SEED = b"a child and its twin"
 ANSWERED_IN = 30
@@ -81,13 +81,13 @@ def verified(offer: EnclaveOffer, evidence: object) -> VerifiedEnclave:
     return VerifiedEnclave(offer, evidence, configuration=CONFIGURATION, judge=SimulatedJudge(), now=NOW)
 
 
-def upload_of(client: Client, enclave: VerifiedEnclave, version: int = 1, weight: int = 1) -> Upload:
+def upload_of(client: Client, enclave: VerifiedEnclave, version: int = 1) -> Upload:
     model, update = ModelStamp(version=version, digest=model_digest(version)), SESSION.setup.payload_of(version)
-    return sealed_by(client, update, enclave=enclave, model=model, now=NOW, weight=weight)
+    return sealed_by(client, update, enclave=enclave, model=model, now=NOW)
 
 
-def sealed(enclave: VerifiedEnclave, number: int, version: int = 1, weight: int = 1) -> bytes:
-    return upload_of(SESSION.new_client(number), enclave, version, weight).sealed.encode()
+def sealed(enclave: VerifiedEnclave, number: int, version: int = 1) -> bytes:
+    return upload_of(SESSION.new_client(number), enclave, version).sealed.encode()
 
 
 @dataclass
@@ -181,8 +181,7 @@ def host(child: Child) -> Iterator[RawHost]:
         yield connected
 
 
-def weight_in(answer: bytes) -> int:
-    return Reader(answer, MessageKind.ENCLAVE_DONE).integer(2)
+DONE = Writer(MessageKind.ENCLAVE_DONE).finish()
 
 
 def test_killing_the_process_loses_the_buffer_and_no_upload_is_opened_twice(start_child: Callable[[], Child]) -> None:
@@ -324,7 +323,7 @@ def test_a_malformed_request_is_refused_and_changes_nothing(host: RawHost, name:
     trusted = host.start()
     host.ask(opening(1))
     for number in (1, 2, 3):
-        assert weight_in(host.ask(sealed(trusted, number))) == 2
+        assert host.ask(sealed(trusted, number)) == DONE
         refusal = host.refused(request)
         assert type(refusal) in (MalformedMessage, UnexpectedMessage)
         assert isinstance(refusal, PeerError)
@@ -366,7 +365,7 @@ def test_a_second_host_is_let_go_and_touches_nothing(child: Child, host: RawHost
             assert second.is_closed()
         with pytest.raises(EnclaveLost), RemoteEnclave(child.path, timeout=ANSWERED_IN) as remote:
             remote.start(CONFIGURATION)
-        assert weight_in(host.ask(sealed(trusted, number))) == 2
+        assert host.ask(sealed(trusted, number)) == DONE
     assert message_kind(host.ask(RELEASE)) is MessageKind.BUFFER_RELEASE
 
 
@@ -377,8 +376,8 @@ def test_a_frame_may_come_byte_by_byte_and_requests_may_come_ahead(host: RawHost
     uploads = [sealed(trusted, number, version=int(number < 4)) for number in range(1, 7)]
     for request in (opening(1), opening(0, MessageKind.ANNOUNCE_MODEL), *uploads, RELEASE):
         send_frame(host.socket, request)
-    assert [weight_in(host.answer()) for _ in range(8)] == [0, 0, 2, 2, 2, 1, 1, 1]
-    assert BufferRelease.decode(host.answer()).receipt.total_weight == 9
+    assert [host.answer() for _ in range(8)] == [DONE] * 8
+    assert BufferRelease.decode(host.answer()).receipt.contributors == 6
 
 
 def test_an_error_that_nobody_thought_of_ends_the_epoch_and_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

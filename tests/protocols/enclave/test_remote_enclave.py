@@ -42,7 +42,7 @@ if sys.platform == "win32":
 ANSWERED_IN = 30
 
 
-SETUP = EnclaveSetup(layout=RING_LAYOUT, staleness_weights=(2, 1))
+SETUP = EnclaveSetup(layout=RING_LAYOUT, oldest=1)
 CONFIGURATION = InsecureEnclaveSession(SETUP).configuration
 UPLOAD = Writer(MessageKind.SEALED_UPLOAD).finish()
 """As much of an upload as the host looks at."""
@@ -201,8 +201,8 @@ def offered() -> bytes:
     return service.answer(encode_start(CONFIGURATION))
 
 
-def done(weight: int = 0) -> bytes:
-    return Writer(MessageKind.ENCLAVE_DONE).integer(weight, 2).finish()
+def done(more: bytes = b"") -> bytes:
+    return Writer(MessageKind.ENCLAVE_DONE).finish() + more
 
 
 NO_ANSWERS = {
@@ -217,13 +217,13 @@ NO_ANSWERS = {
 CALLS: dict[str, tuple[Callable[[RemoteEnclave], object], tuple[bytes, ...]]] = {
     "open": (
         lambda remote: remote.open_buffer(1, bytes(32)),
-        (framed(done(1)), framed(encode_refusal(Misuse(""))[:-1])),
+        (framed(done(b"\0\1")), framed(encode_refusal(Misuse(""))[:-1])),
     ),
-    "announce": (lambda remote: remote.announce_model(0, bytes(32)), (framed(done(1)),)),
-    "receive": (lambda remote: remote.receive(UPLOAD), (framed(done(0)), framed(done(3)))),
+    "announce": (lambda remote: remote.announce_model(0, bytes(32)), (framed(done(b"\0\1")),)),
+    "receive": (lambda remote: remote.receive(UPLOAD), (framed(done(b"\0\0")), framed(done(b"\0\1")))),
     "release": (lambda remote: remote.release(), (framed(done()), framed(b"\0" * (1 << 22)))),
-    "give up": (lambda remote: remote.give_up_buffer(), (framed(done(2)),)),
-    "destroy": (lambda remote: remote.destroy(), (framed(done(2)),)),
+    "give up": (lambda remote: remote.give_up_buffer(), (framed(done(b"\0\2")),)),
+    "destroy": (lambda remote: remote.destroy(), (framed(done(b"\0\2")),)),
 }
 
 

@@ -25,7 +25,7 @@ from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRo
 
 ZERO, ONE = ServerId(0), ServerId(1)
 LAYOUT = Layout((RingSegment(20, 3), IndexSegment(5, 3), RingSegment(7, 2)))
-SETUP = IndexingSetup(population=1, layout=LAYOUT, weights=(1, 3), capacity=60, depth=1)
+SETUP = IndexingSetup(population=1, layout=LAYOUT, capacity=60, depth=1)
 ROUND = InsecureIndexingRound(SETUP)
 """Its servers hold nothing; what a test changes is the client's own."""
 
@@ -49,7 +49,6 @@ def share(client: SharingClient, *, payload: Any = None, **changes: Any) -> tupl
         "round_number": 7,
         "offers": (ROUND.zero.offer, ROUND.one.offer),
         "now": NOW,
-        "weight": 3,
     }
     return client.share(SETUP.payload_of(1) if payload is None else payload, **(chosen | changes))
 
@@ -124,7 +123,6 @@ def test_an_update_that_does_not_fit_is_zeros_and_nobody_hears_of_it(payload: An
     fits, does_not = share(client_of()), share(client_of(), payload=payload)
     for half, other in zip(fits, does_not, strict=True):
         assert len(half.encode()) == len(other.encode())
-    assert does_not[0].header.weight == 1
 
 
 def test_one_key_of_both_servers_would_be_one_party() -> None:

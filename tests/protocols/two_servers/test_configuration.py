@@ -41,7 +41,6 @@ def configuration(**changes: Any) -> IndexingConfiguration:
         "minimum_cohort": 3,
         "maximum_cohort": 9,
         "maximum_rejections": 2,
-        "weights": (1, 5),
         "expiry": 1_800_000_000,
     }
     return IndexingConfiguration(**(chosen | changes))
@@ -53,7 +52,7 @@ KINDS = {
     "explicit": configuration(depth=0),
     "a tree": configuration(depth=2, suite=Suite.CLASSIC),
     "only rings": configuration(layout=Layout((RingSegment(20, 6),))),
-    "only indices": configuration(layout=Layout((IndexSegment(3, 4),)), weights=(1,)),
+    "only indices": configuration(layout=Layout((IndexSegment(3, 4),))),
 }
 
 
@@ -67,9 +66,7 @@ def test_the_encoding_is_the_documented_one() -> None:
     layout = number(len(LAYOUT.encode()), 4) + LAYOUT.encode()
     before = b"SAGG\x01" + number(67, 2) + number(6, 4) + b"a task"
     keys = b"a" * 32 + b"0" * 32 + b"1" * 32
-    after = (
-        number(3, 4) + number(9, 4) + number(2, 4) + b"\x02" + number(1, 4) + number(5, 4) + number(1_800_000_000, 8)
-    )
+    after = number(3, 4) + number(9, 4) + number(2, 4) + number(1_800_000_000, 8)
     after += b"\x00"
     assert KINDS["checked"].encode() == before + b"\x01" + keys + layout + b"\x01\xff" + after
     assert KINDS["unchecked"].encode() == before + b"\x01" + keys + layout + b"\x02\xff" + after
@@ -93,27 +90,9 @@ EDGES: dict[str, tuple[list[Any], list[Any]]] = {
         [(b"0" * 32,), (b"0" * 32, b"1" * 32, b"2" * 32), [b"0" * 32, b"1" * 32], None, (b"0" * 31, b"1" * 32)],
     ),
     "minimum_cohort": ([2, 9], [1, 0, -1, 10, True, 3.0, None]),
-    "maximum_cohort": ([3, 26213], [2, 0, -1, 1 << 24, 9.0, None]),
+    "maximum_cohort": ([3, 131070], [2, 0, -1, 1 << 24, 9.0, None]),
     "maximum_rejections": ([0, (1 << 32) - 1], [-1, 1 << 32, True, 1.0, None]),
     "expiry": ([1, 253402300799], [0, -1, 253402300800, 1.5, None]),
-    "weights": (
-        [(1,), (3,), (1, 2, 3), tuple(range(1, 65)), (14563,)],
-        [
-            (),
-            [1],
-            (0,),
-            (-1,),
-            (0, 5),
-            (-1, 5),
-            (2, 1),
-            (1, 1),
-            tuple(range(1, 66)),
-            (1, True),
-            (1.0,),
-            (1 << 24,),
-            None,
-        ],
-    ),
     "depth": ([None, 0, 1, 2], [3, -1, True, 1.0, 255]),
     "suite": (list(Suite), []),
     "mode": (list(SharingMode), []),
@@ -126,7 +105,7 @@ INVALID = [(name, value) for name, (_, bad) in EDGES.items() for value in bad]
 
 @pytest.mark.parametrize(("name", "value"), VALID)
 def test_the_ends_of_every_range_are_accepted_and_read_back(name: str, value: Any) -> None:
-    changes: dict[str, Any] = {name: value} | ({"weights": (1,)} if name == "noise" else {})
+    changes: dict[str, Any] = {name: value}
     made = configuration(**changes)
     again = IndexingConfiguration.decode(made.encode())
     assert again.context == made.context
@@ -177,9 +156,7 @@ def test_fine_bits_that_nobody_rounds_are_refused() -> None:
 
 def test_noise_that_the_servers_cannot_add_is_refused() -> None:
     with pytest.raises(Misuse, match="noise is a ServerNoise"):
-        configuration(weights=(1,), noise=(4, 4, 4, 4))
-    with pytest.raises(InvalidParameters, match="every client weighs 1"):
-        configuration(noise=noise(4, 4, 4, 4))
+        configuration(noise=(4, 4, 4, 4))
 
 
 def test_a_forced_depth_is_that_of_every_codebook() -> None:
@@ -195,7 +172,7 @@ def test_a_forced_depth_is_that_of_every_codebook() -> None:
 
 @pytest.mark.parametrize(("cohort", "bits"), [(127, 7), (128, 8), (255, 8), (256, 9)])
 def test_unchecked_lanes_have_the_bits_of_the_total(cohort: int, bits: int) -> None:
-    made = configuration(mode=UNCHECKED, maximum_cohort=cohort, weights=(1,))
+    made = configuration(mode=UNCHECKED, maximum_cohort=cohort)
     assert made.group == RingLanes(bits)
     assert not made.is_checked
 
@@ -222,8 +199,8 @@ def test_the_authority_and_the_servers_have_three_keys(keys: tuple[bytes, bytes]
         configuration(server_keys=keys)
 
 
-def test_all_clients_together_weigh_what_can_be_counted() -> None:
-    rings: dict[str, Any] = {"layout": Layout((RingSegment(20, 6),)), "weights": (1, 1 << 12)}
-    configuration(maximum_cohort=(1 << 12) - 1, **rings)
-    with pytest.raises(InvalidParameters, match="maximum_cohort times the largest weight"):
-        configuration(maximum_cohort=1 << 12, **rings)
+def test_no_more_clients_than_can_be_counted() -> None:
+    rings: dict[str, Any] = {"layout": Layout((RingSegment(20, 6),))}
+    configuration(maximum_cohort=(1 << 24) - 1, **rings)
+    with pytest.raises(InvalidParameters, match="maximum_cohort"):
+        configuration(maximum_cohort=1 << 24, **rings)

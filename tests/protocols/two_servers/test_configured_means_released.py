@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import SecAggError, ThresholdNotMet
 from secagg.parameters import Suite
-from secagg.protocols.two_servers.configuration import MAXIMUM_TOTAL_WEIGHT, SharingMode
+from secagg.protocols.two_servers.configuration import MAXIMUM_COHORT, SharingMode
 from secagg.protocols.two_servers.point_functions.shape import greatest_depth
 from secagg.protocols.two_servers.server_messages import batch_bytes, exchange_bytes, half_bytes, release_bytes
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
 CLIENTS = 4
-EDGES = (1, 126, 127, 8190, 8191, 131_070, 131_071, 1 << 20, MAXIMUM_TOTAL_WEIGHT)
-"""Total weights around the orders of the lanes' fields, and the largest of all."""
+EDGES = (1, 126, 127, 8190, 8191, 131_070, 131_071, 1 << 20, MAXIMUM_COHORT)
+"""Cohorts around the orders of the lanes' fields, and the largest of all."""
 RINGS = st.builds(RingSegment, st.integers(25, 32) | st.integers(33, 64), st.integers(1, 5))
 INDICES = st.builds(IndexSegment, st.integers(2, 40) | st.sampled_from([127, 200, 257]), st.integers(1, 6))
 
@@ -31,18 +31,15 @@ def setups(draw: st.DrawFn) -> IndexingSetup:
     segments = draw(st.lists(RINGS, max_size=2)) + draw(st.lists(INDICES, max_size=2))
     assume(segments)
     layout = Layout(tuple(draw(st.permutations(segments))))
-    weights = sorted(draw(st.sets(st.sampled_from((1, *EDGES)) | st.integers(1, 64), min_size=1, max_size=3)))
-    least = max(1, draw(st.sampled_from(EDGES)) // max(weights))
     deepest = [greatest_depth(segment.codewords) for segment in segments if isinstance(segment, IndexSegment)]
     return IndexingSetup(
         population=CLIENTS,
-        maximum_cohort=max(CLIENTS, least),
-        weights=tuple(weights),
+        maximum_cohort=max(CLIENTS, draw(st.sampled_from(EDGES))),
         suite=draw(st.sampled_from(Suite)),
         layout=layout,
         mode=draw(st.sampled_from(SharingMode)),
         depth=draw(st.none() | st.integers(0, min(deepest, default=3))),
-        capacity=MAXIMUM_TOTAL_WEIGHT,
+        capacity=MAXIMUM_COHORT,
         round_number=draw(st.sampled_from([0, 7, (1 << 64) - 1])),
         seed=draw(st.binary(min_size=1, max_size=4)),
     )
@@ -56,31 +53,28 @@ def test_what_can_be_configured_is_released_exactly(setup: IndexingSetup, data: 
     except SecAggError as error:
         event(f"refused: {type(error).__name__}")
         return
-    weights = [data.draw(st.sampled_from(configuration.weights)) for _ in range(CLIENTS)]
+    counted = list(range(1, 1 + data.draw(st.integers(1, CLIENTS))))
     made = InsecureIndexingRound(setup)
-    for number, weight in enumerate(weights, start=1):
-        made.upload(number, weight=weight)
+    made.upload(*counted)
     made.check()
-    counted = [number for number, weight in enumerate(weights, start=1) if weights.count(weight) > 1]
-    if not counted:
+    if len(counted) < setup.minimum_cohort:
         with pytest.raises(ThresholdNotMet):
             made.finish()
         return
-    ideal = made.ideal(counted, [weights[number - 1] for number in counted]).encode()
+    ideal = made.ideal(counted).encode()
     for result in made.finish():
         assert result.aggregate.encode() == ideal
         assert [client.value for client in result.counted] == counted
-        assert {client.value for client in (*result.counted, *result.left_out)} == set(range(1, CLIENTS + 1))
         assert result.rejected == {}
     event(f"released: {setup.mode.name}, {'counted' if configuration.index_segments else 'rings only'}")
 
 
-@pytest.mark.parametrize("total", [131_071, MAXIMUM_TOTAL_WEIGHT])
+@pytest.mark.parametrize("total", [131_071, MAXIMUM_COHORT])
 @pytest.mark.parametrize("mode", SharingMode)
 def test_rings_alone_are_released_beyond_what_any_field_counts(total: int, mode: SharingMode) -> None:
     """Such a round failed at its release, when all clients had uploaded and nobody could upload again."""
     changes: dict[str, Any] = {"mode": mode, "maximum_cohort": total, "layout": Layout((RingSegment(25, 4),))}
-    made = InsecureIndexingRound(IndexingSetup(population=2, capacity=MAXIMUM_TOTAL_WEIGHT, **changes))
+    made = InsecureIndexingRound(IndexingSetup(population=2, capacity=MAXIMUM_COHORT, **changes))
     for number in (1, 2):
         made.upload(number)
     made.check()

@@ -26,7 +26,6 @@ def floors(**changes: Any) -> IndexingFloors:
         "server_keys": (ZERO, ONE),
         "minimum_cohort": 5,
         "maximum_length": 11,
-        "maximum_weight": 3,
     }
     return IndexingFloors(**(chosen | changes))
 
@@ -55,8 +54,6 @@ def test_the_time_has_a_zone() -> None:
         {"minimum_cohort": 2.0},
         {"maximum_length": 0},
         {"maximum_length": None},
-        {"maximum_weight": 0},
-        {"maximum_weight": True},
     ],
 )
 def test_floors_that_protect_nobody_are_not_made(changes: dict[str, Any]) -> None:

@@ -32,7 +32,7 @@ MODES = (SharingMode.CHECKED_POINT_FUNCTIONS, SharingMode.UNCHECKED_POINT_FUNCTI
 def test_every_message_of_a_round_is_as_long_as_computed(
     suite: Suite, mode: SharingMode, depth: int | None, layout: str
 ) -> None:
-    setup = IndexingSetup(population=3, suite=suite, mode=mode, depth=depth, layout=LAYOUTS[layout], weights=(1, 5))
+    setup = IndexingSetup(population=3, suite=suite, mode=mode, depth=depth, layout=LAYOUTS[layout])
     rig = InsecureIndexingRound(setup)
     configuration = rig.configuration
     for number in (1, 2, 3):

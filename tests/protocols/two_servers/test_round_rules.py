@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from secagg.errors import Misuse, PeerMisbehaved, SecAggError, ThresholdNotMet
-from secagg.identifiers import ClientId
+from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.two_servers.offers import Entry, RoundRules, RoundState, Standing
 
 COLLECTING, SIGNED, AGREED, FAILED = RoundState
@@ -23,15 +23,14 @@ def rules(**changes: Any) -> RoundRules:
         "minimum_cohort": 2,
         "maximum_cohort": 6,
         "maximum_rejections": 2,
-        "weights": (1, 5),
         **changes,
     }
     return RoundRules(**chosen)
 
 
-def entry(client: int, *, upload: int | None = None, weight: int = 1) -> Entry:
+def entry(client: int, *, upload: int | None = None) -> Entry:
     number = client if upload is None else upload
-    return Entry(ClientId(client), number.to_bytes(32, "big"), weight)
+    return Entry(ClientId(client), number.to_bytes(32, "big"))
 
 
 def take(kept: RoundRules, *entries: Entry) -> None:
@@ -93,7 +92,6 @@ def test_every_call_is_for_its_states(name: str, state: RoundState) -> None:
 def test_an_upload_is_added_after_it_was_asked_about_and_once() -> None:
     kept, upload = rules(), entry(1).upload_id
     is_refused(kept, lambda: kept.ask(upload), Misuse)
-    is_refused(kept, lambda: kept.receive(entry(1, weight=2)), PeerMisbehaved)
     kept.receive(entry(1))
     is_refused(kept, lambda: kept.require_asked(upload), Misuse)
     is_refused(kept, lambda: kept.take(upload), Misuse)
@@ -121,13 +119,14 @@ class RoundModel(RuleBasedStateMachine):
         self.kept = rules(minimum_cohort=2, maximum_cohort=5, maximum_rejections=2)
         self.uploads: dict[int, tuple[Entry, str]] = {}
         self.state = COLLECTING
+        self.named: Any = (None, None)
 
     def live(self) -> int:
         return sum(standing != "rejected" for _, standing in self.uploads.values())
 
-    @rule(client=st.integers(1, 7), upload=st.integers(1, 2), weight=st.sampled_from([1, 5, 2]))
-    def receive(self, client: int, upload: int, weight: int) -> None:
-        new = entry(client, upload=10 * client + upload, weight=weight)
+    @rule(client=st.integers(1, 7), upload=st.integers(1, 2))
+    def receive(self, client: int, upload: int) -> None:
+        new = entry(client, upload=10 * client + upload)
         known = self.uploads.get(client)
         try:
             self.kept.receive(new)
@@ -135,11 +134,10 @@ class RoundModel(RuleBasedStateMachine):
             assert self.state is not COLLECTING
         except PeerMisbehaved:
             is_other = known is not None and known[0].upload_id != new.upload_id
-            assert is_other or (known is None and (weight == 2 or self.live() >= 5))
+            assert is_other or (known is None and self.live() >= 5)
         else:
             assert self.state is COLLECTING
             if known is None:
-                assert weight in (1, 5)
                 assert self.live() < 5
                 self.uploads[client] = (new, "received")
             else:
@@ -163,20 +161,21 @@ class RoundModel(RuleBasedStateMachine):
     @rule()
     def sign(self) -> None:
         taken = [one for one, standing in self.uploads.values() if standing == "taken"]
-        enough = sorted(one for one in taken if sum(other.weight == one.weight for other in taken) >= 2)
         rejected = sum(standing == "rejected" for _, standing in self.uploads.values())
         try:
             self.kept.sign()
         except Misuse:
             assert self.state is not COLLECTING
-        except PeerMisbehaved:
+        except PeerMisbehaved as error:
             assert rejected > 2
+            named = {one.client for one, standing in self.uploads.values() if standing == "rejected"}
+            self.named = error.culprits, frozenset({*named, ServerId(0), ServerId(1)})
         except ThresholdNotMet:
-            assert not enough
+            assert len(taken) < 2
         else:
             assert self.state is COLLECTING
             assert rejected <= 2
-            assert self.kept.counted == tuple(enough)
+            assert self.kept.counted == tuple(sorted(taken))
             self.state = SIGNED
 
     @precondition(lambda self: self.state is not COLLECTING)
@@ -196,6 +195,7 @@ class RoundModel(RuleBasedStateMachine):
     @invariant()
     def is_what_happened(self) -> None:
         assert self.kept.state is self.state
+        assert self.named[0] == self.named[1]
         for one, standing in self.uploads.values():
             assert self.kept.standing(one.upload_id) is Standing(standing)
         for kind in Standing:

@@ -24,36 +24,36 @@ SMALL = Layout((RingSegment(20, 3), IndexSegment(5, 3)))
 SETUP = IndexingSetup(layout=SMALL)
 
 
-def joined(made: InsecureIndexingRound, weights: Sequence[int], payloads: Sequence[Payload] = ()) -> list[Client]:
-    given = payloads or [made.setup.payload_of(number) for number in range(1, len(weights) + 1)]
+def joined(made: InsecureIndexingRound, payloads: Sequence[Payload] = ()) -> list[Client]:
+    given = payloads or [made.setup.payload_of(number) for number in range(1, len(made.clients) + 1)]
     return [
-        client.session(payload, task=made.setup.task, round_number=made.setup.round_number, weight=weight)
-        for client, payload, weight in zip(made.clients, given, weights, strict=False)
+        client.session(payload, task=made.setup.task, round_number=made.setup.round_number)
+        for client, payload in zip(made.clients, given, strict=False)
     ]
 
 
-def ran(made: InsecureIndexingRound, weights: Sequence[int], **named: Any) -> tuple[RoundResult, RoundResult]:
-    return run(made.zero, made.one, joined(made, weights), **named)
+def ran(made: InsecureIndexingRound, **named: Any) -> tuple[RoundResult, RoundResult]:
+    return run(made.zero, made.one, joined(made), **named)
 
 
-def ideal(setup: IndexingSetup, numbers: Sequence[int], weights: Sequence[int]) -> Aggregate:
+def ideal(setup: IndexingSetup, numbers: Sequence[int]) -> Aggregate:
     payloads = [setup.payload_of(number) for number in numbers]
-    return ideal_aggregate(setup.layout, payloads, [weights[number - 1] for number in numbers])
+    return ideal_aggregate(setup.layout, payloads)
 
 
 def test_the_ends_of_every_codebook_are_counted() -> None:
     """All clients choose the first codeword in one block and the last in the next, so counts reach the total."""
-    setup = replace(SETUP, layout=Layout((IndexSegment(5, 2), IndexSegment(9, 2))), weights=(63,), maximum_cohort=2)
+    setup = replace(SETUP, layout=Layout((IndexSegment(5, 2), IndexSegment(9, 2))), maximum_cohort=126)
     made = InsecureIndexingRound(setup)
-    assert made.configuration.maximum_total_weight == 126, "one below the modulus"
+    assert made.configuration.largest_count == 126, "one below the modulus"
     payloads = [setup.payload_of(number) for number in (1, 2)]
     for payload in payloads:
         for segment, value in zip(setup.layout.segments, payload.values, strict=True):
             assert isinstance(segment, IndexSegment)
             value[:] = [0, segment.codewords - 1]
-    results = run(made.zero, made.one, joined(made, [63, 63], payloads))
+    results = run(made.zero, made.one, joined(made, payloads))
     for result in results:
-        assert result.aggregate.encode() == ideal_aggregate(setup.layout, payloads, [63, 63]).encode()
+        assert result.aggregate.encode() == ideal_aggregate(setup.layout, payloads).encode()
 
 
 @pytest.mark.parametrize("mode", [CHECKED, UNCHECKED])
@@ -70,8 +70,8 @@ def test_threads_change_nothing(mode: SharingMode, monkeypatch: pytest.MonkeyPat
     made = InsecureIndexingRound(setup)
     for client in made.clients:
         client.threads = 2
-    for result in ran(made, [1, 1]):
-        assert result.aggregate.encode() == ideal(setup, [1, 2], [1, 1]).encode()
+    for result in ran(made):
+        assert result.aggregate.encode() == ideal(setup, [1, 2]).encode()
 
 
 @pytest.mark.parametrize("population", [BATCH, BATCH + 1, 2 * BATCH + 3])
@@ -87,8 +87,8 @@ def test_servers_speak_of_so_many_uploads_at_a_time(population: int, monkeypatch
         return propose(self, uploads)
 
     monkeypatch.setattr(IndexingServer, "propose", counting)
-    for result in ran(InsecureIndexingRound(setup), [1] * population):
-        assert result.aggregate.encode() == ideal(setup, range(1, population + 1), [1] * population).encode()
+    for result in ran(InsecureIndexingRound(setup)):
+        assert result.aggregate.encode() == ideal(setup, range(1, population + 1)).encode()
     assert sum(asked) == population
     assert max(asked) == max(held) == BATCH, "and hold no more before they do"
 
@@ -112,7 +112,7 @@ def test_a_half_that_one_server_does_not_take_costs_its_client_only(
     made = InsecureIndexingRound(replace(SETUP, layout=Layout((IndexSegment(5, 3), RingSegment(20, 3))), depth=0))
     crooked(monkeypatch, {2, 5})
     with caplog.at_level(logging.WARNING):
-        results = ran(made, [1] * 5)
+        results = ran(made)
     for result in results:
         assert [client.value for client in result.counted] == [1, 3, 4]
         assert result.aggregate.encode() == made.ideal([1, 3, 4]).encode()

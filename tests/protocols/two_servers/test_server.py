@@ -22,7 +22,7 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.two_servers.configuration import SharingMode
-from secagg.protocols.two_servers.opened_upload import ClassTotals
+from secagg.protocols.two_servers.opened_upload import RoundTotals
 from secagg.protocols.two_servers.release import RoundResult
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_messages import decode_batch, encode_batch
@@ -32,7 +32,7 @@ from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
 ZERO, ONE = ServerId(0), ServerId(1)
 LAYOUT = Layout((RingSegment(20, 3), IndexSegment(5, 3)))
-SETUP = IndexingSetup(population=4, layout=LAYOUT, weights=(1, 3), maximum_rejections=1)
+SETUP = IndexingSetup(population=4, layout=LAYOUT, maximum_rejections=1)
 TREES = replace(SETUP, depth=1, population=2)
 UNCHECKED = replace(SETUP, mode=SharingMode.UNCHECKED_POINT_FUNCTIONS, depth=1, population=2)
 
@@ -46,10 +46,10 @@ class Round(InsecureIndexingRound):
         self.heard = {"list": b"a list", "commitment": b"a commitment", "share": b"a share"}
         """What server 1 has said to server 0 at the end, as far as it has come."""
 
-    def send(self, *numbers: int, weight: int = 1) -> list[bytes]:
+    def send(self, *numbers: int) -> list[bytes]:
         """Let clients upload to both servers, and return the uploads' ids."""
         for number in numbers:
-            self.halves[number] = self.share(number, weight=weight)
+            self.halves[number] = self.share(number)
             self.deliver(self.halves[number])
         return [self.halves[number][0].upload_id(self.configuration) for number in numbers]
 
@@ -80,9 +80,9 @@ def inside(kept: object) -> dict[str, Any]:
 
 def remembered(server: IndexingServer) -> tuple[object, ...]:
     """Return what a step of a server could have changed."""
-    release, totals = inside(inside(server)["_release"]), inside(inside(server)["_totals"])["_totals"]
+    release, totals = inside(inside(server)["_release"]), inside(inside(server)["_totals"])
     said = [release[name] for name in ("signed_list", "peer_commitment", "share")]
-    sums = {weight: [vector.tobytes() for vector in total.vectors] for weight, total in totals.items()}
+    sums = [vector.tobytes() for vector in totals["_vectors"]]
     return repr(server), server.waiting(), server.rejected, inside(server)["_concluded"], said, sums
 
 
@@ -204,7 +204,7 @@ def test_only_an_upload_that_was_asked_about_is_added_and_one_of_which_a_part_wa
     take: Callable[[IndexingServer, bytes], None] = vars(IndexingServer)["_take"]
     asked, came = (made.halves[number][0].upload_id(made.configuration) for number in (3, 4))
     is_refused(made, partial(take, made.zero, came), Misuse)
-    monkeypatch.setattr(ClassTotals, "add_masks", always_full)
+    monkeypatch.setattr(RoundTotals, "add_masks", always_full)
     with pytest.raises(MemoryError):
         take(made.zero, asked)
     with pytest.raises(Misuse, match="failed"):

@@ -58,7 +58,7 @@ def stamp(server: ServerId = ONE, round_number: int = 7, made: IndexingConfigura
 
 
 STAMP = stamp()
-ENTRIES = [Entry(ClientId(number), bytes([number] * 32), 1) for number in (5, 2, 9)]
+ENTRIES = [Entry(ClientId(number), bytes([number] * 32)) for number in (5, 2, 9)]
 ITEMS: list[BatchItem] = [(b"u" * 32, b"what is said"), (b"v" * 32, b""), (b"w" * 32, None)]
 SHARE = OutputShare(
     stamp=STAMP,
@@ -105,7 +105,7 @@ def test_an_offer_is_signed_over_the_round_and_the_key() -> None:
 def test_the_digest_of_a_list_is_the_documented_one() -> None:
     parts = list[bytes]()
     for entry in sorted(ENTRIES):
-        parts += [entry.client.value.to_bytes(8, "big"), entry.upload_id, entry.weight.to_bytes(4, "big")]
+        parts += [entry.client.value.to_bytes(8, "big"), entry.upload_id]
     assert entries_digest(ENTRIES) == hashlib.sha256(framed(b"secagg/1/indexing-accepted", *parts)).digest()
 
 

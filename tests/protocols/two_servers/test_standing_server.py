@@ -16,6 +16,7 @@ from secagg.errors import (
     InvalidParameters,
     MalformedMessage,
     Misuse,
+    PeerError,
     PeerMisbehaved,
     SecAggError,
     UnexpectedMessage,
@@ -24,7 +25,7 @@ from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.two_servers.offers import Invitation, decode_halves, encode_halves
 from secagg.protocols.two_servers.server import IndexingServer, Server
 from secagg.protocols.two_servers.server_keys import ServerKeys
-from secagg.protocols.two_servers.server_messages import BatchRequest, Beginning
+from secagg.protocols.two_servers.server_messages import AcceptedList, BatchRequest, Beginning
 from secagg.protocols.two_servers.standing_server import (
     StandingRounds,
     StandingServer,
@@ -186,6 +187,23 @@ def test_steps_come_in_order_and_a_round_ends_once() -> None:
     pair.finish()
     for message in pair.heard[:-1]:
         assert isinstance(refused(pair.standing.answer(message)), (Misuse, InvalidParameters))
+
+
+def test_a_list_that_server_0_did_not_sign_closes_no_round() -> None:
+    """Seven bytes of a list, or one of another round, come from whoever reaches server 1's socket."""
+    pair = Pair()
+    pair.begin()
+    pair.receive(1)
+    stamp = pair.rig.stamp(0)
+    lists = (
+        Writer(MessageKind.ACCEPTED_LIST).finish(),
+        AcceptedList.signed(stamp, [], SETUP.signing_key_of("client 1")).encode(),
+        AcceptedList.signed(replace(stamp, round_number=1), [], SETUP.signing_key_of("server 0")).encode(),
+    )
+    for message in lists:
+        assert isinstance(refused(pair.standing.answer(message)), PeerError)
+    pair.receive(2)
+    assert pair.finish().aggregate.encode() == pair.rig.ideal((1, 2)).encode()
 
 
 def test_the_keys_of_server_0_do_not_stand_as_server_1() -> None:

@@ -56,7 +56,6 @@ KINDS = {
 HEADER = UploadHeader(
     round_number=7,
     certificate=Certificate(ClientId(9), b"p" * 32, b"c" * 64),
-    weight=5,
     segments=(SegmentHeader(b"n" * 16, b"d" * 32), SegmentHeader(b"m" * 16, bytes(32))),
 )
 
@@ -78,7 +77,7 @@ def upload(kind: str = "classic", server: ServerId = ONE, **changes: Any) -> Upl
 def test_the_encoding_is_the_documented_one() -> None:
     sealed = b"s" * 80 + b"t" * 80
     segments = b"n" * 16 + b"d" * 32 + b"m" * 16 + bytes(32)
-    shared = (7).to_bytes(8, "big") + (9).to_bytes(8, "big") + b"p" * 32 + b"c" * 64 + (5).to_bytes(4, "big") + segments
+    shared = (7).to_bytes(8, "big") + (9).to_bytes(8, "big") + b"p" * 32 + b"c" * 64 + segments
     body = b"b" * (BODY_BYTES + TAG_BYTES)
     start = b"SAGG\x01" + (69).to_bytes(2, "big")
     assert upload(server=ZERO).encode() == start + b"\0" + shared + sealed + b"g" * 64 + body
@@ -86,9 +85,9 @@ def test_the_encoding_is_the_documented_one() -> None:
 
 
 def test_the_digest_of_a_header_is_the_documented_one() -> None:
-    numbers = (7).to_bytes(8, "big"), (9).to_bytes(8, "big"), (5).to_bytes(4, "big")
+    numbers = (7).to_bytes(8, "big"), (9).to_bytes(8, "big")
     segments = b"n" * 16, b"d" * 32, b"m" * 16, bytes(32)
-    parts = CONFIGURATION.context.digest, numbers[0], numbers[1], b"p" * 32, numbers[2], *segments
+    parts = CONFIGURATION.context.digest, numbers[0], numbers[1], b"p" * 32, *segments
     assert HEADER.digest(CONFIGURATION) == hashlib.sha256(framed(b"secagg/1/indexing-header", *parts)).digest()
 
 
@@ -97,7 +96,6 @@ HEADERS: dict[str, dict[str, Any]] = {
     "round": {"round_number": 8},
     "client": {"certificate": replace(HEADER.certificate, client=ClientId(8))},
     "key": {"certificate": replace(HEADER.certificate, public_key=b"q" * 32)},
-    "weight": {"weight": 6},
     "nonce": {"segments": (replace(FIRST, nonce=b"o" * 16), SECOND)},
     "correction": {"segments": (replace(FIRST, correction_digest=b"e" * 32), SECOND)},
     "last nonce": {"segments": (FIRST, replace(SECOND, nonce=b"o" * 16))},
@@ -119,7 +117,7 @@ def test_an_uploads_id_covers_the_header_and_both_sealed_seeds() -> None:
     statement = framed(b"secagg/1/indexing-upload", HEADER.digest(CONFIGURATION), *made.sealed_seeds)
     assert made.upload_id(CONFIGURATION) == hashlib.sha256(statement).digest()
     others = [
-        upload(header=replace(HEADER, weight=6)),
+        upload(header=replace(HEADER, round_number=6)),
         upload(sealed_seeds=(b"u" * 80, b"t" * 80)),
         upload(sealed_seeds=(b"s" * 80, b"u" * 80)),
         upload(sealed_seeds=(b"t" * 80, b"s" * 80)),
@@ -181,9 +179,9 @@ def test_a_proof_is_bound_to_everything_about_its_segment() -> None:
     context = check_context(CONFIGURATION, HEADER, number, segment, SECOND)
     assert (context.attempt, context.round_number, context.client) == (CONFIGURATION.context, 7, ClientId(9))
     assert (context.layout_digest, context.segment) == (CONFIGURATION.layout.digest, number)
-    assert (context.weight, context.correction_digest, context.nonce) == (5, bytes(32), b"m" * 16)
+    assert (context.correction_digest, context.nonce) == (bytes(32), b"m" * 16)
     assert context.shape == CONFIGURATION.check_shape(segment)
-    relevant = ("round", "client", "weight", "last nonce", "last correction")
+    relevant = ("round", "client", "last nonce", "last correction")
     others = {statement(replace(HEADER, **HEADERS[name])) for name in relevant}
     others |= {statement(HEADER, configuration(task=b"b task")), statement(HEADER, at=1)}
     assert len(others - {statement(HEADER)}) == len(relevant) + 2

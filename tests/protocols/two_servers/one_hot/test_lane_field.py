@@ -83,19 +83,19 @@ def test_the_largest_lanes_are_added_and_subtracted_within_their_word(field: Lan
 
 
 @pytest.mark.parametrize(
-    ("total_weight", "modulus"),
+    ("largest_count", "modulus"),
     [(1, 127), (100, 127), (126, 127), (127, 8191), (8190, 8191), (8191, 131071), (131070, 131071)],
 )
-def test_the_modulus_is_above_the_sum_of_weights(total_weight: int, modulus: int) -> None:
-    assert LaneField.for_total_weight(total_weight).modulus == modulus
+def test_the_modulus_is_above_the_largest_count(largest_count: int, modulus: int) -> None:
+    assert LaneField.for_count(largest_count).modulus == modulus
 
 
-def test_a_total_weight_that_no_lane_can_count_is_refused() -> None:
+def test_a_count_that_no_lane_can_count_is_refused() -> None:
     with pytest.raises(CapacityExceeded, match="fewer clients"):
-        LaneField.for_total_weight(131071)
+        LaneField.for_count(131071)
     for wrong in (0, -1, 1.5):
         with pytest.raises(InvalidParameters):
-            LaneField.for_total_weight(wrong)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            LaneField.for_count(wrong)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("modulus", [2, 7, 128, 131070, 524287, 127.0])

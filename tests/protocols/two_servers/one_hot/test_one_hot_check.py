@@ -157,11 +157,11 @@ def test_fewer_than_one_thread_is_refused(plain: ModuleType, threads: int) -> No
 # --- Shapes -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("total_weight", "modulus", "columns"), [(126, 127, 50), (127, 8191, 48), (8191, 131071, 41)])
+@pytest.mark.parametrize(("largest_count", "modulus", "columns"), [(126, 127, 50), (127, 8191, 48), (8191, 131071, 41)])
 def test_a_planned_proof_for_100000_blocks_is_below_1_8_kilobytes(
-    plain: ModuleType, total_weight: int, modulus: int, columns: int
+    plain: ModuleType, largest_count: int, modulus: int, columns: int
 ) -> None:
-    shape = CheckShape.plan(total_weight=total_weight, codewords=32, blocks=100_000)
+    shape = CheckShape.plan(largest_count=largest_count, codewords=32, blocks=100_000)
     assert (shape.modulus, shape.columns) == (modulus, columns)
     context = plain.a_context(shape)
     seeds = plain.seeds_of(b"")
@@ -175,7 +175,7 @@ def test_a_planned_proof_for_100000_blocks_is_below_1_8_kilobytes(
 
 @pytest.mark.parametrize(("blocks", "columns"), [(1, 1), (2, 2), (4, 2), (10, 4), (100, 10), (2500, 50), (2501, 50)])
 def test_a_small_shape_is_planned_square(blocks: int, columns: int) -> None:
-    assert CheckShape.plan(total_weight=5, codewords=4, blocks=blocks).columns == columns
+    assert CheckShape.plan(largest_count=5, codewords=4, blocks=blocks).columns == columns
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_an_impossible_shape_is_refused(modulus: int, codewords: int, blocks: in
 @pytest.mark.parametrize("blocks", [0, -5, (1 << 26) + 1, 2.5])
 def test_an_impossible_number_of_blocks_is_not_planned_for(blocks: int) -> None:
     with pytest.raises(InvalidParameters, match="blocks"):
-        CheckShape.plan(total_weight=1, codewords=4, blocks=blocks)
+        CheckShape.plan(largest_count=1, codewords=4, blocks=blocks)
 
 
 # --- What is bound ----------------------------------------------------------------------------------------------------
@@ -213,7 +213,6 @@ OTHER: dict[str, Any] = {
     "layout_digest": bytes(32),
     "segment": 1,
     "shape": CheckShape(127, 5, 11, 4),
-    "weight": 2,
     "correction_digest": bytes(32),
     "nonce": b"\1" * 16,
 }
@@ -292,9 +291,6 @@ def test_all_challenges_and_masks_are_different_elements(plain: ModuleType) -> N
         ("round_number", -1, InvalidParameters),
         ("round_number", 1 << 64, InvalidParameters),
         ("segment", 1 << 32, InvalidParameters),
-        ("weight", -1, CapacityExceeded),
-        ("weight", 127, CapacityExceeded),
-        ("weight", 0.5, CapacityExceeded),
         ("layout_digest", bytes(31), InvalidParameters),
         ("correction_digest", bytearray(32), InvalidParameters),
         ("nonce", bytes(15), InvalidParameters),

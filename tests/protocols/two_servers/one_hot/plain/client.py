@@ -116,7 +116,6 @@ def a_context(shape: CheckShape, **changes: Any) -> UploadContext:
         layout_digest=hashlib.sha256(b"layout").digest(),
         segment=0,
         shape=shape,
-        weight=1,
         correction_digest=hashlib.sha256(b"").digest(),
         nonce=bytes(16),
     )
