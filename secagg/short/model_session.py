@@ -93,15 +93,15 @@ class Settings(TypedDict, total=False):
     late: int | str
     lifetime: timedelta | str
     maximum_cohort: int | str | None
-    maximum_rejections: int | str
+    maximum_rejections: int | str | None
     minimum_cohort: int | str | None
     mode: SecurityMode | str
     noise_kind: NoiseKind | str
     noise_multiplier: Fraction | str | None
+    oldest: int | str
     population: int | str | None
     privacy_bits: int | str | None
     releases_per_client: int | str
-    staleness_weights: tuple[int, ...] | str
     suite: Suite | str
     topology: Topology | str
 

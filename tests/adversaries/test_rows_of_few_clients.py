@@ -248,7 +248,6 @@ def test_other_protocols_open_no_session_with_rows(name: str) -> None:
         ({"at_least": 7}, "at_least is an integer in 2..6"),
         ({"at_least": 2}, "take at_least=3, or corrupted=0"),
         ({"at_least": 4, "corrupted": 3}, "take at_least=5, or corrupted=2"),
-        ({"weights": (1, 2)}, "every client weighs 1"),
         ({"rows": "word"}, "rows names 'word'"),
         ({"rows": ["words", "lost"]}, "rows names 'lost'"),
         ({"only": "bias"}, "no tensor has two dimensions"),
