@@ -190,9 +190,9 @@ def waiting_in(source: str) -> list[str]:
 
 
 def is_public(name: str) -> bool:
-    """Whether users import a module themselves: schemes, laws, sessions, scale, and the top of a protocol."""
-    is_top = name.count(".") == len(("secagg", "protocols", "name")) and name.startswith("secagg.protocols.")
-    return is_top or name.startswith(("secagg.compression.", "secagg.conformance.", "secagg.session.", "secagg.scale."))
+    """Whether nobody but users imports a module: the laws of sessions, and the driver of a protocol."""
+    is_driver = name.startswith("secagg.protocols.") and name.endswith(".run")
+    return is_driver or name == "secagg.conformance.sessions"
 
 
 @cache
@@ -243,7 +243,10 @@ PROVOCATIONS: list[tuple[Check, Fault, str]] = [
         "must not import secagg.protocols.enclave.server",
     ),
     (check_roles, lambda root: (root / "protocols/pairwise_mask/run.py").unlink(), "pairwise_mask/run.py is missing"),
-    (check_use, plant("secagg/planning/x.py"), "secagg/planning/x.py is imported by nothing"),
+    *(
+        (check_use, plant(f"{folder}/x.py"), f"{folder}/x.py is imported by nothing")
+        for folder in ("secagg/planning", "secagg/session", "protocols/pairwise_mask", "compression")
+    ),
     (
         check_private_members,
         plant("secagg/cli/x.py", "from secagg.wire import _reader"),

@@ -209,7 +209,7 @@ def test_a_fork_begins_no_round(path: Path) -> None:
         rounds.begin(TASK, 3)
 
 
-@pytest.mark.parametrize("held", [b"something else", Writer(MessageKind.SPENT_UPDATES).finish() + bytes(200)])
+@pytest.mark.parametrize("held", [b"something else", Writer(MessageKind.INDEXING_OFFER).finish() + bytes(200)])
 def test_the_file_of_something_else_is_refused(path: Path, held: bytes) -> None:
     path.write_bytes(held)
     path.chmod(0o600)
