@@ -8,42 +8,52 @@ client's. A privacy budget that the enclave alone counts is full again after eve
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Protocol
 
+import numpy as np
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
 from secagg.blame import from_server
-from secagg.contract.layout import IndexSegment, Payload
+from secagg.contract.layout import IndexSegment, Payload, RingSegment
 from secagg.crypto.hpke import sealing_key
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.mask_expansion import accumulate, segment_count
+from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
 from secagg.errors import NOBODY, AuthenticationFailed, InvalidParameters, Misuse, PeerMisbehaved, Reason
 from secagg.fields import FLAG, Message, fixed, unsigned, variable
-from secagg.identifiers import CLIENT_ID_BYTES
-from secagg.privacy.kinds import clip_into
-from secagg.session.certificates import IDENTITY_KEY_BYTES, Authority, verify_signature
+from secagg.identifiers import CLIENT_ID_BYTES, CONTEXT_BYTES, AttemptContext
+from secagg.privacy.kinds import clip_into, squared_norm
+from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, verify_signature
 from secagg.session.ledger import Spent, SpentUpdates
 from secagg.session.one_answer import OneStageClientSession
-from secagg.wire import MessageKind, Writer
+from secagg.wire import MessageKind, Reader, Writer
 
 from .floors import EnclaveFloors
+from .trusted.bounded import pieces_of
 from .trusted.configuration import EnclaveConfiguration
 from .trusted.messages import (
     DIGEST_BYTES,
     EPOCH_BYTES,
+    GCM_NONCE_BYTES,
+    MAXIMUM_KEY_BYTES,
     PROOF_BYTES,
     SEED_BYTES,
+    TAG_BYTES,
     EnclaveOffer,
     ModelStamp,
     Receipt,
     SealedUpload,
     UploadHeader,
     has_one_seal,
+    indices_key,
     mask_key,
+    piece_key,
     proof_of,
-    seal_indices,
     sealing_info,
 )
 
@@ -53,6 +63,8 @@ if TYPE_CHECKING:
     from .session import EnclaveMember
 
 VECTOR_NONCE_BYTES: Final = 32
+_LOG: Final = logging.getLogger("secagg.protocols.enclave")
+_NO_NORM: Final = (1 << 40) - 1
 _MOST_BYTES: Final = (1 << 32) - 1
 _VERSION_BYTES: Final = 8
 
@@ -200,7 +212,8 @@ class Client(OneStageClientSession):
         if configuration.ring_segments:
             nonce = bytes(draw_exactly(VECTOR_NONCE_BYTES, member.coins))
         with Secret.random("upload_seed", SEED_BYTES, member.coins) as seed:
-            packed = self._masked(payload, enclave, seed, model.version)
+            make = self._sealed_pieces if configuration.max_norms else self._masked
+            packed = make(payload, enclave, seed, model.version)
             header = UploadHeader(
                 epoch=enclave.offer.epoch,
                 certificate=member.certificate,
@@ -238,6 +251,31 @@ class Client(OneStageClientSession):
                 packed.append(segment.pack_sent(vector))
         return packed
 
+    def _sealed_pieces(
+        self, payload: Payload, enclave: VerifiedEnclave, seed: Secret, version: int
+    ) -> list[bytes | memoryview]:
+        """Return the pieces of the ring segments, scaled down to their bounds and sealed to the enclave.
+
+        The enclave scales as well; a client that does it here can say so in its own log.
+        """
+        configuration, vectors = enclave.configuration, list[RingVector]()
+        rings = [
+            (segment, values)
+            for segment, values in zip(payload.layout.segments, payload.values, strict=True)
+            if isinstance(segment, RingSegment)
+        ]
+        for (segment, values), norm in zip(rings, configuration.max_norms, strict=True):
+            vectors.append(values.astype(segment.ring.word))
+            if norm and squared_norm(segment.ring, vectors[-1]) > norm**2:
+                _LOG.warning("this update is longer than the session's max_norm of %d steps, and is scaled down", norm)
+            clip_into(segment.ring, vectors[-1], norm or _NO_NORM)
+        place = enclave.offer.epoch, self.client, version
+        with piece_key(seed, configuration.context, *place) as key:
+            return [
+                seal_piece(key, number, piece.segment.ring.pack_view(vectors[piece.place][piece.start : piece.stop]))
+                for number, piece in enumerate(pieces_of(configuration))
+            ]
+
     def __repr__(self) -> str:
         return f"<Client {self.client}{', done' if self._is_done else ''}, {self.ledger!r}>"
 
@@ -251,6 +289,27 @@ def vector_digest(nonce: bytes, packed: Iterable[bytes | memoryview]) -> bytes:
     for run in packed:
         hashed.update(run)
     return hashed.digest()
+
+
+def seal_indices(seed: Secret, header_digest: bytes, packed: bytes | memoryview) -> memoryview:
+    """Encrypt packed indices under a key that follows from the sealed seed; bound to the header like the seed itself.
+
+    Implements: [SP 800-38D] §7.1.
+    """
+    sealed = np.empty(len(packed) + TAG_BYTES, dtype=np.uint8).data
+    with indices_key(seed, header_digest) as key:
+        # Safe because: the nonce is fixed, and the key follows from the seed and the header of one upload.
+        AESGCM(key.expose()).encrypt_into(bytes(GCM_NONCE_BYTES), packed, header_digest, sealed)
+    return sealed
+
+
+def seal_piece(key: Secret, number: int, packed: bytes | memoryview) -> bytes:
+    """Encrypt one piece of an upload's vectors.
+
+    Implements: [SP 800-38D] §7.1.
+    """
+    # Safe because: the key is of one upload, and no number is used twice for it.
+    return AESGCM(key.expose()).encrypt(number.to_bytes(GCM_NONCE_BYTES, "big"), packed, None)
 
 
 def _joined(proof: Secret, body: bytes | memoryview) -> Secret:
@@ -290,6 +349,37 @@ class Judge(Protocol):
         ...
 
 
+def read_offer(message: bytes) -> EnclaveOffer:
+    """Read an offer; its evidence says whether it is true."""
+    reader = Reader(message, MessageKind.ENCLAVE_OFFER)
+    context, epoch = AttemptContext(reader.fixed(CONTEXT_BYTES)), reader.fixed(EPOCH_BYTES)
+    offer = EnclaveOffer(
+        context=context,
+        epoch=epoch,
+        sealing_key=reader.variable(MAXIMUM_KEY_BYTES),
+        receipt_key=reader.fixed(IDENTITY_KEY_BYTES),
+    )
+    reader.finish()
+    return offer
+
+
+def read_receipt(message: bytes) -> Receipt:
+    """Read the canonical encoding; ``VerifiedEnclave.verify_receipt`` says whether it is true."""
+    reader = Reader(message, MessageKind.RELEASE_RECEIPT)
+    receipt = Receipt(
+        context=AttemptContext(reader.fixed(CONTEXT_BYTES)),
+        epoch=reader.fixed(EPOCH_BYTES),
+        buffer=reader.integer(8),
+        uploads_digest=reader.fixed(DIGEST_BYTES),
+        contributors=reader.integer(8),
+        releases=reader.integer(8),
+        released_digest=reader.fixed(DIGEST_BYTES),
+        signature=reader.fixed(SIGNATURE_BYTES),
+    )
+    reader.finish()
+    return receipt
+
+
 class VerifiedEnclave(Confined):
     """The keys of an enclave that passed; making one is verifying it.
 
@@ -327,7 +417,7 @@ class VerifiedEnclave(Confined):
                 culprits=from_server(),
             )
         if len(offer.epoch) != EPOCH_BYTES or len(offer.receipt_key) != IDENTITY_KEY_BYTES:
-            raise Misuse("an offer is a value that EnclaveOffer.decode returned")
+            raise Misuse("an offer is a value that read_offer returned")
         judgement = judge.judge(evidence, offer.binding, now)
         self.offer = offer
         self.configuration = configuration

@@ -49,6 +49,8 @@ class EnclaveFloors:
     """In the steps of the tables; 0 accepts none. Clients over the bound count as the least codewords, so one that only
     one client keeps would give the host that client's update.
     """
+    sealed_vectors_accepted: bool = True
+    """Whether the program may see this client's values, which it adds itself where it bounds everybody's norm."""
     privacy: PrivacyFloor | None = None
 
     @classmethod
@@ -140,11 +142,13 @@ class EnclaveFloors:
         )
         is_tight = 0 < configuration.codeword_bound < (self.minimum_codeword_bound or 1 << 40)
         yield is_tight, f"choices over a norm of {configuration.codeword_bound} count as the least codewords"
-        if configuration.noise is not None:
-            least = self.minimum_root_mean_square**2
-            bounds = zip(configuration.ring_segments, configuration.noise.l2_bounds, strict=True)
-            is_small = any(bound * bound < least * segment.length for segment, bound in bounds)
-            yield is_small, f"an L2 bound leaves values less than {self.minimum_root_mean_square} steps on average"
+        is_seen = bool(configuration.max_norms) and not self.sealed_vectors_accepted
+        yield is_seen, "its program sees every client's values, to bound their norm (max_norms)"
+        norms = configuration.max_norms or (configuration.noise.l2_bounds if configuration.noise is not None else ())
+        least = self.minimum_root_mean_square**2
+        bounds = zip(configuration.ring_segments, norms, strict=bool(norms))
+        is_small = any(bound > 0 and bound * bound < least * segment.length for segment, bound in bounds)
+        yield is_small, f"an L2 bound leaves values less than {self.minimum_root_mean_square} steps on average"
         yield configuration.expiry > now.timestamp() + MAXIMUM_LIFETIME_SECONDS, "its keys live longer than a day"
         if self.privacy is not None:
             yield configuration.noise is None, "it adds no noise"

@@ -21,8 +21,8 @@ from secagg.wire import MessageKind, Reader, Writer
 
 from .attestation import Evidence, EvidenceFormat
 from .attestation.claims import refused
-from .client import Judgement
-from .trusted.configuration import EnclaveConfiguration, encode_start
+from .client import Judgement, read_offer
+from .trusted.configuration import MAXIMUM_CONFIGURATION_BYTES, MAXIMUM_TABLE_BYTES, EnclaveConfiguration
 from .trusted.enclave import DEFAULT_MEMORY_BYTES, Enclave
 from .trusted.messages import DIGEST_BYTES, EnclaveOffer, ModelStamp
 from .trusted.process import (
@@ -109,10 +109,17 @@ class RemoteEnclave:
         Raises:
             EnclaveLost: the upload was taken or not, and is lost in both cases; do not send it again.
         """
+        self._relay(message, MessageKind.SEALED_UPLOAD)
+
+    def receive_piece(self, message: bytes) -> None:
+        """Take the next piece of the upload that was received last."""
+        self._relay(message, MessageKind.SEALED_PIECE)
+
+    def _relay(self, message: bytes, kind: MessageKind) -> None:
         # The bytes are a client's. As another request they would do what only the host may ask for, and as a frame that
         # is too long they would end the epoch for everybody.
         with blaming(*from_server()):
-            Reader(message, MessageKind.SEALED_UPLOAD)
+            Reader(message, kind)
             if len(message) > self._request_bytes:
                 raise MalformedMessage(
                     f"an upload of {len(message)} bytes is over the limit of {self._request_bytes}",
@@ -158,10 +165,21 @@ class RemoteEnclave:
             raise EnclaveLost(self._path, str(error)) from error
 
 
+def encode_start(configuration: EnclaveConfiguration) -> bytes:
+    """Return the request that starts an epoch: the configuration and its tables."""
+    writer = Writer(MessageKind.START_ENCLAVE).variable(configuration.encode(), MAXIMUM_CONFIGURATION_BYTES)
+    writer.integer(len(configuration.tables), 4)
+    for some in configuration.tables:
+        writer.integer(len(some), 4)
+        for table in some:
+            writer.variable(table.encode(), MAXIMUM_TABLE_BYTES)
+    return writer.finish()
+
+
 def decode_attested_offer(message: bytes) -> tuple[EnclaveOffer, Evidence | SimulatedEvidence]:
     """Read an offer and its evidence; ``VerifiedEnclave`` says whether the one vouches for the other."""
     reader = Reader(message, MessageKind.ATTESTED_OFFER)
-    offer = EnclaveOffer.decode(reader.variable(MAXIMUM_OFFER_BYTES))
+    offer = read_offer(reader.variable(MAXIMUM_OFFER_BYTES))
     name, document = reader.variable(MAXIMUM_WORD_BYTES), reader.variable(MAXIMUM_DOCUMENT_BYTES)
     reader.finish()
     if name == SIMULATED.encode():

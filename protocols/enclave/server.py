@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -33,11 +33,14 @@ from secagg.identifiers import CLIENT_ID_BYTES, ClientId
 from secagg.session.certificates import Certificate
 from secagg.session.roles import Released, Stage, Subject
 from secagg.session.stages import Checked, StagedServerSession
-from secagg.wire import MessageKind, Reader, message_kind
+from secagg.wire import MessageKind, Reader, Writer, message_kind
 
-from .client import VECTOR_NONCE_BYTES, Invitation, stamp_of, vector_digest
+from .client import VECTOR_NONCE_BYTES, Invitation, read_receipt, stamp_of, vector_digest
+from .trusted.bounded import pieces_of
 from .trusted.configuration import EnclaveConfiguration
 from .trusted.messages import (
+    MAXIMUM_RECEIPT_BYTES,
+    PIECE_NUMBER_BYTES,
     BufferRelease,
     ModelStamp,
     Receipt,
@@ -59,6 +62,8 @@ class EnclaveConnection(Protocol):
 
     def receive(self, message: bytes) -> None: ...
 
+    def receive_piece(self, message: bytes) -> None: ...
+
     def release(self) -> bytes: ...
 
     def give_up_buffer(self) -> None: ...
@@ -70,6 +75,8 @@ class ReadUpload:
 
     sealed: bytes = field(repr=False)
     vectors: list[RingVector] = field(repr=False)
+    pieces: tuple[memoryview, ...] = field(default=(), repr=False)
+    """Sealed pieces, in place of masked vectors, with ``max_norms``."""
 
     @property
     def digest(self) -> bytes:
@@ -150,8 +157,13 @@ class Server(StagedServerSession[ReadUpload]):
             counted=counted,
             left_out={},
             revealed=frozenset({counted}),
-            # Indices are in range, one for each block; ring elements are summed under masks, and nobody sees them.
-            unbounded=self.configuration.layout.ring_positions,
+            # Indices are in range, one for each block; ring elements are summed under masks, and nobody sees them,
+            # unless the enclave adds them itself.
+            unbounded=tuple(
+                position
+                for place, position in enumerate(self.configuration.layout.ring_positions)
+                if not any(self.configuration.max_norms[place : place + 1])
+            ),
             receipt=receipt.encode(),
         )
 
@@ -176,6 +188,8 @@ class Server(StagedServerSession[ReadUpload]):
                 reason=Reason.NOT_ELIGIBLE,
                 culprits=unverified(sender),
             )
+        if self.configuration.max_norms:
+            return ReadUpload(sealed, [], tuple(self._pieces(packed)))
         return ReadUpload(sealed, self._unpacked(packed))
 
     def add(self, upload: ReadUpload) -> None:
@@ -183,8 +197,20 @@ class Server(StagedServerSession[ReadUpload]):
         with self._lock:
             sums = self._open_sums()
             self._enclave.receive(upload.sealed)
+            if self.configuration.max_norms:
+                # Measured first, then added; the enclave keeps neither.
+                for _ in range(2):
+                    for number, piece in enumerate(upload.pieces):
+                        self._enclave.receive_piece(piece_message(number, piece))
+                return
             for total, vector in zip(sums, upload.vectors, strict=True):
                 add_into(total, vector)
+
+    def _pieces(self, packed: memoryview) -> Iterator[memoryview]:
+        at = 0
+        for piece in pieces_of(self.configuration):
+            yield packed[at : at + piece.sealed_bytes]
+            at += piece.sealed_bytes
 
     def _unpacked(self, packed: memoryview) -> list[RingVector]:
         vectors, at = list[RingVector](), 0
@@ -229,13 +255,13 @@ class Server(StagedServerSession[ReadUpload]):
         """Have the enclave release the buffer, and return its sum with the enclave's receipt."""
         with self._lock:
             configuration, masked = self.configuration, iter(self._open_sums())
-            release = BufferRelease.decode(self._enclave.release())
+            release = read_release(self._enclave.release())
             if hashlib.sha256(release.aggregate).digest() != release.receipt.released_digest:
                 raise MalformedMessage("the release is not the one of its receipt", reason=Reason.NOT_CANONICAL)
             released = Aggregate.decode(release.aggregate, configuration.released)
             values, parts = list(released.values), _parts_of(configuration)
             for segment, position in zip(configuration.layout.segments, parts, strict=True):
-                if isinstance(segment, RingSegment):
+                if isinstance(segment, RingSegment) and not configuration.max_norms:
                     unmasked = segment.ring.subtract(next(masked), released.values[position])
                     values[position] = segment.unbiased(unmasked, released.contributors)
                 elif isinstance(segment, RowSegment):
@@ -250,6 +276,18 @@ class Server(StagedServerSession[ReadUpload]):
         if self._sums is None:
             raise Misuse("the session has ended; another buffer is another session")
         return self._sums
+
+
+def piece_message(number: int, sealed: bytes | memoryview) -> bytes:
+    """Return the request with which a host hands one piece in."""
+    return Writer(MessageKind.SEALED_PIECE).integer(number, PIECE_NUMBER_BYTES).borrowed(sealed).finish()
+
+
+def read_release(message: bytes) -> BufferRelease:
+    """Read a release back."""
+    reader = Reader(message, MessageKind.BUFFER_RELEASE)
+    receipt = read_receipt(reader.variable(MAXIMUM_RECEIPT_BYTES))
+    return BufferRelease(receipt=receipt, aggregate=bytes(reader.rest()))
 
 
 def split_upload(message: bytes, configuration: EnclaveConfiguration) -> tuple[bytes, ClientId, memoryview]:
@@ -281,8 +319,15 @@ def _parts_of(configuration: EnclaveConfiguration) -> list[int]:
     return positions
 
 
+def vector_bytes(configuration: EnclaveConfiguration) -> int:
+    """Return how many bytes of an upload the host keeps: masked vectors, or sealed pieces."""
+    if configuration.max_norms:
+        return sum(piece.sealed_bytes for piece in pieces_of(configuration))
+    return sum(segment.payload_bytes for segment in configuration.ring_segments)
+
+
 def read_vectors(reader: Reader, configuration: EnclaveConfiguration) -> memoryview:
     """Return the packed vectors, with which a message ends."""
-    packed = reader.view(sum(segment.payload_bytes for segment in configuration.ring_segments))
+    packed = reader.view(vector_bytes(configuration))
     reader.finish()
     return packed

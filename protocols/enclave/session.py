@@ -76,6 +76,10 @@ class EnclaveSettings:
     adjacency: Adjacency = Adjacency.REPLACE
     codeword_bound: int = 0
     """Largest norm of the codewords that one client chooses; longer ones count as the least."""
+    max_norms: tuple[int, ...] = ()
+    """Largest norm of one client's values in steps, for each ring segment (0: none); longer ones are scaled down by the
+    enclave, which then sees them. With noise these are its ``l2_bounds``.
+    """
     lifetime: timedelta = DEFAULT_LIFETIME
 
     def plan(self, subject: Subject, authority: Authority | None, now: datetime) -> EnclaveConfiguration:
@@ -106,6 +110,7 @@ class EnclaveSettings:
             oldest=self.oldest,
             noise=self._noise(subject.layout, tables),
             codeword_bound=self.codeword_bound,
+            max_norms=self.max_norms,
             expiry=int((now + self.lifetime).timestamp()),
         )
         require_capacity(configuration.maximum_cohort, subject.capacity)

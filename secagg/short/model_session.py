@@ -93,6 +93,7 @@ class Settings(TypedDict, total=False):
     late: int | str
     lifetime: timedelta | str
     maximum_cohort: int | str | None
+    max_norms: tuple[int, ...] | str
     maximum_rejections: int | str | None
     minimum_cohort: int | str | None
     mode: SecurityMode | str

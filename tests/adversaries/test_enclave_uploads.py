@@ -20,7 +20,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import UNDECIDED, AuthenticationFailed, MalformedMessage, PeerError, PeerMisbehaved, Reason
 from secagg.identifiers import AttemptContext, ClientId, Party, ServerId
 from secagg.parameters import Suite
-from secagg.protocols.enclave.client import Upload, vector_digest
+from secagg.protocols.enclave.client import Upload, seal_indices, vector_digest
 from secagg.protocols.enclave.session import EnclaveSettings, PrivacyFloor
 from secagg.protocols.enclave.simulation import EnclaveSimulation
 from secagg.protocols.enclave.trusted import enclave as enclave_module
@@ -33,7 +33,6 @@ from secagg.protocols.enclave.trusted.messages import (
     has_one_seal,
     mask_key,
     proof_of,
-    seal_indices,
     sealed_indices_bytes,
     sealing_info,
 )

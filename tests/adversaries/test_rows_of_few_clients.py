@@ -21,8 +21,8 @@ from secagg.contract.layout import RowSegment
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.identifiers import ClientId
+from secagg.protocols.enclave.server import read_release
 from secagg.protocols.enclave.trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm
-from secagg.protocols.enclave.trusted.messages import BufferRelease
 from secagg.session.registry import ProtocolName, find, names
 from secagg.session.roles import LateUpdate, Released, Subject, Update
 from secagg.session.run import Measured, run
@@ -105,7 +105,7 @@ def test_a_row_that_one_client_alone_touched_does_not_leave_the_enclave() -> Non
     payloads = [payload_of(LAYOUT, [each], number) for number, each in enumerate(touches)]
     session = uploaded(setup_of(LAYOUT), payloads)
     masked = vars(session.host.server)["_sums"][1].copy()
-    release = BufferRelease.decode(session.enclave.release())
+    release = read_release(session.enclave.release())
     masks = Aggregate.decode(release.aggregate, session.configuration.released).values[1]
     due = LAYOUT.segments[1].ring.sum((payload.values[1] for payload in payloads), ROWS * WIDTH)
     opened = LAYOUT.segments[1].ring.subtract(masked, masks).reshape(ROWS, WIDTH)

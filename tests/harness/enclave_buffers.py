@@ -28,7 +28,7 @@ from secagg.errors import Misuse
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
-from secagg.protocols.enclave.client import Client, SealLedger, Upload, VerifiedEnclave, vector_digest
+from secagg.protocols.enclave.client import Client, SealLedger, Upload, VerifiedEnclave, seal_indices, vector_digest
 from secagg.protocols.enclave.floors import EnclaveFloors
 from secagg.protocols.enclave.remote_enclave import SimulatedEnclave, SimulatedJudge
 from secagg.protocols.enclave.server import EnclaveConnection, Server
@@ -41,7 +41,6 @@ from secagg.protocols.enclave.trusted.messages import (
     UploadHeader,
     has_one_seal,
     proof_of,
-    seal_indices,
     sealing_info,
 )
 from secagg.session.certificates import Authority, Certificate, SigningKey, issue_certificate
@@ -76,6 +75,7 @@ class EnclaveSetup:
     form: ReleaseForm = ReleaseForm.DECODED_SUM
     accumulation: Accumulation = Accumulation.DIRECT
     oldest: int = 0
+    max_norms: tuple[int, ...] = ()
     noise_multiplier: Fraction | None = None
     noise_kind: NoiseKind = NoiseKind.DISCRETE_GAUSSIAN
     l2_bounds: tuple[int, ...] = ()
@@ -218,6 +218,7 @@ class InsecureEnclaveSession:
             form=setup.form,
             accumulation=setup.accumulation,
             oldest=setup.oldest,
+            max_norms=setup.max_norms,
             noise_multiplier=setup.noise_multiplier,
             noise_kind=setup.noise_kind,
             l2_bounds=setup.l2_bounds,

@@ -31,9 +31,11 @@ from secagg.wire import MessageKind, Reader, Writer
 NO_AUTHORITY: Final = bytes(IDENTITY_KEY_BYTES)
 _MAXIMUM_TASK_BYTES: Final = 256
 _MAXIMUM_LAYOUT_BYTES: Final = 1 << 21
-_MAXIMUM_TABLE_BYTES: Final = 1 << 28
+MAXIMUM_TABLE_BYTES: Final = 1 << 28
 _DIGEST_BYTES: Final = 32
 _ENTRY_BYTES: Final = 4
+_MOST_BOUNDED_BITS: Final = 32
+"""Widest ring whose values are measured exactly in floats of halves."""
 _MAXIMUM_OLDEST: Final = (1 << 10) - 1
 _MAXIMUM_TABLES: Final = 1 << 16
 """Limit on tables in all segments together, and on variances and bounds: what a message may allocate before it is
@@ -106,6 +108,10 @@ class EnclaveConfiguration:
     oldest: int = 0
     """How many versions behind the buffer's model the model of an upload may be; older ones are refused."""
     noise: Noise | None = None
+    max_norms: tuple[int, ...] = ()
+    """The largest norm of one client's values for each ring segment, in its steps, and 0 for none; longer values are
+    scaled down. Where it is given, clients seal vectors to the enclave, which adds them itself.
+    """
     codeword_bound: int = 0
     """The largest norm of the codewords that one client chooses, in the steps of the tables; 0 for none. Longer choices
     count as the least codewords.
@@ -130,6 +136,7 @@ class EnclaveConfiguration:
         require_integer("maximum_cohort", self.maximum_cohort, self.minimum_cohort, (1 << 32) - 1)
         require_integer("oldest", self.oldest, 0, _MAXIMUM_OLDEST)
         require_integer("expiry", self.expiry, 1, _LAST_SECOND)
+        self._check_norms()
         self._check_noise()
         self._check_rows()
         object.__setattr__(self, "released", self._released())
@@ -143,6 +150,27 @@ class EnclaveConfiguration:
         digest = hashlib.sha256(bind(Label.ENCLAVE_CONFIGURATION, encoded)).digest()
         object.__setattr__(self, "context", AttemptContext(digest))
 
+    def _check_norms(self) -> None:
+        if type(self.max_norms) is not tuple:
+            raise Misuse("max_norms are a tuple")
+        for norm in self.max_norms:
+            require_integer("a max_norm", norm, 0, (1 << 40) - 1)
+        if not self.max_norms:
+            return
+        if len(self.max_norms) != len(self.ring_segments) or not any(self.max_norms):
+            raise InvalidParameters(
+                f"{len(self.ring_segments)} ring segments need as many max_norms, one of them above 0; leave them out "
+                "where nobody is to be bounded"
+            )
+        self.layout.require_whole_steps()
+        rings = [segment.ring for segment in self.ring_segments]
+        is_narrow = any(ring.greatest < self.maximum_cohort for ring in rings)
+        if self.has_rows or is_narrow or max(ring.modulus_bits for ring in rings) > _MOST_BOUNDED_BITS:
+            raise InvalidParameters(
+                f"max_norms are for rings of up to {_MOST_BOUNDED_BITS} bits that hold the maximum cohort, without "
+                "rows of few clients; take other rings, or leave max_norms out"
+            )
+
     def _check_noise(self) -> None:
         if self.noise is None:
             if self.authority == NO_AUTHORITY:
@@ -153,6 +181,8 @@ class EnclaveConfiguration:
             return
         if len(self.noise.l2_bounds) != len(self.ring_segments):
             raise InvalidParameters(f"{len(self.ring_segments)} ring segments need as many L2 bounds")
+        if self.max_norms not in ((), self.noise.l2_bounds):
+            raise InvalidParameters("with noise max_norms are the L2 bounds that it was chosen for; give both alike")
         counted = sum(map(len, self.tables)) if self.form is ReleaseForm.DECODED_SUM else len(self.index_segments)
         if len(self.noise.variances) != len(self.ring_segments) + counted:
             raise InvalidParameters(
@@ -268,7 +298,10 @@ class EnclaveConfiguration:
         writer.integer(self.form, 1).integer(self.accumulation.value, 1)
         writer.fixed(tables_digest(self.tables), _DIGEST_BYTES)
         writer.integer(self.minimum_cohort, 4).integer(self.maximum_cohort, 4)
-        writer.integer(self.oldest, 2).integer(self.codeword_bound, 5).integer(self.expiry, 5)
+        writer.integer(self.oldest, 2).integer(len(self.max_norms), 2)
+        for norm in self.max_norms:
+            writer.integer(norm, 5)
+        writer.integer(self.codeword_bound, 5).integer(self.expiry, 5)
         if self.noise is None:
             return writer.integer(0, 1).finish()
         writer.integer(self.noise.kind.value, 1).integer(self.noise.releases_per_client, 4)
@@ -302,6 +335,7 @@ class EnclaveConfiguration:
                 minimum_cohort=reader.integer(4),
                 maximum_cohort=reader.integer(4),
                 oldest=reader.integer(2),
+                max_norms=tuple(reader.integer(5) for _ in range(reader.integer(2))),
                 codeword_bound=reader.integer(5),
                 expiry=reader.integer(5),
                 noise=_read_noise(reader),
@@ -337,19 +371,8 @@ def _require_named(digest: bytes, tables: Tables) -> Tables:
     return named
 
 
-def encode_start(configuration: EnclaveConfiguration) -> bytes:
-    """Return the request that starts an epoch: the configuration and its tables."""
-    writer = Writer(MessageKind.START_ENCLAVE).variable(configuration.encode(), MAXIMUM_CONFIGURATION_BYTES)
-    writer.integer(len(configuration.tables), 4)
-    for some in configuration.tables:
-        writer.integer(len(some), 4)
-        for table in some:
-            writer.variable(table.encode(), _MAXIMUM_TABLE_BYTES)
-    return writer.finish()
-
-
 def decode_start(request: bytes) -> EnclaveConfiguration:
-    """Read what ``encode_start`` has written, and refuse anything else."""
+    """Read the request that starts an epoch: the configuration and its tables."""
     reader = Reader(request, MessageKind.START_ENCLAVE)
     encoded, tables = reader.variable(MAXIMUM_CONFIGURATION_BYTES), _read_tables(reader)
     reader.finish()
@@ -365,7 +388,7 @@ def _read_tables(reader: Reader) -> Tables:
     for _ in range(_count(reader, _MAXIMUM_TABLES)):
         count = _count(reader, left)
         left -= count
-        tables.append(tuple(CodewordTable.decode(reader.variable(_MAXIMUM_TABLE_BYTES)) for _ in range(count)))
+        tables.append(tuple(CodewordTable.decode(reader.variable(MAXIMUM_TABLE_BYTES)) for _ in range(count)))
     return tuple(tables)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from threading import RLock
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ from secagg.privacy.noise import sample
 from secagg.session.certificates import Authority, SigningKey
 from secagg.wire import owned_bytes
 
+from .bounded import PieceReader
 from .buffer import BufferState, Entry, ReleaseRules
 from .configuration import EnclaveConfiguration, ReleaseForm, squared_norms
 from .histogram import HistogramAccumulator
@@ -44,6 +46,7 @@ from .messages import (
     mask_key,
     open_indices,
     proof_of,
+    read_piece,
     sealing_info,
     secret_bytes,
     uploads_digest,
@@ -115,6 +118,9 @@ class Enclave(Confined):
         self._mask_keys = list[Secret]()
         """Keys of the masks in the open buffer."""
         self._histograms = list[HistogramAccumulator]()
+        self._sums = list[RingVector]()
+        """Sums of the ring segments whose values this enclave scales and adds."""
+        self._reader: PieceReader | None = None
         self._releases = 0
         self._last_release = b""
 
@@ -130,9 +136,11 @@ class Enclave(Confined):
                 HistogramAccumulator(segment, self.configuration.maximum_cohort, self.configuration.accumulation)
                 for segment in self.configuration.index_segments
             ]
+            bounded = self.configuration.ring_segments if self.configuration.max_norms else ()
+            sums = [segment.ring.zeros(segment.length) for segment in bounded]
             self._rules.open(version, model_digest)
             self._last_release = b""
-            self._histograms = histograms
+            self._histograms, self._sums = histograms, sums
 
     def announce_model(self, version: int, model_digest: bytes) -> None:
         with self._lock:
@@ -159,16 +167,53 @@ class Enclave(Confined):
                 )
             with self._opened(upload) as secret:
                 self._rules.require_admissible(entry)
-                try:
-                    with Secret("upload_body", secret.expose()[PROOF_BYTES:]) as body:
-                        self._add(upload, body)
+                self._forget_reader()
+                body = Secret("upload_body", secret.expose()[PROOF_BYTES:])
+                if self.configuration.max_norms:
+                    self._reader = PieceReader(self.configuration, upload, entry, body, self._coins)
+                    return
+                with self._giving_up(), body:
+                    self._add(upload, body)
                     self._rules.enter(entry)
-                except PeerError:
-                    raise
-                except BaseException:
-                    # Part of the upload may have been counted; a sum with a part of somebody is not released.
-                    self.give_up_buffer()
-                    raise
+
+    def receive_piece(self, message: bytes) -> None:
+        """Take the next piece of the upload that was received last; after the last piece the first one comes again.
+
+        Raises:
+            PeerError: it is not what its client sealed. Before all were measured the upload is forgotten; afterwards
+                nothing has changed.
+        """
+        with self._lock, blaming(*from_server()):
+            reader = self._reader
+            if reader is None:
+                raise Misuse("no upload is being read; hand its sealed part in first")
+            number, sealed = read_piece(owned_bytes(message))
+            try:
+                with self._giving_up(), blaming(*self._rules.signer(reader.entry.client)):
+                    if reader.is_measured:
+                        reader.add(number, sealed, self._sums)
+                        if reader.is_done:
+                            self._rules.enter(reader.entry)
+                            self._forget_reader()
+                    elif reader.measure(number, sealed):
+                        # The indices are checked and counted before the first value is added.
+                        self._add(reader.upload, reader.body)
+                        self._rules.begin()
+            except PeerError:
+                if not self._rules.require_open().is_unfinished:
+                    self._forget_reader()
+                raise
+
+    @contextmanager
+    def _giving_up(self) -> Generator[None]:
+        """Give the buffer up if an addition breaks off: a sum with a part of somebody is not released."""
+        try:
+            yield
+        except PeerError:
+            raise
+        except BaseException:
+            self.give_up_buffer()
+            raise
 
     def release(self) -> bytes:
         """Release the open buffer, once; asked again, return the same bytes."""
@@ -249,7 +294,7 @@ class Enclave(Confined):
                     self._count(memoryview(opened))
             finally:
                 overwrite(opened)
-        if self.configuration.ring_segments:
+        if self.configuration.ring_segments and not self.configuration.max_norms:
             place = header.epoch, header.certificate.client, header.model.version
             self._mask_keys.append(mask_key(seed, self.configuration.suite, context, *place))
 
@@ -292,10 +337,13 @@ class Enclave(Confined):
     def _exact_vectors(self) -> Iterator[tuple[Combine, RingVector | Histogram]]:
         """Make the release without noise, each vector with the function that adds noise to it."""
         configuration, first_segment = self.configuration, 0
-        histograms, tables = iter(self._histograms), iter(configuration.tables)
+        histograms, tables, sums = iter(self._histograms), iter(configuration.tables), iter(self._sums)
         released, segments = iter(configuration.released.segments), configuration.layout.segments
         for segment, following in zip(segments, (*segments[1:], None), strict=True):
-            if isinstance(segment, RingSegment):
+            if isinstance(segment, RingSegment) and configuration.max_norms:
+                next(released)
+                yield add_into, next(sums)
+            elif isinstance(segment, RingSegment):
                 # The host takes masks from its own sum, and values taken from the masks stay in it.
                 masks = self._mask_sum(segment, first_segment)
                 first_segment += segment_count(segment.ring, segment.length)
@@ -335,9 +383,18 @@ class Enclave(Confined):
         for key in self._mask_keys:
             key.wipe()
         self._mask_keys.clear()
+        self._forget_reader()
+        for total in self._sums:
+            total[:] = 0
+        self._sums = []
         for histogram in self._histograms:
             histogram.wipe()
         self._histograms = []
+
+    def _forget_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.wipe()
+        self._reader = None
 
     def __repr__(self) -> str:
         return f"<Enclave {self.offer.epoch.hex()[:8]}, {self.state}>"

@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -34,8 +33,9 @@ from .configuration import EnclaveConfiguration
 EPOCH_BYTES: Final = 32
 DIGEST_BYTES: Final = 32
 SEED_BYTES: Final = 32
-_MAXIMUM_RECEIPT_BYTES: Final = 1 << 10
-_MAXIMUM_KEY_BYTES: Final = 1 << 12
+MAXIMUM_RECEIPT_BYTES: Final = 1 << 10
+MAXIMUM_KEY_BYTES: Final = 1 << 12
+PIECE_NUMBER_BYTES: Final = 4
 MOST_SEALED_INDICES: Final = 1 << 12
 """Packed indices of up to so many bytes are sealed with HPKE themselves, where no mask needs a seed."""
 
@@ -59,21 +59,8 @@ class EnclaveOffer:
 
     def encode(self) -> bytes:
         writer = Writer(MessageKind.ENCLAVE_OFFER).fixed(self.context.digest, CONTEXT_BYTES)
-        writer.fixed(self.epoch, EPOCH_BYTES).variable(self.sealing_key, _MAXIMUM_KEY_BYTES)
+        writer.fixed(self.epoch, EPOCH_BYTES).variable(self.sealing_key, MAXIMUM_KEY_BYTES)
         return writer.fixed(self.receipt_key, IDENTITY_KEY_BYTES).finish()
-
-    @classmethod
-    def decode(cls, message: bytes) -> EnclaveOffer:
-        reader = Reader(message, MessageKind.ENCLAVE_OFFER)
-        context, epoch = AttemptContext(reader.fixed(CONTEXT_BYTES)), reader.fixed(EPOCH_BYTES)
-        offer = cls(
-            context=context,
-            epoch=epoch,
-            sealing_key=reader.variable(_MAXIMUM_KEY_BYTES),
-            receipt_key=reader.fixed(IDENTITY_KEY_BYTES),
-        )
-        reader.finish()
-        return offer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +186,12 @@ def _packed_bytes(configuration: EnclaveConfiguration) -> int:
     return sum(segment.payload_bytes for segment in configuration.index_segments)
 
 
+def read_piece(message: bytes) -> tuple[int, memoryview]:
+    """Return the number of a piece and its sealed values."""
+    reader = Reader(message, MessageKind.SEALED_PIECE)
+    return reader.integer(PIECE_NUMBER_BYTES), reader.rest()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
     """Receipt of a release, signed by the enclave: one for each buffer."""
@@ -229,23 +222,6 @@ class Receipt:
         writer.integer(self.contributors, 8).integer(self.releases, 8)
         return writer.fixed(self.released_digest, DIGEST_BYTES).fixed(self.signature, SIGNATURE_BYTES).finish()
 
-    @classmethod
-    def decode(cls, message: bytes) -> Receipt:
-        """Read the canonical encoding; ``VerifiedEnclave.verify_receipt`` says whether it is true."""
-        reader = Reader(message, MessageKind.RELEASE_RECEIPT)
-        receipt = cls(
-            context=AttemptContext(reader.fixed(CONTEXT_BYTES)),
-            epoch=reader.fixed(EPOCH_BYTES),
-            buffer=reader.integer(8),
-            uploads_digest=reader.fixed(DIGEST_BYTES),
-            contributors=reader.integer(8),
-            releases=reader.integer(8),
-            released_digest=reader.fixed(DIGEST_BYTES),
-            signature=reader.fixed(SIGNATURE_BYTES),
-        )
-        reader.finish()
-        return receipt
-
 
 def uploads_digest(upload_ids: list[bytes]) -> bytes:
     """Return the digest of a set of uploads that a receipt holds."""
@@ -257,7 +233,8 @@ class BufferRelease:
     """Output of the enclave for one buffer.
 
     A ring segment of the aggregate is the sum of the masks, less the noise, for the host to take from its sum
-    of masked vectors. The others are the enclave's decoded sums or counts, with their noise.
+    of masked vectors; with ``max_norms`` it is the sum itself. The others are the enclave's decoded sums or counts,
+    with their noise.
     """
 
     receipt: Receipt
@@ -265,14 +242,8 @@ class BufferRelease:
     """Encoded, as the receipt's digest has it."""
 
     def encode(self) -> bytes:
-        writer = Writer(MessageKind.BUFFER_RELEASE).variable(self.receipt.encode(), _MAXIMUM_RECEIPT_BYTES)
+        writer = Writer(MessageKind.BUFFER_RELEASE).variable(self.receipt.encode(), MAXIMUM_RECEIPT_BYTES)
         return writer.borrowed(self.aggregate).finish()
-
-    @classmethod
-    def decode(cls, message: bytes) -> BufferRelease:
-        reader = Reader(message, MessageKind.BUFFER_RELEASE)
-        receipt = Receipt.decode(reader.variable(_MAXIMUM_RECEIPT_BYTES))
-        return cls(receipt=receipt, aggregate=bytes(reader.rest()))
 
 
 # --- What one seed and the two signing keys give ----------------------------------------------------------------------
@@ -280,7 +251,7 @@ class BufferRelease:
 PROOF_BYTES: Final = 16
 TAG_BYTES: Final = 16
 _KEY_BYTES: Final = 32
-_NONCE_BYTES = 12
+GCM_NONCE_BYTES: Final = 12
 
 
 def mask_key(  # noqa: PLR0913, PLR0917 -- what a mask is bound to
@@ -307,22 +278,10 @@ def proof_of(
     return own_key.agreed(peer_key, PROOF_BYTES, Label.ENCLAVE_PROOF, header_digest, culprits=culprits)
 
 
-def seal_indices(seed: Secret, header_digest: bytes, packed: bytes | memoryview) -> memoryview:
-    """Encrypt packed indices under a key that follows from the sealed seed; bound to the header like the seed itself.
-
-    Implements: [SP 800-38D] §7.1.
-    """
-    sealed = np.empty(len(packed) + TAG_BYTES, dtype=np.uint8).data
-    with _indices_key(seed, header_digest) as key:
-        # Safe because: the nonce is fixed, and the key follows from the seed and the header of one upload.
-        AESGCM(key.expose()).encrypt_into(bytes(_NONCE_BYTES), packed, header_digest, sealed)
-    return sealed
-
-
 def open_indices(
     seed: Secret, header_digest: bytes, sealed: bytes | memoryview, *, culprits: Iterable[Party]
 ) -> bytearray:
-    """Decrypt what ``seal_indices`` made; the caller overwrites it.
+    """Decrypt packed indices; the caller overwrites it.
 
     Implements: [SP 800-38D] §7.2.
     Raises:
@@ -330,13 +289,36 @@ def open_indices(
     """
     opened = bytearray(len(sealed) - TAG_BYTES)
     try:
-        with _indices_key(seed, header_digest) as key:
-            AESGCM(key.expose()).decrypt_into(bytes(_NONCE_BYTES), sealed, header_digest, opened)
+        with indices_key(seed, header_digest) as key:
+            AESGCM(key.expose()).decrypt_into(bytes(GCM_NONCE_BYTES), sealed, header_digest, opened)
     except InvalidTag:
         overwrite(opened)
         raise AuthenticationFailed(culprits=culprits) from None
     return opened
 
 
-def _indices_key(seed: Secret, header_digest: bytes) -> Secret:
+def piece_key(seed: Secret, context: AttemptContext, epoch: bytes, client: ClientId, version: int) -> Secret:
+    """Return the key of an upload's pieces; the header's digest is over them, and cannot be part of it."""
+    parts = (context.digest, epoch, client.encode(), version.to_bytes(8, "big"))
+    return expand("piece_key", _KEY_BYTES, seed, Label.ENCLAVE_PIECE_KEY, *parts)
+
+
+def open_piece(key: Secret, number: int, sealed: bytes | memoryview, *, culprits: Iterable[Party]) -> bytearray:
+    """Decrypt one piece of an upload's vectors; the caller overwrites it.
+
+    Implements: [SP 800-38D] §7.2.
+    Raises:
+        AuthenticationFailed: the piece was altered, or belongs to another number or upload.
+    """
+    opened = bytearray(max(0, len(sealed) - TAG_BYTES))
+    try:
+        AESGCM(key.expose()).decrypt_into(number.to_bytes(GCM_NONCE_BYTES, "big"), sealed, None, opened)
+    except (InvalidTag, ValueError):
+        overwrite(opened)
+        raise AuthenticationFailed(culprits=culprits) from None
+    return opened
+
+
+def indices_key(seed: Secret, header_digest: bytes) -> Secret:
+    """Return the key of an upload's indices, where they are not in its one seal."""
     return expand("indices_key", _KEY_BYTES, seed, Label.ENCLAVE_INDICES_KEY, header_digest)

@@ -103,15 +103,18 @@ class EnclaveService(Confined):
             kind = message_kind(request)
             if kind is MessageKind.START_ENCLAVE:
                 return self._start(decode_start(request))
-            read = None if kind is MessageKind.SEALED_UPLOAD else _read_bare(request, kind)
+            of_client = MessageKind.SEALED_UPLOAD, MessageKind.SEALED_PIECE
+            read = None if kind in of_client else _read_bare(request, kind)
         if kind is MessageKind.DESTROY_ENCLAVE:
             self.destroy()
-            return _done()
+            return Writer(MessageKind.ENCLAVE_DONE).finish()
         if self._enclave is None:
             raise Misuse("no epoch runs here; start one with a configuration first")
         match kind, read:
             case MessageKind.SEALED_UPLOAD, _:
                 self._enclave.receive(request)
+            case MessageKind.SEALED_PIECE, _:
+                self._enclave.receive_piece(request)
             case MessageKind.RELEASE_BUFFER, _:
                 return self._enclave.release()
             case MessageKind.OPEN_BUFFER, ModelStamp() as model:
@@ -120,7 +123,7 @@ class EnclaveService(Confined):
                 self._enclave.announce_model(model.version, model.digest)
             case _:
                 self._enclave.give_up_buffer()
-        return _done()
+        return Writer(MessageKind.ENCLAVE_DONE).finish()
 
     def _start(self, configuration: EnclaveConfiguration) -> bytes:
         self.destroy()
@@ -147,11 +150,6 @@ def encode_attested_offer(offer: EnclaveOffer, evidence_format: str, document: b
     writer = Writer(MessageKind.ATTESTED_OFFER).variable(offer.encode(), MAXIMUM_OFFER_BYTES)
     writer.variable(evidence_format.encode(), MAXIMUM_WORD_BYTES)
     return writer.variable(document, MAXIMUM_DOCUMENT_BYTES).finish()
-
-
-def _done() -> bytes:
-    """Return the answer to a request that was carried out."""
-    return Writer(MessageKind.ENCLAVE_DONE).finish()
 
 
 def request_limit(configuration: EnclaveConfiguration | None) -> int:

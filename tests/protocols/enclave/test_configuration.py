@@ -23,6 +23,7 @@ from secagg.errors import (
 )
 from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
+from secagg.protocols.enclave.remote_enclave import encode_start
 from secagg.protocols.enclave.trusted import configuration as configuration_module
 from secagg.protocols.enclave.trusted.configuration import (
     NO_AUTHORITY,
@@ -31,7 +32,6 @@ from secagg.protocols.enclave.trusted.configuration import (
     Noise,
     ReleaseForm,
     decode_start,
-    encode_start,
 )
 
 LAYOUT = Layout((RingSegment(20, 6), IndexSegment(3, 4), RingSegment(7, 2)), b"v" * 32)
@@ -100,7 +100,7 @@ def test_the_encoding_is_the_documented_one() -> None:
         b"SAGG\x01" + number(32, 2),
         framed(b"a task") + b"\x01" + b"a" * 32 + framed(LAYOUT.encode()),
         b"\x01\x02" + hashlib.sha256(b"secagg/1/codeword-tables" + framed(digests)).digest(),
-        number(3, 4) + number(9, 4) + number(2, 2) + number(0, 5) + number(1_800_000_000, 5),
+        number(3, 4) + number(9, 4) + number(2, 2) + number(0, 2) + number(0, 5) + number(1_800_000_000, 5),
     ]
     variances = [(5, 1), (7, 2), (9, 1), (1, 4)]
     noise = b"\x02" + number(6, 4) + number(4, 4) + number(2, 4)
@@ -189,6 +189,10 @@ EDGES: dict[str, tuple[list[Any], list[Any]]] = {
     "maximum_cohort": ([3, 1 << 20], [2, 0, 1 << 32, 9.0, None]),
     "expiry": ([1, 253402300799], [0, -1, 253402300800, (1 << 40) - 1, 1 << 40, 1.5, None]),
     "codeword_bound": ([0, 7, (1 << 40) - 1], [-1, 1 << 40, 7.0, True, None]),
+    "max_norms": (
+        [(), (7, 0), (1, (1 << 40) - 1)],
+        [(0, 0), (7,), (1, 2, 3), [7, 0], (-1, 7), (1 << 40, 7), (True, 7), (7.0, 7), None],
+    ),
     "oldest": ([0, 1, 1023], [-1, 1024, (1 << 16) - 1, 1.0, True, None]),
     "tables": (
         [TABLES],

@@ -35,14 +35,8 @@ from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.contract.codewords import CodewordTable
 from secagg.errors import InternalError, InvalidParameters, MalformedMessage, Reason
 from secagg.privacy.kinds import NoiseKind
-from secagg.protocols.enclave.remote_enclave import RemoteEnclave
-from secagg.protocols.enclave.trusted.configuration import (
-    EnclaveConfiguration,
-    Noise,
-    ReleaseForm,
-    decode_start,
-    encode_start,
-)
+from secagg.protocols.enclave.remote_enclave import RemoteEnclave, encode_start
+from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise, ReleaseForm, decode_start
 from secagg.protocols.enclave.trusted.process import SIMULATED, EnclaveService, serve
 from secagg.session.frames import decode_refusal, receive_frame, send_frame
 from secagg.simulation.insecure_coins import InsecureSeededCoins

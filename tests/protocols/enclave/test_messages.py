@@ -15,6 +15,8 @@ from secagg.crypto.secret import Secret
 from secagg.errors import MalformedMessage, Misuse, PeerError
 from secagg.identifiers import AttemptContext, ClientId
 from secagg.parameters import Suite
+from secagg.protocols.enclave.client import read_offer
+from secagg.protocols.enclave.server import read_release
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, ReleaseForm
 from secagg.protocols.enclave.trusted.messages import (
     BufferRelease,
@@ -79,11 +81,11 @@ RELEASE = BufferRelease(receipt=RECEIPT, aggregate=b"an aggregate").encode()
 def test_a_release_holds_one_whole_receipt() -> None:
     for length in range(len(RELEASE) - len(b"an aggregate")):
         with pytest.raises(MalformedMessage):
-            BufferRelease.decode(RELEASE[:length])
+            read_release(RELEASE[:length])
     for receipt in (RECEIPT.encode() + b"\0", RECEIPT.encode()[:-1], b"r" * 1025):
         message = Writer(MessageKind.BUFFER_RELEASE).variable(receipt, 2000).finish()
         with pytest.raises(PeerError):
-            BufferRelease.decode(message)
+            read_release(message)
 
 
 @pytest.mark.parametrize("suite", Suite)
@@ -183,6 +185,6 @@ def test_the_digest_of_a_model_has_32_bytes(digest: Any) -> None:
 
 
 def test_nothing_stands_behind_an_offer() -> None:
-    assert EnclaveOffer.decode(OFFER.encode()) == OFFER
+    assert read_offer(OFFER.encode()) == OFFER
     with pytest.raises(MalformedMessage):
-        EnclaveOffer.decode(OFFER.encode() + b"\0")
+        read_offer(OFFER.encode() + b"\0")

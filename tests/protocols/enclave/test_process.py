@@ -34,10 +34,11 @@ from secagg.protocols.enclave.remote_enclave import (
     RemoteEnclave,
     SimulatedJudge,
     decode_attested_offer,
+    encode_start,
 )
-from secagg.protocols.enclave.trusted.configuration import encode_start
+from secagg.protocols.enclave.server import read_release
 from secagg.protocols.enclave.trusted.enclave import Enclave
-from secagg.protocols.enclave.trusted.messages import BufferRelease, EnclaveOffer, ModelStamp
+from secagg.protocols.enclave.trusted.messages import EnclaveOffer, ModelStamp
 from secagg.protocols.enclave.trusted.process import SIMULATED, EnclaveService, request_limit, serve
 from secagg.session.frames import decode_refusal, encode_refusal, receive_frame, send_frame
 from secagg.simulation.insecure_coins import InsecureSeededCoins
@@ -328,7 +329,7 @@ def test_a_malformed_request_is_refused_and_changes_nothing(host: RawHost, name:
         assert type(refusal) in (MalformedMessage, UnexpectedMessage)
         assert isinstance(refusal, PeerError)
         assert (refusal.reason, refusal.culprits) == (reason, frozenset({ServerId()}))
-    release = BufferRelease.decode(host.ask(RELEASE))
+    release = read_release(host.ask(RELEASE))
     trusted.verify_receipt(release.receipt)
     assert release.receipt.contributors == 3
 
@@ -377,7 +378,7 @@ def test_a_frame_may_come_byte_by_byte_and_requests_may_come_ahead(host: RawHost
     for request in (opening(1), opening(0, MessageKind.ANNOUNCE_MODEL), *uploads, RELEASE):
         send_frame(host.socket, request)
     assert [host.answer() for _ in range(8)] == [DONE] * 8
-    assert BufferRelease.decode(host.answer()).receipt.contributors == 6
+    assert read_release(host.answer()).receipt.contributors == 6
 
 
 def test_an_error_that_nobody_thought_of_ends_the_epoch_and_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

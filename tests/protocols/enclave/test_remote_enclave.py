@@ -28,8 +28,13 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId, Party, ServerId
 from secagg.protocols.enclave.attestation import Evidence, EvidenceFormat
-from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave, SimulatedEvidence, decode_attested_offer
-from secagg.protocols.enclave.trusted.configuration import encode_start
+from secagg.protocols.enclave.remote_enclave import (
+    EnclaveLost,
+    RemoteEnclave,
+    SimulatedEvidence,
+    decode_attested_offer,
+    encode_start,
+)
 from secagg.protocols.enclave.trusted.process import SIMULATED, EnclaveService, encode_attested_offer
 from secagg.session.frames import REFUSALS, decode_refusal, encode_refusal, receive_frame
 from secagg.simulation.insecure_coins import InsecureSeededCoins

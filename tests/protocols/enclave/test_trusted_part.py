@@ -62,7 +62,7 @@ FRAMES = "secagg.session.frames"
 OUTSIDE_OF_THE_PROCESS = {
     *("argparse", "ctypes", "pathlib", "platform", "resource", "select", "signal", "socket", "sys", "time", "types")
 }
-MOST_OWN_LINES = 1_060
+MOST_OWN_LINES = 1_120
 MOST_LINES_AROUND = 262
 MOST_CORE_LINES = 2_180
 
