@@ -22,6 +22,7 @@ from secagg.privacy.kinds import clip_into, squared_norm
 from secagg.training import rounds as rounds_module
 from secagg.training.configuration import AttackKind
 from secagg.training.driver import Cell, Grid, sweep
+from secagg.training.parts import TrainedClient
 from training_attacks import configuration
 
 _PLAIN: Final[Any] = rounds_module.Run.encode
@@ -55,14 +56,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     norms, bound = list[int](), 0
 
-    def encode(run: rounds_module.Run, trained: rounds_module.TrainedClient, number: int) -> rounds_module.Encoded:
+    def encode(run: rounds_module.Run, trained: TrainedClient, number: int) -> rounds_module.Encoded:
         encoded: rounds_module.Encoded = _PLAIN(run, trained, number)
         if not bound:
             norms.append(norm_of(encoded.payload))
             return encoded
         return replace(encoded, payload=bounded(encoded.payload, bound))
 
-    rounds_module.Run.encode = encode  # type: ignore[method-assign]
+    rounds_module.Run.encode = encode  # type: ignore[method-assign, assignment]
     usual = 0
     for times in (0.0, *options.times):
         bound = round(times * usual)
