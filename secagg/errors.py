@@ -114,8 +114,6 @@ class Reason(StrEnum):
     """A client was in as many releases as its privacy budget allows. Attribution: the client, or who asked it again."""
     BUFFER_FULL = "buffer_full"
     """A sum holds as many uploads as it may. Attribution: nobody, or the host that handed over another."""
-    WEIGHTS_UNEVEN = "weights_uneven"
-    """One weight dominates a sum, which would tell much of one client. Attribution: nobody."""
     ONE_HOT_REFUTED = "one_hot_refuted"
     """An upload is not one vote in every block. Attribution: its client, or the server that opened it."""
     SERVERS_DISAGREE = "servers_disagree"

@@ -3,7 +3,7 @@
 A consumer (a command, a training driver, a platform's plug-in) names a protocol and needs nothing deeper:
 
     entry = find("enclave")
-    settings = entry.settings(maximum_weight=3)
+    settings = entry.settings(minimum_cohort=3)
     with closing(entry.simulate(settings, coins=SystemCoins(), clock=now)) as world:
         session = world.open(subject, invited)
         client = world.member(client_id).join(subject, update)

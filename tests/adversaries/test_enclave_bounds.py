@@ -15,6 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from secagg import aggregate
 from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegment
 from secagg.crypto.ring import Ring
 from secagg.errors import AuthenticationFailed, InvalidParameters, MalformedMessage, Misuse, PeerError, Reason
@@ -394,3 +395,13 @@ def test_an_altered_piece_is_found_by_the_host() -> None:
     message[-1] ^= 1
     with pytest.raises(AuthenticationFailed):
         session.host.receive(bytes(message))
+
+
+def test_one_call_sums_with_a_bound() -> None:
+    updates = {name: np.full(1000, 0.001) for name in range(7)} | {7: np.full(1000, -1.0)}
+    free = aggregate(updates, clip=1.0, protocol="enclave")
+    held = aggregate(updates, clip=1.0, protocol="enclave", max_norms=(4_000,))
+    assert np.asarray(free.mean).max() < -0.12
+    assert np.abs(np.asarray(held.mean)).max() < 0.002
+    with pytest.raises(InvalidParameters, match="has no setting 'max_norms'"):
+        aggregate(updates, clip=1.0, max_norms=(4_000,))
