@@ -331,6 +331,6 @@ def _configuration(path: Path) -> Iterator[str]:
     yield f"task {shown.task!r}, suite {shown.suite.value}, {shown.mode.name.lower()}; T0 {shown.context.digest.hex()}"
     yield f"authority {shown.authority.hex()}"
     yield from (f"server {index} signs with {key.hex()}" for index, key in enumerate(shown.server_keys))
-    yield f"{shown.minimum_cohort} to {shown.maximum_cohort} clients of weight {', '.join(map(str, shown.weights))}; "
+    yield f"{shown.minimum_cohort} to {shown.maximum_cohort} clients; "
     yield f"{shown.maximum_rejections} may be rejected; {lanes_of(shown)} counters and ring elements"
     yield f"expires {datetime.fromtimestamp(shown.expiry, UTC):%Y-%m-%d %H:%M:%S} UTC"

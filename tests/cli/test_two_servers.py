@@ -240,7 +240,7 @@ def test_every_file_says_what_it_holds_and_no_secret(
             assert bytes(seed.expose()).hex() not in private
     said = shown(capsys, configuration)
     assert IndexingSetup().configuration.context.digest.hex() in said
-    assert "2 to 20 clients of weight 1" in said
+    assert "2 to 20 clients; " in said
     assert "2 rounds of 1 tasks were begun" in shown(capsys, tmp_path / "journal" / "rounds.journal")
     for path in (tmp_path / "absent.journal", tmp_path / "absent", tmp_path / "absent.public", tmp_path / "s.keys"):
         assert shown(capsys, path).startswith("secagg: ")
