@@ -40,6 +40,7 @@ from secagg.session.registry import (
     ProtocolName,
     Simulation,
     find,
+    known_settings,
     planned_settings,
 )
 from secagg.session.roles import LateUpdate, Released, ServerSession, Subject, Update
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from secagg.protocols.one_message import Bounds
     from secagg.protocols.pairwise_mask import Topology
 
+MOST_NORM_STEPS: Final = (1 << 40) - 1
 USUAL_BITS: Final = 16
 MOST_EXAMPLES: Final = 1 << 30
 _NOTICEABLE: Final = 0.01
@@ -111,6 +113,7 @@ class CohortSettings(Settings, total=False):
     """Settings of the protocols, and of the cohort."""
 
     corrupted: int | None
+    max_norm: float | None
 
 
 # --- Rows that are withheld where few clients touched them ------------------------------------------------------------
@@ -216,6 +219,7 @@ class Session(Generic[Form]):
         exclude: Iterable[str] = (),
         dropped: int | None = None,
         corrupted: int | None = None,
+        max_norm: float | None = None,
         full: int | None = None,
         all_clients: int | None = None,
         at_least: int | None = None,
@@ -235,6 +239,8 @@ class Session(Generic[Form]):
             dropped: how many may leave on the way; by default one in twenty, and one of four or more where the protocol
                 takes one.
             corrupted: how many may work with the server; by default one in ten, which usual floors assume too.
+            max_norm: longest update that counts as it is; an enclave scales longer ones down, also those of malicious
+                clients, and sees every update to do so. Other protocols refuse it.
             full: how many examples count fully, where clients weigh by their examples: as much as examples / full, at
                 most 1 and at least 1/4, and 0 without any. By default every client weighs the same; with full=1 as
                 well, and the result says how many clients had any examples.
@@ -265,6 +271,8 @@ class Session(Generic[Form]):
             rounding=Rounding.STOCHASTIC,
         )
         entry.require_segments(codec.layout)
+        if max_norm is not None:
+            settings["max_norms"] = _norms(entry, max_norm, codec, weighs=full is not None)
         made = planned(entry, clients, dropped=dropped, corrupted=corrupted, settings=settings)
         kept, weighed = None, None
         if full is not None:
@@ -418,6 +426,24 @@ def require_cohort(clients: int, corrupted: int = 0) -> None:
             f"of {clients} clients {corrupted} may work with the server, which then sees what the other one sent: "
             f"invite {LEAST_COHORT + corrupted} or more, or say corrupted={clients - LEAST_COHORT} if you trust them"
         )
+
+
+def _norms(entry: ProtocolEntry, max_norm: float, codec: ScalarQuantization, *, weighs: bool) -> tuple[int, ...]:
+    """Return the norm of each ring segment in steps, where the protocol enforces one."""
+    if "max_norms" not in known_settings(entry):
+        raise InvalidParameters(
+            f"nobody enforces max_norm with {entry.name}, whose servers see no update alone: take protocol='enclave', "
+            "or clip updates before they are encoded, which only honest clients do"
+        )
+    length, step = codec.shape[0], codec.scales[0]
+    if not isinstance(cast("object", max_norm), Real) or not max_norm >= step * math.sqrt(length):
+        raise InvalidParameters(
+            f"max_norm is a number of at least {step * math.sqrt(length):.6g}, a step for each of {length} values; got "
+            f"{max_norm!r:.40}; take more bits, or a larger one"
+        )
+    steps = min(math.floor(max_norm / step), MOST_NORM_STEPS)
+    # Counts of examples have a ring of their own, whose values the enclave limits.
+    return (steps, 0) if weighs else (steps,)
 
 
 def planned(

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from secagg import aggregate
+from secagg import Session, aggregate
 from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegment
 from secagg.crypto.ring import Ring
 from secagg.errors import AuthenticationFailed, InvalidParameters, MalformedMessage, Misuse, PeerError, Reason
@@ -26,6 +26,7 @@ from secagg.protocols.enclave.server import piece_message
 from secagg.protocols.enclave.trusted import bounded
 from secagg.protocols.enclave.trusted.buffer import BufferState
 from secagg.protocols.enclave.trusted.process import EnclaveService
+from secagg.session.registry import ProtocolName
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, model_digest
 from tests.harness.made_secrets import Made, recorded
 
@@ -397,11 +398,22 @@ def test_an_altered_piece_is_found_by_the_host() -> None:
         session.host.receive(bytes(message))
 
 
-def test_one_call_sums_with_a_bound() -> None:
+@pytest.mark.parametrize("examples", [None, [5] * 8])
+def test_one_call_sums_with_a_bound(examples: list[int] | None) -> None:
     updates = {name: np.full(1000, 0.001) for name in range(7)} | {7: np.full(1000, -1.0)}
-    free = aggregate(updates, clip=1.0, protocol="enclave")
-    held = aggregate(updates, clip=1.0, protocol="enclave", max_norms=(4_000,))
+    free = aggregate(updates, clip=1.0, protocol="enclave", examples=examples)
+    held = aggregate(updates, clip=1.0, protocol="enclave", max_norm=0.1, examples=examples)
     assert np.asarray(free.mean).max() < -0.12
     assert np.abs(np.asarray(held.mean)).max() < 0.002
-    with pytest.raises(InvalidParameters, match="has no setting 'max_norms'"):
-        aggregate(updates, clip=1.0, max_norms=(4_000,))
+
+
+@pytest.mark.parametrize("protocol", ["pairwise", "one-message", "two-servers", "coded-mask"])
+def test_where_nobody_enforces_a_norm_it_is_refused_with_what_would(protocol: ProtocolName) -> None:
+    with pytest.raises(InvalidParameters, match=r"nobody enforces max_norm with .*take protocol='enclave'"):
+        Session.for_model(np.zeros(40), clients=10, clip=1.0, protocol=protocol, max_norm=3.0)
+
+
+@pytest.mark.parametrize("norm", [0, -1.0, 1e-6, float("nan"), "3"])
+def test_a_norm_below_a_step_for_each_value_is_refused_where_it_is_planned(norm: Any) -> None:
+    with pytest.raises(InvalidParameters, match="max_norm is a number of at least"):
+        Session.for_model(np.zeros(40), clients=10, clip=1.0, protocol="enclave", max_norm=norm)
