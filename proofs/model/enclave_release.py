@@ -107,15 +107,7 @@ def explore(setting: Setting) -> Report:
         following = list[tuple[Host, tuple[str, ...]]]()
         for host, trace in frontier:
             for name, act in calls:
-                after = Host(
-                    _copied(host.rules),
-                    host.buffer,
-                    host.version,
-                    host.released,
-                    host.is_destroyed,
-                    host.begun,
-                    host.has_part,
-                )
+                after = replace(host, rules=_copied(host.rules))
                 report.calls += 1
                 try:
                     act(after)
