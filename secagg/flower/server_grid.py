@@ -246,7 +246,7 @@ class SecAggGrid(Grid):
         session, means = carried(sent)
         self.failed.succeeded()
         self._rounds.say_of_bounds(means)
-        examples, metrics = self._rounds.examples(means), means.metrics
+        examples, metrics = means.examples, {**means.metrics, **means.trainings}
         reported = MetricRecord({weighted_by: examples, **metrics})
         if is_evaluation:
             content = RecordDict({"metrics": reported})
@@ -255,7 +255,9 @@ class SecAggGrid(Grid):
             model = arrays_of(self._rounds.model(session.task, means))
             whole = RecordDict({key: model, "metrics": reported})
             content = _legacy_content(key, model, metrics, examples) if is_legacy else whole
-        content[LEFT_RECORD] = ConfigRecord({**stages_said(self.stages)})
+        content[LEFT_RECORD] = ConfigRecord(
+            {**stages_said(self.stages), "sum": f"{means.contributors} clients, {means.counted.sentence}"}
+        )
         return session.replies(content)
 
     def _require_sum_suffices(self, strategy: object) -> None:

@@ -219,7 +219,7 @@ class SecureRounds:
                 raise
             return None
         self.failed.succeeded()
-        self._record({"contributors": means.contributors})
+        self._record({"contributors": means.contributors, **means.trainings})
         return means, model
 
     def keep(self) -> None:
@@ -342,7 +342,7 @@ class SecureModels(SecureRounds):
         else:
             means, changed = found
             metrics, changes = means.metrics or None, changes_of(means.tensors, sent, controls)
-            meta |= {"contributors": means.contributors, "examples": self.sessions.examples(means)}
+            meta |= {"contributors": means.contributors, "examples": means.examples, **means.trainings}
         if controls:
             meta[AlgorithmConstants.SCAFFOLD_CTRL_DIFF] = {
                 name.removeprefix(CONTROL): each for name, each in changes.items()

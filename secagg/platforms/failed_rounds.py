@@ -7,6 +7,7 @@ from typing import Final
 from secagg.errors import Misuse, SecAggError
 
 from . import LOG
+from .round_task import TooFewTrained
 from .settings import SecAggSettings
 
 FAILURES: Final = (SecAggError, ConnectionError)
@@ -46,7 +47,10 @@ class FailedRounds:
         if isinstance(error, Misuse) or not self._has_result:
             raise error
         self._in_a_row, self._retries = self._in_a_row + 1, 0
-        if self._on_failure == "stop":
+        if isinstance(error, TooFewTrained):
+            # Its sum was opened: another one of the same model, over other clients, would show an update.
+            LOG.error("the run stops with the last good model, since training failed at too many clients")
+        elif self._on_failure == "stop":
             LOG.error("the run stops with the last good model, as secagg-on-failure = 'stop' says")
         elif self._in_a_row > self._most:
             LOG.error("the run stops with the last good model: more than %d failed rounds in a row", self._most)

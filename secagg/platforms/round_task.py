@@ -192,6 +192,8 @@ def malformed(name: str) -> MalformedMessage:
 # --- The task of a round ----------------------------------------------------------------------------------------------
 
 _SEED_BYTES: Final = 32
+TRAINED: Final = "secagg-trained"
+FAILED: Final = "secagg-failed"
 _AT_BOUND: Final = 0.999
 """Share of the bound from which a mean counts as cut off."""
 _LIGHT: Final = float(LIGHTEST) * 1.25
@@ -233,6 +235,12 @@ class Means:
     def examples(self) -> int:
         """Total of examples, each client's at most secagg-full-weight; of clients where they weigh the same."""
         return self.contributors if self.counted.examples is None else self.counted.examples
+
+    @property
+    def trainings(self) -> dict[str, int]:
+        """Numbers of clients that trained and that failed to, where the sum has them, as a platform's result has it."""
+        trained = self.counted.trained
+        return {} if trained is None else {TRAINED: trained, FAILED: self.contributors - trained}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -504,9 +512,6 @@ class Rounds:
         stream = PublicStream(seed=self._seed, round_number=self._number, tensor_name=name, shape=(like.size,))
         drawn = np.frombuffer(stream.read(Label.PROBE_SIGNS, -(-like.size // 8)), dtype=np.uint8)
         return 1 - 2 * np.unpackbits(drawn, count=like.size).reshape(like.shape).astype(np.float64)
-
-    def examples(self, means: Means) -> int:
-        return means.examples
 
     def with_dtypes(self, sent: Arrays, task: str) -> dict[str, npt.NDArray[Any]]:
         """Return a model whose integers and booleans have the dtypes that the task's first such model had.

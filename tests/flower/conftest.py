@@ -33,7 +33,7 @@ _PORTS = iter(range(20_000 + os.getpid() * 97 % 10_000, 32_000))
 """Below those that the kernel gives to connections, of which one may come between the test and what it starts."""
 SIMULATED = frozenset(
     {
-        *("twin", "silent", "restarted", "fail_training", "active:drop_survivors", "statistics"),
+        *("twin", "silent", "restarted", "failing_rounds", "active:drop_survivors", "statistics"),
         *("enclave_served", "enclave_told", "two_restarted", "one_holder_killed", "active:low_threshold"),
     }
 )

@@ -323,3 +323,61 @@ def test_the_error_of_a_caller_without_a_strategy_is_its_own(folders: Path) -> N
     list(grid.send_and_receive(messages, timeout=60))
     with pytest.raises(SecAggError):
         grid.send_and_receive(inner.messages(MODEL), timeout=60)
+
+
+# --- Trainings that fail ----------------------------------------------------------------------------------------------
+
+
+def failing(nodes: range, from_round: int = 1) -> Train:
+    """Return training that fails at some nodes, as that of an app does which returns a part of the model."""
+    rounds = [0] * CLIENTS
+
+    def train(model: Any, node: int) -> dict[str, Any]:
+        rounds[node] += 1
+        trained = {**adding(0.125)(model, node), "metrics": {"loss": 1.0}}
+        return {"w": trained["w"]} if node in nodes and rounds[node] >= from_round else trained
+
+    return train
+
+
+@pytest.mark.parametrize("given", [{}, {"weighting": "examples", "full_weight": 10}])
+def test_failed_trainings_are_in_no_mean_and_in_the_result(folders: Path, given: dict[str, Any], log: Any) -> None:
+    inner = Nodes(folders, failing(range(3, 5)), lost=lambda _: False)
+    result = started(inner, strategy(), 1, settings(metrics="loss", **given))
+    # The mean of those that trained, and not three fifths of it.
+    assert np.abs(arrays_of(result)["w"] - MODEL["w"] - 0.25).max() < STEP
+    (metrics,) = result.train_metrics_clientapp.values()
+    assert metrics["loss"] == pytest.approx(1.0, abs=1e-3)
+    assert (metrics["secagg-trained"], metrics["secagg-failed"]) == (3, 2)
+    assert "training failed at 2 of 5 clients; their own logs say why" in log.text
+
+
+def test_the_reply_says_how_many_trained(folders: Path) -> None:
+    inner = Nodes(folders, failing(range(3, 5)), lost=lambda _: False)
+    messages = inner.messages(MODEL)
+    for message in messages:
+        message.content["config"] = inner.flwr.ConfigRecord({"server-round": 1})
+    (reply,) = grid_of(inner, settings()).send_and_receive(messages, timeout=60)
+    assert reply.content.config_records["secagg.left"]["sum"] == "5 clients, 3 of which trained"
+
+
+def test_a_round_in_which_nobody_trained_fails_the_run(folders: Path) -> None:
+    inner = Nodes(folders, failing(range(5)), lost=lambda _: False)
+    with pytest.raises(ThresholdNotMet, match="training failed at too many clients: of 5 uploads 0 of which trained"):
+        started(inner, strategy(), 3, settings())
+    assert set(inner.trained) == {1}
+
+
+@pytest.mark.parametrize("on_failure", ["skip", "retry"])
+@pytest.mark.parametrize(("least", "nodes"), [(1, range(5)), (4, range(3, 5))])
+def test_a_model_at_which_too_many_fail_is_not_sent_again_and_the_last_good_one_is_the_result(
+    folders: Path, on_failure: str, least: int, nodes: range, log: Any
+) -> None:
+    """A second sum of that model, over other clients, would show an update."""
+    inner = Nodes(folders, failing(nodes, 2), lost=lambda _: False)
+    result = started(inner, strategy(), 5, settings(on_failure=on_failure, minimum_trained=least))
+    assert max(inner.trained) == 2
+    assert inner.trained.count(2) == CLIENTS
+    assert np.abs(arrays_of(result)["w"] - MODEL["w"] - 0.375).max() < STEP
+    assert {n for n, record in result.train_metrics_clientapp.items() if SKIPPED in record} == {2, 3, 4, 5}
+    assert "the run stops with the last good model, since training failed at too many clients" in log.text

@@ -352,10 +352,10 @@ def test_what_is_smaller_than_a_step_is_kept_on_average_and_both_ends_are_warned
 def test_examples_beyond_the_full_weight_count_as_that(folders: Path, log: Any) -> None:
     inner, grid = begun(
         MemoryGrid(lenient(folders), lambda model, _: {**model, "metrics": {"num-examples": 2_000}}),
-        SecAggSettings(full_weight=1_000),
+        SecAggSettings(full_weight=1_024),
     )
-    assert inner.round(grid, MODEL)[1]["num-examples"] == CLIENTS * 1_000
-    assert "2000 examples count as 1000, since secagg-full-weight is 1000" in log.text
+    assert inner.round(grid, MODEL)[1]["num-examples"] == CLIENTS * 1_024
+    assert "2000 examples count as 1024, since secagg-full-weight is 1024" in log.text
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,7 @@ def test_why_clients_left_reaches_the_servers_log_as_a_code_and_no_more(
 ) -> None:
     inner, grid = begun(
         MemoryGrid(lenient(folders), lambda model, node: {**model, **(returned if node else {})}),
-        SecAggSettings(full_weight=1_000),
+        SecAggSettings(full_weight=1_024),
     )
     inner.round(grid, MODEL)
     assert "clients left with code" not in log.text, code
@@ -453,7 +453,8 @@ def test_metrics_of_evaluation_are_summed_on_request(folders: Path, protocol: st
     grid = grid_of(inner, chosen)
     arrays, metrics = inner.round(grid, MODEL, "evaluate")
     assert not arrays
-    assert metrics == {"num-examples": CLIENTS, "accuracy": pytest.approx(0.2, abs=1e-6)}
+    counts = {"num-examples": CLIENTS, "secagg-trained": CLIENTS, "secagg-failed": 0}
+    assert metrics == {**counts, "accuracy": pytest.approx(0.2, abs=1e-6)}
     assert "evaluation is not aggregated securely" not in log.text
     # The same model is trained afterwards.
     inner.train = adding(0.1)
@@ -672,7 +673,7 @@ def test_why_clients_left_is_in_the_reply(folders: Path, kind: str) -> None:
     grid = grid_of(inner, chosen)
     reply = next(iter(grid.send_and_receive(inner.messages(MODEL, kind))))
     told = {name: str(text) for name, text in reply.content.config_records["secagg.left"].items()}
-    assert list(told) == ["advertise keys", "share keys", "masked input", "unmasking"]
+    assert list(told) == ["advertise keys", "share keys", "masked input", "unmasking", "sum"]
     assert all("left" not in text for text in told.values())
     assert "secret" not in str(told)
 

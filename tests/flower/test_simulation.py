@@ -22,7 +22,16 @@ DROPPED = {
 
 
 SCENARIOS = [
-    *("twin", *DROPPED, "active:drop_survivors", "too_many_gone", "restarted", "rolled_back", "averaging"),
+    *(
+        "twin",
+        "failing_rounds",
+        *DROPPED,
+        "active:drop_survivors",
+        "too_many_gone",
+        "restarted",
+        "rolled_back",
+        "averaging",
+    ),
     *("private", "not_averaging", "hybrid", "clipped", "silent", "pruning", "one_holder_killed"),
     *("sparse", "active:sparse", "sparse_threshold"),
 ]
@@ -51,7 +60,21 @@ def test_a_run_agrees_with_plain_federated_averaging_within_the_error_of_quantiz
 
 def test_nothing_but_messages_of_the_protocol_leaves_a_client(outcomes: dict[str, Any]) -> None:
     assert outcomes["twin"]["names"] == ["secagg"]
-    assert set(outcomes["twin"]["metrics"]["1"]) == {"loss"}
+    assert set(outcomes["twin"]["metrics"]["1"]) == {"loss", "secagg-trained", "secagg-failed"}
+
+
+def test_rounds_and_trainings_that_fail_are_in_the_result_and_nothing_else_changes(outcomes: dict[str, Any]) -> None:
+    outcome = outcomes["failing_rounds"]
+    assert [set(outcome["metrics"][number]) for number in "123"] == [
+        {"loss", "secagg-trained", "secagg-failed"},
+        {"secagg-skipped"},
+        {"loss", "secagg-trained", "secagg-failed"},
+    ]
+    assert outcome["metrics"]["3"]["secagg-failed"] == 2
+    # The model of rounds 1 and 3, and of another phase, with its counter.
+    assert outcome["difference"] < 2**-14
+    assert outcome["steps"] == ["int64", 0]
+    assert outcome["error"].startswith("training failed at too many clients: of 8 uploads 0 of which trained")
 
 
 @pytest.mark.parametrize("name", ["fail_training", "refuse_training"])

@@ -225,6 +225,33 @@ def test_the_first_stage_waits_as_long_as_training_for_sites_whose_trainer_start
     assert waiting._first == FOR_EVER  # noqa: SLF001 -- as training without a limit
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("failing", [range(4, 6), range(1, 6)])
+def test_failed_trainings_are_in_no_mean_and_end_a_job_in_which_nobody_trains(
+    folder: Path, kind: type[SecureRounds], failing: range
+) -> None:
+    lab = Lab(folder, made(kind, 2), lambda *_: False)
+
+    def train(site: Site, model: FLModel) -> FLModel:
+        if site.number in failing:
+            raise RuntimeError("this site's data are missing")
+        return counting(site, model)
+
+    for site in lab.federation.sites.values():
+        site.train = train
+    outcomes = lab.run()
+    if len(failing) == SITES:
+        assert "training failed at too many clients" in lab.panics[0]
+        assert [each["round"] for each in outcomes] == [0]
+        assert SKIPPED in outcomes[0]
+        return
+    assert not lab.panics
+    assert [(each["secagg-trained"], each["secagg-failed"]) for each in outcomes] == [(3, 2)] * 2
+    # Those of sites 1 to 3.
+    assert np.abs(lab.saved[-1]["w"] - MODEL["w"] - 2 * 2 / 16).max() < 2 * STEP
+    assert lab.saved[-1]["count"].tolist() == [7]
+
+
 def test_an_aborted_job_skips_nothing(folder: Path) -> None:
     lab = Lab(folder, made(SecureFedAvg, 3), lambda number, task: number > 0 and task == "train" and abort())
 

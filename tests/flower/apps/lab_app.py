@@ -55,7 +55,7 @@ def train(message: Message, context: Any) -> Message:
     """Change the model, and report what is to be kept secret."""
     partition, number = context.node_config["partition-id"], int(str(message.content.config_records["config"][ROUND]))
     told = told_to(partition)
-    if told.get("do") == "fail":
+    if told.get("do") == "fail" and number in told.get("rounds", [number]):
         raise RuntimeError("this client's training crashes")
     if told.get("do") == "refuse":
         return Message(Error(0, "this client's training refuses"), reply_to=message)
@@ -84,12 +84,17 @@ def kind_of(message: Message) -> str:
     return "OFFER" if "terms" in record else message_kind(message_in(record_in(message.content))).name
 
 
+def is_round(told: dict[str, Any], message: Message) -> bool:
+    """Whether a scenario means this round; where it names rounds, the message is one of training."""
+    return "rounds" not in told or int(str(message.content.config_records["config"][ROUND])) in told["rounds"]
+
+
 def chaos(message: Message, context: Any, call_next: Any) -> Message:
     """Stand outside the mod, and do to its messages what the scenario says of this client."""
     if RECORD not in message.content.config_records:
         return answered(call_next(message, context))
     told = told_to(context.node_config["partition-id"])
-    at = told.get("at") == kind_of(message)
+    at = told.get("at") == kind_of(message) and is_round(told, message)
     match told.get("do") if at else None:
         case "raise":
             raise RuntimeError("this client crashes")

@@ -30,7 +30,7 @@ from lab_memory import MemoryGrid
 from lab_one_message import ONE_MESSAGE
 from lab_statistics import app
 from lab_strategies import Lenient, PlainTwin
-from lab_truth import expected, initial_model, mean_loss
+from lab_truth import change, counted, expected, initial_model, mean_loss
 from lab_two_servers import TWO_SERVERS, simulated, start_listening
 
 from secagg.contract import Layout, RingSegment
@@ -211,6 +211,35 @@ def twin(lab: Lab) -> dict[str, Any]:
     # Ledgers and latches stand in folders of their own, and hold no key.
     secure["keys_left"] = sum(path.stat().st_size for path in Path(os.environ[DIRECTORY_VARIABLE]).glob("*.*"))
     return secure
+
+
+def failing_rounds(lab: Lab) -> dict[str, Any]:
+    """Lose three nodes in the second round and two trainings in the third; then train on, and then nobody trains."""
+    lost = {p: {"at": "TRAIN", "do": "raise", "rounds": [2]} for p in (0, 1, 4)}
+    chaos: dict[int, dict[str, Any]] = lost | {p: {"do": "fail", "rounds": [3]} for p in (2, 3)}
+    settings = SecAggSettings(metrics="loss", stage_timeout=FOR_EVER, weighting="uniform")
+    first, metrics = lab.start(SecAggGrid(lab.grid, settings=settings), rounds=3, chaos=chaos)
+    # Another phase has another grid and strategy.
+    second, _ = lab.start(
+        SecAggGrid(lab.grid, settings=settings), strategy=strategies.FedAvgM(fraction_evaluate=0.0), model=first
+    )
+    everybody: dict[int, dict[str, Any]] = {p: {"do": "fail"} for p in range(lab.count)}
+    error = ""
+    try:
+        lab.start(SecAggGrid(lab.grid, settings=settings), chaos=everybody, model=second)
+    except SecAggError as raised:
+        error = str(raised)
+    who = (range(lab.count), [p for p in range(lab.count) if p not in (2, 3)], range(lab.count))
+    due = initial_model()["layer"].astype(np.float64)
+    for number, parties in zip((1, 3, 1), who, strict=True):
+        due += np.mean([change(p, number, "layer") for p in parties], axis=0)
+    steps = initial_model()["steps"] + sum(round(float(np.mean([counted(p) for p in parties]))) for parties in who)
+    return {
+        "metrics": metrics,
+        "difference": float(np.abs(second["layer"] - due).max()),
+        "steps": [str(first["steps"].dtype), int(second["steps"]) - int(steps)],
+        "error": error,
+    }
 
 
 def _dropped_at(kind: str, do: str = "raise") -> Callable[[Lab], dict[str, Any]]:
@@ -544,6 +573,7 @@ SCENARIOS: dict[str, Callable[[Lab], dict[str, Any]]] = {
     **ONE_MESSAGE,
     "two_other_models": lambda lab: other_models(lab, **simulated(lab)),
     "twin": twin,
+    "failing_rounds": failing_rounds,
     "drop_training": _dropped_at("TRAIN"),
     "fail_training": _dropped_at("TRAIN", "fail"),
     "refuse_training": _dropped_at("TRAIN", "refuse"),
