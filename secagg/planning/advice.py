@@ -30,6 +30,7 @@ from secagg.planning.costs import (
 )
 from secagg.privacy.accounting import ReleasePart, epsilon
 from secagg.privacy.client_noise import MOST_NOISE, clients_for, said_epsilon
+from secagg.privacy.guessing import said_guessable
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.rounding import bound_for_ring, unrounded_norm
 from secagg.protocols.pairwise_mask.plan import LARGEST_WHOLE_COMMITTEE, PairwiseSettings
@@ -149,6 +150,9 @@ def advice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
         corrupted = usual_corrupted(request.clients)
         modes = (PairwiseSettings(mode=mode, corrupted=corrupted) for mode in SecurityMode)
         yield f"Pairwise masks: {'; '.join(settings.stands(request.clients) for settings in modes)}."
+    sum_bits = request.bits + math.log2(request.clients)
+    if said := said_guessable(sum_bits=sum_bits, clients=request.clients, entropy=request.bits):
+        yield f"Warning: {said}."
 
 
 @cache

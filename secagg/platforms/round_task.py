@@ -41,6 +41,7 @@ from secagg.compression.model_update.summed_values import (
 from secagg.compression.model_update.weighting import LIGHTEST, Counted
 from secagg.compression.outside import outside_factory
 from secagg.compression.peak import LEAST_ALIKE
+from secagg.compression.scalar_quantization import ScalarQuantization
 from secagg.contract import Aggregate
 from secagg.crypto.entropy import Coins, SystemCoins
 from secagg.crypto.labels import Label, bind
@@ -53,6 +54,7 @@ from secagg.platforms.plugs import ServerSide, plug_of
 from secagg.platforms.schemes import COARSE, FINER, SchemeChoice, noise_settings
 from secagg.platforms.settings import AUTO, SUMS, SecAggSettings
 from secagg.privacy.client_noise import ClientNoise, noise_in
+from secagg.privacy.guessing import said_guessable
 from secagg.session.registry import find
 from secagg.session.roles import ServerSession, Subject
 
@@ -424,6 +426,7 @@ class Rounds:
             "this server learns the sums of updates and of the metrics that are named, the total of examples or the "
             "number of clients that trained, who takes part, and when each leaves, with one of two codes"
         )
+        self._say_of_guessing(update, clients)
         metrics = settings.evaluated_names if is_evaluation else settings.metric_names
         if not metrics:
             self.say_once(
@@ -434,6 +437,17 @@ class Rounds:
         full = 1 if is_evaluation else settings.full
         terms = replace(terms, weighted_by=weighted_by, full=full, metrics=metrics, joined=joined, lengths=lengths)
         return RoundTask(settings=settings, roster=self._roster, terms=terms, sent=sent, update=update, held=known.held)
+
+    def _say_of_guessing(self, update: ModelUpdate, clients: int) -> None:
+        """Warn where weighted sums of codes can determine all values; their bits are the most that values can have."""
+        lightest = float(LIGHTEST) if self.settings.full > 1 else 1.0
+        # No weights between these mix less than these two, in shares that have the same total.
+        mixing = clients * 4 * lightest / (1 + lightest) ** 2
+        for scheme in update.schemes.values():
+            if self.settings.full > 1 and isinstance(scheme, ScalarQuantization):
+                said = said_guessable(sum_bits=scheme.modulus_bits, clients=mixing, entropy=scheme.bits)
+                if said is not None:
+                    self.say_once(said, "guessing")
 
     def asked(self, update: ModelUpdate, sent: Arrays, *, clients: int, task: str, number: int) -> RoundTask:
         """Return the task of a round that sums something else than training, with ``sent`` in the place of a model."""

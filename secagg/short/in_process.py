@@ -12,18 +12,20 @@ from typing import Any, Final, Generic, TypeVar, Unpack, cast
 
 import numpy as np
 
+from secagg.compression.model_update.weighting import clamped_examples
 from secagg.contract import Layout, Payload, RingSegment
 from secagg.contract.layout import RowSegment, Segment
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT
+from secagg.privacy.guessing import min_entropy, mixing_clients, said_guessable
 from secagg.session.registry import ProtocolEntry, ProtocolName, find
 from secagg.session.roles import LateUpdate, Released, Subject, Update
 from secagg.session.run import Measured, run
 from secagg.simulation.rehearsal import spread_dropouts
 
-from .model_session import USUAL_BITS, CohortSettings, Form, Session, planned
+from .model_session import LOG, USUAL_BITS, CohortSettings, Form, Session, planned
 
 _TASK: Final = b"a sum in one process"
 Value = TypeVar("Value")
@@ -133,6 +135,8 @@ def aggregate(  # noqa: PLR0913 -- all but two have defaults
         for name, update in named.items()
     }
     clipped = sum(session.clipped(session.shapes.vector(update)) for update in named.values())
+    if weighing is not None:
+        _say_of_guessing(session, named, weighing)
     released, measured = simulated(session.entry, session.settings, subject, making, drop)
     names = dict(zip(_ids(named), named, strict=True))
     stages, in_sum = measured.figures[:-1], session.counted(released)
@@ -211,6 +215,15 @@ def _examples(
     if strange := [each for each in given.values() if isinstance(each, bool) or not hasattr(each, "__index__")]:
         raise InvalidParameters(f"a number of examples is an integer; got {strange[0]!r}")
     return {name: index(each) for name, each in given.items()}
+
+
+def _say_of_guessing(session: Session[Any], named: Mapping[Any, Any], weighing: Mapping[Any, int]) -> None:
+    """Warn where a weighted sum can determine all values; here their entropy can be measured."""
+    vectors = (np.clip(session.shapes.vector(update), -session.clip, session.clip) for update in named.values())
+    entropy = min(min_entropy(np.rint(np.nan_to_num(vector) / session.step).astype(np.int64)) for vector in vectors)
+    clients = mixing_clients(clamped_examples(one, session.full) for one in weighing.values())
+    if said := said_guessable(sum_bits=session.codec.modulus_bits, clients=clients, entropy=entropy):
+        LOG.warning("%s", said)
 
 
 def _ids(named: Collection[Any]) -> list[ClientId]:
