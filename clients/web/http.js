@@ -27,8 +27,10 @@ import { Refused, as, equal, hash, hex, integer, json, must, requireSubject, unh
  * @property {number} [patience] seconds to wait for a server that is lost
  * @property {(stage: Stage) => void} [onStage]
  * @property {(card: Card, isFull: boolean) => void} [onCard] full: another session is waited for
+ * @property {(progress: Progress) => void} [onProgress] called now and then while others are waited for
  */
 /** @typedef {{number: number, answer: Uint8Array, received: number, milliseconds: number}} Stage */
+/** How many clients are there, and seconds until the open stage is closed. @typedef {{present: number, secondsLeft: number | null}} Progress */
 /**
  * @typedef {object} Outcome
  * @property {boolean} isReleased whether a sum with this client's values was released, as the server says
@@ -45,7 +47,9 @@ const USUAL = Object.freeze({ pairwise: FLOORS, "one-message": HOLDER_FLOORS });
 /** Ask again after these: the server is busy, stopping, or behind a proxy that lost it. */
 const AGAIN = [408, 429, 500, 502, 503, 504];
 const [NOTHING_YET, FULL, LATE, OVER] = [204, 403, 409, 410];
-const PAUSE = { first: 50, longest: 5000 };
+const PAUSE = { first: 50, longest: 5000, progress: 2000 };
+/** Milliseconds after which a server has held a request back, so that the next one is no repetition. */
+const RESTED = 2000;
 /** Bytes at most: of a message, of any other answer, and of a sentence that is shown. */
 const MOST = { message: 2 ** 26, other: 2 ** 20, sentence: 400 };
 /** Milliseconds that a request takes at most, and bytes of its body each millisecond, at least. */
@@ -76,7 +80,7 @@ export async function contribute(url, values, options = {}) {
     id = await server.join(card, options);
     onCard(card, id === null);
     if (id !== null) break;
-    await server.pause(PAUSE.first);
+    await server.rest();
     card = await server.card(card.session);
   }
   let clamped = NOT_MADE;
@@ -89,6 +93,7 @@ export async function contribute(url, values, options = {}) {
   const client = card.protocol === "pairwise"
     ? await pairwiseClient(card, id, options, make)
     : oneMessageClient(card, id, options, make);
+  const watch = watched(server, options);
   try {
     const end = { ...endOf(await exchange(server, client, options), card), card };
     if (clamped !== NOT_MADE) return { ...end, clamped };
@@ -97,8 +102,22 @@ export async function contribute(url, values, options = {}) {
     server.leave();
     throw error;
   } finally {
+    watch.end();
     client.abort();
   }
+}
+
+/** Say how the session stands now and then, and leave it with the page. @param {Server} server @param {Options} options */
+function watched(server, { onProgress }) {
+  const gone = () => server.leave();
+  const timer = onProgress && setInterval(() => void server.progress().then((now) => now && onProgress(now)), PAUSE.progress);
+  globalThis.addEventListener?.("pagehide", gone);
+  return {
+    end: () => {
+      clearInterval(timer);
+      globalThis.removeEventListener?.("pagehide", gone);
+    },
+  };
 }
 
 /** Refuse a session of another kind than this client's. @param {Card} card @param {ArrayLike<number>} values @param {Options} options */
@@ -184,7 +203,7 @@ async function exchange(server, client, { onStage = () => {} }) {
   for (;;) {
     const message = await server.ask("GET", "/message");
     if (message.status === NOTHING_YET) {
-      await server.pause(PAUSE.first);
+      await server.rest();
       continue;
     }
     if (message.stage === null) return message;
@@ -198,7 +217,7 @@ async function exchange(server, client, { onStage = () => {} }) {
       const milliseconds = performance.now() - began;
       onStage({ number: stage, answer: kept, received: answered.length, milliseconds });
     } else {
-      await server.pause(4 * PAUSE.first);
+      await server.rest();
     }
     await server.ask("POST", `/answers/${stage}`, kept);
   }
@@ -272,6 +291,16 @@ class Server {
     this.authorization = "";
     this.path = "";
     this.spread = 0.5 + Math.random();
+    this.rested = Date.now();
+    this.rests = PAUSE.first / 2;
+  }
+
+  /** Pause after what brought no news, longer each time unless the server held the request back. */
+  async rest() {
+    const isQuick = Date.now() - this.rested < RESTED;
+    this.rests = isQuick ? Math.min(2 * this.rests, PAUSE.longest) : PAUSE.first;
+    await this.pause(this.rests);
+    this.rested = Date.now();
   }
 
   /** Wait; each client's pauses differ. @param {number} milliseconds */
@@ -285,7 +314,7 @@ class Server {
     for (;;) {
       const reply = await this.ask("GET", `/v1/session${query}`);
       if (reply.status === NOTHING_YET) {
-        await this.pause(PAUSE.first);
+        await this.rest();
         continue;
       }
       return readCard(new TextDecoder().decode(reply.bytes));
@@ -365,6 +394,19 @@ class Server {
       referrerPolicy: "no-referrer",
       ...more,
     });
+  }
+
+  /** How the session stands; null where that is not known. @returns {Promise<Progress | null>} */
+  async progress() {
+    try {
+      const signal = AbortSignal.timeout(PAUSE.longest);
+      const text = new TextDecoder().decode(await bodyOf(await this.#fetched("GET", "/progress", { signal }), MOST.sentence));
+      const { present, seconds_left } = json(text, "not_canonical");
+      const secondsLeft = Number.isFinite(seconds_left) ? seconds_left : null;
+      return Number.isSafeInteger(present) && present >= 0 ? { present, secondsLeft } : null;
+    } catch {
+      return null;
+    }
   }
 
   /** Say that this client is gone; whether that arrives makes no difference to it. */

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain, repeat
@@ -156,12 +157,49 @@ def test_a_tab_that_is_closed_has_dropped_out_and_the_next_sum_begins(town: Any,
     assert card["protocol"] == "pairwise"
 
 
+def test_a_tab_that_leaves_before_the_others_came_gives_its_seat_back(town: Any, browser: Any) -> None:
+    """And a sum that fails is followed by the next, in which the visitors who stayed take part by themselves."""
+    url = town.serve("--page")
+    tabs = [tab_of(browser, url) for _ in range(4)]
+    for tab in tabs:
+        draw(tab)
+    tabs[0].click("#send")
+    tabs[0].get_by_text("1 of up to 3 visitors are here. This step ends in").wait_for(timeout=LONG)
+    began = time.monotonic()
+    tabs[0].goto("about:blank")
+    for tab in tabs[1:]:
+        tab.click("#send")
+    for tab in tabs[1:]:
+        tab.wait_for_selector("body[data-ended=yes]", timeout=LONG)
+        assert tab.inner_text("#say") == "the sum of 3 clients was released"
+    assert time.monotonic() - began < 30
+    # A visitor that has sent something is missed by its sum alone.
+    with tabs[1].expect_request("**/answers/1", timeout=LONG):
+        tabs[1].route("**/answers/1", lambda _: None)
+        for tab in tabs[1:]:
+            tab.evaluate("document.getElementById('send').click()")
+    tabs[1].goto("about:blank")
+    tabs[2].get_by_text("You take part in the next sum: stay here.").wait_for(timeout=LONG)
+    tabs[1].unroute_all()
+    tabs[1].goto(url)
+    draw(tabs[1])
+    tabs[1].click("#send")
+    for tab in tabs[1:]:
+        tab.wait_for_selector("body[data-ended=yes]", timeout=LONG)
+        assert tab.inner_text("#say") == "the sum of 3 clients was released"
+    assert time.monotonic() - began < 60
+
+
 def test_the_page_is_drawn_by_keyboard_and_asks_nowhere_else(town: Any, browser: Any) -> None:
     url = town.serve("--page")
     tab = browser.new_context(viewport={"width": 400, "height": 800}, color_scheme="dark").new_page()
     asked = list[str]()
     tab.on("request", lambda request: asked.append(request.url))
     tab.goto(url)
+    # On a phone the drawing fills the width, and its button is on the first screen.
+    assert tab.locator("#drawing").bounding_box()["width"] >= 320
+    button = tab.locator("#send").bounding_box()
+    assert button["y"] + button["height"] <= 800
     tab.focus("#drawing")
     for key in ("ArrowLeft", "ArrowUp", " "):
         tab.keyboard.press(key)

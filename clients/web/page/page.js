@@ -23,6 +23,8 @@ const HEAD = { semi_honest: 15, active: 15 + 64 };
 const UPLOAD_STAGE = 2;
 /** The session that this tab took part in last. */
 let last = "";
+/** What ends the part that is being taken. @type {AbortController | null} */
+let current = null;
 /** Without a key each tab is a visitor with a drawing of its own, and neither outlives the tab. */
 const ofTab = new RoundLedger(inMemory());
 
@@ -83,6 +85,12 @@ function showCard(card, isFull, authority) {
       "authority that is not the server change that.";
 }
 
+/** @param {import("../http.js").Progress} progress @param {import("../http.js").Card} card */
+function showProgress({ present, secondsLeft }, { terms }) {
+  const time = secondsLeft === null ? "" : ` This step ends in ${Math.ceil(secondsLeft)} s at the latest.`;
+  element("progress").textContent = `${present} of up to ${terms.clients} visitors are here.${time}`;
+}
+
 /** @param {import("../http.js").Stage} stage @param {import("../http.js").Card} card */
 function showStage({ number, answer }, card) {
   showStages(number + 1);
@@ -105,43 +113,64 @@ function showOutcome({ isReleased, sentence, result }) {
   mean.setAttribute("aria-label", `The average of ${note}`);
 }
 
+/** Take part until there is a sum: one that ends without it is followed by the next. */
 async function takePart() {
   if (drawing.isEmpty) {
     say("Draw something first.");
     return;
   }
-  send.disabled = clear.disabled = drawing.isLocked = true;
+  current = new AbortController();
+  const { signal } = current;
+  clear.disabled = drawing.isLocked = true;
+  send.textContent = "Stop";
   delete document.body.dataset.ended;
-  show(seen, BLANK);
-  showStages(0);
-  /** @type {import("../http.js").Card} */
-  let card;
   try {
     const identity = await invitation;
-    const outcome = await contribute(location.origin, drawing.ink, {
-      identity,
-      ledger: identity ? new RoundLedger() : ofTab,
-      protocols: ["pairwise"],
-      after: last,
-      onCard: (given, isFull) => {
-        card = given;
-        showCard(given, isFull, identity?.authority);
-      },
-      onStage: (stage) => showStage(stage, card),
-    });
-    last = outcome.card.session;
-    showOutcome(outcome);
+    while (!(await takePartOnce(identity, signal)));
   } catch (error) {
     const isKnown = error instanceof Refused || error instanceof Left;
-    say(isKnown ? `Nothing more was sent: ${error.message}.` : "This browser cannot take part.");
-    if (!isKnown) throw error;
+    if (signal.aborted) say("You have stopped. Your drawing is still here.");
+    else say(isKnown ? `Nothing more was sent: ${error.message}.` : "This browser cannot take part.");
+    if (!isKnown && !signal.aborted) throw error;
   } finally {
-    send.disabled = clear.disabled = drawing.isLocked = false;
+    current = null;
+    clear.disabled = drawing.isLocked = false;
+    send.textContent = "Add my drawing";
+    element("progress").textContent = "";
     document.body.dataset.ended = "yes";
   }
 }
 
-send.addEventListener("click", () => void takePart());
+/**
+ * Whether there is a sum, or nothing to wait for.
+ * @param {import("../pairwise.js").Identity | undefined} identity @param {AbortSignal} signal
+ */
+async function takePartOnce(identity, signal) {
+  show(seen, BLANK);
+  showStages(0);
+  /** @type {import("../http.js").Card} */
+  let card;
+  const outcome = await contribute(location.origin, drawing.ink, {
+    identity,
+    ledger: identity ? new RoundLedger() : ofTab,
+    protocols: ["pairwise"],
+    after: last,
+    signal,
+    onCard: (given, isFull) => {
+      card = given;
+      showCard(given, isFull, identity?.authority);
+    },
+    onProgress: (progress) => showProgress(progress, card),
+    onStage: (stage) => showStage(stage, card),
+  });
+  const isSame = outcome.card.session === last;
+  last = outcome.card.session;
+  showOutcome(outcome);
+  if (!outcome.isReleased && !isSame) say(`${outcome.sentence}. You take part in the next sum: stay here.`);
+  return outcome.isReleased || isSame;
+}
+
+send.addEventListener("click", () => void (current ? current.abort() : takePart()));
 clear.addEventListener("click", () => drawing.clear());
 const link = /** @type {HTMLAnchorElement} */ (element("link"));
 link.href = link.textContent = location.origin + location.pathname;

@@ -396,3 +396,13 @@ test("what was under way when a message was refused leaves no secret behind", as
   await new Promise((resolve) => setTimeout(resolve, 100));
   assert.equal(client.neighbours.size + client.held.size, 0);
 });
+
+test("a server that has nothing new makes no client spin", async () => {
+  const stop = new AbortController();
+  const taking = take({ message: { status: 204, body: "" } }, { signal: stop.signal, patience: 60 });
+  await new Promise((resolve) => setTimeout(resolve, 2000));
+  assert.ok(heard.length < 15, `${heard.length} requests in two seconds`);
+  stop.abort();
+  await assert.rejects(taking);
+  assert.ok(heard.length < 16);
+});
