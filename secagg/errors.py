@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -175,6 +176,26 @@ class PeerError(SecAggError):
     def __init__(self, message: str, *, reason: Reason, culprits: Iterable[Party]) -> None:
         super().__init__(message, reason=reason)
         self.culprits = named(culprits)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Record of an error. An exception would keep the refused message in memory, in the frames of its traceback."""
+
+    reason: Reason
+    sentence: str
+    culprits: frozenset[Party] = NOBODY
+    stage: str = ""  # of the session
+    sender: Party | None = None  # of the message, as the transport authenticated it
+
+    @classmethod
+    def of(cls, error: SecAggError, *, stage: str = "", sender: Party | None = None) -> Fault:
+        """Return the record of an error."""
+        culprits = error.culprits if isinstance(error, PeerError) else NOBODY
+        return cls(error.reason, str(error), culprits, stage, sender)
+
+    def __str__(self) -> str:
+        return self.sentence
 
 
 def named(culprits: Iterable[Party]) -> frozenset[Party]:

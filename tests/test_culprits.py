@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.harness.house import report
 from tests.harness.named_parties import Library, check_culprits, literals_in, read_library
 
 pytestmark = pytest.mark.repository
@@ -74,3 +76,45 @@ def test_the_gate_finds_a_culprit_that_is_written_down(library: Library, line: s
 @pytest.mark.parametrize("line", RIGHT)
 def test_the_gate_lets_the_table_through(library: Library, line: str) -> None:
     assert not list(literals_in(ast.parse(MODULE.format(line)), library))
+
+
+def test_no_log_line_and_no_state_holds_an_error(repository: Path) -> None:
+    """An error keeps the refused message by its traceback; its sentence, or a ``Fault``, does not."""
+    report(
+        f"{file}:{line}: log str(...) of the error, and keep a Fault"
+        for file, tree in read_library(repository).modules.values()
+        # Simulated training refuses nothing, and raises its own errors again with their tracebacks.
+        if file.parts[0] != "training"
+        for line in errors_held(tree)
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "LOG.warning('%s', error)",
+        "self.log.error('%s: %s', 1, error)",
+        "self.failure = error",
+        "self.errors[1] = error",
+        "self.errors.append(error)",
+    ],
+)
+def test_the_gate_finds_an_error_that_is_held(line: str) -> None:
+    module = "try:\n    pass\nexcept ValueError as error:\n    {}"
+    assert [*errors_held(ast.parse(module.format(line)))]
+    safe = line.replace("error)", "str(error))") if "(" in line else f"{line}.with_traceback(None)"
+    assert not [*errors_held(ast.parse(module.format(safe)))]
+
+
+def errors_held(tree: ast.Module) -> Iterator[int]:
+    for handler in ast.walk(tree):
+        if isinstance(handler, ast.ExceptHandler):
+            for node in ast.walk(handler):
+                match node:
+                    case ast.Call(func=ast.Attribute(attr="info" | "warning" | "error" | "critical" | "append")):
+                        held = node.args
+                    case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
+                        held = [node.value]
+                    case _:
+                        held = []
+                yield from (each.lineno for each in held if isinstance(each, ast.Name) and each.id == handler.name)

@@ -15,10 +15,10 @@ from secagg.crypto.hpke import sealing_key, sealing_pair
 from secagg.crypto.ring import low_bits
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import (
+    Fault,
     InvalidParameters,
     MalformedMessage,
     Misuse,
-    PeerError,
     PeerMisbehaved,
     Reason,
     UnexpectedMessage,
@@ -69,7 +69,7 @@ class Held(Confined):
 class Client(Confined):
     """A client's side of one sum, against a server that follows the protocol and is curious; see ``ClientSession``."""
 
-    faults: tuple[PeerError, ...] = ()
+    faults: tuple[Fault, ...] = ()
     """None: a piece that does not open ends the session."""
 
     def __init__(

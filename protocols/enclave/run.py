@@ -35,7 +35,7 @@ def run(
         try:
             server.receive(client.client, upload)
         except PeerError as error:
-            _LOG.warning("the upload of %s is not taken: %s", client.client, error)
+            _LOG.warning("the upload of %s is not taken: %s", client.client, str(error))
     server.close_stage()
     # Release: once, at or above the minimum cohort; the host subtracts the masks, which hold the noise if there is any.
     return server.release()

@@ -47,7 +47,7 @@ def run(
                     sent(HolderId(position), request, answer)
                 server.receive(position, answer)
             except (KeyError, SecAggError) as error:
-                _LOG.warning("%s does not answer: %s", HolderId(position), error)
+                _LOG.warning("%s does not answer: %s", HolderId(position), str(error))
                 server.lose(position)
 
     # Every client speaks once, whenever it likes, and may leave: it gets the offer, and uploads.
@@ -59,7 +59,7 @@ def run(
                 sent(client.client, server.offer, upload)
             server.receive_upload(client.client, upload)
         except PeerError as error:
-            _LOG.warning("%s is left out: %s", client.client, error)
+            _LOG.warning("%s is left out: %s", client.client, str(error))
         # Holders check its shares, in batches of any size; bad dealers are named before the list is fixed.
         ask(server.deliver())
         server.settle()

@@ -14,7 +14,7 @@ from typing import Final
 from secagg.contract import Layout
 from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import require_capacity
-from secagg.errors import InternalError, InvalidParameters, PeerError, PeerMisbehaved, ThresholdNotMet
+from secagg.errors import Fault, InternalError, InvalidParameters, PeerError, PeerMisbehaved, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.privacy.client_noise import NO_NOISE, BudgetedNoise, ClientNoise, NoiseSettings
@@ -423,7 +423,7 @@ class Server(StagedServerSession[CheckedUpload]):
         return Released(
             aggregate=opened.aggregate,
             counted=opened.counted,
-            left_out={**tally.left_out, **tally.lost},
+            left_out={client: Fault.of(error) for client, error in (tally.left_out | tally.lost).items()},
             revealed=frozenset({opened.counted}),
             unbounded=opened.aggregate.layout.ring_positions,
         )
@@ -459,6 +459,6 @@ def ask_holders(tally: Tally, ask_all: AskAll, requests: dict[int, bytes]) -> No
                 tally.receive(position, answer)
                 missing.discard(position)
         except PeerError as error:
-            tally.faults.append(error)
+            tally.faults.append(error.with_traceback(None))
     for position in missing:
         tally.lose(position)

@@ -22,6 +22,7 @@ from secagg.crypto.secret import Confined, Secret
 from secagg.errors import (
     NOBODY,
     CapacityExceeded,
+    Fault,
     InternalError,
     InvalidParameters,
     Misuse,
@@ -204,7 +205,7 @@ class Client(Confined):
         self._step: Step | None = None
         self._configuration: SessionConfiguration | None = None
         self._answered: Answers = {}
-        self._faults = list[PeerError]()
+        self._faults = list[Fault]()
         self._process = os.getpid()
         self._lock = RLock()
         """Whether a kind was answered and the answer are one step, from whichever thread messages come."""
@@ -222,7 +223,7 @@ class Client(Confined):
         return self._state
 
     @property
-    def faults(self) -> tuple[PeerError, ...]:
+    def faults(self) -> tuple[Fault, ...]:
         """Unusable messages of neighbours; the server is told of seeds of edges, nobody of shares."""
         return tuple(self._faults)
 

@@ -33,7 +33,7 @@ from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.ring import RingVector, add_into, low_bits, reduce_into
 from secagg.crypto.secret import Confined, Secret, abandoned_on_error
 from secagg.crypto.shamir import check_value
-from secagg.errors import NOBODY, UNDECIDED, MalformedMessage, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.errors import NOBODY, UNDECIDED, Fault, MalformedMessage, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.fields import At, Field, Placed, fixed, sized
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, SessionContext
 from secagg.parameters import SecurityMode
@@ -324,7 +324,7 @@ class Masked(Confined):
 
 def mask_input(
     member: PairwiseMember, state: Shared, message: DeliveredShares, take: Callable[[], tuple[Payload, int]]
-) -> tuple[Masked | None, MaskedInput | Complaint, list[PeerError]]:
+) -> tuple[Masked | None, MaskedInput | Complaint, list[Fault]]:
     """Derive every mask, and upload the input under all of them.
 
     Implements: [BIK+17] Fig. 4, Round 2, client.
@@ -421,10 +421,10 @@ def _check_sharers(message: DeliveredShares, key_set: VerifiedKeySet) -> None:
         raise ThresholdNotMet(needed=configuration.threshold, present=holders, what="neighbours that shared keys")
 
 
-def _collect_seeds(state: Shared, entries: Mapping[int, SharesEntry], seeds: dict[int, Secret]) -> dict[int, PeerError]:
+def _collect_seeds(state: Shared, entries: Mapping[int, SharesEntry], seeds: dict[int, Secret]) -> dict[int, Fault]:
     """Fill in the seed of every edge, and return the faults of those that are unusable."""
     context, suite = state.key_set.roster.context, key_suite(state.key_set.roster.configuration.suite)
-    unusable = dict[int, PeerError]()
+    unusable = dict[int, Fault]()
     for neighbour, entry in entries.items():
         peer = state.key_set.advertisers[neighbour].keys
         if neighbour in state.edges:
@@ -437,12 +437,9 @@ def _collect_seeds(state: Shared, entries: Mapping[int, SharesEntry], seeds: dic
     return unusable
 
 
-def _recorded(error: PeerError, sender: ClientId, mode: SecurityMode) -> PeerError:
+def _recorded(error: PeerError, sender: ClientId, mode: SecurityMode) -> Fault:
     """Name who answers for an entry: its sender if it signed it, else the server and the way as well."""
-    error.culprits = said_by(sender, mode)
-    # A traceback would keep the frames alive in which the input and the seeds are.
-    error.__context__ = error.__cause__ = None
-    return error.with_traceback(None)
+    return Fault(error.reason, str(error), said_by(sender, mode), sender=sender)
 
 
 def _apply_masks(vector: MaskedVector, state: Shared, seeds: Mapping[int, Secret], threads: int) -> None:
@@ -461,7 +458,7 @@ def _apply_masks(vector: MaskedVector, state: Shared, seeds: Mapping[int, Secret
 
 def _open_entries(
     state: Shared, delivered: Mapping[int, DeliveredEntry], shares: dict[int, Secret]
-) -> tuple[dict[int, SharesEntry], list[PeerError]]:
+) -> tuple[dict[int, SharesEntry], list[Fault]]:
     """Fill in the shares that open; what does not is a missing share and a complaint, and excludes nobody.
 
     Raises:
@@ -470,7 +467,7 @@ def _open_entries(
     """
     roster, keys, key_set = state.key_set.roster, state.keys, state.key_set
     suite = key_suite(roster.configuration.suite)
-    entries, complaints = dict[int, SharesEntry](), list[PeerError]()
+    entries, complaints = dict[int, SharesEntry](), list[Fault]()
     for neighbour, item in delivered.items():
         advertiser = key_set.advertisers[neighbour]
         verify_delivered_entry(roster, neighbour, key_set.position, item, advertiser.identity)

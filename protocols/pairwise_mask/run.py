@@ -56,7 +56,7 @@ def run(  # noqa: PLR0913 -- all but two have defaults
                 answer = client.answer(message)
             except (PeerError, ThresholdNotMet) as error:
                 # It has overwritten its secrets and left; to the server it has dropped out.
-                _LOG.warning("%s leaves the session: %s", name, error)
+                _LOG.warning("%s leaves the session: %s", name, str(error))
                 del present[name]
                 continue
             if sent is not None:

@@ -46,7 +46,7 @@ def run(
             try:
                 server.receive(message, client.client)
             except PeerError as error:
-                _LOG.warning("%s does not take the upload of %s: %s", server.server, client.client, error)
+                _LOG.warning("%s does not take the upload of %s: %s", server.server, client.client, str(error))
         if held % BATCH == 0:
             check(zero, one, one.waiting()[-BATCH:])
     # One server may by now have received what it had not received before.

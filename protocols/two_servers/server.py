@@ -32,6 +32,7 @@ from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import (
     UNDECIDED,
+    Fault,
     InvalidParameters,
     Misuse,
     PeerError,
@@ -492,8 +493,8 @@ class Server(StagedServerSession[tuple[Upload, bytes]]):
             try:
                 self._decide()
             except SecAggError as error:
-                # It is not the fault of the last sender; the round ends with it.
-                self._failure = error
+                # It is not the fault of the last sender, whose upload its traceback would keep; the round ends with it.
+                self._failure = error.with_traceback(None)
 
     def _next(self) -> None:
         if self._failure is not None:
@@ -532,7 +533,7 @@ class Server(StagedServerSession[tuple[Upload, bytes]]):
         return Released(
             aggregate=aggregate,
             counted=counted,
-            left_out=dict[ClientId, SecAggError](left_out),
+            left_out={client: Fault.of(error) for client, error in left_out.items()},
             revealed=frozenset({counted}),
             # A client that is not checked votes as often as it likes.
             unbounded=subject.layout.ring_positions

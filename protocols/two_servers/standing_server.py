@@ -260,7 +260,7 @@ class StandingServer(Confined):
                 with blaming(*between_servers()):
                     return self._obey(request)
             except SecAggError as error:
-                _LOG.warning("server 1 refuses: %s", error)
+                _LOG.warning("server 1 refuses: %s", str(error))
                 return encode_refusal(error)
         except Exception as error:  # noqa: BLE001 -- logged, and the round ends
             # Nobody has thought of this error, so nobody can say that the rest of the round is in order.

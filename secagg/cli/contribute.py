@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from secagg.crypto.secret import Secret
-    from secagg.errors import PeerError
+    from secagg.errors import Fault
     from secagg.identifiers import ClientId
     from secagg.platforms.floors import NodeSettings
     from secagg.platforms.keys import ClientIdentity
@@ -198,7 +198,7 @@ class _PluggedSession:
         self._session: ClientSession | None = None
 
     @property
-    def faults(self) -> tuple[PeerError, ...]:
+    def faults(self) -> tuple[Fault, ...]:
         return () if self._session is None else self._session.faults
 
     def answer(self, message: bytes) -> bytes:

@@ -188,7 +188,7 @@ async def _follow(options: argparse.Namespace, server: SumServer, sums: _Sum, he
         try:
             await server.run(held.session, held.card, keep=partial(_keep, options, held))
         except (SecAggError, ConnectionError) as error:
-            _LOG.warning("a session ended without a sum: %s", error)
+            _LOG.warning("a session ended without a sum: %s", str(error))
         held = sums.held(held.card.round_number + 1)
 
 

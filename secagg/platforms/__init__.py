@@ -72,7 +72,7 @@ def code_of(error: Exception) -> Left:
 def log_leaving(error: Exception) -> None:
     """Say why a client leaves, in its own log alone."""
     if isinstance(error, SecAggError | OSError):
-        LOG.warning("this client left the round: %s", error)
+        LOG.warning("this client left the round: %s", str(error))
     else:
         LOG.error("this client left the round: a message could not be read", exc_info=error)
 

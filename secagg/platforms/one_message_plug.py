@@ -144,7 +144,7 @@ class StandingHolders:
             time.sleep(_PAUSE)
 
     def _log(self, position: int, error: Exception) -> None:
-        LOG.warning("%s does not answer: %s", self._named([position]), error)
+        LOG.warning("%s does not answer: %s", self._named([position]), str(error))
 
     def _named(self, positions: Iterable[int]) -> str:
         return ", ".join(f"{HolderId(position)} at {self._sockets[position]}" for position in sorted(positions))

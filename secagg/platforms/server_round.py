@@ -111,7 +111,7 @@ class ServerRound(ABC, Generic[Node]):
                         blamed = ", ".join(map(str, fault.culprits)) or "nobody for certain"
                         LOG.warning("%s (to blame: %s)", fault, blamed)
         except (SecAggError, ConnectionError) as error:
-            LOG.error("round %d failed, and nothing of it was learned: %s", self.task.terms.round_number, error)
+            LOG.error("round %d failed, and nothing of it was learned: %s", self.task.terms.round_number, str(error))
             raise
 
     def _run_stages(self, session: ServerSession) -> None:
@@ -187,7 +187,7 @@ class ServerRound(ABC, Generic[Node]):
         except SecAggError as error:
             count.refused += 1
             culprits = ", ".join(map(str, error.culprits)) if isinstance(error, PeerError) else ""
-            LOG.warning("node %s is left out: %s%s", node, error, f" (to blame: {culprits})" if culprits else "")
+            LOG.warning("node %s is left out: %s%s", node, str(error), f" (to blame: {culprits})" if culprits else "")
             return
         self._nodes[client] = node
         self._answered.add(node)

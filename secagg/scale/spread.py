@@ -404,7 +404,7 @@ class SpreadSum:
         try:
             objects.remove()
         except Exception as error:  # noqa: BLE001 -- an opened sum is not lost to leftovers
-            _LOG.warning("remove the rest of a sum from %s yourself: %s", self._nothing.storage, error)
+            _LOG.warning("remove the rest of a sum from %s yourself: %s", self._nothing.storage, str(error))
 
 
 @contextmanager

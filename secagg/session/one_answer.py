@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from secagg.blame import from_server
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import NOBODY, Misuse, PeerError, Reason, UnexpectedMessage, blaming
+from secagg.errors import NOBODY, Fault, Misuse, Reason, UnexpectedMessage, blaming
 from secagg.identifiers import ClientId
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class OneStageClientSession(Confined, ABC):
     """A client session of one answer."""
 
-    faults: tuple[PeerError, ...] = ()
+    faults: tuple[Fault, ...] = ()
     """None: no other client sends this one anything."""
 
     def __init__(self, client: ClientId, subject: Subject, update: LateUpdate | None, suspended: Secret | None) -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from secagg.contract.layout import Layout, Payload
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import Misuse, PeerError, Reason, SecAggError
+from secagg.errors import Fault, Misuse, Reason
 from secagg.identifiers import ClientId
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class Released:
 
     aggregate: Aggregate  # in the subject's layout, or in what an enclave decodes that to
     counted: frozenset[ClientId]
-    left_out: Mapping[ClientId, SecAggError]  # whose uploads were received and are not in the sum, and why
+    left_out: Mapping[ClientId, Fault]  # whose uploads were received and are not in the sum, and why
     revealed: frozenset[frozenset[ClientId]]  # the sets whose sums the server learned; {counted} if all went well
     unbounded: tuple[int, ...]  # segments of the subject's layout in which nobody holds a client to any length
     receipt: bytes = b""  # what shows others that the release is genuine, where the protocol has that
@@ -208,7 +208,7 @@ class ServerSession(Protocol):
         """Clients that may still answer; None while a first stage is open to anybody."""
 
     @property
-    def faults(self) -> tuple[PeerError, ...]:
+    def faults(self) -> tuple[Fault, ...]:
         """Faults of clients and helpers so far, each with its culprits."""
         ...
 
@@ -252,7 +252,7 @@ class ClientSession(Protocol):
     def client(self) -> ClientId: ...
 
     @property
-    def faults(self) -> tuple[PeerError, ...]:
+    def faults(self) -> tuple[Fault, ...]:
         """Faults of other clients' messages; for this client's own log."""
         ...
 

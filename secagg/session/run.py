@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Final
 
 from secagg.crypto.secret import Secret
-from secagg.errors import InvalidParameters, Misuse, PeerError, SecAggError, UnexpectedMessage
+from secagg.errors import Fault, InvalidParameters, Misuse, PeerError, SecAggError, UnexpectedMessage
 from secagg.identifiers import ClientId
 from secagg.session.roles import ClientSession, Released, ServerSession, Stage, Turnout
 
@@ -109,7 +109,7 @@ class Measured:
         return self.session.turnout
 
     @property
-    def faults(self) -> tuple[PeerError, ...]:
+    def faults(self) -> tuple[Fault, ...]:
         return self.session.faults
 
     def message_to(self, client: ClientId) -> bytes | None:

@@ -320,7 +320,7 @@ def _hang_up(connection: socket.socket) -> None:
 
 
 def _log(number: int, error: Exception) -> None:
-    _LOG.warning("helper %d does not answer: %s", number, error)
+    _LOG.warning("helper %d does not answer: %s", number, str(error))
 
 
 class NumberedHelpers:

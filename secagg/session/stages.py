@@ -20,6 +20,7 @@ from typing import Generic, TypeVar
 from secagg.blame import Evidence, answered_twice, culprits, unverified
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import (
+    Fault,
     Misuse,
     PeerError,
     PeerMisbehaved,
@@ -69,7 +70,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
         self._heard = dict[ClientId, set[bytes]]()
         """The digests of the bytes of all answers that were taken, so that they are known again without being read."""
         self._out, self._is_over = set[ClientId](), False
-        self._faults = dict[tuple[object, str, Reason], PeerError]()
+        self._faults = dict[tuple[object, str, Reason], Fault]()
 
     # --- What a protocol gives ----------------------------------------------------------------------------------------
 
@@ -144,7 +145,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
         return self._stage
 
     @property
-    def faults(self) -> tuple[PeerError, ...]:
+    def faults(self) -> tuple[Fault, ...]:
         """Faults of clients and helpers so far, once for each name, stage and reason."""
         with self._lock:
             return tuple(self._faults.values())
@@ -227,11 +228,12 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
             self._waiting.discard(sender)
         return digest
 
-    def _record(self, *errors: PeerError, who: object = None) -> None:
+    def _record(self, *errors: PeerError, who: Party | None = None) -> None:
         """Keep faults; of those that name the same for the same reason in one stage, the first."""
         stage = self._stage.name if self._stage else ""
         for error in errors:
-            self._faults.setdefault((who or error.culprits, stage, error.reason), error)
+            fault = Fault.of(error, stage=stage, sender=who)
+            self._faults.setdefault((who or error.culprits, stage, error.reason), fault)
 
     def _is_in(self, client: ClientId) -> bool:
         if client in self._out:

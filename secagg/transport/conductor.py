@@ -14,7 +14,7 @@ from math import inf, isfinite
 from typing import Final, TypeVar
 
 from secagg.crypto.secret import Secret
-from secagg.errors import PeerError, SecAggError
+from secagg.errors import Fault, PeerError, SecAggError
 from secagg.identifiers import ClientId
 from secagg.session.roles import Released, ServerSession, Stage, Turnout
 from secagg.session.run import Metrics
@@ -199,7 +199,7 @@ class Conductor:
         self._received_bytes = self._sent_bytes = 0
         # How the session stood when it last did something: its operator waits for none of its work.
         self._awaited: frozenset[ClientId] | None = frozenset()
-        self._stage, self._faults = "", tuple[PeerError, ...]()
+        self._stage, self._faults = "", tuple[Fault, ...]()
 
     async def run(self, keep: Keep | None = None) -> Released:
         """Open and close stages until the sum is released and kept; clients are told only then.
@@ -526,7 +526,7 @@ class Conductor:
         try:
             self._session.receive(client, message)
         except PeerError as found:
-            # A traceback would keep the whole message as long as the session remembers the fault.
+            # Its traceback would keep the whole message for as long as this error is held.
             error = found.with_traceback(None)
         self._look()
         return error, self._session.turnout, client in (self._awaited or ())
@@ -549,7 +549,8 @@ class Conductor:
             return None
         except Exception as failed:  # noqa: BLE001 -- whatever it is
             if self._lost is None:
-                self._lost = failed
+                # Not its traceback, which keeps the message.
+                self._lost = failed.with_traceback(None)
             self._heard.set()
             return None
 

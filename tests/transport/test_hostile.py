@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
+import tracemalloc
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -457,3 +459,22 @@ def test_an_address_holds_no_password(url: str) -> None:
     with pytest.raises(InvalidParameters, match="neither a password nor a query") as caught:
         asyncio.run(part(url))
     assert "word@" not in str(caught.value)
+
+
+async def test_refused_answers_do_not_stay_in_memory() -> None:
+    """Of each client its fault stays, in the session, in what an operator is shown and in the log; 2 MiB do not."""
+    length = 2 << 20
+    limits = replace(quick_limits(), answer_bytes=length, memory=1 << 30)
+    async with holding(SumServer(limits=limits)) as (held, _):
+        assert await held.post(ONE, bytes(8)) == 422
+        gc.collect()
+        tracemalloc.start()
+        try:
+            for client in CLIENTS:
+                assert await held.post(client, answer_of(client, held.session)[:-1] + bytes(length >> 1)) == 422
+            gc.collect()
+            kept, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert len(held.session.faults) == len(CLIENTS) + 1
+        assert kept < length >> 1
