@@ -6,11 +6,12 @@ for the server and everything on the way to it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum, auto
 from typing import Final
 
 from secagg.errors import NOBODY, Misuse, Party
-from secagg.identifiers import ServerId
+from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import SecurityMode
 
 
@@ -96,3 +97,8 @@ def disputed(*parties: Party) -> frozenset[Party]:
 def said_by(sender: Party, mode: SecurityMode) -> frozenset[Party]:
     """Return who answers for content that passed the checks of its mode: in ``active`` its sender signed it."""
     return signed_by(sender) if mode is SecurityMode.ACTIVE else unverified(sender)
+
+
+def any_of(evidence: Evidence, senders: Iterable[ClientId]) -> frozenset[Party]:
+    """Return who the same evidence about several senders names."""
+    return frozenset[Party]().union(*(culprits(evidence, sender=sender) for sender in senders))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, ClassVar, Final, NamedTuple
 
-from secagg.blame import Evidence, answered_twice, culprits, unverified
+from secagg.blame import Evidence, answered_twice, any_of, unverified
 from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.labels import Label
 from secagg.errors import NOBODY, UNDECIDED, Misuse, PeerMisbehaved, Reason, ThresholdNotMet, blaming
@@ -153,17 +153,13 @@ class RoundRules:
         self.require(RoundState.COLLECTING)
         rejected = self.number_of(Standing.REJECTED)
         if rejected > self.maximum_rejections:
+            entries = ((self._entries[upload], standing) for upload, standing in self._standing.items())
+            refused = [entry.client for entry, standing in entries if standing is Standing.REJECTED]
             raise PeerMisbehaved(
                 f"{rejected} uploads were rejected, and maximum_rejections is {self.maximum_rejections}: their clients "
                 "or one of the servers attack the round, so it is given up",
                 reason=Reason.ONE_HOT_REFUTED,
-                culprits=frozenset().union(
-                    *(
-                        culprits(Evidence.REFUSED_HALF, sender=self._entries[upload_id].client)
-                        for upload_id, standing in self._standing.items()
-                        if standing is Standing.REJECTED
-                    )
-                ),
+                culprits=any_of(Evidence.REFUSED_HALF, refused),
             )
         counted = tuple(sorted(self.taken()))
         if len(counted) < self.minimum_cohort:

@@ -218,7 +218,7 @@ def answered(
         states = StateDirectory(folder, coins=SystemCoins())
         return answer(states)
     except SupersededError as error:
-        LOG.warning("%s", error)
+        LOG.warning("%s", str(error))
         raise
     except Exception as error:  # noqa: BLE001 -- what Flower raises where a server sent something unreadable
         if states is not None:

@@ -23,6 +23,8 @@ from .store import Store, named_in_memory
 DIGEST_BYTES: Final = 32
 NO_MODEL: Final = bytes(DIGEST_BYTES)
 _WORD_BYTES: Final = 4
+_OFFSET: Final = 1 << 63
+"""Numbers of 64 bits without a sign are stored as those with one, which SQLite has."""
 _BISECTS: Final = "sums under several would reveal single values; the server keeps it, or begins another task"
 NO_UPDATE: Final = bytes(DIGEST_BYTES)
 """Digest in the place of an update that is made for its session."""
@@ -141,7 +143,7 @@ class SpentUpdates(Confined):
             self.require_open(spent, is_repeat_allowed=is_repeat_allowed, maximum=maximum)
             rows.execute(
                 "INSERT INTO uploads VALUES (?, ?, ?, ?, ?)",
-                (self._data, spent.task, spent.number, spent.model, spent.update),
+                (self._data, spent.task, spent.number - _OFFSET, spent.model, spent.update),
             )
 
     def keep(self, task: bytes, bounds: Mapping[str, str], why: str = _BISECTS) -> None:
@@ -178,13 +180,11 @@ class SpentUpdates(Confined):
             return True
         # Without a key a client has any name that it is called by, and one sum may have the same values from several.
         others = "SELECT count(*) FROM uploads WHERE data != ? AND content = ? AND (task, number) != (?, ?)"
-        return self._is_one_folder and self._row(others, spent.update, spent.task, spent.number)[0] > 0
+        return self._is_one_folder and self._row(others, spent.update, spent.task, spent.number - _OFFSET)[0] > 0
 
     def _of_task(self, task: bytes) -> tuple[int, int]:
-        last, uploads = self._row(
-            "SELECT ifnull(max(number), -1), count(*) FROM uploads WHERE (data, task) = (?, ?)", task
-        )
-        return last, uploads
+        last, uploads = self._row("SELECT max(number), count(*) FROM uploads WHERE (data, task) = (?, ?)", task)
+        return -1 if last is None else last + _OFFSET, uploads
 
     def _row(self, statement: str, *arguments: bytes | int) -> Any:  # noqa: ANN401 -- of a database
         with self._store().transaction() as rows:

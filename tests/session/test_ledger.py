@@ -261,3 +261,14 @@ def test_an_upload_is_known_by_whole_digests() -> None:
             with pytest.raises(Misuse, match="32 bytes"):
                 ledger.charge(spoiled)
     assert ledger.count(FIRST.task) == 0
+
+
+def test_numbers_have_64_bits(tmp_path: Path) -> None:
+    """A server chooses them, and one that the database could not hold would end the client."""
+    tmp_path.chmod(0o700)
+    ledger = SpentUpdates(tmp_path)
+    for number in (0, (1 << 63) - 1, 1 << 63, (1 << 64) - 1):
+        ledger.charge(Spent(b"task", number))
+        assert ledger.last(b"task") == number
+        with pytest.raises(PeerMisbehaved):
+            ledger.charge(Spent(b"task", number))
