@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from secagg.blame import Evidence, culprits
+from secagg.blame import from_server
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
 from secagg.crypto.merkle import recover_root
@@ -35,6 +35,7 @@ from secagg.errors import (
     Reason,
     SecAggError,
     UnexpectedMessage,
+    blaming,
 )
 from secagg.identifiers import ClientId
 from secagg.session.certificates import SigningKey
@@ -186,7 +187,7 @@ class Holder(Confined):
             SecAggError: it is refused, and nothing has changed.
         """
         # One request at a time: two lists that are checked at once would both be free.
-        with self._lock:
+        with self._lock, blaming(*from_server()):
             return self._respond(request)
 
     def _respond(self, request: bytes) -> bytes:
@@ -202,9 +203,7 @@ class Holder(Confined):
             case MessageKind.ONE_MESSAGE_LIST | MessageKind.ONE_MESSAGE_CERTIFIED_LIST:
                 return self._promise(request)
             case kind:
-                raise UnexpectedMessage(
-                    expected="a request to a holder", received=kind.name, culprits=culprits(Evidence.REFUSED_REQUEST)
-                )
+                raise UnexpectedMessage(expected="a request to a holder", received=kind.name)
 
     def end(self) -> None:
         """Destroy the keys and all shares."""
@@ -467,7 +466,7 @@ def _uploads(upload_list: UploadList) -> tuple[bytes, ...]:
 
 
 def _wrong(sentence: str, reason: Reason) -> PeerMisbehaved:
-    return PeerMisbehaved(sentence, reason=reason, culprits=culprits(Evidence.REFUSED_REQUEST))
+    return PeerMisbehaved(sentence, reason=reason, culprits=UNDECIDED)
 
 
 class HeldShare(Confined):

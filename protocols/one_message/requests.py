@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, ClassVar, Final
 
-from secagg.blame import Evidence, culprits, said_by, unverified
+from secagg.blame import from_server, said_by, unverified
 from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.labels import Label, bind
 from secagg.errors import UNDECIDED, AuthenticationFailed, MalformedMessage, PeerMisbehaved, Reason, blaming
@@ -239,6 +239,4 @@ def verify_upload(
 
 def require_certificate(agreement: Agreement, upload_list: bytes, certified: CertifiedList) -> None:
     """Check that a quorum of holders signed a list."""
-    agreement.require_quorum(
-        certified.certificate, Label.ONE_MESSAGE_SIGNED_LIST, upload_list, culprits(Evidence.REFUSED_REQUEST)
-    )
+    agreement.require_quorum(certified.certificate, Label.ONE_MESSAGE_SIGNED_LIST, upload_list, from_server())

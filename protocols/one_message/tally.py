@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from secagg.blame import disputed, said_by, unverified
+from secagg.blame import answered_twice, disputed, said_by, unverified
 from secagg.contract import Aggregate
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
@@ -302,7 +302,7 @@ class Tally(Confined):
             raise PeerMisbehaved(
                 f"{sender} sent a second upload; the first counts",
                 reason=Reason.ALREADY_ANSWERED,
-                culprits=said_by(sender, self.agreement.record.mode),
+                culprits=answered_twice(sender, is_signed=self.agreement.record.mode is SecurityMode.ACTIVE),
             )
         if sender in self._taken:
             return

@@ -305,6 +305,8 @@ def _shifted(sums: bytes) -> bytes:
 
 # --- The cases --------------------------------------------------------------------------------------------------------
 
+UNBLAMED = ("below_floor", "parameter_out_of_range")
+"""Reasons of refusals that are no misbehaviour."""
 Cases = dict[str, tuple[Edit, str] | tuple[Edit, str, tuple[str, ...]]]
 
 
@@ -317,7 +319,7 @@ def _refused(takes: str, party: str, cases: Cases, blamed: tuple[str, ...] = (),
             party=party,
             edit=case[0],
             expect=case[1],
-            culprits=case[2] if len(case) > 2 else blamed,
+            culprits=case[2] if len(case) > 2 else () if case[1] in UNBLAMED else blamed,
             **rest,
         )
         for name, case in cases.items()
@@ -548,7 +550,7 @@ SECOND_LIST: Cases = {
     "second_list_of_an_upload": (listed(lambda entries: entries[1:]), "already_spent", THE_SERVER),
 }
 NEGATIVES = (
-    *_refused("offer", f"client/{FIRST}", OFFERS),
+    *_refused("offer", f"client/{FIRST}", OFFERS, THE_SERVER),
     *_refused(f"upload/{FIRST}", SERVER, UPLOADS, (f"client/{FIRST}", WAY)),
     *_refused(
         f"upload/{FIRST}",
@@ -564,10 +566,10 @@ NEGATIVES = (
         "holder/0",
         {"holder_is_asked_about_another_record": (flip(-1), "wrong_kind", THE_SERVER)},
     ),
-    *_refused("delivery/0", "holder/0", DELIVERIES),
-    *_refused("list", "holder/0", LISTS),
+    *_refused("delivery/0", "holder/0", DELIVERIES, THE_SERVER),
+    *_refused("list", "holder/0", LISTS, THE_SERVER),
     *_refused("list", "holder/0", SECOND_LIST, after=1),
-    *_refused("certified_list", "holder/0", CERTIFICATES),
+    *_refused("certified_list", "holder/0", CERTIFICATES, THE_SERVER),
     *_refused("greeting/0", SERVER, GREETINGS, HOLDER_OR_WAY),
     *_refused("receipt/0", SERVER, RECEIPTS, HOLDER_OR_WAY),
     *_refused("signature/0", SERVER, SIGNATURES, HOLDER_OR_WAY),
