@@ -262,13 +262,6 @@ WEAKENINGS = (
         f"{CASE}one other view, a committee of 3 of 5",
     ),
     Weakening(
-        "one message: the threshold of one answer",
-        "protocols/one_message/parameters.py",
-        "        return (2 * holders + corrupted) // 3 + packing\n",
-        "        return holders // 2 + packing\n",
-        f"{THRESHOLDS}::test_least_thresholds_are_the_premises_of_the_theorems",
-    ),
-    Weakening(
         "one message: the threshold of certified lists",
         "protocols/one_message/parameters.py",
         "    return corrupted + packing\n",
@@ -276,9 +269,9 @@ WEAKENINGS = (
         f"{THRESHOLDS}::test_a_threshold_or_quorum_below_the_premise_is_refused",
     ),
     Weakening(
-        "one message: a sum has one list, and an upload one sum",
+        "one message: an upload is on one list",
         "protocols/one_message/holder.py",
-        "        self._placements.require_free(terms.sum_id, upload_list.digest, _uploads(upload_list))\n",
+        "        self._require_free(upload_list)\n",
         "",
         f"{LISTS}::test_a_second_list_never_reaches_a_quorum",
     ),

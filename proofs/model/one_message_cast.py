@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import combinations
@@ -23,6 +23,7 @@ import ideal
 from indexing_cast import shallow, signing_key_of
 from secagg import fields
 from secagg.contract import Layout, Payload, RingSegment
+from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
 from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
@@ -30,12 +31,11 @@ from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.one_message import client as one_message_client
 from secagg.protocols.one_message import configuration, parameters, requests
 from secagg.protocols.one_message.client import Ledger, OneMessageMember
-from secagg.protocols.one_message.configuration import Agreement, Offer
+from secagg.protocols.one_message.configuration import Agreement, HolderSignature, Offer
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.holder import Holder
-from secagg.protocols.one_message.journal import Entry, Event, Journal
 from secagg.protocols.one_message.messages import Upload
-from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
+from secagg.protocols.one_message.parameters import FIELD
 from secagg.protocols.one_message.requests import DeliveredShare, Delivery, Listed, UploadList, verify_upload
 from secagg.protocols.one_message.session import plan_offer
 from secagg.protocols.one_message.sharing import Dealing, deal
@@ -45,7 +45,7 @@ from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 TASK, MODEL = b"a task", bytes([7]) * 32
-SUM_IDS = (b"the first sum...", b"the second sum..", b"the third sum...")
+ROUNDS = 3
 LAYOUT = Layout((RingSegment(20, 1),))
 CAPACITY = 8
 CROOKED = {8: "off its polynomial for the last holder", 9: "of two polynomials"}
@@ -53,7 +53,7 @@ CROOKED = {8: "off its polynomial for the last holder", 9: "of two polynomials"}
 
 
 class Name(NamedTuple):
-    """An upload: whose it is, for which sum or round, and whether the server made it up."""
+    """An upload: whose it is, for which round, and whether the server made it up."""
 
     client: int
     place: int
@@ -64,42 +64,6 @@ class Name(NamedTuple):
 
 
 Names = frozenset[Name]
-
-
-@dataclass
-class MemoryJournal(Journal):
-    """Records that outlast a process; what a class below this one loses, a crash loses."""
-
-    written: list[tuple[Event, tuple[bytes, ...]]] = field(default_factory=list[tuple[Event, tuple[bytes, ...]]])
-    fails: str = ""
-    """When the process ends in the midst of writing: ``before`` the record is on the disk, or ``after``."""
-
-    def append(self, event: Event, *parts: bytes) -> None:
-        """Write a record down."""
-        if self.fails != "before":
-            self.written.append((event, parts))
-        if self.fails:
-            raise OSError(self.fails)
-
-    def records(self) -> Iterator[Entry]:
-        """Return what was written before."""
-        return iter([Entry(event=event, parts=parts) for event, parts in self.written])
-
-    def erase(self) -> None:
-        """Forget everything."""
-        self.written.clear()
-
-    def copied(self) -> MemoryJournal:
-        """Return a journal in the same state."""
-        return type(self)(list(self.written))
-
-    def on_disk(self) -> MemoryJournal:
-        """Return what a process finds that starts again."""
-        return self.copied()
-
-    def remembered(self) -> list[tuple[Event, tuple[bytes, ...]]]:
-        """Return all that decides what comes."""
-        return self.written
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,27 +77,22 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The holders, their rule, and who uploads for which sums."""
+    """The holders, and who uploads for which rounds."""
 
     holders: int
     corrupted: int
     """As the authority signed it."""
-    rule: ThresholdRule
     packing: int = 1
     uploads: tuple[tuple[int, tuple[int, ...]], ...] = ((1, (0,)), (2, (0,)), (3, (0,)))
-    """Each client, and for which sums it uploads; under the rule ``certified`` they are rounds."""
+    """Each client, and for which rounds it uploads."""
     bad_clients: tuple[int, ...] = ()
     """Clients that work with the server; the cohort allows for them."""
     forged: tuple[tuple[int, int], ...] = ()
     """Uploads that the server makes up in others' names."""
     liars: int | None = None
     """How many holders do work with the server, if not as many as are allowed for."""
-    sums: int = 1
-    """How many names of sums the server gives to lists under the rule ``certified``."""
-    asked: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """The lists that holders are shown, as sums and clients, where not every list is tried."""
     at_once: bool = False
-    """Whether all shares for a sum or round come in one delivery; otherwise each comes by itself."""
+    """Whether all shares for a round come in one delivery; otherwise each comes by itself."""
 
     @property
     def lying(self) -> int:
@@ -152,7 +111,7 @@ class Setting:
 
 
 class Cast:
-    """One epoch, some sums in it, another configuration of the first, and the uploads that exist."""
+    """One epoch, some rounds in it, another configuration of the first, and the uploads that exist."""
 
     def __init__(self, setting: Setting, number: int = 1) -> None:
         """Begin the epoch."""
@@ -160,16 +119,14 @@ class Cast:
         self.authority = signing_key_of("authority")
         self.keys = [signing_key_of(f"holder {position}") for position in range(setting.holders)]
         count, corrupted, rho = setting.holders, setting.corrupted, setting.packing
-        is_certified = setting.rule is ThresholdRule.CERTIFIED
         record = configuration.EpochRecord(
             number=number,
             mode=SecurityMode.ACTIVE,
             suite=Suite.CLASSIC,
-            rule=setting.rule,
             corrupted=corrupted,
-            threshold=parameters.least_threshold(setting.rule, count, corrupted, rho),
+            threshold=parameters.least_threshold(corrupted, rho),
             packing=rho,
-            quorum=parameters.least_quorum(count, corrupted) if is_certified else 0,
+            quorum=parameters.least_quorum(count, corrupted),
             expiry=1 << 40,
             authority=self.authority.public_key,
             holders=tuple(
@@ -178,13 +135,13 @@ class Cast:
             ),
         )
         self.record = record.signed(self.authority)
-        self.begin(tuple(self.holder(position, MemoryJournal()).keys for position in range(count)))
+        self.begin(tuple(self.holder(position).keys for position in range(count)))
 
     def begin(self, announced: tuple[bytes, ...]) -> None:
         """Take the keys that the holders announce."""
         self.announced = announced
-        self.offers = tuple(self.offer(sum_id, place) for place, sum_id in enumerate(SUM_IDS))
-        self.elsewhere = self.offer(SUM_IDS[0], 0, CAPACITY + 1)
+        self.offers = tuple(map(self.offer, range(ROUNDS)))
+        self.elsewhere = self.offer(0, CAPACITY + 1)
         self.agreement: Agreement = self.offers[0].agree()
 
     @property
@@ -207,49 +164,56 @@ class Cast:
         """Return what a client trains for."""
         return Subject(task=TASK, round_number=round_number, layout=LAYOUT, capacity=capacity, model_digest=model)
 
-    def offer(self, sum_id: bytes, round_number: int, capacity: int = CAPACITY, model: bytes = MODEL) -> Offer:
-        """Return an offer of this epoch."""
-        return plan_offer(
+    def offer(self, round_number: int, capacity: int = CAPACITY, model: bytes = MODEL, above: int = 0) -> Offer:
+        """Return an offer of this epoch, with the receipts of all holders."""
+        offer = plan_offer(
             self.record,
             self.announced,
             self.subject(round_number, capacity, model),
-            sum_id=sum_id,
             capacity=capacity,
-            minimum_cohort=self.setting.cohort,
+            minimum_cohort=self.setting.cohort + above,
             corrupted_clients=len(self.setting.bad_clients),
         )
+        agreement, found = offer.agree(), list[HolderSignature]()
+        for position, key in enumerate(self.keys):
+            parts = position.to_bytes(2, "big"), offer.terms.digest
+            signature = agreement.sign(key, Label.ONE_MESSAGE_OFFER_RECEIPT, *parts)
+            found.append(HolderSignature(holder=position, signature=signature))
+        return replace(offer, receipts=tuple(found))
 
     # --- Holders ------------------------------------------------------------------------------------------------------
 
-    def holder(self, position: int, journal: Journal, root: Secret | None = None, nonce: bytes = b"") -> Holder:
-        """Start a holder, or start it again with its journal."""
-        fixed = hashlib.sha256(b"root %d" % position).digest()
+    def holder(self, position: int, start: int = 0) -> Holder:
+        """Start a holder; with each start it draws other coins."""
         return Holder(
             self.record,
             position,
-            root=root or Secret("holder root", fixed),
-            nonce=nonce or hashlib.sha256(fixed).digest(),
-            journal=journal,
+            coins=InsecureSeededCoins(b"holder %d, start %d" % (position, start)),
             floors=self.floors,
             clock=lambda: NOW,
             signing_key=self.keys[position],
+            ticks=lambda: 0.0,
         )
+
+    def restarted(self, position: int) -> Holder:
+        """Start a holder again: its memory is gone, and its keys with it."""
+        return self.holder(position, 1)
 
     def delivery(self, shares: Iterable[DeliveredShare], t0: bytes = b"") -> bytes:
         """Return the request that hands a holder shares of uploads."""
         return Delivery(t0=t0 or self.agreement.t0, shares=tuple(shares)).encode()
 
-    def upload_list(self, place: int, number: int, names: Iterable[Name], t0: bytes = b"") -> UploadList:
-        """Return the list that asks for the sum of this number, of uploads that are for that place."""
+    def upload_list(self, place: int, names: Iterable[Name], t0: bytes = b"") -> UploadList:
+        """Return the list that asks for the sum of these uploads as those of a round."""
         return UploadList(
             t0=t0 or self.agreement.t0,
-            terms=replace(self.offers[place].terms, sum_id=SUM_IDS[number]),
+            terms=self.offers[place].terms,
             listed=tuple(Listed(client=ClientId(name.client), upload=self.sent[name].digest) for name in names),
         )
 
     def accepted(self, position: int) -> dict[Name, npt.NDArray[np.int64]]:
         """Return the words of each share that a holder accepts."""
-        holder: Any = self.holder(position, MemoryJournal())
+        holder: Any = self.holder(position)
         holder.respond(self.offers[0].encode())
         holder.respond(self.delivery(one.shares[position] for one in self.sent.values()))
         held = holder._work[self.agreement.t0].accepted  # noqa: SLF001
@@ -294,7 +258,7 @@ class Cast:
         return LateUpdate(lambda: Update(Payload(LAYOUT, (value,)), model, 1))
 
     def send(self) -> None:
-        """Have every client upload once for each of its sums, with an update of its own."""
+        """Have every client upload once for each of its rounds, with an update of its own."""
         named = [Name(client, place) for client, places in self.setting.uploads for place in places]
         for name in (*named, *(Name(client, place, is_forged=True) for client, place in self.setting.forged)):
             self.sent[name] = self._upload(name)
@@ -342,10 +306,7 @@ def copied(holder: Holder) -> Holder:
     """Return a holder that will answer as this one would; the library refuses to copy what holds secrets."""
     made: Any = shallow(holder)
     made._work = {t0: _copied_work(work) for t0, work in made._work.items()}  # noqa: SLF001
-    made._placements = shallow(made._placements)  # noqa: SLF001
-    placed = vars(made._placements)  # noqa: SLF001
-    placed.update({name: dict(kept) for name, kept in placed.items()})
-    made._journal = made._journal.copied()  # noqa: SLF001
+    made._list_of = dict(made._list_of)  # noqa: SLF001
     return made  # type: ignore[no-any-return]
 
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from one_message_cast import Cast, Name, Names
 from secagg.crypto.labels import Label
-from secagg.protocols.one_message.parameters import ThresholdRule
-from secagg.protocols.one_message.requests import CertifiedList, HolderSignature, ListSignature, UploadList
+from secagg.protocols.one_message.configuration import HolderSignature
+from secagg.protocols.one_message.requests import CertifiedList, ListSignature, UploadList
 
 Renaming = Mapping[int, int]
 
@@ -19,15 +19,13 @@ class ListName(NamedTuple):
     """A list, as the server thinks of it."""
 
     place: int
-    """For which sum or round it says that its uploads are."""
-    number: int
-    """As which sum."""
+    """For which round it says that its uploads are."""
     names: Names
     how: str = ""
 
     def __str__(self) -> str:
         shown = " ".join(map(str, sorted(self.names)))
-        return f"{shown} as sum {self.number}{self.how and f', {self.how}'}"
+        return f"{shown} as round {self.place}{self.how and f', {self.how}'}"
 
 
 class Asked(NamedTuple):
@@ -67,7 +65,6 @@ class Catalogue:
     def __init__(self, cast: Cast, position: int) -> None:
         """Make all of it."""
         self.cast, self.position = cast, position
-        self.is_certified = cast.setting.rule is ThresholdRule.CERTIFIED
         self.lists = {name: self._list(name) for name in dict.fromkeys(self._list_names())}
         self.named = {made.digest: name for name, made in self.lists.items()}
         self.uploads = {one.digest: name for name, one in cast.sent.items()}
@@ -75,20 +72,14 @@ class Catalogue:
         self.requests = {OFFER: cast.offers[0].encode(), **dict(self._deliveries())}
         self.requests |= {Asked("list", name): made.encode() for name, made in self.lists.items()}
         self.needs = dict[Asked, Need]()
-        if self.is_certified:
-            self.requests |= dict(self._certificates())
+        self.requests |= dict(self._certificates())
         self.asked = {message: asked for asked, message in self.requests.items()}
         self.renamings = self._renamings()
 
     def _list_names(self) -> Iterator[ListName]:
         """Return every list that a server could think of, and some that no holder should take."""
-        setting, sent = self.cast.setting, self.cast.sent
+        sent = self.cast.sent
         places = sorted({name.place for name in sent})
-        for number, clients in setting.asked:
-            of = [next(name for name in sent if name.client == client) for client in clients]
-            yield ListName(number, number, frozenset(of))
-        if setting.asked:
-            return
         clients = sorted({name.client for name in sent})
         by_client = [[name for name in sent if name.client == client] for client in clients]
         choices = [frozenset(name for name in chosen if name) for chosen in product(*([None, *n] for n in by_client))]
@@ -96,19 +87,16 @@ class Catalogue:
             for names in filter(None, choices):
                 is_whole = len(names) == len(clients)
                 if {name.place for name in names} == {place} or is_whole:
-                    # A list that is not of everybody, of one of several rounds, is a sum of that number alone.
-                    is_open = is_whole if len(places) > 1 else self.is_certified
-                    for number in range(max(setting.sums, len(places))) if is_open else (place,):
-                        yield ListName(place, number, names)
+                    yield ListName(place, names)
                 if is_whole:
-                    yield ListName(place, place, names, "out of order")
-                    yield ListName(place, place, names, "under another T0")
-        yield from (ListName(name.place, name.place, frozenset({name}), "twice") for name in sent)
+                    yield ListName(place, names, "out of order")
+                    yield ListName(place, names, "under another T0")
+        yield from (ListName(name.place, frozenset({name}), "twice") for name in sent)
 
     def _list(self, name: ListName) -> UploadList:
         chosen = sorted(name.names, reverse=name.how == "out of order") * (2 if name.how == "twice" else 1)
         t0 = self.cast.elsewhere.agree().t0 if name.how == "under another T0" else b""
-        return self.cast.upload_list(name.place, name.number, chosen, t0)
+        return self.cast.upload_list(name.place, chosen, t0)
 
     def _deliveries(self) -> Iterator[tuple[Asked, bytes]]:
         sent, elsewhere = self.cast.sent, self.cast.elsewhere.agree().t0
@@ -125,7 +113,7 @@ class Catalogue:
             for offer in self.cast.offers:
                 if offer.terms != share.header.terms:
                     moved = replace(share, header=replace(share.header, terms=offer.terms))
-                    how = f"for sum {offer.terms.round_number}"
+                    how = f"for round {offer.terms.round_number}"
                     yield Asked("shares of", frozenset({name}), how), self.cast.delivery([moved])
 
     def _certificates(self) -> Iterator[tuple[Asked, bytes]]:

@@ -13,11 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations, product
 from typing import NamedTuple
 
-from one_message_cast import SUM_IDS, Cast, Setting
+from one_message_cast import Cast, Setting
 from report import Report, steps_to
 from secagg.errors import SecAggError
 from secagg.protocols.one_message.client import ClientRecord
-from secagg.protocols.one_message.parameters import ThresholdRule
 
 CLIENT = 1
 UPDATES = "uv"
@@ -30,16 +29,17 @@ class Offered(NamedTuple):
     """What a client is asked for."""
 
     epoch: int
-    sum_id: bytes
+    above: int
+    """By how much its cohort is above the least: two offers of one round differ."""
     round_number: int
 
 
 OFFERED = (
-    Offered(1, SUM_IDS[0], 0),
-    Offered(1, SUM_IDS[1], 0),
-    Offered(1, SUM_IDS[2], 1),
-    Offered(2, SUM_IDS[0], 0),
-    Offered(2, SUM_IDS[2], 2),
+    Offered(1, 0, 0),
+    Offered(1, 1, 0),
+    Offered(1, 0, 1),
+    Offered(2, 0, 0),
+    Offered(2, 0, 2),
 )
 
 
@@ -58,8 +58,7 @@ World = tuple[bytes, Said]
 def explore() -> Report:
     """Ask for everything, until nothing new comes, or something that must not."""
     report = Report()
-    rule = ThresholdRule.ONE_ANSWER
-    search = _Search({number: Cast(Setting(3, 0, rule), number) for number in (1, 2)}, report)
+    search = _Search({number: Cast(Setting(3, 0), number) for number in (1, 2)}, report)
     start: World = (b"", ())
     came_from: dict[World, tuple[World, str] | None] = {start: None}
     frontier = [start]
@@ -101,7 +100,7 @@ class _Search:
     def __init__(self, casts: Mapping[int, Cast], report: Report) -> None:
         self._casts, self._report, self._made_of = casts, report, dict[bytes, str]()
         self._offers = {
-            (one, update): casts[one.epoch].offer(one.sum_id, one.round_number, model=_model_of(update)).encode()
+            (one, update): casts[one.epoch].offer(one.round_number, model=_model_of(update), above=one.above).encode()
             for one, update in product(OFFERED, UPDATES)
         }
 
@@ -109,7 +108,7 @@ class _Search:
         """Return what can come next; the process ends after each writing, or before the first."""
         for offered, update in product(OFFERED, UPDATES):
             title = f"update {update} for epoch {offered.epoch}, round {offered.round_number}"
-            title += f", {offered.sum_id.decode().strip('.')}"
+            title += f", a cohort of {offered.above} more"
             after, writings = self._asked(world, offered, update, None)
             yield title, after
             for writing in range(writings):

@@ -1,9 +1,8 @@
 """Holders of one message a client under a server that deviates as it likes, and what it learns.
 
-The library's own ``Holder`` is driven, with its journal. The server may hand over each message that exists, at any time
-and as often as it likes, show every holder other lists, withhold shares, and have processes end: between two requests,
-before a record is on the disk, or after it and before the reply is sent. Every sequence is tried, until nothing new is
-reached.
+The library's own ``Holder`` is driven. The server may hand over each message that exists, at any time and as often as it
+likes, show every holder other lists, withhold shares, and have processes end and start again, with other keys. Every
+sequence is tried, until nothing new is reached.
 
 What a holder does depends on what it was sent alone. So one holder is searched by itself, with certificates that have
 the signatures they need; the others differ from it in their points, and say what it says. Then what each gave away is
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from one_message_cast import Cast, MemoryJournal, Names, copied
+from one_message_cast import Cast, Names, copied
 from one_message_catalogue import Asked, Catalogue, ListName, Need, renamed
 from one_message_knowledge import Knowledge
 from report import Report, steps_to
@@ -33,7 +32,7 @@ from secagg.wire import MessageKind, message_kind
 from two_servers import STARTS_AGAIN
 
 MOST_FACTS = 4
-"""So much is given away by a holder at most: two signatures and two answers, or answers for as many sums. One that
+"""So much is given away by a holder at most: two signatures and two answers. One that
 gives more is followed no further, and a search that was cut off and found nothing is a fault itself."""
 
 
@@ -68,7 +67,7 @@ class Step(NamedTuple):
 class Driven:
     """One honest holder: every state that it is in, and what each request makes of it."""
 
-    def __init__(self, cast: Cast, position: int, journal: type[MemoryJournal], report: Report) -> None:
+    def __init__(self, cast: Cast, position: int, report: Report) -> None:
         """Begin with a holder to which nothing has happened."""
         self.cast, self.position, self.report = cast, position, report
         self.catalogue = Catalogue(cast, position)
@@ -80,10 +79,10 @@ class Driven:
         self._tokens = list[frozenset[Any]]()
         self._numbers, self._numbered = dict[Any, int](), list[Any]()
         self._moved = [dict[int, int]() for _ in self.catalogue.renamings]
-        self._steps, self._begun = dict[int, list[Step]](), dict[Any, int]()
-        first = cast.holder(position, journal())
+        self._steps = dict[int, list[Step]]()
+        first = cast.holder(position)
         first.respond(cast.elsewhere.encode())
-        self.start = self._state_of(first)
+        self.start, self._again = self._state_of(first), self._state_of(cast.restarted(position))
 
     def explore(self) -> list[Story]:
         """Try everything; return the largest sets of what it gives away, for any numbers of the clients."""
@@ -142,12 +141,12 @@ class Driven:
     def _after(self, state: int) -> list[Step]:
         if state not in self._steps:
             steps = list(self._taken(state))
-            steps.append(Step((STARTS_AGAIN, ""), self._restarted(self._holders[state]), Facts()))
+            steps.append(Step((STARTS_AGAIN, ""), self._again, Facts()))
             self._steps[state] = [step for step in steps if step.facts or step.state != state]
         return self._steps[state]
 
     def _taken(self, state: int) -> Iterator[Step]:
-        """Send every request; where something is written, have the process end at each point as well."""
+        """Send every request."""
         holder = copied(self._holders[state])
         for asked, message in self.catalogue.requests.items():
             self.report.calls += 1
@@ -164,16 +163,6 @@ class Driven:
             if after == state:
                 continue
             holder = copied(self._holders[state])
-            for fails in ("before", "after"):
-                broken: Any = copied(self._holders[state])
-                broken._journal.fails = fails  # noqa: SLF001
-                try:
-                    broken.respond(message)
-                except OSError:
-                    broken._journal.fails = ""  # noqa: SLF001
-                    yield Step((asked, f", and ends {fails} it is written"), self._restarted(broken), Facts())
-                    if fails == "before":
-                        yield Step((asked, ", which cannot be written"), self._state_of(broken), Facts())
 
     def _facts(self, asked: Asked, reply: bytes, *, is_new: bool) -> Facts:
         kind, name = self._said(reply)
@@ -202,13 +191,6 @@ class Driven:
 
     # --- States -------------------------------------------------------------------------------------------------------
 
-    def _restarted(self, holder: Any) -> int:  # noqa: ANN401 -- a holder, with its journal
-        journal = holder._journal.on_disk()  # noqa: SLF001
-        key = frozenset(self._written(journal.remembered()))
-        if key not in self._begun:
-            self._begun[key] = self._state_of(self.cast.holder(self.position, journal))
-        return self._begun[key]
-
     def _state_of(self, holder: Holder) -> int:
         tokens = self._tokens_of(holder)
         if tokens not in self._known:
@@ -229,17 +211,9 @@ class Driven:
                 ("answered", named[digest], *self._said(reply), self._added(reply))
                 for digest, reply in work.answered.items()
             ]
-        placed = vars(holder._placements)  # noqa: SLF001
-        found += [("sum", sum_id, named[digest]) for sum_id, digest in placed["_list_of_sum"].items()]
-        found += [("upload", uploads[upload], named[digest]) for upload, digest in placed["_list_of_upload"].items()]
-        found += self._written(holder._journal.remembered())  # noqa: SLF001
-        return frozenset(found)
-
-    def _written(self, records: Iterable[Any]) -> Iterator[Any]:
-        for event, parts, *late in records:
-            # An offer of another sum is the first record, and the certificate of an answered list is not kept.
-            asked = self.catalogue.asked.get(parts[0]) or parts[0]
-            yield ("written", int(event), asked, *(self._said(part) for part in parts[1:]), *late)
+        found += [("upload", uploads[upload], named[digest]) for upload, digest in holder._list_of.items()]  # noqa: SLF001
+        # What it was given under other keys it refuses alike.
+        return frozenset([*found, ("keys", holder.keys)])
 
 
 def _wrong(facts: Facts, cohort: int) -> str | None:
@@ -248,8 +222,6 @@ def _wrong(facts: Facts, cohort: int) -> str | None:
         if (fault := _wrong_alone(fact, cohort)) is not None:
             return fault
     for one, other in combinations(sorted({fact.what for fact in facts}, key=str), 2):
-        if one.number == other.number:
-            return "took two lists of one sum"
         if one.names & other.names:
             return "put an upload on two lists"
     return None
@@ -262,7 +234,7 @@ def _wrong_alone(fact: Fact, cohort: int) -> str | None:
     if len({name.client for name in names}) < cohort:
         return f"{did} a list below the cohort"
     if {name.place for name in names} != {fact.what.place}:
-        return f"{did} a list of uploads for another sum or model"
+        return f"{did} a list of uploads for another round or model"
     if any(name.is_forged for name in names):
         return f"{did} a list with an upload that nobody vouches for"
     return None
@@ -284,14 +256,12 @@ def _largest(sets: Iterable[Facts]) -> list[Facts]:
 # --- All of them ------------------------------------------------------------------------------------------------------
 
 
-def explore(cast: Cast, journal: type[MemoryJournal], *, every: bool = False) -> Report:
+def explore(cast: Cast, *, every: bool = False) -> Report:
     """Search a holder, or every one of them, and put together what they gave away; up to the first fault."""
     report = Report()
     cast.send()
     positions = cast.setting.honest
-    driven = {
-        position: Driven(cast, position, journal, report) for position in (positions if every else positions[-1:])
-    }
+    driven = {position: Driven(cast, position, report) for position in (positions if every else positions[-1:])}
     told = {position: one.explore() for position, one in driven.items()}
     stories = [told.get(position) or told[positions[-1]] for position in positions]
     needs = [driven.get(position, driven[positions[-1]]).needs for position in positions]

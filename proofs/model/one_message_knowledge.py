@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 
 from one_message_cast import Cast, Name, Names
-from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
+from secagg.protocols.one_message.parameters import FIELD
 from secagg.protocols.one_message.sharing import holder_point, slot_points
 
 HONEST_COHORT = 2
@@ -62,10 +62,7 @@ class Knowledge:
         if any(one & other for one, other in combinations(lists, 2)):
             return "two sums with an upload in common, and so their difference"
         if any(len({name.place for name in names}) > 1 for names in lists):
-            return "a sum over uploads for two sums or models"
-        places = [min(name.place for name in names) for names in lists]
-        if self.cast.setting.rule is ThresholdRule.ONE_ANSWER and len(set(places)) < len(places):
-            return "two sums under one name"
+            return "a sum over uploads for two rounds or models"
         return None
 
     def _learned(self, given: tuple[tuple[int, Names], ...]) -> list[Combination]:

@@ -414,6 +414,10 @@ class Holder(Confined):
                 )
             if accepted.terms != terms:
                 raise _wrong(f"{listed.client} uploaded for another round or model", Reason.MODEL_MISMATCH)
+        self._require_free(upload_list)
+
+    def _require_free(self, upload_list: UploadList) -> None:
+        """Refuse a list with an upload that is on another one."""
         digest = upload_list.digest
         if any(self._list_of.get(upload, digest) != digest for upload in _uploads(upload_list)):
             raise _wrong("an upload is on one list ever; ask for that one again", Reason.ALREADY_SPENT)
