@@ -1,8 +1,8 @@
 (* Secrets shared among holders, each of whom adds the shares of the clients on a   *)
-(* list and answers once. The server shows each holder what list it likes; it also  *)
-(* has the corrupted holders' shares. Above two thirds, over any field, it learns   *)
-(* nothing about the honest clients' secrets but the sum over the one list that     *)
-(* enough honest holders were shown.                                                *)
+(* certified list. The server has the answers and the corrupted holders' shares.    *)
+(* Where these and the packed secrets are no more than the coefficients, over any   *)
+(* field, it learns nothing about the honest clients' secrets but the sum over each *)
+(* list.                                                                            *)
 From mathcomp Require Import all_ssreflect all_algebra zify.
 Set Implicit Arguments. Unset Strict Implicit. Unset Printing Implicit Defensive.
 Import GRing.Theory.
@@ -75,7 +75,7 @@ by rewrite p_at (bigD1 y) ?inE ?yz //= subrr mul0r mulr0.
 Qed.
 End Relations.
 
-(* --- One answer a holder ---------------------------------------------------------- *)
+(* --- One list a sum --------------------------------------------------------------- *)
 
 (* The clients here are the honest ones: of the others the server knows everything,    *)
 (* so lists stand for the honest clients on them. An upload names the sum that it is   *)
@@ -88,10 +88,6 @@ Variables (names : client -> sum) (listed : holder -> {set client}).
 Hypothesis distinct : injective point.
 
 Definition list_of j t := [set i in listed j | names i == t].
-Definition approving t A := [set j | (j \notin corrupted) && (list_of j t == A)].
-(* With the corrupted holders and the packed secrets, these are T + 1 points.           *)
-Definition approved t A := (T < #|approving t A| + #|corrupted| + #|secret|)%N.
-
 (* A combination of what the server sees: one weight for each answer, one for each      *)
 (* corrupted holder's share of each client, and, on the other side, each secret.         *)
 Section Combination.
@@ -103,8 +99,6 @@ Definition weight i (z : secret + holder) := match z with
   | inl l => of_secret i l
   | inr j => if j \in corrupted then of_share i j
              else if i \in listed j then of_answer j (names i) else 0 end.
-
-Definition carriers i := [set j | (j \notin corrupted) && (weight i (inr j) != 0)].
 
 Lemma support_split (w : secret + holder -> F) :
   (#|[set z | w z != 0%R]|
@@ -128,82 +122,9 @@ move=> rel wz; apply: leq_trans (relation_large distinct rel wz) _.
 by apply: leq_trans (support_split w) _; rewrite addnC.
 Qed.
 
-Hypothesis coin_free : forall i, relation point T (weight i).
-
-(* Two clients of one sum have the same weights, if both have any: else their           *)
-(* difference would be a relation with too few points.                                   *)
-Lemma same_weights i i' z z' :
-  (2 * #|holder| + #|corrupted| + 3 * #|secret| < 3 * T.+1)%N ->
-  names i = names i' -> weight i z != 0 -> weight i' z' != 0 -> weight i =1 weight i'.
-Proof.
-move=> high same_sum wz wz' y; apply/eqP; rewrite -subr_eq0; apply/negPn/negP => differ.
-have := relation_honest (relation_sub (coin_free i) (coin_free i')) differ.
-have := relation_honest (coin_free i) wz; have := relation_honest (coin_free i') wz'.
-rewrite -!/(carriers _); set apart := [set j : holder | _].
-have sub : apart \subset (carriers i :|: carriers i') :\: (carriers i :&: carriers i').
-  apply/subsetP => j; rewrite !inE /= => /andP[honest_j]; rewrite honest_j (negPf honest_j) /=.
-  rewrite same_sum; case: ifP => _; case: ifP => _; rewrite ?subr0 ?sub0r ?subrr ?oppr_eq0 ?eqxx //=;
-    by move=> ->; rewrite ?orbT.
-have := subset_leq_card sub; rewrite cardsD (setIidPr _); last first.
-  by apply: subset_trans (subsetIl _ _) (subsetUl _ _).
-have : (#|carriers i :|: carriers i'| + #|corrupted| <= #|holder|)%N.
-  rewrite -(cardC corrupted) addnC leq_add2l; apply: subset_leq_card; apply/subsetP => j.
-  by rewrite !inE => /orP[] /andP[].
-have := cardsUI (carriers i) (carriers i'); have := subset_leq_card (subsetIl (carriers i) (carriers i')).
-by move: high; clear; lia.
-Qed.
-
-(* The threshold, as a statement about combinations: of each sum, either none is in it, *)
-(* or there is an approved list whose clients' secrets it weighs alike, and no others.   *)
-Lemma coin_free_combinations t :
-  (2 * #|holder| + #|corrupted| + 3 * #|secret| < 3 * T.+1)%N ->
-  (forall i l, names i = t -> of_secret i l = 0)
-  \/ exists A, exists2 common : secret -> F, approved t A /\ {in A, forall i, names i = t}
-     & forall i l, names i = t -> of_secret i l = if i \in A then common l else 0.
-Proof.
-move=> high.
-have [/existsP[i /andP[/eqP i_t /existsP[z wz]]]|none] :=
-    boolP [exists i, (names i == t) && [exists z, weight i z != 0]]; last first.
-  left=> i l i_t; apply/eqP/negPn/negP => wl; case/negP: none.
-  by apply/existsP; exists i; rewrite i_t eqxx; apply/existsP; exists (inl l).
-right; pose A := [set i' | (names i' == t) && [exists z', weight i' z' != 0]].
-have in_A i' : i' \in A -> weight i' =1 weight i.
-  rewrite inE => /andP[/eqP i'_t /existsP[z' wz']].
-  by apply: (same_weights high _ wz' wz); rewrite i'_t i_t.
-have not_A i' : names i' = t -> i' \notin A -> forall y, weight i' y = 0.
-  rewrite inE => -> /=; rewrite eqxx negb_exists => /forallP none y.
-  by apply/eqP/negPn/none.
-exists A, (of_secret i) => [|i' l i'_t]; last first.
-  by case: ifPn => [/in_A/(_ (inl l))|/(not_A _ i'_t)/(_ (inl l))].
-split=> [|i']; last by rewrite inE => /andP[/eqP].
-apply: leq_trans (relation_honest (coin_free i) wz) _; rewrite -!addnA leq_add2r.
-apply: subset_leq_card; apply/subsetP => j; rewrite !inE => /andP[honest_j].
-rewrite honest_j /= (negPf honest_j); case: ifP => [i_in ans_j|_]; last by rewrite eqxx.
-apply/eqP/setP => i'; rewrite inE; apply/andP/idP => [[i'_in /eqP i'_t]|i'_A].
-  apply/negPn/negP => /(not_A _ i'_t)/(_ (inr j))/eqP.
-  by rewrite /= (negPf honest_j) i'_in i'_t -i_t (negPf ans_j).
-have := in_A _ i'_A (inr j); move: i'_A; rewrite inE /= (negPf honest_j) i_in => /andP[-> _].
-by case: (i' \in _) => // /esym/eqP; rewrite (negPf ans_j).
-Qed.
 End Combination.
 
-(* At most one list of a sum is approved.                                                 *)
-Lemma approved_unique t A A' :
-  (2 * #|holder| + #|corrupted| + 3 * #|secret| < 3 * T.+1)%N ->
-  approved t A -> approved t A' -> A = A'.
-Proof.
-rewrite /approved => high many many'; apply/eqP/negPn/negP => differ.
-have disjoint : approving t A :&: approving t A' = set0.
-  apply/setP => j; rewrite !inE; apply/negP => /andP[/andP[_ /eqP ->] /andP[_]].
-  by rewrite (negPf differ).
-have : (#|approving t A :|: approving t A'| + #|corrupted| <= #|holder|)%N.
-  rewrite -(cardC corrupted) addnC leq_add2l; apply: subset_leq_card; apply/subsetP => j.
-  by rewrite !inE => /orP[] /andP[].
-have := cardsUI (approving t A) (approving t A'); rewrite disjoint cards0.
-by move: high many many'; clear; lia.
-Qed.
-
-(* Either of the two rules, as a statement about combinations.                              *)
+(* What hides, as a statement about combinations.                                           *)
 Definition moves_nothing (e : client -> secret -> F) := forall of_secret of_answer of_share,
   (forall i, relation point T (weight of_secret of_answer of_share i)) ->
   \sum_i \sum_l of_secret i l * e i l = 0.
@@ -223,15 +144,6 @@ transitivity (common l * \sum_(i in A) e i l); last by rewrite same mulr0.
 rewrite mulr_sumr big_mkcond [RHS]big_mkcond; apply: eq_bigr => i _; have [i_A|i_A] := boolP (i \in A).
   by rewrite (A_t _ i_A) eqxx (weights _ _ (A_t _ i_A)) i_A.
 by case: eqP => // i_t; rewrite (weights _ _ i_t) (negPf i_A) mul0r.
-Qed.
-
-Lemma one_answer_moves_nothing e :
-  (2 * #|holder| + #|corrupted| + 3 * #|secret| < 3 * T.+1)%N ->
-  (forall t A, approved t A -> forall l, \sum_(i in A) e i l = 0) -> moves_nothing e.
-Proof.
-move=> high same of_secret of_answer of_share coin_free; apply: weighed_alike => t.
-case: (coin_free_combinations coin_free t high) => [|[A [common [approved_A A_t] weights]]]; first by left.
-by right; exists A, common => //; split=> // l; apply: same approved_A l.
 Qed.
 
 (* Certified lists: the honest holders that answer for a sum do so for one list.           *)
@@ -356,18 +268,6 @@ move=> d_secret d_answer d_share; congr [&& _, _ & _]; apply: eq_forallb => i; a
 by have [bad_z|//] := boolP (z \in corrupted); rewrite shareB d_share // subr0.
 Qed.
 
-(* Over any field: whatever coins the view was made with, other coins make the same view     *)
-(* of the other secrets.                                                                       *)
-Lemma one_answer_other_coins s s' answers shares f :
-  (2 * #|holder| + #|corrupted| + 3 * #|secret| < 3 * T.+1)%N ->
-  (forall t A, approved t A -> forall l, \sum_(i in A) s i l = \sum_(i in A) s' i l) ->
-  explains s answers shares f -> exists f', explains s' answers shares f'.
-Proof.
-move=> high same explained.
-have [|d [d_secret d_answer d_share]] := @other_coins (fun i l => s i l - s' i l).
-  by apply: one_answer_moves_nothing high _ => t A /same eq_A l; rewrite sumrB eq_A subrr.
-by exists (f - d); rewrite -(explains_moved _ _ _ d_secret d_answer d_share).
-Qed.
 End Holders.
 
 (* --- The theorems ------------------------------------------------------------------------- *)
@@ -394,18 +294,6 @@ exists (f + d); rewrite ?addrK // inE.
 by rewrite (explains_moved _ _ _ d_secret d_answer d_share) addrK.
 Qed.
 
-(* One answer for each sum that an upload can name, lists as the server likes.                  *)
-Theorem one_answer_hides s s' :
-  (2 * #|holder| + #|corrupted| + 3 * #|secret| < 3 * T.+1)%N ->
-  (forall t A, approved T secret corrupted names listed t A ->
-    forall l, \sum_(i in A) s i l = \sum_(i in A) s' i l) ->
-  forall answers shares,
-  #|[set f | explains s answers shares f]| = #|[set f | explains s' answers shares f]|.
-Proof.
-move=> high same answers shares; apply: equally_explained; apply: one_answer_moves_nothing => //.
-by move=> t A /same eq_A l; rewrite sumrB eq_A subrr.
-Qed.
-
 (* Certified lists: those honest holders that answer for a sum do so for the list A of it.       *)
 Theorem certified_hides (A : sum -> {set client}) s s' :
   (#|corrupted| + #|secret| <= T)%N ->
@@ -418,91 +306,3 @@ move=> high one_list same answers shares; apply: equally_explained.
 by apply: (certified_moves_nothing _ high one_list) => // t l; rewrite sumrB same subrr.
 Qed.
 End Counting.
-
-(* The same for one sum, everything written out. C holders, c of them corrupted, rho secrets in *)
-(* a polynomial of T coefficients: T - rho + 1 > (2 C + c) / 3.                                   *)
-Theorem one_sum_hides (F : finFieldType) (T : nat) (client holder secret : finType)
-    (corrupted : {set holder}) (point : secret + holder -> F) (listed : holder -> {set client})
-    (value := fun (f : {ffun client -> 'rV[F]_T}) i z => (rVpoly (f i)).[point z])
-    (fits := fun (s : client -> secret -> F) (answers : holder -> F)
-                     (shares : client -> holder -> F) f =>
-       [&& [forall i, forall l, value f i (inl l) == s i l],
-           [forall j in ~: corrupted, \sum_(i in listed j) value f i (inr j) == answers j]
-         & [forall i, forall k in corrupted, value f i (inr k) == shares i k]])
-    (C := #|holder|) (c := #|corrupted|) (rho := #|secret|) (s s' : client -> secret -> F) :
-  injective point -> (rho <= T)%N -> (2 * C + c < 3 * (T - rho + 1))%N ->
-  (forall A : {set client}, (T + 1 - c - rho <= #|[set j in ~: corrupted | listed j == A]|)%N ->
-    forall l, \sum_(i in A) s i l = \sum_(i in A) s' i l) ->
-  forall answers shares,
-  #|[set f | fits s answers shares f]| = #|[set f | fits s' answers shares f]|.
-Proof.
-move=> distinct room high same answers shares.
-have list_all j t : list_of (fun=> tt) listed j t = listed j.
-  by apply/setP => i; rewrite inE; case: t; rewrite andbT.
-have E secrets f : fits secrets answers shares f
-    = explains corrupted point (fun=> tt) listed secrets (fun j _ => answers j) shares f.
-  congr [&& _, _ & _]; apply: eq_forallb => j; rewrite inE.
-  apply/implyP/forallP => [eq_j t|eq_j honest_j]; first by rewrite list_all; apply/implyP.
-  by have /implyP/(_ honest_j) := eq_j tt; rewrite list_all.
-have same_set secrets : [set f | fits secrets answers shares f]
-    = [set f | explains corrupted point (fun=> tt) listed secrets (fun j _ => answers j) shares f].
-  by apply/setP => f; rewrite !inE E.
-rewrite !same_set; apply: one_answer_hides => // [|t A].
-  by move: room high; rewrite /C /c /rho; clear; lia.
-rewrite /approved => many l; apply: same.
-have -> : [set j in ~: corrupted | listed j == A] = approving corrupted (fun=> tt) listed t A.
-  by apply/setP => j; rewrite !inE list_all.
-by move: many; rewrite /c /rho; clear; lia.
-Qed.
-
-(* --- What is false ------------------------------------------------------------------------- *)
-
-(* At the bound itself: three holders, two coefficients, lists {a}, {a, b}, {b}. The answers      *)
-(* give a sum that nobody approved.                                                                *)
-Theorem two_of_three_reveal (F : fieldType) (a b : {poly F}) :
-  (size a <= 2)%N -> (size b <= 2)%N ->
-  3%:R * (a.[2%:R] + b.[2%:R]) - 6%:R * a.[1] - 2%:R * b.[3%:R] = b.[0] - 3%:R * a.[0].
-Proof.
-have at_point (p : {poly F}) n : (size p <= 2)%N -> p.[n%:R] = p`_0 + p`_1 *+ n.
-  move=> small; rewrite (horner_coef_wide _ small) !big_ord_recl big_ord0 /=.
-  by rewrite addr0 expr0 mulr1 expr1 mulr_natr.
-move=> small_a small_b; rewrite -[0]/(0%:R) -[1]/(1%:R) !at_point // !mulr_natl !mulr0n !addr0.
-have six3 (x : F) : x *+ 3 + x *+ 3 = x *+ 6 by rewrite -mulrnDr.
-have six2 (x : F) : x *+ 2 + (x *+ 2 + x *+ 2) = x *+ 6 by rewrite -!mulrnDr.
-have close (x y z u v : F) : x + y + (u + v + z) = u - x + (v + z) + (x + x + y).
-  by rewrite [RHS]addrAC -[x + x + y]addrA [u - x + _]addrA subrK -[u + v + z]addrA addrCA addrA.
-rewrite !mulrnDl -!mulrnA !six3 six2 -(six3 a`_0) [b`_0 *+ 3]mulrS.
-by apply/eqP; rewrite !subr_eq close.
-Qed.
-
-(* Uploads that do not name their sum. Each holder answers once for each sum, and takes an         *)
-(* upload into one list only; but the server says which. For the sum k it shows holder k the        *)
-(* clients a and b_k, and b_k alone to all others. At every T below the number of holders the       *)
-(* answers determine the secrets of a, who is on no list without another client. So either          *)
-(* uploads name their sum, or all holders must take one upload for one sum (certified lists).       *)
-Theorem unnamed_uploads_reveal (F : fieldType) (T : nat) (holder : finType)
-    (client := option holder) (point : holder -> F)
-    (listed := fun j k : holder => if j == k then [set None; Some k] else [set Some k])
-    (f f' : client -> {poly F}) :
-  injective point -> (T < #|holder|)%N ->
-  (forall i, size (f i) <= T)%N -> (forall i, size (f' i) <= T)%N ->
-  (forall j k, \sum_(i in listed j k) (f i).[point j] = \sum_(i in listed j k) (f' i).[point j]) ->
-  f None = f' None.
-Proof.
-move=> distinct few small small' same.
-have determined i (J : {set holder}) : (T <= #|J|)%N ->
-    (forall j, j \in J -> (f i).[point j] = (f' i).[point j]) -> f i = f' i.
-  move=> many eq_J; apply/eqP; rewrite -subr_eq0; apply/eqP.
-  apply: (@roots_geq_poly_eq0 _ _ [seq point j | j <- enum J]).
-  - apply/allP => x /mapP[j]; rewrite mem_enum => j_J ->.
-    by rewrite rootE hornerD hornerN eq_J // subrr.
-  - by rewrite map_inj_uniq ?enum_uniq.
-  rewrite size_map -cardE; apply: leq_trans (size_add _ _) (leq_trans _ many).
-  by rewrite geq_max size_opp small small'.
-have eq_b k : f (Some k) = f' (Some k).
-  apply: (determined _ [set~ k]) => [|j]; first by rewrite cardsC1; move: few; clear; lia.
-  by rewrite !inE => /negPf j_k; have := same j k; rewrite /listed j_k !big_set1.
-apply: (determined _ setT) => [|j _]; first by rewrite cardsT ltnW.
-have := same j j; rewrite /listed eqxx !(big_setU1, big_set1) ?inE //= eq_b.
-by apply: addIr.
-Qed.

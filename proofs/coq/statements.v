@@ -572,7 +572,7 @@ Proof. exact: quorum.premises_hold_together. Qed.
 
 (* --- One message a client --------------------------------------------------------------- *)
 (* Each client shares rho secrets among C holders by a polynomial of T coefficients; each    *)
-(* holder adds the shares of the clients on a list and answers once for each sum; c holders  *)
+(* holder adds the shares of the clients on a certified list; c holders                      *)
 (* are corrupted. `explains` says of coins that with them these secrets give this view: the   *)
 (* honest holders' answers and the corrupted holders' shares.                                 *)
 Local Open Scope ring_scope.
@@ -589,16 +589,6 @@ Notation explains s answers shares f :=
       [forall j, forall t, (j \notin corrupted) ==> (\sum_(i in list_of j t) value f i (inr j) == answers j t)]
     & [forall i, forall k, (k \in corrupted) ==> (value f i (inr k) == shares i k)]].
 
-Theorem one_answer_hides : injective point ->
-  (2 * #|holder| + #|corrupted| + 3 * #|secret| < 3 * T.+1)%N ->
-  forall s s' : client -> secret -> F,
-  (forall t A, (T < #|[set j | (j \notin corrupted) && (list_of j t == A)]| + #|corrupted| + #|secret|)%N ->
-    forall l, \sum_(i in A) s i l = \sum_(i in A) s' i l) ->
-  forall (answers : holder -> sum -> F) (shares : client -> holder -> F),
-  #|[set f : {ffun client -> 'rV[F]_T} | explains s answers shares f]|
-  = #|[set f : {ffun client -> 'rV[F]_T} | explains s' answers shares f]|.
-Proof. by move=> distinct high s s' same answers shares; apply: one_answer.one_answer_hides. Qed.
-
 Theorem certified_hides : injective point -> (#|corrupted| + #|secret| <= T)%N ->
   forall A : sum -> {set client}, (forall t, {in A t, forall i, names i = t}) ->
   (forall j t, j \notin corrupted -> list_of j t = A t \/ list_of j t = set0) ->
@@ -612,35 +602,6 @@ move=> distinct high A named one_list s s' same answers shares.
 exact: (one_answer.certified_hides distinct high (conj named one_list)).
 Qed.
 End OneAnswer.
-
-Theorem one_sum_hides : forall (F : finFieldType) (T : nat) (client holder secret : finType)
-    (corrupted : {set holder}) (point : secret + holder -> F) (listed : holder -> {set client}),
-  let value (f : {ffun client -> 'rV[F]_T}) i z := (rVpoly (f i)).[point z] in
-  let fits (s : client -> secret -> F) (answers : holder -> F) (shares : client -> holder -> F) f :=
-    [&& [forall i, forall l, value f i (inl l) == s i l],
-        [forall j in ~: corrupted, \sum_(i in listed j) value f i (inr j) == answers j]
-      & [forall i, forall k in corrupted, value f i (inr k) == shares i k]] in
-  let C := #|holder| in let c := #|corrupted| in let rho := #|secret| in
-  forall s s' : client -> secret -> F,
-  injective point -> (rho <= T)%N -> (2 * C + c < 3 * (T - rho + 1))%N ->
-  (forall A : {set client}, (T + 1 - c - rho <= #|[set j in ~: corrupted | listed j == A]|)%N ->
-    forall l, \sum_(i in A) s i l = \sum_(i in A) s' i l) ->
-  forall answers shares, #|[set f | fits s answers shares f]| = #|[set f | fits s' answers shares f]|.
-Proof. move=> F T client holder secret corrupted point listed; exact: one_answer.one_sum_hides. Qed.
-
-Theorem two_of_three_reveal : forall (F : fieldType) (a b : {poly F}),
-  (size a <= 2)%N -> (size b <= 2)%N ->
-  3%:R * (a.[2%:R] + b.[2%:R]) - 6%:R * a.[1] - 2%:R * b.[3%:R] = b.[0] - 3%:R * a.[0].
-Proof. exact: one_answer.two_of_three_reveal. Qed.
-
-Theorem unnamed_uploads_reveal : forall (F : fieldType) (T : nat) (holder : finType) (point : holder -> F),
-  let listed (j k : holder) : {set option holder} := if j == k then [set None; Some k] else [set Some k] in
-  forall f f' : option holder -> {poly F},
-  injective point -> (T < #|holder|)%N ->
-  (forall i, (size (f i) <= T)%N) -> (forall i, (size (f' i) <= T)%N) ->
-  (forall j k, \sum_(i in listed j k) (f i).[point j] = \sum_(i in listed j k) (f' i).[point j]) ->
-  f None = f' None.
-Proof. move=> F T holder point; exact: one_answer.unnamed_uploads_reveal. Qed.
 
 (* --- Bounded updates ------------------------------------------------------------ *)
 

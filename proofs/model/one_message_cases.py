@@ -147,8 +147,9 @@ def _any_number(agreement: Agreement, upload_list: bytes, certified: CertifiedLi
         agreement.verify(one.holder, one.signature, Label.ONE_MESSAGE_SIGNED_LIST, *signed.parts)
 
 
-def _on_any_list(self: Any, signed: Any, label: Label, _: bytes, culprits: Any = UNDECIDED) -> None:  # noqa: ANN401
-    _QUORUM_OF(self, signed, label, bytes(32), culprits)
+def _on_any_list(self: Any, signed: Any, label: Label, digest: bytes, culprits: Any = UNDECIDED) -> None:  # noqa: ANN401
+    is_list = label is Label.ONE_MESSAGE_SIGNED_LIST
+    _QUORUM_OF(self, signed, label, bytes(32) if is_list else digest, culprits)
 
 
 def _not_spent(self: Any, task: bytes, epoch: int, round_number: int, _: bytes) -> None:  # noqa: ANN401 -- a ledger
@@ -201,6 +202,6 @@ DEFECTS: tuple[tuple[Any, ...], ...] = (
 BEYOND: tuple[tuple[Any, ...], ...] = (
     ("a threshold of packed secrets that the corrupted reach", replace(_SIGNED, packing=2), _THRESHOLDS),
     ("two of 4 holders lie, not one", replace(_SIGNED, liars=2)),
-    ("one of 4 holders lies, and another is restored", _SIGNED, ((Cast, "restarted", _same_keys),)),
 )
-"""No defect: the bounds are broken, and splitting lists succeeds. A restored holder counts among the corrupted."""
+"""No defect: the bounds are broken, and splitting lists succeeds. A holder that is restored with its memory counts as
+one that lies."""

@@ -1,7 +1,7 @@
 """Holders of one message a client under a server that deviates as it likes, and what it learns.
 
-The library's own ``Holder`` is driven. The server may hand over each message that exists, at any time and as often as it
-likes, show every holder other lists, withhold shares, and have processes end and start again, with other keys. Every
+The library's own ``Holder`` is driven. The server may hand over each message that exists, at any time and as often as
+it likes, show every holder other lists, withhold shares, and have processes end and start again, with other keys. Every
 sequence is tried, until nothing new is reached.
 
 What a holder does depends on what it was sent alone. So one holder is searched by itself, with certificates that have
@@ -205,7 +205,7 @@ class Driven:
         for t0, work in holder._work.items():  # noqa: SLF001
             found.append(("knows", t0))
             for upload, one in work.accepted.items():
-                found.append(("accepted", uploads[upload], bool(one.share.secret_words().any()), one.terms))
+                found.append(("accepted", uploads[upload], one.share.size > 0, one.terms))
             found += [("signed", named[digest], *self._said(reply)) for digest, reply in work.signed.items()]
             found += [
                 ("answered", named[digest], *self._said(reply), self._added(reply))

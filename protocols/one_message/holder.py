@@ -503,6 +503,8 @@ class HeldShare(Confined):
             )
 
     def secret_words(self) -> Elements:
+        if not self.size:
+            raise Misuse("this share was wiped", reason=Reason.ALREADY_SPENT)
         return self._words[: self.parameters.secret_columns]
 
     @property
