@@ -198,7 +198,7 @@ class Store(Confined):
                 rows.execute("BEGIN IMMEDIATE")
                 number = number_of(**how)
                 yield rows
-                if rows.total_changes == before:
+                if not rows.total_changes - before:
                     rows.execute("COMMIT")
                     return
                 if self._marks:

@@ -74,7 +74,7 @@ def model(schemes: Mapping[str, tuple[tuple[int, ...], LinearDecoder[Any]]], epo
     return ModelUpdate(tensors=tensors, epoch=epoch)
 
 
-def aggregate(decoder: ModelUpdate, *clients: Mapping[str, Tensor], weights: list[int]) -> Aggregate:
+def aggregate(decoder: ModelUpdate, *clients: Mapping[str, Tensor], weights: list[int] | None = None) -> Aggregate:
     return ideal_aggregate(decoder.layout, [decoder.encode(client, COINS) for client in clients], weights)
 
 

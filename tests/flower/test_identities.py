@@ -19,7 +19,7 @@ from secagg.session.certificates import issue_certificate
 def test_the_command_makes_keys_that_belong_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # By the older name too.
     assert main(["keys", "--clients", "2", "--out", str(tmp_path / "keys")]) == 0
-    assert main(["flower", "keys", "--clients", "3", "--out", str(tmp_path / "keys")]) == 0
+    assert main(["keys", "--clients", "3", "--out", str(tmp_path / "keys")]) == 0
     roster = load_roster(tmp_path / "keys" / "roster.json")
     assert roster.clients == {ClientId(0), ClientId(1), ClientId(2)}
     identity = load_identity(tmp_path / "keys" / "client-1.key")

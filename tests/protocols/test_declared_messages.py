@@ -28,8 +28,7 @@ from secagg.protocols.coded_mask import configuration as coded_messages
 from secagg.protocols.coded_mask import server as coded_server
 from secagg.protocols.coded_mask.configuration import Configuration
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
-from secagg.protocols.enclave.trusted.messages import EnclaveOffer, SealedUpload
-from secagg.protocols.enclave.trusted.messages import Receipt as EnclaveReceipt
+from secagg.protocols.enclave.trusted.messages import SealedUpload
 from secagg.protocols.one_message.client import ClientRecord
 from secagg.protocols.pairwise_mask import ServerState
 from secagg.protocols.pairwise_mask.configuration import ClientSet, Seat
@@ -58,8 +57,6 @@ ENCODED: Final[tuple[Any, ...]] = (
     Aggregate,
     Configuration,
     EnclaveConfiguration,
-    EnclaveOffer,
-    EnclaveReceipt,
     Layout,
     OneHotOpening,
     OneHotProof,

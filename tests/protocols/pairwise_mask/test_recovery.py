@@ -425,7 +425,12 @@ def test_a_complaint_that_is_not_its_senders_is_refused(spoil: str) -> None:
     with pytest.raises(PeerError) as caught:
         session.server.receive(victim, spoilt.encode())
     assert caught.value.culprits == unverified(victim)
-    assert session.server.faults == (caught.value,)
+    (fault,) = session.server.faults
+    assert (fault.reason, fault.sentence, fault.culprits) == (
+        caught.value.reason,
+        str(caught.value),
+        caught.value.culprits,
+    )
 
 
 @pytest.mark.parametrize("suite", Suite)
