@@ -18,7 +18,6 @@ from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
-from secagg.protocols.one_message.journal import Entry, Event, Journal
 
 import ideal
 from indexing_cast import shallow, signing_key_of
