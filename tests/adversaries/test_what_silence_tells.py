@@ -83,7 +83,7 @@ def bisected(name: str, value: int, weight: int, changes: Callable[[int], dict[s
     return seen
 
 
-@pytest.mark.parametrize("name", ["one message", "one message, certified"])
+@pytest.mark.parametrize("name", ["one message"])
 def test_bounds_that_are_bisected_tell_no_constant(name: str) -> None:
     """A client whose value lay outside was silent: ten rounds told its value."""
     bounds: Callable[[int], dict[str, Any]] = lambda middle: {"bounds": ((-middle, middle),)}  # noqa: E731

@@ -18,6 +18,7 @@ ROOMS = ("secagg.crypto", "secagg.session", "secagg.protocols")
 OF_SECRETS = re.compile(
     r"expose\(\)|\b_tag\(|commit_to|commitment\b|vector_digest\b|recover_root\(|keys\.mask\.encoded|\bbefore\b"
     r"|_said\.get\(sender, b"
+    r"|_marks?\b"
 )
 """What a tag, a commitment, or a digest of what a client sent before looks like in this house."""
 OPENED_BY_WHO_COMMITTED = {

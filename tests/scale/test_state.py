@@ -44,7 +44,7 @@ def test_a_sum_is_forgotten_from_its_offer_on(tmp_path: Path, monkeypatch: pytes
     done, unlink = list[str](), Path.unlink
 
     def removed(self: Path, *, missing_ok: bool = False) -> None:
-        done.append(self.name)
+        done.append(self.name.removesuffix(".erased"))
         unlink(self, missing_ok=missing_ok)
 
     def flushed(_: Path) -> None:

@@ -194,7 +194,8 @@ def test_held_shares_are_wiped_and_not_printed() -> None:
     share = held(FIVE, 1)
     assert repr(share) == "<HeldShare of holder 1>"
     share.wipe()
-    assert not share.secret_words().any()
+    with pytest.raises(Misuse, match="wiped"):
+        share.secret_words()
 
 
 # --- The field -------------------------------------------------------------------------------------------------------
