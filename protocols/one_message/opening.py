@@ -59,7 +59,7 @@ from .masks import (
     subtract_wide,
     word_count,
 )
-from .parameters import DEVIATIONS, FIELD, Parameters, pieces_of
+from .parameters import DEVIATIONS, FIELD, MOST_NOISE_ENERGY, Parameters, energy_factor, least_guard_bits, pieces_of
 from .sharing import (
     CHALLENGE_BYTES,
     challenge_weights,
@@ -77,8 +77,7 @@ if TYPE_CHECKING:
     from .messages import Upload
 
 
-LEAST_ENERGY: Final = 1.5
-_FAILURE_BITS: Final = 40
+_NOISE_BITS: Final = 62
 _WIDE_PLANE: Final = 32
 _SUM_OF_NARROW_PLANES: Final = 1 << 16
 """Number of values of 16 bits that add up in 32."""
@@ -237,21 +236,9 @@ class OpenedSum:
             rounded -= np.uint64(count // 2)
 
 
-def energy_factor(coefficients: int) -> float:
-    """Return how many times its mean the noise's energy may reach: 1.5, more where few coefficients vary more.
-
-    The squares of m sub-Gaussian values exceed f times their mean with a chance below exp(-m (f - 1 - ln f) / 2).
-    """
-    due = 2 * _FAILURE_BITS * math.log(2) / coefficients
-    factor = LEAST_ENERGY
-    while factor - 1 - math.log(factor) < due:
-        factor *= 1.05
-    return factor
-
-
 def _center(parameters: Parameters, words: list[Word], count: int) -> None:
     """Remove the bias of rounding, centre the noise of each exact segment and refuse too much of it."""
-    energy, coefficients = 0.0, 0
+    energy, coefficients = 0, 0
     bias = count // 2 if parameters.dropped_bits else 0
     for index, segment in enumerate(parameters.segments):
         if segment.fine_bits:
@@ -260,13 +247,35 @@ def _center(parameters: Parameters, words: list[Word], count: int) -> None:
         part, lowest = [word[first:end] for word in words], lowest_bit(parameters, index)
         center(part, lowest, bias)
         coefficients += end - first
-        # Of a segment with many spare bits the lowest 62 tell as much as all.
-        bits = min(lowest, 62)
-        noise = field_of(part, lowest - bits, bits).astype(np.float64) - 2.0 ** (bits - 1)
-        energy += float(np.square(noise * 2.0 ** (lowest - bits)).sum())
+        for start in range(0, end - first, VALUES_AT_ONCE):
+            some = [word[start : start + VALUES_AT_ONCE] for word in part]
+            energy += noise_energy(some, lowest, least_guard_bits(parameters.capacity, parameters.dropped_bits))
     expected = coefficients * count * parameters.noise_variance
-    if energy > energy_factor(coefficients) * expected:
+    # The zeros are counted for no more noise than that, however few coefficients there are.
+    if energy > min(energy_factor(coefficients), MOST_NOISE_ENERGY) * expected:
         raise WrongSecret("it leaves more noise than honest uploads have")
+
+
+def noise_energy(words: list[Word], lowest: int, bits: int) -> int:
+    """Return the sum of the squares of noise below bit ``lowest``, to which half of its range was added.
+
+    Raises:
+        WrongSecret: some noise is outside of its lowest ``bits`` bits, in which that of honest uploads is.
+    """
+    low = field_of(words, 0, bits).astype(np.int64)
+    if bits == lowest:
+        low -= 1 << (bits - 1)
+    else:
+        # Above those bits noise is all zeros or all ones, but for the half that was added to it.
+        is_negative = (low >> (bits - 1)).astype(bool)
+        for start in range(bits, lowest, _NOISE_BITS):
+            size = min(_NOISE_BITS, lowest - start)
+            half = 1 << (size - 1) if start + size == lowest else 0
+            due = np.where(is_negative, np.uint64(low_bits(size) ^ half), np.uint64(half))
+            if (field_of(words, start, size) != due).any():
+                raise WrongSecret("it leaves more noise than honest uploads have")
+        low -= is_negative.astype(np.int64) << bits
+    return int(np.dot(low, low))
 
 
 Sums = list[RingVector]

@@ -148,8 +148,11 @@ DEVIATIONS: Final = 10
 LEAST_SECURITY: Final = 128
 UNNOTICED_BITS: Final = 64
 """No wrong sum of secrets passes for the right one, but with a chance of 2^-64 over the public polynomials."""
-_MOST_NOISE_ENERGY: Final = 2.1
-"""Largest energy of the noise as a multiple of its mean, in as many coefficients as there are with those zeros."""
+LEAST_NOISE_ENERGY: Final = 1.5
+MOST_NOISE_ENERGY: Final = 2.1
+"""Energy of the noise, as a multiple of its mean, that an opened sum may have: the least where there are many
+coefficients, and the most, for which the zeros behind the weight are counted."""
+_FAILURE_BITS: Final = 40
 SEED_BYTES: Final = 32
 WORD_BYTES: Final = 2
 CHECK_WORDS: Final = 8
@@ -166,6 +169,11 @@ class Committee:
     threshold: int
     packing: int
     quorum: int
+
+    @property
+    def stands(self) -> int:
+        """Number of holders that may be lost before a sum, or during it, that is still opened."""
+        return self.holders - max(self.threshold, self.quorum)
 
     def require(self) -> None:
         """Refuse thresholds with which a server could combine answers for several lists."""
@@ -279,7 +287,7 @@ class Parameters:
         that is not too long; all bits below the values, or known, have to come out as honest noise.
         """
         weight, spread = self.inputs - 1, math.sqrt(self.capacity)
-        noise_bits = _bits_of_entry(spread * math.sqrt(_MOST_NOISE_ENERGY * self.noise_variance))
+        noise_bits = _bits_of_entry(spread * math.sqrt(MOST_NOISE_ENERGY * self.noise_variance))
         missing = UNNOTICED_BITS + self.degree * _bits_of_entry(spread * math.sqrt(NORM_FACTOR) * SIGMA)
         for index, (segment, k) in enumerate(zip(self.segments, self.per_coefficient, strict=True)):
             if index != weight and not segment.fine_bits:
@@ -391,6 +399,18 @@ class Parameters:
             raise InvalidParameters(
                 f"{self.coefficients} coefficients exceed {MAXIMUM_COEFFICIENTS}; divide the layout"
             )
+
+
+def energy_factor(coefficients: int) -> float:
+    """Return how many times its mean the noise's energy may reach: 1.5, more where few coefficients vary more.
+
+    The squares of m sub-Gaussian values exceed f times their mean with a chance below exp(-m (f - 1 - ln f) / 2).
+    """
+    due = 2 * _FAILURE_BITS * math.log(2) / coefficients
+    factor = LEAST_NOISE_ENERGY
+    while factor - 1 - math.log(factor) < due:
+        factor *= 1.05
+    return factor
 
 
 def _bits_of_entry(radius: float) -> float:

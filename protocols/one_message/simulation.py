@@ -47,7 +47,8 @@ def describe(session: Server) -> tuple[str, ...]:
         ),
         (
             f"{len(record.holders)} holders, of whom any {record.threshold} open a sum and {record.corrupted} with the "
-            f"server learn nothing else; {record.quorum} sign a list first"
+            f"server learn nothing else; {record.quorum} sign a list first; "
+            f"{record.committee.stands} of them may be lost"
         ),
         *(() if noise is None else noise.sentences()),
     )
@@ -216,6 +217,7 @@ def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
         plan=f"masks of degree {parameters.degree} modulo 2^{parameters.modulus_bits} with {parameters.guard_bits} "
         f"guard bits, {parameters.security_bits:.0f} bits of security by our estimate; {settings.holders} holders, of "
         f"whom any {parameters.threshold} open a sum and {parameters.corrupted} may be corrupted; "
+        f"{parameters.committee.stands} may be lost; "
         "a coefficient for each value, because no bounds are set",
         payload_bytes=layout.payload_bytes,
         up_bytes=sent + parameters.upload_bytes,

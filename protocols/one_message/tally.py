@@ -584,7 +584,9 @@ class Tally(Confined):
         said = [f"{HolderId(one)} refused: {self.refusals[one]}" for one in away if one in self.refusals]
         missing = ", ".join(str(HolderId(one)) for one in away if one not in self.refusals)
         why = "; ".join([*said, f"missing: {missing}"] if missing else said)
-        return ThresholdNotMet(needed=self.needed, present=len(there), what=f"holders ({why})")
+        committee = self.agreement.record.committee
+        stands = f"of {committee.holders}, of whom a sum stands {committee.stands} lost"
+        return ThresholdNotMet(needed=self.needed, present=len(there), what=f"holders {stands} ({why})")
 
     def _go_to(self, state: State) -> None:
         if state not in TRANSITIONS[self.state][1]:

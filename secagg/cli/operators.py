@@ -121,7 +121,8 @@ def sign_record(options: argparse.Namespace) -> int:
     durable.replace(options.out, record.signed(authority).encode(), durable.PUBLIC)
     print(
         f"epoch {record.number}: {len(record.holders)} holders, {record.threshold} open a sum, {record.quorum} sign a "
-        f"list first; any {record.corrupted} of them with the server learn nothing else"
+        f"list first; {record.committee.stands} may be lost; any {record.corrupted} of them with the server learn "
+        "nothing else"
     )
     return 0
 

@@ -39,6 +39,8 @@ from .plugs import NodeSide, ServerSide
 from .settings import PREFIX, SUITES
 
 _PAUSE: Final = 1.0
+_ASKED_AGAIN: Final = (MessageKind.ONE_MESSAGE_LIST, MessageKind.ONE_MESSAGE_CERTIFIED_LIST)
+"""Requests that all holders get alike, and those that did not answer get again."""
 
 
 def opened(side: ServerSide) -> ServerSession:
@@ -83,6 +85,7 @@ class StandingHolders:
         """Ask nobody yet; ``patience`` is the seconds that a holder may be silent, and that too few are waited for."""
         self._record, self._sockets, self._patience = record, sockets, patience
         self._helpers = NumberedHelpers(dict(enumerate(sockets)), patience, self._log)
+        self._list, self._heard = b"", set[int]()
 
     def keys(self, subject: Subject, kept: Path) -> tuple[bytes, ...]:
         """Return what the holders that answer publish, and nothing for the others.
@@ -119,7 +122,7 @@ class StandingHolders:
     def ask_all(self, requests: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
         """Return the answers that came; of what follows an upload, wait until enough did."""
         needed, waited = self._needed, time.monotonic()
-        left, answered = dict(requests), len(self._sockets) - len(requests)
+        left, answered = dict(requests), self._answered_to(requests)
         refusals = dict[int, bytes]()
         while left:
             for position, answer in self._helpers.ask_all(left):
@@ -127,13 +130,13 @@ class StandingHolders:
                     refusals[position] = answer
                     continue
                 del left[position]
-                answered += 1
+                answered.add(position)
                 yield position, answer
             if not left:
                 return
             kinds = {message_kind(request) for request in left.values()}
             is_over = time.monotonic() - waited > self._patience or MessageKind.ONE_MESSAGE_OFFER in kinds
-            if answered >= needed or is_over:
+            if len(answered) >= needed or is_over:
                 yield from ((position, refusals[position]) for position in left if position in refusals)
                 return
             LOG.error(
@@ -142,6 +145,16 @@ class StandingHolders:
                 *(self._named(left), needed, self._patience - (time.monotonic() - waited)),
             )
             time.sleep(_PAUSE)
+
+    def _answered_to(self, requests: Mapping[int, bytes]) -> set[int]:
+        """Return who has answered a list that all were asked about; those that were lost have answered nothing."""
+        asked = set(requests.values())
+        if len(asked) != 1 or message_kind(*asked) not in _ASKED_AGAIN:
+            return set()
+        (request,) = asked
+        if self._list != request:
+            self._list, self._heard = request, set[int]()
+        return self._heard
 
     def _log(self, position: int, error: Exception) -> None:
         LOG.warning("%s does not answer: %s", self._named([position]), str(error))

@@ -11,7 +11,6 @@ import pytest
 
 from secagg.blame import unverified
 from secagg.contract import Layout, RingSegment
-from secagg.crypto.hpke import sealing_key
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
 from secagg.errors import MalformedMessage, PeerError, PeerMisbehaved, Reason
@@ -117,9 +116,9 @@ def test_words_that_are_no_field_elements_do_not_open() -> None:
     upload = Upload.decode(world.upload(bad, offer))
     position = 4
     with Secret("share", b"\xff" * agreement.parameters.share_bytes(position)) as words:
-        sealed = sealing_key(agreement.record.suite, agreement.epoch.keys[position].sealing_key).seal(
-            words, sealing_info(agreement, upload.header, position)
-        )
+        key = agreement.epoch.sealing_keys[position]
+        assert key is not None
+        sealed = key.seal(words, sealing_info(agreement, upload.header, position))
     altered = replace(upload, sealed=(*upload.sealed[:position], sealed))
     server = world.collected(offer, uploads={bad: signed_again(world, offer, bad, altered)})
     judged = {p: Receipt.decode(server.receipts[p][-1]).judged[0].verdict for p in range(5)}

@@ -15,7 +15,7 @@ import pytest
 from secagg.errors import AuthenticationFailed, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.protocols.one_message import configuration
-from secagg.protocols.one_message.configuration import Offer
+from secagg.protocols.one_message.configuration import HolderSignature, Offer
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.masks import EpochRing, epoch_ring
 from secagg.protocols.one_message.messages import Upload
@@ -24,7 +24,6 @@ from secagg.protocols.one_message.parameters import FIELD
 from secagg.protocols.one_message.requests import (
     Answer,
     CertifiedList,
-    HolderSignature,
     Listed,
     ListSignature,
     UploadList,

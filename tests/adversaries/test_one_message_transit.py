@@ -76,7 +76,7 @@ def test_on_the_way_to_a_holder_and_back(kind: MessageKind, mode: SecurityMode) 
     found = 0
     for part in parts():
         world = InsecureSum(SumSetup(mode=mode))
-        link, left = Link(world, kind, part), list[SecAggError]()
+        link, left = Link(world, kind, part), list[object]()
         try:
             session = world.session(link.ask_all)
             for client in world.setup.clients:

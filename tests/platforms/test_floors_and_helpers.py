@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +22,13 @@ from secagg.platforms import floors
 from secagg.platforms.client_round import begun_app
 from secagg.platforms.floors import NodeSettings
 from secagg.platforms.keys import make_identities
+from secagg.platforms.one_message_plug import StandingHolders
 from secagg.platforms.round_task import Rounds
 from secagg.platforms.settings import SecAggSettings
 from secagg.session.ledger import Spent
 from secagg.session.sealed_state import StateDirectory
 from secagg.session.store import Store
+from tests.harness.one_message_sums import InsecureSum, SumSetup
 
 STRICTER: dict[str, Any] = {
     "minimum_threshold": 3,
@@ -244,3 +246,33 @@ def test_an_enclave_that_says_nothing_is_let_go(tmp_path: Path, silent: Path) ->
     task = Rounds(settings).begun(model, clients=5, task="run", number=1, weighted_by="n")
     with ExitStack() as resources, pytest.raises(ConnectionError, match="timed out"):
         task.opened(5, frozenset(), SystemCoins(), resources)
+
+
+# --- Holders that are waited for --------------------------------------------------------------------------------------
+
+
+def test_lost_holders_count_as_no_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of eight holders one was lost before, and two answer late: the list is asked for until six have answered."""
+    world = InsecureSum(SumSetup(holders=8, corrupted=1, absent=1))
+    assert max(world.record.threshold, world.record.quorum) == 6
+    holders = StandingHolders(world.record, tuple(tmp_path / str(at) for at in range(8)), patience=60)
+    late, asked = {5, 6}, list[set[int]]()
+
+    class Helpers:
+        def ask_all(self, requests: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
+            asked.append(set(requests))
+            if len(asked) > 2:
+                late.clear()
+            return [(at, b"SAGG\1\0\x6b") for at in requests if at not in late]
+
+    monkeypatch.setattr(holders, "_helpers", Helpers())
+    monkeypatch.setattr("secagg.platforms.one_message_plug._PAUSE", 0.0)
+    request = b"SAGG\1\0\x6a" + bytes(32)
+    answers = dict(holders.ask_all(dict.fromkeys(range(7), request)))
+    assert set(answers) == set(range(7))
+    assert asked == [set(range(7)), {5, 6}, {5, 6}]
+    # The same list again, of a sum that goes on: those that answered it count.
+    late |= {6}
+    asked.clear()
+    assert dict(holders.ask_all({6: request})) == {}
+    assert asked == [{6}]

@@ -12,16 +12,17 @@ from secagg.contract import Layout, RingSegment
 from secagg.errors import InvalidParameters, MalformedMessage
 from secagg.protocols.one_message import parameters, session
 from secagg.protocols.one_message.lattice import greatest_modulus_bits
-from secagg.protocols.one_message.opening import energy_factor
 from secagg.protocols.one_message.parameters import (
     LEAST_FINE_BITS,
     LEAST_SECURITY,
     MAXIMUM_COEFFICIENTS,
     MAXIMUM_DROPPED_BITS,
     MAXIMUM_HOLDERS,
+    MOST_NOISE_ENERGY,
     Committee,
     Parameters,
     Values,
+    energy_factor,
     greatest_capacity,
     least_guard_bits,
     least_quorum,
@@ -137,6 +138,7 @@ def test_so_many_secrets_and_no_more_leave_what_honest_ones_leave(segments: list
             below = made.guard_bits if segment.bounds else made.modulus_bits - segment.ring_bits
             zeros = count - 1 if index == made.inputs - 1 else 0
             known += count * below + zeros * (made.modulus_bits - below)
+    assert energy_factor(exact) <= MOST_NOISE_ENERGY
     noise = ball_bits(exact, energy_factor(exact) * exact * capacity * made.noise_variance)
     assert secrets + noise - known < -64
     assert made.with_witnesses() == made

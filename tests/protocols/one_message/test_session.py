@@ -42,8 +42,8 @@ class Standing:
                 yield position, answer
 
 
-def opened(world: InsecureSum, standing: Standing | None) -> Server:
-    return world.session(None if standing is None else standing.ask_all, delivered_at_once=2)
+def opened(world: InsecureSum, standing: Standing) -> Server:
+    return world.session(standing.ask_all, delivered_at_once=2)
 
 
 def carry(session: Server, clients: Mapping[ClientId, ClientSession], gone: Mapping[str, set[int]]) -> None:
@@ -96,9 +96,8 @@ def test_a_holder_that_refuses_is_named_with_what_it_said() -> None:
     world = InsecureSum(SumSetup())
     standing = Standing(world)
     standing.refusing, standing.away = {1}, {0}
-    with pytest.raises(
-        ThresholdNotMet, match=r"holders \(holder/1 refused: this holder insists on more clients; missing: holder/0\)"
-    ):
+    said = r"a sum stands 1 lost \(holder/1 refused: this holder insists on more clients; missing: holder/0\)"
+    with pytest.raises(ThresholdNotMet, match=said):
         opened(world, standing)
     standing.away = set()
     session = opened(world, standing)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,8 +24,15 @@ from secagg.errors import (
 from secagg.protocols.one_message import masks, opening
 from secagg.protocols.one_message.lattice import LARGEST
 from secagg.protocols.one_message.masks import EpochRing
-from secagg.protocols.one_message.opening import OpenedSum, Opening, SumOfSecrets, WrongSecret, energy_factor
-from secagg.protocols.one_message.parameters import DEVIATIONS, LEAST_FINE_BITS, Parameters, Values, least_guard_bits
+from secagg.protocols.one_message.opening import OpenedSum, Opening, SumOfSecrets, WrongSecret, noise_energy
+from secagg.protocols.one_message.parameters import (
+    DEVIATIONS,
+    LEAST_FINE_BITS,
+    Parameters,
+    Values,
+    energy_factor,
+    least_guard_bits,
+)
 from secagg.protocols.one_message.session import choose_committee, plan
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.one_message_sums import Total, opened_by
@@ -240,6 +248,34 @@ def test_energy_may_vary_more_where_there_are_few_coefficients() -> None:
     assert energy_factor(1) > 50
 
 
+def centred(noise: Sequence[int], lowest: int) -> list[Any]:
+    """Return coefficients whose lowest bits are noise, with half of its range added; above it are values."""
+    whole = [(7 << lowest) + (1 << (lowest - 1)) + one for one in noise]
+    return [np.array([one >> shift & (1 << 64) - 1 for one in whole], np.uint64) for shift in (0, 64)]
+
+
+@pytest.mark.parametrize("lowest", [9, 10, 40, 62, 63, 64, 65, 66, 71, 72, 100, 104])
+def test_the_energy_of_noise_is_exact_below_rings_of_any_width(lowest: int) -> None:
+    bits = 9
+    small = [0, 1, -1, 200, -256, 255, 17]
+    assert noise_energy(centred(small, lowest), lowest, bits) == sum(one * one for one in small)
+    for place in range(bits - 1, lowest - 1):
+        for sign in (1, -1):
+            wrong = [*small, sign * (1 << place) - (sign < 0)]
+            with pytest.raises(WrongSecret, match="more noise"):
+                noise_energy(centred(wrong, lowest), lowest, bits)
+
+
+def test_a_wrong_secret_is_noticed_in_a_ring_of_64_bits() -> None:
+    """Its noise has 40 bits and more below the values; a liar moves each of the zeros by 2^16."""
+    made = plan([Values(3, 64)], 24, choose_committee(5, 1), degrees=(4096,))
+    parameters = replace(made, modulus_bits=104)
+    lowest = parameters.modulus_bits - 64
+    assert lowest > parameters.guard_bits
+    with pytest.raises(WrongSecret, match="more noise"):
+        noise_energy(centred([1 << 16] * 400, lowest), lowest, least_guard_bits(24, parameters.dropped_bits))
+
+
 def test_malformed_uploads_change_nothing() -> None:
     parameters = plan([Values(9, 15)], 3, choose_committee(5, 1), degrees=(1024,))
     assert parameters.runs[0].plane_bits[-1] < 8
@@ -438,11 +474,11 @@ def test_a_wrong_secret_that_leaves_the_guard_bits_is_noticed_by_the_check_words
     wrong = secrets.copy()
     wrong[5] += 1
 
-    def much(_: int) -> float:
-        return 1e18
+    def nothing(*_: object) -> int:
+        return 0
 
     # A liar that leaves the few exact coefficients alone would be seen by nothing else.
-    monkeypatch.setattr(opening, "energy_factor", much)
+    monkeypatch.setattr(opening, "noise_energy", nothing)
     with pytest.raises(WrongSecret, match="check words"):
         opened_by(ring, total, wrong)
 
