@@ -15,7 +15,7 @@ import pytest
 from secagg.blame import unverified
 from secagg.contract import Aggregate
 from secagg.crypto.ring import add_into, reduce_into
-from secagg.errors import AuthenticationFailed, PeerError, SecAggError
+from secagg.errors import AuthenticationFailed, Fault, PeerError, SecAggError
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.configuration import WORST_CASE_CHECK_WORDS
@@ -87,11 +87,11 @@ def outcome(session: InsecurePairwiseSession) -> tuple[Aggregate | None, SecAggE
         return None, error
 
 
-def blamed(session: InsecurePairwiseSession) -> list[PeerError]:
-    told = [*session.server.faults, *(error for _, error in session.refusals)]
-    told += [error for errors in session.errors.values() for error in errors]
-    told += [error for client in session.clients.values() for error in client.faults]
-    return [error for error in told if isinstance(error, PeerError)]
+def blamed(session: InsecurePairwiseSession) -> list[Fault]:
+    told = [Fault.of(error) for _, error in session.refusals]
+    told += [Fault.of(error) for errors in session.errors.values() for error in errors]
+    clients = [fault for client in session.clients.values() for fault in client.faults]
+    return [*session.server.faults, *told, *clients]
 
 
 @pytest.mark.parametrize(("mode", "suite", "kind"), CASES)
