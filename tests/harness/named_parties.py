@@ -120,17 +120,17 @@ class _Scope:
         self._inner = list[Function]()
         self._own = list(self._nodes_of(node))
         if not isinstance(node, ast.Module):
-            for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
-                self._values[each.arg] = [] if is_set(each) else [None]
+            for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+                self._values[argument.arg] = [] if is_set(argument) else [None]
         for each in self._own:
             match each:
                 case ast.Assign(targets=targets, value=value):
                     for target in targets:
                         self._bind(target, value)
-                case (
-                    ast.AnnAssign(target=target, value=ast.expr() as value) | ast.AugAssign(target=target, value=value)
-                ):
-                    self._bind(target, value)
+                case ast.AnnAssign(target=place, value=ast.expr() as given):
+                    self._bind(place, given)
+                case ast.AugAssign(target=place, value=given):
+                    self._bind(place, given)
                 case _:
                     pass
 

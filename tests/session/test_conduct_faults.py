@@ -15,7 +15,7 @@ from secagg.blame import unverified
 from secagg.conformance.sessions import LAWS, SessionCandidate, check_law, check_sessions
 from secagg.contract import Payload
 from secagg.crypto.secret import Secret
-from secagg.errors import ContractViolation, Misuse, PeerError, Reason
+from secagg.errors import ContractViolation, Fault, Misuse, PeerError, Reason
 from secagg.identifiers import ClientId, Party, ServerId
 from secagg.protocols.two_servers import release
 from secagg.session.roles import LateUpdate, Released, ServerSession, Subject, Turnout
@@ -115,7 +115,7 @@ class RacesWithItself(PlainServerSession):
 class PutsOut(PlainServerSession):
     """Puts a client out for what the network did to its answer."""
 
-    def _record(self, *errors: PeerError, who: object = None) -> None:
+    def _record(self, *errors: PeerError, who: Party | None = None) -> None:
         super()._record(*errors, who=who)
         if isinstance(who, ClientId):
             self._leave(who)
@@ -124,14 +124,15 @@ class PutsOut(PlainServerSession):
 class RecordsEverything(PlainServerSession):
     """Keeps a fault as often as it comes."""
 
-    def _record(self, *errors: PeerError, who: object = None) -> None:
-        super()._record(*errors, who=(who, len(self._faults)))
+    def _record(self, *errors: PeerError, who: Party | None = None) -> None:
+        for error in errors:
+            self._faults[len(self._faults), "", error.reason] = Fault.of(error, sender=who)
 
 
 class RecordsNothing(PlainServerSession):
     """Keeps no faults."""
 
-    def _record(self, *errors: PeerError, who: object = None) -> None:
+    def _record(self, *errors: PeerError, who: Party | None = None) -> None:
         """Forget them."""
 
 
