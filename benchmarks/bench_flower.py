@@ -40,8 +40,8 @@ CORRUPTED = 7
 ROUNDS = 5
 KEYS = Path("build/bench-flower-keys")
 SETTINGS: dict[str, dict[str, Any]] = {
-    "full graph": {"maximum_weight": 1000},
-    "sparse graph": {"topology": "sparse", "corrupted": CORRUPTED, "maximum_weight": 1000},
+    "full graph": {},
+    "sparse graph": {"topology": "sparse", "corrupted": CORRUPTED},
     "sparse graph, 8 bits": {
         "topology": "sparse",
         "corrupted": CORRUPTED,

@@ -7,7 +7,7 @@ import {
   SEGMENT, agree, derive, drawUpTo, expand, isCanonical, isLowOrder, keyPair, open, random, seal,
   sha256, shakeWords, streamKey, verify,
 } from "./crypto.js";
-import { addMasks, arrayOf, checkWords, pack, scale, wordBytes } from "./ring.js";
+import { addMasks, arrayOf, checkWords, pack, wordBytes } from "./ring.js";
 import { PRIME, deal, fieldElement } from "./shamir.js";
 import { floorsOf, requireParameters } from "./thresholds.js";
 import {
@@ -35,7 +35,7 @@ export const FLOORS = Object.freeze({
  * What a session is about; what is left out is not compared.
  * @typedef {object} OwnValues
  * @property {number[][]} [layout] bits and length of each segment @property {Uint8Array} [layoutVersion]
- * @property {number} [capacity] the largest total weight that the codes have room for
+ * @property {number} [capacity] the most clients that the codes have room for
  */
 /** @typedef {Partial<import("./wire.js").Subject> & OwnValues} About */
 
@@ -49,7 +49,7 @@ const KIND = Object.freeze({
 });
 /** The kind that is expected once the session is over. */
 const OVER = -1;
-const FORMAT = 2;
+const FORMAT = 3;
 const [KEY, DIGEST, SIGNATURE] = [32, 32, 64];
 /** Two shares, sealed. */
 const SEALED = 80;
@@ -82,7 +82,6 @@ const OFFER = {
   quorum: number(4),
   minimumCohort: number(4),
   population: number(4),
-  weight: number(4),
   layout: sized(MOST.layout),
   checkWords: number(1),
   application: bytes(DIGEST),
@@ -108,14 +107,13 @@ export function readOffer(message) {
     [offer.task.length, 1, MOST.task],
     [population, 2, isSparse ? 2 ** 20 : 65535],
     [offer.minimumCohort, 2, population],
-    [population * offer.weight, population, 2 ** 47],
     [offer.checkWords, 8, 64],
     [degree, isSparse ? 2 : 0, isSparse ? Math.min(population - 1, 65535) : 0],
     [offer.threshold, 2, isSparse ? degree : population - 1],
     [committee, 0, isActive ? population : 0],
     [offer.quorum, Number(isActive), isActive ? committee || population : 0],
     [Number(offer.authority.some(Boolean)), Number(isActive), Number(isActive)],
-    [parts.reduce((sum, each) => sum + each, 1), 2, MOST_PARTS], // one more for the weight
+    [parts.reduce((sum, each) => sum + each, 1), 2, MOST_PARTS], // one more for the count
   ];
   must(
     degree % 2 === 0 && ranges.every(([value, least, most]) => value >= least && value <= most),
@@ -247,17 +245,15 @@ export class PairwiseClient {
    * @param {() => Words[] | Promise<Words[]>} own.input makes the vectors, after every check
    * @param {Identity} [own.identity] for active mode
    * @param {Partial<Floors>} [own.floors]
-   * @param {number} [own.weight]
    * @param {import("./crypto.js").Coins} [own.coins]
    * @param {About} [own.about] what the session is about, as this client knows it
    */
-  constructor({ id, input, identity, floors, weight = 1, coins = random, about = {} }) {
+  constructor({ id, input, identity, floors, coins = random, about = {} }) {
     this.id = id;
     this.me = integer(id, 8);
     this.input = input;
     this.identity = identity;
     this.floors = floorsOf(FLOORS, floors);
-    this.weight = weight;
     this.coins = coins;
     this.about = about;
   }
@@ -387,7 +383,7 @@ export class PairwiseClient {
 
   /** Refuse a session about something else, or below a floor. @param {Offer} offer */
   #requireFloors(offer) {
-    const { floors, identity, weight } = this;
+    const { floors, identity } = this;
     const { layout, layoutVersion, capacity = Infinity } = this.about;
     const mode = offer.isActive ? "active" : "semi_honest";
     const degree = offer.isSparse ? offer.degree : offer.population - 1;
@@ -398,7 +394,7 @@ export class PairwiseClient {
     const conditions = [
       [!layout || `${layout}` === `${shape}`, "the offer has another layout than this client's values"],
       [!layoutVersion || equal(offer.layoutVersion, layoutVersion), "the offer has another version of the layout"],
-      [offer.population * offer.weight <= capacity, "more clients than the codes have room for"],
+      [offer.population <= capacity, "more clients than the codes have room for"],
       [floors.modes.includes(mode), `${mode} mode is below a floor`],
       [offer.minimumCohort >= floors.minimumCohort, `a cohort of ${offer.minimumCohort} is below a floor`],
       [offer.population <= floors.maximumPopulation, "the population is above a floor"],
@@ -407,8 +403,6 @@ export class PairwiseClient {
       [length <= floors.maximumLength, `${length} values are above a floor`],
     ];
     for (const [holds, sentence] of conditions) must(holds, "below_floor", sentence);
-    const isWeight = Number.isSafeInteger(weight) && weight >= 1 && weight <= offer.weight;
-    must(isWeight, "layout_mismatch", `a weight of ${weight} is not in 1..${offer.weight}`);
     must(
       !offer.isActive || (identity && equal(offer.authority, identity.authority)),
       "parameter_out_of_range", "active mode takes a key, certified by the authority of the offer",
@@ -652,21 +646,19 @@ export class PairwiseClient {
     return Promise.all([streamOf(1, key), ...edges]);
   }
 
-  /** The input times the weight, and the weight, each with its check words. */
+  /** The input and a count of 1, each with its check words. */
   async #inputVectors() {
-    const { offer, weight } = this;
+    const { offer } = this;
     const input = await this.input();
     must(input.length === offer.segments.length, "layout_mismatch", "the input has another layout");
     const segments = offer.segments.map(({ bits, length }, i) => {
       const values = input[i];
       const fits = values instanceof arrayOf(bits) && values.length === length;
       must(fits, "layout_mismatch", `segment ${i} of the input has another length or type`);
-      scale(values, bits, weight);
       return { bits, values };
     });
-    const weightBits = BigInt(offer.population * offer.weight).toString(2).length;
-    const last = arrayOf(weightBits).of(weightBits > 32 ? BigInt(weight) : weight);
-    segments.push({ bits: weightBits, values: last });
+    const bits = offer.population.toString(2).length;
+    segments.push({ bits, values: arrayOf(bits).of(1) });
     return Promise.all(segments.map(async ({ bits, values }, i) => {
       const count = Math.max(offer.checkWords, Math.ceil(64 / bits));
       const key = await expand(this.context, bind("check-vector", integer(i, 4)), 16);

@@ -28,16 +28,6 @@ export function reduce(vector, p) {
   return vector;
 }
 
-/** Multiply a vector by a weight, in place. @param {any} vector @param {number} p @param {number} weight */
-export function scale(vector, p, weight) {
-  if (weight === 1) return;
-  const factor = /** @type {any} */ (p > 32 ? BigInt(weight) : weight);
-  for (let i = 0; i < vector.length; i++) {
-    vector[i] = p > 32 ? vector[i] * factor : Math.imul(vector[i], factor);
-  }
-  reduce(vector, p);
-}
-
 /** @param {any} vector */
 function negate(vector) {
   for (let i = 0; i < vector.length; i++) vector[i] = -vector[i];

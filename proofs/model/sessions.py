@@ -243,7 +243,6 @@ class Clients:
                     quorum=setup.quorum,
                     minimum_cohort=setup.cohort,
                     maximum_population=setup.population,
-                    maximum_weight=1,
                     layout=LAYOUT,
                     check_words=8,
                     application_digest=self.subjects[attempt].terms_digest,

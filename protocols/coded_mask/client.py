@@ -168,9 +168,8 @@ class Client(Confined):
                 "the sum is about another model than the update was trained from", reason=Reason.BELOW_FLOOR
             )
         # Nothing is refused after that.
-        weights, charge = range(1, configuration.maximum_weight + 1), partial(self._member.charge, configuration)
-        made = self._update.take(configuration.layout, weights, charge=charge)
-        elements = elements_of(configuration, made.payload, made.weight)
+        charge = partial(self._member.charge, configuration)
+        elements = elements_of(configuration, self._update.take(configuration.layout, (1,), charge=charge).payload)
         masked = (elements + held.mask) % FIELD
         elements[:] = held.mask[:] = 0
         held.state = State.SURVIVORS
@@ -196,19 +195,19 @@ class Client(Confined):
         return f"<Client {self.client} {state}>"
 
 
-def elements_of(configuration: Configuration, payload: Payload, weight: int) -> Vector:
-    """Return the weighted values off zero, each as limbs, lowest first, and the weight.
+def elements_of(configuration: Configuration, payload: Payload) -> Vector:
+    """Return the values off zero, each as limbs, lowest first, and a 1 that counts their client.
 
     The server sees sums of limbs. Without the offset they would reveal how many values of a place are below zero.
     """
     parts, bits = list[Vector](), configuration.limb_bits
     for (segment, count), values in zip(configuration.limbs, payload.values, strict=True):
-        scaled = values.astype(np.uint64) * np.uint64(weight) + np.uint64(configuration.offset(segment, count))
-        scaled &= np.uint64(low_bits(segment.modulus_bits))
+        moved = values.astype(np.uint64) + np.uint64(configuration.offset(segment, count))
+        moved &= np.uint64(low_bits(segment.modulus_bits))
         parts += [
-            (scaled >> np.uint64(bits * limb) & np.uint64(low_bits(bits))).astype(np.int64) for limb in range(count)
+            (moved >> np.uint64(bits * limb) & np.uint64(low_bits(bits))).astype(np.int64) for limb in range(count)
         ]
-    return np.concatenate([*parts, np.array([weight], np.int64)])
+    return np.concatenate([*parts, np.ones(1, np.int64)])
 
 
 def _wrong(sentence: str, reason: Reason) -> PeerMisbehaved:

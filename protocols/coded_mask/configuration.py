@@ -46,7 +46,6 @@ class Configuration:
     """T: so many clients and the server learn nothing but the sum."""
     target: int
     """U: so many clients must stay to the end; N - U may drop out."""
-    maximum_weight: int = 1
 
     def __post_init__(self) -> None:
         for is_wrong, sentence in (
@@ -56,7 +55,6 @@ class Configuration:
                 self.privacy < 1 or not self.privacy + LEAST_COHORT <= self.target <= self.population,
                 "1 <= privacy <= target - 2 < population",
             ),
-            (not 1 <= self.maximum_weight < 1 << 20, "a weight is 1 to 2^20 - 1"),
         ):
             if is_wrong:
                 raise InvalidParameters(f"the configuration is refused: {sentence}")
@@ -68,7 +66,7 @@ class Configuration:
         writer.integer(self.round_number, 8).fixed(self.nonce, NONCE_BYTES)
         writer.fixed(self.model_digest, DIGEST_BYTES).fixed(self.application_digest, DIGEST_BYTES)
         writer.integer(list(Suite).index(self.suite), 1).variable(self.layout.encode(), _MAXIMUM_LAYOUT_BYTES)
-        for number in (self.population, self.privacy, self.target, self.maximum_weight):
+        for number in (self.population, self.privacy, self.target):
             writer.integer(number, 4)
         return writer.finish()
 
@@ -77,7 +75,7 @@ class Configuration:
         reader = Reader(message, MessageKind.CODED_MASK_OFFER)
         task, number, nonce = reader.variable(_MAXIMUM_TASK_BYTES), reader.integer(8), reader.fixed(NONCE_BYTES)
         model, application, suite = reader.fixed(DIGEST_BYTES), reader.fixed(DIGEST_BYTES), reader.integer(1)
-        layout, numbers = reader.variable(_MAXIMUM_LAYOUT_BYTES), [reader.integer(4) for _ in range(4)]
+        layout, numbers = reader.variable(_MAXIMUM_LAYOUT_BYTES), [reader.integer(4) for _ in range(3)]
         reader.finish()
         try:
             return cls(task, number, nonce, model, application, list(Suite)[suite], Layout.decode(layout), *numbers)
@@ -107,7 +105,7 @@ class Configuration:
 
     @property
     def length(self) -> int:
-        """Number of elements that one client masks: those of its values, and its weight."""
+        """Number of elements that one client masks: those of its values, and a 1 that counts it."""
         return sum(segment.length * count for segment, count in self.limbs) + 1
 
     @property
@@ -128,7 +126,7 @@ class Configuration:
                     f"the offer is about another {name} than this client's; offer what it trains for",
                     reason=Reason.BELOW_FLOOR,
                 )
-        require_capacity(self.population * self.maximum_weight, subject.capacity)
+        require_capacity(self.population, subject.capacity)
 
 
 # --- Messages ---------------------------------------------------------------------------------------------------------

@@ -141,10 +141,10 @@ class Server(StagedServerSession[Content]):
         pieces = np.stack([self._answers[client] for client in chosen])
         mask = mask_from(pieces, positions, configuration.target - configuration.privacy).reshape(-1)
         values = (self._total - mask[: configuration.length]) % FIELD
-        count, weight = len(self._survivors), int(values[-1])
-        if not count <= weight <= count * configuration.maximum_weight:
+        count, counted = len(self._survivors), int(values[-1])
+        if counted != count:
             raise PeerMisbehaved(
-                "the clients' weights add up to what no weights do: a client lied",
+                f"{count} clients, each of whom counts once, count {counted} together: a client lied",
                 reason=Reason.INPUT_OUT_OF_RANGE,
                 culprits=NOBODY,
             )
@@ -157,7 +157,7 @@ class Server(StagedServerSession[Content]):
                 total += part << np.uint64(configuration.limb_bits * limb)
                 start += segment.length
             vectors.append((total & np.uint64(low_bits(segment.modulus_bits))).astype(segment.ring.word))
-        return Aggregate(configuration.layout, tuple(vectors), count, weight)
+        return Aggregate(configuration.layout, tuple(vectors), count, count)
 
     def _wipe(self) -> None:
         self.state = State.DONE

@@ -37,7 +37,6 @@ class CodedMaskSettings:
     late: int = 0
     """Number of invited clients that never come."""
     minimum_cohort: int = LEAST_COHORT
-    maximum_weight: int = 1
 
     def __post_init__(self) -> None:
         if self.mode is not SecurityMode.SEMI_HONEST:
@@ -65,7 +64,7 @@ class CodedMaskSettings:
                 f"needs {needed}; invite more, or plan for fewer that drop out or are corrupted"
             )
         # Every client refuses more; nobody is invited to that.
-        require_capacity(population * self.maximum_weight, subject.capacity)
+        require_capacity(population, subject.capacity)
         return Configuration(
             task=subject.task,
             round_number=subject.round_number,
@@ -77,7 +76,6 @@ class CodedMaskSettings:
             population=population,
             privacy=privacy,
             target=target,
-            maximum_weight=self.maximum_weight,
         )
 
 

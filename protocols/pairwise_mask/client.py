@@ -358,14 +358,14 @@ class Client(Confined):
                     f"the offer has another {name} than this client; offer what the client trained for",
                     reason=Reason.BELOW_FLOOR,
                 )
-        if configuration.maximum_total_weight > subject.capacity:
+        if configuration.maximum_population > subject.capacity:
             raise InvalidParameters(
-                f"{configuration.maximum_population} clients of weight up to {configuration.maximum_weight} exceed the "
-                f"capacity {subject.capacity} of the decoder; offer fewer clients, smaller weights or a wider ring",
+                f"{configuration.maximum_population} clients exceed the capacity {subject.capacity} of the decoder; "
+                "offer fewer clients or a wider ring",
                 reason=Reason.BELOW_FLOOR,
             )
 
-    def _taken(self, configuration: SessionConfiguration) -> tuple[Payload, int]:
+    def _taken(self, configuration: SessionConfiguration) -> Payload:
         """Ask what may refuse, charge the ledgers and make the update; nothing is refused after that.
 
         Claim PM-7: noise is part of the input, so that it is in the one sum and in nothing else.
@@ -387,9 +387,8 @@ class Client(Confined):
             if member.privacy is not None:
                 member.privacy.charge(noise)
 
-        weights = range(1, configuration.maximum_weight + 1)
-        update = self._update.take(configuration.layout, weights, charge=charge)
-        return update.payload if noise is None else noise.add_to(update.payload, member.coins), update.weight
+        payload = self._update.take(configuration.layout, (1,), charge=charge).payload
+        return payload if noise is None else noise.add_to(payload, member.coins)
 
     def _noise_of(self, configuration: SessionConfiguration) -> ClientNoise | None:
         return noise_of(configuration, self._member.noise, self._member.floors.assumed_corrupted)

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Generic, NamedTuple, Self, TypeVar
 
-from secagg.contract.layout import MAXIMUM_WEIGHT, Layout, RingSegment
+from secagg.contract.layout import Layout, RingSegment
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.mask_expansion import KEY_LIMIT_BYTES, SEGMENT_BYTES, segment_count
-from secagg.crypto.ring import Ring, require_capacity
 from secagg.crypto.shamir import MAX_HOLDERS
 from secagg.errors import (
     InternalError,
@@ -56,8 +55,8 @@ LEAST_CHECK_WORDS: Final = 8
 WORST_CASE_CHECK_WORDS: Final = 40
 _CHECK_BITS = 64
 """The check words of a segment have at least this many bits together, so that a wrong seed does not pass by luck."""
-FORMAT_VERSION: Final = 2
-"""Format of the messages of this protocol: 2 since uploads and answers are signed and clients complain."""
+FORMAT_VERSION: Final = 3
+"""Format of the messages of this protocol: 3 since every upload counts once."""
 _MAXIMUM_TASK_BYTES = 256
 _MAXIMUM_LAYOUT_BYTES = 1 << 21
 NO_DIGEST: Final = bytes(DIGEST_BYTES)
@@ -92,7 +91,6 @@ class SessionConfiguration(Message):
     """Number of them that must sign; 0 in ``semi_honest`` mode."""
     minimum_cohort: Annotated[int, unsigned(4)]
     maximum_population: Annotated[int, unsigned(4)]
-    maximum_weight: Annotated[int, unsigned(4)]
     layout: Annotated[Layout, encoded(Layout, _MAXIMUM_LAYOUT_BYTES)]
     check_words: Annotated[int, unsigned(1)]
     application_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
@@ -111,9 +109,7 @@ class SessionConfiguration(Message):
         require_number("attempt", self.attempt, 0, (1 << 32) - 1)
         require_number("maximum_population", self.maximum_population, LEAST_COHORT, MAXIMUM_POPULATION)
         require_number("minimum_cohort", self.minimum_cohort, LEAST_COHORT, self.maximum_population)
-        require_number("maximum_weight", self.maximum_weight, 1, (1 << 32) - 1)
         require_number("check_words", self.check_words, LEAST_CHECK_WORDS, _CHECK_BITS)
-        require_capacity(self.maximum_total_weight, MAXIMUM_WEIGHT)
         most = self.maximum_population - 1
         match self.topology:
             case Topology.FULL:
@@ -179,18 +175,9 @@ class SessionConfiguration(Message):
         return self.mode is SecurityMode.ACTIVE
 
     @property
-    def maximum_total_weight(self) -> int:
-        return self.maximum_population * self.maximum_weight
-
-    @property
-    def weight_ring(self) -> Ring:
-        """The ring that holds any sum of weights; weights travel inside the masked sum."""
-        return Ring(self.maximum_total_weight.bit_length())
-
-    @property
     def segments(self) -> tuple[RingSegment, ...]:
-        """The masked segments: those of the layout, and the weight."""
-        return (*self.layout.require_rings(), RingSegment(self.weight_ring.modulus_bits, 1))
+        """The masked segments: those of the layout, and a 1 of each contributor, whose sum no population wraps."""
+        return (*self.layout.require_rings(), RingSegment(self.maximum_population.bit_length(), 1))
 
     def check_words_of(self, segment: RingSegment) -> int:
         return max(self.check_words, -(-_CHECK_BITS // segment.modulus_bits))
@@ -305,7 +292,7 @@ def noise_of(configuration: SessionConfiguration, noise: NoiseSettings | None, c
         minimum_cohort=configuration.minimum_cohort,
         capacity=configuration.maximum_population,
         corrupted=corrupted,
-        maximum_weight=configuration.maximum_weight,
+        maximum_weight=1,
     )
 
 

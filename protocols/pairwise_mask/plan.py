@@ -185,10 +185,10 @@ def plan_session(
     mode, corrupted, dropped, late = settings.mode, settings.corrupted, settings.dropped, settings.late
     for name, value in (("population", population), ("corrupted", corrupted), ("dropped", dropped), ("late", late)):
         require_number(name, value, 0, MAXIMUM_POPULATION)
-    if population * settings.maximum_weight > subject.capacity:
+    if population > subject.capacity:
         raise InvalidParameters(
-            f"{population} clients that weigh up to {settings.maximum_weight} add up to more than the codec's capacity "
-            f"of {subject.capacity}; take a wider ring, or invite fewer"
+            f"{population} clients are more than the codec's capacity of {subject.capacity}; take a wider ring, or "
+            "invite fewer"
         )
     bits = settings.least_bits
     require_number(f"privacy_bits in {mode} mode", bits, least_privacy_bits(mode), MAXIMUM_BITS)
@@ -223,7 +223,6 @@ def plan_session(
         quorum=quorum,
         minimum_cohort=minimum_cohort,
         maximum_population=population,
-        maximum_weight=settings.maximum_weight,
         layout=subject.layout,
         check_words=settings.check_words,
         application_digest=settings.bound_to(subject.terms_digest, corrupted),
@@ -339,7 +338,6 @@ class PairwiseSettings(BudgetedNoise):
     """How many more may fail to advertise at all."""
     minimum_cohort: int | None = None
     """The least number of contributors whose sum is released; by default what the dropouts leave."""
-    maximum_weight: int = 1
     privacy_bits: int | None = None
     """The chance that one drawn graph betrays a client is 2^-privacy_bits at most; by default the mode's least."""
     correctness_bits: int = CORRECTNESS_BITS

@@ -448,15 +448,14 @@ def count_revealed_sets(settled: Settled) -> frozenset[frozenset[ClientId]]:
 def release_sum(settled: Settled, total: MaskedVector) -> Aggregate:
     """Return a sum from which every mask was removed, if it agrees with its check words and with who contributed."""
     total.check(settled.roster.context)
-    contributors, configuration = len(settled.contributors), settled.configuration
-    if not contributors <= total.weight <= contributors * configuration.maximum_weight:
+    contributors = len(settled.contributors)
+    if total.count != contributors:
         raise PeerMisbehaved(
-            f"{contributors} contributors have a total weight of {total.weight}, which weights of 1 to "
-            f"{configuration.maximum_weight} do not give",
+            f"{contributors} contributors, each of whom counts once, count {total.count} together",
             reason=Reason.INPUT_OUT_OF_RANGE,
             culprits=NOBODY,
         )
-    return Aggregate(configuration.layout, total.inputs(contributors), contributors, total.weight)
+    return Aggregate(settled.configuration.layout, total.inputs(contributors), contributors, contributors)
 
 
 def remove_masks(

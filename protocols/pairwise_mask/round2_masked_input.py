@@ -30,7 +30,7 @@ from secagg.crypto.key_derivation import expand as expand_secret
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.mask_expansion import accumulate, segment_count
 from secagg.crypto.prime_field import ELEMENT_BYTES
-from secagg.crypto.ring import RingVector, add_into, low_bits, reduce_into
+from secagg.crypto.ring import RingVector, add_into, reduce_into
 from secagg.crypto.secret import Confined, Secret, abandoned_on_error
 from secagg.crypto.shamir import check_value
 from secagg.errors import NOBODY, UNDECIDED, Fault, MalformedMessage, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
@@ -111,19 +111,13 @@ class MaskedVector:
         self._first_segments = [0, *running_sum(used)][:-1]
 
     @classmethod
-    def of_input(
-        cls, configuration: SessionConfiguration, context: SessionContext, payload: Payload, weight: int
-    ) -> MaskedVector:
-        """Write down an input, each value as often as its weight says, with its check words; not yet masked."""
+    def of_input(cls, configuration: SessionConfiguration, context: SessionContext, payload: Payload) -> MaskedVector:
+        """Write down an input and a count of 1, with their check words; not yet masked."""
         payload.check()
         framed = cls(configuration)
         for segment, values, vector in zip(configuration.segments, payload.values, framed.vectors, strict=False):
-            inputs = vector[: segment.length]
-            inputs[:] = values
-            if weight != 1:
-                inputs *= segment.ring.word.type(weight & low_bits(segment.ring.modulus_bits))
-                reduce_into(inputs, segment.ring.modulus_bits)
-        framed.vectors[-1][0] = weight
+            vector[: segment.length] = values
+        framed.vectors[-1][0] = 1
         for index, (segment, vector) in enumerate(zip(configuration.segments, framed.vectors, strict=True)):
             vector[segment.length :] = _check_words(segment, vector, index, context)
         return framed
@@ -205,7 +199,7 @@ class MaskedVector:
         return tuple(segment.unbiased(vector[: segment.length], contributors) for segment, vector in pairs)
 
     @property
-    def weight(self) -> int:
+    def count(self) -> int:
         return int(self.vectors[-1][0])
 
     def wipe(self) -> None:
@@ -323,7 +317,7 @@ class Masked(Confined):
 
 
 def mask_input(
-    member: PairwiseMember, state: Shared, message: DeliveredShares, take: Callable[[], tuple[Payload, int]]
+    member: PairwiseMember, state: Shared, message: DeliveredShares, take: Callable[[], Payload]
 ) -> tuple[Masked | None, MaskedInput | Complaint, list[Fault]]:
     """Derive every mask, and upload the input under all of them.
 
@@ -351,7 +345,7 @@ def mask_input(
             return None, complaint, [*complaints, *unusable.values()]
         # Asked before the input is taken, so that a key that cannot sign costs nothing but the session.
         member.require_signing()
-        vector = MaskedVector.of_input(roster.configuration, roster.context, *take())
+        vector = MaskedVector.of_input(roster.configuration, roster.context, take())
         _apply_masks(vector, state, seeds, member.threads)
         vector.round(roster.context)
         packed, signature = vector.pack(), b""

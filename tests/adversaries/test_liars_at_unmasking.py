@@ -296,13 +296,16 @@ def test_a_self_mask_of_another_seed_than_announced_gives_no_sum(
     nothing_is_released(session, PeerMisbehaved, Reason.CHECK_WORDS_MISMATCH, set())
 
 
-@pytest.mark.parametrize("weight", [8 + 8, 64 - 7])
-def test_a_weight_that_no_client_can_have_gives_no_sum(weight: int, nothing_is_released: NothingIsReleased) -> None:
-    session, of_input = InsecurePairwiseSession(SessionSetup(maximum_weight=2)), MaskedVector.of_input
+@pytest.mark.parametrize("count", [0, 2, 15])
+def test_a_client_that_does_not_count_once_gives_no_sum(count: int, nothing_is_released: NothingIsReleased) -> None:
+    session, of_input = InsecurePairwiseSession(), MaskedVector.of_input
     session.reach(ServerState.AWAITING_MASKED_INPUTS)
 
-    def heavy(configuration: Any, context: SessionContext, payload: Payload, _: int) -> MaskedVector:
-        return of_input(configuration, context, payload, weight % 32)
+    def heavy(configuration: Any, context: SessionContext, payload: Payload) -> MaskedVector:
+        vector = of_input(configuration, context, payload)
+        # Check words are linear, so those of the count stay right.
+        vector.vectors[-1] = vector.vectors[-1] * count % (1 << configuration.segments[-1].modulus_bits)
+        return vector
 
     with uploading_with(session, "of_input", heavy):
         session.step()

@@ -356,30 +356,29 @@ def test_channel_key_mask_key_and_self_mask_seed_come_from_three_independent_dra
 # --- Edges ------------------------------------------------------------------------------------------------------------
 
 
-def extreme_session(value: int, modulus_bits: int, topology: Topology, weight: int) -> InsecurePairwiseSession:
+def extreme_session(value: int, modulus_bits: int, topology: Topology) -> InsecurePairwiseSession:
     population = 12 if topology is Topology.SPARSE else 8
     layout = Layout((RingSegment(modulus_bits, 5),))
-    setup = SessionSetup(population=population, topology=topology, layout=layout, maximum_weight=weight)
+    setup = SessionSetup(population=population, topology=topology, layout=layout)
     payload = Payload(layout, (Ring(modulus_bits).from_integers([value] * 5),))
-    return InsecurePairwiseSession(setup, payload_of=lambda _: payload, weight_of=lambda _: weight)
+    return InsecurePairwiseSession(setup, payload_of=lambda _: payload)
 
 
 @pytest.mark.parametrize("topology", Topology)
-@pytest.mark.parametrize("weight", [1, 3])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_everybody_at_the_extreme_of_its_range_gives_the_exact_sum(topology: Topology, weight: int, sign: int) -> None:
+def test_everybody_at_the_extreme_of_its_range_gives_the_exact_sum(topology: Topology, sign: int) -> None:
     population = 12 if topology is Topology.SPARSE else 8
     bits = 5
     bound = (1 << bits) - 1
-    modulus_bits = next(p for p in range(bits + 1, 64) if bound * population * weight < 1 << (p - 1))
-    session = extreme_session(sign * bound, modulus_bits, topology, weight)
+    modulus_bits = next(p for p in range(bits + 1, 64) if bound * population < 1 << (p - 1))
+    session = extreme_session(sign * bound, modulus_bits, topology)
     aggregate = session.finish()
-    assert Ring(modulus_bits).lift(aggregate.values[0]).tolist() == [sign * bound * population * weight] * 5
-    assert aggregate.total_weight == population * weight
+    assert Ring(modulus_bits).lift(aggregate.values[0]).tolist() == [sign * bound * population] * 5
+    assert aggregate.contributors == population
 
 
 def test_the_most_negative_sum_of_a_ring_is_still_exact() -> None:
     # Eight times -16 is -128, the least value of a ring of 8 bits; the ring does not hold +128.
-    session = extreme_session(-16, 8, Topology.FULL, 1)
+    session = extreme_session(-16, 8, Topology.FULL)
     aggregate = session.finish()
     assert Ring(8).lift(aggregate.values[0]).tolist() == [-128] * 5

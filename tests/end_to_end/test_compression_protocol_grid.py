@@ -43,7 +43,6 @@ from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetu
 
 SHAPE = (4, 10)
 SEED = bytes(range(32))
-MAXIMUM_WEIGHT = 3
 POPULATIONS = {Topology.FULL: 8, Topology.SPARSE: 12}
 SHAPES = {"conv.weight": (4, 2, 3, 3), "conv.bias": (4,), "embedding.weight": (6, 8), "fc.weight": (4, 10), "scale": ()}
 
@@ -162,10 +161,6 @@ GRID = [
 ]
 
 
-def weight_of(client: ClientId) -> int:
-    return 1 + int(numbers(client).integers(MAXIMUM_WEIGHT))
-
-
 def session_of(
     decoder: LinearDecoder[Any],
     update_of: Callable[[ClientId], Update],
@@ -183,12 +178,10 @@ def session_of(
         late=late,
         dropped=2 - late,
         layout=decoder.layout,
-        maximum_weight=MAXIMUM_WEIGHT,
     )
     session = InsecurePairwiseSession(
         setup,
         payload_of=lambda client: decoder.encode(update_of(client), InsecureSeededCoins(client.encode())),
-        weight_of=weight_of,
     )
     granted = decoder.capacity if capacity is None else capacity
     session.clients = {client: session.enrol(client, capacity=granted) for client in session.client_ids}
@@ -229,7 +222,6 @@ def test_the_server_decodes_what_it_would_decode_from_payloads_in_the_clear(
         == len(contributors)
         == POPULATIONS[place[1]] - len(dropouts) + dropouts.count(ServerState.AWAITING_UNMASKING_SHARES)
     )
-    assert total.total_weight == sum(map(weight_of, contributors)) > total.contributors
     assert same_trees(case.decoder.decode(total), case.decoder.decode(ideal))
 
 
@@ -244,8 +236,7 @@ def test_clients_and_server_need_nothing_in_common_but_the_broadcast() -> None:
     session.clients = {client: session.enrol(client, capacity=server.capacity) for client in session.client_ids}
     total, contributors = play(session)
     mean = server.mean(total)
-    weighted = [weight_of(client) * tensors(client)["conv.bias"] for client in contributors]
-    expected = np.sum(weighted, axis=0) / len(contributors)
+    expected = np.mean([tensors(client)["conv.bias"] for client in contributors], axis=0)
     assert np.abs(mean["conv.bias"] - expected).max() <= 2.0**-21
 
 
@@ -261,7 +252,7 @@ def test_the_sum_of_one_round_calibrates_the_next_and_an_update_of_the_old_epoch
     assert not session.errors
     assert session.refusals == []
     fresh = session.sum_of(session.client_ids[1:])
-    assert (refreshed.contributors, refreshed.total_weight) == (fresh.contributors + 1, fresh.total_weight + 1)
+    assert refreshed.contributors == fresh.contributors + 1
     for found, expected in zip(refreshed.values, fresh.values, strict=True):
         np.testing.assert_array_equal(found, expected)
     with pytest.raises(Misuse, match="other public parameters than those of epoch 1"):

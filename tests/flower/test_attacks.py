@@ -15,7 +15,7 @@ SCENARIOS = [
     *("second_request", "active:second_request", "active:substituted_keys", "substituted_keys"),
     *("active:two_stories", "two_stories", "low_cohort", "active:low_threshold", "low_ring", "large_population"),
     *("other_graph", "other_models", "same_round_again", "wrong_share", "active:wrong_share"),
-    *("narrow_ring", "light", "nan", "large_weight", "server_side"),
+    *("narrow_ring", "light", "nan", "server_side"),
     *("other_terms", "other_field", "other_task", "other_round", "other_layout"),
     *("two_models", "unreadable_model", "other_authority"),
 ]
@@ -49,8 +49,7 @@ def test_3_keys_of_the_servers_own_are_noticed(outcomes: dict[str, Any], mode: s
         ("low_cohort", "a cohort of 2 is below 3"),
         ("active:low_threshold", "parameters that do not protect this client"),
         ("low_ring", "the offer has another layout than this client"),
-        ("large_population", "20000 clients of weight up to 65536 exceed the capacity"),
-        ("large_weight", "of the decoder; offer fewer clients, smaller weights or a wider ring"),
+        ("large_population", "20000 clients exceed the capacity"),
     ],
 )
 def test_5_parameters_below_a_clients_floors_are_refused(outcomes: dict[str, Any], name: str, reason: str) -> None:

@@ -36,7 +36,7 @@ def subject_of(configuration: Configuration) -> Subject:
         task=configuration.task,
         round_number=configuration.round_number,
         layout=configuration.layout,
-        capacity=configuration.population * configuration.maximum_weight,
+        capacity=configuration.population,
         model_digest=configuration.model_digest,
         application_digest=configuration.application_digest,
     )
@@ -56,9 +56,9 @@ def member_of(client: ClientId, coins: Coins) -> CodedMaskMember:
     return CodedMaskMember(client, floors=floors, coins=coins, charge=always(None))
 
 
-def client_with(configuration: Configuration, client: ClientId, payload: Payload, weight: int, coins: Coins) -> Client:
+def client_with(configuration: Configuration, client: ClientId, payload: Payload, coins: Coins) -> Client:
     """Return a client of a sum that has said nothing."""
-    update = Update(payload, configuration.model_digest, weight)
+    update = Update(payload, configuration.model_digest)
     return member_of(client, coins).join(subject_of(configuration), LateUpdate(always(update)))
 
 

@@ -91,8 +91,8 @@ def is_spent(update: LateUpdate) -> bool:
     return vars(update)["_make"] is None
 
 
-def update_of(payload: Payload, weight: int = 1, model_digest: bytes = NO_DIGEST) -> LateUpdate:
-    return LateUpdate(lambda: Update(payload, model_digest, weight))
+def update_of(payload: Payload, model_digest: bytes = NO_DIGEST) -> LateUpdate:
+    return LateUpdate(lambda: Update(payload, model_digest))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,6 @@ class SessionSetup:
     suite: Suite = Suite.CLASSIC
     topology: Topology = Topology.FULL
     layout: Layout = SMALL_LAYOUT
-    maximum_weight: int = 1
     minimum_cohort: int = 3
     privacy_bits: int = 100
     check_words: int = LEAST_CHECK_WORDS
@@ -166,7 +165,6 @@ class SessionSetup:
             suite=self.suite,
             topology=self.topology,
             minimum_cohort=self.minimum_cohort,
-            maximum_weight=self.maximum_weight,
             privacy_bits=self.privacy_bits,
             check_words=self.check_words,
             attempt=self.attempt,
@@ -246,14 +244,12 @@ class InsecurePairwiseSession:
         adversary: Adversary = pass_on,
         floors: ClientFloors | None = None,
         payload_of: Callable[[ClientId], Payload] | None = None,
-        weight_of: Callable[[ClientId], int] | None = None,
     ) -> None:
         """Certify and enrol the clients, and start the server.
 
         Args:
             floors: of every client; by default those that the setup just meets.
             payload_of: the input of a client; by default uniform, from the setup's seed.
-            weight_of: the weight of a client; by default 1.
         """
         self.setup = setup or SessionSetup()
         self.adversary = adversary
@@ -264,7 +260,6 @@ class InsecurePairwiseSession:
             client: insecure_signing_key(str(client), self.setup.seed) for client in self.setup.client_ids
         }
         self.payloads = {client: (payload_of or self._payload_of)(client) for client in self.setup.client_ids}
-        self.weights = {client: weight_of(client) if weight_of else 1 for client in self.setup.client_ids}
         self.server = Server(self.setup.plan(self.authority.public_key))
         self.clients = {client: self.enrol(client) for client in self.setup.client_ids}
         """Who is online. Take a client out with ``drop``; one that raised an error stays, and answers nothing."""
@@ -298,7 +293,7 @@ class InsecurePairwiseSession:
         return Client(member, replace(self.setup.subject, capacity=capacity), update or self.update_of(client))
 
     def update_of(self, client: ClientId) -> LateUpdate:
-        return update_of(self.payloads[client], self.weights[client], self.setup.model_digest)
+        return update_of(self.payloads[client], self.setup.model_digest)
 
     def drop(self, *clients: ClientId) -> None:
         for client in clients:
@@ -451,7 +446,7 @@ class InsecurePairwiseSession:
         return ideal_aggregate(
             self.setup.layout,
             [self.payloads[client] for client in chosen],
-            [self.weights[client] for client in chosen],
+            [1] * len(chosen),
         )
 
     def _payload_of(self, client: ClientId) -> Payload:
@@ -474,6 +469,6 @@ def insecure_payload(layout: Layout, seed: bytes) -> Payload:
 
 
 def same_sum(one: Aggregate, other: Aggregate) -> bool:
-    counts = (one.contributors, one.total_weight) == (other.contributors, other.total_weight)
+    counts = one.contributors == other.contributors
     pairs: Sequence[tuple[RingVector, RingVector]] = list(zip(one.values, other.values, strict=True))
     return counts and all(np.array_equal(left, right) for left, right in pairs)

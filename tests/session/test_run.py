@@ -27,17 +27,15 @@ from secagg.session.run import Measured, run
 from tests.harness.session_worlds import LAYOUT, NOW, SETTINGS, candidate_of, client_ids, payload_of
 
 
-def joined(
-    world: Simulation, subject: Subject, clients: tuple[ClientId, ...], weights: dict[ClientId, int] | None = None
-) -> list[ClientSession]:
+def joined(world: Simulation, subject: Subject, clients: tuple[ClientId, ...]) -> list[ClientSession]:
     def late(client: ClientId) -> LateUpdate:
-        return LateUpdate(lambda: Update(payload_of(client), MODEL, (weights or {}).get(client, 1)))
+        return LateUpdate(lambda: Update(payload_of(client), MODEL))
 
     return [world.member(client).join(subject, late(client)) for client in clients]
 
 
 def same(one: Aggregate, other: Aggregate) -> bool:
-    return (one.contributors, one.total_weight) == (other.contributors, other.total_weight) and all(
+    return one.contributors == other.contributors and all(
         np.array_equal(left, right) for left, right in zip(one.values, other.values, strict=True)
     )
 
@@ -75,21 +73,18 @@ def test_the_sum_is_that_of_the_clients_that_stay(name: str) -> None:
 
 @pytest.mark.parametrize("mode", SecurityMode)
 @pytest.mark.parametrize("topology", Topology)
-def test_pairwise_masks_with_weights_and_a_dropout_before_each_stage_give_the_weighted_sum(
-    mode: SecurityMode, topology: Topology
-) -> None:
+def test_pairwise_masks_with_a_dropout_before_each_stage_give_the_sum(mode: SecurityMode, topology: Topology) -> None:
     clients = client_ids(14 if topology is Topology.FULL else 40)
-    settings = PairwiseSettings(mode=mode, topology=topology, dropped=4, late=1, maximum_weight=3)
+    settings = PairwiseSettings(mode=mode, topology=topology, dropped=4, late=1)
     subject = replace(candidate_of("plain").subject, capacity=1 << 12)
-    weights = {client: 1 + client.value % 3 for client in clients}
     lost = {stage.name: frozenset({clients[place]}) for place, stage in enumerate(STAGES.values())}
     world = PairwiseSimulation(settings, coins=SystemCoins(), clock=lambda: NOW)
     opened = Measured(world.open(subject, frozenset(clients)))
-    released = run(opened, joined(world, subject, clients, weights), lost)
+    released = run(opened, joined(world, subject, clients), lost)
     # Whoever is lost before the upload is not counted; the consistency check is a stage of active mode alone.
     counted = clients[3:]
     assert released.counted == frozenset(counted)
-    ideal = ideal_aggregate(LAYOUT, [payload_of(c) for c in counted], [weights[c] for c in counted])
+    ideal = ideal_aggregate(LAYOUT, [payload_of(c) for c in counted], [1] * len(counted))
     assert same(released.aggregate, ideal)
 
 

@@ -42,7 +42,7 @@ from tests.harness.recorded_coins import InsecureRecordedCoins
 from .negative_cases import NEGATIVES, negative
 
 FOLDER = Path(__file__).resolve().parent / "pairwise_mask"
-PROTOCOL = "pairwise_mask/2"
+PROTOCOL = "pairwise_mask/3"
 POSITIVE = "tests/vectors/generate.py, from the library; recomputed by tests/protocols/pairwise_mask/slow_reference"
 NEGATIVE = "tests/vectors/generate.py, one change to its base; the expectation is written by hand"
 Vector = dict[str, Any]
@@ -87,12 +87,12 @@ SCENARIOS = (
     ),
     Scenario(
         name="semi_honest_full_wide_ids",
-        comment="a second attempt of a late round, 40 check words, weights, ids from 0 to 2^64 - 1",
+        comment="a second attempt of a late round, 40 check words, ids from 0 to 2^64 - 1",
         clients=(0, 1, 130, 2**32, 2**64 - 2, 2**64 - 1, 2**63),
         layout=((64, 1), (1, 1)),
         plan=SEMI_HONEST
         | FULL
-        | {"maximum_weight": 2**32 - 1, "check_words": 40, "round_number": 2**53 + 1, "attempt": 1, "dropped": 1}
+        | {"check_words": 40, "round_number": 2**53 + 1, "attempt": 1, "dropped": 1}
         | {"minimum_cohort": 6}
         | {"task": b"\xff\x00 task", "model_digest": bytes(range(32)), "application_digest": bytes(range(32, 64))},
         dropouts={130: 4},
@@ -102,7 +102,7 @@ SCENARIOS = (
         comment="one client is gone before each of the rounds 0, 1, 2 and 4",
         clients=SPARSE,
         layout=((33, 4), (7, 7), (1, 3)),
-        plan=SEMI_HONEST | RING | {"dropped": 2, "late": 1, "maximum_weight": 3},
+        plan=SEMI_HONEST | RING | {"dropped": 2, "late": 1, "attempt": 1},
         dropouts={10: 0, 60: 1, 40: 2, 80: 4},
     ),
     Scenario(
@@ -114,9 +114,9 @@ SCENARIOS = (
     ),
     Scenario(
         name="active_full_one_dropout_after_sharing",
-        comment="client 3 shares keys and uploads nothing; weights",
+        comment="client 3 shares keys and uploads nothing",
         clients=tuple(range(1, 7)),
-        plan=ACTIVE | FULL | {"dropped": 1, "maximum_weight": 5},
+        plan=ACTIVE | FULL | {"dropped": 1},
         dropouts={3: 2},
     ),
     Scenario(
@@ -131,7 +131,7 @@ SCENARIOS = (
         comment="a committee of 4 of 8 certifies the survivors; one of its members is gone before uploading",
         clients=SPARSE,
         layout=((1, 4), (33, 3)),
-        plan=ACTIVE | RING | {"dropped": 1, "maximum_weight": 2},
+        plan=ACTIVE | RING | {"dropped": 1},
         committee=(4, 3),
         dropouts={30: 2},
     ),
@@ -164,7 +164,7 @@ SCENARIOS = (
         comment="32 clients, 4 runs; dropouts in every round",
         clients=tuple(range(3, 163, 5)),
         layout=ODD_WIDTHS,
-        plan=SEMI_HONEST | RING | {"corrupted": 1, "dropped": 3, "late": 1, "maximum_weight": 100},
+        plan=SEMI_HONEST | RING | {"corrupted": 1, "dropped": 3, "late": 1},
         dropouts={8: 0, 43: 1, 78: 2, 113: 4},
         runs=4,
     ),
@@ -173,7 +173,7 @@ SCENARIOS = (
         comment="32 clients, 3 runs; dropouts in every round",
         clients=tuple(range(7, 7 + 32 * 1000, 1000)),
         layout=ODD_WIDTHS,
-        plan=ACTIVE | RING | {"corrupted": 1, "dropped": 4, "late": 1, "maximum_weight": 100},
+        plan=ACTIVE | RING | {"corrupted": 1, "dropped": 4, "late": 1},
         dropouts={1007: 0, 9007: 1, 12007: 2, 20007: 3, 29007: 4},
         runs=3,
     ),
@@ -202,7 +202,7 @@ def configure(scenario: Scenario, run: int) -> Vector:
     if scenario.committee is not None:
         size, quorum = scenario.committee
         configuration = replace(configuration, committee_size=size, quorum=quorum)
-    coins, inputs, weights = dict[str, str](), dict[str, list[list[str]]](), dict[str, str]()
+    coins, inputs = dict[str, str](), dict[str, list[list[str]]]()
     for client in scenario.clients:
         role = f"client/{client}"
         # A root of the channel, a root of the masks and a self-mask seed, and the coefficients of two polynomials.
@@ -212,8 +212,6 @@ def configure(scenario: Scenario, run: int) -> Vector:
         words = [int.from_bytes(drawn[start : start + 8], "little") for start in range(0, len(drawn), 8)]
         values = iter(words)
         inputs[role] = [[str(next(values) % 2**bits) for _ in range(length)] for bits, length in scenario.layout]
-        chosen = int.from_bytes(scenario.derive(run, "weight", role, size=8), "little")
-        weights[role] = str(1 + chosen % configuration.maximum_weight)
     return {
         "parameters": _parameters(configuration),
         "plan": {"corrupted": plan.corrupted, "dropped": plan.dropped, "privacy_bits": plan.privacy_bits},
@@ -225,12 +223,11 @@ def configure(scenario: Scenario, run: int) -> Vector:
             "maximum_population": len(scenario.clients),
             "assumed_corrupted": plan.corrupted,
             "privacy_bits": plan.privacy_bits,
-            "capacity": str(configuration.maximum_total_weight),
+            "capacity": str(configuration.maximum_population),
         },
         "coins": {"server": server.hex(), **coins},
         "identities": {role: seed.hex() for role, seed in identities.items()},
         "inputs": inputs,
-        "weights": weights,
         "dropouts": {f"client/{client}": gone_by for client, gone_by in scenario.dropouts.items()},
     }
 
@@ -357,9 +354,9 @@ def client_of(vector: Vector, role: str, configuration: SessionConfiguration, co
         signed["certificate"] = issue_certificate(authority, client, own.public_key)
     accepted = ClientFloors(suites=frozenset(Suite), modes=frozenset(SecurityMode), **floors)
     member = PairwiseMember(client, floors=accepted, coins=coins, charge=charged_elsewhere, **signed)
-    payload, weight = _payload(configuration.layout, vector["inputs"][role]), int(vector["weights"][role])
+    payload = _payload(configuration.layout, vector["inputs"][role])
     subject = OfferedSubject.of(configuration, capacity)
-    return Client(member, subject, update_of(payload, weight, configuration.model_digest))
+    return Client(member, subject, update_of(payload, configuration.model_digest))
 
 
 def result_of(aggregate: Aggregate) -> Vector:
@@ -367,7 +364,6 @@ def result_of(aggregate: Aggregate) -> Vector:
     return {
         "values": [[str(value) for value in segment.tolist()] for segment in aggregate.values],
         "contributors": str(aggregate.contributors),
-        "total_weight": str(aggregate.total_weight),
     }
 
 
@@ -382,7 +378,7 @@ def blank(message: bytes, ranges: list[list[int]]) -> bytes:
 def accumulate(vector: Vector, absorbed: Any) -> None:
     """Absorb one run: every message and the result, in the order of their names, each behind its length."""
     values = [value for segment in vector["result"]["values"] for value in segment]
-    result = ",".join([*values, vector["result"]["contributors"], vector["result"]["total_weight"]]).encode()
+    result = ",".join([*values, vector["result"]["contributors"]]).encode()
     messages = {name: bytes.fromhex(message) for name, message in vector["messages"].items()}
     for name, message in sorted({**messages, "result": result}.items()):
         for part in (name.encode(), message):

@@ -25,13 +25,13 @@ from . import generate
 Vector = dict[str, Any]
 FOLDER: Final = Path(__file__).resolve().parent / "coded_mask"
 HEAD: Final[Mapping[str, Any]] = {"schema": 1, "protocol": "coded_mask/1"}
-SETTING: Final[Vector] = {"layout": [[20, 4], [33, 2]], "population": 5, "privacy": 1, "target": 3, "maximum_weight": 3}
+SETTING: Final[Vector] = {"layout": [[20, 4], [33, 2]], "population": 5, "privacy": 1, "target": 3}
 INPUTS: Final[Mapping[str, Any]] = {
-    "2": [[["-524288", "524287", "0", "-1"], ["-4294967296", "4294967295"]], 1],
-    "40": [[["1", "-1", "77", "-1"], ["0", "-1"]], 3],
-    "41": [[["-2", "3", "-5", "-1"], ["123456789", "1"]], 2],
-    "4294967296": [[["9", "9", "9", "-1"], ["2", "-3"]], 1],
-    "18446744073709551614": [[["5", "5", "5", "-1"], ["7", "7"]], 1],
+    "2": [["-524288", "524287", "0", "-1"], ["-4294967296", "4294967295"]],
+    "40": [["1", "-1", "77", "-1"], ["0", "-1"]],
+    "41": [["-2", "3", "-5", "-1"], ["123456789", "1"]],
+    "4294967296": [["9", "9", "9", "-1"], ["2", "-3"]],
+    "18446744073709551614": [["5", "5", "5", "-1"], ["7", "7"]],
 }
 GONE: Final = {State.INPUTS: ["18446744073709551614"], State.ANSWERS: ["4294967296"]}
 """Who is gone before answering in a stage, and in those that follow."""
@@ -120,7 +120,7 @@ class Play:
         """Prepare them, with the coins that follow from their names."""
         setting = vector["setting"]
         self.layout = Layout(tuple(RingSegment(*row) for row in setting["layout"]))
-        numbers = {key: setting[key] for key in ("population", "privacy", "target", "maximum_weight")}
+        numbers = {key: setting[key] for key in ("population", "privacy", "target")}
         self.configuration = Configuration(
             task=b"a task",
             round_number=7,
@@ -135,11 +135,11 @@ class Play:
 
     def client(self, name: str) -> Client:
         """Return a client that has said nothing."""
-        rows, weight = self.inputs[name]
+        rows = self.inputs[name]
         rings = self.layout.require_rings()
         vectors = tuple(one.ring.from_integers([int(v) for v in row]) for one, row in zip(rings, rows, strict=True))
         payload, coins = Payload(self.layout, vectors), InsecureSeededCoins(f"coded_mask/1/{name}".encode())
-        return client_with(self.configuration, ClientId(int(name)), payload, weight, coins)
+        return client_with(self.configuration, ClientId(int(name)), payload, coins)
 
     def run(self, recorded: Mapping[str, str]) -> tuple[dict[str, str], Vector]:
         """Return every message by its name, and the sum."""
@@ -160,7 +160,7 @@ class Play:
             self.server.close_stage()
         total = self.server.release().aggregate
         values = [[str(value) for value in vector] for vector in total.values]
-        return said, {"values": values, "contributors": total.contributors, "total_weight": total.total_weight}
+        return said, {"values": values, "contributors": total.contributors}
 
 
 def negatives(messages: Mapping[str, str]) -> Iterator[tuple[str, Vector]]:

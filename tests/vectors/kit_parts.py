@@ -38,7 +38,6 @@ FOURS: Final = (
     "quorum",
     "minimum cohort",
     "maximum population",
-    "maximum weight",
 )
 OFFER: Final[Rows] = (
     *(("form", 1), ("task", VARIABLE), ("model digest", 32), ("round", 8), ("attempt", 4)),

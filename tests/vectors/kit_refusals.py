@@ -70,7 +70,6 @@ OFFERS: Final[Mapping[str, Mapping[str, Sequence[int]]]] = {
         "quorum": (1,),
         "minimum cohort": (1, 5),
         "maximum population": (1, 70000),
-        "maximum weight": (0,),
         "kind of segment": (0, 9),
         "modulus bits": (0, 65),
         "length": (0,),

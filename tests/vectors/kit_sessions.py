@@ -45,7 +45,7 @@ def pairwise(vector: Vector) -> Vector:
     rings = [
         (Ring(p), size + max(configuration.check_words, -(-64 // p))) for p, size in vector["parameters"]["layout"]
     ]
-    bits = configuration.maximum_total_weight.bit_length()
+    bits = configuration.maximum_population.bit_length()
     rings.append((Ring(bits), 1 + max(configuration.check_words, -(-64 // bits))))
     packed = [ring.packed_bytes(size) for ring, size in rings]
     t0, context = configuration.context, roster.context
@@ -80,7 +80,7 @@ def pairwise(vector: Vector) -> Vector:
     }
     rows = pairwise_rows(is_active=configuration.is_active, clients=len(ids), packed=packed)
     parts = {name: pairwise_parts(name.rpartition("/")[2], message, rows) for name, message in messages.items()}
-    return _session(vector, "pairwise_mask/2", computed | {"pairwise_masks": masks}, parts)
+    return _session(vector, "pairwise_mask/3", computed | {"pairwise_masks": masks}, parts)
 
 
 def _session(vector: Vector, protocol: str, computed: Vector, parts: Vector) -> Vector:

@@ -225,22 +225,21 @@ NEGATIVES: tuple[Negative, ...] = (
         fails="unmask",
     ),
     # Round 0, a client takes the offer: format at 7; mode, suite, topology at 74, degree at 77, threshold at 81,
-    # committee at 85, quorum at 89, minimum cohort at 93, maximum population at 97, weight at 101, layout at 105.
+    # committee at 85, quorum at 89, minimum cohort at 93, maximum population at 97, layout at 101.
     *_refused(
         PLAIN,
         "client/2/offer",
         {
             "minimum_cohort_below_the_floor": (put_number(93, 2), "below_floor"),
-            "weights_above_the_capacity": (put_number(101, 2), "below_floor"),
             "population_above_the_floor": (put_number(97, 5), "below_floor"),
-            "layout_of_another_input": (put_number(127, 8), "below_floor"),
+            "layout_of_another_input": (put_number(123, 8), "below_floor"),
         },
         blamed=(),
     ),
     *_refused(
         SIGNED,
         "client/2/offer",
-        {"another_authority": (flip(250), "parameter_out_of_range")},
+        {"another_authority": (flip(246), "parameter_out_of_range")},
         blamed=(),
     ),
     *_refused(
@@ -397,11 +396,11 @@ NEGATIVES: tuple[Negative, ...] = (
         {"too_few_contributors": (put(15, b"\x1f"), "threshold_not_met")},
         blamed=(),
     ),
-    # Positions 0 and 5, and 3 and 6 are joined; what is between them on the ring is missing on both sides.
+    # Positions 0 and 5, and 1 and 3 are joined; what is between them on the ring is missing on both sides.
     *_refused(
         "active_sparse_committee",
         "client/10/survivor_set",
-        {"contributors_cut_apart": (put(16, b"\x69"), "threshold_not_met")},
+        {"contributors_cut_apart": (put(16, b"\x2b"), "threshold_not_met")},
         blamed=(),
     ),
     Negative(
@@ -433,7 +432,7 @@ NEGATIVES: tuple[Negative, ...] = (
     *(
         Negative(name=name, base=base, message=message, does="omit", expect="threshold_not_met", fails=fails)
         for name, base, message, fails in (
-            ("too_few_signatures", "active_sparse_committee", "client/50/survivor_signature", "close_round"),
+            ("too_few_signatures", "active_sparse_committee", "client/70/survivor_signature", "close_round"),
             ("too_few_answers", PLAIN, "client/2/unmasking_shares", "unmask"),
         )
     ),

@@ -180,7 +180,6 @@ async function pairwiseClient(session, role) {
   return new PairwiseClient({
     id: BigInt(role.split("/")[1]),
     identity: await identityIn(session, role),
-    weight: Number(session.weights[role]),
     input: () => session.inputs[role].map((values, i) => vector(parameters.layout[i][0], values)),
     coins: recorded(session.coins[role]),
     floors: {

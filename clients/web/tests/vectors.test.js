@@ -53,7 +53,6 @@ async function clientsOf(vector) {
     clients.set(role, new PairwiseClient({
       id,
       identity,
-      weight: Number(vector.weights[role]),
       input: () => vector.inputs[role].map((values, i) => {
         const [bits] = parameters.layout[i];
         return arrayOf(bits).from(values.map(bits > 32 ? BigInt : Number));

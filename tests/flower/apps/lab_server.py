@@ -591,7 +591,6 @@ SCENARIOS: dict[str, Callable[[Lab], dict[str, Any]]] = {
     "low_threshold": _offering(threshold=2),
     "low_ring": _offering(layout=Layout((RingSegment(1, 1000),))),
     "large_population": _offering(maximum_population=20_000),
-    "large_weight": _offering(maximum_weight=1 << 31),
     "other_graph": other_graph,
     "other_models": other_models,
     "same_round_again": same_round_again,

@@ -76,13 +76,9 @@ def payload_of(configuration: Configuration, client: ClientId) -> Payload:
     return Payload(configuration.layout, vectors)
 
 
-def weight_of(configuration: Configuration, client: ClientId) -> int:
-    return 1 + client.value % configuration.maximum_weight
-
-
 def client_of(configuration: Configuration, client: ClientId) -> Client:
     coins, payload = InsecureSeededCoins(client.encode()), payload_of(configuration, client)
-    return client_with(configuration, client, payload, weight_of(configuration, client), coins)
+    return client_with(configuration, client, payload, coins)
 
 
 def clients_of(configuration: Configuration) -> dict[ClientId, Client]:
@@ -99,15 +95,14 @@ def stages(number: int, configuration: Configuration = USUAL) -> tuple[Server, d
 def is_exact(configuration: Configuration, released: Released) -> bool:
     counted = sorted(released.counted)
     payloads = [payload_of(configuration, client) for client in counted]
-    weights = [weight_of(configuration, client) for client in counted]
-    return released.aggregate.encode() == ideal_aggregate(configuration.layout, payloads, weights).encode()
+    ideal = ideal_aggregate(configuration.layout, payloads, [1] * len(counted))
+    return released.aggregate.encode() == ideal.encode()
 
 
 @pytest.mark.parametrize("stage", [State.PIECES, State.INPUTS, State.ANSWERS])
 @pytest.mark.parametrize("suite", Suite)
-@pytest.mark.parametrize("weight", [1, 7])
-def test_sums_are_exact_whoever_drops_out(stage: State, suite: Suite, weight: int) -> None:
-    configuration = replace(USUAL, suite=suite, maximum_weight=weight)
+def test_sums_are_exact_whoever_drops_out(stage: State, suite: Suite) -> None:
+    configuration = replace(USUAL, suite=suite)
     gone = frozenset(ids(configuration)[1:4])
     released = run(Server(configuration, None), clients_of(configuration).values(), dropouts={stage: gone})
     assert is_exact(configuration, released)
@@ -118,14 +113,12 @@ def test_sums_are_exact_whoever_drops_out(stage: State, suite: Suite, weight: in
 @pytest.mark.parametrize("population", [3, 9, 1000])
 def test_sums_of_limbs_tell_no_more_than_the_sum(bits: int, population: int) -> None:
     """How many clients have a value below zero was seen in the sum of the highest limb."""
-    configuration = replace(
-        USUAL, layout=Layout((RingSegment(bits, 1),)), population=population, target=3, privacy=1, maximum_weight=3
-    )
+    configuration = replace(USUAL, layout=Layout((RingSegment(bits, 1),)), population=population, target=3, privacy=1)
     (segment,), reach = configuration.layout.require_rings(), 1 << min(bits - 3, configuration.limb_bits - 3)
     seen = set[bytes]()
     for values in ((0, 0, 0, 0), (-1, 1, 0, 0), (-reach, reach, -1, 1), (reach - 1, 1, 0, -reach)):
         payloads = [Payload(configuration.layout, (segment.ring.from_integers([value]),)) for value in values]
-        total = sum(elements_of(configuration, payload, 3) for payload in payloads)
+        total = sum(elements_of(configuration, payload) for payload in payloads)
         seen.add(np.asarray(total).tobytes())
     assert len(seen) == 1
 
@@ -217,8 +210,6 @@ def test_vectors_have_one_encoding(data: bytes) -> None:
         ({"privacy": 0}, "1 <= privacy <= target - 2"),
         ({"privacy": 5}, "1 <= privacy <= target - 2"),
         ({"target": 10}, "1 <= privacy <= target - 2"),
-        ({"maximum_weight": 0}, "a weight is"),
-        ({"maximum_weight": 1 << 20}, "a weight is"),
         ({"layout": Layout((IndexSegment(4, 1),))}, "holds indices"),
         ({"layout": Layout((RingSegment(20, 3, 4),))}, "fine bits"),
     ],
@@ -230,7 +221,7 @@ def test_configurations_that_open_nothing(change: dict[str, object], sentence: s
 
 @pytest.mark.parametrize(
     "change",
-    [{"task": b"t"}, {"task": b"t" * 256}, {"population": 1024}, {"target": 9}, {"maximum_weight": (1 << 20) - 1}],
+    [{"task": b"t"}, {"task": b"t" * 256}, {"population": 1024}, {"target": 9}],
 )
 def test_the_ends_of_every_range_are_accepted(change: dict[str, object]) -> None:
     configuration = replace(USUAL, **change)  # type: ignore[arg-type]
@@ -245,7 +236,7 @@ def test_an_offer_is_about_the_clients_own_subject() -> None:
     with pytest.raises(InvalidParameters, match="another model"):
         configuration.require_subject(replace(subject, model_digest=b"m" * 32))
     with pytest.raises(CapacityExceeded):
-        replace(configuration, maximum_weight=2).require_subject(subject)
+        replace(configuration, population=10).require_subject(subject)
     client = client_of(USUAL, ids(USUAL)[0])
     with pytest.raises(SecAggError):
         client.answer(replace(USUAL, round_number=4).encode())
@@ -466,15 +457,16 @@ def test_a_server_that_lies_learns_an_input() -> None:
     assert np.array_equal(mask, held_by(again).mask), "what the victim drew"
 
 
-def test_weights_that_no_clients_have() -> None:
-    configuration = replace(USUAL, maximum_weight=2)
+@pytest.mark.parametrize("more", [1, FIELD - 1, 50])
+def test_clients_that_do_not_count_once_each_have_no_sum(more: int) -> None:
+    configuration = USUAL
     server, clients = stages(2, configuration)
     for index, (name, upload) in enumerate(answers_of(server, clients).items()):
         if not index:
             masked = decode_vector(
                 decode_body(MessageKind.CODED_MASK_INPUT, configuration, upload), configuration.length
             )
-            masked[-1] = (masked[-1] + 50) % FIELD
+            masked[-1] = (masked[-1] + more) % FIELD
             upload = encode_body(MessageKind.CODED_MASK_INPUT, configuration, encode_vector(masked))  # noqa: PLW2901
         server.receive(name, upload)
     server.close_stage()
@@ -483,17 +475,14 @@ def test_weights_that_no_clients_have() -> None:
         server.release()
 
 
-@pytest.mark.parametrize(
-    ("layout", "weight"), [(Layout((RingSegment(20, 12),)), 1), (USUAL.layout, 2), (USUAL.layout, -1)]
-)
-def test_an_update_that_does_not_fit_is_one_that_does(layout: Layout, weight: int) -> None:
-    """After it was taken nothing refuses: it is clamped, or of zeros, and the server hears nothing of it."""
+def test_an_update_that_does_not_fit_is_one_of_zeros() -> None:
+    """After it was taken nothing refuses, and the server hears nothing of it."""
     name = ids(USUAL)[0]
     server, clients = Server(USUAL, None), clients_of(USUAL)
-    payload = payload_of(replace(USUAL, layout=layout), name)
-    clients[name] = client_with(USUAL, name, payload, weight, InsecureSeededCoins(name.encode()))
+    payload = payload_of(replace(USUAL, layout=Layout((RingSegment(20, 12),))), name)
+    clients[name] = client_with(USUAL, name, payload, InsecureSeededCoins(name.encode()))
     released = run(server, clients.values())
-    assert (released.aggregate.contributors, released.aggregate.total_weight) == (9, 9)
+    assert released.aggregate.contributors == 9
 
 
 def test_bytes_behind_an_offer_are_refused() -> None:

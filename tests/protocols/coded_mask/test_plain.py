@@ -18,7 +18,7 @@ from tests.harness.coded_sums import client_with
 from tests.protocols.coded_mask.plain import plain_coded_mask as plain
 
 
-def configured(population: int, privacy: int, target: int, layout: Layout, weight: int = 1) -> Configuration:
+def configured(population: int, privacy: int, target: int, layout: Layout) -> Configuration:
     return Configuration(
         task=b"task",
         round_number=7,
@@ -30,7 +30,6 @@ def configured(population: int, privacy: int, target: int, layout: Layout, weigh
         population=population,
         privacy=privacy,
         target=target,
-        maximum_weight=weight,
     )
 
 
@@ -42,9 +41,9 @@ KINDS = {
 }
 CASES = [
     configured(3, 1, 3, Layout((RingSegment(29, 5),))),
-    configured(6, 2, 4, Layout((RingSegment(20, 7), RingSegment(3, 4))), weight=5),
+    configured(6, 2, 4, Layout((RingSegment(20, 7), RingSegment(3, 4)))),
     configured(5, 1, 4, Layout((RingSegment(12, 9),))),
-    configured(5, 2, 5, Layout((RingSegment(64, 3), RingSegment(29, 2), RingSegment(28, 2))), weight=3),
+    configured(5, 2, 5, Layout((RingSegment(64, 3), RingSegment(29, 2), RingSegment(28, 2)))),
 ]
 
 
@@ -53,32 +52,29 @@ CASES = [
 def test_the_library_and_the_plain_implementation_agree(configuration: Configuration, stage: State) -> None:
     names = [ClientId(5 + 3 * number) for number in range(configuration.population)]
     gone = frozenset(names[configuration.target :])
-    payloads, weights = dict[ClientId, Payload](), dict[ClientId, int]()
+    payloads = dict[ClientId, Payload]()
     for name in names:
         generator = np.random.default_rng(name.value)
         rings = configuration.layout.require_rings()
         drawn = (generator.integers(one.ring.least, one.ring.greatest, one.length, endpoint=True) for one in rings)
         vectors = tuple(one.ring.from_integers(values) for one, values in zip(rings, drawn, strict=True))
         payloads[name] = Payload(configuration.layout, vectors)
-        weights[name] = 1 + name.value % configuration.maximum_weight
     said = defaultdict[str, dict[int, bytes]](dict)
 
     def heard(state: State, name: ClientId, sent: bytes, answer: bytes) -> None:
         asked, answered = KINDS[state]
         said[asked][name.value], said[answered][name.value] = sent, answer
 
-    clients = [client_with(configuration, name, payloads[name], weights[name], coins_of(name)) for name in names]
+    clients = [client_with(configuration, name, payloads[name], coins_of(name)) for name in names]
     released = run(Server(configuration, None), clients, dropouts={stage: gone}, sent=heard)
     due = plain.read_offer(configuration.encode())
     assert due.t0 == configuration.context.digest
-    inputs = {name.value: ([vector.tolist() for vector in payloads[name].values], weights[name]) for name in names}
-    sums, weight = plain.recomputed(due, {name.value: drawer(name) for name in names}, inputs, said)
+    inputs = {name.value: [vector.tolist() for vector in payloads[name].values] for name in names}
+    sums, count = plain.recomputed(due, {name.value: drawer(name) for name in names}, inputs, said)
     counted, aggregate = sorted(released.counted), released.aggregate
     assert sums == [vector.tolist() for vector in aggregate.values]
-    ideal = ideal_aggregate(
-        configuration.layout, [payloads[name] for name in counted], [weights[name] for name in counted]
-    )
-    assert weight == aggregate.total_weight == sum(weights[name] for name in counted)
+    ideal = ideal_aggregate(configuration.layout, [payloads[name] for name in counted], [1] * len(counted))
+    assert count == aggregate.contributors
     assert aggregate.encode() == ideal.encode()
 
 

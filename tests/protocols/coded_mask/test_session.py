@@ -31,18 +31,14 @@ from secagg.session.run import Measured, run
 from tests.harness.session_worlds import CAPACITY, LAYOUT, NOW, client_ids, entry_of, payload_of
 
 CLIENTS = client_ids(9)
-SETTINGS = CodedMaskSettings(dropped=3, corrupted=2, minimum_cohort=5, maximum_weight=3)
+SETTINGS = CodedMaskSettings(dropped=3, corrupted=2, minimum_cohort=5)
 SUBJECT = Subject(task=b"a task", round_number=3, layout=LAYOUT, capacity=CAPACITY, model_digest=MODEL)
 FLOORS = replace(Floors.usual(9), minimum_cohort=5, assumed_corrupted=2)
 NAMES = [stage.name for stage in STAGES.values()]
 
 
-def weight_of(client: ClientId) -> int:
-    return 1 + client.value % 3
-
-
 def update_of(client: ClientId) -> LateUpdate:
-    return LateUpdate(lambda: Update(payload_of(client), MODEL, weight_of(client)))
+    return LateUpdate(lambda: Update(payload_of(client), MODEL))
 
 
 def opened(settings: CodedMaskSettings = SETTINGS, *, invited: frozenset[ClientId] | None = None) -> Any:
@@ -69,7 +65,7 @@ def reach(session: Server, clients: Mapping[ClientId, ClientSession], stages: in
 
 def require_exact(released: Released, counted: frozenset[ClientId]) -> None:
     names = sorted(counted)
-    ideal = ideal_aggregate(LAYOUT, [payload_of(client) for client in names], list(map(weight_of, names)))
+    ideal = ideal_aggregate(LAYOUT, [payload_of(client) for client in names], [1] * len(names))
     assert released.counted == counted
     assert released.aggregate.encode() == ideal.encode()
     assert released.revealed == {counted}

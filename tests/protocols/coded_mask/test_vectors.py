@@ -33,29 +33,25 @@ def test_the_library_reproduces_every_byte_and_the_sum() -> None:
     assert result == SUM["result"]
 
 
-def test_the_result_is_the_weighted_sum_of_those_who_uploaded() -> None:
+def test_the_result_is_the_sum_of_those_who_uploaded() -> None:
     counted = [SUM["inputs"][name] for name in of_stage("input")]
     assert len(counted) == SUM["result"]["contributors"] == 4
-    assert sum(weight for _, weight in counted) == SUM["result"]["total_weight"]
     for index, (bits, length) in enumerate(RINGS):
-        due = [sum(weight * int(rows[index][at]) for rows, weight in counted) % 2**bits for at in range(length)]
+        due = [sum(int(rows[index][at]) for rows in counted) % 2**bits for at in range(length)]
         assert SUM["result"]["values"][index] == [str(value) for value in due]
 
 
 def test_the_plain_implementation_makes_the_same_bytes_and_opens_the_sum() -> None:
     due, named = plain.read_offer(Play(SUM).configuration.encode()), list(SUM["inputs"])
-    inputs = {
-        int(name): ([[int(value) for value in row] for row in rows], weight)
-        for name, (rows, weight) in SUM["inputs"].items()
-    }
+    inputs = {int(name): [[int(value) for value in row] for row in rows] for name, rows in SUM["inputs"].items()}
     said = {
         stage: {int(name): message for name, message in of_stage(stage).items()}
         for stage in ("key", "pieces", "delivery", "input", "answer")
     }
     said |= {stage: {0: MESSAGES[stage]} for stage in ("roster", "survivors")}
-    sums, weight = plain.recomputed(due, {int(name): drawer(name) for name in named}, inputs, said)
+    sums, count = plain.recomputed(due, {int(name): drawer(name) for name in named}, inputs, said)
     assert [[str(value) for value in row] for row in sums] == SUM["result"]["values"]
-    assert weight == SUM["result"]["total_weight"]
+    assert count == SUM["result"]["contributors"]
 
 
 def drawer(name: str) -> plain.Draw:

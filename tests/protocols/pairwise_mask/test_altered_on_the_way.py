@@ -133,8 +133,8 @@ def add_a_thousand(made: list[InsecurePairwiseSession]) -> Alter:
             values[:] = 0
         payload.values[0][0] = 1000
         # The check words are linear, under a key that everybody knows.
-        change = MaskedVector.of_input(roster.configuration, roster.context, payload, 1)
-        change.vectors[-1][:] = 0  # the weight, and its check words
+        change = MaskedVector.of_input(roster.configuration, roster.context, payload)
+        change.vectors[-1][:] = 0  # the count, and its check words
         for segment, whole, part in zip(roster.configuration.segments, vector.vectors, change.vectors, strict=True):
             add_into(whole, part)
             reduce_into(whole, segment.modulus_bits)

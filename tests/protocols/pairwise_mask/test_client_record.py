@@ -41,9 +41,7 @@ BOTH_MODES = pytest.mark.parametrize("mode", SecurityMode)
 class PutAside:
     """Holds a client in bytes alone, between two messages."""
 
-    def __init__(
-        self, session: InsecurePairwiseSession, client: ClientId, weight: int = 1, latch: Latch | None = None
-    ) -> None:
+    def __init__(self, session: InsecurePairwiseSession, client: ClientId, latch: Latch | None = None) -> None:
         self.client = client
         self.brings: dict[str, Any] = {
             "floors": session.floors,
@@ -51,14 +49,13 @@ class PutAside:
             "latch": latch or MemoryLatch(),
         }
         self.session = session
-        self.weight = weight
         self.made = 0
         self.live: Client | None = self.fresh()
         self.stored = b""
 
     def make(self) -> Update:
         self.made += 1
-        return Update(self.session.payloads[self.client], self.session.setup.model_digest, self.weight)
+        return Update(self.session.payloads[self.client], self.session.setup.model_digest)
 
     def fresh(self, client: ClientId | None = None, **changes: Any) -> Client:
         brought = {**self.brings, **changes}

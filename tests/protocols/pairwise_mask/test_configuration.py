@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, reject
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from secagg.contract import IndexSegment, Layout, RingSegment
@@ -16,7 +16,6 @@ from secagg.crypto.labels import Label, bind
 from secagg.crypto.mask_expansion import SEGMENT_BYTES
 from secagg.crypto.shamir import MAX_HOLDERS
 from secagg.errors import (
-    CapacityExceeded,
     InternalError,
     InvalidParameters,
     MalformedMessage,
@@ -56,7 +55,6 @@ ACTIVE_FULL = SessionConfiguration(
     quorum=5,
     minimum_cohort=4,
     maximum_population=8,
-    maximum_weight=10,
     layout=LAYOUT,
     check_words=8,
     application_digest=b"p" * 32,
@@ -84,7 +82,6 @@ OTHER: dict[str, Any] = {
     "quorum": 6,
     "minimum_cohort": 5,
     "maximum_population": 9,
-    "maximum_weight": 11,
     "layout": Layout(LAYOUT.segments, b"v" * 32),
     "check_words": 9,
     "application_digest": b"P" * 32,
@@ -141,15 +138,6 @@ def test_an_offer_of_indices_is_refused_as_malformed() -> None:
         SessionConfiguration.decode(ACTIVE_FULL.encode().replace(rings, indices))
 
 
-def test_an_offer_whose_weights_do_not_add_up_is_refused_as_malformed() -> None:
-    """A sum of weights reaches 2^47 at most, which 2^15 clients of weight 2^32 - 1 stay below and 2^20 do not."""
-    encoded = replace(SPARSE, maximum_population=1 << 15, maximum_weight=(1 << 32) - 1).encode()
-    numbers = (1 << 15).to_bytes(4, "big") + b"\xff\xff\xff\xff"
-    assert encoded.count(numbers) == 1
-    with pytest.raises(MalformedMessage):
-        SessionConfiguration.decode(encoded.replace(numbers, (1 << 20).to_bytes(4, "big") + b"\xff\xff\xff\xff"))
-
-
 # --- What is refused --------------------------------------------------------------------------------------------------
 
 
@@ -164,8 +152,6 @@ def test_an_offer_whose_weights_do_not_add_up_is_refused_as_malformed() -> None:
         (ACTIVE_FULL, {"maximum_population": (1 << 20) + 1}, "maximum_population"),
         (ACTIVE_FULL, {"minimum_cohort": 1}, "minimum_cohort"),
         (ACTIVE_FULL, {"minimum_cohort": 9}, "minimum_cohort"),
-        (ACTIVE_FULL, {"maximum_weight": 0}, "maximum_weight"),
-        (ACTIVE_FULL, {"maximum_weight": 1 << 32}, "maximum_weight"),
         (ACTIVE_FULL, {"check_words": 7}, "check_words"),
         (ACTIVE_FULL, {"check_words": 65}, "check_words"),
         (ACTIVE_FULL, {"degree": 2}, "degree of a full graph"),
@@ -208,21 +194,14 @@ def test_names_in_place_of_values_are_refused(name: str) -> None:
         replace(ACTIVE_FULL, **text)
 
 
-def test_weights_that_exceed_what_a_sum_may_reach_are_refused() -> None:
-    with pytest.raises(CapacityExceeded):
-        replace(SPARSE, maximum_population=1 << 20, maximum_weight=(1 << 32) - 1)
-
-
 # --- What follows from it ---------------------------------------------------------------------------------------------
 
 
-@given(st.integers(8, 1 << 20), st.integers(1, 1 << 20))
-def test_the_ring_of_the_weight_holds_any_sum_of_weights(population: int, weight: int) -> None:
-    assume(population * weight < 1 << 47)
-    configuration = replace(SPARSE, maximum_population=population, maximum_weight=weight)
-    assert configuration.maximum_total_weight == population * weight
-    assert 1 << (configuration.weight_ring.modulus_bits - 1) <= population * weight
-    assert population * weight < 1 << configuration.weight_ring.modulus_bits
+@given(st.integers(8, 1 << 20))
+def test_the_last_segment_counts_as_many_clients_as_there_may_be(population: int) -> None:
+    count = replace(SPARSE, maximum_population=population).segments[-1]
+    assert count.length == 1
+    assert 1 << (count.modulus_bits - 1) <= population < 1 << count.modulus_bits
 
 
 @pytest.mark.parametrize(("bits", "words"), [(1, 64), (2, 32), (7, 10), (8, 8), (9, 8), (64, 8)])
@@ -329,7 +308,6 @@ def test_the_opening_is_what_the_offer_commits_to_and_is_not_in_it() -> None:
         {"privacy_bits": 99},
         {"privacy_bits": 39, "mode": SecurityMode.SEMI_HONEST},
         {"correctness_bits": 0},
-        {"maximum_weight": 0},
         {"check_words": 3},
         {"minimum_cohort": 21},
     ],
@@ -375,7 +353,7 @@ def test_a_sparse_graph_has_an_even_degree_and_a_full_one_as_many_clients_as_poi
 
 
 def test_a_layout_takes_no_more_parts_of_a_masks_stream_than_a_key_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    # One part for each segment, and one for the weight.
+    # One part for each segment, and one for the count.
     for most in (3, 4):
         monkeypatch.setattr("secagg.protocols.pairwise_mask.configuration.KEY_LIMIT_BYTES", most * SEGMENT_BYTES)
         assert replace(ACTIVE_FULL, layout=LAYOUT).layout == LAYOUT
@@ -414,10 +392,10 @@ def test_a_plan_is_about_the_subjects_model_or_about_none_yet() -> None:
 
 
 def test_as_many_clients_are_invited_as_the_codec_has_room_for() -> None:
-    settings, coins = PairwiseSettings(mode=SecurityMode.SEMI_HONEST, maximum_weight=2), InsecureSeededCoins(b"plan")
-    assert plan_session(subject_of(capacity=40), settings, 20, coins).configuration.maximum_total_weight == 40
-    with pytest.raises(InvalidParameters, match="capacity of 39"):
-        plan_session(subject_of(capacity=39), settings, 20, coins)
+    settings, coins = PairwiseSettings(mode=SecurityMode.SEMI_HONEST), InsecureSeededCoins(b"plan")
+    assert plan_session(subject_of(capacity=20), settings, 20, coins).configuration.maximum_population == 20
+    with pytest.raises(InvalidParameters, match="capacity of 19"):
+        plan_session(subject_of(capacity=19), settings, 20, coins)
 
 
 @pytest.mark.parametrize("name", ["population", "corrupted", "dropped", "late"])

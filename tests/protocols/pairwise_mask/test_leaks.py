@@ -75,7 +75,7 @@ def tiny_uploads(bits: int) -> list[dict[int, tuple[int, int]]]:
     plain = dict[ClientId, MaskedVector]()
     for client in clients:
         values = np.array([inputs[client] & low_bits(bits)], dtype=np.uint8)
-        plain[client] = MaskedVector.of_input(configuration, CONTEXT, Payload(setup.layout, (values,)), 1)
+        plain[client] = MaskedVector.of_input(configuration, CONTEXT, Payload(setup.layout, (values,)))
     coins = InsecureSeededCoins(b"tiny")
     runs = list[dict[int, tuple[int, int]]]()
     for _ in range(RUNS):
@@ -149,7 +149,6 @@ def test_the_uploads_of_whole_sessions_are_uniform(mode: SecurityMode, topology:
 
 PUBLIC_KINDS = {"session context", "check_key"}
 """What is public and stands in a ``Secret`` only because keys are handed over in one."""
-WEIGHT = 0xA1B2C3D5
 LAYOUT = Layout((RingSegment(32, 24), RingSegment(13, 40), RingSegment(64, 9)))
 
 
@@ -170,12 +169,10 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Made:
 @cache
 def played(mode: SecurityMode, topology: Topology, suite: Suite) -> tuple[InsecurePairwiseSession, Made]:
     """Play a session in which one client drops out after sharing."""
-    setup = SessionSetup(
-        population=7, mode=mode, topology=topology, suite=suite, layout=LAYOUT, maximum_weight=WEIGHT + 0x1111
-    )
+    setup = SessionSetup(population=7, mode=mode, topology=topology, suite=suite, layout=LAYOUT)
     with pytest.MonkeyPatch.context() as patched:
         collected = recorded(patched)
-        session = InsecurePairwiseSession(setup, weight_of=lambda _: WEIGHT)
+        session = InsecurePairwiseSession(setup)
         session.reach(ServerState.AWAITING_MASKED_INPUTS)
         session.drop(session.client_ids[2])
         total = session.finish()
@@ -223,18 +220,14 @@ def test_no_client_shows_both_shares_of_a_pair(mode: SecurityMode, topology: Top
 
 
 @pytest.mark.parametrize(("mode", "topology", "suite"), CASES)
-def test_no_message_holds_an_input_or_a_weight(mode: SecurityMode, topology: Topology, suite: Suite) -> None:
+def test_no_message_holds_an_input(mode: SecurityMode, topology: Topology, suite: Suite) -> None:
     session, _ = played(mode, topology, suite)
     wire = b"".join(delivery.message for delivery in session.log)
     for client, payload in session.payloads.items():
-        framed = MaskedVector.of_input(session.server.configuration, session.server.roster.context, payload, WEIGHT)
-        for segment, values, weighted in zip(LAYOUT.require_rings(), payload.values, framed.inputs(), strict=True):
-            for plain in (values, weighted):
-                for form in (plain.tobytes(), segment.ring.pack(plain), plain.byteswap().tobytes()):
-                    for start in range(0, len(form) - 11, 4):
-                        assert form[start : start + 12] not in wire, client
-    assert WEIGHT.to_bytes(4, "big") not in wire
-    assert WEIGHT.to_bytes(4, "little") not in wire
+        for segment, values in zip(LAYOUT.require_rings(), payload.values, strict=True):
+            for form in (values.tobytes(), segment.ring.pack(values), values.byteswap().tobytes()):
+                for start in range(0, len(form) - 11, 4):
+                    assert form[start : start + 12] not in wire, client
 
 
 def test_a_snapshot_holds_no_secret_before_the_last_round(collector: Made) -> None:
@@ -307,9 +300,9 @@ def test_what_holds_a_secret_is_neither_pickled_nor_copied(mode: SecurityMode) -
 def test_an_input_shows_nothing_of_itself() -> None:
     layout = Layout((RingSegment(64, 3),))
     payload = Payload(layout, (np.array([123456789, 987654321, 192837465], dtype=np.uint64),))
-    own = update_of(payload, 424242)
+    own = update_of(payload)
     for text in (repr(own), str(own), repr(payload), "".join(traceback.format_exception(SecAggErrorWith(own)))):
-        assert not any(number in text for number in ("123456789", "987654321", "192837465", "424242"))
+        assert not any(number in text for number in ("123456789", "987654321", "192837465"))
 
 
 @pytest.mark.parametrize("suite", Suite)

@@ -1,4 +1,4 @@
-"""Vectors of a session against plain integers: framing, weights, check words, and masks that cancel."""
+"""Vectors of a session against plain integers: framing, check words, and masks that cancel."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SMALL = Layout((RingSegment(7, 5), RingSegment(20, 3)))
 
 
 def configuration_of(
-    layout: Layout = SMALL, *, maximum_weight: int = 9, check_words: int = 8, suite: Suite = Suite.CLASSIC
+    layout: Layout = SMALL, *, check_words: int = 8, suite: Suite = Suite.CLASSIC
 ) -> SessionConfiguration:
     return plan_of(
         layout,
@@ -46,14 +46,13 @@ def configuration_of(
         dropped=1,
         mode=SecurityMode.SEMI_HONEST,
         topology=Topology.FULL,
-        maximum_weight=maximum_weight,
         check_words=check_words,
         suite=suite,
     ).configuration
 
 
-def input_of(configuration: SessionConfiguration, seed: bytes, weight: int = 1) -> MaskedVector:
-    return MaskedVector.of_input(configuration, CONTEXT, insecure_payload(configuration.layout, seed), weight)
+def input_of(configuration: SessionConfiguration, seed: bytes) -> MaskedVector:
+    return MaskedVector.of_input(configuration, CONTEXT, insecure_payload(configuration.layout, seed))
 
 
 def key(number: int) -> Secret:
@@ -67,14 +66,14 @@ def contents(vector: MaskedVector) -> list[list[int]]:
 # --- Framing ----------------------------------------------------------------------------------------------------------
 
 
-@given(layouts, st.binary(max_size=3), st.integers(1, 9))
-def test_an_input_is_written_as_often_as_its_weight_says(layout: Layout, seed: bytes, weight: int) -> None:
+@given(layouts, st.binary(max_size=3))
+def test_an_input_is_written_once_and_counts_one(layout: Layout, seed: bytes) -> None:
     configuration = configuration_of(layout)
     payload = insecure_payload(layout, seed)
-    framed = MaskedVector.of_input(configuration, CONTEXT, payload, weight)
-    for segment, values, inputs in zip(layout.require_rings(), payload.values, framed.inputs(), strict=True):
-        assert inputs.tolist() == [weight * int(value) % (1 << segment.modulus_bits) for value in values]
-    assert framed.weight == weight
+    framed = MaskedVector.of_input(configuration, CONTEXT, payload)
+    for values, inputs in zip(payload.values, framed.inputs(), strict=True):
+        assert inputs.tolist() == values.tolist()
+    assert framed.count == 1
     framed.check(CONTEXT)
     for segment, part in zip(configuration.segments, framed.vectors, strict=True):
         assert part.size == segment.length + max(8, -(-64 // segment.modulus_bits))
@@ -83,7 +82,7 @@ def test_an_input_is_written_as_often_as_its_weight_says(layout: Layout, seed: b
 def test_the_payload_is_left_as_it_was() -> None:
     payload = insecure_payload(SMALL, b"payload")
     before = [values.copy() for values in payload.values]
-    framed = MaskedVector.of_input(configuration_of(), CONTEXT, payload, 3)
+    framed = MaskedVector.of_input(configuration_of(), CONTEXT, payload)
     framed.apply([key(1)], [])
     assert all(np.array_equal(*pair) for pair in zip(before, payload.values, strict=True))
 
@@ -92,7 +91,7 @@ def test_an_input_that_was_spoilt_after_it_was_made_is_refused() -> None:
     payload = insecure_payload(SMALL, b"payload")
     payload.values[0][0] = 200
     with pytest.raises(CapacityExceeded):
-        MaskedVector.of_input(configuration_of(), CONTEXT, payload, 1)
+        MaskedVector.of_input(configuration_of(), CONTEXT, payload)
 
 
 def test_vectors_of_other_lengths_or_words_are_refused() -> None:
@@ -131,10 +130,10 @@ def test_check_words_over_a_vector_longer_than_one_piece() -> None:
     layout = Layout((RingSegment(8, (1 << 20) + 5),))
     configuration = configuration_of(layout)
     values = np.zeros((1 << 20) + 5, dtype=np.uint8)
-    framed = MaskedVector.of_input(configuration, CONTEXT, Payload(layout, (values,)), 1)
+    framed = MaskedVector.of_input(configuration, CONTEXT, Payload(layout, (values,)))
     assert contents(framed)[0][values.size :] == [0] * 8
     values[-1] = 1
-    framed = MaskedVector.of_input(configuration, CONTEXT, Payload(layout, (values,)), 1)
+    framed = MaskedVector.of_input(configuration, CONTEXT, Payload(layout, (values,)))
     words = contents(framed)[0][values.size :]
     assert len(set(words)) > 1
     framed.check(CONTEXT)
@@ -172,9 +171,9 @@ def test_every_segment_has_a_part_of_the_stream_to_itself() -> None:
     configuration = configuration_of(Layout((RingSegment(32, 30), RingSegment(32, 30))))
     masked = MaskedVector(configuration)
     masked.apply([key(1)], [])
-    first, second, weight = contents(masked)
+    first, second, count = contents(masked)
     assert len(set(first + second)) > 60
-    assert weight != first[: len(weight)]
+    assert count != first[: len(count)]
     # The first stream segment of a key is the mask of the first segment.
     alone = MaskedVector(configuration_of(Layout((RingSegment(32, 30),))))
     alone.apply([key(1)], [])

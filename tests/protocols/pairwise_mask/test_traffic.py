@@ -98,9 +98,9 @@ def bits_for(count: int) -> int:
 
 
 def masked_bytes(configuration: SessionConfiguration) -> int:
-    """Count the bytes of each segment and of the weight, with check words of 64 bits and 8 words at least."""
+    """Count the bytes of each segment and of the count, with check words of 64 bits and 8 words at least."""
     widths = [(segment.modulus_bits, segment.length) for segment in configuration.layout.require_rings()]
-    widths.append(((configuration.maximum_population * configuration.maximum_weight).bit_length(), 1))
+    widths.append((configuration.maximum_population.bit_length(), 1))
     return sum(bits_for(bits * (length + max(8, -(-64 // bits)))) for bits, length in widths)
 
 
@@ -248,7 +248,7 @@ def test_a_session_of_pairwise_masks_sends_what_the_model_says(clients: int, sui
 def test_a_server_removes_a_mask_of_each_contributor_and_those_of_dropouts_edges() -> None:
     (costs,) = pairwise_costs(Layout((RingSegment(32, 1000),)), 100, Suite.CLASSIC)
     masks = 95 + 5 * 16
-    # The weight has a ring of its own, of one word.
+    # The count has a ring of its own, of one word.
     assert costs.server.cipher_calls == masks * (1000 * 4 // 16 + 1)
     assert costs.server.word_operations == (95 + masks) * 1001
     assert "for 5 corrupted clients" in costs.plan

@@ -80,7 +80,7 @@ def read_offer(offer: bytes) -> Sum:
     layout, numbers = offer[at + 4 : at + 4 + size], offer[at + 4 + size :]
     count = int.from_bytes(layout[HEADER : HEADER + 4], "big")
     rings = [struct.unpack_from(">BIQ", layout, HEADER + 4 + 13 * number)[1:] for number in range(count)]
-    population, privacy, target, _ = struct.unpack(">4I", numbers)
+    population, privacy, target = struct.unpack(">3I", numbers)
     t0 = hashlib.sha256(bind("coded-mask-configuration", offer)).digest()
     return Sum([(bits, length) for bits, length in rings], population, privacy, target, t0)
 
@@ -143,19 +143,19 @@ class PlainClient:
         hpke = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
         return elements(hpke.decrypt(sealed, self.private, info))
 
-    def masked(self, values: Sequence[Sequence[int]], weight: int) -> list[int]:
+    def masked(self, values: Sequence[Sequence[int]]) -> list[int]:
         due = self.due
-        scaled = [
-            ((value * weight + due.offset(bits)) % 2**bits) // 2 ** (due.limb_bits * limb) % 2**due.limb_bits
+        limbs = [
+            ((value + due.offset(bits)) % 2**bits) // 2 ** (due.limb_bits * limb) % 2**due.limb_bits
             for (bits, _), part in zip(due.rings, values, strict=True)
             for limb in range(due.limbs(bits))
             for value in part
         ]
-        return [(value + mask) % Q for value, mask in zip([*scaled, weight], self.mask, strict=True)]
+        return [(value + mask) % Q for value, mask in zip([*limbs, 1], self.mask, strict=True)]
 
 
 def open_sum(due: Sum, uploads: Sequence[Sequence[int]], answers: dict[int, list[int]]) -> tuple[list[list[int]], int]:
-    """Return the sums and the weight; answers are by position on the roster, from 0."""
+    """Return the sums and the count of uploads; answers are by position on the roster, from 0."""
     rows = due.target - due.privacy
     mask = [
         interpolated([(position + 1, answer[column]) for position, answer in answers.items()], -(row + 1) % Q)
@@ -177,7 +177,7 @@ def open_sum(due: Sum, uploads: Sequence[Sequence[int]], answers: dict[int, list
 def recomputed(
     due: Sum,
     draws: dict[int, Draw],
-    inputs: Mapping[int, tuple[Sequence[Sequence[int]], int]],
+    inputs: Mapping[int, Sequence[Sequence[int]]],
     said: Mapping[str, Mapping[int, bytes]],
 ) -> tuple[list[list[int]], int]:
     """Make every message of a sum again, compare it with what was said, and open the sum."""
@@ -193,7 +193,7 @@ def recomputed(
         held[name] = {sender: clients[name].open_piece(keys, sender, sealed) for sender, sealed in pieces.items()}
         assert held[name] == {sender: own[name] for sender, own in dealt.items()}
     for name, upload in said["input"].items():
-        assert body(upload) == packed(clients[name].masked(*inputs[name]))
+        assert body(upload) == packed(clients[name].masked(inputs[name]))
     survivors, answers = sorted(said["input"]), dict[int, list[int]]()
     assert all(sorted(entries(asked)) == survivors for asked in said["survivors"].values())
     for name, answer in said["answer"].items():

@@ -17,7 +17,7 @@ def digest_of_runs(name: str, vector: Mapping[str, Any]) -> str:
         session = Session(derive(name, run, vector))
         result = session.run()
         values = [value for segment in result["values"] for value in segment]
-        numbers = ",".join([*values, result["contributors"], result["total_weight"]])
+        numbers = ",".join([*values, result["contributors"]])
         for key, data in sorted({**session.messages, "result": numbers.encode()}.items()):
             for part in (key.encode(), data):
                 absorbed.update(len(part).to_bytes(4, "big") + part)
@@ -25,7 +25,7 @@ def digest_of_runs(name: str, vector: Mapping[str, Any]) -> str:
 
 
 def derive(name: str, run: int, vector: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one run as a vector of its own, which has coins, identities, inputs and weights."""
+    """Return one run as a vector of its own, which has coins, identities and inputs."""
 
     def drawn(size: int, *parts: str) -> bytes:
         return hashlib.shake_256("/".join((vector["protocol"], name, str(run), *parts)).encode()).digest(size)
@@ -45,10 +45,6 @@ def derive(name: str, run: int, vector: Mapping[str, Any]) -> dict[str, Any]:
         "identities": {role: seed.hex() for role, seed in identities.items()},
         "inputs": {
             role: _input(drawn(8 * sum(length for _, length in parameters["layout"]), "input", role), parameters)
-            for role in clients
-        },
-        "weights": {
-            role: str(1 + int.from_bytes(drawn(8, "weight", role), "little") % parameters["maximum_weight"])
             for role in clients
         },
         "dropouts": vector["dropouts"],

@@ -46,7 +46,7 @@ def encode_offer(parameters: Mapping[str, Any]) -> bytes:
     )
     return message(
         OFFER,
-        number(2, 1),
+        number(3, 1),
         variable(bytes.fromhex(parameters["task"])),
         bytes.fromhex(parameters["model_digest"]),
         number(int(parameters["round_number"]), 8),
@@ -55,7 +55,7 @@ def encode_offer(parameters: Mapping[str, Any]) -> bytes:
         number(_SUITES.index(parameters["suite"]), 1),
         number(_TOPOLOGIES.index(parameters["topology"]), 1),
         *(number(parameters[name], 4) for name in ("degree", "threshold", "committee_size", "quorum")),
-        *(number(parameters[name], 4) for name in ("minimum_cohort", "maximum_population", "maximum_weight")),
+        *(number(parameters[name], 4) for name in ("minimum_cohort", "maximum_population")),
         variable(layout),
         number(parameters["check_words"], 1),
         *(bytes.fromhex(parameters[name]) for name in ("application_digest", "authority")),

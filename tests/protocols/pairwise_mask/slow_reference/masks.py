@@ -12,22 +12,20 @@ Vectors = list[list[int]]
 
 
 class Frame:
-    """The vectors of a session: for each segment its values and its check words, and at last the weight."""
+    """The vectors of a session: for each segment its values and its check words, and at last a count."""
 
     def __init__(self, parameters: Mapping[str, Any], context: bytes) -> None:
         population: int = parameters["maximum_population"]
-        weight_bits = (population * parameters["maximum_weight"]).bit_length()
-        self.segments: list[tuple[int, int]] = [*parameters["layout"], (weight_bits, 1)]
+        self.segments: list[tuple[int, int]] = [*parameters["layout"], (population.bit_length(), 1)]
         self._check_words: int = parameters["check_words"]
         self._key_bytes = 16 if parameters["suite"] == "x25519-aes128" else 32
         self._context = context
 
-    def of_input(self, values: Sequence[Sequence[int]], weight: int) -> Vectors:
-        """Return an input, as often as its weight says, with its check words."""
-        weighted = [[value * weight for value in segment] for segment in values]
+    def of_input(self, values: Sequence[Sequence[int]]) -> Vectors:
+        """Return an input and a count of 1, with their check words."""
         vectors = [
             [value % (1 << bits) for value in segment]
-            for segment, (bits, _) in zip([*weighted, [weight]], self.segments, strict=True)
+            for segment, (bits, _) in zip([*values, [1]], self.segments, strict=True)
         ]
         return [vector + self.check_words(index, vector) for index, vector in enumerate(vectors)]
 

@@ -57,7 +57,6 @@ class Session:
         self._authority = bytes.fromhex(identities.get("authority", ""))
         self._signing = {_id(role): bytes.fromhex(key) for role, key in identities.items() if role != "authority"}
         self._inputs = {_id(role): values for role, values in vector["inputs"].items()}
-        self._weights = {_id(role): int(weight) for role, weight in vector["weights"].items()}
         self._gone_by = {_id(role): int(at) for role, at in vector["dropouts"].items()}
         self._is_active = self.parameters["mode"] == "active"
         self._people = dict[int, Person]()
@@ -202,7 +201,7 @@ class Session:
     def _upload(self, person: Person) -> None:
         frame, client = self._frame, person.client
         values = [[int(value) for value in segment] for segment in self._inputs[client]]
-        masked = frame.of_input(values, self._weights[client])
+        masked = frame.of_input(values)
         masked = frame.add(masked, frame.self_mask(person.self_mask_seed, client))
         for neighbour in self._among(self._sharers, client):
             seed = self._edge_seed(client, neighbour)
@@ -310,11 +309,12 @@ class Session:
         for index, (vector, (_, length)) in enumerate(zip(total, frame.segments, strict=True)):
             if frame.check_words(index, vector[:length]) != vector[length:]:
                 raise ValueError("the sum does not agree with its check words")
+        if total[-1][0] != len(self._contributors):
+            raise ValueError("the contributors do not count once each")
         values = [vector[:length] for vector, (_, length) in zip(total, self.parameters["layout"], strict=False)]
         return {
             "values": [[str(value) for value in segment] for segment in values],
             "contributors": str(len(self._contributors)),
-            "total_weight": str(total[-1][0]),
         }
 
     def _remove(self, total: Vectors, dropped: int, root: bytes, masked_with: Sequence[int]) -> Vectors:
