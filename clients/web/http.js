@@ -179,7 +179,7 @@ function oneMessageClient(card, id, { identity, floors }, make) {
       must(
         equal(offer.layout, await layoutOf(card.terms)) && others.length === 1 &&
           segment.ringBits === ringBits && segment.length === card.terms.values && !segment.bounds &&
-          offer.capacityWeight <= capacity,
+          offer.capacity <= capacity,
         "below_floor", "the offer has another layout, or other bounds, than the card's terms",
       );
       const signed = new Int32Array((await make(offer.epoch)).buffer);

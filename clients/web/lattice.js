@@ -21,11 +21,11 @@ const BATCH = 64;
 
 // --- Values ----------------------------------------------------------------------------------
 
-/** How the values of a segment stand in coefficients. @param {Pick<Offer, "modulusBits" | "guardBits" | "capacityWeight">} offer @param {import("./one_message.js").Segment} segment */
+/** How the values of a segment stand in coefficients. @param {Pick<Offer, "modulusBits" | "guardBits" | "capacity">} offer @param {import("./one_message.js").Segment} segment */
 export function shapeOf(offer, { length, ringBits, bounds }) {
   if (!bounds) return { bits: ringBits, lowest: offer.modulusBits - ringBits, count: length, least: 0 };
   const [least, greatest] = bounds;
-  const bits = (BigInt(offer.capacityWeight) * BigInt(greatest - least)).toString(2).length;
+  const bits = (BigInt(offer.capacity) * BigInt(greatest - least)).toString(2).length;
   const fields = Math.floor((offer.modulusBits - offer.guardBits) / bits);
   return { bits, lowest: offer.guardBits, count: Math.ceil(length / fields), least };
 }
@@ -68,10 +68,10 @@ export class Coefficients {
 }
 
 /**
- * Values, times a weight, in coefficients. They are within their bounds: the caller has clamped them.
- * @param {Offer} offer @param {ArrayLike<number>[]} vectors @param {number} weight
+ * Values in coefficients. They are within their bounds: the caller has clamped them.
+ * @param {Offer} offer @param {ArrayLike<number>[]} vectors
  */
-export function placed(offer, vectors, weight) {
+export function placed(offer, vectors) {
   const shapes = offer.segments.map((segment) => shapeOf(offer, segment));
   const out = new Coefficients(shapes.reduce((sum, shape) => sum + shape.count, 0));
   let first = 0;
@@ -82,7 +82,7 @@ export function placed(offer, vectors, weight) {
         j = 0;
         shift += bits;
       }
-      out.add(first + j, (values[at] - least) * weight, shift);
+      out.add(first + j, values[at] - least, shift);
     }
     first += count;
   });

@@ -32,8 +32,7 @@ const KIND = Object.freeze({
 const [DIGEST, KEY, SIGNATURE] = [32, 32, 64];
 const NONE = new Uint8Array(0);
 const OFFSET = 1n << 63n;
-/** Bits of values and of weights: their products are exact in numbers. */
-const [VALUE_BITS, WEIGHT_BITS] = [32, 20];
+const VALUE_BITS = 32;
 /** The widest modulus of each degree that is estimated at 128 bits, and of 64 bits, which a word here holds. */
 const GREATEST_MODULUS = new Map([[1024, 28], [2048, 54], [4096, 64]]);
 const WIDTH = 4.5;
@@ -42,7 +41,7 @@ const LONGEST_KEYS = 24 * 3600;
 /** Standard deviations that guard bits have room for. */
 const DEVIATIONS = 10;
 const MOST = Object.freeze({
-  holders: 256, droppedBits: 4, capacityWeight: 2 ** 40, message: 2 ** 22, task: 256, segments: 2 ** 16, key: 2 ** 11,
+  holders: 256, droppedBits: 4, message: 2 ** 22, task: 256, segments: 2 ** 16, key: 2 ** 11,
 });
 
 // --- The offer -------------------------------------------------------------------------------
@@ -57,7 +56,6 @@ const CONFIGURATION = {
   droppedBits: number(1),
   segments: list(MOST.segments, readSegment),
   capacity: number(4),
-  capacityWeight: number(8),
   holderCount: number(2),
   corrupted: number(2),
   threshold: number(2),
@@ -65,7 +63,6 @@ const CONFIGURATION = {
   quorum: number(2),
   minimumCohort: number(4),
   corruptedClients: number(4),
-  maximumWeight: number(4),
 };
 const RECEIPTS = list(MOST.holders, record({ position: number(2), signature: sized(SIGNATURE) }));
 const TERMS = { round: long, model: bytes(DIGEST), application: bytes(DIGEST) };
@@ -149,11 +146,10 @@ function readSegment(reader) {
  * @param {import("./wire.js").Values<typeof CONFIGURATION>} offer
  */
 export function requireExact(offer) {
-  const { segments, degree, modulusBits, guardBits, droppedBits, capacity, capacityWeight } = offer;
+  const { segments, degree, modulusBits, guardBits, droppedBits, capacity } = offer;
   const isInRange =
     offer.task.length >= 1 && GREATEST_MODULUS.has(degree) &&
-    droppedBits <= MOST.droppedBits && capacity >= 1 && offer.maximumWeight >= 1 &&
-    capacityWeight >= capacity * offer.maximumWeight && capacityWeight <= MOST.capacityWeight &&
+    droppedBits <= MOST.droppedBits && capacity >= 1 &&
     offer.minimumCohort >= offer.corruptedClients + 2 && offer.minimumCohort <= capacity &&
     segments.length >= 2;
   const variance = WIDTH ** 2 + (4 ** droppedBits - 1) / 12;
@@ -163,21 +159,17 @@ export function requireExact(offer) {
   const shapes = segments.map((segment) => shapeOf(offer, segment));
   const areRoomy = shapes.every(({ bits }, i) => bits <= Math.min(modulusBits - guardBits, segments[i].ringBits));
   must(areRoomy, "not_canonical", "a segment has no room in a coefficient");
-  // The zeros behind the weight, for the specification's section "Offer": r(q), and what the sum over coefficients lacks.
+  // The zeros behind the values, for the specification's section "Offer": r(q), and what the sum over coefficients lacks.
   const noise = bitsOf(Math.sqrt(2.1 * capacity * variance));
   let missing = 64 + degree * bitsOf(WIDTH * Math.sqrt(1.5 * capacity));
   for (const { lowest, count } of shapes.slice(0, -1)) missing -= count * (lowest - noise);
   const last = segments[segments.length - 1];
   must(
-    last.length === 1 + Math.max(0, Math.ceil(missing / (modulusBits - noise))) && !last.bounds &&
-      last.ringBits === BigInt(capacityWeight).toString(2).length,
-    "not_canonical", "the weight, or the zeros behind it, are not those of the numbers",
+    last.length === Math.max(1, Math.ceil(missing / (modulusBits - noise))) && !last.bounds && last.ringBits === 1,
+    "not_canonical", "the zeros behind the values are not those of the numbers",
   );
   const areNarrow = segments.slice(0, -1).every(({ ringBits }) => ringBits <= VALUE_BITS);
-  must(
-    areNarrow && offer.maximumWeight <= 2 ** WEIGHT_BITS,
-    "below_floor", `this client masks values of ${VALUE_BITS} bits and weights of ${WEIGHT_BITS} at most`,
-  );
+  must(areNarrow, "below_floor", `this client masks values of ${VALUE_BITS} bits at most`);
 }
 
 /** Bits of an entry of a vector whose entries' root mean square is below a radius. @param {number} radius */
@@ -300,25 +292,21 @@ export function requireHolderFloors(offer, floors, now, authority) {
  * @param {object} own
  * @param {bigint} own.id
  * @param {ArrayLike<number>[]} own.vectors integers for each segment of the layout; others are cut to integers in range
- * @param {number} [own.weight]
  * @param {Identity} [own.identity]
  * @param {Uint8Array} [own.coins] 32 fresh bytes, which are overwritten
  */
-export async function upload(offer, { id, vectors, weight: given = 1, identity, coins = random(32) }) {
+export async function upload(offer, { id, vectors, identity, coins = random(32) }) {
   const me = integer(id, 8);
-  // Like values, a weight that is out of range counts as the bound: a refusal would tell of it.
-  const weight = Math.min(Math.max(1, Math.trunc(given) || 1), offer.maximumWeight);
   const { t0 } = offer;
   const terms = await hash("one-message-terms", integer(offer.round, 8), offer.model, offer.application);
   const key = offer.isActive ? /** @type {Identity} */ (identity).key : null;
   const clamped = offer.segments.slice(0, -1).map((segment, i) => within(vectors[i], segment));
-  const about = [terms, await payloadDigest(offer, clamped), integer(weight, 8)];
+  const about = [terms, await payloadDigest(offer, clamped)];
   const hedge = await signed(key, "one-message-hedge", t0, ...about);
   const draws = 3 + offer.threshold - offer.packing;
   const [nonce, seed, free, ...seeds] = await hedgedDraws(coins, [t0, me, ...about], hedge, draws);
-  const last = new Float64Array(offer.segments[offer.segments.length - 1].length);
-  last[0] = 1;
-  const words = placed(offer, [...clamped, last], weight);
+  const zeros = new Uint8Array(offer.segments[offer.segments.length - 1].length);
+  const words = placed(offer, [...clamped, zeros]);
   const secret = await gaussian(await expand(seed, bind("one-message-secret"), 32), offer.degree);
   const noise = await gaussian(await expand(seed, bind("one-message-noise"), 32), words.length);
   await addMask(offer, words, secret, noise);

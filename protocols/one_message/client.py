@@ -236,27 +236,27 @@ class Client(OneStageClientSession):
 
         made = update.take(
             configuration.layout,
-            range(1, configuration.maximum_weight + 1),
+            (1,),
             [values.bounds for values in agreement.parameters.segments],
             charge=charge,
         )
         member.floors.admit(agreement, member.clock())
-        # Coins that another update, weight or sum would not have, and nobody without the key.
-        about = (terms.digest, hashlib.sha256(made.payload.encode()).digest(), made.weight.to_bytes(8, "big"))
+        # Coins that another update or sum would not have, and nobody without the key.
+        about = (terms.digest, hashlib.sha256(made.payload.encode()).digest())
         own = agreement.sign(member.signing_key, Label.ONE_MESSAGE_HEDGE, *about)
         with HedgedCoins(member.coins, agreement.t0, member.client.encode(), *about, own) as coins:
             payload = made.payload if noise is None else noise.add_to(made.payload, coins)
-            upload = self._masked(agreement, terms, payload, made.weight, coins)
+            upload = self._masked(agreement, terms, payload, coins)
         ledger.keep(offer, upload)
         return upload
 
-    def _masked(self, agreement: Agreement, terms: SumTerms, payload: Payload, weight: int, coins: Coins) -> bytes:
+    def _masked(self, agreement: Agreement, terms: SumTerms, payload: Payload, coins: Coins) -> bytes:
         member, parameters = self._member, agreement.parameters
         header = UploadHeader(client=member.client, identity=member.identity, terms=terms, nonce=draw_nonce(coins))
-        counts = parameters.segments[parameters.inputs - 1]
-        one = Ring(counts.ring_bits).from_integers([1, *[0] * (counts.length - 1)])
+        last = parameters.segments[parameters.inputs - 1]
+        zeros = Ring(last.ring_bits).from_integers([0] * last.length)
         with Secret.random("mask seed", _SEED_BYTES, coins) as seed:
-            vector, secret = epoch_ring(parameters, agreement.epoch.seed).mask([*payload.values, one], seed, weight)
+            vector, secret = epoch_ring(parameters, agreement.epoch.seed).mask([*payload.values, zeros], seed)
         contexts = [share_context(agreement, header, position) for position in range(agreement.epoch.count)]
         dealing = deal(secret, parameters, contexts, coins)
         try:
@@ -304,9 +304,9 @@ def _require_subject(
             )
     if subject.tables:
         raise InvalidParameters("this protocol sums rings and looks up no codewords; use a scheme without codebooks")
-    if agreement.parameters.capacity_weight > subject.capacity:
+    if agreement.parameters.capacity > subject.capacity:
         raise InvalidParameters(
-            f"a sum may reach a weight of {agreement.parameters.capacity_weight}, and the codec's capacity is "
-            f"{subject.capacity}; use a wider ring, or smaller cohorts and weights",
+            f"a sum may have {agreement.parameters.capacity} uploads, and the codec's capacity is {subject.capacity}; "
+            "use a wider ring, or smaller cohorts",
             reason=Reason.BELOW_FLOOR,
         )

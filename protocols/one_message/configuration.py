@@ -286,7 +286,7 @@ def noise_of(configuration: Configuration, noise: NoiseSettings | None) -> Clien
         minimum_cohort=configuration.minimum_cohort,
         capacity=configuration.parameters.capacity,
         corrupted=configuration.corrupted_clients,
-        maximum_weight=configuration.maximum_weight,
+        maximum_weight=1,
     )
 
 
@@ -297,25 +297,22 @@ class Configuration:
     task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
     layout: Annotated[Layout, encoded(Layout, _MAXIMUM_BYTES)]
     parameters: Annotated[Parameters, nested(Parameters)]
-    """Parameters of the layout's segments, of one more, the weight and zeros, and of the check words of fine bits."""
+    """Parameters of the layout's segments, of one more for zeros, and of the check words of fine bits."""
     minimum_cohort: Annotated[int, unsigned(4)]
     corrupted_clients: Annotated[int, unsigned(4)]
     """Number of clients assumed to be corrupted, counted absolutely."""
-    maximum_weight: Annotated[int, unsigned(4)]
 
     def __post_init__(self) -> None:
-        parameters, most = self.parameters, self.parameters.capacity * self.maximum_weight
+        parameters = self.parameters
         segments = tuple((one.length, one.ring_bits, one.fine_bits) for one in parameters.segments[: parameters.inputs])
         due = tuple((one.length, one.ring.modulus_bits, one.fine_bits) for one in self.layout.require_rings())
         for is_wrong, sentence in (
             (not self.task, "a task has a name"),
             (
-                segments != (*due, (1 + parameters.witnesses, weight_bits(parameters.capacity_weight), 0)),
-                "the parameters are made for another layout, its weight and the zeros behind that",
+                segments != (*due, (parameters.witnesses, 1, 0)),
+                "the parameters are made for another layout and the zeros behind it",
             ),
-            (parameters.segments[len(due)].bounds is not None, "the weight has a coefficient of its own"),
-            (self.maximum_weight < 1, "a weight is at least 1"),
-            (parameters.capacity_weight < most, f"the weights of {parameters.capacity} clients reach {most}"),
+            (parameters.segments[len(due)].bounds is not None, "zeros have coefficients of their own"),
             (
                 self.minimum_cohort < self.corrupted_clients + 2,
                 f"with {self.corrupted_clients} corrupted clients {self.minimum_cohort} hold fewer than 2 honest ones",
@@ -324,11 +321,6 @@ class Configuration:
         ):
             if is_wrong:
                 raise InvalidParameters(f"the configuration is refused: {sentence}")
-
-
-def weight_bits(capacity_weight: int) -> int:
-    """Return the bits of a ring that holds any sum of weights."""
-    return capacity_weight.bit_length()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

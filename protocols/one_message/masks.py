@@ -150,29 +150,24 @@ def lowest_bit(parameters: Parameters, segment: int) -> int:
     return parameters.modulus_bits - values.ring_bits if values.bounds is None else parameters.guard_bits
 
 
-def pack(parameters: Parameters, vectors: Sequence[RingVector], weight: int) -> list[Word]:
-    """Return the coefficients that hold these values, each times a weight, above zero guard bits.
+def pack(parameters: Parameters, vectors: Sequence[RingVector]) -> list[Word]:
+    """Return the coefficients that hold these values above zero guard bits.
 
     Args:
         vectors: for each segment but check words, modulo 2^ring_bits in two's complement.
     """
     if len(vectors) != parameters.inputs:
         raise Misuse(f"the layout has {parameters.inputs} segments; got {len(vectors)} vectors")
-    if type(weight) is not int or weight < 1:
-        raise Misuse(f"a weight is an integer of at least 1; got {weight!r}")
-    if weight > parameters.capacity_weight:
-        raise CapacityExceeded(f"a weight of {weight} exceeds {parameters.capacity_weight}, all that a sum may have")
     words = [np.zeros(parameters.coefficients, np.uint64) for _ in range(word_count(parameters.modulus_bits))]
     for index, (segment, vector) in enumerate(zip(parameters.segments, vectors, strict=False)):
         Ring(segment.ring_bits).require_vector(vector, segment.length)
         first, end = parameters.starts[index : index + 2]
-        bits = segment.field_bits(parameters.capacity_weight)
+        bits = segment.field_bits(parameters.capacity)
         for position in range(parameters.per_coefficient[index]):
             shift = lowest_bit(parameters, index) + position * bits
             field = vector[position * (end - first) : (position + 1) * (end - first)]
             for start in range(0, field.size, VALUES_AT_ONCE):
                 values = _from_zero(segment, field[start : start + VALUES_AT_ONCE])
-                values *= np.uint64(weight)
                 place = first + start
                 add_shifted([word[place : place + values.size] for word in words], values, shift)
     return words
@@ -332,10 +327,10 @@ class EpochRing:
         if self._prepared is None and size <= MOST_KEPT_BYTES:
             self._prepared = np.concatenate([self._transform(*block) for block in self.blocks()])
 
-    def mask(self, vectors: Sequence[RingVector], coins_seed: Secret, weight: int = 1) -> tuple[bytes, Secret]:
+    def mask(self, vectors: Sequence[RingVector], coins_seed: Secret) -> tuple[bytes, Secret]:
         """Return the masked upload of ring vectors, one a segment, and the secret that is to be shared.
 
-        Every value is multiplied by ``weight``. The seed is wiped. The secret is a byte for each coefficient, signed.
+        The seed is wiped. The secret is a byte for each coefficient, signed.
 
         Security: a seed masks one upload; the upload made from it is sent once or identically again.
         """
@@ -345,7 +340,7 @@ class EpochRing:
         if not self._is_new:
             self.prepare()
         self._is_new = False
-        words = pack(self.parameters, vectors, weight)
+        words = pack(self.parameters, vectors)
         try:
             with (
                 key_derivation.expand("secret's key", SEED_BYTES, coins_seed, Label.ONE_MESSAGE_SECRET) as secret_key,

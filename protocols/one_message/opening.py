@@ -207,16 +207,14 @@ class OpenedSum:
     def __init__(self, parameters: Parameters, words: list[Word]) -> None:
         self._parameters, self._words = parameters, words
 
-    def vector(self, index: int, total_weight: int) -> RingVector:
-        """Return the sum of one segment modulo 2^ring_bits; a segment without bounds ignores the weight."""
+    def vector(self, index: int, count: int) -> RingVector:
+        """Return the sum of one segment modulo 2^ring_bits; a segment without bounds ignores the count."""
         parameters, segment = self._parameters, self._parameters.segments[index]
-        if segment.bounds is not None and not 1 <= total_weight <= parameters.capacity_weight:
-            raise InvalidParameters(
-                f"a total weight is in 1..{parameters.capacity_weight}, what the fields hold; got {total_weight}"
-            )
+        if segment.bounds is not None and not 1 <= count <= parameters.capacity:
+            raise InvalidParameters(f"1 to {parameters.capacity} uploads fit into the fields; got {count}")
         first, end = parameters.starts[index : index + 2]
-        bits, lowest = segment.field_bits(parameters.capacity_weight), lowest_bit(parameters, index)
-        shifted_by = 0 if segment.bounds is None else segment.bounds[0] * total_weight & low_bits(WORD_BITS)
+        bits, lowest = segment.field_bits(parameters.capacity), lowest_bit(parameters, index)
+        shifted_by = 0 if segment.bounds is None else segment.bounds[0] * count & low_bits(WORD_BITS)
         summed: RingVector = np.empty(segment.length, Ring(segment.ring_bits).word)
         for position in range(parameters.per_coefficient[index]):
             field = summed[position * (end - first) : (position + 1) * (end - first)]

@@ -48,7 +48,7 @@ _BOUNDS = Field(_write_bounds, _read_bounds, "1: 0 none, 1 two of 8, plus 2^63")
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """One segment of a layout: a run of ring elements, and the range of an unweighted one where it has one.
+    """One segment of a layout: a run of ring elements, and the range of one where it has one.
 
     Values with bounds share a coefficient, several to each. Values without bounds may wrap, and have a coefficient to
     themselves: a carry out of one would otherwise reach its neighbour and tell how often the sum wrapped.
@@ -79,12 +79,12 @@ class Values:
                 f"stays below half a step, and no bounds; got {self.fine_bits} fine bits and bounds {self.bounds}"
             )
 
-    def field_bits(self, capacity_weight: int) -> int:
+    def field_bits(self, capacity: int) -> int:
         """Return how many bits of a coefficient the sum of one value needs."""
         if self.bounds is None:
             return self.ring_bits
         low, high = self.bounds
-        return (capacity_weight * (high - low)).bit_length()
+        return (capacity * (high - low)).bit_length()
 
     @property
     def sent_bits(self) -> int:
@@ -151,7 +151,7 @@ UNNOTICED_BITS: Final = 64
 LEAST_NOISE_ENERGY: Final = 1.5
 MOST_NOISE_ENERGY: Final = 2.1
 """Energy of the noise, as a multiple of its mean, that an opened sum may have: the least where there are many
-coefficients, and the most, for which the zeros behind the weight are counted."""
+coefficients, and the most, for which the zeros behind the values are counted."""
 _FAILURE_BITS: Final = 40
 SEED_BYTES: Final = 32
 WORD_BYTES: Final = 2
@@ -208,8 +208,6 @@ class Parameters:
     segments: Annotated[tuple[Values, ...], repeated(nested(Values), MAXIMUM_SEGMENTS)]
     capacity: Annotated[int, unsigned(4)]
     """N: the most uploads of one sum."""
-    capacity_weight: Annotated[int, unsigned(8)]
-    """W: the largest total weight of one sum; the capacity where nobody weighs."""
     holders: Annotated[int, unsigned(2)]
     """C."""
     corrupted: Annotated[int, unsigned(2)]
@@ -237,8 +235,7 @@ class Parameters:
         """k, for each segment."""
         room = self.modulus_bits - self.guard_bits
         return tuple(
-            1 if segment.bounds is None else room // segment.field_bits(self.capacity_weight)
-            for segment in self.segments
+            1 if segment.bounds is None else room // segment.field_bits(self.capacity) for segment in self.segments
         )
 
     @cached_property
@@ -281,23 +278,23 @@ class Parameters:
 
     @cached_property
     def witnesses(self) -> int:
-        """Number of zeros behind the weight with which only the right sum of secrets passes, even if a liar chose it.
+        """Number of zeros behind the values with which no sum of secrets but the right one passes; at least one.
 
         A liar among just enough holders adds any value to the sum of secrets. Its choice has as many bits as a secret
         that is not too long; all bits below the values, or known, have to come out as honest noise.
         """
-        weight, spread = self.inputs - 1, math.sqrt(self.capacity)
+        zeros, spread = self.inputs - 1, math.sqrt(self.capacity)
         noise_bits = _bits_of_entry(spread * math.sqrt(MOST_NOISE_ENERGY * self.noise_variance))
         missing = UNNOTICED_BITS + self.degree * _bits_of_entry(spread * math.sqrt(NORM_FACTOR) * SIGMA)
         for index, (segment, k) in enumerate(zip(self.segments, self.per_coefficient, strict=True)):
-            if index != weight and not segment.fine_bits:
+            if index != zeros and not segment.fine_bits:
                 lowest = self.modulus_bits - segment.ring_bits if segment.bounds is None else self.guard_bits
                 missing -= -(-segment.length // k) * (lowest - noise_bits)
-        return max(0, math.ceil(missing / (self.modulus_bits - noise_bits)))
+        return max(1, math.ceil(missing / (self.modulus_bits - noise_bits)))
 
     def with_witnesses(self) -> Parameters:
-        values, weight = list(self.segments), self.inputs - 1
-        values[weight] = replace(values[weight], length=1 + self.witnesses)
+        values, zeros = list(self.segments), self.inputs - 1
+        values[zeros] = replace(values[zeros], length=self.witnesses)
         return replace(self, segments=tuple(values))
 
     @property
@@ -359,7 +356,6 @@ class Parameters:
             "dropped_bits": (0, MAXIMUM_DROPPED_BITS),
             "guard_bits": (1, self.modulus_bits - 1),
             "capacity": (1, greatest_capacity()),
-            "capacity_weight": (self.capacity, 1 << 40),
             "holders": (1, MAXIMUM_HOLDERS),
             "corrupted": (0, self.holders - 1),
             "packing": (1, self.threshold),
@@ -382,7 +378,7 @@ class Parameters:
             )
         room = self.modulus_bits - self.guard_bits
         for position, segment in enumerate(self.segments):
-            bits = segment.field_bits(self.capacity_weight)
+            bits = segment.field_bits(self.capacity)
             if bits > segment.ring_bits:
                 raise InvalidParameters(
                     f"a sum of segment {position} reaches {bits} bits and its ring has {segment.ring_bits}; widen the "

@@ -33,7 +33,6 @@ from .configuration import (
     Offer,
     SumTerms,
     noise_of,
-    weight_bits,
 )
 from .lattice import greatest_modulus_bits
 from .opening import Adder, OneMessageCut
@@ -64,26 +63,21 @@ def plan(
     capacity: int,
     committee: Committee,
     *,
-    capacity_weight: int | None = None,
     degrees: Sequence[int] = DEGREES,
 ) -> Parameters:
     """Return the parameters with the fewest bytes a client.
-
-    Args:
-        capacity_weight: largest total weight of a sum; the capacity where nobody weighs.
 
     Raises:
         InvalidParameters: nothing fits; the message names the next parameters that do.
     """
     if not 1 <= capacity <= greatest_capacity():
         raise InvalidParameters(f"a sum has 1 to {greatest_capacity()} uploads; got {capacity}; make several sums")
-    weight = capacity if capacity_weight is None else capacity_weight
-    return _cheapest(tuple(segments), capacity, committee, weight, tuple(degrees))
+    return _cheapest(tuple(segments), capacity, committee, tuple(degrees))
 
 
 @lru_cache(maxsize=16)  # A platform asks for the same in every round.
 def _cheapest(
-    segments: tuple[Values, ...], capacity: int, committee: Committee, weight: int, degrees: tuple[int, ...]
+    segments: tuple[Values, ...], capacity: int, committee: Committee, degrees: tuple[int, ...]
 ) -> Parameters:
     found, thresholds = list[tuple[float, Parameters]](), asdict(committee)
     refused = InvalidParameters("no lattice is wide enough; plan with a higher degree")
@@ -96,7 +90,6 @@ def _cheapest(
                 dropped_bits=dropped_bits,
                 segments=segments,
                 capacity=capacity,
-                capacity_weight=weight,
                 **thresholds,
             )
             words = _SECOND_WORD_COSTS if modulus_bits > _WORD_BITS else 1.0
@@ -107,7 +100,7 @@ def _cheapest(
             refused = error
     if not found:
         # Whatever else is wrong is wrong in the widest lattice too, which is tried last.
-        raise _too_wide(segments, capacity, weight, degrees) or refused
+        raise _too_wide(segments, capacity, degrees) or refused
     # The narrowest of equally long ones is the strongest.
     return min(found, key=lambda entry: (entry[0], entry[1].modulus_bits))[1]
 
@@ -150,13 +143,11 @@ def _lattices(degrees: Sequence[int]) -> Iterator[tuple[int, int, int]]:
                 yield degree, modulus_bits, dropped_bits
 
 
-def _too_wide(
-    segments: Sequence[Values], capacity: int, weight: int, degrees: Sequence[int]
-) -> InvalidParameters | None:
+def _too_wide(segments: Sequence[Values], capacity: int, degrees: Sequence[int]) -> InvalidParameters | None:
     widest = max(min(MAXIMUM_MODULUS_BITS, greatest_modulus_bits(degree, LEAST_SECURITY)) for degree in degrees)
     room, is_held = widest - least_guard_bits(capacity, 0), True
     for position, segment in enumerate(segments):
-        bits = segment.field_bits(weight)
+        bits = segment.field_bits(capacity)
         if bits > segment.ring_bits:
             return InvalidParameters(
                 f"a sum of segment {position} reaches {bits} bits and its ring has {segment.ring_bits}; "
@@ -215,7 +206,6 @@ def plan_offer(  # noqa: PLR0913 -- all but four have defaults
     capacity: int,
     minimum_cohort: int,
     corrupted_clients: int,
-    maximum_weight: int = 1,
     bounds: Sequence[Bounds] | None = None,
     noise: NoiseSettings = NO_NOISE,
 ) -> Offer:
@@ -224,9 +214,8 @@ def plan_offer(  # noqa: PLR0913 -- all but four have defaults
     Raises:
         InvalidParameters: nothing fits; the message names the next parameters that do.
     """
-    bounds, most = tuple(bounds or [None] * len(subject.layout.segments)), capacity * maximum_weight
-    values = masked_values(subject.layout, bounds, most)
-    parameters = plan(values, capacity, record.committee, capacity_weight=most).with_witnesses()
+    values = masked_values(subject.layout, tuple(bounds or [None] * len(subject.layout.segments)))
+    parameters = plan(values, capacity, record.committee).with_witnesses()
     return Offer(
         record=record.encode(),
         keys=tuple(keys),
@@ -236,7 +225,6 @@ def plan_offer(  # noqa: PLR0913 -- all but four have defaults
             parameters=parameters,
             minimum_cohort=minimum_cohort,
             corrupted_clients=corrupted_clients,
-            maximum_weight=maximum_weight,
         ),
         terms=SumTerms(
             round_number=subject.round_number,
@@ -260,7 +248,6 @@ class OneMessageSettings(BudgetedNoise):
     """Number of clients assumed to be corrupted, counted absolutely."""
     capacity: int | None = None
     """The most clients of a sum; by default all who are invited."""
-    maximum_weight: int = 1
     bounds: tuple[Bounds, ...] | None = None
     """Bounds of one value of each segment of the layout: several then share a coefficient."""
     delivered_at_once: int = 64
@@ -272,8 +259,8 @@ class OneMessageSettings(BudgetedNoise):
     """Lifetime of an epoch."""
 
 
-def masked_values(layout: Layout, bounds: tuple[tuple[int, int] | None, ...], capacity_weight: int) -> list[Values]:
-    """Return what ``plan`` is asked for: a layout's segments, the weight, and check words."""
+def masked_values(layout: Layout, bounds: tuple[tuple[int, int] | None, ...]) -> list[Values]:
+    """Return what ``plan`` is asked for: a layout's segments, zeros, and check words."""
     segments = layout.require_rings()
     if len(bounds) != len(segments):
         raise InvalidParameters(f"there are bounds, or None, for each of {len(segments)} segments; got {len(bounds)}")
@@ -281,8 +268,8 @@ def masked_values(layout: Layout, bounds: tuple[tuple[int, int] | None, ...], ca
         Values(segment.length, segment.ring.modulus_bits, bound, segment.fine_bits)
         for segment, bound in zip(segments, bounds, strict=True)
     ]
-    weight = Values(length=1, ring_bits=weight_bits(capacity_weight))
-    return [*values, weight, *(one.check_words for one in values if one.fine_bits)]
+    zeros = Values(length=1, ring_bits=1)
+    return [*values, zeros, *(one.check_words for one in values if one.fine_bits)]
 
 
 # --- Sessions ---------------------------------------------------------------------------------------------------------
@@ -312,7 +299,7 @@ def open_session(
 
     Raises:
         InvalidParameters: nothing fits; the message names the next parameters that do.
-        CapacityExceeded: so many clients could weigh more than the codec can decode.
+        CapacityExceeded: so many updates are more than the codec can decode.
         PeerError: the epoch does not verify.
         ThresholdNotMet: too few standing holders are there, naming who is missing; nobody was asked for anything.
     """
@@ -324,7 +311,7 @@ def _capacity(subject: Subject, settings: OneMessageSettings, invited: frozenset
     capacity = settings.capacity or (None if invited is None else len(invited))
     if capacity is None:
         raise InvalidParameters("settings.capacity says how many upload at most, unless the invited are named")
-    require_capacity(capacity * settings.maximum_weight, subject.capacity)
+    require_capacity(capacity, subject.capacity)
     return capacity
 
 
@@ -336,7 +323,6 @@ def _tally(subject: Subject, settings: OneMessageSettings, capacity: int, helper
         capacity=capacity,
         minimum_cohort=settings.minimum_cohort,
         corrupted_clients=settings.corrupted,
-        maximum_weight=settings.maximum_weight,
         bounds=settings.bounds,
         noise=settings,
     )

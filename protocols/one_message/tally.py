@@ -506,17 +506,10 @@ class Tally(Confined):
         self._require(MessageKind.ONE_MESSAGE_ANSWER)
         self._require_enough(self.heard)
         opened, count, last = self._opened(), len(self._listed), self.agreement.parameters.inputs - 1
-        weight = int(opened.vector(last, 0)[0])
-        if not count <= weight <= count * self.agreement.configuration.maximum_weight:
-            raise PeerMisbehaved(
-                "the clients' weights add up to what no weights do",
-                reason=Reason.INPUT_OUT_OF_RANGE,
-                culprits=NOBODY,
-            )
-        vectors = tuple(opened.vector(index, weight) for index in range(last))
+        vectors = tuple(opened.vector(index, count) for index in range(last))
         self._adder.over()
         self.end()
-        return Opened(Aggregate(self.agreement.configuration.layout, vectors, count, weight), frozenset(self._listed))
+        return Opened(Aggregate(self.agreement.configuration.layout, vectors, count, count), frozenset(self._listed))
 
     def _opened(self) -> OpenedSum:
         """Open the sum with the first sum of secrets that fits it, and name who lied.
@@ -543,8 +536,8 @@ class Tally(Confined):
     def _opened_with(self, secret: SumOfSecrets) -> OpenedSum:
         self._opening.require_plausible(secret, len(self._listed))
         opened = self._opening.opened(self._adder.open(secret), len(self._listed))
-        if opened.vector(self.agreement.parameters.inputs - 1, 0)[1:].any():
-            raise WrongSecret("it leaves other numbers than zeros behind the weights")
+        if opened.vector(self.agreement.parameters.inputs - 1, 0).any():
+            raise WrongSecret("it leaves other numbers than zeros behind the values")
         return opened
 
     def _name(self, liars: frozenset[int]) -> None:

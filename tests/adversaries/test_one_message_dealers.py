@@ -33,7 +33,6 @@ from secagg.protocols.one_message.requests import Answer, DeliveredShare, Delive
 from secagg.protocols.one_message.sharing import Dealing, holder_point
 from secagg.protocols.one_message.tally import Tally
 from secagg.session.certificates import SigningKey
-from secagg.session.roles import LateUpdate, Update
 from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup
 
 
@@ -315,17 +314,3 @@ def test_a_holder_that_refuses_clients(verdict: Verdict, count: int, left_out: i
     world.answered(server)
     counted = [client for client in world.setup.clients if client not in server.left_out]
     assert server.open().aggregate.encode() == world.ideal(counted).encode()
-
-
-def test_weights_that_no_clients_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = InsecureSum(SumSetup(maximum_weight=2))
-    offer = world.offer()
-    clamped = LateUpdate.take
-
-    def heavier(self: LateUpdate, *terms: Any, **more: Any) -> Update:
-        return replace(clamped(self, *terms, **more), weight=3)
-
-    monkeypatch.setattr(LateUpdate, "take", heavier)
-    server = world.answered(world.collected(offer))
-    with pytest.raises(PeerMisbehaved, match="weights add up to what no weights do"):
-        server.open()

@@ -208,7 +208,7 @@ def test_a_lie_that_leaves_no_noise_is_told_from_the_truth(
     """
     delta = crafted_lie()
     if not is_defended:
-        monkeypatch.setattr(Parameters, "witnesses", property(always(0)))
+        monkeypatch.setattr(Parameters, "witnesses", property(always(1)))
     world = InsecureSum(SumSetup(layout=LAYOUT, threshold=4))
     parameters = world.offer().agree().parameters
     assert (parameters.coefficients == COEFFICIENTS) is not is_defended
@@ -236,8 +236,8 @@ def test_an_offer_with_fewer_zeros_is_none() -> None:
     world = InsecureSum(SumSetup(layout=LAYOUT, threshold=4))
     offer = world.offer()
     parameters = offer.configuration.parameters
-    *values, weight = parameters.segments
-    for length in (1, weight.length - 1, weight.length + 1):
-        changed = replace(parameters, segments=(*values, replace(weight, length=length)))
-        with pytest.raises(InvalidParameters, match="the zeros behind that"):
+    *values, zeros = parameters.segments
+    for length in (1, zeros.length - 1, zeros.length + 1):
+        changed = replace(parameters, segments=(*values, replace(zeros, length=length)))
+        with pytest.raises(InvalidParameters, match="the zeros behind it"):
             replace(offer.configuration, parameters=changed)

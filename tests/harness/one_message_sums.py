@@ -90,7 +90,6 @@ class SumSetup:
     suite: Suite = Suite.CLASSIC
     layout: Layout = SMALL_LAYOUT
     bounds: tuple[Bounds, ...] | None = None
-    maximum_weight: int = 1
     minimum_cohort: int = 3
     corrupted_clients: int = 1
     round_number: int = 0
@@ -115,7 +114,7 @@ class SumSetup:
             task=TASK,
             round_number=self.round_number,
             layout=self.layout,
-            capacity=self.capacity * self.maximum_weight,
+            capacity=self.capacity,
             model_digest=self.model,
         )
 
@@ -131,9 +130,6 @@ class SumSetup:
             low, high = bound or (0, 1 << (segment.modulus_bits - 5))
             vectors.append(segment.ring.from_integers(generator.integers(low, high + 1, segment.length)))
         return Payload(self.layout, tuple(vectors))
-
-    def weight_of(self, client: ClientId) -> int:
-        return 1 + client.value % self.maximum_weight
 
 
 def for_any_task(ledger: Ledger) -> Callable[[bytes], Ledger]:
@@ -229,7 +225,6 @@ class InsecureSum:
             capacity=setup.capacity,
             minimum_cohort=setup.minimum_cohort,
             corrupted_clients=setup.corrupted_clients,
-            maximum_weight=setup.maximum_weight,
             bounds=setup.bounds,
         )
         return self.with_receipts(offer)
@@ -267,7 +262,7 @@ class InsecureSum:
 
     def update(self, client: ClientId, setup: SumSetup | None = None) -> LateUpdate:
         setup = setup or self.setup
-        return LateUpdate(lambda: Update(setup.values_of(client), setup.model, setup.weight_of(client)))
+        return LateUpdate(lambda: Update(setup.values_of(client), setup.model))
 
     def parts(self, clients: Iterable[ClientId] | None = None) -> list[Client]:
         chosen = self.setup.clients if clients is None else clients
@@ -283,11 +278,7 @@ class InsecureSum:
 
     def ideal(self, clients: Iterable[ClientId]) -> Aggregate:
         chosen = list(clients)
-        return ideal_aggregate(
-            self.setup.layout,
-            [self.setup.values_of(client) for client in chosen],
-            [self.setup.weight_of(client) for client in chosen],
-        )
+        return ideal_aggregate(self.setup.layout, [self.setup.values_of(client) for client in chosen])
 
     def server(
         self,
@@ -343,7 +334,6 @@ class InsecureSum:
             "absent_holders": setup.absent,
             "minimum_cohort": setup.minimum_cohort,
             "corrupted": setup.corrupted_clients,
-            "maximum_weight": setup.maximum_weight,
             "bounds": setup.bounds,
         }
         brought: dict[str, Any] = {

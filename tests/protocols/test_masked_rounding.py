@@ -71,7 +71,6 @@ class Session:
     def run(
         self,
         payloads: Mapping[ClientId, Payload],
-        weights: Mapping[ClientId, int] | None = None,
         wire: Wire | None = None,
     ) -> Released:
         coins, world_of = SystemCoins(), self.entry.simulate
@@ -79,7 +78,7 @@ class Session:
             session = Measured(world.open(self.subject, frozenset(payloads)))
             members = list[Any]()
             for client, payload in payloads.items():
-                update = Update(payload, MODEL, (weights or {}).get(client, 1))
+                update = Update(payload, MODEL)
                 member = world.member(client).join(self.subject, late(update))
                 members.append(member if wire is None else _Wired(member, wire))
             released = run(session, members)
@@ -115,15 +114,11 @@ def payload_of(layout: Layout, fine_steps: int) -> Payload:
     return Payload(layout, (fine.ring.from_integers(values), exact.ring.from_integers(np.arange(exact.length))))
 
 
-def errors_of(
-    released: Released, payloads: Mapping[ClientId, Payload], weights: Mapping[ClientId, int] | None = None
-) -> npt.NDArray[np.int64]:
+def errors_of(released: Released, payloads: Mapping[ClientId, Payload]) -> npt.NDArray[np.int64]:
     """Return how far the sum is from the exact one, in fine steps; segments without fine bits are exact."""
     layout = released.aggregate.layout
-    chosen = [(weights or {}).get(client, 1) for client in payloads]
-    due = ideal_aggregate(layout, [*payloads.values()], chosen)
+    due = ideal_aggregate(layout, [*payloads.values()])
     assert released.counted == frozenset(payloads)
-    assert released.aggregate.total_weight == sum(chosen)
     assert (released.aggregate.values[1] == due.values[1]).all()
     ring = layout.require_rings()[0].ring
     return ring.lift(ring.subtract(released.aggregate.values[0], due.values[0])).astype(np.int64)
@@ -159,16 +154,6 @@ def test_the_error_does_not_depend_on_the_values(name: str) -> None:
         errors = errors_of(Session(name, layout, 1 << 7).run(payloads), payloads)
         require_dither(errors, CLIENTS, 256)
         assert np.abs(errors).max() > 256 * CLIENTS / 4
-
-
-def test_a_weighted_client_rounds_once() -> None:
-    layout, clients = layout_of(), clients_of()
-    payloads = {client: payload_of(layout, 200 - 11 * number) for number, client in enumerate(clients)}
-    weights = {client: 1 + number % 3 for number, client in enumerate(clients)}
-    errors = errors_of(
-        Session("one message", layout, 1 << 7, maximum_weight=3).run(payloads, weights), payloads, weights
-    )
-    require_dither(errors, CLIENTS, 256)
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -29,7 +29,6 @@ USUAL: Vector = {
     "holders": 5,
     "corrupted": 1,
     "capacity": 8,
-    "maximum_weight": 1,
     "layout": [[20, 5], [7, 3]],
     "bounds": [None, None],
     "task": "a task",
@@ -37,12 +36,10 @@ USUAL: Vector = {
 }
 SCENARIOS: Mapping[str, Vector] = {
     "active": USUAL,
-    "semi_honest": USUAL
-    | {"mode": "semi_honest", "corrupted": 0, "holders": 3, "maximum_weight": 3, "bounds": [[-3, 3], None]},
+    "semi_honest": USUAL | {"mode": "semi_honest", "corrupted": 0, "holders": 3, "bounds": [[-3, 3], None]},
     "rounded": USUAL
     | {
         "holders": 4,
-        "maximum_weight": 3,
         "layout": [[9, 40, 8], [12, 3], [5, 2, 16]],
         "bounds": [None] * 3,
     },
@@ -68,7 +65,6 @@ def configured(name: str) -> Vector:
         "identities": {role: derive(name, "identity", role, size=SEED).hex() for role in signers},
         "roots": {role: [derive(name, part, role, size=SEED).hex() for part in ("root", "nonce")] for role in holders},
         "inputs": {role: _inputs(name, role, setting) for role in clients},
-        "weights": {role: 1 + derive(name, "weight", role, size=1)[0] % setting["maximum_weight"] for role in clients},
         "coins": {role: derive(name, "coins", role, size=SEED).hex() for role in clients},
     }
 

@@ -107,7 +107,7 @@ def one_message(vector: Vector) -> Vector:
         layout = hashed(Label.LAYOUT_DIGEST, agreement.configuration.layout.encode())
         packed = b"".join(segment.ring.pack(row) for segment, row in zip(segments, rows, strict=True))
         payload = hashlib.sha256(Writer(MessageKind.PAYLOAD).finish() + layout + packed).digest()
-        about = (upload.header.terms.digest, payload, vector["weights"][role].to_bytes(8, "big"))
+        about = (upload.header.terms.digest, payload)
         key = vector["identities"].get(role)
         own = signing(bytes.fromhex(key)).sign(Label.ONE_MESSAGE_HEDGE, agreement.t0, *about) if key else b""
         inputs = (agreement.t0, upload.header.client.encode(), *about, own)

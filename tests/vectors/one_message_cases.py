@@ -353,11 +353,11 @@ OFFERS: Cases = {
     "cohort_below_the_floor": (configured(minimum_cohort=2, corrupted_clients=0), "below_floor"),
     "corrupted_clients_below_the_floor": (configured(corrupted_clients=0), "below_floor"),
     "list_longer_than_the_floor": (
-        planned(capacity=9, capacity_weight=9, guard_bits=9, modulus_bits=29),
+        planned(capacity=9, guard_bits=9, modulus_bits=29),
         "below_floor",
     ),
     "fewer_guard_bits_than_the_noise": (numbered(3, 1, 1), "not_canonical"),
-    "no_zeros_behind_the_weight": (numbered(31, 1, 8), "not_canonical"),
+    "fewer_zeros_behind_the_values": (numbered(31, 1, 8), "not_canonical"),
     "degree_that_is_none": (numbered(0, 1000, 2), "not_canonical"),
     "threshold_that_the_authority_did_not_sign": (planned(threshold=5), "parameter_out_of_range"),
     "another_task": (configured(task=b"another task"), "below_floor"),

@@ -90,7 +90,7 @@ class Play:
             task=self.setting["task"].encode(),
             round_number=self.setting["round_number"],
             layout=self.layout,
-            capacity=self.setting["capacity"] * self.setting["maximum_weight"],
+            capacity=self.setting["capacity"],
             model_digest=MODEL,
         )
 
@@ -132,7 +132,7 @@ class Play:
             segment.ring.from_integers([int(value) for value in row])
             for segment, row in zip(self.layout.require_rings(), rows, strict=True)
         ]
-        update = Update(Payload(self.layout, tuple(values)), MODEL, self.vector["weights"][role])
+        update = Update(Payload(self.layout, tuple(values)), MODEL)
         return self.client(client).join(self.subject, LateUpdate(lambda: update))
 
     def upload(self, client: ClientId, offer: bytes) -> bytes:
@@ -151,7 +151,6 @@ class Play:
             capacity=self.setting["capacity"],
             minimum_cohort=3,
             corrupted_clients=1,
-            maximum_weight=self.setting["maximum_weight"],
             bounds=bounds,
         )
 
@@ -266,7 +265,6 @@ def result_of(aggregate: Aggregate) -> Vector:
     return {
         "values": [[str(value) for value in segment.tolist()] for segment in aggregate.values],
         "contributors": aggregate.contributors,
-        "total_weight": aggregate.total_weight,
     }
 
 

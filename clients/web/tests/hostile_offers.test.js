@@ -43,8 +43,6 @@ for (const name of ["active"]) {
       { guardBits: offer.modulusBits },
       { capacity: 10 ** 6 },
       { capacity: offer.minimumCohort - 1 },
-      { capacityWeight: offer.capacity - 1 },
-      { maximumWeight: 0 },
       { corrupted: 0 },
       { minimumCohort: 2 },
       { segments: [last] },

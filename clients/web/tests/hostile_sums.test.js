@@ -86,10 +86,10 @@ async function offerOf(changes = {}) {
     const { public: key } = await keyPair(random(32));
     return variable(concat(header(101), digest, integer(at, 2), variable(key), random(32), integer(given.until, 8), integer(0, 4)));
   }));
-  const segments = [{ length: 2, ringBits: 18, bounds: given.bounds }, { length: 1, ringBits: given.capacity.toString(2).length, bounds: null }];
+  const segments = [{ length: 2, ringBits: 18, bounds: given.bounds }, { length: 1, ringBits: 1, bounds: null }];
   const numbers = {
     task: given.task, segments, degree: 1024, modulusBits: 28, guardBits: 8, droppedBits: 0, capacity: given.capacity,
-    capacityWeight: given.capacity, minimumCohort: 3, corruptedClients: 1, maximumWeight: 1,
+    minimumCohort: 3, corruptedClients: 1,
   };
   for (let isExact = false; !isExact; segments[1].length++) {
     try {
@@ -103,11 +103,10 @@ async function offerOf(changes = {}) {
   const rows = segments.map(({ length, ringBits, bounds }) => concat(
     integer(length, 8), [ringBits, bounds ? 1 : 0], ...(bounds ?? []).map((each) => integer(2n ** 63n + BigInt(each), 8)), [0],
   ));
-  const capacity = [integer(given.capacity, 4), integer(given.capacity, 8)];
   return concat(
     header(102), variable(statement), integer(3, 4), ...keys, variable(given.task), variable(await layoutOf(TERMS)),
-    integer(1024, 2), [28, 8, 0], integer(2, 4), ...rows, ...capacity, integer(3, 2), integer(0, 2),
-    integer(given.threshold, 2), integer(given.packing, 2), integer(2, 2), integer(3, 4), integer(1, 4), integer(1, 4),
+    integer(1024, 2), [28, 8, 0], integer(2, 4), ...rows, integer(given.capacity, 4), integer(3, 2), integer(0, 2),
+    integer(given.threshold, 2), integer(given.packing, 2), integer(2, 2), integer(3, 4), integer(1, 4),
     integer(given.round, 8), given.model, given.application,
     integer(given.receipts, 4), ...Array.from({ length: given.receipts }, (_, at) => concat(integer(at, 2), integer(0, 4))),
   );

@@ -245,7 +245,7 @@ for (const name of files("one_message")) {
         assert.equal(hex(new Uint8Array(drawn.buffer)), due);
       }
       const made = await upload(offer, {
-        id: BigInt(role.split("/")[1]), vectors, weight: session.weights[role],
+        id: BigInt(role.split("/")[1]), vectors,
         identity: await identityIn(session, role), coins: unhex(session.coins[role]),
       });
       let at = 0;

@@ -15,7 +15,6 @@ from secagg.contract.codewords import CodewordTable
 from secagg.errors import NOBODY, CapacityExceeded, InvalidParameters, Misuse, PeerMisbehaved, Reason, SecAggError
 from secagg.protocols.one_message.client import Ledger, OneMessageMember
 from secagg.protocols.one_message.configuration import Offer
-from secagg.protocols.one_message.messages import Upload
 from secagg.session.certificates import issue_certificate
 from secagg.session.roles import LateUpdate, Subject, Update
 from tests.harness.one_message_sums import TASK, InsecureSum, SumSetup
@@ -25,7 +24,7 @@ FIRST, SECOND = SumSetup().clients[:2]
 
 
 def is_refused(sentence: str, *, subject: Subject | None = None, offer: Offer | None = None) -> None:
-    world = InsecureSum(SumSetup(maximum_weight=3))
+    world = InsecureSum(SumSetup())
     late = world.update(FIRST)
     with pytest.raises((InvalidParameters, CapacityExceeded), match=sentence):
         world.member(FIRST).join(subject or world.setup.subject, late).answer((offer or world.offer()).encode())
@@ -34,7 +33,7 @@ def is_refused(sentence: str, *, subject: Subject | None = None, offer: Offer | 
 
 
 def test_an_update_of_another_model_is_refused_before_it_is_made() -> None:
-    world = InsecureSum(SumSetup(maximum_weight=3))
+    world = InsecureSum(SumSetup())
     late = LateUpdate(lambda: pytest.fail("it is made"), b"o" * 32)
     with pytest.raises(InvalidParameters, match="another model"):
         world.member(FIRST).join(world.setup.subject, late).answer(world.offer().encode())
@@ -68,7 +67,7 @@ def test_a_budget_is_not_spent_on_an_upload_that_is_refused(refusing: str) -> No
 
 
 def test_an_upload_is_charged_everywhere_and_kept_before_it_is_handed_over() -> None:
-    world, done = InsecureSum(SumSetup(maximum_weight=3)), list[tuple[str, tuple[object, ...]]]()
+    world, done = InsecureSum(SumSetup()), list[tuple[str, tuple[object, ...]]]()
     setup, offer = world.setup, world.offer()
 
     def noted(name: str) -> Callable[..., None]:
@@ -76,7 +75,7 @@ def test_an_upload_is_charged_everywhere_and_kept_before_it_is_handed_over() -> 
 
     def make() -> Update:
         done.append(("made", ()))
-        return Update(setup.values_of(FIRST), setup.model, 4)
+        return Update(setup.values_of(FIRST), setup.model)
 
     budget: Any = SimpleNamespace(require_room=noted("room"), charge=noted("budget"))
     ledger = SimpleNamespace(sent_for=always(None), charge=noted("ledger"), keep=noted("kept"))
@@ -87,26 +86,16 @@ def test_an_upload_is_charged_everywhere_and_kept_before_it_is_handed_over() -> 
     assert done == [*charged, ("made", ()), ("kept", (replace(offer, receipts=()).encode(), upload))]
 
 
-def test_a_weight_counts_as_the_largest_that_the_offer_takes() -> None:
-    world, found = InsecureSum(SumSetup(maximum_weight=3)), list[bytes]()
-    for weight in (3, 4):
-        make = partial(Update, world.setup.values_of(FIRST), world.setup.model, weight)
-        joined = world.member(FIRST).join(world.setup.subject, LateUpdate(make, world.setup.model))
-        found.append(Upload.decode(joined.answer(world.offer().encode())).vector)
-        world.stored.clear()
-    assert found[0] == found[1]
-
-
 def test_codebooks_are_not_summed() -> None:
     tables = ((CodewordTable(1, np.array([[1], [2]], dtype=np.int64)),),)
-    is_refused("use a scheme without codebooks", subject=replace(SumSetup(maximum_weight=3).subject, tables=tables))
+    is_refused("use a scheme without codebooks", subject=replace(SumSetup().subject, tables=tables))
 
 
-def test_a_sum_is_not_heavier_than_the_codec_can_decode() -> None:
-    world = InsecureSum(SumSetup(maximum_weight=3))
-    small, offer = replace(world.setup.subject, capacity=47), world.offer()
+def test_a_sum_has_no_more_uploads_than_the_codec_can_decode() -> None:
+    world = InsecureSum(SumSetup())
+    small, offer = replace(world.setup.subject, capacity=15), world.offer()
     terms = replace(offer.terms, application_digest=small.terms_digest)
-    is_refused("capacity is 47", subject=small, offer=replace(offer, terms=terms))
+    is_refused("capacity is 15", subject=small, offer=replace(offer, terms=terms))
 
 
 def test_a_client_has_its_own_key_and_its_own_certificate_or_neither() -> None:

@@ -54,7 +54,7 @@ def test_values_have_bounds_or_noise(bounds: tuple[tuple[int, int], ...] | None,
 @pytest.mark.parametrize("bounds", [(), (None,), (None, None, None)])
 def test_every_segment_has_bounds_or_none(bounds: tuple[None, ...]) -> None:
     with pytest.raises(InvalidParameters, match="for each of 2 segments"):
-        masked_values(SMALL_LAYOUT, bounds, 5)
+        masked_values(SMALL_LAYOUT, bounds)
 
 
 def test_the_shares_of_an_upload_are_overwritten_when_they_are_sealed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,6 @@ def small(**changes: Any) -> Parameters:
         "dropped_bits": 3,
         "segments": (Values(64, 16, (-128, 127)), Values(2, 20)),
         "capacity": 100,
-        "capacity_weight": 100,
         "holders": 5,
         "corrupted": 1,
         "threshold": 4,
@@ -92,18 +91,16 @@ def test_too_few_guard_bits_and_too_narrow_rings_are_refused() -> None:
         small(segments=(Values(64, 14, (-128, 127)),))
     with pytest.raises(InvalidParameters, match="the modulus needs 60 bits"):
         small(segments=(Values(64, 50),))
-    with pytest.raises(InvalidParameters, match="capacity_weight"):
-        small(capacity_weight=99)
 
 
 def test_the_capacity_keeps_the_sum_of_secrets_apart_in_the_field() -> None:
     most = greatest_capacity()
     assert 10 * 4.5 * math.sqrt(most) <= 32_760 < 10 * 4.5 * math.sqrt(most + 1)
     with pytest.raises(InvalidParameters, match="capacity"):
-        small(capacity=most + 1, capacity_weight=most + 1)
+        small(capacity=most + 1)
 
 
-# --- Zeros behind the weight ------------------------------------------------------------------------------------------
+# --- Zeros behind the values ------------------------------------------------------------------------------------------
 
 
 def ball_bits(dimension: int, squared: float) -> float:
@@ -126,7 +123,7 @@ def ball_bits(dimension: int, squared: float) -> float:
 )
 def test_so_many_secrets_and_no_more_leave_what_honest_ones_leave(segments: list[Values], capacity: int) -> None:
     """Counted over all wrong sums of secrets, the chance that any passes the tests of an opened sum is below 2^-64."""
-    values = [*segments, Values(1, capacity.bit_length()), *(one.check_words for one in segments if one.fine_bits)]
+    values = [*segments, Values(1, 1), *(one.check_words for one in segments if one.fine_bits)]
     made = plan(values, capacity, choose_committee(5, 1), degrees=(2048, 4096)).with_witnesses()
     secrets = ball_bits(made.degree, 1.5 * made.degree * capacity * 4.5**2)
     # Bits of the coefficients that hold noise, and of the zeros, which are known whole.
@@ -136,7 +133,7 @@ def test_so_many_secrets_and_no_more_leave_what_honest_ones_leave(segments: list
             count = math.ceil(segment.length / k)
             exact += count
             below = made.guard_bits if segment.bounds else made.modulus_bits - segment.ring_bits
-            zeros = count - 1 if index == made.inputs - 1 else 0
+            zeros = count if index == made.inputs - 1 else 0
             known += count * below + zeros * (made.modulus_bits - below)
     assert energy_factor(exact) <= MOST_NOISE_ENERGY
     noise = ball_bits(exact, energy_factor(exact) * exact * capacity * made.noise_variance)
@@ -345,17 +342,17 @@ def test_a_committee_that_is_too_small_is_told_how_many_can(asked: tuple[int, in
 
 def test_every_segment_of_a_layout_is_given_bounds_or_none() -> None:
     layout = Layout((RingSegment(16, 3), RingSegment(20, 2)))
-    assert len(masked_values(layout, ((0, 9), None), 10)) == 3
+    assert len(masked_values(layout, ((0, 9), None))) == 3
     with pytest.raises(InvalidParameters, match="for each of 2 segments; got 1"):
-        masked_values(layout, (None,), 10)
+        masked_values(layout, (None,))
 
 
 def test_a_segment_as_wide_as_the_room_of_a_lattice_is_not_too_wide() -> None:
     room = greatest_modulus_bits(1024, LEAST_SECURITY) - least_guard_bits(100, 0)
     too_wide = vars(session)["_too_wide"]
-    assert too_wide((Values(64, room),), 100, 100, (1024,)) is None
-    assert "no lattice" in str(too_wide((Values(64, room + 1),), 100, 100, (1024,)))
+    assert too_wide((Values(64, room),), 100, (1024,)) is None
+    assert "no lattice" in str(too_wide((Values(64, room + 1),), 100, (1024,)))
     # Rounded values need no guard bits, and the others that a layout has need some room.
     crowd = next(count for count in range(1, 1 << 20, 1000) if least_guard_bits(count, 0) == 15)
     assert greatest_modulus_bits(512, LEAST_SECURITY) == 15
-    assert "no lattice" in str(too_wide((Values(64, 10, fine_bits=7),), crowd, crowd, (512,)))
+    assert "no lattice" in str(too_wide((Values(64, 10, fine_bits=7),), crowd, (512,)))

@@ -15,10 +15,7 @@ from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup
 SETUPS = {
     "semi-honest, certified": SumSetup(mode=SecurityMode.SEMI_HONEST),
     "hybrid": SumSetup(suite=Suite.HYBRID),
-    "weights": SumSetup(maximum_weight=5),
-    "packed": SumSetup(
-        layout=Layout((RingSegment(16, 100), RingSegment(20, 7))), bounds=((-100, 100), None), maximum_weight=3
-    ),
+    "packed": SumSetup(layout=Layout((RingSegment(16, 100), RingSegment(20, 7))), bounds=((-100, 100), None)),
     "wide": SumSetup(layout=Layout((RingSegment(64, 3),)), population=3),
     "absent holder": SumSetup(holders=8, absent=1),
     "many blocks": SumSetup(layout=Layout((RingSegment(16, 3000), RingSegment(16, 3000)))),

@@ -53,31 +53,26 @@ def vectors_of(parameters: Parameters, values: Sequence[Sequence[int]]) -> list[
 
 
 def summed(
-    parameters: Parameters, inputs: Sequence[Sequence[Sequence[int]]], weights: Sequence[int], epoch: bytes = EPOCH
+    parameters: Parameters, inputs: Sequence[Sequence[Sequence[int]]], epoch: bytes = EPOCH
 ) -> tuple[Total, SumOfSecrets]:
     """Mask and add the inputs of all clients."""
     ring = EpochRing(parameters, epoch)
     total, secrets = Total(ring.parameters), np.zeros(parameters.degree, np.int32)
-    for client, (values, weight) in enumerate(zip(inputs, weights, strict=True)):
-        upload, secret = ring.mask(vectors_of(parameters, values), seed(client, parameters.degree), weight)
+    for client, values in enumerate(inputs):
+        upload, secret = ring.mask(vectors_of(parameters, values), seed(client, parameters.degree))
         assert len(upload) == parameters.upload_bytes
         total.add(upload)
         secrets += np.frombuffer(secret.expose(), np.int8)
     return total, secrets
 
 
-def vectors_in(parameters: Parameters, opened: OpenedSum, total_weight: int) -> list[RingVector]:
-    return [opened.vector(index, total_weight) for index in range(parameters.inputs)]
+def vectors_in(parameters: Parameters, opened: OpenedSum, count: int) -> list[RingVector]:
+    return [opened.vector(index, count) for index in range(parameters.inputs)]
 
 
-def expected(
-    parameters: Parameters, inputs: Sequence[Sequence[Sequence[int]]], weights: Sequence[int]
-) -> list[list[int]]:
+def expected(parameters: Parameters, inputs: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
     return [
-        [
-            sum(w * x for w, x in zip(weights, column, strict=True)) % (1 << segment.ring_bits)
-            for column in zip(*rows, strict=True)
-        ]
+        [sum(column) % (1 << segment.ring_bits) for column in zip(*rows, strict=True)]
         for segment, rows in zip(parameters.segments, zip(*inputs, strict=True), strict=True)
     ]
 
@@ -85,20 +80,17 @@ def expected(
 @given(data=st.data())
 @settings(max_examples=25)
 def test_sums_are_exact_whatever_the_layout(data: st.DataObject) -> None:
-    weighted = data.draw(st.booleans())
     capacity = data.draw(st.integers(1, 300))
-    total_weight = 8 * capacity if weighted else capacity
     segments = list[Values]()
     for _ in range(data.draw(st.integers(1, 3))):
         bits, length = data.draw(st.integers(1, 64)), data.draw(st.integers(1, 70))
         low = data.draw(st.integers(-200, 0))
         high = data.draw(st.integers(low + 1, 300))
-        needed = max((total_weight * (high - low)).bit_length(), 11)
+        needed = max((capacity * (high - low)).bit_length(), 11)
         bounded = data.draw(st.booleans())
         segments.append(Values(length, max(bits, needed), (low, high)) if bounded else Values(length, bits))
-    parameters = plan(segments, capacity, choose_committee(5, 1), capacity_weight=total_weight)
+    parameters = plan(segments, capacity, choose_committee(5, 1))
     clients = min(capacity, data.draw(st.integers(1, 4)))
-    weights = [data.draw(st.integers(1, 8)) if weighted else 1 for _ in range(clients)]
     edges = [s.bounds or (Ring(s.ring_bits).least, Ring(s.ring_bits).greatest) for s in segments]
     inputs = [
         [
@@ -107,26 +99,22 @@ def test_sums_are_exact_whatever_the_layout(data: st.DataObject) -> None:
         ]
         for _ in range(clients)
     ]
-    total, secrets = summed(parameters, inputs, weights)
+    total, secrets = summed(parameters, inputs)
     opened = opened_by(EpochRing(parameters, EPOCH), total, secrets)
-    assert [vector.tolist() for vector in vectors_in(parameters, opened, sum(weights))] == expected(
-        parameters, inputs, weights
-    )
+    assert [vector.tolist() for vector in vectors_in(parameters, opened, clients)] == expected(parameters, inputs)
 
 
 @pytest.mark.parametrize("value", [-128, 127, -1])
 def test_a_full_sum_at_either_edge_is_exact(value: int) -> None:
     # One upload a hundred times over has the noise of a sum ten times as long, so a hundred different ones are made.
     inputs = [[[value] * 64]] * 100
-    total, secrets = summed(PARAMETERS, inputs, [1] * 100)
+    total, secrets = summed(PARAMETERS, inputs)
     opened = opened_by(EpochRing(PARAMETERS, EPOCH), total, secrets)
     assert opened.vector(0, 100).tolist() == [100 * value % (1 << 16)] * 64
 
 
 def test_prepared_rings_mask_and_open_alike() -> None:
-    parameters = plan(
-        [Values(9000, 16, (-128, 127))], 100, choose_committee(5, 1), degrees=(1024,), capacity_weight=100
-    )
+    parameters = plan([Values(9000, 16, (-128, 127))], 100, choose_committee(5, 1), degrees=(1024,))
     ring, prepared = EpochRing(parameters, EPOCH), EpochRing(parameters, EPOCH)
     prepared.prepare()
     vector = Ring(16).from_integers(np.arange(9000) % 256 - 128)
@@ -163,7 +151,7 @@ def test_every_block_of_an_upload_has_its_own_public_polynomial() -> None:
 def test_the_bias_of_rounding_is_taken_away() -> None:
     parameters = plan([Values(4000, 16)], 100, choose_committee(5, 1), degrees=(1024,))
     assert parameters.dropped_bits
-    total, secrets = summed(parameters, [[[0] * 4000]] * 100, [1] * 100)
+    total, secrets = summed(parameters, [[[0] * 4000]] * 100)
     opened = opened_by(EpochRing(parameters, EPOCH), total, secrets)
     lowest = masks.lowest_bit(parameters, 0)
     words = opened._words  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
@@ -184,7 +172,7 @@ def test_uploads_of_one_input_differ_and_are_spread_over_the_modulus() -> None:
 
 def opened_sum(clients: int) -> tuple[EpochRing, Total, SumOfSecrets]:
     inputs = [[[client] * 64] for client in range(clients)]
-    return EpochRing(PARAMETERS, EPOCH), *summed(PARAMETERS, inputs, [1] * clients)
+    return EpochRing(PARAMETERS, EPOCH), *summed(PARAMETERS, inputs)
 
 
 @pytest.mark.parametrize("clients", [2, 24])
@@ -221,7 +209,7 @@ def test_one_large_entry_is_refused_by_its_size_alone() -> None:
     filled = plan([Values(64, 16, (-128, 127))], clients, choose_committee(5, 1), degrees=(2048,))
     filled = replace(filled, dropped_bits=0, guard_bits=least_guard_bits(clients, 0))
     ring = EpochRing(filled, EPOCH)
-    total, secrets = summed(filled, [[[client] * 64] for client in range(clients)], [1] * clients)
+    total, secrets = summed(filled, [[[client] * 64] for client in range(clients)])
     secrets[5] += 1 << filled.guard_bits
     squared = float(np.square(secrets, dtype=np.float64).sum())
     assert squared < 0.9 * 1.5 * 2048 * clients * 4.5**2
@@ -304,11 +292,6 @@ def test_what_a_client_may_not_mask() -> None:
         outside[7] = value
         with pytest.raises(CapacityExceeded, match=r"leaves -128\.\.127"):
             ring.mask([outside], seed(1))
-    with pytest.raises(CapacityExceeded, match="a weight of 101"):
-        ring.mask([inside], seed(1), 101)
-    for weight in (0, -1, True):
-        with pytest.raises(Misuse, match="a weight is an integer"):
-            ring.mask([inside], seed(1), weight)
     with pytest.raises(Misuse, match="1 segments; got 2"):
         ring.mask([inside, inside], seed(1))
     with pytest.raises(InvalidParameters, match="32 bytes"):
@@ -320,9 +303,9 @@ def test_what_a_client_may_not_mask() -> None:
 def test_what_a_server_may_not_open() -> None:
     ring, total, secrets = opened_sum(2)
     opened = opened_by(ring, total, secrets)
-    for weight in (0, 101):
-        with pytest.raises(InvalidParameters, match=r"1\.\.100"):
-            opened.vector(0, weight)
+    for count in (0, 101):
+        with pytest.raises(InvalidParameters, match="1 to 100 uploads"):
+            opened.vector(0, count)
 
 
 def test_seeds_and_secrets_are_wiped() -> None:
@@ -396,28 +379,27 @@ def test_rounded_sums_are_within_half_a_step_and_the_noise_of_each_upload(
         40,
         choose_committee(5, 1),
         degrees=(degree,),
-        capacity_weight=80,
     )
     (run, *_) = parameters.runs
     assert (run.size, run.dropped, run.sent) == (length, fine_bits, sent_bits)
-    ring, weights = Ring(sent_bits + fine_bits), [1 + client % 2 for client in range(clients)]
+    ring = Ring(sent_bits + fine_bits)
     inputs = [
         [[(7 * client + 5 * at) % 64 for at in range(length)], *([[1] * one.length for one in others]), [1]]
         for client in range(clients)
     ]
     total, secrets = Total(EpochRing(parameters, EPOCH).parameters), np.zeros(degree, np.int32)
-    for client, (rows, weight) in enumerate(zip(inputs, weights, strict=True)):
+    for client, rows in enumerate(inputs):
         vectors = [
             Ring(segment.ring_bits).from_integers(np.array(row, np.int64) % (1 << segment.ring_bits - 1))
             for segment, row in zip(parameters.segments, rows, strict=False)
         ]
-        upload, secret = EpochRing(parameters, EPOCH).mask(vectors, seed(client, degree), weight)
+        upload, secret = EpochRing(parameters, EPOCH).mask(vectors, seed(client, degree))
         assert len(upload) == parameters.upload_bytes
         total.add(upload)
         secrets += np.frombuffer(secret.expose(), np.int8)
-    opened = vectors_in(parameters, opened_by(EpochRing(parameters, EPOCH), total, secrets), sum(weights))
-    assert opened[-1].tolist() == [sum(weights)]
-    due = sum(np.array(rows[0], np.int64) * weight for rows, weight in zip(inputs, weights, strict=True))
+    opened = vectors_in(parameters, opened_by(EpochRing(parameters, EPOCH), total, secrets), clients)
+    assert opened[-1].tolist() == [clients]
+    due = sum(np.array(rows[0], np.int64) for rows in inputs)
     due_elements = (np.asarray(due) % (1 << ring.modulus_bits)).astype(ring.word)
     errors = ring.lift(ring.subtract(opened[0], due_elements)).astype(np.int64)
     reach = clients * ((1 << fine_bits - 1) + LARGEST)

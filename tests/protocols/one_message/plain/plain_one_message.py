@@ -89,7 +89,7 @@ class Offer:
     modulus: int
     guard: int
     dropped: int
-    capacity_weight: int
+    capacity: int
     segments: list[Segment]
 
 
@@ -115,11 +115,10 @@ def read_offer(message: bytes) -> Offer:
         length, bits, has_bounds = reader.number(8), reader.number(1), reader.number(1)
         bounds = (reader.number(8) - 2**63, reader.number(8) - 2**63) if has_bounds else None
         segments.append(Segment(length, bits, bounds, reader.number(1)))
-    reader.number(4)
-    capacity_weight = reader.number(8)
+    capacity = reader.number(4)
     # Holders, corrupted, threshold, packing and quorum stand in the record too.
     reader.fixed(2 + 2 + 2 + 2 + 2)
-    reader.fixed(12)
+    reader.fixed(8)
     stated = reader.data[start : reader.at]
     terms = reader.fixed(8 + 32 + 32)
     for _ in range(reader.number(4)):
@@ -151,7 +150,7 @@ def read_offer(message: bytes) -> Offer:
         modulus=modulus,
         guard=guard,
         dropped=dropped,
-        capacity_weight=capacity_weight,
+        capacity=capacity,
         segments=segments,
     )
 
@@ -329,14 +328,14 @@ def public_polynomial(offer: Offer, block: int) -> list[int]:
     return [value % (1 << offer.modulus) for value in a]
 
 
-def open_sum(offer: Offer, vectors: Sequence[bytes], secret: Sequence[int]) -> tuple[list[list[int]], int]:
-    """Remove the masks: return the sum of each segment modulo its ring, and the sum of weights."""
+def open_sum(offer: Offer, vectors: Sequence[bytes], secret: Sequence[int]) -> list[list[int]]:
+    """Remove the masks: return the sum of each segment modulo its ring."""
     shapes = list[tuple[int, int, int]]()
     for segment in offer.segments:
         if segment.bounds is None:
             shapes.append((1, segment.ring, 0 if segment.fine else offer.modulus - segment.ring))
         else:
-            bits = (offer.capacity_weight * (segment.bounds[1] - segment.bounds[0])).bit_length()
+            bits = (offer.capacity * (segment.bounds[1] - segment.bounds[0])).bit_length()
             shapes.append(((offer.modulus - offer.guard) // bits, bits, offer.guard))
     counts = [-(-segment.length // k) for segment, (k, _, _) in zip(offer.segments, shapes, strict=True)]
     total = [0] * sum(counts)
@@ -360,10 +359,9 @@ def open_sum(offer: Offer, vectors: Sequence[bytes], secret: Sequence[int]) -> t
     inputs = len(offer.segments) - len(fine)
     for number, words in zip(fine, pieces[inputs:], strict=True):
         assert check_words(offer, number, pieces[number], len(words)) == words
-    weight, *zeros = pieces[inputs - 1]
-    assert not any(zeros)
+    assert not any(pieces[inputs - 1])
     sums = list[list[int]]()
     for piece, segment in zip(pieces[: inputs - 1], offer.segments, strict=False):
-        added = segment.bounds[0] * weight if segment.bounds else -(len(vectors) // 2) if segment.fine else 0
+        added = segment.bounds[0] * len(vectors) if segment.bounds else -(len(vectors) // 2) if segment.fine else 0
         sums.append([(value + added) % (1 << segment.ring) for value in piece])
-    return sums, weight
+    return sums

@@ -37,7 +37,7 @@ def replies(vector: Vector) -> dict[str, bytes]:
     return found | {f"answer/{at}": made.signed(at, "answer", made.digest, made.sums(at)) for at in made.positions}
 
 
-def opened(vector: Vector, roles: Sequence[str]) -> tuple[list[list[int]], int]:
+def opened(vector: Vector, roles: Sequence[str]) -> list[list[int]]:
     """Open the sum of some uploads with the roots of all holders."""
     made = Replies(vector)
     uploads = [made.of_role(role) for role in roles]
