@@ -26,7 +26,7 @@ from secagg.contract import Aggregate, Payload
 from secagg.errors import InvalidParameters, PeerError, ThresholdNotMet
 from secagg.session.run import StageFigures
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from secagg.training.codec import PLAIN_BITS, Operators, RoundCodec, ToldSums, Weights, WholeUpdates
+from secagg.training.codec import PLAIN_BITS, Operators, RoundCodec, ToldSums, WholeUpdates
 from secagg.training.configuration import (
     WHOLE_UPDATES,
     AttackKind,
@@ -62,6 +62,7 @@ from secagg.training.parts import (
 )
 from secagg.training.records import Accuracy, Checkpoint, RoundRecord
 from secagg.training.sums import OverflowMeter, ReleaseCount, SecureSum, SumOutcome, SumRound, Upload
+from secagg.training.weights import Weights
 
 Arrays = Mapping[str, npt.NDArray[np.float32]]
 Parameters = dict[str, npt.NDArray[np.float32]]

@@ -14,7 +14,7 @@ from secagg.contract import Aggregate, Payload, ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import CapacityExceeded, InternalError, InvalidParameters, Misuse, ThresholdNotMet
 from secagg.session.registry import find, register, unregister
-from secagg.training.codec import Operators, Weights
+from secagg.training.codec import Operators
 from secagg.training.configuration import (
     CompressionSettings,
     Configuration,
@@ -42,6 +42,7 @@ from secagg.training.sums import (
     require_rounded,
     secure_sum,
 )
+from secagg.training.weights import Weights
 from tests.harness import plain_sum
 from tests.harness.planted import always
 
