@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .floors import ClientFloors as ClientFloors
     from .graph import CURIOUS_PRIVACY_BITS as CURIOUS_PRIVACY_BITS
     from .graph import Topology as Topology
+    from .plan import LARGEST_WHOLE_COMMITTEE as LARGEST_WHOLE_COMMITTEE
     from .plan import PairwiseSettings as PairwiseSettings
     from .plan import SessionPlan as SessionPlan
     from .plan import plan_session as plan_session
@@ -34,7 +35,7 @@ else:
             "configuration": "SessionConfiguration",
             "floors": "ClientFloors",
             "graph": "CURIOUS_PRIVACY_BITS Topology",
-            "plan": "PairwiseSettings SessionPlan plan_session",
+            "plan": "LARGEST_WHOLE_COMMITTEE PairwiseSettings SessionPlan plan_session",
             "recovery": "Transcript revealed_sets",
             "session": "PairwiseHelpers Server ServerState open_session",
         },

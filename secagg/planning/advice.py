@@ -33,7 +33,7 @@ from secagg.privacy.client_noise import MOST_NOISE, clients_for, said_epsilon
 from secagg.privacy.guessing import said_guessable
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.rounding import bound_for_ring, unrounded_norm
-from secagg.protocols.pairwise_mask.plan import LARGEST_WHOLE_COMMITTEE, PairwiseSettings
+from secagg.protocols.pairwise_mask import LARGEST_WHOLE_COMMITTEE, PairwiseSettings
 from secagg.protocols.two_servers import MAXIMUM_CODEWORDS, MODULI, PointFunctionShape, RingLanes, tree_bits
 from secagg.session.simulated import ONE_IN
 
