@@ -20,7 +20,7 @@ from secagg.protocols.pairwise_mask import (
     rounds3_4_unmasking,
 )
 from secagg.protocols.pairwise_mask.client import ClientState
-from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
+from secagg.protocols.pairwise_mask.configuration import Roster, SessionConfiguration
 from secagg.session.certificates import Authority, Certificate, VerifiedIdentity
 from secagg.session.roles import LateUpdate
 from secagg.session.sealed_state import MemoryLatch
@@ -140,7 +140,7 @@ DEFECTS: dict[str, tuple[Replacement, ...]] = {
         (round2_masked_input.Masked, "wipe", nothing),
     ),
     "no consistency check": ((rounds3_4_unmasking, _CERTIFICATE, nothing),),
-    "no check of the list's size": _checks("len(contributors) < needed"),
+    "no check of the list's size": ((Roster, "require_cohort", nothing),),
     "itself not looked for in the list": _checks("position not in contributors"),
     "list not compared with the sharers": _checks("not contributors.issubset(state.sharers)"),
     "signature not bound to the list": _signed_as(_unbound_survivors),

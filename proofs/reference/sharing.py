@@ -27,7 +27,7 @@ DECODINGS: Final = (40, 225)
 INVERSES: Final = (200, 10)
 PACKED: Final = (170, 4000)
 LOCATED: Final = (60, 150)
-SUMS: Final = 16
+SUMS: Final = 20
 CODED: Final = (32, 4000)
 COMMITTEES: Final = (
     (5, 1, 0),
@@ -144,8 +144,8 @@ def located_errors(chance: random.Random) -> Iterator[Question]:
 
 def recovered_sums(chance: random.Random) -> Iterator[Question]:
     """Recover whole sums of secrets from answers, with as many liars as can be corrected, in some of the columns."""
-    for holders, corrupted, absent, rule in COMMITTEES:
-        committee = choose_committee(holders, corrupted, absent, rule)
+    for holders, corrupted, absent in COMMITTEES:
+        committee = choose_committee(holders, corrupted, absent)
         parameters = plan([Values(64, 16, (-128, 127))], 100, committee, degrees=(1024,))
         for _ in range(SUMS):
             yield _recovered(chance, parameters)

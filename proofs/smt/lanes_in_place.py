@@ -1,13 +1,10 @@
-"""Lanes of a field that a server adds, subtracts and scales in place: the methods themselves, run on terms."""
+"""Lanes of a field that a server adds and subtracts in place: the methods themselves, run on terms."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
-
-import numpy as np
 
 from obligations import Obligation, altered_module
 from secagg.crypto.ring import Ring
@@ -18,8 +15,6 @@ Field = Callable[[int], Any]
 """Makes the lanes of a modulus: ``LaneField``, or an altered one."""
 Statement = Callable[[Field, int], Question]
 FAMILY: Final = "lanes in place"
-PRODUCT_BITS: Final = 64
-_FACTOR: Final = object()
 MUTANTS: Final = (
     ("total += wraps(total, self.bits)", "total += wraps(lanes, self.bits)"),
     ("total += wraps(total, self.bits)", "total += 0"),
@@ -27,7 +22,6 @@ MUTANTS: Final = (
     ("total &= self.word.type(self.modulus)", "total &= total"),
     ("return (words + 1) >> bits", "return words >> bits"),
     ("lanes ^ self.word.type(self.modulus)", "lanes"),
-    ("self.bits, self.modulus**2)", "self.bits, 1)"),
 )
 """Tokens of the source, as they are and altered; of each altered module a statement must be refuted."""
 
@@ -58,50 +52,9 @@ def differences_are_of_the_field(field: Field, modulus: int) -> Question:
     return _due(total, due, lanes.term == right, [z3.ULT(left, modulus), z3.ULT(right, modulus)])
 
 
-def multiples_are_of_the_field(field: Field, modulus: int) -> Question:
-    """State that scale_into leaves r where the product of lanes and factor is k q + r, with k and r below q.
-
-    A solver multiplies slowly, so the product is any such word, in the place of the one that is asked for.
-    """
-    bits = modulus.bit_length()
-    times, rest = Word.named("times", PRODUCT_BITS), Word.named("rest", PRODUCT_BITS)
-    lanes = _Scaled(Word.named("lanes", Ring(bits).word_bits).term, (times << bits) - times + rest)
-    field(modulus).scale_into(lanes, _FACTOR)
-    premises = [z3.ULT(times.term, modulus), z3.ULT(rest.term, modulus)]
-    return Question(z3.ZeroExt(PRODUCT_BITS - lanes.bits, lanes.term) == rest.term, premises)
-
-
-class _Scaled(Memory):
-    """Lanes that are multiplied by the factor in a wider word."""
-
-    __slots__ = ("product",)
-
-    def __init__(self, term: Term, product: Word) -> None:
-        super().__init__(term)
-        self.product = product
-
-    def astype(self, dtype: np.dtype[np.unsignedinteger[Any]]) -> _Widened:
-        if 8 * dtype.itemsize != PRODUCT_BITS:
-            raise TypeError(f"products are made in words of {PRODUCT_BITS} bits")
-        return _Widened(self.product)
-
-
-@dataclass(frozen=True, slots=True)
-class _Widened:
-    """Lanes in the wider word."""
-
-    product: Word
-
-    def __mul__(self, factor: object) -> Word:
-        if factor is not _FACTOR:
-            raise LookupError("lanes are multiplied by the factor")
-        return self.product
-
-
 STATEMENTS: Final[tuple[Statement, ...]] = (
     sums_are_of_the_field,
     differences_are_of_the_field,
-    multiples_are_of_the_field,
 )
 
 
