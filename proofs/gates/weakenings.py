@@ -194,7 +194,7 @@ WEAKENINGS = (
     Weakening(
         "round 0: the check of the population",
         ROUND_0,
-        "        configuration.require_protected(member.floors, roster.population)\n",
+        "        configuration.require_protected(member.floors, present)\n",
         "        pass\n",
         f"{OFFERS}::test_a_threshold_below_the_rule_for_the_advertisers_ends_the_session_for_the_client",
     ),
@@ -266,7 +266,7 @@ WEAKENINGS = (
         "protocols/one_message/parameters.py",
         "    return corrupted + packing\n",
         "    return corrupted + packing - 1\n",
-        f"{THRESHOLDS}::test_a_threshold_or_quorum_below_the_premise_is_refused",
+        f"{THRESHOLDS}::test_the_table_of_thresholds",
     ),
     Weakening(
         "one message: an upload is on one list",
