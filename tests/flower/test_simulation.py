@@ -160,7 +160,9 @@ def test_a_state_that_comes_back_is_not_gone_on_from(outcomes: dict[str, Any]) -
 
 @pytest.mark.parametrize(
     ("name", "bound"),
-    [("FedProx", 3e-5), ("FedAvgM", 3e-5), ("FedAdam", 5e-3), ("FedYogi", 5e-3), ("FedAdagrad", 5e-3)],
+    # Random rounding has a deviation of about 5e-6 in the mean of one round. Momentum of 0.9 adds the first round's
+    # error 1.9 times to the second's, so the deviation there is sqrt(1.9^2 + 1) times as large.
+    [("FedProx", 3e-5), ("FedAvgM", 6.5e-5), ("FedAdam", 5e-3), ("FedYogi", 5e-3), ("FedAdagrad", 5e-3)],
 )
 def test_strategies_that_average_agree_with_themselves(outcomes: dict[str, Any], name: str, bound: float) -> None:
     assert outcomes["averaging"][name] < bound
@@ -187,9 +189,9 @@ def test_strategies_that_need_single_updates_are_refused_by_name(outcomes: dict[
     assert outcomes["not_averaging"][name].startswith(f"InvalidParameters: {name} cannot work under secure aggregation")
 
 
-def test_what_is_cut_off_is_told_at_both_ends(outcomes: dict[str, Any]) -> None:
-    assert "of this update's values are beyond their range" in outcomes["clipped"]["log"]
-    assert "of the clients' values were out of range and cut off" in outcomes["clipped"]["log"]
+def test_a_client_logs_what_was_cut_off_and_the_server_does_not_learn_it(outcomes: dict[str, Any]) -> None:
+    (line,) = [line for line in outcomes["clipped"]["log"].splitlines() if "cut off" in line]
+    assert re.match("WARNING [0-9.e-]+ of this update's values are beyond their range and were cut off", line)
 
 
 def test_one_message_by_holders_of_which_one_is_killed(outcomes: dict[str, Any]) -> None:

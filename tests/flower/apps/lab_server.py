@@ -29,7 +29,7 @@ from lab_lies import LIES, terms_for_some
 from lab_memory import MemoryGrid
 from lab_one_message import ONE_MESSAGE
 from lab_statistics import app
-from lab_strategies import Lenient, PlainTwin
+from lab_strategies import Lenient, PlainTwin, equal_means
 from lab_truth import change, counted, expected, initial_model, mean_loss
 from lab_two_servers import TWO_SERVERS, simulated, start_listening
 
@@ -202,7 +202,8 @@ def difference(arrays: dict[str, Any], due: dict[str, Any]) -> dict[str, Any]:
 
 def twin(lab: Lab) -> dict[str, Any]:
     """FedAvg beside FedAvg."""
-    plain, metrics = lab.start(lab.grid, rounds=2, strategy=PlainTwin(fraction_evaluate=0.0))
+    averaging = PlainTwin(fraction_evaluate=0.0, train_metrics_aggr_fn=equal_means)
+    plain, metrics = lab.start(lab.grid, rounds=2, strategy=averaging)
     secure = lab.secure(rounds=2)
     floats = [name for name in plain if plain[name].dtype.kind == "f" and name != "steps"]
     secure["twin"] = {n: float(np.abs(plain[n].astype(float) - lab.arrays[n]).max(initial=0.0)) for n in floats}

@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from flwr.app import Message
+import numpy as np
+from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from lab_app import LENIENT_TYPE, PLAIN_TYPE
+
+
+def equal_means(contents: list[RecordDict], weighted_by: str) -> MetricRecord:
+    """Return the means of metrics in which clients weigh the same, as they do in secure sums."""
+    records = [content.metric_records["metrics"] for content in contents]
+    return MetricRecord(
+        {name: float(np.mean([record[name] for record in records])) for name in records[0] if name != weighted_by}
+    )
 
 
 class PlainTwin(FedAvg):
