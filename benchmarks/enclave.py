@@ -112,7 +112,7 @@ class _Bench:
         model = ModelStamp(version=version, digest=version.to_bytes(32, "big"))
         client.admit(self.verified, self.now)
         client.charge(self.configuration, version, model.digest)
-        return client.sealed(payload, enclave=self.verified, model=model, now=self.now)
+        return client.sealed(payload, enclave=self.verified, model=model)
 
     def sealer(self, payload: Payload) -> Callable[[], Upload]:
         """Return what seals the payload for one model after another."""
@@ -149,7 +149,7 @@ def _masked_sum(name: str, length: int, rounds: int) -> Iterator[Figure]:
             {
                 "step": bench.sealer(payload),
                 "mask": mask_a_copy,
-                "seal": lambda: bench.verified.seal(plaintext, b"info", bench.now),
+                "seal": lambda: bench.verified.seal(plaintext, b"info"),
                 "expand": lambda: expand(key, ring, length),
             },
             rounds,

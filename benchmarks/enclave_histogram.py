@@ -43,8 +43,8 @@ def measure() -> Iterator[Figure]:
         counters = Ring(counter_bits).zeros(codewords * blocks)
         contenders: dict[str, Callable[[], object]] = {
             "check": partial(direct.check, packed),
-            "direct": partial(direct.add, packed, 1),
-            "oblivious": partial(oblivious.add, packed, 1),
+            "direct": partial(direct.add, packed),
+            "oblivious": partial(oblivious.add, packed),
             "plain": partial(np.add, counters, counters.dtype.type(1), out=counters),
         }
         seconds = best_seconds(contenders, ROUNDS)

@@ -39,7 +39,7 @@ from secagg.protocols.two_servers.point_functions.shape import RUN_BLOCKS, Point
 
 BLOCKS = 100_000
 ROUNDS = 7
-TOTAL_WEIGHTS = (126, 8190, 131070)
+LARGEST_COUNTS = (126, 8190, 131070)
 CHUNK_LANES = 1 << 17
 ATTEMPT = AttemptContext(hashlib.sha256(b"benchmark").digest())
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
@@ -56,9 +56,9 @@ def measure() -> Iterator[Figure]:
 
 def here() -> Iterator[Figure]:
     """Measure in this process."""
-    for total_weight in TOTAL_WEIGHTS:
-        yield from _figures(CheckShape.plan(total_weight=total_weight, codewords=32, blocks=BLOCKS))
-    yield from _figures(CheckShape.plan(total_weight=126, codewords=256, blocks=BLOCKS))
+    for largest_count in LARGEST_COUNTS:
+        yield from _figures(CheckShape.plan(largest_count=largest_count, codewords=32, blocks=BLOCKS))
+    yield from _figures(CheckShape.plan(largest_count=126, codewords=256, blocks=BLOCKS))
 
 
 def _figures(shape: CheckShape) -> Iterator[Figure]:
@@ -74,7 +74,6 @@ def _figures(shape: CheckShape) -> Iterator[Figure]:
         layout_digest=bytes(32),
         segment=0,
         shape=shape,
-        weight=1,
         correction_digest=bytes(32),
         nonce=expanded.binding.nonce,
     )

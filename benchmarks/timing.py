@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +118,7 @@ def _sums() -> Iterator[Kernel]:
     for form in Accumulation:
         counters = HistogramAccumulator(segment, (1 << 32) - 1, form)
         name = f"count indices in the enclave, {form.name.lower()}"
-        yield Kernel(name, partial(counters.add, weight=1), indices, "the indices", len(held))
+        yield Kernel(name, counters.add, indices, "the indices", len(held))
     shape = PointFunctionShape(codewords=64, group=RingLanes(7), depth=1)
     places = np.zeros(BLOCKS, np.int64)
 

@@ -197,7 +197,6 @@ class _Kernels:
                 layout_digest=_LAYOUT.digest,
                 segment=0,
                 shape=configuration.check_shape(_SEGMENT),
-                weight=1,
                 correction_digest=bytes(32),
                 nonce=self._shares[0].binding.nonce,
             )
