@@ -345,7 +345,7 @@ class Session(Generic[Form]):
 
     def zero(self, coins: Coins) -> Payload:
         """Return the encoding of an update of zeros without any examples."""
-        return self._encoded(np.zeros(self.shapes.length, np.float32), coins, 0)
+        return self._encoded(np.zeros(self.shapes.length), coins, 0)
 
     def encode(self, tree: Tree, coins: Coins, name: object = None, examples: int = 1) -> Payload:
         """Encode an update, NaN as 0, and log what clipping or rounding takes from it, and where."""

@@ -111,7 +111,8 @@ class Card:
                 )
             known: dict[str, Any] = {name: given[name] for name in cls.__slots__ if name in given}
             known["round_number"], known["terms"] = int(given["round_number"]), json.loads(given["terms"])
-            card = cls(**(known | {"must_know": needed}))
+            known["must_know"] = needed
+            card = cls(**known)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise MalformedMessage(f"this is not a card of a session ({error})", reason=Reason.NOT_CANONICAL) from None
         if (given["round_number"], given["terms"]) != (str(card.round_number), _text(card.terms)):
