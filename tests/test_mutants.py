@@ -63,7 +63,11 @@ def test_explanations_are_carried_over_a_change_of_name_and_over_nothing_else(
     now = (repository / "proofs/mutation/explained.toml").read_text(encoding="utf-8")
     listed = run.explanations()
     then = now
-    earlier = alterations.mutants(path, arithmetic=True, before=lambda hashed: hashed.replace("evaluate", "compute"))
+
+    def named_before(hashed: str) -> str:
+        return hashed.replace("evaluate", "compute")
+
+    earlier = alterations.mutants(path, arithmetic=True, before=named_before)
     for made, before in zip(alterations.mutants(path, arithmetic=True), earlier, strict=True):
         if made.digest in listed:
             then = then.replace(f'"{made.digest}"', f'"{before.digest}"')

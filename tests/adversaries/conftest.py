@@ -179,7 +179,8 @@ def made_secrets(monkeypatch: pytest.MonkeyPatch) -> Made:
 
 def _memory_of(server: IndexingServer) -> tuple[object, ...]:
     """Return what a server remembers of a round: who is how far, and its share of the sums."""
-    totals = vars(vars(server)["_totals"])
+    held: object = vars(server)["_totals"]
+    totals = vars(held)
     sums = [part.tobytes() for part in totals["_vectors"]]
     sums += [part.rows().tobytes() for part in totals["_histograms"].values() if not vars(part)["_given_up"]]
     return repr(server), server.waiting(), server.rejected, sums

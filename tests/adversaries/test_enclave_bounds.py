@@ -29,6 +29,7 @@ from secagg.protocols.enclave.trusted.process import EnclaveService
 from secagg.session.registry import ProtocolName
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, model_digest
 from tests.harness.made_secrets import Made, recorded
+from tests.harness.planted import always
 
 RING = RingSegment(24, 70)
 LAYOUT = Layout((RING, RingSegment(32, 9)))
@@ -45,7 +46,7 @@ def _several_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def lying(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let clients seal whatever they like."""
-    monkeypatch.setattr(client_module, "clip_into", lambda *_: None)
+    monkeypatch.setattr(client_module, "clip_into", always(None))
 
 
 def opened(setup: EnclaveSetup = SETUP) -> InsecureEnclaveSession:
@@ -245,7 +246,8 @@ def test_a_wrong_index_is_found_before_a_value_is_added() -> None:
     session.upload(1, 2, 3)
     values = session.setup.payload_of(4).values
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client_module, "_packed_indices", lambda _: layout.segments[1].ring.pack(np.full(5, 7, np.uint8)))
+        packed = layout.segments[1].ring.pack(np.full(5, 7, np.uint8))
+        patch.setattr(client_module, "_packed_indices", always(packed))
         upload = session.seal(4, payload=Payload(layout, values))
     with pytest.raises(MalformedMessage) as caught:
         session.host.receive(upload.encode())
@@ -321,7 +323,11 @@ def test_a_buffer_in_which_an_addition_breaks_off_is_given_up(monkeypatch: pytes
     calls = list(handed_in(session, session.seal(4)))
     for call in calls[:-1]:
         call()
-    monkeypatch.setattr(bounded, "add_into", lambda *_: 1 // 0)
+
+    def breaking_off(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(bounded, "add_into", breaking_off)
     with pytest.raises(ZeroDivisionError):
         calls[-1]()
     assert session.enclave.state is BufferState.CLOSED

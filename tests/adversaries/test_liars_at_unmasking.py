@@ -17,7 +17,7 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.prime_field import ELEMENT_BYTES, PRIME, decode, encode
 from secagg.crypto.secret import Secret
 from secagg.crypto.shamir import Share, split_many
-from secagg.errors import PeerError, PeerMisbehaved, Reason, SecAggError
+from secagg.errors import Fault, PeerMisbehaved, Reason, SecAggError
 from secagg.identifiers import ClientId, SessionContext
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import ServerState, round1_share_keys
@@ -53,7 +53,7 @@ def liars(session: InsecurePairwiseSession, *positions: int, dealers: Iterable[i
     return lie
 
 
-def blame(faults: Iterable[PeerError]) -> set[tuple[Reason, frozenset[object]]]:
+def blame(faults: Iterable[Fault]) -> set[tuple[Reason, frozenset[object]]]:
     return {(fault.reason, frozenset(fault.culprits)) for fault in faults}
 
 

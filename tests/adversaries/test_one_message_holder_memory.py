@@ -209,16 +209,14 @@ def holder_for_hours(world: InsecureSum, hours: int = 12, **brought: Any) -> Any
         "coins": COINS,
         "floors": world.floors,
         "clock": world.clock,
-        "signing_key": world.holder_keys[0],
         "life": timedelta(hours=hours),
         "ticks": lambda: world.now - world.stood_still,
     }
     world.record = replace(world.record, expiry=NOW + 48 * HOUR).signed(world.authority)
     for position in world.holders:
-        world.holders[position] = Holder(
-            world.record, position, **{**usual, "signing_key": world.holder_keys[position]}
-        )
-    world.holders[0] = Holder(world.record, 0, **{**usual, **brought})
+        usual["signing_key"] = world.holder_keys[position]
+        own = {**usual, **brought} if position == 0 else usual
+        world.holders[position] = Holder(world.record, position, **own)
     return world.holders[0]
 
 
@@ -408,7 +406,7 @@ def test_shares_beyond_the_memory_of_a_holder_are_refused_and_wiped(monkeypatch:
 
     def recorded(*arguments: Any) -> HeldShare:
         share = open_share(*arguments)
-        held.append(share._words)  # noqa: SLF001
+        held.append(share._words)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         return share
 
     monkeypatch.setattr("secagg.protocols.one_message.holder.open_share", recorded)

@@ -64,7 +64,7 @@ def parts() -> Iterator[float]:
 
 
 def require_network_named(errors: Iterable[object], *senders: Party) -> int:
-    named = [error.culprits for error in errors if getattr(error, "culprits", None)]  # type: ignore[attr-defined]
+    named = [culprits for error in errors if (culprits := getattr(error, "culprits", None))]
     for culprits in named:
         assert culprits >= {ServerId(), *senders}, culprits
     return len(named)

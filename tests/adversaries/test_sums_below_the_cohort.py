@@ -12,7 +12,7 @@ from secagg.errors import InvalidParameters, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import ClientState, ServerState, Topology, Transcript, revealed_sets
-from secagg.protocols.pairwise_mask.graph import Graph, _ring
+from secagg.protocols.pairwise_mask.graph import Graph, _ring  # pyright: ignore[reportPrivateUsage]
 from secagg.protocols.pairwise_mask.relay import Settled
 from secagg.protocols.pairwise_mask.rounds3_4_unmasking import SurvivorSet, UnmaskingRequest
 from secagg.protocols.pairwise_mask.session import Server

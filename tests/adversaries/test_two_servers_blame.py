@@ -190,7 +190,7 @@ def test_a_flipped_bit_between_the_servers_names_nobody_without_both(asked: Mess
             return flipped(answer, step * len(answer) // 24, step % 8)
 
         world = World(alter)
-        errors = list[SecAggError]()
+        errors = list[SecAggError | Fault]()
         try:
             for client in CLIENTS:
                 world.session.receive(client, world.upload_of(client))

@@ -170,7 +170,9 @@ def test_a_server_that_was_wiped_holds_and_releases_nothing(stage: str, made_sec
             made.one.open(commitments[0])
     for server, half in zip(made.servers, late, strict=True):
         state = vars(server)
-        sums = list(vars(state["_totals"])["_vectors"])
+        held: object = state["_totals"]
+        totals = vars(held)
+        sums = list(totals["_vectors"])
         server.wipe()
         assert left_in(server, made_secrets) == set()
         assert not any(array.any() for array in sums)
@@ -189,7 +191,9 @@ def test_a_server_that_was_wiped_has_no_sum_and_opens_nothing() -> None:
     made = InsecureIndexingRound.of(SETUP, 1, 2, checked=True)
     for server, half in zip(made.servers, made.share(3), strict=True):
         state = vars(server)
-        histograms = list(vars(state["_totals"])["_histograms"].values())
+        held: object = state["_totals"]
+        totals = vars(held)
+        histograms = list(totals["_histograms"].values())
         upload = server.read(half.encode())
         server.wipe()
         assert len(histograms) == len(made.configuration.index_segments)
@@ -229,8 +233,10 @@ def shares_at(made: InsecureIndexingRound) -> Iterator[Any]:
     """Return shares that are not public: of the sums, and of an upload that waits."""
     for server in made.servers:
         state = vars(server)
-        yield from vars(state["_totals"])["_vectors"]
-        yield from (histogram.rows() for histogram in vars(state["_totals"])["_histograms"].values())
+        held: object = state["_totals"]
+        totals = vars(held)
+        yield from totals["_vectors"]
+        yield from (histogram.rows() for histogram in totals["_histograms"].values())
         waiting: list[Any] = list(state["_pending"].values())
         for pending in waiting:
             yield from pending.vectors

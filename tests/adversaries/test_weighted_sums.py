@@ -18,7 +18,7 @@ from secagg.compression.model_update import ModelUpdate, TensorScheme
 from secagg.compression.model_update.summed_values import rounded_at_random
 from secagg.compression.model_update.weighting import COUNTS, UPDATE, count_scheme, weighted
 from secagg.compression.scalar_quantization import Rounding, ScalarQuantization
-from secagg.contract import LinearDecoder, ideal_aggregate
+from secagg.contract import ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
 
 Values = npt.NDArray[np.int64]
@@ -28,21 +28,21 @@ COORDINATES = 4000
 FULL = 1024
 
 
-def codec(scheme: LinearDecoder[npt.NDArray[np.float64]], length: int) -> ModelUpdate:
+def codec(scheme: ScalarQuantization | FixedPoint, length: int) -> ModelUpdate:
     vector = TensorScheme(name=UPDATE, shape=(length,), scheme=scheme)
     return ModelUpdate(tensors=(vector, TensorScheme(name=COUNTS, shape=(1,), scheme=count_scheme(FULL, 32))))
 
 
 def summed(made: ModelUpdate, updates: npt.NDArray[np.float64], examples: list[int], *, is_after: bool) -> Values:
     """Return the sum as the server has it, of weights that multiply values, or codes."""
-    total, coins = 0, SystemCoins()
+    total, coins = np.zeros(updates.shape[1], np.int64), SystemCoins()
     for update, number in zip(updates, examples, strict=True):
         values = weighted(made.schemes, {UPDATE: update}, FULL if is_after else number)
         payload = made.encode(rounded_at_random(made, values, coins), coins)
         part = made.part(ideal_aggregate(made.layout, [payload]), UPDATE)
         (segment,) = part.layout.require_rings()
         total = total + segment.ring.lift(part.values[0]).astype(np.int64) * (number if is_after else 1)
-    return np.asarray(total)
+    return total
 
 
 def guessed(sums: Values, weights: list[float], truth: Values) -> float:

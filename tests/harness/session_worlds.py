@@ -66,7 +66,11 @@ def payload_of(client: ClientId, layout: Layout = LAYOUT) -> Payload:
 
 def _between_servers(world: Any, alter: Callable[[bytes], bytes]) -> None:
     ask = world._ask  # noqa: SLF001 -- the link of a simulation
-    world._ask = lambda request: alter(ask(alter(request)))  # noqa: SLF001
+
+    def altering(request: bytes) -> bytes:
+        return alter(ask(alter(request)))
+
+    world._ask = altering  # noqa: SLF001
 
 
 def _with_holders(world: Any, alter: Callable[[bytes], bytes]) -> None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from secagg.compression.model_update import decode_parameters
-from secagg.contract import ideal_aggregate
+from secagg.contract import Payload, ideal_aggregate
 from secagg.errors import InvalidParameters
 from secagg.platforms import LOG
 from secagg.platforms.client_round import Trained, Training
@@ -48,7 +48,7 @@ def play(made: Rounds, train: Train, sent: Model, number: int = 1) -> tuple[Roun
         returned = train(client, sent)
         return Trained(models=[returned["model"]], number=returned.get)
 
-    payloads = []
+    payloads = list[Payload]()
     for client in range(CLIENTS):
         training = Training(
             terms=task.terms,

@@ -266,7 +266,11 @@ def test_layers_of_a_users_own_process_are_refused_by_their_name(
     line = f"36 35 {os.major(device)}:{os.minor(device)} / /mnt rw - {name} {name} rw\n"
     monkeypatch.setattr(durable, "file_system_of", always(0x65735546))
     plain = Path.read_text
-    monkeypatch.setattr(Path, "read_text", lambda path, **how: line if "mountinfo" in path.name else plain(path, **how))
+
+    def read(path: Path, encoding: str | None = None) -> str:
+        return line if "mountinfo" in path.name else plain(path, encoding)
+
+    monkeypatch.setattr(Path, "read_text", read)
     with pytest.raises(InvalidParameters, match=name):
         reached(folder)
     line = line.replace(name, "fuse.sshfs")
