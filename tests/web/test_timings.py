@@ -29,7 +29,6 @@ def test_a_client_of_a_million_values(
         "guardBits": parameters.guard_bits,
         "droppedBits": parameters.dropped_bits,
         "capacity": CLIENTS,
-        "capacityWeight": CLIENTS,
         "ringBits": 23,
     }
     vector = json.loads((repository / "tests/vectors/one_message/semi_honest.json").read_text())

@@ -34,10 +34,10 @@ async function offerOf(opening) {
   const { ringBits } = planOf(terms);
   const segment = concat([1], integer(ringBits, 4), integer(VALUES, 8));
   const layout = concat(header(1), integer(1, 4), segment, await layoutVersion(terms));
-  const numbers = [0, 16, 0, 0, 16, CLIENTS, 1].map((number) => integer(number, 4));
+  const numbers = [0, 16, 0, 0, 16, CLIENTS].map((number) => integer(number, 4));
   const none = new Uint8Array(32);
   return concat(
-    header(16), [2], variable(utf8("sum")), none, integer(1, 8), integer(0, 4), [0, 0, 0], ...numbers, variable(layout),
+    header(16), [3], variable(utf8("sum")), none, integer(1, 8), integer(0, 4), [0, 0, 0], ...numbers, variable(layout),
     [8], await applicationDigest(text, terms), none, await hash("graph-opening", opening), random(32),
   );
 }
