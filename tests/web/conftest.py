@@ -27,7 +27,11 @@ class Town:
 
     def __init__(self, repository: Path, folder: Path) -> None:
         self.repository, self.folder = repository, folder
-        self.environment = {**os.environ, "PYTHONPATH": str(repository)}
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": str(repository),
+            "SECAGG_LEDGER_DIRECTORY": str(folder / "ledgers"),
+        }
         self._running = list[subprocess.Popen[str]]()
 
     def command(self, *arguments: str) -> subprocess.Popen[str]:
