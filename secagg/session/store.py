@@ -104,6 +104,7 @@ class Store(Confined):
     def at(cls, folder: Path | None) -> Store:
         """Return this process's store of a folder, or its one in memory; a fork opens a folder anew."""
         if folder is None:
+            _memory().forget()
             return _memory()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # A fork never closes what its parent has open: that could roll back what the parent is writing.
@@ -166,6 +167,17 @@ class Store(Confined):
                 found = (make(),)
                 rows.execute("INSERT INTO fixed VALUES (?, ?, ?, ?)", (data, task, name, *found))
             return bytes(found[0])
+
+    def forget(self) -> None:
+        """Forget what collected owners had in memory, unless a transaction is open, which may yet be undone."""
+        if not _FORGOTTEN or self._depth:
+            return
+        with self.transaction() as rows:
+            while _FORGOTTEN:
+                name = (_FORGOTTEN.pop(),)
+                rows.execute("DELETE FROM uploads WHERE data = ?", name)
+                rows.execute("DELETE FROM losses WHERE data = ?", name)
+                rows.execute("DELETE FROM fixed WHERE data = ?", name)
 
     # --- Transactions ---------------------------------------------------------------------------------------------
 
@@ -314,6 +326,7 @@ class Store(Confined):
 
 
 _NUMBERS: Final = count()
+_FORGOTTEN: Final = list[str]()
 
 
 @cache
@@ -322,17 +335,11 @@ def _memory() -> Store:
 
 
 def named_in_memory(owner: object) -> str:
-    """Return a name of data in the store in memory, which is forgotten with its owner."""
+    """Return a name of data in the store in memory, which is forgotten after its owner."""
     data = f"in memory {next(_NUMBERS)}"
-    weakref.finalize(owner, _forget, data).atexit = False
+    # Whoever collects the owner may be within a transaction, at any line of it: the next reader forgets the name.
+    weakref.finalize(owner, _FORGOTTEN.append, data).atexit = False
     return data
-
-
-def _forget(data: str) -> None:
-    with _memory().transaction() as rows:
-        rows.execute("DELETE FROM uploads WHERE data = ?", (data,))
-        rows.execute("DELETE FROM losses WHERE data = ?", (data,))
-        rows.execute("DELETE FROM fixed WHERE data = ?", (data,))
 
 
 _NAME_BYTES: Final = 16

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -272,3 +274,35 @@ def test_numbers_have_64_bits(tmp_path: Path) -> None:
         assert ledger.last(b"task") == number
         with pytest.raises(PeerMisbehaved):
             ledger.charge(Spent(b"task", number))
+
+
+def test_a_ledger_in_memory_may_be_collected_at_any_line_of_what_another_refuses() -> None:
+    """Python collects what is in a circle whenever it likes, also where a transaction has not begun or has ended."""
+    kept, collected, line = SpentUpdates(), [SpentUpdates()], 0
+    kept.charge(FIRST)
+
+    def follow(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal line
+        if frame.f_code.co_filename.endswith("store.py"):
+            line += event == "line"
+            if line > until:
+                collected.clear()
+            return follow
+        return None
+
+    until = 0
+    while not (until and collected):
+        collected, line, until = [SpentUpdates()], 0, until + 1
+        collected[0].charge(FIRST)
+        traced = sys.gettrace()
+        sys.settrace(follow)
+        try:
+            with pytest.raises(PeerMisbehaved):
+                kept.charge(FIRST)
+        finally:
+            sys.settrace(traced)
+    assert until > 20
+    collected.clear()
+    with Store.at(None).transaction() as rows:
+        held = rows.execute("SELECT count(*) FROM uploads WHERE content = ?", (FIRST.update,)).fetchone()[0]
+    assert held == 1, "those that were collected are forgotten"
