@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import nvflare.client as flare
 
-EXAMPLES, RATE, STEPS = 40, 0.1, 20
+EXAMPLES, RATE, STEPS = 128, 0.1, 20
 TRUE = np.array([2.0, -1.0, 0.5], dtype=np.float32)
 
 
@@ -13,7 +13,7 @@ def data_of(site: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the site's own examples; some sites have more of them."""
     number = int(site.rpartition("-")[2])
     drawn = np.random.default_rng(number)
-    inputs = drawn.normal(size=(EXAMPLES * number, len(TRUE))).astype(np.float32)
+    inputs = drawn.normal(size=(EXAMPLES * (1 + number), len(TRUE))).astype(np.float32)
     return inputs, inputs @ TRUE + drawn.normal(scale=0.1, size=len(inputs)).astype(np.float32)
 
 

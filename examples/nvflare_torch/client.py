@@ -3,7 +3,7 @@
 import nvflare.client as flare
 from network import Network, accuracy, load_data, train
 
-EXAMPLES = 200
+EXAMPLES = 256
 
 
 def main() -> None:

@@ -39,7 +39,6 @@ def test_a_recipe_ends_with_the_model_of_its_plain_twin(tmp_path: Path, kind: st
     plain, _ = run(tmp_path, kind, "plain")
     secured, log = run(tmp_path, kind, "secure")
     for number in range(1, ROUNDS + 1):
-        # The weights of three sites, 10, 20 and 30 steps.
         assert f"round {number}, sum: 3 clients, " in log
     for name, values in plain.items():
         assert float((secured[name].double() - values.double()).abs().max()) < NEAR, name
