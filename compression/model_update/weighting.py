@@ -140,7 +140,9 @@ class Counted:
     def sentence(self) -> str:
         """What the counts say of training."""
         if self.trained is not None:
-            return f"{self.trained} of which trained"
-        if self.examples is None:
+            trained = f"{self.trained} of which trained"
+        elif self.examples is None:
             return "of which nobody knows how many trained"
-        return f"at least {self.trained_at_least} of which trained, with {self.examples} examples in all"
+        else:
+            trained = f"at least {self.trained_at_least} of which trained"
+        return trained if self.examples is None else f"{trained}, with {self.examples} examples in all"

@@ -47,7 +47,7 @@ def test_the_mean_has_the_noise_and_the_log_its_epsilon(folders: Path, log: Any)
 
 def test_clients_of_standing_holders_add_it_too(folders: Path) -> None:
     inner = MemoryGrid(mod(folders, **NOISE), adding(0.001))
-    settings = settings_of(folders, "one-message", **holding(folders), weighting="uniform", **NOISE, **STEPS)
+    settings = settings_of(folders, "one-message", **holding(folders), **NOISE, **STEPS)
     arrays, _ = inner.round(grid_of(inner, settings), MODEL)
     assert deviation_of(arrays, 0.003) == pytest.approx(due(), rel=0.1)
 

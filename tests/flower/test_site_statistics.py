@@ -95,7 +95,9 @@ def test_a_node_answers_its_own_declaration_alone_and_once(folders: Path) -> Non
     assert not any(sizes for _, sizes in nodes.lengths[answered:])
 
 
-def test_a_server_sees_the_same_of_a_node_whatever_its_people_are(folders: Path) -> None:
+def test_a_server_sees_the_same_of_a_node_whatever_its_people_are(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = list[list[tuple[int, list[int]]]]()
 
     def raising() -> list[Any]:
@@ -103,6 +105,8 @@ def test_a_server_sees_the_same_of_a_node_whatever_its_people_are(folders: Path)
 
     for own in (functions(people(1, 40)), dict.fromkeys(declared().variables, raising), functions(people(0, 0))):
         own_sites = [Site(declaration=declared(), functions=own), *sites()[1:]]
+        # Each of them is a town of its own, with no ledger from before.
+        monkeypatch.setenv("SECAGG_STATE_DIRECTORY", str(folders / str(len(seen))))
         nodes = Nodes([app(site, folders) for site in own_sites])
         ask(nodes, declared(), SecAggSettings())
         seen.append(nodes.lengths)

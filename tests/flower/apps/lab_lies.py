@@ -136,7 +136,7 @@ def sparse_threshold(lab: Any) -> dict[str, Any]:
 
 
 LIES: dict[str, Scenario] = {
-    "other_terms": terms_for_some(full=1),
+    "other_terms": terms_for_some(weighted_by="another"),
     "other_task": terms_for_some(task="{task} again"),
     "other_round": terms_for_some(round_number=1 << 40),
     "other_layout": terms_for_some(parameters=coarser_parameters()),

@@ -612,7 +612,7 @@ SCENARIOS: dict[str, Callable[[Lab], dict[str, Any]]] = {
     "enclave_by_default": enclave_by_default,
     "enclave_low_cohort": enclave(minimum_cohort=2),
     "enclave_of_others": enclave_of_others,
-    "enclave_other_terms": terms_for_some(lambda lab: {**_enclave_of(lab), **UNIFORM}, full=2),
+    "enclave_other_terms": terms_for_some(_enclave_of, weighted_by="another"),
     "enclave_other_task": terms_for_some(_enclave_of, task="{task} again"),
     "enclave_other_models": lambda lab: other_models(lab, **_enclave_of(lab)),
     "sparse": lambda lab: lab.secure(

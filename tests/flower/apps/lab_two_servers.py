@@ -226,7 +226,7 @@ TWO_SERVERS: dict[str, Scenario] = {
     "two_low_cohort": low_cohort,
     "two_offered_low_cohort": _served(minimum_cohort=2),
     "two_own_key": with_own_key,
-    "two_other_terms": terms_for_some(simulated, full=2),
+    "two_other_terms": terms_for_some(simulated, weighted_by="another"),
     "two_other_task": terms_for_some(simulated, task="{task} again"),
     "two_other_round": terms_for_some(simulated, round_number=1 << 40),
 }
