@@ -83,7 +83,7 @@ def test_15_a_sum_that_could_leave_its_ring_is_refused_before_it_begins(outcomes
 
 
 def test_17_precision_does_not_depend_on_the_weight(outcomes: dict[str, Any]) -> None:
-    # A step of the sum is 2**-16 of a client's update at full weight, and rounding is random: it errs by a step at most.
+    # A step of the sum is 2**-16 of a client's update at full weight; random rounding errs by less than one.
     assert outcomes["light"]["256"] < 4 * 2**-16
     assert outcomes["light"]["1024"] < 2**-16
 

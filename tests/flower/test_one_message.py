@@ -124,7 +124,7 @@ def test_holders_that_stay_away_are_named_and_nothing_is_released(standing: Stan
     assert "nothing of it was learned" in log.text
     # The next round asks no client for anything.
     trained.clear()
-    with pytest.raises(HelperLost, match="a sum needs 3 of its 4 holders, and holder/0 at .*, holder/3 at "):
+    with pytest.raises(HelperLost, match=r"a sum needs 3 of its 4 holders, and holder/0 at .*, holder/3 at "):
         inner.round(grid, {name: values + 2 for name, values in MODEL.items()})
     assert not trained
 
