@@ -124,7 +124,7 @@ def test_an_operator_has_a_floor_on_how_many_trained(least: int, *, is_refused: 
     made = Rounds(SecAggSettings(minimum_trained=least, weighting="uniform"))
     if is_refused:
         with pytest.raises(
-            TooFewTrained, match="3 of which trained, with .* examples in all, and secagg-minimum-trained is 4"
+            TooFewTrained, match=r"3 of which trained, with .* examples in all, and secagg-minimum-trained is 4"
         ):
             play(made, failing({1, 3, 5}), model())
     else:
