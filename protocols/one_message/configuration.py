@@ -286,7 +286,6 @@ def noise_of(configuration: Configuration, noise: NoiseSettings | None) -> Clien
         minimum_cohort=configuration.minimum_cohort,
         capacity=configuration.parameters.capacity,
         corrupted=configuration.corrupted_clients,
-        maximum_weight=1,
     )
 
 

@@ -292,7 +292,6 @@ def noise_of(configuration: SessionConfiguration, noise: NoiseSettings | None, c
         minimum_cohort=configuration.minimum_cohort,
         capacity=configuration.maximum_population,
         corrupted=corrupted,
-        maximum_weight=1,
     )
 
 

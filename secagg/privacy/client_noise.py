@@ -83,9 +83,7 @@ class NoiseSettings:
         )
         return hashlib.sha256(bind(Label.CLIENT_NOISE, terms, *(str(one).encode() for one in said))).digest()
 
-    def noise_for(
-        self, layout: Layout, *, minimum_cohort: int, capacity: int, corrupted: int, maximum_weight: int
-    ) -> ClientNoise | None:
+    def noise_for(self, layout: Layout, *, minimum_cohort: int, capacity: int, corrupted: int) -> ClientNoise | None:
         """Return the noise of a session, if it has any.
 
         Args:
@@ -99,10 +97,6 @@ class NoiseSettings:
             if self.budget is not None:
                 raise InvalidParameters(NOT_NOISED)
             return None
-        if maximum_weight != 1:
-            raise InvalidParameters(
-                "with noise every client weighs 1: take maximum_weight = 1, and scale updates instead"
-            )
         noise = ClientNoise(self, layout, minimum_cohort, corrupted, capacity)
         if self.budget is not None:
             self.budget.require_room(NO_LOSS, 0, noise.loss(self.budget.adjacency), noise.multiplier)
@@ -362,12 +356,12 @@ def is_near(noised: Aggregate, plain: Aggregate, deviations: Sequence[float]) ->
     Args:
         deviations: of each segment's noise, in steps; it is granted ten of them.
     """
-    if (noised.contributors, noised.total_weight) != (plain.contributors, plain.total_weight):
+    if noised.contributors != plain.contributors:
         return False
     rings = zip(noised.layout.require_rings(), plain.layout.require_rings(), strict=True)
     for (wide, narrow), mine, due, deviation in zip(rings, noised.values, plain.values, deviations, strict=True):
         apart = wide.ring.from_integers(narrow.ring.lift(due).astype(np.int64))
         distance = np.abs(wide.ring.lift(wide.ring.subtract(mine, apart)).astype(np.float64))
-        if float(distance.max(initial=0)) > _TAIL_DEVIATIONS * deviation + 1 + plain.total_weight * narrow.head_room:
+        if float(distance.max(initial=0)) > _TAIL_DEVIATIONS * deviation + 1 + plain.contributors * narrow.head_room:
             return False
     return True

@@ -182,13 +182,11 @@ def audited(share: float) -> float:
     layout, bound = Layout((RingSegment(24, RUNS),)), 1000
     settings = NoiseSettings(noise_multiplier=Fraction("4.06"), l2_bounds=(bound,), adjacency=Adjacency.ZERO_OUT)
     # One scalar release costs epsilon 1 at 1e-5; its runs are side by side in one vector, each a sum of its own.
-    scalar = settings.noise_for(
-        Layout((RingSegment(24, 1),)), minimum_cohort=6, capacity=8, corrupted=2, maximum_weight=1
-    )
+    scalar = settings.noise_for(Layout((RingSegment(24, 1),)), minimum_cohort=6, capacity=8, corrupted=2)
     assert scalar is not None
     assert scalar.epsilon(AUDIT_DELTA) == pytest.approx(1, abs=0.02)
     drawn = replace(settings, noise_multiplier=Fraction("4.06") * Fraction(share))
-    noise = drawn.noise_for(layout, minimum_cohort=6, capacity=8, corrupted=2, maximum_weight=1)
+    noise = drawn.noise_for(layout, minimum_cohort=6, capacity=8, corrupted=2)
     assert noise is not None
     ring = layout.require_rings()[0].ring
     counts = list[int]()

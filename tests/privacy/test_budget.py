@@ -27,7 +27,7 @@ def dp_accounting() -> None:
 
 
 def planned(settings: NoiseSettings, **changes: Any) -> ClientNoise:
-    facts = {"minimum_cohort": 8, "capacity": 10, "corrupted": 1, "maximum_weight": 1, **changes}
+    facts = {"minimum_cohort": 8, "capacity": 10, "corrupted": 1, **changes}
     layout = Layout(tuple(RingSegment(40, 100) for _ in settings.l2_bounds))
     noise = settings.noise_for(layout, **facts)
     assert noise is not None
@@ -120,7 +120,7 @@ def test_a_budget_pays_for_as_many_as_it_says_and_for_the_noise_that_it_names(
         l2_bounds=noise.settings.l2_bounds,
     )
     layout = Layout(tuple(RingSegment(64, 100) for _ in settings.l2_bounds))
-    more = settings.noise_for(layout, minimum_cohort=8, capacity=10, corrupted=1, maximum_weight=1)
+    more = settings.noise_for(layout, minimum_cohort=8, capacity=10, corrupted=1)
     assert more is not None
     budget.require_room(spent, min(uploads, count), more.loss(budget.adjacency), more.multiplier)
 
@@ -206,7 +206,7 @@ def test_settings_whose_budget_is_none_are_refused(wrong: dict[str, Any], named:
 
 def test_settings_with_a_budget_and_without_noise_are_refused() -> None:
     """A sum without noise would spend all of it."""
-    facts = {"minimum_cohort": 8, "capacity": 10, "corrupted": 1, "maximum_weight": 5}
+    facts = {"minimum_cohort": 8, "capacity": 10, "corrupted": 1}
     layout = Layout((RingSegment(40, 100),))
     with pytest.raises(InvalidParameters, match="uploads nothing without noise"):
         BudgetedNoise(budget_epsilon=Fraction(8)).noise_for(layout, **facts)

@@ -38,21 +38,19 @@ SETTINGS = NoiseSettings(
 KINDS = pytest.mark.parametrize("kind", list(NoiseKind), ids=lambda kind: kind.name.lower())
 
 
-def planned(  # noqa: PLR0913 -- what a session is planned for
+def planned(
     settings: NoiseSettings = SETTINGS,
     layout: Layout = LAYOUT,
     *,
     minimum_cohort: int = 60,
     capacity: int = 100,
     corrupted: int = 20,
-    maximum_weight: int = 1,
 ) -> ClientNoise:
     noise = settings.noise_for(
         layout,
         minimum_cohort=minimum_cohort,
         capacity=capacity,
         corrupted=corrupted,
-        maximum_weight=maximum_weight,
     )
     assert noise is not None
     return noise
@@ -135,7 +133,6 @@ def test_noise_is_for_one_layout_and_for_payloads_that_are_in_their_rings() -> N
 @pytest.mark.parametrize(
     ("settings", "session", "message"),
     [
-        ({}, {"maximum_weight": 2}, "every client weighs 1"),
         ({}, {"corrupted": 60}, "raise minimum_cohort above the number of corrupted"),
         ({"noise_multiplier": Fraction(-1)}, {}, "is positive"),
         ({"noise_multiplier": Fraction(0)}, {}, "is positive"),
@@ -299,7 +296,7 @@ def test_a_sum_is_near_another_up_to_ten_deviations_and_modulo_the_ring() -> Non
     layout = Layout((RingSegment(8, 2),))
 
     def aggregate(*values: int, count: int = 3) -> Aggregate:
-        return Aggregate(layout, (np.array(values, np.uint8),), count, count)
+        return Aggregate(layout, (np.array(values, np.uint8),), count)
 
     assert is_near(aggregate(250, 5), aggregate(5, 5), (1.0,))
     assert not is_near(aggregate(30, 5), aggregate(5, 5), (1.0,))

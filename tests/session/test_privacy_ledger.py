@@ -22,7 +22,7 @@ def test_every_simulated_client_has_one_ledger_in_all_its_sessions() -> None:
     pytest.importorskip("dp_accounting", reason="needs the extra `dp`")
     settings = NoiseSettings(noise_multiplier=Fraction(1), l2_bounds=(3000,), adjacency=Adjacency.ZERO_OUT)
     layout = Layout((RingSegment(24, 8),))
-    noise = settings.noise_for(layout, minimum_cohort=3, capacity=4, corrupted=0, maximum_weight=1)
+    noise = settings.noise_for(layout, minimum_cohort=3, capacity=4, corrupted=0)
     ledgers = PrivacyLedgers(TWO)
 
     def of(client: int) -> PrivacyLedger:
@@ -44,9 +44,7 @@ def test_every_simulated_client_has_one_ledger_in_all_its_sessions() -> None:
 def test_what_was_released_is_an_event_for_anothers_accountant_and_costs_no_less_there(kind: NoiseKind) -> None:
     accountant = pytest.importorskip("dp_accounting.rdp", reason="needs the extra `dp`").RdpAccountant()
     settings = NoiseSettings(noise_multiplier=Fraction(2), l2_bounds=(3000,), noise_kind=kind)
-    noise = settings.noise_for(
-        Layout((RingSegment(24, 8),)), minimum_cohort=3, capacity=4, corrupted=0, maximum_weight=1
-    )
+    noise = settings.noise_for(Layout((RingSegment(24, 8),)), minimum_cohort=3, capacity=4, corrupted=0)
     ledger = PrivacyLedger(PrivacyBudget(epsilon=20.0, delta=1e-6))
     accountant.compose(ledger.event)
     assert accountant.get_epsilon(1e-6) == 0
