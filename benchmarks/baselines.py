@@ -89,7 +89,7 @@ class Pruned:
 
     def decode(self, aggregate: Aggregate) -> Floats:
         """Put them back, as many times larger as there are coordinates for each."""
-        inner = Aggregate(self.inner.layout, aggregate.values, aggregate.contributors, aggregate.total_weight)
+        inner = Aggregate(self.inner.layout, aggregate.values, aggregate.contributors)
         decoded = np.zeros(self.values, np.float32)
         decoded[self.places] = self.inner.decode(inner) * (self.values / self.inner.length)
         return decoded
@@ -118,7 +118,7 @@ class Fetched:
 
     def decode(self, aggregate: Aggregate) -> npt.NDArray[np.float64]:
         """Take the largest coordinates out of the memory, times the weight that a mean divides by. Once a round."""
-        return self.memory.step(aggregate) * aggregate.total_weight
+        return self.memory.step(aggregate) * aggregate.contributors
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Turned:
 
     def decode(self, aggregate: Aggregate) -> Floats:
         """Turn a histogram's sum back, at the length that every update is taken to have."""
-        inner = Aggregate(self.inner.layout, aggregate.values, aggregate.contributors, aggregate.total_weight)
+        inner = Aggregate(self.inner.layout, aggregate.values, aggregate.contributors)
         return self._back(self.inner.decode(inner))
 
     def decode_summed(self, aggregate: Aggregate) -> Floats:

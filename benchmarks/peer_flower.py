@@ -36,7 +36,7 @@ NEIGHBOURS: Final = {10: 8.0, 30: 10.0}
 CLIENTS, DROPPED, SERVER_NEIGHBOURS = 100, 5, 30
 SERVER_TARGET: Final = 50.0
 CLIENT_ROUNDS, SERVER_ROUNDS = 5, 2
-CLIP, TARGET_RANGE, MODULUS, MAXIMUM_WEIGHT = 8.0, 1 << 22, 1 << 32, 1000.0
+CLIP, TARGET_RANGE, MODULUS, MAXIMUM_CONTRIBUTORS = 8.0, 1 << 22, 1 << 32, 1000.0
 WEIGHT: Final = 100
 Update = npt.NDArray[np.float32]
 
@@ -156,7 +156,7 @@ class Flower:
                 key.CLIPPING_RANGE: CLIP,
                 key.TARGET_RANGE: TARGET_RANGE,
                 key.MOD_RANGE: MODULUS,
-                key.MAX_WEIGHT: MAXIMUM_WEIGHT,
+                key.MAX_WEIGHT: MAXIMUM_CONTRIBUTORS,
             },
         )
         peers = {peer: (self.key_pair(), self.key_pair()) for peer in range(2, holders + 1)}

@@ -83,7 +83,7 @@ def coding() -> Iterator[Figure]:
     layout = summed_layout(code.layout, code.tables, COHORT)
     (segment,) = layout.require_rings()
     signs = np.random.default_rng(0).integers(-2, 3, segment.length)
-    total = Aggregate(layout, (segment.ring.from_integers(signs),), COHORT, COHORT)
+    total = Aggregate(layout, (segment.ring.from_integers(signs),), COHORT)
     codes = ideal_aggregate(sketch.layout, [sketch.encode(update, coins)] * COHORT)
     decoded = best_seconds(
         {"peak": partial(code.decode_summed, total), "sketch": partial(sketch.decode, codes)}, ROUNDS

@@ -136,23 +136,22 @@ def encoded(
 
 
 def require_sum(aggregate: Aggregate, layout: Layout, capacity: int | None = None) -> None:
-    """Refuse a sum that is not of a scheme's own layout (``Misuse``), or of more weight than its rings hold."""
+    """Refuse a sum that is not of a scheme's own layout (``Misuse``), or of more contributors than its rings hold."""
     if aggregate.layout != layout:
         raise Misuse("the aggregate belongs to another layout; decode with the object that encoded")
     if capacity is not None:
-        require_capacity(aggregate.total_weight, capacity)
+        require_capacity(aggregate.contributors, capacity)
 
 
 def float32_capacity(largest: float) -> int:
-    """Return how many values of this size, each as often as its weight says, still add up to a float32."""
+    """Return how many values of this size still add up to a float32."""
     return int(Fraction(float(np.finfo(np.float32).max)) / Fraction(largest))
 
 
 def inner_decoded(aggregate: Aggregate, layout: Layout, inner: LinearDecoder[Any], length: int) -> npt.NDArray[Any]:
     """Return what the scheme inside another one decodes a sum of the latter to; their segments are the same."""
     require_sum(aggregate, layout)
-    counts = (aggregate.contributors, aggregate.total_weight)
-    values: npt.NDArray[Any] = inner.decode(Aggregate(inner.layout, aggregate.values, *counts))
+    values: npt.NDArray[Any] = inner.decode(Aggregate(inner.layout, aggregate.values, aggregate.contributors))
     if values.shape != (length,):
         raise ContractViolation(f"the inner scheme has to decode a vector of {length}, not of {values.shape}")
     return values

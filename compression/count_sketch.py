@@ -189,7 +189,7 @@ class HeavyHitters:
         """
         if not 0 < learning_rate < math.inf:
             raise InvalidParameters(f"a learning rate is a positive number; got {learning_rate}")
-        mean = self._sketch.table_of(aggregate) / aggregate.total_weight
+        mean = self._sketch.table_of(aggregate) / aggregate.contributors
         velocity = self._momentum * self._velocity + mean
         error = self._error + learning_rate * velocity
         estimate = self._sketch.medians(error)

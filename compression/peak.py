@@ -38,7 +38,7 @@ MAXIMUM_PLACES: Final = MAXIMUM_CODEWORDS // 2
 MOST_SUMMED_PLACES: Final = 2048
 """Beyond, a table of codewords takes too much memory: here it has 64 MB, and four times that for twice the places."""
 EXACT_WEIGHT: Final = 1 << 24
-"""Up to this total weight, a sum of signs is a float32."""
+"""Up to this many uploads, a sum of signs is a float32."""
 NORM_LEVELS: Final = 256
 MOST_LEVELS: Final = 256
 _GREATEST: Final = 2.0**126
@@ -92,7 +92,7 @@ class PeakCode:
 
     @property
     def capacity(self) -> int:
-        """The largest total weight whose sums of signs are exact in the arithmetic of decoding, which is float32."""
+        """The largest number of uploads whose sums of signs are exact in the arithmetic of decoding, which is float32."""
         return min(EXACT_WEIGHT, float32_capacity(self.largest_norm))
 
     @property
@@ -145,12 +145,12 @@ class PeakCode:
         return self.rotation.turned_back(self.signs(aggregate), self.gains)
 
     def decode_summed(self, aggregate: Aggregate) -> Floats:
-        require_summed(aggregate.layout, self.layout, self.tables, aggregate.total_weight)
+        require_summed(aggregate.layout, self.layout, self.tables, aggregate.contributors)
         return self.rotation.turned_back(self.signs(aggregate), self.gains)
 
     def signs(self, aggregate: Aggregate) -> Floats:
         """Return the sums of the signs of the turned values, of a histogram or of sums of codewords; they are whole."""
-        require_capacity(aggregate.total_weight, self.capacity)
+        require_capacity(aggregate.contributors, self.capacity)
         if aggregate.layout == self.layout:
             counts = aggregate.values[0].view(np.int64)
             signs = np.empty((self.blocks, self.places), np.float32)
@@ -201,7 +201,7 @@ class LevelCode:
 
     @property
     def capacity(self) -> int:
-        """The largest total weight whose sums of levels are exact in the arithmetic of decoding, which is float32."""
+        """The largest number of uploads whose sums of levels are exact in the arithmetic of decoding, which is float32."""
         return min(EXACT_WEIGHT // self.levels, float32_capacity(self.largest_norm))
 
     @property
@@ -234,11 +234,11 @@ class LevelCode:
         return self.rotation.turned_back(self.signs(aggregate), self.gains)
 
     def decode_summed(self, aggregate: Aggregate) -> Floats:
-        require_summed(aggregate.layout, self.layout, self.tables, aggregate.total_weight)
+        require_summed(aggregate.layout, self.layout, self.tables, aggregate.contributors)
         return self.rotation.turned_back(self.signs(aggregate), self.gains)
 
     def signs(self, aggregate: Aggregate) -> Floats:
-        require_capacity(aggregate.total_weight, self.capacity)
+        require_capacity(aggregate.contributors, self.capacity)
         if aggregate.layout == self.layout:
             counts: Any = aggregate.values[0].view(np.int64)
             sums: Floats = (counts @ _places(self.levels)).astype(np.float32)

@@ -86,7 +86,7 @@ def is_quantizable(shape: Sequence[int], requested_block_size: int) -> bool:
 GRID_BITS: Final = 24
 """The largest value of a codebook is less than 2^24 steps of its grid, as any float32 is of its own."""
 EXACT_WEIGHT: Final = 1 << (53 - GRID_BITS)
-"""Up to this total weight, a weighted sum of codewords is a float64 integer of steps, in whatever order it is added."""
+"""Up to this many uploads, a sum of codewords is a float64 integer of steps, in whatever order it is added."""
 FLOAT_BYTES: Final = 4
 _HEADER = struct.Struct(">II")
 _HISTOGRAM_ROWS: Final = 1 << 12
@@ -486,7 +486,7 @@ class ProductQuantization:
 
     @property
     def capacity(self) -> int:
-        """The largest total weight for which the sums of codewords are exact; a histogram has no ring to leave."""
+        """The largest number of uploads for which the sums of codewords are exact; a histogram has no ring to leave."""
         return EXACT_WEIGHT
 
     @property
@@ -524,8 +524,8 @@ class ProductQuantization:
         return sums.reshape(self.shape)
 
     def decode_summed(self, aggregate: Aggregate) -> npt.NDArray[np.float64]:
-        require_summed(aggregate.layout, self.layout, self.tables, aggregate.total_weight)
-        require_capacity(aggregate.total_weight, self.capacity)
+        require_summed(aggregate.layout, self.layout, self.tables, aggregate.contributors)
+        require_capacity(aggregate.contributors, self.capacity)
         sums = np.zeros((self.blocks, self.block_size))
         stages = zip(self.codebooks, aggregate.layout.require_rings(), aggregate.values, strict=True)
         for codebook, segment, value in stages:

@@ -494,7 +494,7 @@ class Sketch:
 
     def decode(self, aggregate: Aggregate) -> Floats:
         require_sum(aggregate, self.layout, self.capacity)
-        sums = 2 * aggregate.values[0].astype(np.int64) - aggregate.total_weight * self._greatest
+        sums = 2 * aggregate.values[0].astype(np.int64) - aggregate.contributors * self._greatest
         turned = np.zeros(self.rotation.padded, np.float32)
         turned[self._positions] = sums * self._gain
         return self.rotation.turned_back(turned)
@@ -511,12 +511,12 @@ class Sketch:
         return self.unit / math.sqrt(padded) * step / 2 / keeps * padded / self.kept
 
 
-def sketch_ring(bits: int, total_weight: int) -> int:
+def sketch_ring(bits: int, uploads: int) -> int:
     """Return the width of the narrowest ring that no sum of codes leaves."""
     most = ((1 << _MOST_RING_BITS) - 1) // ((1 << bits) - 1)
-    if type(total_weight) is not int or not 1 <= total_weight <= most:
-        raise InvalidParameters(f"the total weight of codes of {bits} bits is in 1..{most}; got {total_weight!r}")
-    return (total_weight * ((1 << bits) - 1)).bit_length()
+    if type(uploads) is not int or not 1 <= uploads <= most:
+        raise InvalidParameters(f"the number of summed codes of {bits} bits is in 1..{most}; got {uploads!r}")
+    return (uploads * ((1 << bits) - 1)).bit_length()
 
 
 @lru_cache(maxsize=16)

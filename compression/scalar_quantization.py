@@ -1,10 +1,10 @@
 """Scalar quantization: a tensor as codes of few bits, under scales and zero points that all clients share.
 
 A code of b bits is an integer q in [-2^(b-1), 2^(b-1) - 1] and stands for s (q - z): s is a float32, z is a code, and
-both are public and common to all clients. The ring holds the codes themselves, so what is summed is S = sum w q over
-clients of weight w, and with W = sum w the decoded sum is
+both are public and common to all clients. The ring holds the codes themselves, so what is summed is S = sum q over N
+clients, and the decoded sum is
 
-    s (S - z W) = sum w s (q - z),
+    s (S - z N) = sum s (q - z),
 
 exact in the integers before the one multiplication.
 """
@@ -84,7 +84,7 @@ class ScalarQuantization:
     """The code of 0.0, one for each scale; none means 0 for all, which is symmetric quantization."""
     rounding: Rounding = Rounding.NEAREST_EVEN
     wrapping_weight: int | None = None
-    """A total weight that is decoded even if it exceeds the margin, so that coordinates may leave the ring and come
+    """A number of uploads that is decoded even if it exceeds the margin, so that coordinates may leave the ring and come
     out wrong by a multiple of 2^modulus_bits steps. None: sums beyond the margin are refused."""
     layout: Layout = field(init=False, repr=False, compare=False)
     """One ring segment; the version covers every parameter."""
@@ -145,12 +145,12 @@ class ScalarQuantization:
 
     @property
     def margin(self) -> int:
-        """The largest total weight whose sum cannot leave the ring, and is exact before it is multiplied."""
+        """The largest number of uploads whose sum cannot leave the ring, and is exact before it is multiplied."""
         return 1 << (min(self.modulus_bits, _FLOAT64_DIGITS) - self.bits)
 
     @property
     def capacity(self) -> int:
-        """The largest total weight that is decoded: the margin, or ``wrapping_weight`` where that is more.
+        """The largest number of uploads that is decoded: the margin, or ``wrapping_weight`` where that is more.
 
         No sum within it leaves float32.
         """
@@ -186,13 +186,13 @@ class ScalarQuantization:
         return Payload(self.layout, (words.reshape(-1),))
 
     def decode(self, aggregate: Aggregate) -> npt.NDArray[np.float32]:
-        """Return the sum of the contributors' quantized updates, each as often as its weight says.
+        """Return the sum of the contributors' quantized updates.
 
-        Claim CO-1: the zero point is taken off once for each unit of weight.
+        Claim CO-1: the zero point is taken off once for each upload.
         """
         require_sum(aggregate, self.layout, self.capacity)
         # Both S and z W are below half of this in size, so their difference is exact in the narrower float as well.
-        reach = max(1 << self.modulus_bits, aggregate.total_weight << self.bits)
+        reach = max(1 << self.modulus_bits, aggregate.contributors << self.bits)
         work = _NARROW if reach <= 1 << _FLOAT32_DIGITS else _WIDE
         scales, zero_points = self._columns(work)
         ring, is_symmetric = Ring(self.modulus_bits), self.is_symmetric
@@ -208,7 +208,7 @@ class ScalarQuantization:
             exact = differences[: block.size].reshape(block.shape)
             exact[...] = words.view(_signed(ring))
             if not is_symmetric:
-                exact -= zero_points[rows] * aggregate.total_weight
+                exact -= zero_points[rows] * aggregate.contributors
             np.multiply(exact, scales[rows], out=block, casting="same_kind")
         return total.reshape(self.shape)
 
@@ -295,10 +295,10 @@ def calibrate(  # noqa: PLR0913 -- the parameters of what it makes
     )
 
 
-def modulus_bits_for(bits: int, total_weight: int) -> int:
-    """Return the width of the narrowest ring that no sum of codes leaves: bits + ceil(log2(total_weight))."""
-    require_integer("a total weight", total_weight, 1)
-    return bits + (total_weight - 1).bit_length()
+def modulus_bits_for(bits: int, uploads: int) -> int:
+    """Return the width of the narrowest ring that no sum of codes leaves: bits + ceil(log2(uploads))."""
+    require_integer("a number of uploads", uploads, 1)
+    return bits + (uploads - 1).bit_length()
 
 
 def overflowed(true_sums: npt.NDArray[np.integer[Any]], modulus_bits: int) -> npt.NDArray[np.bool_]:
@@ -397,7 +397,7 @@ class DitheredQuantization:
 
     @property
     def capacity(self) -> int:
-        """The largest total weight whose sum stays in the ring, with every value at an end and every rounding too."""
+        """The largest number of uploads whose sum stays in the ring, with every value at an end and every rounding too."""
         reach = self._reach
         return min(capacity_between(-reach, reach, self._segment.ring.modulus_bits), float32_capacity(self.largest))
 
@@ -435,10 +435,10 @@ class DitheredQuantization:
         return sums.astype(np.float32).reshape(self.shape)
 
 
-def dithered_ring(bits: int, total_weight: int, fine_bits: int = DEFAULT_FINE_BITS) -> int:
-    """Return the width of the narrowest ring that holds this total weight, rounding included."""
-    require_integer("a total weight", total_weight, 1)
-    reach = total_weight * ((1 << (bits - 1 + fine_bits)) + RingSegment(1, 1, fine_bits).head_room)
+def dithered_ring(bits: int, uploads: int, fine_bits: int = DEFAULT_FINE_BITS) -> int:
+    """Return the width of the narrowest ring that holds a sum of this many uploads, rounding included."""
+    require_integer("a number of uploads", uploads, 1)
+    reach = uploads * ((1 << (bits - 1 + fine_bits)) + RingSegment(1, 1, fine_bits).head_room)
     return max(2, reach.bit_length() + 1 - fine_bits)
 
 

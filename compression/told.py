@@ -288,7 +288,7 @@ class ToldSum:
     scales: tuple[float, ...]
     """Scales of the tensors in the round's rotation."""
     gains: Gains
-    """Factors of the sums, with the server's rate, the length of updates and the total weight in them."""
+    """Factors of the sums, with the server's rate, the length of updates and the number of uploads in them."""
     digest: bytes
     """Digest of the model that results."""
     sums: Sums = field(repr=False)

@@ -96,8 +96,8 @@ LEAST_CLIP: Final = 0.25
 class TensorRecipes:
     """Recipes of all tensors."""
 
-    def __init__(self, settings: CompressionSettings, shapes: Mapping[str, Shape], maximum_total_weight: int) -> None:
-        self.settings, self.shapes, self.maximum_total_weight = settings, shapes, maximum_total_weight
+    def __init__(self, settings: CompressionSettings, shapes: Mapping[str, Shape], most_uploads: int) -> None:
+        self.settings, self.shapes, self.most_uploads = settings, shapes, most_uploads
         self._chosen = dict[str, Recipe | None]()
         # Tensors with a recipe of their own; None for those that are sent plain.
         for entry in self.settings.layers:
@@ -137,7 +137,7 @@ class TensorRecipes:
     def plain(self) -> Plain:
         """Encoding of biases and norms, and of tensors that are too small to be compressed."""
         # No sum of a cohort at the clip leaves the ring.
-        steps = ((1 << (PLAIN_BITS - 1)) - 1) // self.maximum_total_weight
+        steps = ((1 << (PLAIN_BITS - 1)) - 1) // self.most_uploads
         return Plain(
             clip=float(steps >> self.settings.fraction_bits or Fraction(steps, 1 << self.settings.fraction_bits)),
             fraction_bits=self.settings.fraction_bits,
@@ -147,7 +147,7 @@ class TensorRecipes:
     def of(self, name: str, statistic: float) -> Recipe:
         if len(self.shapes[name]) <= 1:
             bits = self.settings.vector_bits
-            return reaching_quantizer(statistic, bits, bits + (self.maximum_total_weight - 1).bit_length())
+            return reaching_quantizer(statistic, bits, bits + (self.most_uploads - 1).bit_length())
         match own := self._chosen.get(name):
             case ScaledCodebooks():
                 return replace(own, length=statistic)
@@ -159,10 +159,10 @@ class TensorRecipes:
     # --- Private --------------------------------------------------------------------------------------------------
 
     def _require_capacity(self) -> None:
-        steps = ((1 << (PLAIN_BITS - 1)) - 1) // self.maximum_total_weight
+        steps = ((1 << (PLAIN_BITS - 1)) - 1) // self.most_uploads
         if steps < LEAST_CLIP * (1 << self.settings.fraction_bits):
             raise InvalidParameters(
-                f"a cohort of total weight {self.maximum_total_weight} leaves fixed point of 32 bits with "
+                f"a cohort of total weight {self.most_uploads} leaves fixed point of 32 bits with "
                 f"{self.settings.fraction_bits} fraction bits a range below {LEAST_CLIP}; lower "
                 "compression.fraction_bits, or take a smaller cohort"
             )
@@ -177,20 +177,20 @@ class TensorRecipes:
                 f"codes of {self.settings.bits} bits do not fit a ring of {self.settings.modulus_bits}; raise "
                 "compression.modulus_bits"
             )
-        if not self.settings.wrap and 1 << margin < self.maximum_total_weight:
+        if not self.settings.wrap and 1 << margin < self.most_uploads:
             raise InvalidParameters(
                 f"the capacity of codes of {self.settings.bits} bits in a ring of {self.settings.modulus_bits} is a "
-                f"total weight of {1 << margin}, and a round may reach {self.maximum_total_weight}; raise "
+                f"total weight of {1 << margin}, and a round may reach {self.most_uploads}; raise "
                 "compression.modulus_bits, lower compression.bits, or allow sums to leave the ring with "
                 "compression.wrap = true"
             )
 
     def _require_room_for_rounding(self) -> None:
-        due = dithered_ring(self.settings.bits, self.maximum_total_weight, self.settings.fine_bits)
+        due = dithered_ring(self.settings.bits, self.most_uploads, self.settings.fine_bits)
         if self.settings.modulus_bits < due:
             raise InvalidParameters(
                 f"codes of {self.settings.bits} bits, rounded under the mask, need a ring of {due} bits for a total "
-                f"weight of {self.maximum_total_weight}; raise compression.modulus_bits to {due} or lower "
+                f"weight of {self.most_uploads}; raise compression.modulus_bits to {due} or lower "
                 "compression.bits"
             )
 
@@ -202,7 +202,7 @@ class TensorRecipes:
         if fine_bits:
             return Dithered(bits=bits, modulus_bits=ring, fine_bits=fine_bits)
         rounding = Rounding.STOCHASTIC if settings.stochastic else Rounding.NEAREST_EVEN
-        weight = self.maximum_total_weight if settings.wrap else None
+        weight = self.most_uploads if settings.wrap else None
         if is_told:
             return reaching_quantizer(statistic, bits, ring, rounding, weight)
         return Quantized(bits=bits, modulus_bits=ring, rounding=rounding, wrapping_weight=weight)
@@ -265,7 +265,7 @@ class Operators:
     shapes: Mapping[str, Shape]
     seed: bytes
     """32 public bytes of the run."""
-    maximum_total_weight: int
+    most_uploads: int
     weights: Weights = field(default_factory=Weights)
     current: ModelUpdate | None = field(default=None, init=False)
     warning: None = field(default=None, init=False)
@@ -275,7 +275,7 @@ class Operators:
     recipes: TensorRecipes = field(init=False)
 
     def __post_init__(self) -> None:
-        self.recipes = TensorRecipes(self.settings, self.shapes, self.maximum_total_weight)
+        self.recipes = TensorRecipes(self.settings, self.shapes, self.most_uploads)
 
     def epoch(self, round_number: int) -> int:
         """Return how often the codec was renewed until a round; rounds count from 0."""
@@ -295,7 +295,7 @@ class Operators:
         epoch = self.epoch(round_number)
         is_fresh = self.current is None or (self.current.epoch != epoch and self._is_informed)
         if is_fresh:
-            self.current = self.weights.with_counts(self._made(epoch, sample), self.maximum_total_weight)
+            self.current = self.weights.with_counts(self._made(epoch, sample), self.most_uploads)
         codec = self.codec
         wire, paper = self._broadcast(codec)
         return RoundCodec(
@@ -331,7 +331,7 @@ class Operators:
         )
         sample = {name: np.broadcast_to(np.float32(1), shape) for name, shape in shapes.items()}
         made = plan.parameters(calibration=Calibration(CalibrationSource.PUBLIC_BATCH, sample))
-        return self.weights.with_counts(made, self.maximum_total_weight)
+        return self.weights.with_counts(made, self.most_uploads)
 
     @property
     def _sent_shapes(self) -> dict[str, Shape]:
@@ -457,7 +457,7 @@ class WholeUpdates:
     shapes: Mapping[str, Shape]
     seed: bytes
     """32 public bytes of the run."""
-    maximum_total_weight: int
+    most_uploads: int
     cohort: int
     """Number of clients of a sum, from which the rate follows."""
     made_by: Factory | None = None
@@ -630,7 +630,7 @@ class WholeUpdates:
         if self.made_by is not None:
             given: dict[str, Any] = {
                 "values": self.values,
-                "cohort": self.maximum_total_weight,
+                "cohort": self.most_uploads,
                 "seed": self.seed,
                 "epoch": round_number,
             }
@@ -659,7 +659,7 @@ class WholeUpdates:
             return PeakCode(rotation=rotation, places=places)
         bits = settings.bits
         kept = settings.kept or kept_for(self.values, self.cohort, settings.cohort_bits, bits)
-        ring = sketch_ring(bits, self.maximum_total_weight)
+        ring = sketch_ring(bits, self.most_uploads)
         return Sketch(rotation=rotation, kept=kept, bits=bits, modulus_bits=ring)
 
     def noise_warning(self, parameters: Arrays, rate: float = 1.0) -> str | None:
@@ -707,7 +707,7 @@ class WholeUpdates:
         return self._plain(count)
 
     def _plain(self, count: int) -> FixedPoint:
-        steps = ((1 << (PLAIN_BITS - 1)) - 1) // self.maximum_total_weight
+        steps = ((1 << (PLAIN_BITS - 1)) - 1) // self.most_uploads
         return FixedPoint(
             length=count,
             clip=math.ldexp(steps, -_FRACTION_BITS),

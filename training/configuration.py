@@ -463,7 +463,7 @@ class Configuration:
         return self.server.maximum_weight if self.server.weighting is Weighting.AFTER else 1
 
     @property
-    def maximum_total_weight(self) -> int:
+    def most_uploads(self) -> int:
         """The largest weight that a round's sum can have."""
         return self.clients_per_round * self.maximum_weight
 

@@ -608,13 +608,13 @@ def _operators(configuration: Configuration, parameters: Parameters, largest: in
     settings = configuration.compression
     shapes = {name: tuple(value.shape) for name, value in parameters.items()}
     seed = seed_bytes(seed_of(configuration.seed, Stream.OPERATORS))
-    weight = configuration.maximum_total_weight
+    weight = configuration.most_uploads
     if settings.scheme in WHOLE_UPDATES:
         return WholeUpdates(
             settings=settings,
             shapes=shapes,
             seed=seed,
-            maximum_total_weight=weight,
+            most_uploads=weight,
             cohort=configuration.clients_per_round,
             made_by=None if settings.scheme is not Scheme.ROTATED else _rounded(configuration),
         )
@@ -622,7 +622,7 @@ def _operators(configuration: Configuration, parameters: Parameters, largest: in
         settings=settings,
         shapes=shapes,
         seed=seed,
-        maximum_total_weight=weight,
+        most_uploads=weight,
         weights=Weights.of(configuration, largest),
     )
 

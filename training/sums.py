@@ -122,13 +122,13 @@ ProtocolSum = Callable[[SumRound, Iterable[Upload], Received], SumOutcome]
 class IdealSum:
     """The result of every protocol, computed without one."""
 
-    maximum_total_weight: int
+    most_uploads: int
     minimum_cohort: int = LEAST_COHORT
 
     def run(self, due: SumRound, uploads: Iterable[Upload]) -> SumOutcome:
         """Add up in the clear; an upload has the bytes of its payload's encoding, or what rounding leaves of them."""
         coins = InsecureSeededCoins(due.codec.layout.digest + due.number.to_bytes(8, "big"))
-        clear = ClearSum(due.codec, self.maximum_total_weight, self.minimum_cohort, coins)
+        clear = ClearSum(due.codec, self.most_uploads, self.minimum_cohort, coins)
         figures = StageFigures("clear sum")
         for _, payload in uploads:
             started = perf_counter()
@@ -172,7 +172,7 @@ class CheckedSum:
         """
         if due.number % self.every:
             return self.ideal.run(due, uploads)
-        clear = ClearSum(due.codec, self.ideal.maximum_total_weight)
+        clear = ClearSum(due.codec, self.ideal.most_uploads)
         outcome = self.real(due, uploads, clear.add)
         if outcome.deviations:
             require_near(outcome.aggregate, clear.finish(), outcome.deviations)
@@ -220,7 +220,7 @@ class ClearSum:
     """Adds payloads up; it protects nobody."""
 
     def __init__(
-        self, codec: ModelUpdate, maximum_total_weight: int, minimum_cohort: int = 1, rounding: Coins | None = None
+        self, codec: ModelUpdate, most_uploads: int, minimum_cohort: int = 1, rounding: Coins | None = None
     ) -> None:
         """Begin an empty sum of a codec's payloads.
 
@@ -230,7 +230,7 @@ class ClearSum:
         self._layout, self._rounding = codec.layout, rounding
         has_indices = any(isinstance(segment, IndexSegment) for segment in self._layout.segments)
         tables: Tables = codec.tables if has_indices else ()
-        self._released = summed_layout(self._layout, tables, maximum_total_weight) if has_indices else self._layout
+        self._released = summed_layout(self._layout, tables, most_uploads) if has_indices else self._layout
         remaining = iter(tables)
         self._tables: list[tuple[CodewordTable, ...]] = [
             next(remaining) if isinstance(segment, IndexSegment) else () for segment in self._layout.segments
@@ -278,7 +278,7 @@ class ClearSum:
                     values.append(segment.unbiased(total, 0 if self._rounding is None else self._contributors))
                 else:
                     values.append(ring.from_integers(total.reshape(-1)))
-        return Aggregate(self._released, tuple(values), self._contributors, self._contributors)
+        return Aggregate(self._released, tuple(values), self._contributors)
 
 
 class OverflowMeter:
@@ -526,7 +526,6 @@ class RealSum:
                 minimum_cohort=settings.minimum_cohort,
                 capacity=self._cohorts.size,
                 corrupted=settings.corrupted,
-                maximum_weight=1,
             )
         if noise is None:
             raise InvalidParameters(
@@ -696,7 +695,7 @@ def secure_sum(configuration: Configuration) -> SecureSum:
     """Return what adds up as a configuration says."""
     settings, cohorts = configuration.secagg, Cohorts.of(configuration)
     require_private(configuration)
-    ideal = IdealSum(configuration.maximum_total_weight, cohorts.minimum)
+    ideal = IdealSum(configuration.most_uploads, cohorts.minimum)
     if settings.mode is SumMode.IDEAL:
         if not configuration.privacy.is_on:
             return ideal

@@ -77,5 +77,5 @@ class Weights:
     def mean(self, update: ModelUpdate, aggregate: Aggregate) -> Arrays:
         if self.weighting is Weighting.AFTER:
             total = update.counted(aggregate).examples or 1
-            aggregate = Aggregate(aggregate.layout, aggregate.values, total, total)
+            aggregate = Aggregate(aggregate.layout, aggregate.values, total)
         return update.mean(aggregate)

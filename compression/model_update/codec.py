@@ -362,7 +362,7 @@ class ModelUpdate:
 
     def decode_summed(self, aggregate: Aggregate) -> dict[str, Tensor]:
         """Return what ``decode`` returns, from sums of codewords in place of histograms."""
-        require_summed(aggregate.layout, self.layout, self.tables, aggregate.total_weight)
+        require_summed(aggregate.layout, self.layout, self.tables, aggregate.contributors)
         total = dict[str, Tensor]()
         for tensor, part in zip(self.tensors, self._summed_parts(aggregate), strict=True):
             with named(tensor.name):
@@ -403,12 +403,12 @@ class ModelUpdate:
             raise Misuse(f"{listed([name])} is none of the model's tensors")
         position = self.names.index(name)
         if self._is_summed(aggregate):
-            require_summed(aggregate.layout, self.layout, self.tables, aggregate.total_weight)
+            require_summed(aggregate.layout, self.layout, self.tables, aggregate.contributors)
             return self._summed_parts(aggregate)[position]
         self.require_layout(aggregate.layout)
         values = tuple(aggregate.values[segment][part] for segment, part in self._parts[position])
         layout = self.tensors[position].scheme.layout
-        return Aggregate(layout, values, aggregate.contributors, aggregate.total_weight)
+        return Aggregate(layout, values, aggregate.contributors)
 
     def require_layout(self, layout: Layout) -> None:
         """Refuse a layout that is not this one: that of a session, a payload or an aggregate."""
@@ -464,10 +464,9 @@ def _summed_part(
     scheme: LinearDecoder[Any], tables: Tables, aggregate: Aggregate, parts: tuple[Part, ...]
 ) -> Aggregate:
     values = tuple(aggregate.values[at][part] for at, part in parts)
-    counts = (aggregate.contributors, aggregate.total_weight)
     if not tables:
-        return Aggregate(scheme.layout, values, *counts)
+        return Aggregate(scheme.layout, values, aggregate.contributors)
     rings = aggregate.layout.require_rings()
     segments = tuple(replace(rings[at], length=value.size) for (at, _), value in zip(parts, values, strict=True))
-    version = summed_layout(scheme.layout, tables, aggregate.total_weight).version
-    return Aggregate(Layout(segments, version), values, *counts)
+    version = summed_layout(scheme.layout, tables, aggregate.contributors).version
+    return Aggregate(Layout(segments, version), values, aggregate.contributors)

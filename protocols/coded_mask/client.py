@@ -86,12 +86,9 @@ class Client(Confined):
         """Return the answer to a message; that to the offer, which floors and subject have to admit, is a key."""
         if self._is_over:
             raise Misuse("the client has left this session", reason=Reason.ALREADY_SPENT)
-        with blaming(*from_server()):
-            return self._answer(message)
-
-    def _answer(self, message: bytes) -> bytes:
         if self._held is None:
-            configuration = Configuration.decode(message)
+            with blaming(*from_server()):
+                configuration = Configuration.decode(message)
             self._member.floors.admit(configuration)
             configuration.require_subject(self._subject)
             self._held = Held(configuration, self._member.coins)
@@ -100,7 +97,8 @@ class Client(Confined):
             raise UnexpectedMessage(expected=State.DONE, received=message_kind(message).name)
         steps = {State.ROSTER: self._deal, State.DELIVERY: self._upload, State.SURVIVORS: self._add}
         try:
-            return steps[self._held.state](self._held, message)
+            with blaming(*from_server()):
+                return steps[self._held.state](self._held, message)
         except UnexpectedMessage:
             raise
         except BaseException:
@@ -157,11 +155,9 @@ class Client(Confined):
             if sender not in held.clients:
                 raise _wrong(f"{sender} is not on the roster", Reason.ROSTER_INVALID)
             info = sealing_info(held.roster, sender, self.client)
-            # Sealed by its sender or by anybody who knows this client's key, also where it opens and is no vector.
-            with (
-                blaming(*unverified(sender)),
-                held.pair.open("piece of a mask", sealed, ELEMENT_BYTES * length, info) as opened,
-            ):
+            with held.pair.open(
+                "piece of a mask", sealed, ELEMENT_BYTES * length, info, culprits=unverified(sender)
+            ) as opened:
                 held.pieces[sender] = decode_vector(opened.expose(), length)
         if self.client not in held.pieces or len(held.pieces) < configuration.target:
             raise _wrong("a delivery has this client's own piece, and as many as must stay", Reason.ROSTER_INVALID)
@@ -173,7 +169,7 @@ class Client(Confined):
             )
         # Nothing is refused after that.
         charge = partial(self._member.charge, configuration)
-        elements = elements_of(configuration, self._update.take(configuration.layout, (1,), charge=charge).payload)
+        elements = elements_of(configuration, self._update.take(configuration.layout, charge=charge).payload)
         masked = (elements + held.mask) % FIELD
         elements[:] = held.mask[:] = 0
         held.state = State.SURVIVORS

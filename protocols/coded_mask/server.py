@@ -157,7 +157,7 @@ class Server(StagedServerSession[Content]):
                 total += part << np.uint64(configuration.limb_bits * limb)
                 start += segment.length
             vectors.append((total & np.uint64(low_bits(segment.modulus_bits))).astype(segment.ring.word))
-        return Aggregate(configuration.layout, tuple(vectors), count, count)
+        return Aggregate(configuration.layout, tuple(vectors), count)
 
     def _wipe(self) -> None:
         self.state = State.DONE

@@ -174,7 +174,7 @@ class Client(OneStageClientSession):
         self.admit(enclave, member.clock())
         # The last check of the evidence's validity is before the charge: training may outlast it, and a refusal after
         # that would tell the host how long training took.
-        made = update.take(configuration.layout, (1,), charge=lambda: self.charge(configuration, named.version, model))
+        made = update.take(configuration.layout, charge=lambda: self.charge(configuration, named.version, model))
         upload = self.sealed(made.payload, enclave=enclave, model=named)
         return upload.shortened() if invited.is_short else upload.encode()
 

@@ -268,7 +268,7 @@ class Server(StagedServerSession[ReadUpload]):
                     values[position - 1].reshape(segment.blocks, -1)[values[position] == 0] = 0  # Still masked.
             self._sums = None
             return (
-                Aggregate(configuration.released, tuple(values), released.contributors, released.contributors),
+                Aggregate(configuration.released, tuple(values), released.contributors),
                 release.receipt,
             )
 

@@ -236,7 +236,6 @@ class Client(OneStageClientSession):
 
         made = update.take(
             configuration.layout,
-            (1,),
             [values.bounds for values in agreement.parameters.segments],
             charge=charge,
         )

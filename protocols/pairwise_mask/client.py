@@ -387,7 +387,7 @@ class Client(Confined):
             if member.privacy is not None:
                 member.privacy.charge(noise)
 
-        payload = self._update.take(configuration.layout, (1,), charge=charge).payload
+        payload = self._update.take(configuration.layout, charge=charge).payload
         return payload if noise is None else noise.add_to(payload, member.coins)
 
     def _noise_of(self, configuration: SessionConfiguration) -> ClientNoise | None:

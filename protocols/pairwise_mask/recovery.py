@@ -455,7 +455,7 @@ def release_sum(settled: Settled, total: MaskedVector) -> Aggregate:
             reason=Reason.INPUT_OUT_OF_RANGE,
             culprits=NOBODY,
         )
-    return Aggregate(settled.configuration.layout, total.inputs(contributors), contributors, contributors)
+    return Aggregate(settled.configuration.layout, total.inputs(contributors), contributors)
 
 
 def remove_masks(

@@ -71,7 +71,7 @@ class Client(OneStageClientSession):
             for offer in self._verified(configuration, round_number, invited.shown.offers)
         ]
         charge = partial(member.spend, configuration.task, round_number, model)
-        made = update.take(self._subject.layout, (1,), charge=charge)
+        made = update.take(self._subject.layout, charge=charge)
         # Nothing is refused after that.
         payload = Payload(layout, clipped(made.payload, configuration.noise).values)
         indices = SharedIndices(configuration, round_number, self.client, payload, member.coins, threads=member.threads)

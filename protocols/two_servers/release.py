@@ -187,7 +187,7 @@ def sums_of_counts(noised: Aggregate, layout: Layout, tables: Tables) -> Aggrega
             total = one[first : first + table.blocks] @ table.entries
             values.append(next(released).ring.from_integers(total.reshape(-1)))
             first += table.blocks
-    return Aggregate(summed, tuple(values), noised.contributors, noised.contributors)
+    return Aggregate(summed, tuple(values), noised.contributors)
 
 
 NOISE_SEED_BYTES: Final = 16
@@ -315,4 +315,4 @@ class Release(Confined):
                 sums.append(reduce_into(add_into(value, other), segment.modulus_bits))
         count = self._own_list().contributors
         layout = configuration.layout if configuration.noise is None else counts_layout(configuration.layout)
-        return Aggregate(layout, tuple(sums), count, count)
+        return Aggregate(layout, tuple(sums), count)

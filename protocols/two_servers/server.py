@@ -31,7 +31,6 @@ from secagg.crypto.key_derivation import expand
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import (
-    NOBODY,
     UNDECIDED,
     Fault,
     InvalidParameters,
@@ -530,7 +529,7 @@ class Server(StagedServerSession[tuple[Upload, bytes]]):
         if self.configuration.noise is not None and subject.tables:
             aggregate = sums_of_counts(sums, subject.layout, subject.tables)
         else:
-            aggregate = Aggregate(subject.layout, sums.values, sums.contributors, sums.contributors)
+            aggregate = Aggregate(subject.layout, sums.values, sums.contributors)
         return Released(
             aggregate=aggregate,
             counted=counted,
@@ -545,15 +544,9 @@ class Server(StagedServerSession[tuple[Upload, bytes]]):
     def _tell(self, message: bytes) -> bytes:
         """Return server 1's answer; if the connection is lost, ask again: it repeats itself, or has no round."""
         try:
-            try:
-                return self._ask(message)
-            except ConnectionError:
-                return self._ask(message)
-        except PeerError as error:
-            # Nothing signs a refusal, so whoever it names was named by server 1 or on the way.
-            if error.culprits is not NOBODY:
-                error.culprits = between_servers()
-            raise
+            return self._ask(message)
+        except ConnectionError:
+            return self._ask(message)
 
     def _wipe(self) -> None:
         self._zero.wipe()

@@ -167,12 +167,12 @@ def encode_with(decoder: Decoder, update: Update, coins: Coins) -> Payload:
         raise ContractViolation(f"encode refuses an update that the candidate calls valid: {error!r}") from error
 
 
-def aggregate(decoder: Decoder, payloads: Sequence[Payload], weights: Sequence[int] | None = None) -> Aggregate:
-    """Add up payloads as a protocol does."""
+def aggregate(decoder: Decoder, payloads: Sequence[Payload], times: Sequence[int] | None = None) -> Aggregate:
+    """Add up payloads as a protocol does, each from so many clients."""
     layout = decoder.layout
     if any(payload.layout != layout for payload in payloads):
         raise ContractViolation("encode gives a payload of another layout than the scheme declares")
-    return ideal_aggregate(layout, payloads, weights)
+    return ideal_aggregate(layout, payloads, times)
 
 
 def decode(decoder: Decoder, total: Aggregate) -> Update:
@@ -181,7 +181,7 @@ def decode(decoder: Decoder, total: Aggregate) -> Update:
         return decoder.decode(total)
     except Exception as error:
         raise ContractViolation(
-            f"decode refuses an aggregate of weight {total.total_weight}, capacity {decoder.capacity}: {error!r}"
+            f"decode refuses an aggregate of {total.contributors} contributors, capacity {decoder.capacity}: {error!r}"
         ) from error
 
 
@@ -250,8 +250,8 @@ def require_same_form(left: Update, right: Update, what: str) -> None:
         raise ContractViolation(f"{what} differ in form: {shapes} and {others}")
 
 
-def require_weighted_sum(total: Update, parts: Sequence[Update], weights: Sequence[int], ulps: float) -> None:
-    """Demand that ``total`` is the sum of the parts, each as often as its weight says.
+def require_sum(total: Update, parts: Sequence[Update], times: Sequence[int], ulps: float) -> None:
+    """Demand that ``total`` is the sum of the parts, each so many times.
 
     Integers are compared exactly. Floats may be off by ``ulps`` units in the last place of the largest magnitude that
     each part has, because every decoded float was rounded once.
@@ -261,8 +261,8 @@ def require_weighted_sum(total: Update, parts: Sequence[Update], weights: Sequen
     for place, leaf in leaves(total).items():
         summands = [leaves(part)[place] for part in parts]
         wide = np.dtype(object) if leaf.dtype.kind in "iu" else np.promote_types(leaf.dtype, np.float64)
-        expected = sum(summand.astype(wide) * weight for summand, weight in zip(summands, weights, strict=True))
-        magnitudes = [_largest(summand) * weight for summand, weight in zip(summands, weights, strict=True)]
+        expected = sum(summand.astype(wide) * count for summand, count in zip(summands, times, strict=True))
+        magnitudes = [_largest(summand) * count for summand, count in zip(summands, times, strict=True)]
         allowed = _rounding(leaf, sum(magnitudes), ulps)
         _require_close(leaf.astype(wide), expected, allowed, f"the decoded sum, at {place},", "the sum of the decoded")
 

@@ -71,23 +71,23 @@ LAWS: Final = (
         sums.linearity,
     ),
     Law(
-        "weights",
-        "an update of weight w counts as the same update from w clients",
-        "use total_weight, and never contributors, wherever decode must know how often updates were added: for zero "
-        "points and for the capacity",
-        sums.weights,
+        "alike",
+        "decoding the sum of many clients that are alike gives as many times what one of them decodes to",
+        "use the number of contributors wherever decode must know how often updates were added: for zero points and "
+        "for the capacity",
+        sums.alike,
     ),
     Law(
         "capacity",
         "a sum of exactly the capacity decodes, with every client at an extreme; one more is refused",
         "clamp codes to a range, compute the capacity from its ends with secagg.crypto.ring.capacity_between, and call "
-        "secagg.crypto.ring.require_capacity on total_weight in decode",
+        "secagg.crypto.ring.require_capacity on contributors in decode",
         sums.capacity,
     ),
     Law(
         "round_trip",
         "one client's update comes back within the declared error of what is expected",
-        "check the scale, the zero point (subtracted once for each unit of weight) and the order of coordinates, or "
+        "check the scale, the zero point (subtracted once for each contributor) and the order of coordinates, or "
         "declare the error and the expected update as they are",
         sums.round_trip,
     ),

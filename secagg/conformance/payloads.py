@@ -141,7 +141,7 @@ def version(trial: Trial) -> None:
         decoder = candidate.make()
         total = aggregate(decoder, [encode(decoder, trial.update(data), draw_seed(data))])
         stale = Layout(total.layout.segments, bytes(byte ^ 255 for byte in total.layout.version))
-        what, foreign = "an aggregate of the same segments and another version", Aggregate(stale, total.values, 1, 1)
+        what, foreign = "an aggregate of the same segments and another version", Aggregate(stale, total.values, 1)
         require_refused(what, decoder.decode, foreign, by=(Misuse,), done="decoded")
 
     trial.search(holds, "version")

@@ -487,10 +487,6 @@ def _varied(payload: Payload, model: bytes, number: int) -> Update:
     return Update(Payload(payload.layout, tuple(np.roll(each, number) for each in payload.values)), model)
 
 
-def _weighing(weight: int, payload: Payload, model: bytes, number: int) -> Update:
-    return replace(_varied(payload, model, number), weight=weight)
-
-
 HOSTILE: Final[Mapping[str, Spoil]] = {
     "none": _varied,
     "values that repeat": lambda payload, model, _: Update(payload, model),
@@ -500,7 +496,6 @@ HOSTILE: Final[Mapping[str, Spoil]] = {
     "a training that returns nothing": lambda payload, model, number: None,  # noqa: ARG005
     "values of another layout": _of_another_layout,
     "values from another model": lambda payload, _, number: _varied(payload, bytes([9]) * 32, number),
-    **{f"a weight of {weight}": partial(_weighing, weight) for weight in (0, -1, 2, 1 << 40)},
 }
 """Updates of a hostile or faulty client, by name; each returns the result of training for one round."""
 

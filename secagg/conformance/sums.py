@@ -1,4 +1,4 @@
-"""The laws of sums: linearity, weights, capacity and the error of a round trip."""
+"""The laws of sums: linearity, many alike, capacity and the error of a round trip."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from secagg.conformance.candidate import (
     leaves,
     require_identical,
     require_refused,
-    require_weighted_sum,
+    require_sum,
     require_within,
     searched,
 )
 from secagg.contract import (
-    MAXIMUM_WEIGHT,
+    MAXIMUM_CONTRIBUTORS,
     Aggregate,
     IndexedDecoder,
     IndexSegment,
@@ -48,7 +48,7 @@ from secagg.errors import CapacityExceeded, ContractViolation, InvalidParameters
 # --- Sums of payloads -------------------------------------------------------------------------------------------------
 
 MOST_CLIENTS: Final = 5
-MOST_WEIGHT: Final = 40
+MOST_ALIKE: Final = 40
 
 
 @searched
@@ -59,23 +59,20 @@ def linearity(trial: Trial, data: st.DataObject) -> None:
     payloads = [encode(decoder, update, draw_seed(data)) for update in trial.clients(data, most)]
     together = decode(decoder, aggregate(decoder, payloads))
     alone = [decode_alone(decoder, payload) for payload in payloads]
-    require_weighted_sum(together, alone, [1] * len(alone), trial.candidate.ulps)
+    require_sum(together, alone, [1] * len(alone), trial.candidate.ulps)
 
 
 @searched
-def weights(trial: Trial, data: st.DataObject) -> None:
-    """Compare a weighted sum with the sum of as many clients, and with the weighted sum of the decoded."""
+def alike(trial: Trial, data: st.DataObject) -> None:
+    """Compare the sum of many clients of few updates with as many times what these decode to."""
     decoder = trial.candidate.make()
     updates = trial.clients(data, most=3)
-    most = min(decoder.capacity // len(updates), MOST_WEIGHT)
-    counts = [data.draw(st.integers(1, most), label="weight") for _ in updates]
+    most = min(decoder.capacity // len(updates), MOST_ALIKE)
+    counts = [data.draw(st.integers(1, most), label="clients") for _ in updates]
     payloads = [encode(decoder, update, draw_seed(data)) for update in updates]
-    weighted = decode(decoder, aggregate(decoder, payloads, counts))
-    clients = [payload for payload, count in zip(payloads, counts, strict=True) for _ in range(count)]
-    repeated = decode(decoder, aggregate(decoder, clients))
-    require_identical(weighted, repeated, "the decoded sum of weighted clients and of as many alike")
+    together = decode(decoder, aggregate(decoder, payloads, counts))
     alone = [decode_alone(decoder, payload) for payload in payloads]
-    require_weighted_sum(weighted, alone, counts, trial.candidate.ulps)
+    require_sum(together, alone, counts, trial.candidate.ulps)
 
 
 def capacity(trial: Trial) -> None:
@@ -107,11 +104,11 @@ def round_trip(trial: Trial, data: st.DataObject) -> None:
 
 
 def _fill(candidate: Candidate, decoder: Decoder, payload: Payload) -> None:
-    full = min(decoder.capacity, MAXIMUM_WEIGHT)
+    full = min(decoder.capacity, MAXIMUM_CONTRIBUTORS)
     filled = decode(decoder, aggregate(decoder, [payload], [full]))
-    require_weighted_sum(filled, [decode_alone(decoder, payload)], [full], candidate.ulps)
-    # No aggregate weighs more than the maximum; the contract itself refuses the next one.
-    if full < MAXIMUM_WEIGHT:
+    require_sum(filled, [decode_alone(decoder, payload)], [full], candidate.ulps)
+    # No aggregate has more contributors than the maximum; the contract itself refuses the next one.
+    if full < MAXIMUM_CONTRIBUTORS:
         over = aggregate(decoder, [payload], [full + 1])
         what = f"one more than the capacity of {decoder.capacity}"
         require_refused(what, decoder.decode, over, by=(CapacityExceeded,), done="decoded")
@@ -124,7 +121,7 @@ def _require_telling_extremes(candidate: Candidate, decoder: Decoder) -> None:
     if not candidate.extremes:
         raise InvalidParameters(f"{candidate} has rings: name updates that reach both ends of its codes in `extremes`")
     payloads = [encode(decoder, update) for update in candidate.extremes]
-    if candidate.tight_capacity and decoder.capacity < MAXIMUM_WEIGHT and not _leaves_a_ring(decoder, payloads):
+    if candidate.tight_capacity and decoder.capacity < MAXIMUM_CONTRIBUTORS and not _leaves_a_ring(decoder, payloads):
         raise ContractViolation(
             f"one more than the capacity of {decoder.capacity} leaves no ring, with all at any of the extremes: the "
             "capacity is too low, or the extremes do not reach the ends of the codes (or declare tight_capacity=False)"
@@ -153,16 +150,16 @@ _GREATEST_SUM: Final = Ring(MAXIMUM_MODULUS_BITS).greatest
 _SEEDS: Final = st.binary(min_size=1, max_size=4)
 
 
-def summed_aggregate(total: Aggregate, tables: Tables, maximum_total_weight: int) -> Aggregate:
+def summed_aggregate(total: Aggregate, tables: Tables, most_uploads: int) -> Aggregate:
     """Return sums of codewords instead of the histograms of an aggregate: the reference for protocols in tests."""
-    layout = summed_layout(total.layout, tables, maximum_total_weight)
+    layout = summed_layout(total.layout, tables, most_uploads)
     vectors = _summed_values(total, tables)
     # A plain segment is of its ring already, and a sum of codewords is an integer that fits its own.
     values = tuple(
         vector if vector.dtype.kind == "u" else segment.ring.from_integers(vector)
         for segment, vector in zip(layout.require_rings(), vectors, strict=True)
     )
-    return Aggregate(layout, values, total.contributors, total.total_weight)
+    return Aggregate(layout, values, total.contributors)
 
 
 def decoded_sums(trial: Trial) -> None:
@@ -179,7 +176,9 @@ def decoded_sums(trial: Trial) -> None:
         decoder = cast("IndexedDecoder[Any]", candidate.make())
         tables = _tables(decoder)
         # Sums of large entries have no ring long before histograms have no counter.
-        held = min([MAXIMUM_WEIGHT, *(_GREATEST_SUM // max(1, table.largest) for some in tables for table in some)])
+        held = min(
+            [MAXIMUM_CONTRIBUTORS, *(_GREATEST_SUM // max(1, table.largest) for some in tables for table in some)]
+        )
         capacity = min(decoder.capacity, held)
         updates = trial.clients(data, min(capacity, MOST_CLIENTS))
         payloads = [
@@ -187,9 +186,9 @@ def decoded_sums(trial: Trial) -> None:
             for update in updates
         ]
         most = st.integers(1, capacity // len(payloads))
-        weights = [data.draw(most, label="weight") for _ in payloads]
-        largest = data.draw(st.integers(sum(weights), capacity), label="maximum_total_weight")
-        total = aggregate(decoder, payloads, weights)
+        times = [data.draw(most, label="clients") for _ in payloads]
+        largest = data.draw(st.integers(sum(times), capacity), label="most_uploads")
+        total = aggregate(decoder, payloads, times)
         summed = summed_aggregate(total, tables, largest)
         received = summed.encode()
         together = _decode_summed(decoder, summed)
@@ -198,10 +197,10 @@ def decoded_sums(trial: Trial) -> None:
             raise ContractViolation("decode_summed changes the aggregate")
         each = [aggregate(decoder, [payload]) for payload in payloads]
         alone = [_decode_summed(decoder, summed_aggregate(one, tables, 1)) for one in each]
-        require_weighted_sum(together, alone, weights, candidate.ulps)
+        require_sum(together, alone, times, candidate.ulps)
         full = aggregate(decoder, payloads[:1], [capacity])
         filled = _decode_summed(decoder, summed_aggregate(full, tables, capacity))
-        require_weighted_sum(filled, alone[:1], [capacity], candidate.ulps)
+        require_sum(filled, alone[:1], [capacity], candidate.ulps)
         for name, spoiled, error in _spoiled(total, tables, largest):
             require_refused(name, decoder.decode_summed, spoiled, by=(error,), done="decoded by decode_summed")
         if capacity < held:
@@ -245,7 +244,8 @@ def _decode_summed(decoder: IndexedDecoder[Any], summed: Aggregate) -> Update:
         return decoder.decode_summed(summed)
     except Exception as error:
         raise ContractViolation(
-            f"decode_summed refuses a total weight of {summed.total_weight}, capacity {decoder.capacity}: {error!r}"
+            f"decode_summed refuses an aggregate of {summed.contributors} contributors, capacity {decoder.capacity}: "
+            f"{error!r}"
         ) from error
 
 
@@ -358,11 +358,11 @@ def masked_rounding(trial: Trial) -> None:
         return
 
     def require_room(decoder: Decoder, payload: Payload) -> None:
-        full = min(decoder.capacity, MAXIMUM_WEIGHT)
+        full = min(decoder.capacity, MAXIMUM_CONTRIBUTORS)
         for sign in (1, -1):
             moved = _moved(payload, sign)
             filled = decode(decoder, aggregate(decoder, [moved], [full]))
-            require_weighted_sum(filled, [decode_alone(decoder, moved)], [full], candidate.ulps)
+            require_sum(filled, [decode_alone(decoder, moved)], [full], candidate.ulps)
 
     for update in candidate.extremes:
         payload = encode(candidate.make(), update)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .decoder import ideal_aggregate as ideal_aggregate
     from .decoder import public_parameters_digest as public_parameters_digest
     from .layout import DIGEST_BYTES as DIGEST_BYTES
-    from .layout import MAXIMUM_WEIGHT as MAXIMUM_WEIGHT
+    from .layout import MAXIMUM_CONTRIBUTORS as MAXIMUM_CONTRIBUTORS
     from .layout import IndexSegment as IndexSegment
     from .layout import Layout as Layout
     from .layout import Payload as Payload
@@ -29,6 +29,6 @@ else:
                 "Aggregate Histogram IndexedDecoder LinearDecoder encode_update ideal_aggregate "
                 "public_parameters_digest"
             ),
-            "layout": "DIGEST_BYTES IndexSegment Layout MAXIMUM_WEIGHT Payload RingSegment Segment",
+            "layout": "DIGEST_BYTES IndexSegment Layout MAXIMUM_CONTRIBUTORS Payload RingSegment Segment",
         },
     )

@@ -123,25 +123,25 @@ def tables_digest(tables: Tables) -> bytes:
     return hashlib.sha256(bind(Label.CODEWORD_TABLES, *parts)).digest()
 
 
-def summed_layout(layout: Layout, tables: Tables, maximum_total_weight: int) -> Layout:
-    """Return the layout of released sums: for each table a ring, just wide enough for the heaviest sum.
+def summed_layout(layout: Layout, tables: Tables, most_uploads: int) -> Layout:
+    """Return the layout of released sums: for each table a ring, just wide enough for the largest sum.
 
-    Ring segments stay as they are. The version covers the layout and the tables; the weight shows in the rings alone,
-    so that a decoder which was not told the weight can still check where an aggregate comes from.
+    Ring segments stay as they are. The version covers the layout and the tables; the number of uploads shows in the
+    rings alone, so that a decoder which was not told it can still check where an aggregate comes from.
     """
     require_tables(layout, tables)
-    require_capacity(maximum_total_weight, _GREATEST_SUM)
+    require_capacity(most_uploads, _GREATEST_SUM)
     segments = tuple(
-        _summed(piece, maximum_total_weight) if isinstance(piece, CodewordTable) else piece
+        _summed(piece, most_uploads) if isinstance(piece, CodewordTable) else piece
         for piece in summed_pieces(layout, tables)
     )
     digests = [table.digest for some in tables for table in some]
     return Layout(segments, hashlib.sha256(bind(Label.SUMMED_LAYOUT, layout.digest, *digests)).digest())
 
 
-def require_summed(summed: Layout, layout: Layout, tables: Tables, total_weight: int) -> None:
-    """Require the summed layout of these tables, for this total weight at least."""
-    due = summed_layout(layout, tables, total_weight)
+def require_summed(summed: Layout, layout: Layout, tables: Tables, uploads: int) -> None:
+    """Require the summed layout of these tables, for so many uploads at least."""
+    due = summed_layout(layout, tables, uploads)
     pieces = summed_pieces(layout, tables)
     if summed.version != due.version or len(summed.segments) != len(pieces):
         raise Misuse(
@@ -155,8 +155,8 @@ def require_summed(summed: Layout, layout: Layout, tables: Tables, total_weight:
             raise Misuse("a segment has another form than its sums", reason=Reason.LAYOUT_MISMATCH)
         if segment.ring.modulus_bits < least.modulus_bits:
             raise CapacityExceeded(
-                f"a total weight of {total_weight} needs {least.modulus_bits} bits, and a segment has "
-                f"{segment.ring.modulus_bits}; make the summed layout for the largest total weight"
+                f"a sum of {uploads} uploads needs {least.modulus_bits} bits, and a segment has "
+                f"{segment.ring.modulus_bits}; make the summed layout for the largest number of uploads"
             )
 
 
@@ -176,7 +176,7 @@ def sum_of_codewords(histogram: npt.NDArray[np.uint64], table: CodewordTable) ->
         raise CapacityExceeded("a count is larger than that of any histogram")
     bound = int(histogram.sum(axis=1).max(initial=0)) * table.largest
     if bound > _GREATEST_SUM:
-        raise CapacityExceeded("a sum of codewords could leave 64 bits; use fewer clients or smaller weights")
+        raise CapacityExceeded("a sum of codewords could leave 64 bits; use fewer clients")
     sums = np.empty((len(histogram), table.width), dtype=np.int64)
     step = max(1, _COUNTS_AT_A_TIME // table.codewords)
     # Up to 2^53 floats are integers, however a product is added up, and products of floats are many times faster.

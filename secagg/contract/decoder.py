@@ -22,7 +22,16 @@ from secagg.crypto.ring import Ring, RingVector, low_bits
 from secagg.errors import CapacityExceeded, ContractViolation, InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.wire import MessageKind, Reader, Writer
 
-from .layout import DIGEST_BYTES, MAXIMUM_WEIGHT, IndexSegment, Layout, Payload, RingSegment, Segment, require_digest
+from .layout import (
+    DIGEST_BYTES,
+    MAXIMUM_CONTRIBUTORS,
+    IndexSegment,
+    Layout,
+    Payload,
+    RingSegment,
+    Segment,
+    require_digest,
+)
 
 if TYPE_CHECKING:
     from .codewords import Tables
@@ -33,41 +42,36 @@ Update = TypeVar("Update")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Aggregate:
-    """The group's sum for a layout: ring sums and histograms, over how many clients and which total weight."""
+    """The group's sum for a layout: ring sums and histograms, over how many clients."""
 
     layout: Layout
     values: tuple[RingVector | Histogram, ...] = field(repr=False)
     contributors: int
-    total_weight: int
 
     def __post_init__(self) -> None:
         self.check()
 
     def check(self) -> None:
-        """Check the shapes, and that every histogram counts every contributor's weight once."""
+        """Check the shapes, and that every histogram counts every contributor once."""
         if len(self.values) != len(self.layout.segments):
             raise Misuse(f"a layout of {len(self.layout.segments)} segments was given {len(self.values)} sums")
-        if type(self.contributors) is not int or type(self.total_weight) is not int:
-            raise Misuse("contributors and total_weight are integers")
-        if not 1 <= self.contributors <= self.total_weight <= MAXIMUM_WEIGHT:
-            raise InvalidParameters(
-                f"{self.contributors} contributors of total weight {self.total_weight}: each weighs at least 1, and "
-                f"the total is at most {MAXIMUM_WEIGHT}"
-            )
+        if type(self.contributors) is not int:
+            raise Misuse("the number of contributors is an integer")
+        if not 1 <= self.contributors <= MAXIMUM_CONTRIBUTORS:
+            raise InvalidParameters(f"an aggregate has 1..{MAXIMUM_CONTRIBUTORS} contributors; got {self.contributors}")
         for segment, value in zip(self.layout.segments, self.values, strict=True):
             match segment:
                 case RingSegment():
                     segment.ring.require_vector(value, segment.length)
                 case IndexSegment():
-                    _require_histogram(value, segment, self.total_weight)
+                    _require_histogram(value, segment, self.contributors)
 
     def encode(self) -> bytes:
-        """Return the canonical encoding; counters of a histogram have exactly the bits of the total weight."""
+        """Return the canonical encoding; counters of a histogram have just the bits of the number of contributors."""
         self.check()
-        writer = Writer(MessageKind.AGGREGATE).fixed(self.layout.digest, DIGEST_BYTES)
-        writer.integer(self.contributors, 8).integer(self.total_weight, 8)
+        writer = Writer(MessageKind.AGGREGATE).fixed(self.layout.digest, DIGEST_BYTES).integer(self.contributors, 8)
         for segment, value in zip(self.layout.segments, self.values, strict=True):
-            ring = _aggregate_ring(segment, self.total_weight)
+            ring = _aggregate_ring(segment, self.contributors)
             writer.borrowed(ring.pack_view(value.reshape(-1).astype(ring.word, copy=False)))
         return writer.finish()
 
@@ -76,12 +80,10 @@ class Aggregate:
         """Read an aggregate of a known layout back."""
         reader = Reader(message, MessageKind.AGGREGATE)
         require_digest(reader.fixed(DIGEST_BYTES), layout)
-        contributors, total_weight = reader.integer(8), reader.integer(8)
-        if not 1 <= contributors <= total_weight <= MAXIMUM_WEIGHT:
-            raise MalformedMessage(
-                f"{contributors} contributors cannot have total weight {total_weight}", reason=Reason.NOT_CANONICAL
-            )
-        rings = [_aggregate_ring(segment, total_weight) for segment in layout.segments]
+        contributors = reader.integer(8)
+        if not 1 <= contributors <= MAXIMUM_CONTRIBUTORS:
+            raise MalformedMessage(f"an aggregate of {contributors} contributors", reason=Reason.NOT_CANONICAL)
+        rings = [_aggregate_ring(segment, contributors) for segment in layout.segments]
         lengths = [_aggregate_length(segment) for segment in layout.segments]
         packed = [reader.fixed(ring.packed_bytes(length)) for ring, length in zip(rings, lengths, strict=True)]
         reader.finish()
@@ -90,7 +92,7 @@ class Aggregate:
             flat = ring.unpack(data, length)
             values.append(flat if isinstance(segment, RingSegment) else _histogram(flat, segment))
         try:
-            return cls(layout, tuple(values), contributors, total_weight)
+            return cls(layout, tuple(values), contributors)
         except CapacityExceeded as error:
             raise MalformedMessage(f"the aggregate is impossible: {error}", reason=Reason.NOT_CANONICAL) from None
 
@@ -110,7 +112,7 @@ class LinearDecoder(Protocol[Update]):
 
     @property
     def capacity(self) -> int:
-        """The largest total weight whose sum cannot leave any ring of the layout."""
+        """The largest number of contributors whose sum cannot leave any ring of the layout."""
         ...
 
     def encode(self, update: Update, coins: Coins) -> Payload:
@@ -118,11 +120,11 @@ class LinearDecoder(Protocol[Update]):
         ...
 
     def decode(self, aggregate: Aggregate) -> Update:
-        """Return the sum of the contributors' updates, each as often as its weight says.
+        """Return the sum of the contributors' updates.
 
         Raises:
             Misuse: the aggregate belongs to another layout.
-            CapacityExceeded: the contributors' weight exceeds the capacity, so the sum may have left a ring.
+            CapacityExceeded: there are more contributors than the capacity, so the sum may have left a ring.
         """
         ...
 
@@ -152,16 +154,18 @@ def encode_update(decoder: LinearDecoder[Update], update: Update, coins: Coins) 
     return payload
 
 
-def ideal_aggregate(layout: Layout, payloads: Sequence[Payload], weights: Sequence[int] | None = None) -> Aggregate:
-    """Return what every protocol must compute, from payloads in the clear: the reference of tests."""
+def ideal_aggregate(layout: Layout, payloads: Sequence[Payload], times: Sequence[int] | None = None) -> Aggregate:
+    """Return what every protocol must compute, from payloads in the clear: the reference of tests.
+
+    Args:
+        times: number of clients that have each payload; by default one.
+    """
     try:
-        used = [1] * len(payloads) if weights is None else [index(weight) for weight in weights]
+        used = [1] * len(payloads) if times is None else [index(count) for count in times]
     except TypeError:
-        raise Misuse("weights are integers; round them and say so in the configuration") from None
-    if len(used) != len(payloads) or not payloads or min(used) < 1 or sum(used) > MAXIMUM_WEIGHT:
-        raise InvalidParameters(
-            "give at least one payload and, for each, one weight of at least 1; their sum is at most 2^47"
-        )
+        raise Misuse("numbers of clients are integers") from None
+    if len(used) != len(payloads) or not payloads or min(used) < 1 or sum(used) > MAXIMUM_CONTRIBUTORS:
+        raise InvalidParameters("give at least one payload, each of at least one client, of at most 2^47 in all")
     for payload in payloads:
         if payload.layout != layout:
             raise Misuse("a payload belongs to another layout; encode all of them with one decoder object")
@@ -169,7 +173,7 @@ def ideal_aggregate(layout: Layout, payloads: Sequence[Payload], weights: Sequen
         _ideal_segment(segment, [payload.values[position] for payload in payloads], used)
         for position, segment in enumerate(layout.segments)
     )
-    return Aggregate(layout, values, len(payloads), sum(used))
+    return Aggregate(layout, values, sum(used))
 
 
 def public_parameters_digest(scheme: str, parameters: bytes) -> bytes:
@@ -177,22 +181,22 @@ def public_parameters_digest(scheme: str, parameters: bytes) -> bytes:
     return hashlib.sha256(bind(Label.PUBLIC_PARAMETERS_DIGEST, scheme.encode(), parameters)).digest()
 
 
-def _ideal_segment(segment: Segment, vectors: list[RingVector], weights: list[int]) -> RingVector | Histogram:
+def _ideal_segment(segment: Segment, vectors: list[RingVector], times: list[int]) -> RingVector | Histogram:
     match segment:
         case RingSegment():
             modulus_mask, word = low_bits(segment.ring.modulus_bits), segment.ring.word.type
-            weighted = (vector * word(weight & modulus_mask) for vector, weight in zip(vectors, weights, strict=True))
-            return segment.ring.sum(weighted, segment.length)
+            repeated = (vector * word(count & modulus_mask) for vector, count in zip(vectors, times, strict=True))
+            return segment.ring.sum(repeated, segment.length)
         case IndexSegment():
             histogram = np.zeros((segment.blocks, segment.codewords), dtype=np.uint64)
             rows = np.arange(segment.blocks)
-            for vector, weight in zip(vectors, weights, strict=True):
-                histogram[rows, vector] += np.uint64(weight)
+            for vector, count in zip(vectors, times, strict=True):
+                histogram[rows, vector] += np.uint64(count)
             return histogram
 
 
-def _aggregate_ring(segment: Segment, total_weight: int) -> Ring:
-    return segment.ring if isinstance(segment, RingSegment) else Ring(total_weight.bit_length())
+def _aggregate_ring(segment: Segment, contributors: int) -> Ring:
+    return segment.ring if isinstance(segment, RingSegment) else Ring(contributors.bit_length())
 
 
 def _aggregate_length(segment: Segment) -> int:
@@ -203,13 +207,13 @@ def _histogram(flat: RingVector, segment: IndexSegment) -> Histogram:
     return flat.astype(np.uint64).reshape(segment.blocks, segment.codewords)
 
 
-def _require_histogram(value: npt.NDArray[Any], segment: IndexSegment, total_weight: int) -> None:
+def _require_histogram(value: npt.NDArray[Any], segment: IndexSegment, contributors: int) -> None:
     shape = (segment.blocks, segment.codewords)
     if type(value) is not np.ndarray or value.dtype != np.uint64 or value.shape != shape:
         raise Misuse(f"a histogram is a plain array of uint64 of shape {shape}; got another {type(value).__name__}")
-    if int(value.max()) > total_weight or (value.sum(axis=1) != total_weight).any():
+    if int(value.max()) > contributors or (value.sum(axis=1) != contributors).any():
         raise CapacityExceeded(
-            f"a block's histogram does not add up to the total weight {total_weight}", reason=Reason.INPUT_OUT_OF_RANGE
+            f"a block's histogram does not add up to {contributors} contributors", reason=Reason.INPUT_OUT_OF_RANGE
         )
 
 
@@ -236,7 +240,7 @@ def unbiased_aggregate(total: Aggregate) -> Aggregate:
         segment.unbiased(vector, total.contributors) if isinstance(segment, RingSegment) else vector
         for segment, vector in zip(total.layout.segments, total.values, strict=True)
     )
-    return Aggregate(total.layout, values, total.contributors, total.total_weight)
+    return Aggregate(total.layout, values, total.contributors)
 
 
 def rounded_values(segment: RingSegment, vector: RingVector, coins: Coins) -> RingVector:

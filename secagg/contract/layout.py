@@ -22,8 +22,8 @@ MAXIMUM_SEGMENTS: Final = 1 << 16
 MAXIMUM_LENGTH: Final = 1 << 40
 LEAST_CODEWORDS: Final = 2
 MAXIMUM_CODEWORDS: Final = 1 << 16
-MAXIMUM_WEIGHT: Final = 1 << 47
-"""Small enough that a histogram of MAXIMUM_CODEWORDS counters adds up without wrapping."""
+MAXIMUM_CONTRIBUTORS: Final = 1 << 47
+"""Of an aggregate; small enough that a histogram of MAXIMUM_CODEWORDS counters adds up without wrapping."""
 DIGEST_BYTES: Final = 32
 LARGEST_MASK_NOISE: Final = 64
 """Largest error, in fine steps, that a mask that is not quite uniform adds to a value; lattice masks do."""
@@ -73,7 +73,7 @@ class RingSegment:
     def head_room(self) -> int:
         """Largest error of rounding one masked value, in fine steps: half a step, and the error of the mask.
 
-        A sum of total weight W stays in the ring where W (bound + head_room) does.
+        A sum of N uploads stays in the ring where N (bound + head_room) does.
         """
         half = (1 << self.fine_bits) >> 1
         return half + min(half, LARGEST_MASK_NOISE)

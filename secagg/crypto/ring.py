@@ -213,7 +213,7 @@ class Ring:
 
 
 def capacity(bits: int, modulus_bits: int) -> int:
-    """Return the largest total weight of ``bits``-bit codes whose sum cannot leave the ring.
+    """Return the largest number of ``bits``-bit codes whose sum cannot leave the ring.
 
     A code is any integer in [-2^(bits-1), 2^(bits-1) - 1]. The bound is tight: one more client with every client at
     the lower end leaves the ring.
@@ -225,9 +225,9 @@ def capacity(bits: int, modulus_bits: int) -> int:
 
 
 def capacity_between(least: int, greatest: int, modulus_bits: int) -> int:
-    """Return the largest total weight of codes in [least, greatest] whose sum cannot leave the ring; tight.
+    """Return the largest number of codes in [least, greatest] whose sum cannot leave the ring; tight.
 
-    Claim RI-4: within this total weight a lifted sum is exact.
+    Claim RI-4: within this number a lifted sum is exact.
     """
     ring = Ring(modulus_bits)
     if type(least) is not int or type(greatest) is not int or not least <= 0 <= greatest or least == greatest:
@@ -236,14 +236,14 @@ def capacity_between(least: int, greatest: int, modulus_bits: int) -> int:
     return min(bounds)
 
 
-def require_capacity(total_weight: int, available: int) -> None:
-    """Refuse a total weight with which a sum could leave the ring."""
-    if type(total_weight) is not int or total_weight < 1:
-        raise InvalidParameters(f"a total weight is an integer of at least 1; got {total_weight!r}")
-    if total_weight > available:
+def require_capacity(uploads: int, available: int) -> None:
+    """Refuse a number of uploads with which a sum could leave the ring."""
+    if type(uploads) is not int or uploads < 1:
+        raise InvalidParameters(f"a number of uploads is an integer of at least 1; got {uploads!r}")
+    if uploads > available:
         raise CapacityExceeded(
-            f"a total weight of {total_weight} exceeds the capacity of {available}; use fewer clients, smaller "
-            "weights, fewer bits per code or a wider ring"
+            f"a sum of {uploads} uploads exceeds the capacity of {available}; use fewer clients, fewer bits per code "
+            "or a wider ring"
         )
 
 

@@ -37,12 +37,12 @@ def joined(groups: Sequence[Released], layout: Layout, capacity: int, tables: Ta
 
     Args:
         layout: layout of the updates, planned for all clients.
-        capacity: largest total weight that its rings can hold.
+        capacity: largest number of uploads that its rings can hold.
         tables: codewords, where sums of them are released; these are added in rings that are wide enough.
 
     Raises:
         InvalidParameters: a sum is of another layout, shows too few clients, or counts one that another counts.
-        CapacityExceeded: the total weighs more than the capacity, so that it may have wrapped.
+        CapacityExceeded: the total has more uploads than the capacity, so that it may have wrapped.
     """
     of_all, counted = require_addable(groups, layout, tables), frozenset[ClientId]()
     for group in groups:
@@ -51,10 +51,10 @@ def joined(groups: Sequence[Released], layout: Layout, capacity: int, tables: Ta
         if twice := counted & group.counted:
             raise InvalidParameters(f"{min(twice)} was counted in two groups; invite each client to one")
         counted |= group.counted
-    weight = sum(group.aggregate.total_weight for group in groups)
-    if weight > capacity:
+    uploads = sum(group.aggregate.contributors for group in groups)
+    if uploads > capacity:
         raise CapacityExceeded(
-            f"groups of a total weight of {weight} do not fit into a ring for {capacity}; plan it for all groups"
+            f"groups of {uploads} clients do not fit into a ring for {capacity}; plan it for all groups"
         )
     columns = zip(*(zip(g.aggregate.layout.segments, g.aggregate.values, strict=True) for g in groups), strict=True)
     values = tuple(
@@ -64,7 +64,7 @@ def joined(groups: Sequence[Released], layout: Layout, capacity: int, tables: Ta
         for segment, column in zip(of_all.segments, columns, strict=True)
     )
     return Released(
-        aggregate=Aggregate(of_all, values, sum(group.aggregate.contributors for group in groups), weight),
+        aggregate=Aggregate(of_all, values, uploads),
         counted=counted,
         left_out={client: error for group in groups for client, error in group.left_out.items()},
         revealed=frozenset[frozenset[ClientId]]().union(*(group.revealed for group in groups)),
@@ -78,13 +78,13 @@ def require_addable(groups: Sequence[Released], layout: Layout, tables: Tables =
         return layout
     try:
         for group in groups:
-            require_summed(group.aggregate.layout, layout, tables, group.aggregate.total_weight)
+            require_summed(group.aggregate.layout, layout, tables, group.aggregate.contributors)
     except SecAggError as error:
         raise InvalidParameters(
             f"what a group released is not in the layout of the updates, nor are all sums of codewords ({error}); "
             "release histograms"
         ) from None
-    return summed_layout(layout, tables, sum(group.aggregate.total_weight for group in groups))
+    return summed_layout(layout, tables, sum(group.aggregate.contributors for group in groups))
 
 
 def _within(ring: Ring, segment: Segment, values: RingVector) -> RingVector:

@@ -101,8 +101,6 @@ class ProtocolEntry:
     """``costs(layout, clients, suite)``: its forms for a layout and a cohort; a planner leaves out who has none."""
     trust: str = ""
     """Parties that a client has to trust, for a table of choices."""
-    reveals_weights: bool = False
-    """Whether the server sees what each client weighs."""
 
     def require_segments(self, layout: Layout) -> None:
         """Refuse a layout that this protocol cannot sum.

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -42,7 +41,7 @@ class Subject:
     task: bytes
     round_number: int  # goes up within a task; a client uploads once for each
     layout: Layout
-    capacity: int  # the largest total weight that the codec can decode
+    capacity: int  # the largest number of uploads that the codec can decode
     tables: Tables = ()  # the codec's codebooks, where it has any
     terms: bytes = bytes(32)  # digest of all else that clients must be told alike, such as weighting
     model_digest: bytes | None = None  # None only at a client that is sent the model later; its update names it
@@ -57,9 +56,8 @@ class Subject:
 class Update:
     """Contribution of one client."""
 
-    payload: Payload = field(repr=False)  # not multiplied by the weight yet
+    payload: Payload = field(repr=False)
     model_digest: bytes  # of the model that it was trained from, as the client computed it
-    weight: int = 1
 
 
 class LateUpdate(Confined):
@@ -96,7 +94,6 @@ class LateUpdate(Confined):
     def take(
         self,
         layout: Layout,
-        weights: Sequence[int],
         bounds: Bounds = (),
         *,
         charge: Callable[[], None] = lambda: None,
@@ -104,11 +101,10 @@ class LateUpdate(Confined):
         """Make it, once; for the session, after every check and after the ledger was charged.
 
         Once ``charge`` has returned nothing is refused, so that whether and how a client answers tells nothing of its
-        data: values and weights are clamped, and a training that fails, or returns what does not fit, gives zeros.
+        data: values are clamped, and a training that fails, or returns what does not fit, gives zeros.
         Each is logged here, for the client's own person.
 
         Args:
-            weights: those that an update may have, from the least.
             bounds: of the values of each segment, or None for those of its ring.
             charge: spends what else the session has to, after the round and the model.
         Raises:
@@ -122,7 +118,7 @@ class LateUpdate(Confined):
             self._charge()
             charge()
         try:
-            return self._clamped(make(), layout, weights, bounds)
+            return self._clamped(make(), layout, bounds)
         except BaseException as error:
             # Whatever training raises, the server hears nothing of it. A signal to this process is not training's.
             if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
@@ -133,7 +129,7 @@ class LateUpdate(Confined):
                 type(error).__name__,
                 error,
             )
-        return self._clamped(Update(self._zeros(layout), self._model_digest or b""), layout, weights, bounds)
+        return self._clamped(Update(self._zeros(layout), self._model_digest or b""), layout, bounds)
 
     def _zeros(self, layout: Layout) -> Payload:
         if self._zero is not None:
@@ -143,19 +139,16 @@ class LateUpdate(Confined):
                 _LOG.exception("an update of zeros could not be encoded; ring elements of 0 are uploaded instead")
         return Payload(layout, tuple(segment.ring.zeros(segment.length) for segment in layout.segments))
 
-    def _clamped(self, made: Update, layout: Layout, weights: Sequence[int], bounds: Bounds) -> Update:
-        """Return an update with its values within bounds, and the greatest weight that is not above its own."""
+    def _clamped(self, made: Update, layout: Layout, bounds: Bounds) -> Update:
+        """Return an update with its values within bounds."""
         made.payload.check()
         if made.payload.layout != layout or made.model_digest != (self._model_digest or made.model_digest):
             raise Misuse("the update has another layout or model than the session; make it for this one")
-        weight = weights[max(0, bisect_right(weights, int(made.weight)) - 1)]
-        if weight != made.weight:
-            _LOG.warning("this update weighs %d, and counts with a weight of %d", made.weight, weight)
         payload = made.payload.within(bounds)
         pairs = zip(made.payload.values, payload.values, strict=True)
         if outside := sum(int((given != kept).sum()) for given, kept in pairs):
             _LOG.warning("%d values of this update are out of the session's bounds, and count as the bounds", outside)
-        return Update(payload, made.model_digest, weight)
+        return Update(payload, made.model_digest)
 
 
 @dataclass(frozen=True, slots=True)

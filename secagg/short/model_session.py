@@ -161,7 +161,7 @@ class Rows:
     def joined(self, aggregate: Aggregate) -> Aggregate:
         """Return a release in the codec's layout; rows that were withheld are zeros."""
         values = np.concatenate(self._released(aggregate, RingSegment))
-        return Aggregate(self.whole, (values,), aggregate.contributors, aggregate.contributors)
+        return Aggregate(self.whole, (values,), aggregate.contributors)
 
     def released(self, aggregate: Aggregate) -> dict[str, npt.NDArray[np.bool_]]:
         marks = self._released(aggregate, RowSegment)

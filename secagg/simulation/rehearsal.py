@@ -75,7 +75,7 @@ class Inputs(Protocol):
 
     @property
     def capacity(self) -> int:
-        """The largest total weight that the codec can decode."""
+        """The largest number of uploads that the codec can decode."""
         ...
 
     @property

@@ -170,7 +170,7 @@ class SyntheticUpdates:
                         reduce_into(add_into(total, values), segment.ring.modulus_bits)
                     case IndexSegment():
                         total[np.arange(segment.blocks), values] += np.uint64(1)
-        return Aggregate(self.codec.layout, tuple(sums), count, count)
+        return Aggregate(self.codec.layout, tuple(sums), count)
 
     def is_sum_of(
         self, aggregate: Aggregate, contributors: Iterable[ClientId], deviations: Sequence[float] = ()
@@ -211,7 +211,7 @@ class SyntheticUpdates:
                 histogram = total[first : first + table.blocks]
                 values.append(next(segments).ring.from_integers(sum_of_codewords(histogram, table)))
                 first += table.blocks
-        return Aggregate(layout, tuple(values), plain.contributors, plain.total_weight)
+        return Aggregate(layout, tuple(values), plain.contributors)
 
     def rounding_error(self, aggregate: Aggregate, contributors: Iterable[ClientId]) -> float | None:
         """Return the root mean square, in steps, of what rounding under masks adds to a sum; None without rounding."""
@@ -264,7 +264,7 @@ class WindowedInputs:
         clients = [*contributors]
         total = self._ring.sum((self.payload_of(client.value).values[0] for client in clients), self.values)
         if deviations:
-            return is_near(aggregate, Aggregate(self.layout, (total,), len(clients), len(clients)), deviations)
+            return is_near(aggregate, Aggregate(self.layout, (total,), len(clients)), deviations)
         return bool((total == aggregate.values[0]).all())
 
     @property

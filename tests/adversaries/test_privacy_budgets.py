@@ -34,7 +34,6 @@ from secagg.session.ledger import Spent, SpentUpdates
 from secagg.session.privacy_ledger import PrivacyLedger, PrivacyLedgers
 from secagg.session.registry import Simulation, find
 from secagg.session.roles import ClientSession, LateUpdate, ServerSession, Subject, Update
-from secagg.session.run import Measured, run
 from secagg.session.store import Store
 
 MODEL = bytes(32)
@@ -233,17 +232,6 @@ def test_settings_with_a_budget_and_no_noise_open_no_session(name: str) -> None:
 
 
 @EACH
-def test_weights_that_noise_is_not_made_for_count_as_one(name: str, ledger: Callable[[], PrivacyLedger]) -> None:
-    """An upload that counts twice would move a sum twice as far as the ledger counts."""
-    with world_of(name) as world:
-        heavy = {client: replace(update_of(client), weight=2) for client in CLIENTS}
-        joined = (world.member(client).join(SUBJECT, LateUpdate(lambda c=client: heavy[c])) for client in CLIENTS)  # type: ignore[misc]
-        released = run(Measured(world.open(SUBJECT, frozenset(CLIENTS))), joined)
-        assert released.aggregate.total_weight == len(released.counted)
-    assert ledger().uploads == 1
-
-
-@EACH
 def test_a_sum_costs_what_its_own_noise_is_worth_whatever_its_minimum_is(
     name: str, ledger: Callable[[], PrivacyLedger]
 ) -> None:
@@ -306,7 +294,7 @@ def test_what_cannot_be_written_is_not_uploaded(
 
 def own_noise() -> ClientNoise:
     settings = NoiseSettings(noise_multiplier=Fraction(1), l2_bounds=(3000,), adjacency=Adjacency.ZERO_OUT)
-    noise = settings.noise_for(LAYOUT, minimum_cohort=3, capacity=4, corrupted=0, maximum_weight=1)
+    noise = settings.noise_for(LAYOUT, minimum_cohort=3, capacity=4, corrupted=0)
     assert noise is not None
     return noise
 
@@ -364,7 +352,7 @@ def test_an_upload_and_its_cost_are_charged_together(ledger: Callable[[], Privac
             charge=partial(uploads.charge, Spent(b"a task", number, model)),
             together=uploads.transaction,
         )
-        is_refused(partial(late.take, LAYOUT, (1,), charge=partial(ledger().charge, own_noise())))
+        is_refused(partial(late.take, LAYOUT, charge=partial(ledger().charge, own_noise())))
     assert uploads.count(b"a task") == 0
 
 

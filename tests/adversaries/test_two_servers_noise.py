@@ -246,7 +246,6 @@ def test_sums_of_codewords_stand_beside_the_sums_of_rings_before_them() -> None:
         counts_layout(layout),
         (layout.segments[0].ring.from_integers(np.array([-5, 7])), RingSegment(32, 1).ring.from_integers(counts)),
         contributors=5,
-        total_weight=5,
     )
     released = sums_of_counts(noised, layout, TABLES)
     rings = [

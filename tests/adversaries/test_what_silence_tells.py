@@ -1,4 +1,4 @@
-"""A server that looks for one client's values and weight by asking, and by looking at who falls silent."""
+"""A server that looks for one client's values by asking, and by looking at who falls silent."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def asked(name: str, settings: Any, subject: Subject, update: LateUpdate, ledger
     return tuple(seen)
 
 
-def bisected(name: str, value: int, weight: int, changes: Callable[[int], dict[str, Any]], most: int) -> list[Answered]:
+def bisected(name: str, value: int, changes: Callable[[int], dict[str, Any]], most: int) -> list[Answered]:
     """Return what a server sees that halves a range in each round, by whether the victim uploaded."""
     low, high, seen, ledgers = 0, most, list[Answered](), dict[Any, Any]()
     for number in range(ROUNDS):
@@ -77,7 +77,7 @@ def bisected(name: str, value: int, weight: int, changes: Callable[[int], dict[s
             task=b"a task", round_number=number, layout=LAYOUT, capacity=CAPACITY, model_digest=model_of(number)
         )
         payload = Payload(LAYOUT, (np.full(8, value, np.uint32),))
-        update = LateUpdate(partial(Update, payload, model_of(number), weight))
+        update = LateUpdate(partial(Update, payload, model_of(number)))
         seen.append(asked(name, settings, subject, update, ledgers))
         low, high = (low, middle) if isinstance(seen[-1][-1][1], int) else (middle, high)
     return seen
@@ -87,7 +87,7 @@ def bisected(name: str, value: int, weight: int, changes: Callable[[int], dict[s
 def test_bounds_that_are_bisected_tell_no_constant(name: str) -> None:
     """A client whose value lay outside was silent: ten rounds told its value."""
     bounds: Callable[[int], dict[str, Any]] = lambda middle: {"bounds": ((-middle, middle),)}  # noqa: E731
-    small, large = (bisected(name, value, 1, bounds, 512) for value in (3, 400))
+    small, large = (bisected(name, value, bounds, 512) for value in (3, 400))
     assert small == large
     assert all(isinstance(answer, int) for seen in small for _, answer in seen)
 

@@ -65,7 +65,7 @@ def all_of(decoder: ProductQuantization, codeword: int, weight: int) -> Aggregat
         histogram = np.zeros((decoder.blocks, codebook.codewords), dtype=np.uint64)
         histogram[:, codeword] = weight
         histograms.append(histogram)
-    return Aggregate(decoder.layout, tuple(histograms), 1, weight)
+    return Aggregate(decoder.layout, tuple(histograms), weight)
 
 
 @st.composite
@@ -128,7 +128,7 @@ def test_one_client_more_than_the_rings_were_made_for_is_refused() -> None:
     assert decoder.tables[0][0].largest == 2**23
     assert summed.segments == (RingSegment(bits, 2),)
     for weight, refused in ((7, False), (8, True)):
-        aggregate = Aggregate(summed, (Ring(bits).zeros(2),), 1, weight)
+        aggregate = Aggregate(summed, (Ring(bits).zeros(2),), weight)
         if refused:
             with pytest.raises(CapacityExceeded, match="needs 28 bits, and a segment has 27"):
                 decoder.decode_summed(aggregate)
@@ -220,7 +220,7 @@ def test_a_model_decodes_sums_to_the_bits_that_histograms_decode_to(weights: lis
     total = aggregated(MODEL, 3, weights)
     expected = MODEL.decode(total)
     assert all(tensor.any() for tensor in expected.values())
-    for largest in (total.total_weight, 1000):
+    for largest in (total.contributors, 1000):
         summed = summed_aggregate(total, MODEL.tables, largest)
         received = Aggregate.decode(summed.encode(), summed.layout)
         require_same(MODEL.decode_summed(received), expected)
@@ -292,7 +292,7 @@ class SummedSigns(Signs):
         return ((first, rest), (CodewordTable(self.length, entries),))
 
     def decode_summed(self, aggregate: Aggregate) -> Tensor:
-        require_summed(aggregate.layout, self.layout, self.tables, aggregate.total_weight)
+        require_summed(aggregate.layout, self.layout, self.tables, aggregate.contributors)
         rings = aggregate.layout.require_rings()
         parts = [rings[at].ring.lift(aggregate.values[at]) for at in (0, 1)]
         backwards = rings[3].ring.lift(aggregate.values[3])

@@ -51,7 +51,7 @@ def summed(decoder: Any, update: Any, weight: int) -> Aggregate:
         ((value.astype(object) * weight) % (1 << ring.modulus_bits)).astype(ring.word)
         for ring, value in zip(rings, payload.values, strict=True)
     ]
-    return Aggregate(decoder.layout, tuple(values), weight, weight)
+    return Aggregate(decoder.layout, tuple(values), weight)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_histogram_of_peaks_within_the_capacity_decodes_to_float32() -> None:
     code = PeakCode(rotation=joined(2.0**20), places=4, unit=2.0**100)
     counts = np.zeros((code.blocks, 2 * code.places), np.uint64)
     counts[:, 0] = code.capacity
-    sums = code.decode(Aggregate(code.layout, (counts,), code.capacity, code.capacity))
+    sums = code.decode(Aggregate(code.layout, (counts,), code.capacity))
     assert np.isfinite(sums).all()
     assert code.capacity < 1 << 24
 

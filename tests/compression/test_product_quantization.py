@@ -151,7 +151,7 @@ def test_a_sum_of_codewords_is_exact_up_to_the_capacity(data: st.DataObject) -> 
     cuts = data.draw(arrays(np.int64, (decoder.blocks, 4), elements=st.integers(0, total)))
     edges = np.hstack([np.zeros((4, 1), dtype=np.int64), np.sort(cuts, axis=1), np.full((4, 1), total)])
     histogram = np.diff(edges, axis=1).astype(np.uint64)
-    sums = decoder.decode(Aggregate(decoder.layout, (histogram,), 1, total)).reshape(-1, 3)
+    sums = decoder.decode(Aggregate(decoder.layout, (histogram,), total)).reshape(-1, 3)
     grid = decoder.codebooks[0].values.tolist()
     for block, row in zip(sums.tolist(), histogram.tolist(), strict=True):
         expected = [

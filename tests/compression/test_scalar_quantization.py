@@ -269,15 +269,15 @@ def test_a_sum_beyond_the_margin_is_decoded_on_request_alone() -> None:
     assert scheme(modulus_bits=6, wrapping_weight=2).capacity == 4
 
 
-def test_the_narrowest_ring_is_the_bits_and_the_logarithm_of_the_weight() -> None:
-    assert [modulus_bits_for(4, weight) for weight in (1, 2, 3, 4, 5, 100, 128, 129)] == [4, 5, 6, 6, 7, 11, 11, 12]
-    for weight in (1, 2, 3, 7, 8, 9, 100):
-        narrowest = modulus_bits_for(4, weight)
-        assert scheme(modulus_bits=narrowest).capacity >= weight
-        assert narrowest == 4 or scheme(modulus_bits=narrowest - 1).capacity < weight
+def test_the_narrowest_ring_is_the_bits_and_the_logarithm_of_the_cohort() -> None:
+    assert [modulus_bits_for(4, cohort) for cohort in (1, 2, 3, 4, 5, 100, 128, 129)] == [4, 5, 6, 6, 7, 11, 11, 12]
+    for cohort in (1, 2, 3, 7, 8, 9, 100):
+        narrowest = modulus_bits_for(4, cohort)
+        assert scheme(modulus_bits=narrowest).capacity >= cohort
+        assert narrowest == 4 or scheme(modulus_bits=narrowest - 1).capacity < cohort
     bad: Any
     for bad in (0, -1, 2.0, True):
-        with pytest.raises(InvalidParameters, match="total weight"):
+        with pytest.raises(InvalidParameters, match="number of uploads"):
             modulus_bits_for(4, bad)
 
 

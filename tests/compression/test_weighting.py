@@ -67,10 +67,10 @@ def test_a_failed_training_uploads_the_codes_of_zeros_and_not_ring_elements_of_z
         raise RuntimeError
 
     late = LateUpdate(fail, MODEL, zero=lambda: encoded(made, 0.0, 0))
-    payloads = [encoded(made, 0.3, 100), encoded(made, 0.3, 100), late.take(made.layout, (1,)).payload]
+    payloads = [encoded(made, 0.3, 100), encoded(made, 0.3, 100), late.take(made.layout).payload]
     total = ideal_aggregate(made.layout, payloads)
     assert np.abs(made.mean(total)["w"] - 0.3).max() <= 0.02
-    raw = LateUpdate(fail, MODEL).take(made.layout, (1,)).payload
+    raw = LateUpdate(fail, MODEL).take(made.layout).payload
     off = made.mean(ideal_aggregate(made.layout, [*payloads[:2], raw]))["w"]
     assert np.abs(off - 0.3).min() > 0.1, "what ring elements of zero do"
 
@@ -80,7 +80,7 @@ def test_a_client_that_cannot_encode_zeros_uploads_all_the_same() -> None:
         raise RuntimeError
 
     made = codec()
-    assert LateUpdate(fail, MODEL, zero=fail).take(made.layout, (1,)).payload.layout == made.layout
+    assert LateUpdate(fail, MODEL, zero=fail).take(made.layout).payload.layout == made.layout
 
 
 def test_a_sum_without_examples_has_no_mean() -> None:
@@ -98,7 +98,7 @@ def test_counts_that_a_client_made_negative_are_no_denominator() -> None:
     values = list(total.values)
     values[at] = made.layout.require_rings()[at].ring.from_integers(np.array([-300]))
     with pytest.raises(ThresholdNotMet):
-        made.mean(Aggregate(made.layout, tuple(values), 2, 2))
+        made.mean(Aggregate(made.layout, tuple(values), 2))
 
 
 @pytest.mark.parametrize(

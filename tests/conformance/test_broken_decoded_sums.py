@@ -69,7 +69,7 @@ class Indexed:
     def decode(self, aggregate: Aggregate) -> Vector:
         if aggregate.layout != self.layout:
             raise Misuse("another layout")
-        require_capacity(aggregate.total_weight, self.capacity)
+        require_capacity(aggregate.contributors, self.capacity)
         histogram: Any = aggregate.values[1]
         sums = histogram.astype(np.int64) @ self.entries[:, 0]
         return self.floats(sums * np.array([1, 1, 2, 2]))
@@ -90,8 +90,8 @@ class Indexed:
         )
 
     def check_summed(self, aggregate: Aggregate) -> None:
-        require_summed(aggregate.layout, self.layout, self.tables, aggregate.total_weight)
-        require_capacity(aggregate.total_weight, self.capacity)
+        require_summed(aggregate.layout, self.layout, self.tables, aggregate.contributors)
+        require_capacity(aggregate.contributors, self.capacity)
 
 
 def described(name: str, make: Any) -> Candidate:
@@ -199,7 +199,7 @@ class AnyVersion(Indexed):
     """Sums of whichever codebook are decoded."""
 
     def check_summed(self, aggregate: Aggregate) -> None:
-        require_capacity(aggregate.total_weight, self.capacity)
+        require_capacity(aggregate.contributors, self.capacity)
         if len(aggregate.layout.segments) < 3:
             raise Misuse("these are histograms")
 
@@ -215,7 +215,7 @@ class AnyWeight(Indexed):
     """The capacity does not matter to sums."""
 
     def check_summed(self, aggregate: Aggregate) -> None:
-        require_summed(aggregate.layout, self.layout, self.tables, aggregate.total_weight)
+        require_summed(aggregate.layout, self.layout, self.tables, aggregate.contributors)
 
 
 class RefusedAsAnError(Indexed):
@@ -233,7 +233,7 @@ class Reluctant(Indexed):
 
     def check_summed(self, aggregate: Aggregate) -> None:
         super().check_summed(aggregate)
-        if aggregate.total_weight == 1:
+        if aggregate.contributors == 1:
             raise Misuse("one client alone")
 
 
@@ -257,7 +257,7 @@ BROKEN: dict[type[Indexed], str] = {
     HistogramsAsSums: "an aggregate of histograms is decoded by decode_summed",
     AnyWeight: "one more than the capacity is decoded by decode_summed",
     RefusedAsAnError: r"refused by ValueError\(\) instead of Misuse",
-    Reluctant: "decode_summed refuses a total weight of 1, capacity 1000",
+    Reluctant: "decode_summed refuses an aggregate of 1 contributors, capacity 1000",
     HalfOfIt: "decode_summed refuses",
 }
 
@@ -287,7 +287,7 @@ def test_the_reference_sums_codewords_and_leaves_rings_as_they_are() -> None:
     total = ideal_aggregate(decoder.layout, payloads, [3, 4])
     summed = summed_aggregate(total, decoder.tables, 100)
     assert summed.layout.segments == (RingSegment(20, 1), RingSegment(11, 2), RingSegment(12, 2))
-    assert (summed.contributors, summed.total_weight) == (2, 7)
+    assert summed.contributors == 7
     assert summed.values[0].tolist() == total.values[0].tolist()
     assert Ring(11).lift(summed.values[1]).tolist() == [3 * 4 - 4 * 8, 4 * 4]
     assert Ring(12).lift(summed.values[2]).tolist() == [3 * 2 + 4 * 2, -3 * 6]

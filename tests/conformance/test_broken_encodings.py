@@ -314,7 +314,7 @@ BROKEN = [
         LayoutFollowsTheUpdate,
         *LAW.keys() - {"determinism", "coins", "refusal", "decoded_sums", "largest_norm", "masked_rounding"},
     ),
-    broken(VersionFromTheData, "linearity", "weights", "layout", "agreement", "statelessness"),
+    broken(VersionFromTheData, "linearity", "alike", "layout", "agreement", "statelessness"),
     broken(Flattened, "layout", "round_trip"),
     broken(Unversioned, "layout", "version"),
     broken(VersionWithoutTheStep, "version"),
@@ -328,7 +328,7 @@ BROKEN = [
     broken(ScaleOfTheLastClient, "agreement", "statelessness", expected=np.copy, error=0.25),
     broken(RemembersARefusal, "statelessness"),
     broken(ResultReused, "no_mutation"),
-    broken(Momentum, "linearity", "weights", "capacity", "no_mutation", "statelessness"),
+    broken(Momentum, "linearity", "alike", "capacity", "no_mutation", "statelessness"),
     broken(ClipsInPlaceWherePossible, "no_mutation"),
     broken(WipesTheAggregate, "no_mutation", "statelessness"),
     # What the candidate wants refused is taken.

@@ -24,11 +24,11 @@ from secagg.conformance.candidate import (
     copied,
     leaves,
     require_identical,
-    require_weighted_sum,
+    require_sum,
     require_within,
     with_leaves,
 )
-from secagg.contract import MAXIMUM_WEIGHT, Aggregate, Layout, Payload
+from secagg.contract import MAXIMUM_CONTRIBUTORS, Aggregate, Layout, Payload
 from secagg.crypto.entropy import Coins
 from secagg.errors import ContractViolation, InvalidParameters, Misuse, Reason, SecAggError
 
@@ -73,8 +73,7 @@ class Pair:
     def decode(self, aggregate: Aggregate) -> Update:
         if aggregate.layout != self.layout:
             raise Misuse("another layout")
-        counts = (aggregate.contributors, aggregate.total_weight)
-        halves = [Aggregate(self.inner.layout, (value,), *counts) for value in aggregate.values]
+        halves = [Aggregate(self.inner.layout, (value,), aggregate.contributors) for value in aggregate.values]
         return self.form(*(self.inner.decode(half) for half in halves))
 
     def parts(self, update: Update) -> Update:
@@ -131,7 +130,9 @@ def test_an_error_on_an_aggregate_within_the_capacity_is_a_broken_law_that_names
         def decode(self, aggregate: Aggregate) -> Update:
             raise Misuse(f"{aggregate.contributors} clients are not enough")
 
-    with pytest.raises(ContractViolation, match=r"decode refuses an aggregate of weight 1, capacity 204: .*not enough"):
+    with pytest.raises(
+        ContractViolation, match=r"decode refuses an aggregate of 1 contributors, capacity 204: .*not enough"
+    ):
         LAW["round_trip"].check(replace(PAIR, make=Reluctant), QUICK)
 
 
@@ -163,7 +164,7 @@ def test_an_error_of_another_kind_is_named_beside_the_one_that_is_due(law: str, 
                 raise ValueError from error
 
         def decode(self, aggregate: Aggregate) -> Update:
-            if aggregate.layout != self.layout or aggregate.total_weight > self.capacity:
+            if aggregate.layout != self.layout or aggregate.contributors > self.capacity:
                 raise ValueError
             return super().decode(aggregate)
 
@@ -198,18 +199,18 @@ def test_one_extreme_on_one_side_is_enough_where_the_codes_are_symmetric() -> No
         LAW["capacity"].check(replace(CANDIDATE, extremes=[extreme]))
 
 
-def test_a_capacity_beyond_every_weight_is_filled_with_the_largest_weight() -> None:
+def test_the_greatest_capacity_is_filled() -> None:
     class Endless(Pair):
-        """Its ring holds more than any aggregate weighs, and it says no more than that."""
+        """Its ring holds more than any aggregate has contributors, and it says no more than that."""
 
         def __init__(self) -> None:
             self.inner = identity(modulus_bits=64)
 
         @property
         def capacity(self) -> int:
-            return MAXIMUM_WEIGHT
+            return MAXIMUM_CONTRIBUTORS
 
-    for law in ("capacity", "weights"):
+    for law in ("capacity", "alike"):
         LAW[law].check(replace(PAIR, make=Endless))
 
 
@@ -369,20 +370,20 @@ def test_what_is_not_identical_is_told_apart(other: Update) -> None:
 
 def test_integers_are_added_exactly_and_floats_up_to_their_rounding() -> None:
     large = np.array([2**62 + 1])
-    require_weighted_sum(np.array([2**63 - 1]), [large, np.array([2**61 - 1])], [1, 2], ulps=8)
+    require_sum(np.array([2**63 - 1]), [large, np.array([2**61 - 1])], [1, 2], ulps=8)
     with pytest.raises(ContractViolation):
-        require_weighted_sum(np.array([2**62]), [large], [1], ulps=8)
+        require_sum(np.array([2**62]), [large], [1], ulps=8)
     third = np.array([1 / 3])
-    require_weighted_sum(third * 3 + 2**-52, [third], [3], ulps=8)
+    require_sum(third * 3 + 2**-52, [third], [3], ulps=8)
     for ulps, total in ((8, third * 3 + 1e-14), (0, third * 3 + 2**-52), (8, np.array([float("nan")]))):
         with pytest.raises(ContractViolation):
-            require_weighted_sum(total, [third], [3], ulps)
+            require_sum(total, [third], [3], ulps)
 
 
 def test_sums_and_summands_have_one_form() -> None:
     for part in (np.zeros(1), [np.zeros(2)], np.zeros((1, 2))):
         with pytest.raises(ContractViolation, match="differ in form"):
-            require_weighted_sum(np.zeros(2), [part], [1], ulps=8)
+            require_sum(np.zeros(2), [part], [1], ulps=8)
 
 
 def test_the_coins_of_the_kit_repeat_and_are_counted() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from secagg.contract import MAXIMUM_WEIGHT
+from secagg.contract import MAXIMUM_CONTRIBUTORS
 from secagg.contract.codewords import (
     MAXIMUM_ENTRY,
     CodewordTable,
@@ -222,7 +222,7 @@ def test_each_table_becomes_a_ring_where_its_blocks_were() -> None:
     assert summed.segments == (RingSegment(7, 4), RingSegment(14, 6), RingSegment(12, 6), RingSegment(8, 4))
 
 
-@given(tables(), st.integers(1, MAXIMUM_WEIGHT))
+@given(tables(), st.integers(1, MAXIMUM_CONTRIBUTORS))
 def test_a_ring_holds_the_heaviest_sum_of_either_sign_and_is_the_least_that_does(
     table: CodewordTable, weight: int
 ) -> None:
@@ -325,7 +325,7 @@ def exact_sums(histogram: npt.NDArray[np.uint64], table: CodewordTable) -> list[
     ]
 
 
-@given(tables(), st.integers(1, MAXIMUM_WEIGHT), st.data())
+@given(tables(), st.integers(1, MAXIMUM_CONTRIBUTORS), st.data())
 def test_a_sum_is_exact_wherever_it_fits_64_bits(table: CodewordTable, weight: int, data: st.DataObject) -> None:
     shape = (data.draw(st.integers(0, 4)), table.codewords)
     histogram = data.draw(arrays(np.uint64, shape, elements=st.integers(0, weight // table.codewords)))

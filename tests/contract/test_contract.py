@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secagg.contract import (
-    MAXIMUM_WEIGHT,
+    MAXIMUM_CONTRIBUTORS,
     Aggregate,
     Histogram,
     IndexSegment,
@@ -64,8 +64,8 @@ def payloads(draw: st.DrawFn, layout: Layout | None = None) -> Payload:
 @st.composite
 def aggregates(draw: st.DrawFn, layout: Layout | None = None) -> Aggregate:
     chosen = layout if layout is not None else draw(layouts)
-    weights = draw(st.lists(st.integers(1, 40) | st.integers(1, 1 << 40), min_size=1, max_size=4))
-    return ideal_aggregate(chosen, [draw(payloads(chosen)) for _ in weights], weights)
+    times = draw(st.lists(st.integers(1, 40) | st.integers(1, 1 << 40), min_size=1, max_size=4))
+    return ideal_aggregate(chosen, [draw(payloads(chosen)) for _ in times], times)
 
 
 def example_payload() -> Payload:
@@ -192,7 +192,7 @@ def test_a_payload_and_an_aggregate_need_one_value_for_each_segment(count: int) 
     with pytest.raises(Misuse):
         Payload(MIXED, (*example_payload().values, one_more)[:count])
     with pytest.raises(Misuse):
-        Aggregate(MIXED, (*example_aggregate().values, one_more)[:count], 2, 3)
+        Aggregate(MIXED, (*example_aggregate().values, one_more)[:count], 3)
 
 
 @pytest.mark.parametrize(
@@ -258,46 +258,32 @@ def test_an_aggregate_survives_its_encoding(aggregate: Aggregate) -> None:
     decoded = Aggregate.decode(encoded, aggregate.layout)
     assert numbers_of(decoded) == numbers_of(aggregate)
     assert [value.dtype for value in decoded.values] == [value.dtype for value in aggregate.values]
-    assert (decoded.contributors, decoded.total_weight) == (aggregate.contributors, aggregate.total_weight)
+    assert decoded.contributors == aggregate.contributors
     assert decoded.encode() == encoded
 
 
-def test_the_counters_of_a_histogram_have_exactly_the_bits_of_the_total_weight() -> None:
+def test_the_counters_of_a_histogram_have_exactly_the_bits_of_the_number_of_contributors() -> None:
     layout = Layout((IndexSegment(3, 1),))
-    aggregate = Aggregate(layout, (histogram([1, 0, 6]),), 2, 7)
-    expected = b"SAGG\x01\x00\x03" + layout.digest + (2).to_bytes(8, "big") + (7).to_bytes(8, "big")
+    aggregate = Aggregate(layout, (histogram([1, 0, 6]),), 7)
+    expected = b"SAGG\x01\x00\x03" + layout.digest + (7).to_bytes(8, "big")
     assert aggregate.encode() == expected + (1 | 6 << 6).to_bytes(2, "little")
 
 
-@pytest.mark.parametrize(
-    ("contributors", "total_weight"),
-    [
-        (0, 0),
-        (0, 3),
-        (-1, 3),
-        (4, 3),
-        (3, 0),
-        (3, -3),
-        (1, MAXIMUM_WEIGHT + 1),
-        (MAXIMUM_WEIGHT + 1, MAXIMUM_WEIGHT + 1),
-    ],
-)
-def test_contributors_and_weights_that_cannot_be_are_refused(contributors: int, total_weight: int) -> None:
+@pytest.mark.parametrize("contributors", [0, -1, MAXIMUM_CONTRIBUTORS + 1])
+def test_a_number_of_contributors_that_cannot_be_is_refused(contributors: int) -> None:
     layout = Layout((RingSegment(8, 1),))
     values = (np.zeros(1, dtype=np.uint8),)
-    for other in (1.0, 1.5, True):
-        odd: Any
-        for odd in ((other, 1), (1, other)):
-            with pytest.raises(Misuse):
-                Aggregate(layout, values, *odd)
+    odd: Any
+    for odd in (1.0, 1.5, True):
+        with pytest.raises(Misuse):
+            Aggregate(layout, values, odd)
     with pytest.raises(InvalidParameters):
-        Aggregate(layout, values, contributors, total_weight)
-    encoded = Aggregate(layout, values, 1, MAXIMUM_WEIGHT).encode()
-    if min(contributors, total_weight) >= 0:
-        counts = contributors.to_bytes(8, "big") + total_weight.to_bytes(8, "big")
+        Aggregate(layout, values, contributors)
+    encoded = Aggregate(layout, values, MAXIMUM_CONTRIBUTORS).encode()
+    if contributors >= 0:
         start = HEADER_BYTES + DIGEST_BYTES
         with pytest.raises(MalformedMessage) as caught:
-            Aggregate.decode(encoded[:start] + counts + encoded[start + 16 :], layout)
+            Aggregate.decode(encoded[:start] + contributors.to_bytes(8, "big") + encoded[start + 8 :], layout)
         assert caught.value.reason is Reason.NOT_CANONICAL
 
 
@@ -314,28 +300,28 @@ def test_contributors_and_weights_that_cannot_be_are_refused(contributors: int, 
         [[4, (1 << 64) - 2, 1], [1, 1, 1]],
     ],
 )
-def test_a_histogram_that_does_not_count_every_weight_once_is_refused(rows: list[list[int]]) -> None:
+def test_a_histogram_that_does_not_count_every_contributor_once_is_refused(rows: list[list[int]]) -> None:
     layout = Layout((IndexSegment(3, 2),))
     with pytest.raises(CapacityExceeded) as caught:
-        Aggregate(layout, (histogram(*rows),), 2, 3)
+        Aggregate(layout, (histogram(*rows),), 3)
     assert caught.value.reason is Reason.INPUT_OUT_OF_RANGE
 
 
-def test_counters_cannot_wrap_at_the_greatest_weight_and_number_of_codewords() -> None:
+def test_counters_cannot_wrap_at_the_greatest_number_of_contributors_and_of_codewords() -> None:
     layout = Layout((IndexSegment(MAXIMUM_CODEWORDS, 1),))
     row = np.zeros((1, MAXIMUM_CODEWORDS), dtype=np.uint64)
-    row[0, 0] = MAXIMUM_WEIGHT
-    aggregate = Aggregate(layout, (row,), 1, MAXIMUM_WEIGHT)
+    row[0, 0] = MAXIMUM_CONTRIBUTORS
+    aggregate = Aggregate(layout, (row,), MAXIMUM_CONTRIBUTORS)
     assert Aggregate.decode(aggregate.encode(), layout).encode() == aggregate.encode()
     with pytest.raises(CapacityExceeded):
-        Aggregate(layout, (np.full_like(row, MAXIMUM_WEIGHT),), 1, MAXIMUM_WEIGHT)
+        Aggregate(layout, (np.full_like(row, MAXIMUM_CONTRIBUTORS),), MAXIMUM_CONTRIBUTORS)
     # Counters are checked one by one and then added in 64 bits, so no sum of checked counters may wrap.
-    assert MAXIMUM_CODEWORDS * MAXIMUM_WEIGHT < 1 << 64
+    assert MAXIMUM_CODEWORDS * MAXIMUM_CONTRIBUTORS < 1 << 64
 
 
 def test_an_impossible_histogram_is_malformed_on_the_wire() -> None:
     layout = Layout((IndexSegment(2, 1),))
-    good = Aggregate(layout, (histogram([1, 2]),), 1, 3).encode()
+    good = Aggregate(layout, (histogram([1, 2]),), 3).encode()
     for counters in range(16):
         message = good[:-1] + bytes([counters])
         if (counters & 3) + (counters >> 2) == 3:
@@ -365,16 +351,16 @@ def test_an_impossible_histogram_is_malformed_on_the_wire() -> None:
 )
 def test_a_histogram_of_another_dtype_or_shape_is_refused(value: Any) -> None:
     with pytest.raises(Misuse, match="plain array"):
-        Aggregate(Layout((IndexSegment(3, 2),)), (value,), 1, 3)
+        Aggregate(Layout((IndexSegment(3, 2),)), (value,), 3)
 
 
 def test_a_ring_sum_of_another_form_is_refused() -> None:
     layout = Layout((RingSegment(5, 2),))
     for value in (np.zeros(3, np.uint8), np.zeros(2, np.uint16), np.zeros((2, 1), np.uint8)):
         with pytest.raises(Misuse):
-            Aggregate(layout, (value,), 1, 1)
+            Aggregate(layout, (value,), 1)
     with pytest.raises(CapacityExceeded):
-        Aggregate(layout, (np.array([0, 32], dtype=np.uint8),), 1, 1)
+        Aggregate(layout, (np.array([0, 32], dtype=np.uint8),), 1)
 
 
 def decoded(message: bytes, kind: str) -> Layout | Payload | Aggregate:
@@ -485,28 +471,28 @@ def test_a_segment_outside_its_limits_is_malformed_on_the_wire(segment: tuple[in
 def test_a_payload_of_a_huge_layout_is_refused_before_anything_is_allocated() -> None:
     huge = Layout((RingSegment(64, MAXIMUM_LENGTH), IndexSegment(MAXIMUM_CODEWORDS, MAXIMUM_LENGTH)))
     payload = MESSAGES["payload"][:HEADER_BYTES] + huge.digest + bytes(64)
-    counts = (1).to_bytes(8, "big") + MAXIMUM_WEIGHT.to_bytes(8, "big")
-    aggregate = MESSAGES["aggregate"][:HEADER_BYTES] + huge.digest + counts + bytes(64)
+    count = MAXIMUM_CONTRIBUTORS.to_bytes(8, "big")
+    aggregate = MESSAGES["aggregate"][:HEADER_BYTES] + huge.digest + count + bytes(64)
     for message, kind in ((payload, Payload), (aggregate, Aggregate)):
         with pytest.raises(MalformedMessage) as caught:
             kind.decode(message, huge)
         assert caught.value.reason is Reason.TRUNCATED
 
 
-def expected_ring_sum(vectors: list[RingVector], weights: list[int], modulus_bits: int) -> list[int]:
+def expected_ring_sum(vectors: list[RingVector], times: list[int], modulus_bits: int) -> list[int]:
     columns = zip(*(vector.tolist() for vector in vectors), strict=True)
     return [
-        sum(number * weight for number, weight in zip(column, weights, strict=True)) % (1 << modulus_bits)
+        sum(number * weight for number, weight in zip(column, times, strict=True)) % (1 << modulus_bits)
         for column in columns
     ]
 
 
-def expected_histogram(vectors: list[RingVector], weights: list[int], codewords: int) -> list[list[int]]:
+def expected_histogram(vectors: list[RingVector], times: list[int], codewords: int) -> list[list[int]]:
     columns = zip(*(vector.tolist() for vector in vectors), strict=True)
     rows = list[list[int]]()
     for column in columns:
         row = [0] * codewords
-        for index, weight in zip(column, weights, strict=True):
+        for index, weight in zip(column, times, strict=True):
             row[index] += weight
         rows.append(row)
     return rows
@@ -514,26 +500,26 @@ def expected_histogram(vectors: list[RingVector], weights: list[int], codewords:
 
 @given(st.data(), layouts)
 def test_the_ideal_aggregate_is_what_plain_integers_give(data: st.DataObject, layout: Layout) -> None:
-    # Weights beyond every narrow modulus, and at it, so that reducing a weight too early or too late would show.
-    some_weight = st.integers(1, 5) | st.integers(1, 1 << 40) | st.sampled_from([1 << 8, 1 << 16, (1 << 32) + 1])
-    weights = data.draw(st.lists(some_weight, min_size=1, max_size=5))
-    clients = [data.draw(payloads(layout)) for _ in weights]
-    aggregate = ideal_aggregate(layout, clients, weights)
-    assert (aggregate.contributors, aggregate.total_weight) == (len(clients), sum(weights))
+    # Numbers beyond every narrow modulus, and at it, so that reducing one too early or too late would show.
+    some = st.integers(1, 5) | st.integers(1, 1 << 40) | st.sampled_from([1 << 8, 1 << 16, (1 << 32) + 1])
+    times = data.draw(st.lists(some, min_size=1, max_size=5))
+    clients = [data.draw(payloads(layout)) for _ in times]
+    aggregate = ideal_aggregate(layout, clients, times)
+    assert aggregate.contributors == sum(times)
     for position, segment in enumerate(layout.segments):
         vectors = [client.values[position] for client in clients]
         expected = (
-            expected_ring_sum(vectors, weights, segment.modulus_bits)
+            expected_ring_sum(vectors, times, segment.modulus_bits)
             if isinstance(segment, RingSegment)
-            else expected_histogram(vectors, weights, segment.codewords)
+            else expected_histogram(vectors, times, segment.codewords)
         )
         assert aggregate.values[position].tolist() == expected
 
 
-def test_without_weights_every_client_counts_once() -> None:
+def test_by_default_every_payload_is_of_one_client() -> None:
     clients = [example_payload() for _ in range(4)]
     assert numbers_of(ideal_aggregate(MIXED, clients)) == numbers_of(ideal_aggregate(MIXED, clients, [1] * 4))
-    assert ideal_aggregate(MIXED, clients).total_weight == 4
+    assert ideal_aggregate(MIXED, clients).contributors == 4
 
 
 def test_what_was_changed_after_its_check_is_not_encoded() -> None:
@@ -554,13 +540,13 @@ def test_aggregating_leaves_the_payloads_as_they_were() -> None:
 
 
 @pytest.mark.parametrize(
-    "weights", [[], [1], [1, 2, 3], [0, 1], [1, -1], [MAXIMUM_WEIGHT, 1], [1 << 64, 1], [1, (1 << 64) - 1]]
+    "times", [[], [1], [1, 2, 3], [0, 1], [1, -1], [MAXIMUM_CONTRIBUTORS, 1], [1 << 64, 1], [1, (1 << 64) - 1]]
 )
-def test_weights_that_do_not_fit_are_refused(weights: list[int]) -> None:
+def test_numbers_of_clients_that_do_not_fit_are_refused(times: list[int]) -> None:
     for layout in (MIXED, Layout((RingSegment(64, 1),)), Layout((IndexSegment(4, 1),))):
         payload = payload_of(layout, [[0] * segment.length for segment in layout.segments])
         with pytest.raises(InvalidParameters):
-            ideal_aggregate(layout, [payload, payload], weights)
+            ideal_aggregate(layout, [payload, payload], times)
         floats: Any = [2.0, 1]
         with pytest.raises(Misuse):
             ideal_aggregate(layout, [payload, payload], floats)

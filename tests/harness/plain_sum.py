@@ -26,7 +26,6 @@ class PlainSettings:
     """What a plain sum has to choose."""
 
     minimum_cohort: int = 3
-    maximum_weight: int = 1
 
 
 def open_session(
@@ -51,39 +50,36 @@ def digest_of(subject: Subject, model_digest: bytes | None) -> bytes:
 STAGE: Final = Stage(name="plain upload", takes_update=True)
 
 
-class PlainServerSession(StagedServerSession[tuple[Payload, int]]):
+class PlainServerSession(StagedServerSession[Payload]):
     """The server's side, which sees every update."""
 
     def __init__(self, subject: Subject, settings: PlainSettings, invited: frozenset[ClientId] | None) -> None:
         self.subject, self.settings = subject, settings
         self.digest = digest_of(subject, subject.model_digest)
-        self.uploads = dict[ClientId, tuple[Payload, int]]()
+        self.uploads = dict[ClientId, Payload]()
         super().__init__(
             STAGE, Writer(INVITATION).fixed(self.digest, DIGEST_BYTES).finish(), invited, settings.minimum_cohort
         )
 
-    def _check(self, sender: ClientId, message: bytes) -> Checked[tuple[Payload, int]]:
+    def _check(self, sender: ClientId, message: bytes) -> Checked[Payload]:
         reader = Reader(message, UPLOAD)
-        digest, client, weight = reader.fixed(DIGEST_BYTES), ClientId(reader.integer(8)), reader.integer(4)
+        digest, client = reader.fixed(DIGEST_BYTES), ClientId(reader.integer(8))
         packed, check = reader.variable(1 << 30), reader.fixed(DIGEST_BYTES)
         reader.finish()
         if (digest, client, check) != (self.digest, sender, hashlib.sha256(packed).digest()):
             raise PeerMisbehaved(
                 "not this client's upload for this sum", reason=Reason.WRONG_SESSION, culprits=UNDECIDED
             )
-        if not 1 <= weight <= self.settings.maximum_weight:
-            raise PeerMisbehaved("nobody weighs that much", reason=Reason.INPUT_OUT_OF_RANGE, culprits=UNDECIDED)
-        return Checked((Payload.decode(packed, self.subject.layout), weight), check)
+        return Checked(Payload.decode(packed, self.subject.layout), check)
 
-    def _take(self, sender: ClientId, content: tuple[Payload, int]) -> None:
+    def _take(self, sender: ClientId, content: Payload) -> None:
         self.uploads[sender] = content
 
     def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
         del progress
-        payloads, weights = zip(*self.uploads.values(), strict=True)
         counted = frozenset(self.uploads)
         return Released(
-            aggregate=ideal_aggregate(self.subject.layout, payloads, weights),
+            aggregate=ideal_aggregate(self.subject.layout, list(self.uploads.values())),
             counted=counted,
             left_out={},
             revealed=frozenset({counted}),
@@ -116,9 +112,9 @@ class PlainClientSession(OneStageClientSession):
         subject = self._subject
         if digest != digest_of(subject, update.model_for(subject)):
             raise InvalidParameters("the sum is about something else", reason=Reason.BELOW_FLOOR)
-        made = update.take(subject.layout, (1,))
+        made = update.take(subject.layout)
         packed = made.payload.encode()
-        writer = Writer(UPLOAD).fixed(digest, DIGEST_BYTES).integer(self.client.value, 8).integer(made.weight, 4)
+        writer = Writer(UPLOAD).fixed(digest, DIGEST_BYTES).integer(self.client.value, 8)
         return writer.variable(packed, 1 << 30).fixed(hashlib.sha256(packed).digest(), DIGEST_BYTES).finish()
 
 
@@ -148,5 +144,4 @@ ENTRY: Final = ProtocolEntry(
     open_session=open_session,
     helpers=type(None),
     simulate=PlainSimulation,
-    reveals_weights=True,
 )

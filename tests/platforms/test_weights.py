@@ -57,7 +57,7 @@ def play(made: Rounds, train: Train, sent: Model, number: int = 1) -> tuple[Roun
             sent=sent,
             train=lambda client=client: trained(client),  # type: ignore[misc]
         )
-        payloads.append(training.late.take(task.update.layout, (1,)).payload)
+        payloads.append(training.late.take(task.update.layout).payload)
     means = task.means(ideal_aggregate(task.update.layout, payloads))
     return task, means, made.model(task, means)
 

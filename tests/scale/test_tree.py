@@ -70,7 +70,7 @@ def test_the_sum_of_groups_is_that_of_all_and_what_was_revealed_is_each(sizes: l
         first += size
     total, due = joined(groups, LAYOUT, CAPACITY), ideal_aggregate(LAYOUT, [payload_of(c) for c in range(1, first)])
     assert all(np.array_equal(*pair) for pair in zip(total.aggregate.values, due.values, strict=True))
-    assert (total.aggregate.contributors, total.aggregate.total_weight) == (first - 1, first - 1)
+    assert (total.aggregate.contributors, total.aggregate.contributors) == (first - 1, first - 1)
     assert total.counted == {ClientId(number) for number in range(1, first)}
     assert total.revealed == {group.counted for group in groups}
     assert total.unbounded == (0,)
@@ -83,8 +83,8 @@ def test_a_client_of_two_groups_would_count_twice() -> None:
 
 def test_a_total_that_may_have_wrapped_is_refused() -> None:
     groups = [released(*range(1, 6)), released(*range(6, 10))]
-    assert joined(groups, LAYOUT, 9).aggregate.total_weight == 9
-    with pytest.raises(CapacityExceeded, match="a total weight of 9 do not fit into a ring for 8"):
+    assert joined(groups, LAYOUT, 9).aggregate.contributors == 9
+    with pytest.raises(CapacityExceeded, match="groups of 9 clients do not fit into a ring for 8"):
         joined(groups, LAYOUT, 8)
 
 
@@ -116,9 +116,9 @@ def test_sums_of_codewords_of_groups_are_those_of_all(sizes: list[int], data: st
         groups.append(summed(group, tables, data.draw(st.integers(size, 9))))
         first += size
     total = joined(groups, LAYOUT, CAPACITY, tables).aggregate
-    require_summed(total.layout, LAYOUT, tables, total.total_weight)
+    require_summed(total.layout, LAYOUT, tables, total.contributors)
     plain = ideal_aggregate(LAYOUT, [payload_of(client) for client in range(1, first)])
-    due = summed_aggregate(plain, tables, total.total_weight)
+    due = summed_aggregate(plain, tables, total.contributors)
     for mine, segment, right, other in zip(
         total.values, total.layout.require_rings(), due.values, due.layout.require_rings(), strict=True
     ):

@@ -75,7 +75,7 @@ class TakesSecond(PlainServerSession):
 class TakesInOrder(PlainServerSession):
     """Refuses clients that come after one with a greater name."""
 
-    def _take(self, sender: ClientId, content: tuple[Payload, int]) -> None:
+    def _take(self, sender: ClientId, content: Payload) -> None:
         if any(other > sender for other in self.uploads):
             raise ValueError("too late")
         super()._take(sender, content)
@@ -94,11 +94,11 @@ class TakesLate(PlainServerSession):
 class TakesAnything(PlainServerSession):
     """Does not look at what an upload is for, whose it is, or whether it was altered on its way."""
 
-    def _check(self, sender: ClientId, message: bytes) -> Checked[tuple[Payload, int]]:
+    def _check(self, sender: ClientId, message: bytes) -> Checked[Payload]:
         from hashlib import sha256  # noqa: PLC0415
 
         head, size = 7, 32
-        packed = message[head + size + 8 + 4 + 4 : -size]
+        packed = message[head + size + 8 + 4 : -size]
         own = message[:head] + self.digest + sender.encode() + message[head + size + 8 : -size]
         return super()._check(sender, own + sha256(packed).digest())
 
@@ -211,7 +211,7 @@ class JoinsAnything(PlainClientSession):
     """Uploads to whatever sum invites it."""
 
     def _upload(self, message: bytes, update: LateUpdate) -> bytes:
-        made = update.take(self._subject.layout, range(1, 9))
+        made = update.take(self._subject.layout)
         again = LateUpdate(lambda: made, made.model_digest)
         digest = message[7:]
         told, self._subject = self._subject, replace(self._subject, model_digest=None)
@@ -231,7 +231,7 @@ class TrainsEarly(PlainClientSession):
     """Makes its update before it has checked anything."""
 
     def _upload(self, message: bytes, update: LateUpdate) -> bytes:
-        made = update.take(self._subject.layout, range(1, 9))
+        made = update.take(self._subject.layout)
         return super()._upload(message, LateUpdate(lambda: made))
 
 
@@ -249,20 +249,22 @@ class TellsByFailing(PlainClientSession):
 
 
 class TellsByItsLength(PlainClientSession):
-    """Pads an upload of greater weight."""
+    """Pads an upload of the greatest values."""
 
     def _upload(self, message: bytes, update: LateUpdate) -> bytes:
         make = update._make  # pyright: ignore[reportPrivateUsage]
         assert make is not None
         made = make()
-        return super()._upload(message, LateUpdate(lambda: made, self._subject.model_digest)) + bytes(made.weight > 1)
+        return super()._upload(message, LateUpdate(lambda: made, self._subject.model_digest)) + bytes(
+            bool(made.payload.values[0].min() == made.payload.values[0].max() != 0)
+        )
 
 
 class KnowsValuesAgain(PlainClientSession):
     """Uploads no values twice, so that a server sees whether two updates were clamped to one."""
 
     def _upload(self, message: bytes, update: LateUpdate) -> bytes:
-        made = update.take(self._subject.layout, (1,))
+        made = update.take(self._subject.layout)
         digest = hashlib.sha256(made.payload.encode()).digest()
         if (self.client, digest) in UPLOADED:
             raise Misuse("this update was uploaded before", reason=Reason.ALREADY_SPENT)
@@ -300,7 +302,7 @@ class BelievesItsMessage(PlainClientSession):
     """Uploads something else where the message is not the one that was sent, and the server cannot see it."""
 
     def _upload(self, message: bytes, update: LateUpdate) -> bytes:
-        made = update.take(self._subject.layout, range(1, 9))
+        made = update.take(self._subject.layout)
         due = Writer(INVITATION).fixed(digest_of(self._subject, made.model_digest), DIGEST_BYTES).finish()
         payload = made.payload
         if message != due:

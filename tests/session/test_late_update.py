@@ -26,7 +26,7 @@ def raising(error: BaseException) -> Update:
 
 
 def taken(error: BaseException) -> Update:
-    return LateUpdate(partial(raising, error), MODEL).take(LAYOUT, (1,))
+    return LateUpdate(partial(raising, error), MODEL).take(LAYOUT)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ class ThreeStages(StagedServerSession[str]):
         values = tuple(segment.ring.zeros(1) for segment in layout.require_rings())
         counted = frozenset(self._said)
         return Released(
-            aggregate=Aggregate(layout, values, len(counted), len(counted)),
+            aggregate=Aggregate(layout, values, len(counted)),
             counted=counted,
             left_out={},
             revealed=frozenset({counted}),

@@ -191,7 +191,7 @@ def test_each_site_adds_its_share_and_the_honest_of_the_least_sum_have_all_of_it
     counts = {name: {"kind": "count"} for name in ("people", "again")}
     plan = Plan(declared(epsilon=1.0, least_clients=4, corrupted=1, statistics=counts))
     nobody = Site(declaration=plan.declaration, functions=functions(people(0, 0)))
-    sent = [plan.late(nobody, SystemCoins()).take(plan.update.layout, (1,)).payload.values[0] for _ in range(1000)]
+    sent = [plan.late(nobody, SystemCoins()).take(plan.update.layout).payload.values[0] for _ in range(1000)]
     ring = plan.update.layout.require_rings()[0].ring
     first = np.array([int(ring.lift(each)[0]) for each in sent], dtype=np.float64)
     assert plan.multiplier is not None

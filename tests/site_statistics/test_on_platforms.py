@@ -114,14 +114,14 @@ def test_data_are_read_after_both_ledgers_were_charged(charges: SpentUpdates) ->
     answering = Answering(watched.site, NodeSettings(epsilon=3.0, attempts=1))
     late = answering.late(charges, RUN, 1, IDENTITY, is_new=True)
     assert watched.read == 0
-    late.take(answering.plan.update.layout, (1,))
+    late.take(answering.plan.update.layout)
     assert watched.read == len(declared().variables)
     # Whether it is refused before a session begins or as its update is taken, nothing is read.
     with pytest.raises(PeerMisbehaved, match="has uploaded once for"):
         answering.late(charges, RUN, 2, IDENTITY, is_new=True)
     again = answering.late(charges, RUN, 2, IDENTITY, is_new=False)
     with pytest.raises(PeerMisbehaved, match="has uploaded once for"):
-        again.take(answering.plan.update.layout, (1,))
+        again.take(answering.plan.update.layout)
     assert watched.read == len(declared().variables)
 
 
@@ -130,14 +130,14 @@ def test_a_budget_that_is_spent_refuses_before_data_are_read(charges: SpentUpdat
     watched, many = Watched(epsilon=1), SpentUpdates(state_folder(), attempts=100)
     answering = Answering(watched.site, NodeSettings(epsilon=1.5, attempts=100))
     for number in range(2):
-        answering.late(many, RUN, number, IDENTITY, is_new=True).take(answering.plan.update.layout, (1,))
+        answering.late(many, RUN, number, IDENTITY, is_new=True).take(answering.plan.update.layout)
     assert watched.read == 2 * len(declared().variables)
     with pytest.raises(InvalidParameters, match=r"its budget is 1\.5") as raised:
         answering.late(many, RUN, 2, IDENTITY, is_new=True)
     assert raised.value.reason is Reason.BUDGET_SPENT
     late = answering.late(many, RUN, 2, IDENTITY, is_new=False)
     with pytest.raises(InvalidParameters, match=r"its budget is 1\.5"):
-        late.take(answering.plan.update.layout, (1,))
+        late.take(answering.plan.update.layout)
     assert watched.read == 2 * len(declared().variables)
 
 
@@ -165,7 +165,7 @@ def test_a_site_answers_one_declaration_about_each_variable_of_its_data() -> Non
     def asked(watched: Watched, number: int) -> None:
         many = SpentUpdates(state_folder(), attempts=100)
         Answering(watched.site).late(many, RUN, number, IDENTITY, is_new=True).take(
-            Plan(watched.site.declaration).update.layout, (1,)
+            Plan(watched.site.declaration).update.layout
         )
 
     for number, statistics in enumerate((ages, sexes, ages)):

@@ -133,9 +133,7 @@ def test_an_attack_that_trains_before_the_round_runs_and_repeats(toy_run: Make, 
 def told_lengths(lengths: Lengths | None, scales: list[float], rounds: int = 8, length: float = 1.0) -> list[float]:
     """Return the length of what each round decodes, where clients send one direction times these numbers."""
     settings = CompressionSettings(scheme=Scheme.PEAK, places=2, refresh=100, lengths=lengths, length=length)
-    codecs = WholeUpdates(
-        settings=settings, shapes={"w": (64,)}, seed=bytes(32), maximum_total_weight=20, cohort=len(scales)
-    )
+    codecs = WholeUpdates(settings=settings, shapes={"w": (64,)}, seed=bytes(32), most_uploads=20, cohort=len(scales))
     found = list[float]()
     for number in range(rounds):
         drawn = np.random.default_rng(number).standard_normal(64).astype(np.float32)

@@ -166,7 +166,7 @@ def test_a_sum_beyond_its_noise_is_found_out(toy_run: Make, toy_pieces: Pieced) 
     (segment,) = codec.layout.require_rings()
     ring, size = segment.ring, segment.length
     aggregate, other = (
-        Aggregate(codec.layout, (ring.from_integers(np.full(size, value, dtype=np.int64)),), 6, 6) for value in (0, 99)
+        Aggregate(codec.layout, (ring.from_integers(np.full(size, value, dtype=np.int64)),), 6) for value in (0, 99)
     )
     require_near(aggregate, other, [9.9])
     with pytest.raises(InternalError, match="more than its noise"):

@@ -86,7 +86,7 @@ def codecs(run: Configuration) -> Operators:
 
 def codecs_of(run: Configuration) -> Operators:
     weights = Weights.of(run, EXAMPLES[-1])
-    return Operators(run.compression, SHAPES, bytes(32), run.maximum_total_weight, weights=weights)
+    return Operators(run.compression, SHAPES, bytes(32), run.most_uploads, weights=weights)
 
 
 def clear_sum(made: Operators, codec: ModelUpdate) -> Aggregate:
@@ -304,7 +304,7 @@ def test_a_protocol_whose_sum_is_wrong_is_found_out() -> None:
 @pytest.mark.parametrize("calibration", [None, Source.PUBLIC])
 def test_a_sum_that_is_rounded_is_near_the_one_in_the_clear(protocol: str, calibration: Source | None) -> None:
     run = configuration(protocol, replace(DITHERED, calibration=calibration))
-    made, ideal = codecs(run), IdealSum(run.maximum_total_weight)
+    made, ideal = codecs(run), IdealSum(run.most_uploads)
     due = everybody(made.codec)
     real, clear = secure_sum(run).run(due, uploads(made, due)), ideal.run(due, uploads(made, due))
     exact = ideal_aggregate(due.codec.layout, [payload for _, payload in uploads(made, due)])

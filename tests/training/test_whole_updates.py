@@ -54,7 +54,7 @@ def settings(scheme: Scheme = Scheme.PEAK, **changes: Any) -> CompressionSetting
 
 
 def made(chosen: CompressionSettings, cohort: int = 20) -> WholeUpdates:
-    return WholeUpdates(settings=chosen, shapes=SHAPES, seed=bytes(32), maximum_total_weight=cohort, cohort=cohort)
+    return WholeUpdates(settings=chosen, shapes=SHAPES, seed=bytes(32), most_uploads=cohort, cohort=cohort)
 
 
 def updates(count: int, number: int = 0, size: float = 1.0, sides: Mapping[str, float] = SIDES) -> list[dict[str, Any]]:
@@ -336,7 +336,7 @@ def test_presets_send_what_their_names_promise() -> None:
             settings=run.compression,
             shapes=shapes,
             seed=bytes(32),
-            maximum_total_weight=20,
+            most_uploads=20,
             cohort=run.clients_per_round,
         )
         assert 19_338 * 4 / codecs.planned().tensors[0].scheme.layout.payload_bytes > factor

@@ -224,7 +224,7 @@ class Enclave(Confined):
             self._rules.require_releasable()
             try:
                 count = buffer.contributors
-                aggregate = Aggregate(self.configuration.released, tuple(self._vectors()), count, count).encode()
+                aggregate = Aggregate(self.configuration.released, tuple(self._vectors()), count).encode()
             finally:
                 self._rules.close()
                 self._forget()

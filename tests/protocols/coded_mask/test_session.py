@@ -221,7 +221,7 @@ def test_the_ledger_is_not_charged_for_an_update_that_was_taken() -> None:
     once = CodedMaskMember(CLIENTS[0], floors=FLOORS, coins=SystemCoins(), charge=charged.append)
     clients[CLIENTS[0]] = once.join(SUBJECT, update)
     reach(session, clients, 2)
-    update.take(LAYOUT, [1])
+    update.take(LAYOUT)
     message = session.message_to(CLIENTS[0])
     assert message is not None
     with pytest.raises(Misuse, match="one sum alone"):

@@ -361,7 +361,7 @@ def test_the_protocol_on_one_page_skips_who_is_refused(caplog: pytest.LogCapture
 def test_a_client_answers_for_its_own_task_round_and_model_and_charges_them() -> None:
     session = InsecureEnclaveSession(EnclaveSetup())
     server, (client,) = on_one_page(session, 1)
-    update = LateUpdate(lambda: Update(session.setup.payload_of(2), bytes(32), 1))
+    update = LateUpdate(lambda: Update(session.setup.payload_of(2), bytes(32)))
     others: dict[str, dict[str, Any]] = {
         "another task": {"task": b"another"},
         "another round": {"round_number": 1},
@@ -412,7 +412,7 @@ def test_no_seal_is_spent_on_an_update_that_is_not_made(was_taken: bool) -> None
     payload = session.setup.payload_of(1)
     update = LateUpdate(lambda: Update(payload, bytes(32)), charge=(lambda: None) if was_taken else refuse)
     if was_taken:
-        update.take(payload.layout, [1])
+        update.take(payload.layout)
     client = session.new_client(1, update=update)
     with pytest.raises(Misuse if was_taken else PeerMisbehaved):
         client.answer(server.invitation)

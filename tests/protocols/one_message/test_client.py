@@ -56,7 +56,7 @@ def test_a_budget_is_not_spent_on_an_upload_that_is_refused(refusing: str) -> No
     make = partial(Update, setup.values_of(FIRST), setup.model)
     update = LateUpdate(make, setup.model, charge=charge("the update's ledger"))
     if refusing == "an update that was taken":
-        update.take(setup.layout, [1])
+        update.take(setup.layout)
         charged.clear()
     budget: Any = SimpleNamespace(require_room=charge("room"), charge=charge("a budget"))
     ledger = SimpleNamespace(sent_for=always(None), charge=charge("the member's ledger"), keep=charge("kept"))

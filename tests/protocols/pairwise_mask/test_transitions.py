@@ -399,7 +399,7 @@ def test_a_budget_is_not_spent_on_an_upload_that_is_refused(refusing: str) -> No
     session.clients[asked] = Client(member, session.setup.subject, update)
     session.reach(ServerState.AWAITING_MASKED_INPUTS)
     if refusing == "an update that was taken":
-        update.take(payload.layout, [1])
+        update.take(payload.layout)
     charged.clear()
     budget.require_room = charge("room")
     with pytest.raises(SecAggError):

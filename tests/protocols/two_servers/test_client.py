@@ -96,7 +96,7 @@ def test_no_round_is_spent_on_an_update_that_is_not_made(was_taken: bool) -> Non
         lambda: Update(SETUP.payload_of(1), NO_MODEL), NO_MODEL, charge=(lambda: None) if was_taken else refuse
     )
     if was_taken:
-        update.take(LAYOUT, [1])
+        update.take(LAYOUT)
     with pytest.raises(Misuse if was_taken else PeerMisbehaved):
         session.answer(invitation_of(ROUND.configuration, 7, (ROUND.zero.offer, ROUND.one.offer)))
     assert client.ledger.last(SETUP.task) == -1
