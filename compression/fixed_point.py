@@ -67,7 +67,7 @@ class FixedPoint:
 
     @property
     def capacity(self) -> int:
-        """The largest number of uploads whose sum fits the ring, and is a float64, with every contributor at the clip."""
+        """The most uploads whose sum fits the ring, and is a float64, with every contributor at the clip."""
         return min(capacity_between(-self.bound, self.bound, self.modulus_bits), EXACT_FLOAT // self.bound)
 
     def encode(self, update: npt.NDArray[np.floating[Any]], coins: Coins) -> Payload:  # noqa: ARG002 -- the contract's
@@ -115,7 +115,7 @@ class Identity:
 
     @property
     def capacity(self) -> int:
-        """The largest number of uploads whose sum fits the ring with every contributor at the bound."""
+        """The most uploads whose sum fits the ring with every contributor at the bound."""
         return capacity_between(-self.bound, self.bound, self.modulus_bits)
 
     def encode(self, update: npt.NDArray[np.integer[Any]], coins: Coins) -> Payload:  # noqa: ARG002 -- the contract's

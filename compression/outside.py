@@ -1,7 +1,7 @@
 """A scheme that its author keeps outside of the library: found by its name, and made again for every round.
 
-A factory is any class or function that takes ``values`` (how many an update has), ``cohort`` (the most
-uploads of a sum), ``seed`` (32 public bytes) and ``epoch`` (the number of the round), and returns a linear decoder. Only
+A factory is any class or function that takes ``values`` (how many an update has), ``cohort`` (the most uploads
+of a sum), ``seed`` (32 public bytes) and ``epoch`` (the number of the round), and returns a linear decoder. Only
 the name and these four travel; each side makes the scheme from a factory that it chose itself.
 """
 

@@ -92,7 +92,7 @@ class PeakCode:
 
     @property
     def capacity(self) -> int:
-        """The largest number of uploads whose sums of signs are exact in the arithmetic of decoding, which is float32."""
+        """The most uploads whose sums of signs are exact in the arithmetic of decoding, which is float32."""
         return min(EXACT_WEIGHT, float32_capacity(self.largest_norm))
 
     @property
@@ -201,7 +201,7 @@ class LevelCode:
 
     @property
     def capacity(self) -> int:
-        """The largest number of uploads whose sums of levels are exact in the arithmetic of decoding, which is float32."""
+        """The most uploads whose sums of levels are exact in the arithmetic of decoding, which is float32."""
         return min(EXACT_WEIGHT // self.levels, float32_capacity(self.largest_norm))
 
     @property

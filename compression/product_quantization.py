@@ -486,7 +486,7 @@ class ProductQuantization:
 
     @property
     def capacity(self) -> int:
-        """The largest number of uploads for which the sums of codewords are exact; a histogram has no ring to leave."""
+        """The most uploads for which the sums of codewords are exact; a histogram has no ring to leave."""
         return EXACT_WEIGHT
 
     @property

@@ -84,7 +84,7 @@ class ScalarQuantization:
     """The code of 0.0, one for each scale; none means 0 for all, which is symmetric quantization."""
     rounding: Rounding = Rounding.NEAREST_EVEN
     wrapping_weight: int | None = None
-    """A number of uploads that is decoded even if it exceeds the margin, so that coordinates may leave the ring and come
+    """Uploads that are decoded even if they exceed the margin, so that coordinates may leave the ring and come
     out wrong by a multiple of 2^modulus_bits steps. None: sums beyond the margin are refused."""
     layout: Layout = field(init=False, repr=False, compare=False)
     """One ring segment; the version covers every parameter."""
@@ -145,12 +145,12 @@ class ScalarQuantization:
 
     @property
     def margin(self) -> int:
-        """The largest number of uploads whose sum cannot leave the ring, and is exact before it is multiplied."""
+        """The most uploads whose sum cannot leave the ring, and is exact before it is multiplied."""
         return 1 << (min(self.modulus_bits, _FLOAT64_DIGITS) - self.bits)
 
     @property
     def capacity(self) -> int:
-        """The largest number of uploads that is decoded: the margin, or ``wrapping_weight`` where that is more.
+        """The most uploads that is decoded: the margin, or ``wrapping_weight`` where that is more.
 
         No sum within it leaves float32.
         """
@@ -397,7 +397,7 @@ class DitheredQuantization:
 
     @property
     def capacity(self) -> int:
-        """The largest number of uploads whose sum stays in the ring, with every value at an end and every rounding too."""
+        """The most uploads whose sum stays in the ring, with every value at an end and every rounding too."""
         reach = self._reach
         return min(capacity_between(-reach, reach, self._segment.ring.modulus_bits), float32_capacity(self.largest))
 
