@@ -49,7 +49,7 @@ class Weights:
         )
 
     def with_counts(self, update: ModelUpdate, uploads: int) -> ModelUpdate:
-        """Return the codec with what means are divided by, for so many uploads of weight 1."""
+        """Return the codec with what means are divided by, for this many uploads of weight 1."""
         if self.weighting is Weighting.EQUAL:
             return update
         is_before = self.weighting is Weighting.EXAMPLES

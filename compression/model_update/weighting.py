@@ -140,9 +140,9 @@ class Counted:
     def sentence(self) -> str:
         """What the counts say of training."""
         if self.trained is not None:
-            trained = f"{self.trained} of which trained"
+            trained = f"{self.trained} trained"
         elif self.examples is None:
-            return "of which nobody knows how many trained"
+            return "nobody knows how many trained"
         else:
-            trained = f"at least {self.trained_at_least} of which trained"
+            trained = f"at least {self.trained_at_least} trained"
         return trained if self.examples is None else f"{trained}, with {self.examples} examples in all"

@@ -144,7 +144,7 @@ class Server(StagedServerSession[Content]):
         count, counted = len(self._survivors), int(values[-1])
         if counted != count:
             raise PeerMisbehaved(
-                f"{count} clients, each of whom counts once, count {counted} together: a client lied",
+                f"{count} clients counted as {counted}, and each counts once: a client lied",
                 reason=Reason.INPUT_OUT_OF_RANGE,
                 culprits=NOBODY,
             )

@@ -299,7 +299,7 @@ def open_session(
 
     Raises:
         InvalidParameters: nothing fits; the message names the next parameters that do.
-        CapacityExceeded: so many updates are more than the codec can decode.
+        CapacityExceeded: there are more updates than the codec can decode.
         PeerError: the epoch does not verify.
         ThresholdNotMet: too few standing holders are there, naming who is missing; nobody was asked for anything.
     """

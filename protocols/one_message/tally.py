@@ -578,7 +578,7 @@ class Tally(Confined):
         missing = ", ".join(str(HolderId(one)) for one in away if one not in self.refusals)
         why = "; ".join([*said, f"missing: {missing}"] if missing else said)
         committee = self.agreement.record.committee
-        stands = f"of {committee.holders}, of whom a sum stands {committee.stands} lost"
+        stands = f"of {committee.holders}, and a sum survives the loss of {committee.stands}"
         return ThresholdNotMet(needed=self.needed, present=len(there), what=f"holders {stands} ({why})")
 
     def _go_to(self, state: State) -> None:

@@ -451,7 +451,7 @@ def release_sum(settled: Settled, total: MaskedVector) -> Aggregate:
     contributors = len(settled.contributors)
     if total.count != contributors:
         raise PeerMisbehaved(
-            f"{contributors} contributors, each of whom counts once, count {total.count} together",
+            f"{contributors} contributors counted as {total.count}, and each counts once",
             reason=Reason.INPUT_OUT_OF_RANGE,
             culprits=NOBODY,
         )

@@ -120,7 +120,7 @@ class LateUpdate(Confined):
         try:
             return self._clamped(make(), layout, bounds)
         except BaseException as error:
-            # Whatever training raises, the server hears nothing of it. A signal to this process is not training's.
+            # Whatever training raises, the server is not told. A signal to this process is not training's.
             if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
                 raise
             _LOG.exception(

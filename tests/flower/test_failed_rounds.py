@@ -358,12 +358,12 @@ def test_the_reply_says_how_many_trained(folders: Path) -> None:
     for message in messages:
         message.content["config"] = inner.flwr.ConfigRecord({"server-round": 1})
     (reply,) = grid_of(inner, settings()).send_and_receive(messages, timeout=60)
-    assert reply.content.config_records["secagg.left"]["sum"] == "5 clients, 3 of which trained, with 3 examples in all"
+    assert reply.content.config_records["secagg.left"]["sum"] == "5 clients, 3 trained, with 3 examples in all"
 
 
 def test_a_round_in_which_nobody_trained_fails_the_run(folders: Path) -> None:
     inner = Nodes(folders, failing(range(5)), lost=lambda _: False)
-    with pytest.raises(ThresholdNotMet, match="training failed at too many clients: of 5 uploads 0 of which trained"):
+    with pytest.raises(ThresholdNotMet, match="training failed at too many clients: of 5 uploads 0 trained"):
         started(inner, strategy(), 3, settings())
     assert set(inner.trained) == {1}
 

@@ -74,7 +74,7 @@ def test_rounds_and_trainings_that_fail_are_in_the_result_and_nothing_else_chang
     # The model of rounds 1 and 3, and of another phase, with its counter.
     assert outcome["difference"] < 2**-14
     assert outcome["steps"] == ["int64", 0]
-    assert outcome["error"].startswith("training failed at too many clients: of 8 uploads 0 of which trained")
+    assert outcome["error"].startswith("training failed at too many clients: of 8 uploads 0 trained")
 
 
 @pytest.mark.parametrize("name", ["fail_training", "refuse_training"])

@@ -59,9 +59,9 @@ def test_a_deployment_goes_on_without_a_site_that_is_killed_while_it_trains(open
     # Whether NVFlare calls the job completed depends on when the killed site is back, and has nothing to say of it.
     found = Path(job["result"]) / "workspace"
     log = (found / "log.txt").read_text()
-    assert "round 1, sum: 5 clients, 5 of which trained, with 2560 examples in all" in log
+    assert "round 1, sum: 5 clients, 5 trained, with 2560 examples in all" in log
     assert "round 2, masked input: sent 5" in log
-    assert "round 2, sum: 4 clients, 4 of which trained, with 1792 examples in all" in log
+    assert "round 2, sum: 4 clients, 4 trained, with 1792 examples in all" in log
     model = np.load(found / "models" / "server.npy")
     first = np.array([[1, 2], [3, 4]], np.float32)
     moved = [sum(n * (1 + n) for n in sites) / sum(1 + n for n in sites) / 16 for sites in (range(1, 6), range(1, 5))]

@@ -271,7 +271,7 @@ def test_lost_holders_count_as_no_answers(tmp_path: Path, monkeypatch: pytest.Mo
     answers = dict(holders.ask_all(dict.fromkeys(range(7), request)))
     assert set(answers) == set(range(7))
     assert asked == [set(range(7)), {5, 6}, {5, 6}]
-    # The same list again, of a sum that goes on: those that answered it count.
+    # The same list again, while the sum continues: those that answered it count.
     late |= {6}
     asked.clear()
     assert dict(holders.ask_all({6: request})) == {}

@@ -104,7 +104,7 @@ def test_a_round_in_which_nobody_trained_is_refused(log: pytest.LogCaptureFixtur
     for settings in SETTINGS:
         made = Rounds(SecAggSettings(metrics="loss", **settings))
         with pytest.raises(
-            TooFewTrained, match="0 of which trained, with 0 examples in all, and secagg-minimum-trained is 1"
+            TooFewTrained, match="0 trained, with 0 examples in all, and secagg-minimum-trained is 1"
         ):
             play(made, failing(set(range(CLIENTS))), model())
     log.clear()
@@ -124,7 +124,7 @@ def test_an_operator_has_a_floor_on_how_many_trained(least: int, *, is_refused: 
     made = Rounds(SecAggSettings(minimum_trained=least, weighting="uniform"))
     if is_refused:
         with pytest.raises(
-            TooFewTrained, match=r"3 of which trained, with .* examples in all, and secagg-minimum-trained is 4"
+            TooFewTrained, match=r"3 trained, with .* examples in all, and secagg-minimum-trained is 4"
         ):
             play(made, failing({1, 3, 5}), model())
     else:

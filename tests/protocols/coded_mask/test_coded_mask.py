@@ -476,7 +476,7 @@ def test_clients_that_do_not_count_once_each_have_no_sum(more: int) -> None:
 
 
 def test_an_update_that_does_not_fit_is_one_of_zeros() -> None:
-    """After it was taken nothing refuses, and the server hears nothing of it."""
+    """After it was taken nothing refuses, and the server learns nothing of it."""
     name = ids(USUAL)[0]
     server, clients = Server(USUAL, None), clients_of(USUAL)
     payload = payload_of(replace(USUAL, layout=Layout((RingSegment(20, 12),))), name)

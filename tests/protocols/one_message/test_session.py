@@ -95,7 +95,7 @@ def test_a_holder_that_refuses_is_named_with_what_it_said() -> None:
     world = InsecureSum(SumSetup())
     standing = Standing(world)
     standing.refusing, standing.away = {1}, {0}
-    said = r"a sum stands 1 lost \(holder/1 refused: this holder insists on more clients; missing: holder/0\)"
+    said = r"a sum survives the loss of 1 \(holder/1 refused: this holder insists on more clients; missing: holder/0\)"
     with pytest.raises(ThresholdNotMet, match=said):
         opened(world, standing)
     standing.away = set()
