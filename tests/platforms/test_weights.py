@@ -103,9 +103,7 @@ def test_a_round_in_which_nobody_trained_is_refused(log: pytest.LogCaptureFixtur
     """All six clients raised, the run succeeded with a loss of 0.0, and the model did not move."""
     for settings in SETTINGS:
         made = Rounds(SecAggSettings(metrics="loss", **settings))
-        with pytest.raises(
-            TooFewTrained, match="0 trained, with 0 examples in all, and secagg-minimum-trained is 1"
-        ):
+        with pytest.raises(TooFewTrained, match="0 trained, with 0 examples in all, and secagg-minimum-trained is 1"):
             play(made, failing(set(range(CLIENTS))), model())
     log.clear()
 
@@ -123,9 +121,7 @@ def test_an_app_that_returns_what_it_trained_alone_is_told_so(log: pytest.LogCap
 def test_an_operator_has_a_floor_on_how_many_trained(least: int, *, is_refused: bool) -> None:
     made = Rounds(SecAggSettings(minimum_trained=least, weighting="uniform"))
     if is_refused:
-        with pytest.raises(
-            TooFewTrained, match=r"3 trained, with .* examples in all, and secagg-minimum-trained is 4"
-        ):
+        with pytest.raises(TooFewTrained, match=r"3 trained, with .* examples in all, and secagg-minimum-trained is 4"):
             play(made, failing({1, 3, 5}), model())
     else:
         play(made, failing({1, 3, 5}), model())
