@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Final, NoReturn
 
 import secagg
-from secagg.errors import SecAggError
+from secagg.errors import InvalidParameters, SecAggError
+from secagg.session.registry import suggestion
 
 from . import options as command_options
 from . import train
@@ -18,21 +21,25 @@ from .round import add_options as add_round_options
 
 _MODELS = ("celeba", "sent140", "femnist")
 """The names in ``secagg.cli.plan``, which is imported when it is needed."""
+_CHOICE: Final = re.compile(r"(.*): invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
+_SETTING: Final = re.compile(r"(?<![\w./-])secagg-([a-z]+(?:-[a-z]+)*)(?!\.?[\w/-])")
+"""A setting, as platforms name it and as they say it in errors; no file of such a name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     # No file or folder of ours is for others to write to, whatever this user's usual mask is.
     os.umask(os.umask(0o022) | 0o022)
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if not hasattr(options, "run"):
-        parser.print_help()
-        return 0
+    parser, options = _parser(), argparse.Namespace()
     try:
+        parser.parse_args(arguments, options)
+        if not hasattr(options, "run"):
+            parser.print_help()
+            return 0
         return int(options.run(options))
     except SecAggError as error:
-        print("\n".join([f"secagg: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
+        said = "\n".join([f"secagg: {error}", *getattr(error, "__notes__", ())])
+        print(_SETTING.sub(r"--set \1", said) if hasattr(options, "set") else said, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nsecagg: interrupted; nothing was released", file=sys.stderr)
@@ -43,8 +50,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         place = "" if isinstance(error, ConnectionError) else "; name another place"
-        print(f"secagg: {error}{place}", file=sys.stderr)
+        what = str(error) if error.filename is None else f"{error.filename}: {error.strerror}"
+        print(f"secagg: {what}{place}", file=sys.stderr)
         return 2
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses in one sentence, which says what may be meant."""
+
+    def error(self, message: str) -> NoReturn:
+        if found := _CHOICE.fullmatch(message):
+            argument, given, known = found.groups()
+            choices = known.replace("'", "").split(", ")
+            message = f"{argument}: there is no {given!r}; {suggestion(given, choices)}"
+        elif message.startswith("unrecognized arguments: --"):
+            given = message.split()[2].partition("=")[0]
+            message = f"there is no {given}; {suggestion(given, re.findall(r'--[a-z-]+', self.format_usage()))}"
+        raise InvalidParameters(f"{message} (`{self.prog} --help`)")
+
+    def parse_known_args(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 -- as argparse has it
+        """Leave nothing to the parser above, which does not know this command's options."""
+        options, strange = super().parse_known_args(*arguments, **named)
+        if strange:
+            self.error(f"unrecognized arguments: {' '.join(strange)}")
+        return options, strange
 
 
 class _Version(argparse.Action):
@@ -57,7 +86,7 @@ class _Version(argparse.Action):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="secagg", description="Secure aggregation for federated learning.")
+    parser = _Parser(prog="secagg", description="Secure aggregation for federated learning.")
     parser.add_argument("--version", action=_Version, nargs=0, help="show program's version number and exit")
     commands = parser.add_subparsers(metavar="COMMAND")
     demo = commands.add_parser("demo", help="a small session with dropouts, in memory, with a picture of who sees what")

@@ -6,11 +6,22 @@ import argparse
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from secagg.session.registry import names
+from secagg.errors import InvalidParameters
+from secagg.session.registry import names, require_name
 
 from . import spreading
+
+PROTOCOLS: Final = f"aggregation protocol: {', '.join(names())} (default: %(default)s)"
+
+
+def protocol_name(text: str) -> str:
+    """Return a protocol's name; an error says which one may be meant."""
+    try:
+        return require_name(text)
+    except InvalidParameters as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def when_run(module: str, name: str) -> Callable[[argparse.Namespace], int]:
@@ -216,7 +227,7 @@ def _add_wire(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type
         "crash it resumes, where the protocol can. SIGTERM stops it, and keeps what it resumes from; SIGHUP has it "
         "read renewed files of TLS.",
     )
-    serve.add_argument("--protocol", choices=names(), default="pairwise", help="who adds up (default: %(default)s)")
+    serve.add_argument("--protocol", type=protocol_name, default="pairwise", help=PROTOCOLS)
     serve.add_argument("--values", type=int, help="how many an update has")
     serve.add_argument("--clip", type=float, help="values beyond it are clipped")
     serve.add_argument("--bits", type=int, default=16, help="of one value (default: %(default)s)")
@@ -305,7 +316,7 @@ def _add_contribute(contribute: argparse.ArgumentParser) -> None:
     what.add_argument("--statistics", type=Path, metavar="FILE", help="the declaration that this site answers")
     contribute.add_argument("--data", metavar="FILE", help="of --statistics: a .csv, or site.py:FUNCTIONS")
     contribute.add_argument("--data-version", default="1", help="its owner's name for the data (default: %(default)s)")
-    contribute.add_argument("--protocol", choices=names(), default="pairwise", help="no other (default: %(default)s)")
+    contribute.add_argument("--protocol", type=protocol_name, default="pairwise", help=f"the only accepted {PROTOCOLS}")
     who = contribute.add_mutually_exclusive_group(required=True)
     who.add_argument("--identity", type=Path, metavar="FILE", help="this client's key file, of `secagg keys`")
     who.add_argument("--client", type=int, metavar="N", help="this client's number, where clients have no keys")

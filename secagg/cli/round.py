@@ -27,6 +27,7 @@ from .figures import (
     writable,
     write_json,
 )
+from .options import PROTOCOLS, protocol_name
 
 if TYPE_CHECKING:
     from secagg.contract import IndexSegment, RingSegment
@@ -62,7 +63,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
         description="Run one session in memory, with real cryptography, and print what each stage took, who dropped "
         "out where, what was revealed, and whether the sum is exact.",
     )
-    command.add_argument("--protocol", choices=names(), default="pairwise", help="who adds up (default: %(default)s)")
+    command.add_argument("--protocol", type=protocol_name, default="pairwise", help=PROTOCOLS)
     command.add_argument("--clients", type=int, default=100, help="how many are invited (default: %(default)s)")
     command.add_argument("--groups", type=int, help="of clients, with a session each, whose sums are added")
     command.add_argument("--dimension", type=int, default=100_000, help="values of each client (default: %(default)s)")

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from secagg.errors import InvalidParameters
-from secagg.session.registry import find, names
+from secagg.session.registry import find
 
 from .figures import Bar, against_float32, in_bytes, in_seconds, shown, writable, write_json
+from .options import PROTOCOLS, protocol_name
 
 CHANGES: Final[dict[str, Any]] = {
     "action": "append",
@@ -202,7 +203,7 @@ def _add_estimate(commands: Any) -> None:  # noqa: ANN401 -- argparse names the 
         help="run small sessions, and scale their seconds: of one-message as its additions are divided among workers, "
         "of other protocols as a server has a session for each group of clients",
     )
-    scale.add_argument("--protocol", choices=names(), default="one-message", help="(default: %(default)s)")
+    scale.add_argument("--protocol", type=protocol_name, default="one-message", help=PROTOCOLS)
     scale.add_argument("--clients", type=int, default=1_000_000, help="(default: %(default)s)")
     scale.add_argument("--values", type=int, default=1 << 20, help="of each client (default: %(default)s)")
     scale.add_argument("--bits", type=int, default=8, help="of one value (default: %(default)s)")

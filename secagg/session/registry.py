@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from enum import Enum
@@ -126,6 +126,9 @@ _REGISTERED: Final[dict[str, str | ProtocolEntry]] = {
     "coded-mask": "secagg.protocols.coded_mask.simulation",
 }
 """Entries by name, each an entry or the module whose ``ENTRY`` it is."""
+_PAIRWISE: Final = ("secagg", "secagg+", "secaggplus", "secureaggregation", "pairwisemask", "pairwisemasks", "bonawitz")
+_ELSEWHERE: Final = dict.fromkeys(_PAIRWISE, "pairwise") | {"lightsecagg": "coded-mask", "tee": "enclave"}
+"""What papers, other libraries and our folders call these protocols."""
 
 
 def names() -> tuple[str, ...]:
@@ -141,9 +144,7 @@ def find(name: str | ProtocolEntry) -> ProtocolEntry:
     """
     if isinstance(name, ProtocolEntry):
         return name
-    found = _REGISTERED.get(name)
-    if found is None:
-        raise InvalidParameters(f"there is no protocol {name!r}; there are {', '.join(_REGISTERED)}")
+    found = _REGISTERED[require_name(name)]
     if isinstance(found, ProtocolEntry):
         return found
     entry = import_module(found).ENTRY
@@ -151,6 +152,23 @@ def find(name: str | ProtocolEntry) -> ProtocolEntry:
         raise Misuse(f"{found}.ENTRY is not a ProtocolEntry of the name {name!r}")
     _REGISTERED[name] = entry
     return entry
+
+
+def require_name(name: str) -> str:
+    """Return a protocol's name, or refuse it and say which one may be meant."""
+    if name in _REGISTERED:
+        return name
+    written = name.lower().replace("_", "-")
+    meant = _ELSEWHERE.get(written.replace("-", ""), written)
+    raise InvalidParameters(f"there is no protocol {name!r}; {suggestion(meant, _REGISTERED)}")
+
+
+def suggestion(name: str, known: Collection[str]) -> str:
+    """Return which name may be meant by one that is not known, or all of them."""
+    from difflib import get_close_matches  # noqa: PLC0415 -- for errors alone
+
+    near = get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
 
 
 def register(protocol: ProtocolEntry) -> None:
@@ -200,14 +218,17 @@ def planned_settings(
         InvalidParameters: a setting that this protocol does not have, or a value that it cannot take.
     """
     known = known_settings(entry)
-    if strange := [name for name in given if name not in known]:
-        raise InvalidParameters(f"{entry.name} has no setting {strange[0]!r}; it has {', '.join(known)}")
+    for name in given:
+        if name not in known:
+            raise InvalidParameters(f"{entry.name} has no setting {name!r}; {suggestion(name, known)}")
     chosen = {name: value for name, value in {**facts, **given}.items() if name in known}
     made = {name: parsed(name, known[name], value) if type(value) is str else value for name, value in chosen.items()}
     for assignment in assigned:
         name, equals, text = assignment.partition("=")
-        if not equals or name not in known:
+        if not equals:
             raise InvalidParameters(f"{option} takes name=value; the settings of {entry.name} are {', '.join(known)}")
+        if name not in known:
+            raise InvalidParameters(f"{entry.name} has no setting {name!r}; {suggestion(name, known)}")
         made[name] = parsed(f"{option} {name}", known[name], text)
     return entry.settings(**made)
 

@@ -78,6 +78,51 @@ def test_the_bare_command_lists_its_commands(capsys: pytest.CaptureFixture[str])
     assert all(f"    {name}" in printed for name in ("round", "plan", "two-servers", "holder", "train"))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("rund", "argument COMMAND: there is no 'rund'; did you mean round? (`secagg --help`)"),
+        ("plan --model femnst", "argument --model: there is no 'femnst'; did you mean femnist? (`secagg plan --help`)"),
+        (
+            "plan --model femnist --codewrds 64",
+            "there is no --codewrds; did you mean --codewords? (`secagg plan --help`)",
+        ),
+        (
+            "plan --model femnist --suite=x",
+            "argument --suite: there is no 'x'; there are classic, hybrid (`secagg plan --help`)",
+        ),
+        ("demo --clents=3", "there is no --clents; did you mean --clients? (`secagg demo --help`)"),
+        ("demo spare", "unrecognized arguments: spare (`secagg demo --help`)"),
+        (
+            "two-servers kees",
+            "argument COMMAND: there is no 'kees'; did you mean keys? (`secagg two-servers --help`)",
+        ),
+        (
+            "round --protocol secagg+",
+            "argument --protocol: there is no protocol 'secagg+'; did you mean pairwise? (`secagg round --help`)",
+        ),
+        ("round --clients x", "argument --clients: invalid int value: 'x' (`secagg round --help`)"),
+    ],
+)
+def test_a_misspelt_argument_is_one_sentence_with_what_may_be_meant(
+    capsys: pytest.CaptureFixture[str], arguments: str, said: str
+) -> None:
+    assert refusal(capsys, *arguments.split()) == f"secagg: {said}\n"
+
+
+def test_a_setting_has_the_name_that_the_command_gives_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Platforms share settings with `secagg serve`; a file may have a name like theirs."""
+
+    def refused(_: object) -> int:
+        raise InvalidParameters("/etc/secagg-roster and secagg-roster.json: name them with secagg-data-name, or not")
+
+    monkeypatch.setattr("secagg.cli.serve.run_serve", refused)
+    said = refusal(capsys, "serve", "--values", "4")
+    assert said == "secagg: /etc/secagg-roster and secagg-roster.json: name them with --set data-name, or not\n"
+
+
 def test_commands_that_are_imported_when_they_run_are_there() -> None:
     """They are named in strings, which no type checker reads."""
     sources = "".join(file.read_text(encoding="utf-8") for file in Path(str(cli.__file__)).parent.rglob("*.py"))
