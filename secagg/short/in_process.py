@@ -60,7 +60,7 @@ class PrivateSum(Generic[Form]):
     examples: int | None
     """Total of the examples, as they count; None where every client weighs the same."""
     trained: int
-    """Number of clients in the sum that had any examples; the fewest that can have so many where more is not known."""
+    """Number of clients in the sum that had any examples."""
     clipped: int
     """Number of values in all updates that were NaN, which counts as 0, or beyond the clip."""
     step: float
@@ -74,7 +74,7 @@ class PrivateSum(Generic[Form]):
 
     @property
     def failed(self) -> int:
-        """Number of clients in the sum that had no examples, at most."""
+        """Number of clients in the sum that had no examples."""
         return len(self.counted) - self.trained
 
 
@@ -112,6 +112,8 @@ def aggregate(  # noqa: PLR0913 -- all but two have defaults
     if not named:
         raise InvalidParameters("there is no update to add; pass one for each client")
     weighing = _examples(named, examples)
+    if weighing is None and full is not None:
+        raise InvalidParameters("full is for clients that weigh by examples=; give those too, or leave full out")
     if weighing is not None and full is None:
         full = max(1, *weighing.values())
     session = Session.for_model(
@@ -139,14 +141,14 @@ def aggregate(  # noqa: PLR0913 -- all but two have defaults
         _say_of_guessing(session, named, weighing)
     released, measured = simulated(session.entry, session.settings, subject, making, drop)
     names = dict(zip(_ids(named), named, strict=True))
-    stages, in_sum = measured.figures[:-1], session.counted(released)
+    stages, counted = measured.figures[:-1], [name for client, name in names.items() if client in released.counted]
     return PrivateSum(
         total=session.total(released),
         mean=session.mean(released),
-        counted=tuple(name for client, name in names.items() if client in released.counted),
+        counted=tuple(counted),
         left_out=_left_out(names, released, measured),
-        examples=in_sum.examples,
-        trained=in_sum.trained_at_least,
+        examples=session.counted(released).examples,
+        trained=sum(weighing is None or weighing[name] > 0 for name in counted),
         clipped=clipped,
         step=session.step,
         bytes_sent=round(sum(each.bytes_up / max(1, len(each.answered)) for each in stages)),
@@ -170,6 +172,8 @@ def leaving(drop: int | Collection[Hashable], named: Mapping[Any, object], setti
         return len(set(drop))
     if isinstance(cast("object", drop), bool) or not hasattr(drop, "__index__"):
         raise InvalidParameters(f"drop is how many clients leave, as an integer, or their names; got {drop!r}")
+    if not 0 <= index(drop) < len(named):
+        raise InvalidParameters(f"drop is 0 to {len(named) - 1} of {len(named)} clients; got {drop}")
     return index(drop)
 
 
@@ -222,7 +226,7 @@ def _say_of_guessing(session: Session[Any], named: Mapping[Any, Any], weighing: 
     vectors = (np.clip(session.shapes.vector(update), -session.clip, session.clip) for update in named.values())
     entropy = min(min_entropy(np.rint(np.nan_to_num(vector) / session.step).astype(np.int64)) for vector in vectors)
     clients = mixing_clients(clamped_examples(one, session.full) for one in weighing.values())
-    if said := said_guessable(sum_bits=session.codec.modulus_bits, clients=clients, entropy=entropy):
+    if clients and (said := said_guessable(sum_bits=session.codec.modulus_bits, clients=clients, entropy=entropy)):
         LOG.warning("%s", said)
 
 

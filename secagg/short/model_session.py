@@ -42,6 +42,7 @@ from secagg.session.registry import (
     find,
     known_settings,
     planned_settings,
+    suggestion,
 )
 from secagg.session.roles import LateUpdate, Released, ServerSession, Subject, Update
 
@@ -467,6 +468,9 @@ def planned(
             "the short way plans no noise: its rings have no room for any. Open a session of the protocol with a codec "
             "whose ring has, as `secagg round --noise` and training do"
         )
+    if strange := [name for name in settings if name not in (known := known_settings(entry))]:
+        also = [*known, "clip", "bits", "drop", "examples", "full", "protocol", "only", "exclude", "max_norm"]
+        raise InvalidParameters(f"{entry.name} has no setting {strange[0]!r}; {suggestion(strange[0], also)}")
     corrupted = usual_corrupted(clients) if corrupted is None else corrupted
     require_cohort(clients, corrupted)
     if str(settings.get("population", clients)) != str(clients):
@@ -475,12 +479,21 @@ def planned(
     late = int(settings.get("late", 0))
     # Of few clients a protocol may need all.
     plans = (usual_dropped(clients), 0) if dropped is None else (dropped,)
+
+    def planned_for(leaving: int) -> Any:  # noqa: ANN401 -- the protocol's own, or None
+        told = facts | {"dropped": leaving, "minimum_cohort": max(LEAST_COHORT, clients - leaving - late)}
+        made = planned_settings(entry, told, settings)
+        return made if entry.takes(made, clients) and (getattr(made, "minimum_cohort", None) or 0) <= clients else None
+
     for leaving in plans:
-        facts |= {"dropped": leaving, "minimum_cohort": max(LEAST_COHORT, clients - leaving - late)}
-        made = planned_settings(entry, facts, settings)
-        if entry.takes(made, clients) and (getattr(made, "minimum_cohort", None) or 0) <= clients:
+        if (made := planned_for(leaving)) is not None:
             return made
+    tolerated, refused = -1, plans[-1]
+    while refused - tolerated > 1:
+        middle = (tolerated + refused) // 2
+        tolerated, refused = (middle, refused) if planned_for(middle) is not None else (tolerated, middle)
+    most = f" (at most {tolerated + late} can)" if tolerated >= 0 else ""
     raise InvalidParameters(
         f"{entry.name} has no session of {clients} clients, {corrupted} of which may work with the server and "
-        f"{plans[-1] + late} of which may leave; invite more, plan for fewer of them, or ask for less"
+        f"{plans[-1] + late} of which may leave{most}; invite more, plan for fewer of them, or ask for less"
     )

@@ -96,11 +96,41 @@ def test_a_client_without_examples_weighs_nothing_and_a_light_one_a_quarter(capl
     with caplog.at_level(logging.WARNING, "secagg.short"):
         result = secagg.aggregate([np.ones(2)] * 3 + [-np.ones(2)], clip=1.0, examples=[100, 1, 1, 0])
     assert result.examples == 150
-    assert result.trained == 2, "with full weights so many examples are those of two clients at least"
+    assert (result.trained, result.failed) == (3, 1), "everybody's examples are known in one process"
     assert np.abs(result.mean - 1).max() <= 4 * result.step
     assert "the update of 1 has 1 examples, which count as 25: full is 100" in caplog.text
+    caplog.clear()
     with pytest.raises(ThresholdNotMet, match="1 clients with examples are needed and 0 are present"):
         secagg.aggregate([np.ones(2)] * 3, clip=1.0, examples=[0, 0, -1])
+    assert "over 0 clients" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"bit": 8}, "did you mean bits?"),
+        ({"drops": 1}, "did you mean drop?"),
+        ({"minimum_cohor": 3}, "did you mean minimum_cohort?"),
+        ({"protocol": "two_servers"}, "did you mean two-servers?"),
+        ({"protocol": "pairwise_mask"}, "did you mean pairwise?"),
+        ({"protocol": "secagg+"}, "did you mean pairwise?"),
+        ({"protocol": "LightSecAgg"}, "did you mean coded-mask?"),
+        ({"protocol": "circle"}, "there are pairwise, enclave, two-servers, one-message, coded-mask"),
+        ({"full": 50}, "full is for clients that weigh by examples="),
+        ({"drop": 10}, "drop is 0 to 9 of 10 clients; got 10"),
+        ({"drop": -1}, "drop is 0 to 9 of 10 clients; got -1"),
+        ({"drop": 8}, r"8 of which may leave \(at most 3 can\)"),
+    ],
+)
+def test_an_error_says_what_may_be_meant(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidParameters, match=said):
+        secagg.aggregate([np.ones(2)] * 10, clip=1.0, **options)
+
+
+def test_as_many_may_leave_as_an_error_says() -> None:
+    assert len(secagg.aggregate([np.ones(2)] * 10, clip=1.0, drop=3).counted) == 7
+    with pytest.raises(InvalidParameters, match="at most 3 can"):
+        secagg.aggregate([np.ones(2)] * 10, clip=1.0, drop=4)
 
 
 def test_a_mean_of_whole_numbers_is_a_float() -> None:
