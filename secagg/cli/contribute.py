@@ -74,9 +74,14 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
     def joined(card: Card, suspended: Secret | None) -> tuple[Subject, LateUpdate]:
         floors.require_protocol(card.protocol)
         if card.mode not in floors.modes:
+            advice = (
+                "its clients have keys: give this client's with --identity FILE"
+                if identity is None
+                else "start the server with --set roster=FILE, or give --set modes=semi_honest if you trust it"
+            )
             raise InvalidParameters(
                 f"the server holds a session that is {card.mode}, and this client accepts {', '.join(floors.modes)}; "
-                f"start the server with keys, or set modes={card.mode} here if you trust it"
+                + advice
             )
         # Before a name is claimed: nobody waits for a client that is refused here.
         if type(clients := card.terms.get("clients")) is int and clients < floors.minimum_cohort:
@@ -141,7 +146,7 @@ def _update_of(
     if card.task != task or values.shape != (card.terms["values"],):
         raise InvalidParameters(
             f"the server sums {card.terms['values']} values of {card.task!r}; this client has an array of "
-            f"shape {values.shape} for {task!r}"
+            f"shape {values.shape} for {task!r}; name another --update or --task, or another server"
         )
     subject = subject_of(plan, card.task, card.round_number, card.terms)
 
@@ -186,7 +191,9 @@ def _values(path: Path) -> NDArray[np.float64]:
             loaded.close()
             raise InvalidParameters(f"{path} holds several arrays; write one with numpy.save")
         return cast("NDArray[Any]", loaded).astype(np.float64, casting="same_kind")
-    except (OSError, EOFError, TypeError, ValueError) as error:
+    except OSError as error:
+        raise InvalidParameters(f"{path} cannot be read ({error.strerror}); name a file of numpy.save") from None
+    except (EOFError, TypeError, ValueError) as error:
         raise InvalidParameters(f"{path} holds no array of numbers ({error}); write one with numpy.save") from None
 
 
@@ -215,8 +222,12 @@ class _PluggedSession:
 
 
 def _floors(usual: NodeSettings, assignments: Iterable[str], others: Collection[str]) -> dict[str, Any]:
+    from secagg.session.registry import suggestion
+
     known = {field.name for field in fields(usual)} - {*others}
     given = assigned(assignments, type(usual))
     if strange := sorted(given.keys() - known):
-        raise InvalidParameters(f"--set {strange[0]} is not a floor of a client; there are {', '.join(sorted(known))}")
+        raise InvalidParameters(
+            f"--set {strange[0]} is not a floor of a client; {suggestion(strange[0], sorted(known))}"
+        )
     return given

@@ -65,7 +65,9 @@ def group_of(
     options: argparse.Namespace, roster: Roster | None
 ) -> tuple[frozenset[ClientId], Roster | None, dict[str, int | float]]:
     """Return who is invited, the roster of these alone, and what they are told."""
-    if (roster is None) == (options.clients is None):
+    if roster is not None and options.clients is not None:
+        raise InvalidParameters("the roster says how many clients there are; leave --clients out, or --set roster")
+    if roster is None and options.clients is None:
         raise InvalidParameters(
             "name the clients by --set roster=keys/roster.json, or, where they have no keys, say how many by --clients"
         )

@@ -10,13 +10,13 @@ import os
 import signal
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from secagg.errors import InternalError, InvalidParameters, SecAggError
-from secagg.session.registry import find
+from secagg.session.registry import find, suggestion
 
 from .figures import writable, write_json
 from .groups import group_of, write_mean, write_sum
@@ -210,25 +210,26 @@ def _settings(options: argparse.Namespace) -> SecAggSettings:
     alike = {f"{PREFIX}protocol": options.protocol, f"{PREFIX}weighting": "uniform"}
     if twice := sorted(alike.keys() & given.keys()):
         raise InvalidParameters(
-            f"--set cannot change {twice[0]}: --protocol chooses the protocol, and all updates weigh the same"
+            f"--set cannot change {twice[0].removeprefix(PREFIX)}: --protocol chooses the protocol, and all updates "
+            "weigh the same"
+        )
+    if strange := [name for key in given if (name := key.removeprefix(PREFIX)) not in _USED]:
+        platforms = {each.name.replace("_", "-") for each in fields(SecAggSettings)}
+        name = strange[0].removeprefix(PREFIX)
+        raise InvalidParameters(
+            f"--set {name} would do nothing here: `secagg serve` plans no noise, and --clip, --bits and --values say "
+            "how updates are encoded; leave it out"
+            if strange[0] in platforms
+            else f"--set {name} is no setting of `secagg serve`; {suggestion(name, _USED)}"
         )
     settings = SecAggSettings.from_run_config({**given, **alike})
     if options.declared is not None:
         from secagg.site_statistics.on_platforms import settings_of
 
         settings = settings_of(settings, options.declared)
-    if settings.noise:
-        raise InvalidParameters(
-            "`secagg serve` plans no noise: its rings have no room for any; leave noise out of --set"
-        )
     if options.page and settings.suite != "classic":
         raise InvalidParameters(
             "the page speaks suite classic: WebCrypto has ML-KEM in few browsers; leave --set suite out, or --page"
-        )
-    if unused := sorted(given.keys() - {PREFIX + name for name in _USED}):
-        raise InvalidParameters(
-            f"--set {', '.join(name.removeprefix(PREFIX) for name in unused)} would do nothing here; `secagg serve` "
-            f"encodes updates as --clip, --bits and --values say, and its settings are {', '.join(_USED)}"
         )
     return settings
 

@@ -153,23 +153,32 @@ def load_roster(path: Path) -> Roster:
 def read_private(path: Path) -> bytes:
     """Read a file that holds a key, which nobody else may read."""
     with path.open("rb") as file:
-        if hasattr(os, "getuid") and stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-            raise InvalidParameters(f"{path} holds a private key, and others may read it; chmod 600 it")
+        _require_private(path, os.fstat(file.fileno()).st_mode)
         return file.read()
+
+
+def _require_private(path: Path, mode: int) -> None:
+    if hasattr(os, "getuid") and stat.S_IMODE(mode) & 0o077:
+        raise InvalidParameters(f"{path} holds a private key, and others may read it; chmod 600 it")
 
 
 def _read(path: Path, kind: str) -> dict[str, Any]:
     try:
-        fields: object = json.loads(path.read_bytes() if kind == _ROSTER else read_private(path))
-    except InvalidParameters:
-        raise
+        with path.open("rb") as file:
+            mode, fields = os.fstat(file.fileno()).st_mode, cast("object", json.loads(file.read()))
+    except FileNotFoundError:
+        raise InvalidParameters(f"there is no file {path}; make one with `secagg keys`, or name another") from None
     except (OSError, ValueError):
         raise _unreadable(path, kind) from None
     if not isinstance(fields, dict):
         raise _unreadable(path, kind)
     named = cast("dict[str, Any]", fields)
-    if (named.get("format"), named.get("kind")) != (FORMAT, kind):
+    if named.get("format") == FORMAT and named.get("kind") != kind:
+        raise InvalidParameters(f"{path} is of another kind ({named.get('kind')!r}); name a {kind} file")
+    if named.get("format") != FORMAT:
         raise _unreadable(path, kind)
+    if kind != _ROSTER:
+        _require_private(path, mode)
     return named
 
 

@@ -298,8 +298,8 @@ class SecAggSettings:
         most = planned.most_dropped(invited)
         if most is None:
             raise InvalidParameters(
-                f"{invited} clients are too few for a session in which {corrupted} may be corrupted; let the "
-                f"strategy sample more{f', or lower {PREFIX}corrupted' if corrupted else ''}"
+                f"{invited} clients are too few for a session in which {corrupted} may be corrupted; invite "
+                f"more{f', or lower {PREFIX}corrupted' if corrupted else ''}"
             )
         if not self.threshold:
             # By default more than half stay, and of a few two thirds.
@@ -344,7 +344,8 @@ class SecAggSettings:
         least = max(LEAST_COHORT, invited - self.tolerated_dropouts(invited))
         if (self.minimum_cohort or least) > invited:
             raise _invalid(
-                "minimum_cohort", f"is {self.minimum_cohort}, and the strategy invites {invited} clients; sample more"
+                "minimum_cohort",
+                f"is {self.minimum_cohort}, and {invited} clients are invited; lower it, or invite more",
             )
         return self.minimum_cohort or least
 

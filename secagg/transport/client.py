@@ -236,11 +236,16 @@ async def contribute(  # noqa: PLR0913 -- all but three have defaults
         place = httpx.URL(url)
     except (httpx.InvalidURL, ValueError):
         raise InvalidParameters("this is not an address of a server; name https://HOST:PORT") from None
+    if "://" not in url:
+        scheme = "http" if is_loopback(url.rpartition(":")[0] or url) else "https"
+        raise InvalidParameters(f"{url} says neither http:// nor https://; name {scheme}://{url}")
+    if place.scheme not in _SCHEMES or not place.host:
+        raise InvalidParameters(f"{url} is not an address of a server; name https://HOST:PORT")
     if tls is not None and place.scheme == "http":
         raise InvalidParameters(f"{url} has no TLS, so certificates are of no use there; name an https:// address")
     if place.scheme != "https" and not is_loopback(place.host) and http is None:
         raise InvalidParameters(f"{url} would carry answers in the clear; name an https:// address, or http:// here")
-    if place.scheme not in _SCHEMES or place.userinfo or place.query or not 0 <= (place.port or 0) < 1 << 16:
+    if place.userinfo or place.query or not 0 <= (place.port or 0) < 1 << 16:
         raise InvalidParameters("an address of a server has neither a password nor a query; name https://HOST:PORT")
     async with AsyncExitStack() as stack:
         if http is None:

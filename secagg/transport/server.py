@@ -51,7 +51,8 @@ _FORWARDING: Final = frozenset(
 _STUCK_SECONDS: Final = 10.0
 _STRANGER: Final = Verdict(
     Answer.STRANGER,
-    "this request proves no client of this session: another's name, an uninvited number, or a key not on this roster",
+    "this request proves no client of this session: it has no key where clients have keys, a key that is not on this "
+    "roster, an uninvited number, or a name that another client took first",
 )
 _STARTING: Final = Verdict(Answer.STOPPING, "the server listens and holds no session yet; ask again")
 _WRONG: Final = Verdict(Answer.WRONG, "the server does not know this request; both ends need one version of secagg")

@@ -50,9 +50,14 @@ def update(tmp_path: Path) -> str:
         (("--clients", "5", "--listen", "localhost:99999"), "--listen is HOST:PORT"),
         (("--clients", "5", "--listen", "0.0.0.0:0"), "in the clear"),
         (("--clients", "5", "--set", "roster"), "NAME=VALUE"),
-        (("--clients", "5", "--set", "colour=red"), "not a setting of secure aggregation"),
-        (("--clients", "5", "--set", "protocol=enclave"), "--set cannot change secagg-protocol"),
-        (("--clients", "5", "--set", "weighting=examples"), "--set cannot change secagg-weighting"),
+        (("--clients", "5", "--set", "colour=red"), "colour is no setting of `secagg serve`; there are corrupted"),
+        (("--clients", "5", "--set", "protocol=enclave"), "--set cannot change protocol"),
+        (("--clients", "5", "--set", "weighting=examples"), "--set cannot change weighting"),
+        (("--set", "rooster=keys/roster.json"), "--set rooster is no setting of `secagg serve`; did you mean roster?"),
+        (("--set", "secagg-roster=keys/roster.json"), "--set roster is no setting"),
+        (("--set", "roster=none.json"), "there is no file none.json; make one with `secagg keys`"),
+        (("--clients", "5", "--set", "mode=activ"), "--set mode is one of"),
+        (("--clients", "4", "--set", "corrupted=3"), "invite more, or lower --set corrupted"),
         (("--clients", "5", "--values", "0"), "1 to 268,435,456 values; got 0"),
         (("--clients", "5", "--values", str(1 << 40)), "1 to 268,435,456 values"),
         (("--clients", "5", "--group", "1"), "--group is K/N"),
@@ -91,7 +96,9 @@ def test_noise_is_refused(capsys: pytest.CaptureFixture[str], update: str, tmp_p
 
 def test_a_client_refuses(capsys: pytest.CaptureFixture[str], update: str, tmp_path: Path) -> None:
     state = ("--state", str(tmp_path / "state"))
-    assert "holds no array" in refusal(capsys, "contribute", URL, "--update", "none.npy", "--client", "0", *state)
+    assert "none.npy cannot be read (No such" in refusal(
+        capsys, "contribute", URL, "--update", "none.npy", "--client", "0", *state
+    )
     for values in (np.full(4, 1j), np.array(["1.0"] * 4)):
         np.save(tmp_path / "other.npy", values)
         client = ("contribute", URL, "--update", str(tmp_path / "other.npy"), "--client", "0", *state)
@@ -110,7 +117,27 @@ def test_a_client_refuses(capsys: pytest.CaptureFixture[str], update: str, tmp_p
         assert "not an address of a server" in refusal(capsys, "contribute", place, *client[2:])
     assert "positive" in refusal(capsys, "contribute", URL, *client[2:], "--patience", "nan")
     assert "in the clear" in refusal(capsys, *client)
-    for place in ("http://127.0.0.1:99999", "ftp://127.0.0.1:8750", "http://127.0.0.1:8750?x=1"):
+    for place, meant in (("localhost:8750", "http://localhost:8750"), ("sums.example", "https://sums.example")):
+        assert f"; name {meant}\n" in refusal(capsys, "contribute", place, *client[2:])
+    for place in ("htp://127.0.0.1:1", "http://"):
+        assert "is not an address of a server" in refusal(capsys, "contribute", place, *client[2:])
+    client_is = ("contribute", URL, "--update", update, *state, "--identity")
+    make_identities(tmp_path / "keys", [ClientId(0)], SystemCoins())
+    for name, said in (
+        ("none.key", "there is no file"),
+        ("other.npy", "is not a client file"),
+        ("keys/roster.json", "is of another kind ('roster'); name a client file"),
+    ):
+        (tmp_path / "other.npy").chmod(0o644)
+        assert said in refusal(capsys, *client_is, str(tmp_path / name))
+    (tmp_path / "keys" / "client-0.key").chmod(0o644)
+    assert "chmod 600" in refusal(capsys, *client_is, str(tmp_path / "keys" / "client-0.key"))
+    for place in (
+        "http://127.0.0.1:99999",
+        "http://127.0.0.1:1?x",
+        "ftp://127.0.0.1:8750",
+        "http://127.0.0.1:8750?x=1",
+    ):
         assert "name https://HOST:PORT" in refusal(capsys, "contribute", place, *client[2:])
     assert "is lost" in refusal(capsys, "contribute", URL, *client[2:], "--patience", "0")
 
@@ -151,6 +178,9 @@ def test_a_client_says_whom_it_trusts_or_is_refused(
     else:
         assert not said.out
         assert ("is active, and this client accepts semi_honest" in said.err) == (protocol == "pairwise")
+        assert ("its clients have keys: give this client's with --identity FILE" in said.err) == (
+            protocol == "pairwise"
+        )
 
 
 @pytest.mark.parametrize("protocol", ["pairwise", "coded-mask"])
