@@ -122,7 +122,7 @@ class SchemeChoice:
         if settings.metric_names:
             shapes[METRICS], chosen[METRICS] = (len(settings.metric_names),), self._metrics
         shapes[COUNTS], chosen[COUNTS] = self._counts(
-            is_trained=bool({METRICS, *TOLD} & shapes.keys()) or bool(integers)
+            is_trained=bool({METRICS, *TOLD} & shapes.keys()) or bool(integers) or settings.minimum_trained > 1
         )
         compressed: Recipe = self._plain
         if settings.sparsity is not None:

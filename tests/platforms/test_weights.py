@@ -71,6 +71,19 @@ def failing(which: set[int], train: Train = moved) -> Train:
     return some
 
 
+def test_clients_with_few_examples_are_no_failed_ones_where_a_minimum_is_to_train() -> None:
+    """The total of six clients of weight 1/4 is that of two of weight 1."""
+    sent = {"w": model()["w"]}
+
+    def light(number: int, sent: Model) -> Mapping[str, Any]:
+        return {"model": {"w": sent["w"] + np.float32((number + 1) / 100)}, "n": 100}
+
+    made = Rounds(SecAggSettings(minimum_trained=4))
+    assert play(made, light, sent)[1].trainings == {"secagg-trained": 6, "secagg-failed": 0}
+    with pytest.raises(TooFewTrained, match=r": of 6 uploads 3 trained, .* secagg-minimum-trained is 4"):
+        play(made, failing({0, 1, 2}, light), sent, 2)
+
+
 SETTINGS: list[dict[str, Any]] = [
     {},
     {"weighting": "uniform"},
