@@ -168,6 +168,8 @@ async def _serve(options: argparse.Namespace) -> None:
             print(f"listening at {host}:{listened}, session {held.card.session}, {held.card.mode}", flush=True)
             if held.card.mode != ACTIVE:
                 _LOG.warning("%s; --set roster=FILE has them trust certified keys", TRUST[False])
+            if not settings.tolerated_dropouts(clients := len(sums.invited)):
+                _LOG.warning("all %d clients are needed for a sum; invite more, so that some may be lost", clients)
             try:
                 if held.session is None:
                     server.recall(held.card, held.ending)

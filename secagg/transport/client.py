@@ -183,6 +183,8 @@ class Requests:
 
 def _answered(reply: Reply) -> Reply:
     if reply.status >= HTTPStatus.MULTIPLE_CHOICES and reply.status not in _ANSWERS:
+        if reply.status == HTTPStatus.NOT_FOUND:
+            raise Refused("the server has no sums under this address; name https://HOST:PORT, and no path of a page")
         raise Refused(f"the server refused this client: {reply.sentence or reply.status}")
     return reply
 

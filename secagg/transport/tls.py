@@ -79,6 +79,7 @@ def client_context(server: Path | None = None, own: Credentials | None = None) -
 
 def certificate_in(path: Path) -> bytes:
     """Return the certificate in a file, as TLS shows it."""
+    _require_there(path)
     try:
         return ssl.PEM_cert_to_DER_cert(path.read_text(encoding="ascii").strip())
     except (OSError, ValueError):
@@ -97,6 +98,7 @@ def _context(own: Credentials | None, *, is_server: bool) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     if own is not None:
+        _require_there(own.certificate, own.key)
         try:
             context.load_cert_chain(own.certificate, own.key)
         except (OSError, ssl.SSLError) as error:
@@ -106,7 +108,13 @@ def _context(own: Credentials | None, *, is_server: bool) -> ssl.SSLContext:
     return context
 
 
+def _require_there(*paths: Path) -> None:
+    if missing := [path for path in paths if not path.exists()]:
+        raise InvalidParameters(f"there is no file {missing[0]}; name the PEM file of TLS")
+
+
 def _trust(context: ssl.SSLContext, path: Path) -> None:
+    _require_there(path)
     try:
         context.load_verify_locations(path)
     except (OSError, ssl.SSLError) as error:

@@ -210,6 +210,22 @@ def test_a_server_without_certified_keys_says_that_it_is_trusted(
     assert "clients trust the server to follow the protocol" in caplog.text
 
 
+@pytest.mark.parametrize(("clients", "said"), [(5, "all 5 clients are needed for a sum"), (6, "")])
+def test_a_server_says_at_once_that_it_can_lose_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, clients: int, said: str
+) -> None:
+    async def begun(_: SumServer, session: ServerSession, *__: object, **___: object) -> Released:
+        session.abort()
+        raise Misuse("it has begun")
+
+    monkeypatch.setattr(SumServer, "run", begun)
+    monkeypatch.setattr(SumServer, "told", told_nobody)
+    make_identities(tmp_path / "keys", [ClientId(number) for number in range(clients)], SystemCoins())
+    assert main([*SERVE, "--listen", "127.0.0.1:0", "--set", f"roster={tmp_path / 'keys' / 'roster.json'}"]) == 2
+    assert said in caplog.text
+    assert bool(said) == ("are needed" in caplog.text)
+
+
 def test_a_sum_of_too_few_is_refused_before_the_server_hears_a_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], update: str, tmp_path: Path
 ) -> None:
@@ -234,7 +250,7 @@ async def told_nobody(_: SumServer) -> None:
 
 def test_a_tunnel_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     files = ("--cert", "a.pem", "--key", "a.key", "--peer", "b.pem", "--socket", str(tmp_path / "socket"))
-    assert "not a certificate with its private key" in refusal(capsys, "tunnel", "--listen", "127.0.0.1:0", *files)
+    assert "there is no file a.pem" in refusal(capsys, "tunnel", "--listen", "127.0.0.1:0", *files)
     assert "--connect is HOST:PORT" in refusal(capsys, "tunnel", "--connect", "nowhere", *files)
 
 

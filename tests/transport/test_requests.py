@@ -350,6 +350,7 @@ async def test_only_the_methods_that_there_are() -> None:
         (200, {"secagg-stage": "0"}, b"x", PeerError, "."),
         (302, {"location": "http://elsewhere/"}, b"", Refused, "302"),
         (418, {}, b"\x1b[2J a teapot", Refused, r"client: \[2J a teapot"),
+        (404, {}, b"Not Found", Refused, "no sums under this address; name https://HOST:PORT"),
     ],
 )
 async def test_a_client_is_not_led_on(
