@@ -39,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(options.run(options))
     except SecAggError as error:
         said = "\n".join([f"secagg: {error}", *getattr(error, "__notes__", ())])
-        print(_SETTING.sub(r"--set \1", said) if hasattr(options, "set") else said, file=sys.stderr)
+        if hasattr(options, "set"):
+            said = _SETTING.sub(lambda found: f"--{'' if hasattr(options, found[1]) else 'set '}{found[1]}", said)
+        print(said, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nsecagg: interrupted; nothing was released", file=sys.stderr)

@@ -116,11 +116,13 @@ def test_a_setting_has_the_name_that_the_command_gives_it(
     """Platforms share settings with `secagg serve`; a file may have a name like theirs."""
 
     def refused(_: object) -> int:
-        raise InvalidParameters("/etc/secagg-roster and secagg-roster.json: name them with secagg-data-name, or not")
+        raise InvalidParameters(
+            "/etc/secagg-roster and secagg-x.json: name them with secagg-data-name by secagg-protocol"
+        )
 
     monkeypatch.setattr("secagg.cli.serve.run_serve", refused)
     said = refusal(capsys, "serve", "--values", "4")
-    assert said == "secagg: /etc/secagg-roster and secagg-roster.json: name them with --set data-name, or not\n"
+    assert said == "secagg: /etc/secagg-roster and secagg-x.json: name them with --set data-name by --protocol\n"
 
 
 def test_commands_that_are_imported_when_they_run_are_there() -> None:
