@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.umask(os.umask(0o022) | 0o022)
     parser, options = _parser(), argparse.Namespace()
     try:
-        parser.parse_args(arguments, options)
+        options = parser.parse_args(arguments)
         if not hasattr(options, "run"):
             parser.print_help()
             return 0
