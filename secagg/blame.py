@@ -89,9 +89,9 @@ def between_servers() -> frozenset[Party]:
     return culprits(Evidence.BETWEEN_SERVERS)
 
 
-def disputed(*parties: Party) -> frozenset[Party]:
-    """Return all parties among whom the evidence does not decide: one of them lies."""
-    return frozenset(parties)
+def disputed(*named: frozenset[Party]) -> frozenset[Party]:
+    """Return everybody that one of several accounts names: the evidence does not decide which of them is true."""
+    return frozenset[Party]().union(*named)
 
 
 def said_by(sender: Party, mode: SecurityMode) -> frozenset[Party]:

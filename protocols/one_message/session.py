@@ -11,11 +11,12 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import Final
 
+from secagg.blame import unverified
 from secagg.contract import Layout
 from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import require_capacity
-from secagg.errors import Fault, InternalError, InvalidParameters, PeerError, PeerMisbehaved, ThresholdNotMet
-from secagg.identifiers import ClientId
+from secagg.errors import Fault, InternalError, InvalidParameters, PeerError, PeerMisbehaved, ThresholdNotMet, blaming
+from secagg.identifiers import ClientId, HolderId
 from secagg.parameters import SecurityMode, Suite
 from secagg.privacy.client_noise import NO_NOISE, BudgetedNoise, ClientNoise, NoiseSettings
 from secagg.session.frames import decode_refusal
@@ -439,11 +440,12 @@ def ask_holders(tally: Tally, ask_all: AskAll, requests: dict[int, bytes]) -> No
     missing = set(requests)
     for position, answer in ask_all(requests):
         try:
-            if message_kind(answer) is MessageKind.REFUSAL:
-                tally.refusals[position] = str(decode_refusal(answer))
-            else:
-                tally.receive(position, answer)
-                missing.discard(position)
+            with blaming(*unverified(HolderId(position))):
+                if message_kind(answer) is MessageKind.REFUSAL:
+                    tally.refusals[position] = str(decode_refusal(answer))
+                else:
+                    tally.receive(position, answer)
+                    missing.discard(position)
         except PeerError as error:
             tally.faults.append(error.with_traceback(None))
     for position in missing:

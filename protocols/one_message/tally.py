@@ -183,7 +183,7 @@ class Receipts:
         return PeerMisbehaved(
             f"{client} dealt badly, or {', '.join(map(str, sorted(holders)))} say so and lie",
             reason=Reason.SHARE_OUT_OF_RANGE,
-            culprits=disputed(client, *holders),
+            culprits=disputed(*(said_by(party, self.mode) for party in (client, *sorted(holders)))),
         )
 
 
@@ -376,6 +376,8 @@ class Tally(Confined):
     def read(self, position: int, message: bytes) -> HolderSaid:
         """Verify what the holder at a position says; nothing changes."""
         kind = message_kind(message)
+        if kind not in _HOLDERS_SAY:
+            raise UnexpectedMessage(expected="what a holder says", received=kind.name)
         self._require(kind)
         if position not in self.present:
             raise PeerMisbehaved("the holder was lost", reason=Reason.NOT_ELIGIBLE, culprits=UNDECIDED)

@@ -115,7 +115,7 @@ class Settled:
     def said_by(self, *positions: int) -> frozenset[Party]:
         """Return who answers for what clients sent."""
         clients, mode = self.roster.clients, self.configuration.mode
-        return disputed(*(party for position in positions for party in said_by(clients[position], mode)))
+        return disputed(*(said_by(clients[position], mode) for position in positions))
 
     def verify(self, sender: int, message: _Signed, label: Label, parts: tuple[bytes, ...], *, act: str) -> None:
         """Check for which session a message was made, and in active mode who signed it.

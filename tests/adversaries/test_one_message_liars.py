@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from secagg.contract import Layout, RingSegment
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, PeerMisbehaved, ThresholdNotMet
-from secagg.identifiers import HolderId
+from secagg.identifiers import HolderId, ServerId
 from secagg.protocols.one_message import client as client_module
 from secagg.protocols.one_message import sharing
 from secagg.protocols.one_message.configuration import Offer
@@ -25,7 +25,7 @@ from secagg.protocols.one_message.opening import OpenedSum, Opening, WrongSecret
 from secagg.protocols.one_message.parameters import FIELD, Parameters
 from secagg.protocols.one_message.session import Server
 from secagg.protocols.one_message.sharing import Dealing
-from secagg.wire import MessageKind, message_kind
+from secagg.wire import MessageKind, Writer, message_kind
 from tests.adversaries.test_one_message_dealers import altered_answer, coefficient, lying
 from tests.harness.one_message_sums import InsecureSum, SumSetup
 from tests.harness.planted import always
@@ -241,3 +241,33 @@ def test_an_offer_with_fewer_zeros_is_none() -> None:
         changed = replace(parameters, segments=(*values, replace(zeros, length=length)))
         with pytest.raises(InvalidParameters, match="the zeros behind it"):
             replace(offer.configuration, parameters=changed)
+
+
+class Babbling(Standing):
+    """Standing holders of which one answers everything with the same bytes."""
+
+    said = b""
+
+    def ask_all(self, requests: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
+        for position, answer in super().ask_all(requests):
+            yield position, self.said if self.said and position == 1 else answer
+
+
+BABBLE = {
+    **{kind.name: Writer(kind).fixed(bytes(64), 64).finish() for kind in MessageKind},
+    "no message": b"an answer",
+    "a piece of a header": b"s",
+}
+
+
+@pytest.mark.parametrize("said", BABBLE.values(), ids=BABBLE)
+def test_a_holder_that_answers_with_anything_costs_no_sum_and_is_named_with_the_way(said: bytes) -> None:
+    world = InsecureSum(SumSetup(population=3, threshold=4))
+    standing = Babbling(world)
+    session = opened(world, standing)
+    for client, member in members(world).items():
+        session.receive(client, member.answer(session.invitation))
+    standing.said = said
+    session.close_stage()
+    assert session.release().aggregate.encode() == world.ideal(world.setup.clients).encode()
+    assert [fault.culprits for fault in session.faults] == [{HolderId(1), ServerId()}]

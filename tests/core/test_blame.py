@@ -72,7 +72,8 @@ def test_who_sends_two_answers_is_named_only_with_the_network() -> None:
 def test_a_server_answers_for_the_network_and_two_servers_for_what_is_between_them() -> None:
     assert from_server() == {ServerId()}
     assert between_servers() == SERVERS
-    assert disputed(ALICE, BOB) == {ALICE, BOB}
+    assert disputed(signed_by(ALICE), unverified(BOB)) == {ALICE, BOB, ServerId()}
+    assert not disputed()
 
 
 def test_nobody_stays_nobody_where_the_undecided_is_filled_in() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from secagg.identifiers import ClientId, HolderId
+from secagg.identifiers import ClientId, HolderId, ServerId
+from secagg.parameters import SecurityMode
 from secagg.protocols.one_message.requests import Verdict
 from secagg.protocols.one_message.tally import LEAST_REFUSALS, REFUSAL_SHARE, Receipts
 
@@ -58,3 +59,11 @@ def test_a_client_that_exactly_so_many_refuse_as_may_lie_is_not_named_alone() ->
     left_out, _ = receipts.settle({ClientId(1): said(h0=OFF, h4=OFF), ClientId(2): said(h0=OFF, h2=OFF, h4=OFF)})
     assert left_out[ClientId(1)].culprits == {ClientId(1), HolderId(0), HolderId(4)}
     assert left_out[ClientId(2)].culprits == {ClientId(2)}
+
+
+def test_without_signatures_the_way_is_named_with_client_and_holder() -> None:
+    """The network can upload bad shares in a client's name, or refuse good ones in a holder's; both are honest then."""
+    receipts = Receipts(corrupted=1, corrupted_clients=1, mode=SecurityMode.SEMI_HONEST)
+    left_out, _ = receipts.settle({ClientId(1): said(h2=OFF), ClientId(2): said(h0=OFF, h1=OFF)})
+    assert left_out[ClientId(1)].culprits == {ClientId(1), HolderId(2), ServerId()}
+    assert left_out[ClientId(2)].culprits == {ClientId(2), ServerId()}
