@@ -86,9 +86,12 @@ class Client(Confined):
         """Return the answer to a message; that to the offer, which floors and subject have to admit, is a key."""
         if self._is_over:
             raise Misuse("the client has left this session", reason=Reason.ALREADY_SPENT)
+        with blaming(*from_server()):
+            return self._answer(message)
+
+    def _answer(self, message: bytes) -> bytes:
         if self._held is None:
-            with blaming(*from_server()):
-                configuration = Configuration.decode(message)
+            configuration = Configuration.decode(message)
             self._member.floors.admit(configuration)
             configuration.require_subject(self._subject)
             self._held = Held(configuration, self._member.coins)
@@ -97,8 +100,7 @@ class Client(Confined):
             raise UnexpectedMessage(expected=State.DONE, received=message_kind(message).name)
         steps = {State.ROSTER: self._deal, State.DELIVERY: self._upload, State.SURVIVORS: self._add}
         try:
-            with blaming(*from_server()):
-                return steps[self._held.state](self._held, message)
+            return steps[self._held.state](self._held, message)
         except UnexpectedMessage:
             raise
         except BaseException:
@@ -155,9 +157,11 @@ class Client(Confined):
             if sender not in held.clients:
                 raise _wrong(f"{sender} is not on the roster", Reason.ROSTER_INVALID)
             info = sealing_info(held.roster, sender, self.client)
-            with held.pair.open(
-                "piece of a mask", sealed, ELEMENT_BYTES * length, info, culprits=unverified(sender)
-            ) as opened:
+            # Sealed by its sender or by anybody who knows this client's key, also where it opens and is no vector.
+            with (
+                blaming(*unverified(sender)),
+                held.pair.open("piece of a mask", sealed, ELEMENT_BYTES * length, info) as opened,
+            ):
                 held.pieces[sender] = decode_vector(opened.expose(), length)
         if self.client not in held.pieces or len(held.pieces) < configuration.target:
             raise _wrong("a delivery has this client's own piece, and as many as must stay", Reason.ROSTER_INVALID)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from secagg.contract import IndexSegment, Layout, Payload, RingSegment, ideal_aggregate
+from secagg.crypto.secret import Secret
 from secagg.errors import (
     AuthenticationFailed,
     CapacityExceeded,
@@ -34,8 +35,10 @@ from secagg.protocols.coded_mask.configuration import (
     decode_entries,
     encode_body,
     encode_entries,
+    sealing_info,
 )
 from secagg.protocols.coded_mask.field import (
+    ELEMENT_BYTES,
     FIELD,
     decode_vector,
     encode_vector,
@@ -319,6 +322,30 @@ def test_a_delivery_has_the_clients_own_piece_and_as_many_as_must_stay_all_of_th
         return
     with pytest.raises(PeerMisbehaved, match=sentence):
         clients[names[0]].answer(message)
+
+
+def test_a_piece_that_is_no_vector_names_who_sealed_it_and_the_way() -> None:
+    """The server relays it unopened, and so is not named alone."""
+    clients, pieces = delivered()
+    name, liar = ids(USUAL)[:2]
+    held = held_by(clients[name])
+    with Secret("piece of a mask", b"\xff" * (ELEMENT_BYTES * USUAL.piece_length)) as piece:
+        sealed = held.pair.public_key.seal(piece, sealing_info(held.roster, liar, name))
+    with pytest.raises(MalformedMessage, match="is not below") as caught:
+        clients[name].answer(piecewise(pieces[name] | {liar: sealed}))
+    assert caught.value.culprits == {liar, ServerId()}
+
+
+@pytest.mark.parametrize("stage", range(5))
+def test_what_is_no_message_or_comes_too_late_names_the_server_in_every_state(stage: int) -> None:
+    server, clients = stages(min(stage, 3))
+    if stage > 3:
+        answers_of(server, clients)
+    last = encode_entries(MessageKind.CODED_MASK_SURVIVORS, USUAL, {})
+    for client, message in zip(clients.values(), (b"", b"anything", last), strict=False):
+        with pytest.raises(PeerError) as caught:
+            client.answer(message)
+        assert caught.value.culprits == {ServerId()}
 
 
 def held_by(client: Client) -> Any:
