@@ -31,6 +31,7 @@ from secagg.crypto.key_derivation import expand
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import (
+    NOBODY,
     UNDECIDED,
     Fault,
     InvalidParameters,
@@ -544,9 +545,15 @@ class Server(StagedServerSession[tuple[Upload, bytes]]):
     def _tell(self, message: bytes) -> bytes:
         """Return server 1's answer; if the connection is lost, ask again: it repeats itself, or has no round."""
         try:
-            return self._ask(message)
-        except ConnectionError:
-            return self._ask(message)
+            try:
+                return self._ask(message)
+            except ConnectionError:
+                return self._ask(message)
+        except PeerError as error:
+            # Nothing signs a refusal, so whoever it names was named by server 1 or on the way.
+            if error.culprits is not NOBODY:
+                error.culprits = between_servers()
+            raise
 
     def _wipe(self) -> None:
         self._zero.wipe()

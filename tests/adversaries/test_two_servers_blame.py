@@ -229,3 +229,29 @@ def test_two_halves_of_two_uploads_name_the_client_and_both_servers(world: World
     first, second = decode_halves(world.upload_of(ALICE)), decode_halves(world.upload_of(MALLORY))
     crossed = world.upload_of(ALICE).replace(first[1], second[1])
     assert world.refused(ALICE, crossed).culprits == BOTH | {ALICE}
+
+
+@pytest.mark.parametrize("named", [{CAROL}, {ServerId(0)}, {CAROL, MALLORY}, set()], ids=str)
+@pytest.mark.parametrize("asked", SAID, ids=lambda kind: kind.name)
+def test_whom_a_refusal_of_server_1_names_is_not_believed(world: World, asked: MessageKind, named: set[Party]) -> None:
+    """Nothing signs a refusal, so it names both servers or nobody."""
+
+    def refusing(request: bytes, answer: bytes) -> bytes:
+        if message_kind(request) is asked:
+            raise PeerMisbehaved("it was Carol", reason=Reason.ONE_HOT_REFUTED, culprits=named)
+        return answer
+
+    world.alter = refusing
+    with pytest.raises(PeerMisbehaved, match="it was Carol") as caught:
+        world.is_exact()
+    assert caught.value.culprits == (BOTH if named else set())
+    assert not world.session.faults
+
+
+def test_a_refusal_to_begin_names_both_servers() -> None:
+    def refusing(*_: bytes) -> bytes:
+        raise PeerMisbehaved("it was Carol", reason=Reason.WRONG_SESSION, culprits={CAROL})
+
+    with pytest.raises(PeerMisbehaved, match="it was Carol") as caught:
+        World(refusing)
+    assert caught.value.culprits == BOTH
