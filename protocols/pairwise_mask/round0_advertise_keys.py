@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from hmac import compare_digest
 from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
 
-from secagg.blame import from_server, said_by, unverified
+from secagg.blame import from_server, said_by, seen_by, unverified
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
 from secagg.crypto.merkle import NODE_BYTES, recover_root
@@ -380,7 +380,7 @@ def _require_distinct_keys(
                 raise PeerMisbehaved(
                     f"one key stands for {other} and for {neighbour.keys.client}",
                     reason=Reason.PUBLIC_KEY_REUSED,
-                    culprits=(unverified(neighbour.keys.client) | unverified(other)) - {client},
+                    culprits=seen_by(client, unverified(neighbour.keys.client) | unverified(other)),
                 )
 
 

@@ -231,7 +231,10 @@ def test_two_halves_of_two_uploads_name_the_client_and_both_servers(world: World
     assert world.refused(ALICE, crossed).culprits == BOTH | {ALICE}
 
 
-@pytest.mark.parametrize("named", [{CAROL}, {ServerId(0)}, {CAROL, MALLORY}, set()], ids=str)
+NAMED: list[set[Party]] = [{CAROL}, {ServerId(0)}, {CAROL, MALLORY}, set()]
+
+
+@pytest.mark.parametrize("named", NAMED, ids=str)
 @pytest.mark.parametrize("asked", SAID, ids=lambda kind: kind.name)
 def test_whom_a_refusal_of_server_1_names_is_not_believed(world: World, asked: MessageKind, named: set[Party]) -> None:
     """Nothing signs a refusal, so it names both servers or nobody."""

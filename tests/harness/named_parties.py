@@ -2,7 +2,8 @@
 
 A set of culprits is written in an argument or a parameter ``culprits``, in ``blaming``, as an error's ``culprits``, or
 returned by a function whose type says ``frozenset[Party]``. Each has to be a call to a function of ``secagg.blame``, to
-another such function, ``NOBODY`` or ``UNDECIDED``, or a name or a union of these.
+another such function, ``NOBODY`` or ``UNDECIDED``, or a name or a union of these. Ways around that, such as other names
+for these functions, ``setattr`` and tables with a key ``culprits``, are faults wherever they stand.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ TABLE = "secagg.blame"
 EXEMPT = {TABLE, "secagg.errors", "secagg.session.frames"}
 """Modules that write sets down: the table, what errors are made of, and what reads back whom another process named."""
 UNNAMED = {"NOBODY", "UNDECIDED"}
+CALLED = {"blaming", "named"}
+"""Functions of ``secagg.errors`` that take culprits; they are called by these names, and used for nothing else."""
+LOCAL = {"culprits", "named"}
+"""Names that variables share with functions: where a scope binds one, it calls no function of that name."""
 PARTIES = {"frozenset[Party]", "Iterable[Party]"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Place = tuple[int, str]
@@ -31,6 +36,10 @@ class Library:
     modules: dict[str, tuple[Path, ast.Module]] = field(default_factory=dict[str, tuple[Path, ast.Module]])
     namers: set[str] = field(default_factory=set[str])
     """Functions that return culprits."""
+    table: set[str] = field(default_factory=set[str])
+    """Those of ``secagg.blame``, which are called by their own names alone."""
+    methods: set[str] = field(default_factory=set[str])
+    """Methods that return culprits."""
     places: dict[tuple[str, str], Place] = field(default_factory=dict[tuple[str, str], Place])
     """Position and name of the parameter that takes culprits, by the last name of the module and the function's."""
 
@@ -54,6 +63,11 @@ def read_library(root: Path) -> Library:
         for node in ast.walk(tree):
             if isinstance(node, Function) and (module.name == TABLE or _returns_parties(node)):
                 library.namers.add(node.name)
+                library.table |= {node.name} if module.name == TABLE else set()
+            if isinstance(node, ast.ClassDef):
+                library.methods |= {
+                    each.name for each in node.body if isinstance(each, Function) and _returns_parties(each)
+                }
         for function, place in _places_in(tree, is_method=False):
             library.places[module.name.rpartition(".")[2], function] = place
     return library
@@ -103,25 +117,104 @@ def _seen_from(tree: ast.Module, library: Library) -> Library:
             places["name", local] = library.places[source]
     for function, place in _places_in(tree, is_method=False):
         places["name", function] = places["method", function] = place
-    return Library(library.modules, library.namers, places)
+    return Library(library.modules, library.namers, library.table, library.methods, places)
 
 
 def literals_in(tree: ast.Module, library: Library) -> Iterator[int]:
     """Return the lines of a module in which culprits come from nowhere."""
-    yield from _Scope(tree, _seen_from(tree, library), None).literals()
+    seen = _seen_from(tree, library)
+    yield from _Scope(tree, seen, None).literals()
+    for node in ast.walk(tree):
+        if _is_way_around(node, seen):
+            yield getattr(node, "lineno", 0)
+    yield from _handed_on(tree, seen)
+
+
+def _handed_on(tree: ast.Module, library: Library) -> Iterator[int]:
+    """Find functions that take culprits by their places and are not called by their names, and other assignments."""
+    nodes = list(ast.walk(tree))
+    callees = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    single = {id(node.targets[0]) for node in nodes if isinstance(node, ast.Assign) and len(node.targets) == 1}
+    takers = {name for kind, name in library.places if kind == "name" and not name[0].isupper()} | CALLED - LOCAL
+    for node in nodes:
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()) if name in takers and id(node) not in callees:
+                yield node.lineno
+            case ast.Attribute(attr="culprits", ctx=ast.Store()) if id(node) not in single:
+                yield node.lineno
+            case _:
+                pass
+
+
+def _is_way_around(node: ast.AST, library: Library) -> bool:  # noqa: PLR0911 -- a row for each form
+    """Whether a node could give an error culprits, or a name of the table another meaning, out of sight."""
+    own = (library.table - LOCAL) | UNNAMED | CALLED - LOCAL
+    match node:
+        case ast.ImportFrom(module=module, names=names):
+            guarded = library.table | UNNAMED | CALLED
+            return any(
+                (each.asname is not None and each.name in guarded)
+                or ((each.asname or each.name) in own and module not in EXEMPT)
+                for each in names
+            )
+        case ast.Attribute(attr=name):
+            return name in CALLED - LOCAL
+        case ast.Constant(value=str(text)):
+            return text in CALLED - LOCAL
+        case ast.Dict(keys=keys, values=values):
+            return any(_says_culprits(key) and not _is_text(value) for key, value in zip(keys, values, strict=True))
+        case ast.Subscript(slice=key, ctx=ast.Store()):
+            return _says_culprits(key)
+        case ast.Call(func=ast.Name(id="setattr") | ast.Attribute(attr="__setattr__"), args=values):
+            return any(map(_says_culprits, values))
+        case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+            return name in own
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            return name in library.namers - LOCAL and not _returns_parties(node)
+        case ast.ClassDef(body=body):
+            return any(map(_sets_culprits, body))
+        case _:
+            return False
+
+
+def _says_culprits(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and node.value == "culprits"
+
+
+def _is_text(node: ast.expr) -> bool:
+    return ast.unparse(node).startswith("sorted(map(str, ")
+
+
+def _sets_culprits(node: ast.stmt) -> bool:
+    """Whether a statement of a class gives all its objects the same culprits."""
+    match node:
+        case ast.FunctionDef(name="culprits"):
+            return True
+        case ast.AnnAssign(target=ast.Name(id="culprits"), value=ast.expr() as value):
+            return not (isinstance(value, ast.Name) and value.id in UNNAMED)
+        case ast.Assign(targets=targets):
+            return any(isinstance(each, ast.Name) and each.id == "culprits" for each in targets)
+        case _:
+            return False
 
 
 class _Scope:
     """A module or a function: what its names hold, and the culprits that are written in it."""
 
-    def __init__(self, node: ast.Module | Function, library: Library, outer: _Scope | None) -> None:
+    def __init__(  # noqa: C901, PLR0912 -- a row for each form
+        self, node: ast.Module | Function, library: Library, outer: _Scope | None
+    ) -> None:
         self._node, self._library, self._outer = node, library, outer
         self._values = dict[str, list[ast.expr | None]]()
         self._inner = list[Function]()
         self._own = list(self._nodes_of(node))
         if not isinstance(node, ast.Module):
-            for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+            arguments = node.args
+            for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
                 self._values[argument.arg] = [] if is_set(argument) else [None]
+            for rest in (arguments.vararg, arguments.kwarg):
+                if rest is not None:
+                    self._values[rest.arg] = [None]
         for each in self._own:
             match each:
                 case ast.Assign(targets=targets, value=value):
@@ -129,8 +222,21 @@ class _Scope:
                         self._bind(target, value)
                 case ast.AnnAssign(target=place, value=ast.expr() as given):
                     self._bind(place, given)
-                case ast.AugAssign(target=place, value=given):
+                case ast.AugAssign(target=place, value=given) | ast.NamedExpr(target=place, value=given):
                     self._bind(place, given)
+                case ast.For(target=place) | ast.AsyncFor(target=place) | ast.comprehension(target=place):
+                    self._hide(place)
+                case ast.withitem(optional_vars=ast.expr() as place):
+                    self._hide(place)
+                case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)) | ast.ExceptHandler(name=str(name)):
+                    self._values.setdefault(name, []).append(None)
+                case ast.ImportFrom(module=module, names=imported) if module not in EXEMPT:
+                    for each_name in imported:
+                        self._values.setdefault(each_name.asname or each_name.name, []).extend(
+                            [None] if each_name.name in LOCAL or each_name.asname in LOCAL else []
+                        )
+                case ast.Nonlocal(names=names) | ast.Global(names=names):
+                    self._share(names)
                 case _:
                     pass
 
@@ -138,10 +244,26 @@ class _Scope:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, Function):
                 self._inner.append(child)
+                if not _returns_parties(child):
+                    self._values.setdefault(child.name, []).append(None)
                 yield from child.decorator_list
                 continue
             yield child
             yield from self._nodes_of(child)
+
+    def _hide(self, target: ast.expr) -> None:
+        """Take names as bound to anything."""
+        for node in ast.walk(target):
+            if isinstance(node, ast.Name):
+                self._values.setdefault(node.id, []).append(None)
+
+    def _share(self, names: list[str]) -> None:
+        """Take names of outer scopes as bound to anything, here and there."""
+        scope: _Scope | None = self
+        while scope is not None:
+            for name in names:
+                scope._values.setdefault(name, []).append(None)  # noqa: SLF001 -- the same class
+            scope = scope._outer  # noqa: SLF001
 
     def _bind(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Name):
@@ -155,21 +277,23 @@ class _Scope:
     def literals(self) -> Iterator[int]:
         """Return the lines of culprits that no evidence gave, here and in inner functions."""
         returns = not isinstance(self._node, ast.Module) and _returns_parties(self._node)
-        if not isinstance(self._node, ast.Module):
-            arguments = self._node.args
-            pairs = [*zip(reversed(arguments.args), reversed(arguments.defaults), strict=False)]
+        # Before this scope's own: what an inner one shares with this one counts here.
+        inner = [_Scope(each, self._library, self) for each in self._inner]
+        signed = [self._node.args] if not isinstance(self._node, ast.Module) else []
+        for arguments in (*signed, *(node.args for node in self._own if isinstance(node, ast.Lambda))):
+            pairs = [
+                *zip(reversed([*arguments.posonlyargs, *arguments.args]), reversed(arguments.defaults), strict=False)
+            ]
             pairs += [
                 (each, value) for each, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value
             ]
-            yield from (
-                value.lineno for each, value in pairs if each.arg == "culprits" and not self._is_evidence(value)
-            )
+            yield from (value.lineno for each, value in pairs if is_set(each) and not self._is_evidence(value))
         for node in self._own:
             for value in self._culprits_in(node, returns=returns):
                 if not self._is_evidence(value):
                     yield value.lineno
-        for inner in self._inner:
-            yield from _Scope(inner, self._library, self).literals()
+        for each in inner:
+            yield from each.literals()
 
     def _culprits_in(self, node: ast.AST, *, returns: bool) -> Iterator[ast.expr]:
         match node:
@@ -177,7 +301,7 @@ class _Scope:
                 yield value
             case ast.Assign(targets=[ast.Attribute(attr="culprits")], value=value):
                 yield value
-            case ast.Call(func=ast.Name(id="blaming"), args=values):
+            case ast.Call(func=ast.Name(id="blaming" | "disputed"), args=values):
                 yield from values
             case ast.Call(func=function, args=values, keywords=keywords):
                 called = (
@@ -189,6 +313,8 @@ class _Scope:
                 yield from (each.value for each in keywords if each.arg in {"culprits", parameter})
                 if place < len(values):
                     yield values[place]
+                if called in self._library.places and place < sys.maxsize:
+                    yield from (each for each in values[: place + 1] if isinstance(each, ast.Starred))
             case _:
                 pass
 
@@ -198,12 +324,16 @@ class _Scope:
                 return name in UNNAMED or self.holds_evidence(name)
             case ast.Attribute(attr="culprits"):
                 return True
-            case ast.Starred(value=inner):
+            case ast.Starred(value=ast.GeneratorExp(elt=inner)) | ast.Starred(value=inner):
+                return self._is_evidence(inner)
+            case ast.NamedExpr(value=inner):
                 return self._is_evidence(inner)
             case ast.Call(func=ast.Name(id="named"), args=[inner]):
-                return self._is_evidence(inner)
-            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
-                return name in self._library.namers
+                return self._is_evidence(inner) and not self._is_bound("named")
+            case ast.Call(func=ast.Name(id=name)):
+                return name in self._library.namers and not self._is_bound(name)
+            case ast.Call(func=ast.Attribute(attr=name)):
+                return name in self._library.methods
             case ast.Call(func=ast.Subscript(), args=[]):
                 return ast.unparse(value) == "frozenset[Party]()"
             case ast.BoolOp(values=values):
@@ -212,10 +342,11 @@ class _Scope:
                 return self._is_evidence(body) and self._is_evidence(other)
             case ast.BinOp(left=left, op=ast.BitOr(), right=right):
                 return self._is_evidence(left) and self._is_evidence(right)
-            case ast.BinOp(left=left, op=ast.Sub()):
-                return self._is_evidence(left)
             case _:
                 return False
+
+    def _is_bound(self, name: str) -> bool:
+        return name in self._values or (self._outer is not None and self._outer._is_bound(name))  # noqa: SLF001
 
     def holds_evidence(self, name: str) -> bool:
         """Whether all that a name is given is evidence."""
