@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hmac import compare_digest
 from threading import RLock
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from secagg.blame import Evidence, answered_twice, culprits, unverified
 from secagg.crypto.secret import Confined, Secret
@@ -40,6 +40,8 @@ from .sockets import HelperLost
 __all__ = ["Checked", "OneStageClientSession", "StagedServerSession"]
 
 Content = TypeVar("Content")
+_MOST_KNOWN: Final = 16
+"""Answers of one client whose bytes are known again; it has one for each stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
         self._said = dict[ClientId, bytes]()
         """The digest of each answer that was taken in the open stage."""
         self._heard = dict[ClientId, set[bytes]]()
-        """The digests of the bytes of all answers that were taken, so that they are known again without being read."""
+        """The digests of the bytes of answers that were taken, so that they are known again without being read."""
         self._out, self._is_over = set[ClientId](), False
         self._faults = dict[tuple[object, str, Reason], Fault]()
 
@@ -203,7 +205,10 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
             except PeerError as error:
                 self._record(error, who=sender)
                 raise
-            self._heard.setdefault(sender, set()).add(again or digest)
+            known = self._heard.setdefault(sender, set())
+            # A client can write the same answer in as many ways as it can sign it.
+            if len(known) < _MOST_KNOWN:
+                known.add(again or digest)
 
     def _answer(self, sender: ClientId, message: bytes, digest_of_all: bytes) -> bytes:
         checked = self._check(sender, message)

@@ -112,6 +112,25 @@ def test_of_two_signed_answers_the_first_counts_and_nobody_is_named_as_a_restart
     assert session.words == ["yes"]
 
 
+class ReadsEnds(ThreeStages):
+    """Answers may end in anything, as those do that can be signed in many ways."""
+
+    def _check(self, sender: ClientId, message: bytes) -> Checked[str]:
+        return super()._check(sender, message.partition(b"&")[0])
+
+
+def test_an_answer_that_is_written_in_many_ways_takes_no_memory() -> None:
+    session = ReadsEnds()
+    answer = said(session, ALICE)
+    session.receive(ALICE, answer)
+    for number in range(100):
+        session.receive(ALICE, answer + b"&%d" % number)
+    assert session.words == ["yes"]
+    assert len(vars(session)["_heard"][ALICE]) < 20
+    session.abort()
+    session.receive(ALICE, answer)  # The first is known for good.
+
+
 class ReadsKinds(ThreeStages):
     """Says of an answer to another stage that it is late, and asks for three keys though two are enough."""
 
