@@ -5,8 +5,9 @@ Whoever is named for what the network did is named with the server, which stands
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import product
 from typing import Final
 
 from secagg.errors import ContractViolation, Party, PeerError, SecAggError
@@ -90,7 +91,10 @@ def altered_message(candidate: SessionCandidate) -> None:
 
 
 def altered_between(candidate: SessionCandidate) -> None:
-    """Alter a message between the server and a helper, of each kind in turn; both ends of the link are named."""
+    """Alter a message between the server and a helper, of each kind in turn; both ends of the link are named.
+
+    The second of a kind goes the other way, where both ends say the same things.
+    """
     if candidate.between is None:
         return
     kinds = dict[MessageKind, None]()
@@ -100,14 +104,14 @@ def altered_between(candidate: SessionCandidate) -> None:
         return message
 
     _with_link(candidate, note)
-    for kind in kinds:
-        for part in _PLACES:
-            left = [part]
+    for kind, part, number in product(kinds, _PLACES, range(2)):
+        parts = iter([None] * number + [part])
 
-            def alter(message: bytes, kind: MessageKind = kind, left: list[float] = left) -> bytes:
-                return altered(message, left.pop()) if left and message_kind(message) is kind else message
+        def alter(message: bytes, kind: MessageKind = kind, parts: Iterator[float | None] = parts) -> bytes:
+            place = next(parts, None) if message_kind(message) is kind else None
+            return message if place is None else altered(message, place)
 
-            _with_link(candidate, alter)
+        _with_link(candidate, alter)
 
 
 def _with_link(candidate: SessionCandidate, alter: Callable[[bytes], bytes]) -> None:
