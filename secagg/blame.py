@@ -94,11 +94,6 @@ def disputed(*named: frozenset[Party]) -> frozenset[Party]:
     return frozenset[Party]().union(*named)
 
 
-def seen_by(client: ClientId, named: frozenset[Party]) -> frozenset[Party]:
-    """Return whom a client names that knows that it is not to blame itself."""
-    return named - {client}
-
-
 def said_by(sender: Party, mode: SecurityMode) -> frozenset[Party]:
     """Return who answers for content that passed the checks of its mode: in ``active`` its sender signed it."""
     return signed_by(sender) if mode is SecurityMode.ACTIVE else unverified(sender)

@@ -91,7 +91,6 @@ RIGHT = [
     "raise AuthenticationFailed(culprits=NOBODY)",
     "raise AuthenticationFailed(culprits=frozenset[Party]())",
     "raise AuthenticationFailed(culprits=unverified(sender) | signed_by(other))",
-    "raise AuthenticationFailed(culprits=seen_by(sender, unverified(sender)))",
     "raise AuthenticationFailed(culprits=disputed(unverified(sender), signed_by(other)))",
     "raise AuthenticationFailed(culprits=disputed(*(unverified(one) for one in (sender, other))))",
     "told = {'culprits': sorted(map(str, error.culprits))}",

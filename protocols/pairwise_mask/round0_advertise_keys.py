@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from hmac import compare_digest
 from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
 
-from secagg.blame import from_server, said_by, seen_by, unverified
+from secagg.blame import disputed, from_server, said_by, unverified
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
 from secagg.crypto.merkle import NODE_BYTES, recover_root
@@ -377,10 +377,11 @@ def _require_distinct_keys(
         for key in neighbour.public_keys:
             other = owner.setdefault(key, neighbour.keys.client)
             if other != neighbour.keys.client:
+                others = {other, neighbour.keys.client} - {client}
                 raise PeerMisbehaved(
                     f"one key stands for {other} and for {neighbour.keys.client}",
                     reason=Reason.PUBLIC_KEY_REUSED,
-                    culprits=seen_by(client, unverified(neighbour.keys.client) | unverified(other)),
+                    culprits=disputed(*(unverified(party) for party in others)),
                 )
 
 

@@ -15,7 +15,6 @@ from secagg.blame import (
     disputed,
     from_server,
     said_by,
-    seen_by,
     signed_by,
     unverified,
 )
@@ -75,11 +74,6 @@ def test_a_server_answers_for_the_network_and_two_servers_for_what_is_between_th
     assert between_servers() == SERVERS
     assert disputed(signed_by(ALICE), unverified(BOB)) == {ALICE, BOB, ServerId()}
     assert not disputed()
-
-
-def test_a_client_leaves_itself_out_and_nobody_else() -> None:
-    assert seen_by(ALICE, unverified(ALICE) | unverified(BOB)) == {BOB, ServerId()}
-    assert seen_by(ALICE, unverified(BOB)) == {BOB, ServerId()}
 
 
 def test_nobody_stays_nobody_where_the_undecided_is_filled_in() -> None:
