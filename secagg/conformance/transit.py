@@ -10,7 +10,7 @@ from functools import partial
 from itertools import product
 from typing import Final
 
-from secagg.errors import ContractViolation, Party, PeerError, SecAggError
+from secagg.errors import UNDECIDED, ContractViolation, Party, PeerError, SecAggError
 from secagg.identifiers import ClientId, ServerId
 from secagg.session.roles import Released
 from secagg.wire import MessageKind, message_kind
@@ -26,6 +26,8 @@ _PLACES: Final = (0.0, 0.2, 0.3, 0.5, 0.7, 0.999)
 def require_network(error: object, *senders: Party) -> None:
     """Hold what the network caused to this: whoever is named, the server and the sender of the bytes are named too."""
     named: frozenset[Party] = getattr(error, "culprits", frozenset())
+    if named is UNDECIDED:
+        raise ContractViolation(f"the network altered a message, and nobody decided who is named: {error}")
     if named and not (any(isinstance(party, ServerId) for party in named) and named.issuperset(senders)):
         raise ContractViolation(f"the network altered a message, and {sorted(map(str, named))} are named: {error}")
 

@@ -15,7 +15,7 @@ from secagg.blame import unverified
 from secagg.conformance.sessions import LAWS, SessionCandidate, check_law, check_sessions
 from secagg.contract import Payload
 from secagg.crypto.secret import Secret
-from secagg.errors import ContractViolation, Fault, Misuse, PeerError, Reason
+from secagg.errors import UNDECIDED, ContractViolation, Fault, Misuse, PeerError, Reason
 from secagg.identifiers import ClientId, Party, ServerId
 from secagg.protocols.two_servers import release
 from secagg.session.roles import LateUpdate, Released, ServerSession, Subject, Turnout
@@ -373,6 +373,17 @@ class NamesAClient(PlainClientSession):
             raise
 
 
+class NamesNobodyYet(PlainClientSession):
+    """Leaves to others who is named, and nobody is there who would say it."""
+
+    def answer(self, message: bytes) -> bytes:
+        try:
+            return super().answer(message)
+        except PeerError as error:
+            error.culprits = UNDECIDED
+            raise
+
+
 FAULTS: Final[list[tuple[str, type[Any]]]] = [
     ("sum_of_all", SumsWrongly),
     ("sum_of_all", BoundsRings),
@@ -405,6 +416,7 @@ FAULTS: Final[list[tuple[str, type[Any]]]] = [
     ("update_once", UploadsAgain),
     ("altered_message", BelievesItsMessage),
     ("altered_message", NamesAClient),
+    ("altered_message", NamesNobodyYet),
     ("aborted", AnswersAfterLeaving),
     ("suspended", AnswersAfterLeaving),
     ("silence", TellsByFailing),
