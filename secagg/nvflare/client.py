@@ -30,6 +30,7 @@ from nvflare.app_common.app_constant import AlgorithmConstants
 
 from secagg.compression.model_update.summed_values import TENSOR, Arrays, is_integer
 from secagg.compression.told import HeldModel
+from secagg.contract import Payload
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, Misuse, Reason
@@ -82,8 +83,12 @@ class _LateTraining(LateUpdate):
     """The update of a training whose model comes after its session was joined."""
 
     def __init__(self, found: _Open) -> None:
-        super().__init__(self._made, charge=self._charge_now)
+        charges = found.begun.charges
+        super().__init__(self._made, charge=self._charge_now, together=charges.transaction, zero=self._zeros_now)
         self._found = found
+
+    def _zeros_now(self) -> Payload:
+        return self._found.due.zero()
 
     def _made(self) -> Update:
         return self._found.due.made()
@@ -198,6 +203,7 @@ class SecAggClient(FLComponent):
             config=config,
             client=client_of(fl_ctx.get_identity_name()),
             run=task_of(fl_ctx),
+            is_run_again=True,
             states=StateDirectory(run / COMPONENT, coins=SystemCoins()),
             outside=self._outside,
         )

@@ -19,11 +19,22 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from secagg.errors import InvalidParameters, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
-from secagg.nvflare.client import CONTROL, SITE_FILE, STAGE_TASK, arrays_in, changes_of, failure_in, like
+from secagg.nvflare.client import (
+    COMPONENT,
+    CONTROL,
+    SITE_FILE,
+    STAGE_TASK,
+    SecAggClient,
+    arrays_in,
+    changes_of,
+    failure_in,
+    like,
+)
 from secagg.platforms import Left
 from secagg.platforms.round_task import RECORD
 from secagg.platforms.settings import SecAggSettings
 from tests.harness.platform_keys import PROTOCOLS, named
+from tests.harness.tutorial import tutorial_scheme
 from tests.nvflare.sites import MODEL, SITES, Federation, Site, adding, plain_mean
 
 pytestmark = pytest.mark.nvflare
@@ -188,6 +199,28 @@ def test_whatever_training_returns_the_server_sees_an_upload(
     assert not any(count.left for _, count in made.round.stages)
     assert all(count.received == SITES for _, count in made.round.stages if count.sent == SITES)
     assert "a secret of this site" not in caplog.text
+
+
+def test_a_failed_training_is_zeros_of_the_scheme_and_not_of_the_ring(folder: Path) -> None:
+    """Ring elements of 0 stand for the least value where a scheme has a zero point, and moved the mean."""
+    text = tutorial_scheme().replace("from_integers(codes)", "from_integers(codes + 1)")
+    text = text.replace("lift(aggregate.values[0]) *", "lift(aggregate.values[0]) * 1.0 - aggregate.total_weight) *")
+    text = text.replace("return self.segment.ring.lift", "return (self.segment.ring.lift")
+    text = text.replace("capacity_between(-1, 1", "capacity_between(0, 2").replace("RingSegment(1", "RingSegment(2")
+    (folder / "shifted.py").write_text(text, encoding="utf-8")
+    name = f"{folder / 'shifted.py'}:Ternary"
+
+    def train(site: Site, model: FLModel) -> FLModel:
+        if site.number < 3:
+            raise RuntimeError("this site's data are missing")
+        return FLModel(params={"w": model.params["w"] + np.float32(0.125)})
+
+    made = federation(folder, "pairwise", {"compression": name, "weighting": "uniform"}, {}, train=train)
+    for site in made.sites.values():
+        site.client = site.components[COMPONENT] = SecAggClient(site.client.floors, scheme=name)
+    model, means = made.run({"w": np.zeros((150, 100), np.float32)})
+    assert means.counted.examples == SITES - 2
+    assert float(model["w"].mean()) == pytest.approx(0.125, abs=0.01)
 
 
 def test_a_result_that_no_session_waits_for_stays_at_the_site(folder: Path) -> None:
