@@ -17,7 +17,7 @@ import secagg.flower as plugin
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
-from secagg.platforms import server_round
+from secagg.platforms import round_task, server_round
 from secagg.platforms.floors import DIRECTORY_VARIABLE
 from secagg.platforms.keys import make_identities
 from secagg.platforms.round_task import RoundTask, message_in, record_of
@@ -102,10 +102,11 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    # The rounds of a run are counted in the process of its server.
+    # The rounds of a run are counted in the process of its server, which also remembers the types of its models.
     from secagg.flower import server_grid  # noqa: PLC0415 -- needs Flower
 
     monkeypatch.setattr(server_grid, "_ROUNDS", dict[int, int]())
+    monkeypatch.setattr(round_task, "_DTYPES", dict[Any, Any]())
     make_identities(tmp_path / "keys", map(ClientId, range(CLIENTS)), SystemCoins())
     return tmp_path
 
