@@ -146,8 +146,21 @@ class SpentUpdates(Confined):
                 (self._data, spent.task, spent.number - _OFFSET, spent.model, spent.update),
             )
 
+    def require_kept(self, task: bytes, bounds: Mapping[str, str], why: str = _BISECTS) -> None:
+        """Refuse what ``keep`` would refuse; nothing changes, so an offer that is refused later fixes nothing."""
+        with self._store().transaction() as rows:
+            for name, value in bounds.items():
+                found = rows.execute(
+                    "SELECT value FROM fixed WHERE (data, task, name) = (?, ?, ?)", (self._data, task, name)
+                ).fetchone()
+                if found is not None and (known := bytes(found[0]).decode()) != value:
+                    raise InvalidParameters(
+                        f"{name} is {value}, and was {known} in a sum of the same data before: {why}",
+                        reason=Reason.BELOW_FLOOR,
+                    )
+
     def keep(self, task: bytes, bounds: Mapping[str, str], why: str = _BISECTS) -> None:
-        """Write down the bounds of a task at their first use, and refuse others; before data are read.
+        """Write down the bounds of a task as its first update is charged, and refuse others; before data are read.
 
         A server that changes a bound from sum to sum bisects what it cuts: a value, a norm, a number of examples.
 
@@ -158,13 +171,9 @@ class SpentUpdates(Confined):
         """
         store = self._store()
         with store.transaction():
+            self.require_kept(task, bounds, why)
             for name, value in bounds.items():
-                known = store.fixed(self._data, task, name, value.encode).decode()
-                if known != value:
-                    raise InvalidParameters(
-                        f"{name} is {value}, and was {known} in a sum of the same data before: {why}",
-                        reason=Reason.BELOW_FLOOR,
-                    )
+                store.fixed(self._data, task, name, value.encode)
 
     def word_for(self, examples: float, coins: Coins) -> int:
         """Return 32 random bits by which a number of examples is rounded, the same ones for good.

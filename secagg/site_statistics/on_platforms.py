@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from secagg.compression.model_update import encode_parameters
@@ -62,25 +63,26 @@ class Answering:
         ledger, spent = budgeted.privacy_ledger(identity), Spent(task.encode(), number, self.site.spent)
         if is_new:
             charges.require_open(spent)
-            self._require_alone(charges)
+            self._require_alone(charges.require_kept)
         if is_new and ledger is not None:
             ledger.require_room(noise)
 
         def charge() -> None:
             with charges.transaction():
+                self._require_alone(charges.keep)
                 charges.charge(spent)
                 if ledger is not None:
                     ledger.charge(noise)
 
         return self.plan.late(self.site, SystemCoins(), charge)
 
-    def _require_alone(self, charges: SpentUpdates) -> None:
+    def _require_alone(self, kept: Callable[[bytes, dict[str, str], str], None]) -> None:
         """Refuse a declaration that may tell what another one of the same data hides; before data are read."""
         declared = self.site.declaration
         if declared.epsilon is None:
             said = declared.digest.hex()[:16] if declared.has_hidden_cells else "one without a floor"
             shown = {each: said for one in declared.statistics.values() for each in one.of}
-            charges.keep(
+            kept(
                 f"statistics of version {self.site.version}".encode("utf-8", "surrogateescape"),
                 {f"the declaration that shows {each!r}": one for each, one in shown.items()},
                 "two of them may tell a count that each hides; set an epsilon, or name another version if the data "

@@ -182,3 +182,17 @@ def test_a_site_answers_one_declaration_about_each_variable_of_its_data() -> Non
     other = Watched(statistics=finer, least_count=5)
     other.site = replace(other.site, version="2")
     asked(other, 10)
+
+
+@pytest.mark.usefixtures("charges")
+def test_a_session_in_which_nothing_was_uploaded_leaves_the_other_declaration_possible() -> None:
+    """A server begins sessions at will; only what was charged was shown."""
+    ages = Watched(statistics={"ages": {"kind": "histogram", "of": ["age"], "edges": [0, 50, 100]}}, least_count=5)
+    finer = Watched(statistics={"ages": {"kind": "histogram", "of": ["age"], "edges": [0, 25, 100]}}, least_count=5)
+    many = SpentUpdates(state_folder(), attempts=100)
+    begun = Answering(finer.site).late(many, RUN, 1, IDENTITY, is_new=True)
+    late = Answering(ages.site).late(many, RUN, 2, IDENTITY, is_new=True)
+    late.take(Plan(ages.site.declaration).update.layout, (1,))
+    with pytest.raises(InvalidParameters, match="may tell a count"):
+        begun.take(Plan(finer.site.declaration).update.layout, (1,))
+    assert finer.read == 0
