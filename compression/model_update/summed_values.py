@@ -499,7 +499,7 @@ def rounded_at_random(
     """
     rounded = dict(values)
     for tensor in update.tensors:
-        scheme = _fixed_point(tensor)
+        scheme = fixed_point(tensor)
         if scheme is None or tensor.name not in values:
             continue
         given = values[tensor.name]
@@ -515,7 +515,7 @@ def steps_in(update: ModelUpdate, values: Mapping[str, npt.NDArray[Any]]) -> flo
     """Return the root mean square of the changes that travel in fixed point, in steps; infinity if none does."""
     squares, count = 0.0, 0
     for tensor in update.tensors:
-        scheme = _fixed_point(tensor)
+        scheme = fixed_point(tensor)
         # Integers are exact, and metrics have a step of their own.
         if scheme is not None and scheme.fraction_bits and tensor.name != METRICS and tensor.name in values:
             found = np.asarray(values[tensor.name], dtype=np.float64).ravel()
@@ -524,7 +524,8 @@ def steps_in(update: ModelUpdate, values: Mapping[str, npt.NDArray[Any]]) -> flo
     return math.sqrt(squares / count) if count else math.inf
 
 
-def _fixed_point(tensor: TensorScheme) -> FixedPoint | None:
+def fixed_point(tensor: TensorScheme) -> FixedPoint | None:
+    """Return the scheme in which a tensor's values travel, of what pruning leaves too; None if it is another one."""
     scheme: object = tensor.scheme
     if isinstance(scheme, RandomPruning):
         scheme = scheme.inner
@@ -559,7 +560,7 @@ def _kind(segment: Segment) -> Segment:
 
 def _range_of(tensor: TensorScheme) -> Range | None:
     scheme: object = tensor.scheme
-    if (fixed := _fixed_point(tensor)) is not None:
+    if (fixed := fixed_point(tensor)) is not None:
         return -fixed.bound, fixed.bound
     return (scheme.least, scheme.greatest) if isinstance(scheme, ScalarQuantization) else None
 

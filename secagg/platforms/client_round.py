@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from math import inf
+from math import inf, isnan
 from typing import Any, cast
 
 import numpy as np
@@ -22,7 +22,9 @@ from secagg.compression.model_update.summed_values import (
     Arrays,
     clipped_share,
     differences,
+    fixed_point,
     integer_bound,
+    is_integer,
     model_digest,
     rounded_at_random,
     steps_in,
@@ -95,12 +97,16 @@ class Training:
         if not self._summed:
             # A model may be trained from and evaluated.
             model = hashlib.sha256(bind(Label.PLATFORM_EVALUATION, model)).digest()
-        self.charges.charge(Spent(self.terms.task.encode(), self.terms.round_number, model))
+        task = self.terms.task.encode()
+        # Not before, or an offer that this client refuses would keep it out of the task.
+        self.charges.keep(task, bounds_of(self.terms, self.update))
+        self.charges.charge(Spent(task, self.terms.round_number, model))
 
     def made(self) -> Update:
         """Train, and return the encoded update; ``LateUpdate`` sends ``zero`` where this raises."""
         trained, summed = self.train(), self._summed
         values = self._differences(trained, summed) if summed else dict[str, npt.NDArray[Any]]()
+        self._require_finite(values)
         if share := clipped_share(self.update, values):
             LOG.warning(
                 "%.3g of this update's values are beyond their range and were cut off; the server's secagg-clip can be "
@@ -145,6 +151,18 @@ class Training:
             before = {name: np.zeros_like(array) for name, array in self.sent.items()}
         return differences(before, trained.models[0], integer_bound(self.update, self.sent), summed)
 
+    def _require_finite(self, values: Arrays) -> None:
+        """Refuse an update of which nothing but NaN has changed, as after a training that diverged."""
+        # Counters of whole numbers go on.
+        floats = {name: values[TENSOR + name] for name in self._summed if not is_integer(self.sent[name])}
+        if not (missing := [name for name, array in floats.items() if np.isnan(array).any()]):
+            return
+        if not any((np.isfinite(array) & (array != 0)).any() for array in floats.values()):
+            raise InvalidParameters("all values that training changed are NaN: it diverged")
+        LOG.warning(
+            "training left NaN in %s, which counts as no change; look for a loss that diverged", ", ".join(missing[:4])
+        )
+
     def _metrics(self, trained: Trained) -> list[float]:
         if unnamed := sorted({*trained.reported} - {*self.terms.metrics, self.terms.weighted_by}):
             LOG.warning(
@@ -160,6 +178,11 @@ class Training:
                 raise InvalidParameters(
                     f"the app reported no number {name!r}, which secagg-metrics or secagg-evaluation-metrics asks for; "
                     "report it, or change the key"
+                )
+            if isnan(value):
+                raise InvalidParameters(
+                    f"the app reported {name!r} as NaN, which is in no mean; look for a training that diverged, or "
+                    "report a number"
                 )
             if abs(value) > bound:
                 LOG.warning(
@@ -222,28 +245,47 @@ class Node:
     client: ClientId
     """The client where clients have no keys."""
     run: str
-    """The platform's name of its run; a server may say more, such as the number of its own process."""
+    """The platform's name of its run."""
     states: StateDirectory
     outside: Mapping[str, Factory]
     judge: object | None = None
+    is_run_again: bool = False
+    """Whether runs may have one name, so that a server says more, such as the number of its own process."""
 
     def begun(self, terms: Terms) -> NodeRound:
         """Look at the terms of a session, and refuse those below a floor or of another run."""
-        if not f"{terms.task} ".startswith(f"{self.run} "):
+        is_this = terms.task == self.run or (self.is_run_again and terms.task.startswith(f"{self.run} "))
+        if not is_this:  # Each task has bounds of its own, so a server of one run does not name many.
             raise InvalidParameters(
                 f"the server says {terms.task!r}, and this is {self.run!r}", reason=Reason.BELOW_FLOOR
             )
         self.settings.require_protocol(terms.protocol)
         update = decode_parameters(terms.parameters, outside=self.outside)
+        require_told_bounds(terms, update)
         identity = self.settings.load_identity(self.config) if terms.is_certified else None
         charges = self.settings.charges(identity, self.states, self.client)
-        charges.keep(terms.task.encode(), bounds_of(terms, update))
+        charges.require_kept(terms.task.encode(), bounds_of(terms, update))
         return NodeRound(node=self, terms=terms, update=update, identity=identity, charges=charges)
+
+
+def require_told_bounds(terms: Terms, update: ModelUpdate) -> None:
+    """Refuse counts and metrics that are cut by another bound than the terms say, which a server could sweep."""
+    schemes: Mapping[str, object] = update.schemes
+    for name in (METRICS, COUNTS, *TOLD):
+        if name in schemes and not isinstance(schemes[name], FixedPoint):
+            raise InvalidParameters(f"{name} is not in fixed point, whose clip is its bound", reason=Reason.BELOW_FLOOR)
+    counts = schemes.get(COUNTS)
+    if isinstance(counts, FixedPoint) and counts.clip != terms.full:
+        raise InvalidParameters(
+            f"the server says that {terms.full} examples count fully, and cuts them at {counts.clip:g}",
+            reason=Reason.BELOW_FLOOR,
+        )
 
 
 def bounds_of(terms: Terms, update: ModelUpdate) -> dict[str, str]:
     """Return the bounds by which updates are cut and weighed, which stay the same in all of a task."""
-    clips = {name: one.clip for name, one in update.schemes.items() if isinstance(one, FixedPoint) and name != COUNTS}
+    fixed = {tensor.name: fixed_point(tensor) for tensor in update.tensors if tensor.name != COUNTS}
+    clips = {name: one.clip for name, one in fixed.items() if one is not None}
     found = {f"the clip of {name}": repr(clip) for name, clip in clips.items()}
     # Evaluation weighs all clients the same, and is about the same task.
     return found | ({"the number of examples that count fully": f"{terms.full}"} if terms.full > 1 else {})

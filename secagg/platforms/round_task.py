@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -38,7 +38,7 @@ from secagg.compression.model_update.summed_values import (
     value_bounds,
     whole_code,
 )
-from secagg.compression.model_update.weighting import LIGHTEST, Counted
+from secagg.compression.model_update.weighting import LIGHTEST, Counted, is_weighted
 from secagg.compression.outside import outside_factory
 from secagg.compression.peak import LEAST_ALIKE
 from secagg.compression.scalar_quantization import ScalarQuantization
@@ -330,7 +330,12 @@ class RoundTask:
                 clients,
             )
         if counted.is_empty or least < self.settings.minimum_trained:
-            raise TooFewTrained(needed=self.settings.minimum_trained, counted=counted)
+            raise TooFewTrained(
+                needed=self.settings.minimum_trained,
+                counted=counted,
+                has_model=any(is_weighted(name, scheme) for name, scheme in self.update.schemes.items()),
+                numbers=(*([self.terms.weighted_by] if self.terms.full > 1 else []), *self.terms.metrics),
+            )
         light = counted.full * _LIGHT * clients
         if counted.examples is not None and counted.full > 1 and counted.examples < light:
             LOG.warning(
@@ -346,12 +351,14 @@ class RoundTask:
 class TooFewTrained(ThresholdNotMet):
     """Too few of the uploads in a sum are of clients that trained; the same model is not sent again for it."""
 
-    def __init__(self, *, needed: int, counted: Counted) -> None:
+    def __init__(self, *, needed: int, counted: Counted, has_model: bool, numbers: Sequence[str]) -> None:
         super().__init__(needed=needed, present=counted.trained_at_least, what="clients that trained")
+        due = ["returns every tensor that it was sent"] if has_model else []
+        due += [f"reports {', '.join(map(repr, numbers))}"] if numbers else []
         sentence = (
-            f"training failed at too many clients: of {counted.contributors} uploads {counted.sentence}, and "
-            f"secagg-minimum-trained is {needed}. The model stays as it was; look into the logs of the clients, and "
-            "check that the app returns every tensor that it was sent"
+            f"{'training' if has_model else 'evaluation'} failed at too many clients: of {counted.contributors} "
+            f"uploads {counted.sentence}, and secagg-minimum-trained is {needed}. The model stays as it was; look into "
+            f"the logs of the clients, and check that the app {' and '.join(due)}"
         )
         self.args = (sentence,)
 

@@ -285,8 +285,9 @@ class SecAggSettings:
         """Return how many of the invited may drop out, or refuse too few clients for a sum."""
         if invited < LEAST_CLIENTS:
             raise InvalidParameters(
-                f"{invited} clients are too few: of a sum of two each knows the other's update. Let the strategy "
-                f"sample {LEAST_CLIENTS} or more (min_train_nodes, min_available_nodes); a simulation has them after "
+                f"{invited} clients are too few: of a sum of two each knows the other's update. Let {LEAST_CLIENTS} or "
+                "more take part: in NVFlare by min_clients; in Flower by the strategy's min_train_nodes and "
+                "min_available_nodes, and a simulation has them after "
                 "`flwr federation simulation-config @none/default local --num-supernodes 5`"
             )
         if self.protocol != PAIRWISE:

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from secagg.compression.model_update import decode_parameters
+from secagg.compression.model_update import ModelUpdate, decode_parameters, encode_parameters
+from secagg.compression.model_update.summed_values import METRICS
+from secagg.compression.model_update.weighting import COUNTS
+from secagg.compression.scalar_quantization import ScalarQuantization
 from secagg.contract import Payload, ideal_aggregate
+from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
-from secagg.platforms import LOG
-from secagg.platforms.client_round import Trained, Training
+from secagg.identifiers import ClientId
+from secagg.platforms import LOG, Left, code_of
+from secagg.platforms.client_round import Node, NodeRound, Trained, Training, bounds_of
+from secagg.platforms.floors import DIRECTORY_VARIABLE, NodeSettings
 from secagg.platforms.round_task import Means, Rounds, RoundTask, TooFewTrained
 from secagg.platforms.settings import SecAggSettings
 from secagg.session.ledger import SpentUpdates
+from secagg.session.sealed_state import StateDirectory
 
 Model = dict[str, npt.NDArray[Any]]
 Train = Callable[[int, Model], Mapping[str, Any]]
@@ -195,6 +204,143 @@ def test_rounding_of_examples_is_unbiased_and_remembered() -> None:
         assert len(found) == 1
         sums += found
     assert set(sums) <= {640, 704}
+
+
+def node(folder: Path) -> Node:
+    return Node(
+        settings=NodeSettings(data_name="mine"),
+        config={},
+        client=ClientId(1),
+        run="t",
+        states=StateDirectory(folder / "states", coins=SystemCoins()),
+        outside={},
+    )
+
+
+def training_in(begun: NodeRound, sent: Model) -> Training:
+    return Training(begun.terms, begun.update, begun.charges, sent, lambda: Trained([sent], {"n": 700}.get))
+
+
+def test_an_offer_that_a_client_refuses_fixes_no_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that was told one wrong number, in a session that it refused, was out of the task for good."""
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "ledgers"))
+    sent, client = model(), node(tmp_path)
+
+    def begun(full: int, number: int = 1) -> NodeRound:
+        made = Rounds(SecAggSettings(full_weight=full))
+        return client.begun(made.begun(sent, clients=CLIENTS, task="t", number=number, weighted_by="n").terms)
+
+    begun(512)
+    first, second = begun(1024), begun(2048)
+    training_in(first, sent).charge()
+    for offer in (512, 2048):
+        with pytest.raises(InvalidParameters, match=f"count fully is {offer}, and was 1024 in a sum") as caught:
+            begun(offer, number=2)
+        assert code_of(caught.value) == Left.TERMS
+    # Sessions side by side may each have looked before.
+    late = training_in(second, sent).late
+    with pytest.raises(InvalidParameters, match="count fully is 2048, and was 1024 in a sum"):
+        late.take(second.update.layout, (1,))
+    begun(1024, number=2)
+
+
+def test_a_server_of_one_run_does_not_name_many_tasks(tmp_path: Path) -> None:
+    """Each task has bounds of its own, so a server that names another task each round sweeps them."""
+    made = Rounds(SecAggSettings())
+    for task in ("t 1", "t1", "t ", ""):
+        terms = made.begun(model(), clients=CLIENTS, task=task, number=1, weighted_by="n").terms
+        with pytest.raises(InvalidParameters, match="and this is 't'"):
+            node(tmp_path).begun(terms)
+    terms = made.begun(model(), clients=CLIENTS, task="t 1", number=1, weighted_by="n").terms
+    assert replace(node(tmp_path), is_run_again=True).begun(terms).terms == terms
+
+
+@pytest.mark.parametrize("cut", [256.0, 512.0, 2048.0])
+def test_a_server_does_not_sweep_where_counts_are_cut(cut: float, tmp_path: Path) -> None:
+    """Sums of one cohort under sixteen cuts of the counts give all of its numbers of examples, with one full weight."""
+    task = Rounds(SecAggSettings()).begun(model(), clients=CLIENTS, task="t", number=1, weighted_by="n")
+    tensors = [
+        replace(one, scheme=replace(cast("Any", one.scheme), clip=cut)) if one.name == COUNTS else one
+        for one in task.update.tensors
+    ]
+    offered = ModelUpdate(tensors=tuple(tensors), epoch=task.update.epoch, source=task.update.source)
+    with pytest.raises(InvalidParameters, match=f"1024 examples count fully, and cuts them at {cut:g}"):
+        node(tmp_path).begun(replace(task.terms, parameters=encode_parameters(offered)))
+
+
+def test_a_server_does_not_cut_metrics_by_a_scheme_without_a_bound(tmp_path: Path) -> None:
+    task = Rounds(SecAggSettings(metrics="loss")).begun(model(), clients=CLIENTS, task="t", number=1, weighted_by="n")
+    scheme = ScalarQuantization(shape=(1,), bits=4, modulus_bits=8, scales=(0.01,))
+    tensors = [replace(one, scheme=scheme) if one.name == METRICS else one for one in task.update.tensors]
+    offered = ModelUpdate(tensors=tuple(tensors), epoch=task.update.epoch, source=task.update.source)
+    with pytest.raises(InvalidParameters, match="secagg/metrics is not in fixed point"):
+        node(tmp_path).begun(replace(task.terms, parameters=encode_parameters(offered)))
+
+
+def test_the_clip_of_what_pruning_leaves_is_a_bound_as_well() -> None:
+    def bounds(clip: float) -> dict[str, str]:
+        made = Rounds(SecAggSettings(compression="pruning-0.5", weighting="uniform", clip=clip))
+        task = made.begun(model(), clients=CLIENTS, task="t", number=1, weighted_by="n")
+        return bounds_of(task.terms, task.update)
+
+    assert bounds(2.0)["the clip of tensor/w"] == "2.0"
+    assert bounds(4.0)["the clip of tensor/w"] == "4.0"
+
+
+def test_a_training_that_diverged_is_no_training(log: pytest.LogCaptureFixture) -> None:
+    """All clients diverged, and the run succeeded with a loss of 0.0 and a model that did not move."""
+
+    def diverged(number: int, sent: Model) -> Mapping[str, Any]:
+        return {**moved(number, sent), "model": {"w": sent["w"] * np.nan, "steps": sent["steps"] + 4}}
+
+    with pytest.raises(TooFewTrained, match="0 of which trained"):
+        play(Rounds(SecAggSettings(metrics="loss")), diverged, model())
+    assert "all values that training changed are NaN: it diverged" in log.text
+    with pytest.raises(TooFewTrained, match="0 of which trained"):
+        play(
+            Rounds(SecAggSettings(metrics="loss")),
+            lambda number, sent: moved(number, sent, loss=float("nan")),
+            model(),
+        )
+    assert "the app reported 'loss' as NaN" in log.text
+
+
+def test_a_metric_that_is_nan_at_one_client_is_in_no_mean(log: pytest.LogCaptureFixture) -> None:
+    def train(number: int, sent: Model) -> Mapping[str, Any]:
+        return moved(number, sent, loss=0.5 if number else float("nan"))
+
+    _, means, after = play(Rounds(SecAggSettings(metrics="loss")), train, model())
+    assert means.training == {"trained": 5, "failed": 1}
+    assert means.metrics["loss"] == pytest.approx(0.5, abs=1e-3)
+    assert np.abs(after["w"] - model()["w"] - 0.04).max() < 1e-3
+    log.clear()
+
+
+def test_a_single_nan_is_no_change_and_is_said(log: pytest.LogCaptureFixture) -> None:
+    def train(number: int, sent: Model) -> Mapping[str, Any]:
+        returned = moved(number, sent)
+        if not number:
+            returned["model"]["w"][0, 0] = np.nan
+        return returned
+
+    _, means, _ = play(Rounds(SecAggSettings(metrics="loss")), train, model())
+    assert means.training == {"trained": CLIENTS, "failed": 0}
+    assert "training left NaN in w, which counts as no change" in log.text
+
+
+def test_a_metric_that_no_app_reports_is_named_by_the_error() -> None:
+    """The likeliest mistake is a metric's name; the sentence was about tensors, and of an evaluation as well."""
+    with pytest.raises(TooFewTrained, match="every tensor that it was sent and reports 'n', 'accuracy'"):
+        play(Rounds(SecAggSettings(metrics="accuracy")), moved, model())
+    made, sent = Rounds(SecAggSettings(evaluation_metrics="accuracy")), model()
+    task = made.begun(sent, clients=CLIENTS, task="t", number=1, weighted_by="n", is_evaluation=True)
+    zeros = list[Payload]()
+    for _ in range(CLIENTS):
+        charges = SpentUpdates(attempts=None)
+        evaluation = Training(task.terms, task.update, charges, sent, lambda: Trained([], {"acc": 0.5}.get))
+        zeros.append(evaluation.late.take(task.update.layout, (1,)).payload)
+    with pytest.raises(TooFewTrained, match=r"^evaluation failed at too many .* that the app reports 'accuracy'$"):
+        task.means(ideal_aggregate(task.update.layout, zeros))
 
 
 def test_a_server_is_warned_where_nearly_all_count_as_the_lightest(log: pytest.LogCaptureFixture) -> None:
