@@ -27,6 +27,7 @@ from secagg.platforms.round_task import Means, Rounds, RoundTask, TooFewTrained
 from secagg.platforms.settings import SecAggSettings
 from secagg.session.ledger import SpentUpdates
 from secagg.session.sealed_state import StateDirectory
+from tests.harness.tutorial import tutorial_scheme
 
 Model = dict[str, npt.NDArray[Any]]
 Train = Callable[[int, Model], Mapping[str, Any]]
@@ -326,6 +327,25 @@ def test_a_single_nan_is_no_change_and_is_said(log: pytest.LogCaptureFixture) ->
     _, means, _ = play(Rounds(SecAggSettings(metrics="loss")), train, model())
     assert means.training == {"trained": CLIENTS, "failed": 0}
     assert "training left NaN in w, which counts as no change" in log.text
+
+
+def test_a_failed_training_is_zeros_of_the_scheme_and_not_of_the_ring(tmp_path: Path) -> None:
+    """Ring elements of 0 stand for the least value where a scheme has a zero point, and would move the mean."""
+    text = tutorial_scheme().replace("from_integers(codes)", "from_integers(codes + 1)")
+    text = text.replace("lift(aggregate.values[0]) *", "lift(aggregate.values[0]) * 1.0 - aggregate.total_weight) *")
+    text = text.replace("return self.segment.ring.lift", "return (self.segment.ring.lift")
+    text = text.replace("capacity_between(-1, 1", "capacity_between(0, 2").replace("RingSegment(1", "RingSegment(2")
+    (tmp_path / "shifted.py").write_text(text, encoding="utf-8")
+    made = Rounds(SecAggSettings(compression=f"{tmp_path / 'shifted.py'}:Ternary", weighting="uniform"))
+    sent = {"w": np.zeros((50, 40), np.float32)}
+    task = made.begun(sent, clients=CLIENTS, task="t", number=1, weighted_by="n")
+    payloads = list[Payload]()
+    for models in ([], [], [], *[[{"w": sent["w"] + np.float32(0.25)}]] * 3):
+        charges = SpentUpdates(attempts=None)
+        training = Training(task.terms, task.update, charges, sent, lambda models=models: Trained(models, dict.get))  # type: ignore[arg-type, misc]
+        payloads.append(training.late.take(task.update.layout, (1,)).payload)
+    mean = task.means(ideal_aggregate(task.update.layout, payloads)).tensors["tensor/w"]
+    assert float(mean.mean()) == pytest.approx(0.25, abs=1e-6)
 
 
 def test_a_metric_that_no_app_reports_is_named_by_the_error() -> None:
