@@ -455,13 +455,20 @@ class ToldLengths:
     """Lengths that those of the next round are relative to: of the update, and of each tensor."""
 
 
-def take_lengths(
-    update: ModelUpdate, mean: Values, sent: Arrays, joined: Sequence[str], lengths: Sequence[float]
+def take_lengths(  # noqa: PLR0913 -- what a round is about
+    update: ModelUpdate, mean: Values, sent: Arrays, joined: Sequence[str], lengths: Sequence[float], *, trained: float
 ) -> ToldLengths | None:
-    """Take the votes out of a mean, and give its update the middle length; None where nobody votes."""
+    """Take the votes out of a mean, and give its update the middle length; None where nobody votes.
+
+    Args:
+        trained: the share of the clients whose training did not fail; the others vote as well.
+    """
     if LENGTHS not in update.names:
         return None
     known, shares = known_lengths(sent, joined, lengths), mean.pop(LENGTHS).astype(np.float64)
+    # Updates of zeros vote for the least level, and half of them would make it the middle one.
+    shares[:, 0] = np.maximum(shares[:, 0] - (1 - trained), 0)
+    shares /= np.maximum(shares.sum(axis=1, keepdims=True), np.finfo(np.float64).tiny)
     relative = known.middle(shares)
     if relative[0] >= known.longest:
         LOG.warning(

@@ -300,7 +300,8 @@ class RoundTask:
         counted = self.update.counted(aggregate)
         self._require_trained(counted)
         mean = self.update.mean(aggregate)
-        found = take_lengths(self.update, mean, self.sent, self.terms.joined, self.terms.lengths)
+        trained = counted.trained_at_least / counted.contributors
+        found = take_lengths(self.update, mean, self.sent, self.terms.joined, self.terms.lengths, trained=trained)
         metrics = mean.pop(METRICS, np.empty(0))
         told = taken_told(mean, self.sent)
         part(mean, self.terms.joined, self.sent)

@@ -112,6 +112,31 @@ def test_fewer_than_half_of_the_clients_cannot_scale_the_model() -> None:
     assert steps[1] < 1.2 * steps[0]
 
 
+@pytest.mark.parametrize("failing", [8, 16, 24])
+def test_clients_whose_training_fails_do_not_make_the_model_stand_still(failing: int) -> None:
+    """Half of them voted for no length at all, and steps of 0.12, 0.03 and 0.01 of the true one were reported green."""
+    made, sent = rounds(), model()
+    for number in (1, 2, 3):
+        task = made.begun(sent, clients=CLIENTS, task="t", number=number, weighted_by="n")
+        payloads = [upload(task, client, 0.1) for client in range(failing, CLIENTS)]
+        for _ in range(failing):
+            training = Training(
+                terms=task.terms,
+                update=task.update,
+                charges=SpentUpdates(attempts=None),
+                sent=sent,
+                train=lambda: Trained(models=[], number=lambda _: 1),
+            )
+            payloads.append(training.late.take(task.update.layout, (1,)).payload)
+        means = task.means(ideal_aggregate(task.update.layout, payloads))
+        assert means.training == {"trained": CLIENTS - failing, "failed": failing}
+        after = made.model(task, means)
+        due = np.mean([moved(sent, trained_by(sent, client, 0.1)) for client in range(failing, CLIENTS)], axis=0)
+        assert np.dot(moved(sent, after), due) / np.dot(due, due) == pytest.approx(1, abs=0.25)
+        assert means.alike > 0.9
+        sent = after
+
+
 def test_what_travels_is_one_index_for_each_block_and_each_length() -> None:
     task, _, _ = play(rounds(), 1, model(), [0.1] * 3)
     values = sum(array.size for array in model().values() if array.dtype.kind == "f")
