@@ -204,7 +204,7 @@ def test_whatever_training_returns_the_server_sees_an_upload(
 def test_a_failed_training_is_zeros_of_the_scheme_and_not_of_the_ring(folder: Path) -> None:
     """Ring elements of 0 stand for the least value where a scheme has a zero point, and moved the mean."""
     text = tutorial_scheme().replace("from_integers(codes)", "from_integers(codes + 1)")
-    text = text.replace("lift(aggregate.values[0]) *", "lift(aggregate.values[0]) * 1.0 - aggregate.total_weight) *")
+    text = text.replace("lift(aggregate.values[0]) *", "lift(aggregate.values[0]) * 1.0 - aggregate.contributors) *")
     text = text.replace("return self.segment.ring.lift", "return (self.segment.ring.lift")
     text = text.replace("capacity_between(-1, 1", "capacity_between(0, 2").replace("RingSegment(1", "RingSegment(2")
     (folder / "shifted.py").write_text(text, encoding="utf-8")

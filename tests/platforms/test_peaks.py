@@ -127,7 +127,7 @@ def test_clients_whose_training_fails_do_not_make_the_model_stand_still(failing:
                 sent=sent,
                 train=lambda: Trained(models=[], number=lambda _: 1),
             )
-            payloads.append(training.late.take(task.update.layout, (1,)).payload)
+            payloads.append(training.late.take(task.update.layout).payload)
         means = task.means(ideal_aggregate(task.update.layout, payloads))
         assert means.training == {"trained": CLIENTS - failing, "failed": failing}
         after = made.model(task, means)

@@ -192,7 +192,7 @@ def test_a_session_in_which_nothing_was_uploaded_leaves_the_other_declaration_po
     many = SpentUpdates(state_folder(), attempts=100)
     begun = Answering(finer.site).late(many, RUN, 1, IDENTITY, is_new=True)
     late = Answering(ages.site).late(many, RUN, 2, IDENTITY, is_new=True)
-    late.take(Plan(ages.site.declaration).update.layout, (1,))
+    late.take(Plan(ages.site.declaration).update.layout)
     with pytest.raises(InvalidParameters, match="may tell a count"):
-        begun.take(Plan(finer.site.declaration).update.layout, (1,))
+        begun.take(Plan(finer.site.declaration).update.layout)
     assert finer.read == 0
