@@ -56,7 +56,7 @@ def update(tmp_path: Path) -> str:
         (("--set", "rooster=keys/roster.json"), "--set rooster is no setting of `secagg serve`; did you mean roster?"),
         (("--set", "secagg-roster=keys/roster.json"), "--set roster is no setting"),
         (("--set", "roster=none.json"), "there is no file none.json; make one with `secagg keys`"),
-        (("--clients", "5", "--set", "mode=activ"), "--set mode is one of"),
+        (("--clients", "5", "--set", "mode=semihonest"), "--set mode is one of"),
         (("--clients", "4", "--set", "corrupted=3"), "invite more, or lower --set corrupted"),
         (("--clients", "5", "--values", "0"), "1 to 268,435,456 values; got 0"),
         (("--clients", "5", "--values", str(1 << 40)), "1 to 268,435,456 values"),
