@@ -293,6 +293,18 @@ def refusing(world: InsecureSum, position: int, verdict: Verdict, count: int) ->
     return respond
 
 
+def test_a_holder_that_judges_one_delivery_twice_is_named_with_the_way() -> None:
+    """The network may have shown it the delivery twice, and altered it once; the first receipt counts."""
+    world = InsecureSum(SumSetup())
+    server = world.server(clients=world.setup.clients[:2])
+    request = server.deliver()[0]
+    server.receive(0, world.holders[0].respond(request))
+    with pytest.raises(PeerMisbehaved, match="two things") as refused:
+        server.receive(0, refusing(world, 0, Verdict.OFF_POLYNOMIAL, 1)(request))
+    assert refused.value.culprits == unverified(HolderId(0))
+    assert len(server.receipts[0]) == 1
+
+
 @pytest.mark.parametrize(
     ("verdict", "count", "left_out", "is_lost"),
     [

@@ -289,6 +289,16 @@ def test_a_roster_has_the_clients_own_key_and_as_many_as_must_stay() -> None:
     clients[first].answer(encode_entries(MessageKind.CODED_MASK_ROSTER, USUAL, enough))
 
 
+def test_a_key_that_nobody_can_seal_to_names_its_client_and_the_way() -> None:
+    server, clients = Server(USUAL, None), clients_of(USUAL)
+    said = answers_of(server, clients).items()
+    keys = {name: decode_body(MessageKind.CODED_MASK_KEY, USUAL, answer) for name, answer in said}
+    first, liar = ids(USUAL)[:2]
+    with pytest.raises(PeerError) as caught:
+        clients[first].answer(encode_entries(MessageKind.CODED_MASK_ROSTER, USUAL, keys | {liar: bytes(32)}))
+    assert caught.value.culprits == {liar, ServerId()}
+
+
 def delivered() -> tuple[dict[ClientId, Client], dict[ClientId, dict[ClientId, bytes]]]:
     """Return clients that await pieces, and those that the server has for each."""
     server, clients = stages(2)
