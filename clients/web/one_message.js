@@ -42,6 +42,8 @@ const LONGEST_KEYS = 24 * 3600;
 const DEVIATIONS = 10;
 const MOST = Object.freeze({
   holders: 256, droppedBits: 4, message: 2 ** 22, task: 256, segments: 2 ** 16, key: 2 ** 11,
+  capacity: 529_984, // a sum of more secrets may leave the field of the shares
+  coefficients: 2 ** 31,
 });
 
 // --- The offer -------------------------------------------------------------------------------
@@ -149,7 +151,7 @@ export function requireExact(offer) {
   const { segments, degree, modulusBits, guardBits, droppedBits, capacity } = offer;
   const isInRange =
     offer.task.length >= 1 && GREATEST_MODULUS.has(degree) &&
-    droppedBits <= MOST.droppedBits && capacity >= 1 &&
+    droppedBits <= MOST.droppedBits && capacity >= 1 && capacity <= MOST.capacity &&
     offer.minimumCohort >= offer.corruptedClients + 2 && offer.minimumCohort <= capacity &&
     segments.length >= 2;
   const variance = WIDTH ** 2 + (4 ** droppedBits - 1) / 12;
@@ -159,6 +161,9 @@ export function requireExact(offer) {
   const shapes = segments.map((segment) => shapeOf(offer, segment));
   const areRoomy = shapes.every(({ bits }, i) => bits <= Math.min(modulusBits - guardBits, segments[i].ringBits));
   must(areRoomy, "not_canonical", "a segment has no room in a coefficient");
+  const total = shapes.reduce((sum, { count }) => sum + count, 0);
+  const areCounted = total <= MOST.coefficients && segments.every(({ length }) => length <= MOST.coefficients);
+  must(areCounted, "not_canonical", "there are too many values");
   // The zeros behind the values, for the specification's section "Offer": r(q), and what the sum over coefficients lacks.
   const noise = bitsOf(Math.sqrt(2.1 * capacity * variance));
   let missing = 64 + degree * bitsOf(WIDTH * Math.sqrt(1.5 * capacity));

@@ -60,6 +60,41 @@ for (const name of ["active"]) {
   });
 }
 
+/** An offer whose zeros are those of its numbers, which the client itself counts. @param {any} numbers */
+function exact(numbers) {
+  const segments = [...numbers.segments, { length: 1, ringBits: 1, bounds: null }];
+  const offer = { task: [1], droppedBits: 0, guardBits: 20, minimumCohort: 3, corruptedClients: 1, ...numbers, segments };
+  for (let length = 1; length < 2 ** 13; length++) {
+    segments[segments.length - 1].length = length;
+    try {
+      requireExact(offer);
+      return length;
+    } catch (error) {
+      assert.equal(/** @type {any} */ (error).reason, "not_canonical");
+    }
+  }
+  return null;
+}
+
+test("a sum has no more uploads than the field of the shares tells apart, whatever the floors are", () => {
+  const numbers = { degree: 4096, modulusBits: 64, segments: [{ length: 9, ringBits: 7, bounds: null }] };
+  assert.ok(exact({ ...numbers, capacity: 529_984 }));
+  assert.equal(exact({ ...numbers, capacity: 529_985 }), null);
+});
+
+test("an offer has no more values, and no more coefficients, than guard bits are counted for", () => {
+  const numbers = { degree: 4096, modulusBits: 64, capacity: 100 };
+  const segment = { length: 2 ** 31 - 1, ringBits: 7, bounds: null };
+  // The zero is the last one.
+  assert.equal(exact({ ...numbers, segments: [segment] }), 1);
+  assert.equal(exact({ ...numbers, segments: [{ ...segment, length: 2 ** 31 }] }), null);
+  assert.equal(exact({ ...numbers, segments: [segment, { ...segment, length: 1 }] }), null);
+  // Of bits there are five in a coefficient.
+  const bit = { length: 2 ** 31, ringBits: 8, bounds: [0, 1] };
+  assert.equal(exact({ ...numbers, segments: [bit] }), 1);
+  assert.equal(exact({ ...numbers, segments: [{ ...bit, length: 2 ** 31 + 1 }] }), null);
+});
+
 test("a holder, or its key, stands at one position alone", async () => {
   const bytes = recorded("semi_honest");
   // In the record: 7 of header behind 4 of length and 7 of the offer's, then 58, and 40 for each holder.
