@@ -27,7 +27,7 @@ from secagg.session.certificates import Certificate, SigningKey
 from secagg.session.one_answer import OneStageClientSession
 from secagg.wire import MessageKind
 
-from .configuration import DIGEST_BYTES, Agreement, Offer, SumTerms, draw_nonce, noise_of
+from .configuration import DIGEST_BYTES, NO_KEY, Agreement, Offer, SumTerms, draw_nonce, noise_of
 from .floors import Floors
 from .masks import epoch_ring
 from .messages import (
@@ -177,6 +177,11 @@ class OneMessageMember(Confined):
         """
         if (signing_key is None) is not (certificate is None):
             raise InvalidParameters("a client has a signing key and its certificate, or neither")
+        # Later it would be refused where the update is made and charged.
+        if (signing_key is None) is not (floors.authority == NO_KEY):
+            raise InvalidParameters(
+                "a client has a key where its floors name an authority, and none in semi_honest mode"
+            )
         if certificate is not None and certificate.client != client:
             raise InvalidParameters("the certificate is for another client")
         if signing_key is not None and certificate is not None and certificate.public_key != signing_key.public_key:

@@ -114,9 +114,13 @@ class LateUpdate(Confined):
         make, self._make = self._make, None
         if make is None:
             raise Misuse("an update goes into one sum alone; train another one", reason=Reason.ALREADY_SPENT)
-        with self._together():
-            self._charge()
-            charge()
+        try:
+            with self._together():
+                self._charge()
+                charge()
+        except BaseException:
+            self._make = make  # For another offer: what a ledger refuses costs no update.
+            raise
         try:
             return self._clamped(make(), layout, bounds)
         except BaseException as error:

@@ -13,8 +13,10 @@ import pytest
 
 from secagg.contract.codewords import CodewordTable
 from secagg.errors import NOBODY, CapacityExceeded, InvalidParameters, Misuse, PeerMisbehaved, Reason, SecAggError
+from secagg.parameters import SecurityMode
 from secagg.protocols.one_message.client import Ledger, OneMessageMember
 from secagg.protocols.one_message.configuration import Offer
+from secagg.protocols.one_message.messages import Upload
 from secagg.session.certificates import issue_certificate
 from secagg.session.roles import LateUpdate, Subject, Update
 from tests.harness.one_message_sums import TASK, InsecureSum, SumSetup
@@ -86,6 +88,17 @@ def test_an_upload_is_charged_everywhere_and_kept_before_it_is_handed_over() -> 
     assert done == [*charged, ("made", ()), ("kept", (replace(offer, receipts=()).encode(), upload))]
 
 
+def test_an_offer_of_an_old_epoch_costs_no_update() -> None:
+    """A server that showed one first kept a client out of the sum that followed: its update was gone."""
+    old, new = (InsecureSum(SumSetup(number=number, round_number=1)) for number in (1, 2))
+    ledger = Ledger(TASK, lambda _: None)
+    ledger.charge(TASK, new.record.number, 0)
+    session = new.member(FIRST, ledger=always(ledger)).join(new.setup.subject, new.update(FIRST))
+    with pytest.raises(PeerMisbehaved, match="older than 2"):
+        session.answer(old.offer().encode())
+    assert Upload.decode(session.answer(new.offer().encode())).header.client == FIRST
+
+
 def test_codebooks_are_not_summed() -> None:
     tables = ((CodewordTable(1, np.array([[1], [2]], dtype=np.int64)),),)
     is_refused("use a scheme without codebooks", subject=replace(SumSetup().subject, tables=tables))
@@ -118,6 +131,18 @@ def test_a_client_has_its_own_key_and_its_own_certificate_or_neither() -> None:
                 clock=world.clock,
                 **brought,
             )
+
+
+def test_a_client_that_cannot_sign_is_told_before_its_update_is_taken() -> None:
+    """It was charged, and its update was made, before it found that it has no key for a sum of active mode."""
+    for mode, other in (
+        (SecurityMode.ACTIVE, SecurityMode.SEMI_HONEST),
+        (SecurityMode.SEMI_HONEST, SecurityMode.ACTIVE),
+    ):
+        world, foreign = InsecureSum(SumSetup(mode=mode)), InsecureSum(SumSetup(mode=other))
+        with pytest.raises(InvalidParameters, match="where its floors name an authority"):
+            world.member(FIRST, floors=foreign.floors)
+        assert FIRST not in world.stored
 
 
 # --- Ledger and floors ------------------------------------------------------------------------------------------------
