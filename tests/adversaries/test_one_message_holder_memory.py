@@ -90,8 +90,8 @@ def test_a_share_that_is_off_the_polynomial_is_overwritten(monkeypatch: pytest.M
 def test_a_mask_that_is_not_made_leaves_no_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = list[Secret]()
 
-    def refuse(self: EpochRing, vectors: object, coins_seed: Secret, weight: int = 1) -> None:
-        del self, vectors, weight
+    def refuse(self: EpochRing, vectors: object, coins_seed: Secret) -> None:
+        del self, vectors
         seen.append(coins_seed)
         raise Misuse("planted")
 

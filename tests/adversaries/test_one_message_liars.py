@@ -165,7 +165,7 @@ LIAR, CHOSEN, TRIES = 1, 16, 1 << 16
 FOUND = 71
 """Where a search has found a lie; another one begins there as well."""
 COEFFICIENTS = 3
-"""Two values and the weight, of which the liar knows what they leave."""
+"""Two values and one zero, of which the liar knows what they leave."""
 
 
 def products(parameters: Parameters, seed: bytes) -> np.ndarray:
