@@ -232,13 +232,15 @@ def test_a_lie_that_leaves_no_noise_is_told_from_the_truth(
     assert not server.faults
 
 
-def test_an_offer_with_fewer_zeros_is_none() -> None:
+def test_an_offer_with_other_zeros_is_none() -> None:
     world = InsecureSum(SumSetup(layout=LAYOUT, threshold=4))
     offer = world.offer()
     parameters = offer.configuration.parameters
     *values, zeros = parameters.segments
-    for length in (1, zeros.length - 1, zeros.length + 1):
-        changed = replace(parameters, segments=(*values, replace(zeros, length=length)))
+    wrong = [replace(zeros, length=length) for length in (1, zeros.length - 1, zeros.length + 1)]
+    wrong.append(replace(zeros, ring_bits=2))
+    for behind in wrong:
+        changed = replace(parameters, segments=(*values, behind))
         with pytest.raises(InvalidParameters, match="the zeros behind it"):
             replace(offer.configuration, parameters=changed)
 

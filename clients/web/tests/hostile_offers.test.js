@@ -47,6 +47,7 @@ for (const name of ["active"]) {
       { minimumCohort: 2 },
       { segments: [last] },
       { segments: [...others, { ...last, length: last.length - 1 }] },
+      { segments: [...others, { ...last, length: last.length + 1 }] },
       { segments: [...others, { ...last, length: 2 ** 52 }] },
       { segments: [...others, { ...last, ringBits: last.ringBits + 1 }] },
       { segments: [{ ...others[0], ringBits: 64, bounds: null }, ...others.slice(1), last] },

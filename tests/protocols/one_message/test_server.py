@@ -214,16 +214,19 @@ def test_a_receipt_is_for_the_uploads_that_were_delivered(verdict: Verdict) -> N
             server._said.clear()  # noqa: SLF001 -- so that it may say another thing # pyright: ignore[reportPrivateUsage]
 
 
-def test_a_sum_with_other_numbers_than_zeros_behind_its_weight_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", [0, -1])
+def test_a_sum_with_other_numbers_than_zeros_behind_its_values_is_not_released(
+    place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a secret that one liar among just enough holders searched for would leave them."""
     world = InsecureSum()
     server = world.answered()
     last, vector = server.agreement.parameters.inputs - 1, OpenedSum.vector
 
-    def spoilt(self: OpenedSum, index: int, weight: int) -> RingVector:
-        found = vector(self, index, weight).copy()
+    def spoilt(self: OpenedSum, index: int, count: int) -> RingVector:
+        found = vector(self, index, count).copy()
         if index == last:
-            found[-1] += 1
+            found[place] += 1
         return found
 
     with monkeypatch.context() as patched:

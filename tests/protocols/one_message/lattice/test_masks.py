@@ -1,6 +1,8 @@
 """Sums opened exactly, over configurations; and secrets that do not belong, refused."""
 
+import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +30,7 @@ from secagg.protocols.one_message.opening import OpenedSum, Opening, SumOfSecret
 from secagg.protocols.one_message.parameters import (
     DEVIATIONS,
     LEAST_FINE_BITS,
+    MOST_NOISE_ENERGY,
     Parameters,
     Values,
     energy_factor,
@@ -89,13 +92,17 @@ def test_sums_are_exact_whatever_the_layout(data: st.DataObject) -> None:
         needed = max((capacity * (high - low)).bit_length(), 11)
         bounded = data.draw(st.booleans())
         segments.append(Values(length, max(bits, needed), (low, high)) if bounded else Values(length, bits))
-    parameters = plan(segments, capacity, choose_committee(5, 1))
+    parameters = plan([*segments, Values(1, 1)], capacity, choose_committee(5, 1)).with_witnesses()
     clients = min(capacity, data.draw(st.integers(1, 4)))
     edges = [s.bounds or (Ring(s.ring_bits).least, Ring(s.ring_bits).greatest) for s in segments]
+    zeros = [0] * parameters.witnesses
     inputs = [
         [
-            [data.draw(st.sampled_from([low, high, (low + high) // 2])) for _ in range(s.length)]
-            for s, (low, high) in zip(segments, edges, strict=True)
+            *(
+                [data.draw(st.sampled_from([low, high, (low + high) // 2])) for _ in range(s.length)]
+                for s, (low, high) in zip(segments, edges, strict=True)
+            ),
+            zeros,
         ]
         for _ in range(clients)
     ]
@@ -234,6 +241,20 @@ def test_energy_may_vary_more_where_there_are_few_coefficients() -> None:
     assert energy_factor(1 << 20) == energy_factor(2048) == 1.5
     assert 4 < energy_factor(22) < 8
     assert energy_factor(1) > 50
+
+
+@pytest.mark.parametrize(("energy", "is_refused"), [(2.0, False), (2.2, True), (3.5, True)])
+def test_few_coefficients_have_no_more_noise_than_zeros_are_counted_for(
+    energy: float,
+    is_refused: bool,  # noqa: FBT001 -- a case
+) -> None:
+    """Their noise varies more; a liar that was allowed as much had more sums to choose from than zeros tell apart."""
+    count, few = 24, PARAMETERS.coefficients
+    assert energy_factor(few) > 3.5 > MOST_NOISE_ENERGY
+    noise = round(math.sqrt(energy * count * PARAMETERS.noise_variance))
+    words = [np.full(few, noise + count // 2, np.uint64)]
+    with pytest.raises(WrongSecret, match="more noise") if is_refused else nullcontext():
+        Opening(EpochRing(PARAMETERS, EPOCH)).opened(words, count)
 
 
 def centred(noise: Sequence[int], lowest: int) -> list[Any]:
@@ -379,12 +400,12 @@ def test_rounded_sums_are_within_half_a_step_and_the_noise_of_each_upload(
         40,
         choose_committee(5, 1),
         degrees=(degree,),
-    )
+    ).with_witnesses()
     (run, *_) = parameters.runs
     assert (run.size, run.dropped, run.sent) == (length, fine_bits, sent_bits)
-    ring = Ring(sent_bits + fine_bits)
+    ring, ones = Ring(sent_bits + fine_bits), [1] * parameters.witnesses
     inputs = [
-        [[(7 * client + 5 * at) % 64 for at in range(length)], *([[1] * one.length for one in others]), [1]]
+        [[(7 * client + 5 * at) % 64 for at in range(length)], *([[1] * one.length for one in others]), ones]
         for client in range(clients)
     ]
     total, secrets = Total(EpochRing(parameters, EPOCH).parameters), np.zeros(degree, np.int32)
@@ -398,7 +419,7 @@ def test_rounded_sums_are_within_half_a_step_and_the_noise_of_each_upload(
         total.add(upload)
         secrets += np.frombuffer(secret.expose(), np.int8)
     opened = vectors_in(parameters, opened_by(EpochRing(parameters, EPOCH), total, secrets), clients)
-    assert opened[-1].tolist() == [clients]
+    assert opened[-1].tolist() == [clients] * len(ones)
     due = sum(np.array(rows[0], np.int64) for rows in inputs)
     due_elements = (np.asarray(due) % (1 << ring.modulus_bits)).astype(ring.word)
     errors = ring.lift(ring.subtract(opened[0], due_elements)).astype(np.int64)
