@@ -72,12 +72,6 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
     side = NodeSide(settings=floors, client=client, certified=identity, states=states)
 
     def joined(card: Card, suspended: Secret | None) -> tuple[Subject, LateUpdate]:
-        if card.protocol not in floors.protocols:
-            raise InvalidParameters(
-                f"the server sums by {card.protocol}, and this client accepts {', '.join(floors.protocols)}; give "
-                f"--protocol {card.protocol} if you trust whom it trusts, or take part in another sum",
-                reason=Reason.BELOW_FLOOR,
-            )
         floors.require_protocol(card.protocol)
         if card.mode not in floors.modes:
             advice = (

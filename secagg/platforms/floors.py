@@ -175,7 +175,8 @@ class NodeSettings:
         """Refuse a protocol that this client does not take part in, or that lacks something it insists on."""
         if protocol not in self.protocols:
             raise InvalidParameters(
-                f"the server asks for {protocol}, and this client accepts {', '.join(self.protocols) or 'no protocol'}",
+                f"the server asks for {protocol}, and this client accepts {', '.join(self.protocols) or 'no protocol'}"
+                f"; name it in {PREFIX}protocols if you trust whom it trusts",
                 reason=Reason.BELOW_FLOOR,
             )
         usual, lacking = NodeSettings(), _LACKING.get(protocol, (*_RAISED, *_LOWERED))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
@@ -488,10 +489,7 @@ def planned(
     for leaving in plans:
         if (made := planned_for(leaving)) is not None:
             return made
-    tolerated, refused = -1, plans[-1]
-    while refused - tolerated > 1:
-        middle = (tolerated + refused) // 2
-        tolerated, refused = (middle, refused) if planned_for(middle) is not None else (tolerated, middle)
+    tolerated = bisect_left(range(plans[-1]), x=True, key=lambda leaving: planned_for(leaving) is None) - 1
     most = f" (at most {tolerated + late} can)" if tolerated >= 0 else ""
     raise InvalidParameters(
         f"{entry.name} has no session of {clients} clients, {corrupted} of which may work with the server and "

@@ -111,6 +111,8 @@ def test_a_client_refuses(capsys: pytest.CaptureFixture[str], update: str, tmp_p
         assert said in refusal(capsys, *client)
     client = ("contribute", "http://sums.example", "--update", update, "--client", "0", *state)
     own = make_credentials(tmp_path, "own")
+    for option in (("--server-cert", "none.pem"), ("--cert", str(own.certificate), "--key", "none.pem")):
+        assert "there is no file none.pem" in refusal(capsys, "contribute", "https://localhost:1", *client[2:], *option)
     for option in (("--server-cert", str(own.certificate)), ("--cert", str(own.certificate), "--key", str(own.key))):
         assert "has no TLS" in refusal(capsys, "contribute", URL, *client[2:], *option)
     for place in ("http://[::1", "http://\udcff", "http://127.0.0.1:x"):
@@ -181,6 +183,7 @@ def test_a_client_says_whom_it_trusts_or_is_refused(
         assert ("its clients have keys: give this client's with --identity FILE" in said.err) == (
             protocol == "pairwise"
         )
+        assert ("name it in --set protocols if you trust whom it trusts" in said.err) == (protocol == "enclave")
 
 
 @pytest.mark.parametrize("protocol", ["pairwise", "coded-mask"])
