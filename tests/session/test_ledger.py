@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from dataclasses import replace
@@ -306,3 +307,23 @@ def test_a_ledger_in_memory_may_be_collected_at_any_line_of_what_another_refuses
     with Store.at(None).transaction() as rows:
         held = rows.execute("SELECT count(*) FROM uploads WHERE content = ?", (FIRST.update,)).fetchone()[0]
     assert held == 1, "those that were collected are forgotten"
+
+
+def test_nothing_of_a_ledger_in_memory_outlives_it() -> None:
+    """What a client spent, and the bounds that it wrote down, are about its data."""
+
+    def rows_of(name: str) -> int:
+        held = "SELECT data FROM uploads UNION ALL SELECT data FROM losses UNION ALL SELECT data FROM fixed"
+        with Store.at(None).transaction() as rows:
+            return [data for (data,) in rows.execute(held)].count(name)
+
+    ledger = SpentUpdates()
+    (name,) = [held for held in vars(ledger).values() if isinstance(held, str) and held]
+    ledger.charge(FIRST)
+    ledger.keep(b"task", {"a bound": "3"})
+    with Store.at(None).transaction() as rows:
+        rows.execute("INSERT INTO losses VALUES (?, 0, 1, 0, 0, 0, 0)", (name,))
+    assert rows_of(name) == 3
+    del ledger
+    gc.collect()
+    assert rows_of(name) == 0
