@@ -13,12 +13,13 @@ import pytest
 
 from secagg.contract import IndexSegment, Layout, Payload, RingSegment, ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
-from secagg.errors import Fault, MalformedMessage, Party, PeerError, PeerMisbehaved, Reason, SecAggError
+from secagg.errors import UNDECIDED, Fault, MalformedMessage, Party, PeerError, PeerMisbehaved, Reason, SecAggError
 from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.two_servers.offers import Invitation, decode_halves
 from secagg.protocols.two_servers.server import Server
 from secagg.protocols.two_servers.session import TwoServersSettings
 from secagg.protocols.two_servers.simulation import TwoServersSimulation, cheater
+from secagg.session.frames import decode_refusal
 from secagg.session.roles import LateUpdate, Released, Subject, Update
 from secagg.wire import HEADER_BYTES, MessageKind, message_kind
 from tests.harness.indexing_rounds import NOW, flipped
@@ -204,6 +205,7 @@ def test_a_flipped_bit_between_the_servers_names_nobody_without_both(asked: Mess
         for found in [*errors, *world.session.faults]:
             if isinstance(found, PeerError | Fault):
                 names_a_client.append(bool(found.culprits - BOTH))
+                assert found.culprits is not UNDECIDED
                 assert not found.culprits or found.culprits >= BOTH
         world.simulation.close()
     assert len(lengths) == 24
@@ -249,6 +251,13 @@ def test_whom_a_refusal_of_server_1_names_is_not_believed(world: World, asked: M
         world.is_exact()
     assert caught.value.culprits == (BOTH if named else set())
     assert not world.session.faults
+
+
+def test_a_request_that_does_not_read_is_refused_in_the_name_of_both_servers(world: World) -> None:
+    for request in (b"", b"no message"):
+        refusal = decode_refusal(vars(world.simulation)["_standing"].answer(request))
+        assert isinstance(refusal, PeerError)
+        assert refusal.culprits == BOTH
 
 
 def test_a_refusal_to_begin_names_both_servers() -> None:
