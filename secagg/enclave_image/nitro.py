@@ -12,8 +12,6 @@ import zlib
 from collections.abc import Sequence
 from typing import Final
 
-from secagg.errors import MalformedMessage, Reason
-
 _MAGIC: Final = b".eif"
 _FORMAT: Final = 4
 _KERNEL, _COMMAND_LINE, _RAMDISK, _METADATA = 1, 2, 3, 5
@@ -72,28 +70,3 @@ def enclave_image(  # noqa: PLR0913 -- sections of the format
     # The checksum covers the header up to itself, and all sections.
     checksum = zlib.crc32(body, zlib.crc32(_HEADER.pack(*fields, 0)[:-4]))
     return _HEADER.pack(*fields, checksum) + bytes(body)
-
-
-def read_image(image: bytes) -> tuple[bytes, bytes, list[bytes]]:
-    """Return the kernel, the command line and the ramdisks of an image whose checksum is right."""
-    if len(image) < _HEADER.size or not image.startswith(_MAGIC):
-        raise _damaged("it does not begin as one")
-    header, body = image[: _HEADER.size], image[_HEADER.size :]
-    if zlib.crc32(body, zlib.crc32(header[:-4])) != int.from_bytes(header[-4:], "big"):
-        raise _damaged("its checksum is wrong")
-    found: dict[int, list[bytes]] = {_KERNEL: [], _COMMAND_LINE: [], _RAMDISK: []}
-    while body:
-        if len(body) < _SECTION.size:
-            raise _damaged("it ends within a section")
-        kind, _, size = _SECTION.unpack_from(body)
-        content, body = body[_SECTION.size : _SECTION.size + size], body[_SECTION.size + size :]
-        if len(content) != size:
-            raise _damaged("it ends within a section")
-        found.setdefault(kind, []).append(content)
-    if len(found[_KERNEL]) != 1 or len(found[_COMMAND_LINE]) != 1 or not found[_RAMDISK]:
-        raise _damaged("it has no kernel, command line or ramdisk, or two of them")
-    return found[_KERNEL][0], found[_COMMAND_LINE][0], found[_RAMDISK]
-
-
-def _damaged(what: str) -> MalformedMessage:
-    return MalformedMessage(f"this is not an enclave image: {what}", reason=Reason.NOT_CANONICAL)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+import zlib
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
 from secagg.cli import main
-from secagg.enclave_image.nitro import enclave_image, read_image, registers
+from secagg.enclave_image.nitro import enclave_image, registers
 from secagg.enclave_image.sev_snp import launch_digest
-from secagg.errors import InvalidParameters, MalformedMessage
+from secagg.errors import InvalidParameters
 from secagg.platforms.enclave_plug import load_judge
 
 PARTS = {"kernel": b"kernel" * 100, "command_line": b"console=ttyS0", "ramdisks": [b"initramfs" * 50]}
@@ -28,6 +29,35 @@ def image(**changes: object) -> bytes:
     return enclave_image(**{**PARTS, **changes}, version="0")  # type: ignore[arg-type]
 
 
+MAGIC, KERNEL, COMMAND_LINE, RAMDISK = b".eif", 1, 2, 3
+HEADER, SECTION = struct.Struct(">4sHHQQHH32Q32QII"), struct.Struct(">HHQ")
+
+
+class Damaged(Exception):
+    """An image that nothing would start."""
+
+
+def read_image(image: bytes) -> tuple[bytes, bytes, list[bytes]]:
+    """Return the kernel, the command line and the ramdisks of an image whose checksum is right."""
+    if len(image) < HEADER.size or not image.startswith(MAGIC):
+        raise Damaged("it does not begin as one")
+    header, body = image[: HEADER.size], image[HEADER.size :]
+    if zlib.crc32(body, zlib.crc32(header[:-4])) != int.from_bytes(header[-4:], "big"):
+        raise Damaged("its checksum is wrong")
+    found: dict[int, list[bytes]] = {KERNEL: [], COMMAND_LINE: [], RAMDISK: []}
+    while body:
+        if len(body) < SECTION.size:
+            raise Damaged("it ends within a section")
+        kind, _, size = SECTION.unpack_from(body)
+        content, body = body[SECTION.size : SECTION.size + size], body[SECTION.size + size :]
+        if len(content) != size:
+            raise Damaged("it ends within a section")
+        found.setdefault(kind, []).append(content)
+    if len(found[KERNEL]) != 1 or len(found[COMMAND_LINE]) != 1 or not found[RAMDISK]:
+        raise Damaged("it has no kernel, command line or ramdisk, or two of them")
+    return found[KERNEL][0], found[COMMAND_LINE][0], found[RAMDISK]
+
+
 def test_an_image_reads_back_and_is_the_same_bytes_each_time() -> None:
     assert read_image(image()) == tuple(PARTS.values())
     assert image() == image()
@@ -37,10 +67,10 @@ def test_an_image_reads_back_and_is_the_same_bytes_each_time() -> None:
 def test_the_checksum_covers_every_byte() -> None:
     made = image()
     for at in range(0, len(made), 7):
-        with pytest.raises(MalformedMessage):
+        with pytest.raises(Damaged):
             read_image(made[:at] + bytes([made[at] ^ 1]) + made[at + 1 :])
     for length in (0, 4, len(made) - 1):
-        with pytest.raises(MalformedMessage):
+        with pytest.raises(Damaged):
             read_image(made[:length])
 
 
