@@ -113,6 +113,10 @@ def _removed(folder: Path) -> None:
     (folder / "state.db").unlink()
 
 
+def _overwritten(folder: Path) -> None:
+    (folder / "state.db").write_bytes(b"something else" * 100)
+
+
 def _marks_removed(folder: Path) -> None:
     for mark in folder.glob("mark.*"):
         mark.unlink()
@@ -127,13 +131,14 @@ def _owner_changed(folder: Path) -> None:
     "spoil",
     [
         *(_copied, _restored_in_place, _restored_by_name, _restored_whole, _truncated, _removed, _marks_removed),
+        _overwritten,
         _owner_changed,
     ],
 )
 def test_what_may_not_be_the_newest_is_refused(folder: Path, spoil: Callable[[Path], None]) -> None:
     assert reached(folder) == 3
     spoil(folder)
-    with pytest.raises(InvalidParameters, match=r"copied, restored|was removed"):
+    with pytest.raises(InvalidParameters, match=r"copied, restored|was removed|is damaged"):
         reached(folder)
 
 
