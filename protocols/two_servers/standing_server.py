@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -29,28 +28,24 @@ from typing import Final
 from secagg.blame import between_servers
 from secagg.contract.layout import IndexSegment
 from secagg.crypto.entropy import Coins
-from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import InternalError, InvalidParameters, MalformedMessage, Misuse, Reason, SecAggError, blaming
+from secagg.errors import InternalError, InvalidParameters, Misuse, Reason, SecAggError, blaming
 from secagg.errors import UnexpectedMessage as Unexpected
 from secagg.identifiers import ServerId
 from secagg.parameters import LEAST_COHORT, Suite, require_integer
-from secagg.session.durable import ChainedFile, claim
 from secagg.session.frames import decode_refusal, encode_refusal
-from secagg.wire import MessageKind, Writer, message_kind
+from secagg.session.store import Store
+from secagg.wire import MessageKind, message_kind
 
 from .configuration import IndexingConfiguration, SharingMode, require_keys
 from .server import IndexingServer
 from .server_keys import OperatorKeys, ServerKeys
 from .server_messages import MAXIMUM_BEGINNING_BYTES, BatchRequest, Beginning, Done, exchange_bytes
-from .upload import DIGEST_BYTES, ROUND_BYTES
 
 MAXIMUM_STEP: Final = 1 << 32
 """Largest step from one round's number to the next: server 0 must not end a task by offering the last number."""
 MAXIMUM_TASKS: Final = 1 << 16
 """Limit on remembered tasks. Server 0 names them and must not exhaust memory."""
-_HEADER: Final = Writer(MessageKind.INDEXING_RECORD).finish()
-_OWNER_ONLY: Final = 0o600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,24 +112,30 @@ def lanes_of(configuration: IndexingConfiguration) -> int:
 
 
 class StandingRounds(Confined):
-    """The highest round that a standing server began of each task, in memory or in a file.
+    """The highest round that a standing server began of each task, in memory or in the store of a folder.
 
-    Security: a file that was put back, or was removed, lets server 0 begin a round again, and gives nothing away: the
-        round has another root then, nothing that was sealed before opens, and clients upload once for a round.
+    Security: a store that was put back is refused. One that was removed lets server 0 begin a round again, and gives
+        nothing away: the round has another root then, nothing that was sealed before opens, and clients upload once for
+        a round.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        """Begin with what the file holds, which no other process uses meanwhile; without a file with nothing."""
-        self._last = dict[bytes, int]()
-        self.count = 0
-        """Number of rounds that were begun."""
-        self._process = os.getpid()
-        """A fork has the lock of the file too, and knows nothing of what this process writes."""
-        self._file = None if path is None else self._opened(path)
+    def __init__(self, folder: Path | None = None) -> None:
+        """Begin with what the folder's store holds; without a folder with nothing."""
+        try:
+            if folder is not None:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._store = Store(folder)
+        except OSError as error:
+            raise InvalidParameters(f"the journal in {folder} cannot be opened: {error}") from None
 
     @property
     def tasks(self) -> int:
-        return len(self._last)
+        return self._number("SELECT count(*) FROM begun")
+
+    @property
+    def count(self) -> int:
+        """Number of rounds that were begun."""
+        return self._number("SELECT ifnull(sum(rounds), 0) FROM begun")
 
     def begin(self, task: bytes, round_number: int) -> None:
         """Write down that a round begins, under whatever configuration; a crash does not lose it after this returned.
@@ -143,10 +144,22 @@ class StandingRounds(Confined):
             InvalidParameters: the round or a later one was begun before, its number is too far ahead, or it cannot be
                 written down; nothing has changed.
         """
-        if os.getpid() != self._process:
-            raise Misuse("the rounds that were begun were forked into another process; open a file of its own there")
-        digest = hashlib.sha256(bind(Label.INDEXING_JOURNAL, task)).digest()
-        last = self._last.get(digest, -1)
+        try:
+            with self._store.transaction() as rows:
+                last = self._number("SELECT ifnull(max(number), -1) FROM begun WHERE task = ?", task)
+                self._require_next(task, last, round_number)
+                rows.execute(
+                    "INSERT INTO begun VALUES (?1, ?2, 1) "
+                    "ON CONFLICT (task) DO UPDATE SET number = ?2, rounds = rounds + 1",
+                    (task, round_number),
+                )
+        except OSError as error:
+            raise InvalidParameters(
+                f"server 1 cannot write down that round {round_number} begins ({error}); its operator makes room, and "
+                "then it can be offered again"
+            ) from error
+
+    def _require_next(self, task: bytes, last: int, round_number: int) -> None:
         if round_number <= last:
             raise InvalidParameters(
                 f"round {last} of {task!r} was begun before, and each round is begun once; if server 1 "
@@ -159,54 +172,21 @@ class StandingRounds(Confined):
                 f"round {round_number} lies further than {MAXIMUM_STEP} above the last one, which was {max(last, 0)}; "
                 "count rounds one by one"
             )
-        if last < 0 and len(self._last) >= MAXIMUM_TASKS:
+        if last < 0 and self.tasks >= MAXIMUM_TASKS:
             raise InvalidParameters(
                 f"{MAXIMUM_TASKS} tasks were begun with this journal; its operator starts server 1 with other keys and "
                 "a new journal"
             )
-        body = digest + round_number.to_bytes(ROUND_BYTES, "big")
-        if self._file is not None:
-            try:
-                self._file.append(body)
-            except OSError as error:
-                raise InvalidParameters(
-                    f"server 1 cannot write down that round {round_number} begins ({error.strerror}); its operator "
-                    "makes room, and then it can be offered again"
-                ) from error
-        self._remember(body)
+
+    def _number(self, statement: str, *arguments: bytes) -> int:
+        with self._store.transaction() as rows:
+            return int(rows.execute(statement, arguments).fetchone()[0])
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    def _opened(self, path: Path) -> ChainedFile:
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, _OWNER_ONLY)
-        except OSError as error:
-            raise InvalidParameters(f"the journal {path} cannot be opened: {error.strerror}") from None
-        try:
-            claim(descriptor, f"the journal {path} is open in another process; two servers 1 would begin one round")
-            file = ChainedFile(descriptor, path, header=_HEADER, body_bytes=DIGEST_BYTES + ROUND_BYTES)
-            for body in file.bodies():
-                self._remember(body)
-        except MalformedMessage:
-            os.close(descriptor)
-            raise InvalidParameters(
-                f"{path} is not the journal of a standing server of this version, or was changed; move it away, and "
-                "offer rounds above those that were begun"
-            ) from None
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return file
-
-    def _remember(self, body: bytes) -> None:
-        task, number = body[:DIGEST_BYTES], int.from_bytes(body[DIGEST_BYTES:], "big")
-        self._last[task] = max(number, self._last.get(task, -1))
-        self.count += 1
+        self._store.close()
 
     def __repr__(self) -> str:
-        return f"<StandingRounds of {self.tasks} tasks>"
+        return "<StandingRounds>"
 
 
 _LOG = logging.getLogger(__name__)

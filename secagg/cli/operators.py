@@ -222,7 +222,6 @@ def _read(path: Path) -> bytes:
 
 # --- Two servers ------------------------------------------------------------------------------------------------------
 
-ROUNDS_FILE, _EARLIER_ROUND_FILE = "rounds.journal", "round.journal"
 _SUITES: Final = {suite.name.lower(): suite for suite in Suite}
 
 
@@ -275,10 +274,9 @@ def serve_second_server(options: argparse.Namespace) -> int:
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     with serving(), load_server_keys(options.keys, 1) as keys:
-        options.journal.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Version 0.2 kept the root of a round there; now a round ends with its process.
-        durable.erase(options.journal / _EARLIER_ROUND_FILE)
-        with closing(StandingRounds(options.journal / ROUNDS_FILE)) as rounds:
+        durable.erase(options.journal / "round.journal")
+        with closing(StandingRounds(options.journal)) as rounds:
             state = f"resumed after {rounds.count} rounds" if rounds.count else "new"
             server = StandingServer(
                 keys, pair.operators[0], floors, rounds, coins=SystemCoins(), threads=options.threads
@@ -311,17 +309,11 @@ def _description(path: Path) -> Iterator[str]:
             index = next((index for index in range(SERVERS) if path.name == server_file(index)), 0)
             with load_server_keys(path, index) as private:
                 yield f"{private.server} signs with {private.public.signing_key.hex()}; this file is private"
-        case ".journal":
-            yield _rounds(path)
+        case _ if path.is_dir():
+            with closing(StandingRounds(path)) as rounds:
+                yield f"{rounds.count} rounds of {rounds.tasks} tasks were begun"
         case _:
             yield from _configuration(path)
-
-
-def _rounds(path: Path) -> str:
-    if not path.exists():
-        raise InvalidParameters(f"there is no journal at {path}")
-    with closing(StandingRounds(path)) as rounds:
-        return f"{rounds.count} rounds of {rounds.tasks} tasks were begun"
 
 
 def _configuration(path: Path) -> Iterator[str]:

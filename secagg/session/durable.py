@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import hashlib
 import io
 import os
 import stat
@@ -14,8 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from secagg.crypto.labels import Label, bind
-from secagg.errors import NOBODY, InvalidParameters, MalformedMessage, Reason
+from secagg.errors import InvalidParameters
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -259,70 +257,3 @@ def _made(path: Path, mode: int) -> Generator[WholeFile]:
     except BaseException:
         path.unlink(missing_ok=True)
         raise
-
-
-# --- Chained files ----------------------------------------------------------------------------------------------------
-
-LINK_BYTES: Final = 32
-_CHANGED: Final = Reason.NOT_CANONICAL
-
-
-class ChainedFile:
-    """The records of an open file, which this process has locked."""
-
-    def __init__(self, descriptor: int, path: Path, *, header: bytes, body_bytes: int) -> None:
-        """Use a file that was opened and not read, and that others may not write to; a new one has a header."""
-        if stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o022:
-            raise InvalidParameters(f"others may write to the ledger {path}; chmod it to 600")
-        self._descriptor, self._path, self._header, self._body_bytes = descriptor, path, header, body_bytes
-        self._link = hashlib.sha256(bind(Label.SPENT_LINK, header)).digest()
-
-    def bodies(self) -> list[bytes]:
-        """Return all records so far, and position at the end; to be called once, before ``append``.
-
-        Raises:
-            MalformedMessage: the file begins with another header, or was changed; nobody is to blame.
-        """
-        stored = self._stored()
-        size, found = self._body_bytes + LINK_BYTES, list[bytes]()
-        if self._header.startswith(stored):
-            os.lseek(self._descriptor, 0, os.SEEK_SET)
-            append_whole(self._descriptor, self._header)
-            sync_folder(self._path.parent)
-            return found
-        if not stored.startswith(self._header):
-            raise MalformedMessage(
-                f"{self._path} is not a ledger of uploads; name another file", reason=_CHANGED, culprits=NOBODY
-            )
-        whole = len(stored) - (len(stored) - len(self._header)) % size
-        for number, start in enumerate(range(len(self._header), whole, size)):
-            body, link = stored[start : start + self._body_bytes], stored[start + self._body_bytes : start + size]
-            if link != self._next(body):
-                raise MalformedMessage(
-                    f"record {number} of {self._path} was changed; what this client has uploaded is not known any "
-                    "more, so give it a new identity",
-                    reason=_CHANGED,
-                    culprits=NOBODY,
-                )
-            self._link = link
-            found.append(body)
-        os.ftruncate(self._descriptor, whole)
-        os.lseek(self._descriptor, whole, os.SEEK_SET)
-        return found
-
-    def append(self, body: bytes) -> None:
-        """Write a record as ``append_whole`` does; it is durable when this returns."""
-        link = self._next(body)
-        append_whole(self._descriptor, body + link)
-        self._link = link
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-        self._descriptor = -1
-
-    def _stored(self) -> bytes:
-        with os.fdopen(os.dup(self._descriptor), "rb") as file:
-            return file.read()
-
-    def _next(self, body: bytes) -> bytes:
-        return hashlib.sha256(bind(Label.SPENT_LINK, self._link, body)).digest()

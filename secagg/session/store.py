@@ -45,6 +45,7 @@ CREATE INDEX by_content ON uploads (content);
 CREATE TABLE losses (
     data TEXT PRIMARY KEY, adjacency INTEGER NOT NULL, uploads INTEGER NOT NULL,
     slope REAL NOT NULL, more REAL NOT NULL, offset REAL NOT NULL, most REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE begun (task BLOB PRIMARY KEY, number INTEGER NOT NULL, rounds INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE fixed (data TEXT, task BLOB, name TEXT, value BLOB NOT NULL, PRIMARY KEY (data, task, name)) WITHOUT ROWID;
 """
 _OLD: Final = (".spent", ".privacy", ".epoch")
@@ -92,8 +93,9 @@ class Store(Confined):
         try:
             # The journal is removed by the commit, and EXTRA syncs the folder after that: a power cut cannot bring it
             # back, which would undo what was announced.
-            self._rows.execute("PRAGMA journal_mode = DELETE")
-            self._rows.execute("PRAGMA synchronous = EXTRA")
+            with self._translated():
+                self._rows.execute("PRAGMA journal_mode = DELETE")
+                self._rows.execute("PRAGMA synchronous = EXTRA")
             with self._transaction(self._begins, trusts=trusts):
                 pass
         except BaseException:
@@ -204,7 +206,7 @@ class Store(Confined):
         if self._folder is not None and self._process != os.getpid():
             raise Misuse("this state was forked into another process; open it there again")
         rows, before = self._rows, self._rows.total_changes
-        with self._lock, self._held():
+        with self._lock, self._held(), self._translated():
             self._depth += 1
             try:
                 rows.execute("BEGIN IMMEDIATE")
@@ -219,14 +221,19 @@ class Store(Confined):
                     rows.execute("UPDATE about SET value = ? WHERE name = 'mark'", (number + 1,))
                 rows.execute("COMMIT")
                 self._retire(number % 2)
-            except sqlite3.OperationalError as error:
-                raise OSError(f"the state {self._said} could not be read or written ({error})") from error
-            except sqlite3.DatabaseError as error:
-                raise self._refused(f"is damaged ({error})") from error
             finally:
                 self._depth -= 1
                 if rows.in_transaction:
                     rows.execute("ROLLBACK")
+
+    @contextmanager
+    def _translated(self) -> Generator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise OSError(f"the state {self._said} could not be read or written ({error})") from error
+        except sqlite3.DatabaseError as error:
+            raise self._refused(f"is damaged ({error})") from error
 
     @contextmanager
     def _held(self) -> Generator[None]:

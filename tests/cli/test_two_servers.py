@@ -6,7 +6,6 @@ import signal
 import stat
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -152,20 +151,18 @@ def test_what_cannot_stand_is_refused_with_what_to_change(
 
 
 def begun(folder: Path, *numbers: int) -> StandingRounds:
-    folder.mkdir(exist_ok=True)
-    rounds = StandingRounds(folder / "rounds.journal")
+    rounds = StandingRounds(folder)
     for number in numbers:
         rounds.begin(b"a task", number)
     return rounds
 
 
-def test_a_journal_that_is_another_or_open_elsewhere_is_refused(
+def test_a_journal_that_was_changed_is_refused(
     arguments: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with closing(begun(tmp_path / "journal", 1)):
-        assert "is open in another process" in refusal(capsys, *command(arguments))
-    (tmp_path / "journal" / "rounds.journal").write_bytes(b"another")
-    assert "is not the journal of a standing server" in refusal(capsys, *command(arguments))
+    begun(tmp_path / "journal", 1).close()
+    (tmp_path / "journal" / "state.db").write_bytes(b"another" * 100)
+    assert "is damaged" in refusal(capsys, *command(arguments))
 
 
 def started(arguments: dict[str, str]) -> tuple[subprocess.Popen[str], str]:
@@ -240,13 +237,12 @@ def test_every_file_says_what_it_holds_and_no_secret(
     said = shown(capsys, configuration)
     assert IndexingSetup().configuration.context.digest.hex() in said
     assert "2 to 20 clients; " in said
-    assert "2 rounds of 1 tasks were begun" in shown(capsys, tmp_path / "journal" / "rounds.journal")
+    assert "2 rounds of 1 tasks were begun" in shown(capsys, tmp_path / "journal")
     for path in (tmp_path / "absent.journal", tmp_path / "absent", tmp_path / "absent.public", tmp_path / "s.keys"):
         assert shown(capsys, path).startswith("secagg: ")
 
 
 def test_a_journal_that_was_changed_is_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    begun(tmp_path, 3, 4).close()
-    data = (tmp_path / "rounds.journal").read_bytes()
-    (tmp_path / "rounds.journal").write_bytes(data[:-72] + bytes(72))
-    assert "or was changed; move it away" in shown(capsys, tmp_path / "rounds.journal")
+    begun(tmp_path / "journal", 3, 4).close()
+    (tmp_path / "journal" / "state.db").write_bytes(b"another" * 100)
+    assert "is damaged" in shown(capsys, tmp_path / "journal")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from secagg.errors import InvalidParameters
 from secagg.session.durable import (
-    ChainedFile,
     append_whole,
     claim,
     create,
@@ -199,11 +197,3 @@ def test_what_is_not_flushed_is_not_made(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(OSError, match="is lost"):
         create(tmp_path / "made", b"data")
     assert not list(tmp_path.iterdir())
-
-
-def test_a_new_chained_file_and_its_name_are_on_the_disk_before_it_is_used(tmp_path: Path, disk: Disk) -> None:
-    path = tmp_path / "chain"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    with closing(ChainedFile(descriptor, path, header=b"header", body_bytes=1)) as file:
-        assert file.bodies() == []
-    assert (disk.flushed, disk.contents[0]) == (["chain", tmp_path.name], b"header")
