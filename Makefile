@@ -28,7 +28,7 @@ HERE := not repository and not gpu and not site and not wire and not scale and n
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants timing bench bench-peers \
-  bench-flower dist-check flower nvflare dist sbom extras pythons oldest newest flower-torch nvflare-torch scoreboard \
+  bench-flower dist-check flower nvflare dist sbom extras pythons oldest newest flower-torch nvflare-torch newest-platforms scoreboard \
   test-long suites dcap web wire site scale vectors clean
 
 help:  ## list the targets
@@ -99,6 +99,10 @@ nvflare: $(NVFLARE)/.installed  ## check types and run real NVFlare jobs, in an 
 	MYPYPATH=tests/nvflare/apps:examples/nvflare_quickstart $(NVFLARE)/bin/mypy --cache-dir $(NVFLARE)/.mypy_cache \
 	  secagg/nvflare/*.py tests/nvflare/*.py tests/nvflare/apps/*.py
 	$(NVFLARE)/bin/python -m pytest -p no:randomly -m nvflare tests/nvflare
+
+newest-platforms: $(INSTALLED)  ## run flower and nvflare with the newest release of each; for every night, not every change
+	$(MAKE) flower FLWR=$$($(BIN)/python -m pip index versions flwr | sed -n 's/^flwr (\(.*\))/\1/p')
+	$(MAKE) nvflare NVFLARE_VERSION=$$($(BIN)/python -m pip index versions nvflare | sed -n 's/^nvflare (\(.*\))/\1/p')
 
 flower-torch: $(FLOWER_TORCH)/.installed  ## run the Flower app with PyTorch and BatchNorm, in an environment of its own
 	$(FLOWER_TORCH)/bin/python -m pytest -p no:randomly -m flower_torch tests/flower
