@@ -225,14 +225,14 @@ def test_a_protocol_of_ones_own_trains_by_its_registration(
 
 
 def test_a_protocol_that_there_is_not_is_refused_by_name() -> None:
-    with pytest.raises(InvalidParameters, match="there is no protocol 'pairwise2'; there are pairwise, enclave"):
+    with pytest.raises(InvalidParameters, match="there is no protocol 'pairwise2'; did you mean pairwise?"):
         Configuration(secagg=SumSettings(protocol="pairwise2"))
 
 
 @pytest.mark.parametrize(
     ("protocol", "setting", "message"),
     [
-        ("pairwise", "depth=1", "the settings of pairwise are mode, suite"),
+        ("pairwise", "depth=1", "pairwise has no setting 'depth'; there are mode, suite"),
         ("enclave", "form=round", "secagg.settings form is "),
         ("two-servers", "is_checked", "secagg.settings takes name=value"),
     ],
