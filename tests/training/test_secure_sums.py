@@ -225,7 +225,7 @@ def test_a_protocol_of_ones_own_trains_by_its_registration(
 
 
 def test_a_protocol_that_there_is_not_is_refused_by_name() -> None:
-    with pytest.raises(InvalidParameters, match="there is no protocol 'pairwise2'; did you mean pairwise?"):
+    with pytest.raises(InvalidParameters, match=r"there is no protocol 'pairwise2'; did you mean pairwise\?"):
         Configuration(secagg=SumSettings(protocol="pairwise2"))
 
 
