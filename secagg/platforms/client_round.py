@@ -257,7 +257,7 @@ class Node:
         is_this = terms.task == self.run or (self.is_run_again and terms.task.startswith(f"{self.run} "))
         if not is_this:  # Each task has bounds of its own, so a server of one run does not name many.
             raise InvalidParameters(
-                f"the server says {terms.task!r}, and this is {self.run!r}", reason=Reason.BELOW_FLOOR
+                f"the server names task {terms.task!r}, and this run is {self.run!r}", reason=Reason.BELOW_FLOOR
             )
         self.settings.require_protocol(terms.protocol)
         update = decode_parameters(terms.parameters, outside=self.outside)

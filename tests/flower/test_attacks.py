@@ -111,7 +111,7 @@ def test_a_sum_that_two_stories_spoil_is_not_released_in_semi_honest_mode(outcom
     [
         ("other_terms", 0, "another application_digest (capacity, noise, terms) than this client", "terms"),
         ("other_field", 0, "the secagg record lacks 'terms'", "left"),
-        ("other_task", 0, "another task than this client", "terms"),
+        ("other_task", 0, " again', and this run is ", "terms"),
         ("other_round", 0, "another round_number than this client", "terms"),
         ("other_layout", 0, "another layout than this client", "terms"),
         ("two_models", 2, "the message has 2 array records", "terms"),

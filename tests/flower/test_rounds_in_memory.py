@@ -659,7 +659,7 @@ def test_terms_of_another_run_are_refused(folders: Path, log: Any) -> None:
     grid = grid_of(inner, settings_of(folders, "pairwise"))
     with pytest.raises(ThresholdNotMet):
         inner.round(grid, MODEL)
-    assert "the server says 'flower run 77', and this is 'flower run 7'" in log.text
+    assert "the server names task 'flower run 77', and this run is 'flower run 7'" in log.text
 
 
 @pytest.mark.parametrize("kind", ["train", "evaluate"])

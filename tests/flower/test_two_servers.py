@@ -20,7 +20,7 @@ TO_SERVER_ONE = {
 }
 TOLD_OTHERWISE = {
     "two_other_terms": "the round is about another codec, model, capacity or terms than this client's",
-    "two_other_task": "the servers count for another task than this client's",
+    "two_other_task": " again', and this run is ",
     "two_other_round": "the servers count for another round than this client's",
 }
 SCENARIOS = [

@@ -150,7 +150,7 @@ def test_another_jobs_terms_are_refused(folder: Path, caplog: pytest.LogCaptureF
             data[RECORD]["terms"] = data[RECORD]["terms"].replace("job-1", "job-2")
         return data
 
-    assert "the server says 'nvflare job job-2 00'" in left(folder, Left.TERMS, caplog, meddling=renamed)
+    assert "the server names task 'nvflare job job-2 00'" in left(folder, Left.TERMS, caplog, meddling=renamed)
 
 
 @pytest.mark.parametrize(

@@ -250,7 +250,7 @@ def test_a_server_of_one_run_does_not_name_many_tasks(tmp_path: Path) -> None:
     made = Rounds(SecAggSettings())
     for task in ("t 1", "t1", "t ", ""):
         terms = made.begun(model(), clients=CLIENTS, task=task, number=1, weighted_by="n").terms
-        with pytest.raises(InvalidParameters, match="and this is 't'"):
+        with pytest.raises(InvalidParameters, match="and this run is 't'"):
             node(tmp_path).begun(terms)
     terms = made.begun(model(), clients=CLIENTS, task="t 1", number=1, weighted_by="n").terms
     assert replace(node(tmp_path), is_run_again=True).begun(terms).terms == terms
