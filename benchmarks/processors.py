@@ -1,8 +1,8 @@
 """Table of the figures that several processors gave: results/processors.md, from results/processors/*.json.
 
 Each of those is the output of ``benchmarks/run.py SUITE ... --json results/processors/NAME.json``; figures of an older
-tree stand under ``before``. Ratios of one run can be compared between processors, and times of an element nearly so;
-other figures are left out.
+tree stand under ``before``. Ratios of one run can be compared between processors, and times of an element nearly so.
+The table has those of them that have a target; the JSON files have all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def table(runs: dict[str, dict[str, Any]]) -> str:
     rows = dict[str, dict[str, dict[str, Any]]]()
     for name, run in runs.items():
         for figure in run["figures"]:
-            if figure["unit"] in COMPARED:
+            if figure["unit"] in COMPARED and _target(figure):
                 rows.setdefault(figure["name"], {})[name] = figure
     lines = ["# Figures of several processors", "", "Made by `benchmarks/processors.py`. Before → after.", ""]
     for name, run in runs.items():
