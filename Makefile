@@ -173,7 +173,7 @@ site: $(INSTALLED) $(SITE)/.installed  ## build the documentation (build/site/ht
 vectors: $(INSTALLED)  ## write the test vectors of the protocols, and the kit, again
 	$(BIN)/python -m tests.vectors.generate
 	$(BIN)/python -m tests.vectors.generate_one_message
-	$(BIN)/python -m tests.vectors.generate_coded_mask
+	$(BIN)/python -m tests.vectors.generate_light_secagg
 	$(BIN)/python -m tests.vectors.generate_kit
 
 clean:  ## remove everything that these targets make

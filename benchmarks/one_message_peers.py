@@ -1,4 +1,4 @@
-"""One message a client beside pairwise masks, coded masks and Flower's SecAgg+, in one run on one cohort: a table.
+"""One message a client beside pairwise masks, LightSecAgg and Flower's SecAgg+, in one run on one cohort: a table.
 
 Run it with the environment of `make bench-peers`: ``build/peers/.venv/bin/python benchmarks/one_message_peers.py``.
 Seconds are those of the processor, so that other load on the machine counts little. A client's are all that it computes
@@ -127,7 +127,7 @@ def table(bits: int, length: int) -> list[dict[str, object]]:
     settings: dict[str, object] = {
         "one-message": OneMessageSettings(bounds=(bounds,), minimum_cohort=least),
         "pairwise": PairwiseSettings(mode=SecurityMode.ACTIVE, topology=Topology.FULL, late=DROPPED, corrupted=1),
-        "coded-mask": find("coded-mask").settings(dropped=DROPPED, minimum_cohort=least),
+        "lightsecagg": find("lightsecagg").settings(dropped=DROPPED, minimum_cohort=least),
     }
     rows = [session(name, chosen, length, bits) for name, chosen in settings.items()]
     rows.append(flower(length))

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from secagg.wire import MessageKind
 
-_PREFIXES: Final = ("ONE_MESSAGE_", "CODED_MASK_", "TWO_SERVERS_", "ENCLAVE_")
+_PREFIXES: Final = ("ONE_MESSAGE_", "LIGHT_SECAGG_", "TWO_SERVERS_", "ENCLAVE_")
 
 
 def spoken(kind: str) -> str:

@@ -29,7 +29,7 @@ _NAMED: Final = {
     "protocols/one_message/README.md": "protocols/one-message-specification.md",
     "protocols/enclave/README.md": "protocols/enclave-specification.md",
     "protocols/two_servers/README.md": "protocols/two-servers-specification.md",
-    "protocols/coded_mask/README.md": "protocols/coded-mask-specification.md",
+    "protocols/light_secagg/README.md": "protocols/lightsecagg-specification.md",
     "secagg/session/README.md": "guides/session.md",
     "secagg/flower/README.md": "guides/flower.md",
     "secagg/privacy/README.md": "guides/privacy.md",

@@ -19,10 +19,10 @@ from secagg.contract.codewords import CodewordTable
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
-from secagg.protocols.coded_mask.server import TRANSITIONS as CODED_MASK_TRANSITIONS
 from secagg.protocols.enclave.simulation import EnclaveSimulation
 from secagg.protocols.enclave.trusted.buffer import BufferState, ReleaseRules
 from secagg.protocols.enclave.trusted.buffer import Entry as BufferEntry
+from secagg.protocols.light_secagg.server import TRANSITIONS as LIGHT_SECAGG_TRANSITIONS
 from secagg.protocols.one_message.tally import TRANSITIONS as ONE_MESSAGE_TRANSITIONS
 from secagg.protocols.pairwise_mask.client import CLIENT_TRANSITIONS
 from secagg.protocols.pairwise_mask.session import SERVER_TRANSITIONS
@@ -237,7 +237,7 @@ _MACHINES: Final[Mapping[str, Callable[[], str]]] = {
     "pairwise-client": lambda: diagram_of(CLIENT_TRANSITIONS, "aborted"),
     "pairwise-server": lambda: diagram_of(SERVER_TRANSITIONS, "aborted"),
     "one-message": lambda: diagram_of(ONE_MESSAGE_TRANSITIONS),
-    "coded-mask": lambda: diagram_of(CODED_MASK_TRANSITIONS),
+    "lightsecagg": lambda: diagram_of(LIGHT_SECAGG_TRANSITIONS),
     "enclave": _enclave,
     "two-servers": _two_servers,
 }

@@ -23,7 +23,7 @@ LINES_OF_THE_LIBRARY = 66_000
 
 ROLES = ("configuration", "floors", "client", "session", "simulation", "run")
 """The files that every protocol has, beside ``server`` or ``host``."""
-PROTOCOLS = ("pairwise_mask", "enclave", "two_servers", "one_message", "coded_mask")
+PROTOCOLS = ("pairwise_mask", "enclave", "two_servers", "one_message", "light_secagg")
 LISTENING = {
     "secagg.protocols.enclave.trusted.__main__",
     "secagg.protocols.enclave.trusted.process",

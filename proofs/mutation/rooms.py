@@ -375,9 +375,9 @@ ROOMS: Final = (
         models=("one message: a client, two epochs",),
     ),
     Room(
-        "coded masks",
+        "LightSecAgg",
         _in(
-            "protocols/coded_mask",
+            "protocols/light_secagg",
             "client.py",
             "configuration.py",
             "field.py",
@@ -386,7 +386,7 @@ ROOMS: Final = (
             "session.py",
         ),
         (
-            "tests/protocols/coded_mask",
+            "tests/protocols/light_secagg",
             *_in("tests/session", "test_conduct.py", "test_machine.py", "test_run.py"),
         ),
         without=_OTHER_SESSIONS,

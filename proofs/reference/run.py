@@ -27,7 +27,7 @@ SHOWN: Final = 3
 KINDS: Final[tuple[Callable[[random.Random], Iterator[Question]], ...]] = (
     sharing.packed_shares,
     sharing.recovered_sums,
-    sharing.coded_masks,
+    sharing.light_secagg_masks,
     sharing.dealt_secrets,
     sharing.decoded_secrets,
     sharing.located_errors,

@@ -1,4 +1,4 @@
-"""Secret sharing of the library, asked beside the reference: Shamir's, packed, and coded masks."""
+"""Secret sharing of the library, asked beside the reference: Shamir's, packed, and LightSecAgg."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Secret
 from secagg.errors import PeerMisbehaved
-from secagg.protocols.coded_mask import field as coded_mask
+from secagg.protocols.light_secagg import field as light_secagg
 from secagg.protocols.one_message import opening
 from secagg.protocols.one_message.parameters import Parameters, Values
 from secagg.protocols.one_message.session import choose_committee, plan
@@ -172,10 +172,10 @@ def _recovered(chance: random.Random, parameters: Parameters) -> Question:
     return Question("columns of sums recovered", [*header, *_rows(words)], _rows(secrets), _without_marks)
 
 
-# --- Coded masks ------------------------------------------------------------------------------------------------------
+# --- LightSecAgg ------------------------------------------------------------------------------------------------------
 
 
-def coded_masks(chance: random.Random) -> Iterator[Question]:
+def light_secagg_masks(chance: random.Random) -> Iterator[Question]:
     """Cut masks into pieces, and put them together from any U of these."""
     ways, length = CODED
     modulus = CODED_FIELD
@@ -184,12 +184,12 @@ def coded_masks(chance: random.Random) -> Iterator[Question]:
         clients, kept = target + chance.randint(0, 3), chance.randint(1, target)
         rows = [[element(chance, modulus) for _ in range(length)] for _ in range(target)]
         parts = np.array(rows, np.int64)
-        pieces = coded_mask.pieces_of(parts, clients)
+        pieces = light_secagg.pieces_of(parts, clients)
         slots = [-slot % modulus for slot in range(1, target + 1)]
         header = [f"interpolate {modulus:x} {length}", listed(slots), listed(range(1, clients + 1))]
         yield Question("columns of masks cut", [*header, *_rows(parts)], _rows(pieces))
         positions = chance.sample(range(clients), target)
-        found = coded_mask.mask_from(pieces[positions], positions, kept)
+        found = light_secagg.mask_from(pieces[positions], positions, kept)
         header[1:] = [listed(position + 1 for position in positions), listed(slots[:kept])]
         yield Question("columns of masks put together", [*header, *_rows(pieces[positions])], _rows(found))
 

@@ -377,12 +377,12 @@ class _Sum:
 
     @property
     def _mode(self) -> str:
-        from secagg.platforms.settings import CODED_MASK
+        from secagg.platforms.settings import LIGHT_SECAGG
 
         if self.options.protocol == "pairwise":
             return self.settings.mode
-        # Coded masks are for a server that follows the protocol, also where clients are certified.
-        return ACTIVE if self.roster and self.options.protocol != CODED_MASK else "semi_honest"
+        # LightSecAgg is for a server that follows the protocol, also where clients are certified.
+        return ACTIVE if self.roster and self.options.protocol != LIGHT_SECAGG else "semi_honest"
 
     @property
     def _spread(self) -> SpreadInState:

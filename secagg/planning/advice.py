@@ -306,5 +306,5 @@ def _bounds(request: PlanRequest) -> Iterator[str]:
     rings = ", ".join(scheme.value for scheme in Scheme if scheme not in INDEXED)
     yield (
         f"Not bounded by any protocol, since a ring element may be anything: {rings}. Pairwise masks, one message and "
-        "coded masks sum ring elements alone, and bound nobody; what each sum leaves unbounded it names."
+        "LightSecAgg sums ring elements only, and bounds nobody; what each sum leaves unbounded it names."
     )

@@ -36,8 +36,8 @@ from . import LOG
 from .keys import ClientIdentity, client_file, load_identity
 from .schemes import noise_settings
 from .settings import (
-    CODED_MASK,
     ENCLAVE,
+    LIGHT_SECAGG,
     MODES,
     NOISED,
     ONE_MESSAGE,
@@ -66,7 +66,7 @@ _LACKING: Final[Mapping[str, tuple[str, ...]]] = {
     ENCLAVE: _OF_MASKS,
     TWO_SERVERS: _OF_MASKS,
     ONE_MESSAGE: ("minimum_threshold", "privacy_bits"),
-    CODED_MASK: ("minimum_threshold", "privacy_bits", "minimum_holders", "assumed_corrupted_holders"),
+    LIGHT_SECAGG: ("minimum_threshold", "privacy_bits", "minimum_holders", "assumed_corrupted_holders"),
 }
 """Floors that nothing in a protocol could be held to; one that was registered besides is held to none."""
 REQUIRED: Final = "required"

@@ -19,9 +19,9 @@ from secagg.crypto.entropy import Coins, SystemCoins
 from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
 from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
-from secagg.protocols.coded_mask import CodedMaskHelpers, CodedMaskMember
-from secagg.protocols.coded_mask import Floors as CodedMaskFloors
-from secagg.protocols.coded_mask import open_session as open_coded_mask
+from secagg.protocols.light_secagg import Floors as LightSecAggFloors
+from secagg.protocols.light_secagg import LightSecAggHelpers, LightSecAggMember
+from secagg.protocols.light_secagg import open_session as open_light_secagg
 from secagg.protocols.pairwise_mask import ClientFloors, PairwiseHelpers, PairwiseMember, Recorder, charged_elsewhere
 from secagg.protocols.pairwise_mask import open_session as open_pairwise_mask
 from secagg.session.certificates import Certificate
@@ -33,7 +33,7 @@ from secagg.session.store import Store
 
 from .floors import MOST_LENGTH, NodeSettings
 from .keys import ClientIdentity, Roster
-from .settings import CODED_MASK, ENCLAVE, ONE_MESSAGE, PAIRWISE, PREFIX, PROTOCOLS, TWO_SERVERS, SecAggSettings
+from .settings import ENCLAVE, LIGHT_SECAGG, ONE_MESSAGE, PAIRWISE, PREFIX, PROTOCOLS, TWO_SERVERS, SecAggSettings
 
 
 def _now() -> datetime:
@@ -126,7 +126,7 @@ _MODULES: Final = {
 
 def plug_of(protocol: str, *, is_suspended: bool = True) -> Plug:
     """Return a protocol's plug; ``is_suspended`` says whether a client's process may end between two messages."""
-    if protocol == CODED_MASK and is_suspended:
+    if protocol == LIGHT_SECAGG and is_suspended:
         raise InvalidParameters(
             f"{PREFIX}protocol = {protocol!r} has no plug for Flower: its clients resume from memory, and the process "
             f"of a node may end between two messages; take {', '.join(repr(name) for name in PROTOCOLS)}"
@@ -193,14 +193,14 @@ def _pairwise_member(side: NodeSide) -> Member:
     )
 
 
-def _open_coded(side: ServerSide) -> ServerSession:
-    helpers = CodedMaskHelpers(coins=side.coins)
-    return open_coded_mask(side.subject, side.chosen, side.invited, helpers)
+def _open_light_secagg(side: ServerSide) -> ServerSession:
+    helpers = LightSecAggHelpers(coins=side.coins)
+    return open_light_secagg(side.subject, side.chosen, side.invited, helpers)
 
 
-def _coded_member(side: NodeSide) -> Member:
+def _light_secagg_member(side: NodeSide) -> Member:
     settings = side.settings
-    floors = CodedMaskFloors(
+    floors = LightSecAggFloors(
         modes=settings.accepted_modes,
         suites=settings.accepted_suites,
         minimum_cohort=settings.minimum_cohort,
@@ -209,10 +209,10 @@ def _coded_member(side: NodeSide) -> Member:
         maximum_length=MOST_LENGTH,
         maximum_population=settings.maximum_population,
     )
-    return CodedMaskMember(side.client, floors=floors, coins=side.coins, charge=lambda _: None)
+    return LightSecAggMember(side.client, floors=floors, coins=side.coins, charge=lambda _: None)
 
 
 _MASKS: Final = {
     PAIRWISE: Plug(open=_open_pairwise, member=_pairwise_member),
-    CODED_MASK: Plug(open=_open_coded, member=_coded_member),
+    LIGHT_SECAGG: Plug(open=_open_light_secagg, member=_light_secagg_member),
 }

@@ -22,7 +22,7 @@ PAIRWISE: Final = "pairwise"
 ENCLAVE: Final = "enclave"
 TWO_SERVERS: Final = "two-servers"
 ONE_MESSAGE: Final = "one-message"
-CODED_MASK: Final = "coded-mask"
+LIGHT_SECAGG: Final = "lightsecagg"
 PROTOCOLS: Final = (PAIRWISE, ENCLAVE, TWO_SERVERS, ONE_MESSAGE)
 """Protocols that clients accept by default; a run may also name one that is registered."""
 MODES: Final = {str(mode): mode for mode in SecurityMode}

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .roles import Member, ServerSession, Stage, Subject
     from .simulated import Costs
 
-ProtocolName = Literal["pairwise", "enclave", "two-servers", "one-message", "coded-mask"]
+ProtocolName = Literal["pairwise", "enclave", "two-servers", "one-message", "lightsecagg"]
 """Names of the protocols of this library."""
 Clock = Callable[[], "datetime"]
 """Returns the time, with a time zone."""
@@ -123,11 +123,11 @@ _REGISTERED: Final[dict[str, str | ProtocolEntry]] = {
     "enclave": "secagg.protocols.enclave.simulation",
     "two-servers": "secagg.protocols.two_servers.simulation",
     "one-message": "secagg.protocols.one_message.simulation",
-    "coded-mask": "secagg.protocols.coded_mask.simulation",
+    "lightsecagg": "secagg.protocols.light_secagg.simulation",
 }
 """Entries by name, each an entry or the module whose ``ENTRY`` it is."""
 _PAIRWISE: Final = ("secagg", "secagg+", "secaggplus", "secureaggregation", "pairwisemask", "pairwisemasks", "bonawitz")
-_ELSEWHERE: Final = dict.fromkeys(_PAIRWISE, "pairwise") | {"lightsecagg": "coded-mask", "tee": "enclave"}
+_ELSEWHERE: Final = dict.fromkeys(_PAIRWISE, "pairwise") | {"tee": "enclave"}
 """What papers, other libraries and our folders call these protocols."""
 
 

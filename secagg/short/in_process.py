@@ -294,7 +294,7 @@ def heavy_hitters(
 
     Prefixes grow by one byte a session, and only those that enough clients have grow further. An enclave withholds the
     counts below ``least``; from other protocols the decoder gets them, so that more is released than is returned. Each
-    byte of the longest heavy string takes a session, so hundreds of clients take many seconds; coded masks or an
+    byte of the longest heavy string takes a session, so hundreds of clients take many seconds; LightSecAgg or an
     enclave are faster.
 
     Args:

@@ -413,7 +413,7 @@ def test_one_call_sums_with_a_bound(examples: list[int] | None) -> None:
     assert np.abs(np.asarray(held.mean)).max() < 0.002
 
 
-@pytest.mark.parametrize("protocol", ["pairwise", "one-message", "two-servers", "coded-mask"])
+@pytest.mark.parametrize("protocol", ["pairwise", "one-message", "two-servers", "lightsecagg"])
 def test_where_nobody_enforces_a_norm_it_is_refused_with_what_would(protocol: ProtocolName) -> None:
     with pytest.raises(InvalidParameters, match=r"nobody enforces max_norm with .*take protocol='enclave'"):
         Session.for_model(np.zeros(40), clients=10, clip=1.0, protocol=protocol, max_norm=3.0)

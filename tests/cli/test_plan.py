@@ -137,7 +137,7 @@ def test_json_holds_all_figures_of_the_table(plan_of: Plan) -> None:
         "status": "available",
     }
     assert [sentence.split(":")[0] for sentence in plan["left out"]] == [
-        *("two-servers, dithered quantization", "coded-mask, dithered quantization"),
+        *("two-servers, dithered quantization", "lightsecagg, dithered quantization"),
     ]
     assert plan["advice"][0].startswith("Masking the decoded codeword is cheaper")
 

@@ -52,7 +52,7 @@ def test_steps_that_are_refused_are_in_no_diagram() -> None:
     assert "failed --> [*]" in found
 
 
-@pytest.mark.parametrize("machine", ["pairwise-client", "one-message", "coded-mask", "enclave", "two-servers"])
+@pytest.mark.parametrize("machine", ["pairwise-client", "one-message", "lightsecagg", "enclave", "two-servers"])
 def test_every_state_and_every_word_is_drawn(machine: str) -> None:
     drawn = ET.fromstring(drawing(machines.states(machine)))  # noqa: S314 - made here
     texts = [text.text for text in drawn.iter() if text.tag.endswith("tspan")]
@@ -171,7 +171,7 @@ def test_broken_links_and_what_is_fetched_from_elsewhere_are_found(tmp_path: Pat
     ]
 
 
-@pytest.mark.parametrize("protocol", ["coded_mask", "pairwise_mask"])
+@pytest.mark.parametrize("protocol", ["light_secagg", "pairwise_mask"])
 def test_a_review_lists_each_file_behind_those_that_it_uses(protocol: str) -> None:
     said, listed, _, handed = generated.review(protocol).split("\n\n")
     assert "(/secagg/session/roles.py)" in handed

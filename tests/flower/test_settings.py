@@ -24,8 +24,8 @@ NODE = NodeSettings(
 def test_a_protocol_that_nodes_cannot_run_is_refused_by_servers_and_by_clients_with_the_reason() -> None:
     """Both come here before anything is sent or answered; its own simulation would lose each client it suspends."""
     with pytest.raises(InvalidParameters, match=r"no plug for Flower: its clients resume from memory.*take 'pairwise'"):
-        plug_of("coded-mask")
-    assert "coded-mask" not in NODE.protocols
+        plug_of("lightsecagg")
+    assert "lightsecagg" not in NODE.protocols
 
 
 def test_keys_of_the_app_itself_are_left_alone() -> None:

@@ -14,8 +14,8 @@ from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.entropy import SystemCoins
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.coded_mask.session import CodedMaskSettings
 from secagg.protocols.enclave.session import EnclaveSettings
+from secagg.protocols.light_secagg.session import LightSecAggSettings
 from secagg.protocols.one_message.session import OneMessageSettings
 from secagg.protocols.pairwise_mask import PairwiseSettings
 from secagg.protocols.pairwise_mask.graph import Topology
@@ -39,7 +39,7 @@ SETTINGS: Final[dict[str, tuple[str, Any, int]]] = {
     "enclave": ("enclave", EnclaveSettings(suite=Suite.CLASSIC), 5),
     "two servers": ("two-servers", TwoServersSettings(), 5),
     "one message": ("one-message", OneMessageSettings(capacity=8), 5),
-    "coded mask, semi-honest": ("coded-mask", CodedMaskSettings(dropped=2, population=7), 7),
+    "LightSecAgg, semi-honest": ("lightsecagg", LightSecAggSettings(dropped=2, population=7), 7),
     "plain": ("plain", plain_sum.PlainSettings(), 5),
 }
 """By name: the protocol, its settings, and how many clients."""
@@ -107,8 +107,8 @@ def candidate_of(name: str) -> SessionCandidate:
         clock=lambda: NOW,
         # Without signatures the transport alone says who sent what; what it mixes up does not unmask.
         proves_senders="semi-honest" not in name,
-        # A host that alters masked vectors spoils the sum that it alone gets; coded masks leave it to the transport.
-        notices_alterations=name != "enclave" and "coded" not in name,
+        # A host that alters masked vectors spoils the sum that it alone gets; LightSecAgg leaves it to the transport.
+        notices_alterations=name != "enclave" and "LightSecAgg" not in name,
         between=LINKS.get(protocol),
         linked=(ServerId(0), ServerId(1)) if protocol == "two-servers" else (),
     )

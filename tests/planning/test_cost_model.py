@@ -286,7 +286,7 @@ def test_values_that_are_rounded_under_the_mask_cost_their_whole_steps() -> None
         assert block_bits(the_only(comparison, protocol, Scheme.DITHERED)) == 9 * 15
     rounded, exact = (the_only(comparison, "one-message", scheme) for scheme in (Scheme.DITHERED, Scheme.SCALAR))
     assert rounded.costs.up_bytes < exact.costs.up_bytes
-    for protocol in ("two-servers", "coded-mask"):
+    for protocol in ("two-servers", "lightsecagg"):
         assert comparison.shortest(protocol, Scheme.DITHERED) is None
         assert any(f"{protocol}, dithered quantization: " in sentence for sentence in comparison.left_out)
 

@@ -56,8 +56,8 @@ def test_a_floor_that_would_act_nowhere_is_refused(name: str, protocol: str) -> 
     [
         ("one-message", {"minimum_threshold": 3}),
         ("one-message", {"privacy_bits": 41}),
-        ("coded-mask", {"minimum_threshold": 3}),
-        ("coded-mask", {"minimum_holders": 9}),
+        ("lightsecagg", {"minimum_threshold": 3}),
+        ("lightsecagg", {"minimum_holders": 9}),
         ("registered", {"minimum_cohort": 4}),
         ("registered", {"maximum_population": 9}),
     ],
@@ -69,8 +69,8 @@ def test_other_floors_that_would_act_nowhere_are_refused_too(protocol: str, floo
 
 
 @pytest.mark.parametrize("floor", [{"minimum_cohort": 9}, {"assumed_corrupted": 2}, {"maximum_population": 9}])
-def test_floors_that_coded_masks_have_are_not_refused(floor: dict[str, Any]) -> None:
-    NodeSettings(protocols=("coded-mask",), **floor).require_protocol("coded-mask")
+def test_floors_that_light_secaggs_have_are_not_refused(floor: dict[str, Any]) -> None:
+    NodeSettings(protocols=("lightsecagg",), **floor).require_protocol("lightsecagg")
 
 
 @pytest.mark.parametrize("zero", [0, 0.0])

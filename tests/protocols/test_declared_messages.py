@@ -23,12 +23,12 @@ from secagg.contract import Aggregate, Layout, Payload
 from secagg.errors import MalformedMessage, PeerError, Reason, UnexpectedMessage
 from secagg.fields import Placed
 from secagg.identifiers import ServerId
-from secagg.protocols.coded_mask import client as coded_client
-from secagg.protocols.coded_mask import configuration as coded_messages
-from secagg.protocols.coded_mask import server as coded_server
-from secagg.protocols.coded_mask.configuration import Configuration
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
 from secagg.protocols.enclave.trusted.messages import SealedUpload
+from secagg.protocols.light_secagg import client as light_secagg_client
+from secagg.protocols.light_secagg import configuration as light_secagg_messages
+from secagg.protocols.light_secagg import server as light_secagg_server
+from secagg.protocols.light_secagg.configuration import Configuration
 from secagg.protocols.one_message.client import ClientRecord
 from secagg.protocols.pairwise_mask import ServerState
 from secagg.protocols.pairwise_mask.configuration import ClientSet, Seat
@@ -109,8 +109,8 @@ def name_of(kind: type[Placed]) -> str:
 
 DECLARED: Final = declared()
 BATCHES: Final = ("INDEXING_PROPOSAL", "INDEXING_ANSWER", "INDEXING_CONCLUSION")
-ENTRIES: Final = ("CODED_MASK_ROSTER", "CODED_MASK_PIECES", "CODED_MASK_DELIVERY", "CODED_MASK_SURVIVORS")
-FIELDS: Final = ("CODED_MASK_KEY", "CODED_MASK_INPUT", "CODED_MASK_ANSWER")
+ENTRIES: Final = ("LIGHT_SECAGG_ROSTER", "LIGHT_SECAGG_PIECES", "LIGHT_SECAGG_DELIVERY", "LIGHT_SECAGG_SURVIVORS")
+FIELDS: Final = ("LIGHT_SECAGG_KEY", "LIGHT_SECAGG_INPUT", "LIGHT_SECAGG_ANSWER")
 NAMES: Final = (
     *sorted(DECLARED),
     *(f"own decoder: {one.__name__}" for one in ENCODED),
@@ -150,7 +150,7 @@ class Heard:
         for owner in ENCODED:
             patch.setattr(owner, "decode", classmethod(self.with_its_own(owner)))
         patch.setattr(two_servers, "decode_batch", self.batch(decode_batch))
-        for side in (coded_client, coded_server):
+        for side in (light_secagg_client, light_secagg_server):
             for decoder in ("decode_body", "decode_entries"):
                 if hasattr(side, decoder):
                     patch.setattr(side, decoder, self.coded(getattr(side, decoder)))
@@ -179,7 +179,7 @@ class Heard:
         return decode
 
     def coded(self, read: Callable[..., Any]) -> Callable[..., Any]:
-        write = getattr(coded_messages, read.__name__.replace("decode", "encode"))
+        write = getattr(light_secagg_messages, read.__name__.replace("decode", "encode"))
 
         def decode(kind: MessageKind, place: Any, message: bytes) -> Any:
             found = read(kind, place, message)

@@ -67,7 +67,7 @@ def test_the_sum_is_that_of_the_clients_that_stay(name: str) -> None:
     assert list(figures)[-1] == "release"
     between = sum(stage.bytes_between for stage in session.figures)
     assert between == world.bytes_between - before
-    assert (between > 0) == (not name.startswith(("pairwise", "coded", "plain")))
+    assert (between > 0) == (not name.startswith(("pairwise", "LightSecAgg", "plain")))
     assert told
 
 
@@ -144,7 +144,7 @@ def test_making_updates_is_no_clients_time() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["pairwise, semi-honest, full", "pairwise, active, full", "two servers", "one message", "coded mask, semi-honest"],
+    ["pairwise, semi-honest, full", "pairwise, active, full", "two servers", "one message", "LightSecAgg, semi-honest"],
 )
 def test_a_session_that_every_client_would_refuse_is_not_opened(name: str) -> None:
     """It was opened, and found out about from the clients: nobody was left to wait for."""

@@ -26,8 +26,8 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.parameters import usual_corrupted, usual_dropped
-from secagg.protocols.coded_mask import simulation as coded_mask
 from secagg.protocols.enclave import simulation as enclave
+from secagg.protocols.light_secagg import simulation as light_secagg
 from secagg.protocols.one_message import simulation as one_message
 from secagg.protocols.pairwise_mask import simulation as pairwise_mask
 from secagg.protocols.two_servers import simulation as two_servers
@@ -114,8 +114,8 @@ def test_a_client_without_examples_weighs_nothing_and_a_light_one_a_quarter(capl
         ({"protocol": "two_servers"}, "did you mean two-servers?"),
         ({"protocol": "pairwise_mask"}, "did you mean pairwise?"),
         ({"protocol": "secagg+"}, "did you mean pairwise?"),
-        ({"protocol": "LightSecAgg"}, "did you mean coded-mask?"),
-        ({"protocol": "circle"}, "there are pairwise, enclave, two-servers, one-message, coded-mask"),
+        ({"protocol": "LightSecAgg"}, "did you mean lightsecagg?"),
+        ({"protocol": "circle"}, "there are pairwise, enclave, two-servers, one-message, lightsecagg"),
         ({"full": 50}, "full is for clients that weigh by examples="),
         ({"drop": 10}, "drop is 0 to 9 of 10 clients; got 10"),
         ({"drop": -1}, "drop is 0 to 9 of 10 clients; got -1"),
@@ -535,7 +535,7 @@ FLOORS: dict[str, tuple[ModuleType, str, Usual]] = {
         lambda floors, clients, had: floors.usual(clients, had["authority"], had["server_keys"]),
     ),
     "one-message": (one_message, "Floors", lambda floors, _, had: floors.usual(had["authority"])),
-    "coded-mask": (coded_mask, "Floors", lambda floors, clients, _: floors.usual(clients)),
+    "lightsecagg": (light_secagg, "Floors", lambda floors, clients, _: floors.usual(clients)),
 }
 
 
@@ -574,7 +574,7 @@ def test_usual_floors_admit_what_is_planned_without_numbers(protocol: ProtocolNa
         session.abort()
 
 
-@pytest.mark.parametrize(("protocol", "least"), [("pairwise", 5), ("coded-mask", 4)])
+@pytest.mark.parametrize(("protocol", "least"), [("pairwise", 5), ("lightsecagg", 4)])
 @given(clients=st.integers(3, 200))
 @settings(max_examples=10, deadline=None)
 def test_a_plan_without_numbers_takes_a_dropout(protocol: ProtocolName, least: int, clients: int) -> None:

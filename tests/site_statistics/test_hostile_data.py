@@ -114,9 +114,9 @@ def test_a_data_set_that_is_refused_would_be_seen(monkeypatch: pytest.MonkeyPatc
         return made(self, site, coins, charge)
 
     monkeypatch.setattr(Plan, "late", refusing)
-    asked("coded-mask", HOSTILE["usual"])
+    asked("lightsecagg", HOSTILE["usual"])
     with pytest.raises(Misuse):
-        asked("coded-mask", HOSTILE["nobody"])
+        asked("lightsecagg", HOSTILE["nobody"])
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -64,8 +64,8 @@ CASES = [
     ("two-servers", SCALAR),
     ("one-message", CompressionSettings()),
     ("one-message", SCALAR),
-    ("coded-mask", CompressionSettings()),
-    ("coded-mask", SCALAR),
+    ("lightsecagg", CompressionSettings()),
+    ("lightsecagg", SCALAR),
 ]
 
 
@@ -111,7 +111,7 @@ def everybody(codec: ModelUpdate, number: int = 0) -> SumRound:
 
 STAGES = {
     name: [stage.name for stage in find(name).stages]
-    for name in ("pairwise", "enclave", "two-servers", "one-message", "coded-mask")
+    for name in ("pairwise", "enclave", "two-servers", "one-message", "lightsecagg")
 }
 
 

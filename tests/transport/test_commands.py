@@ -186,7 +186,7 @@ def test_a_client_says_whom_it_trusts_or_is_refused(
         assert ("name it in --set protocols if you trust whom it trusts" in said.err) == (protocol == "enclave")
 
 
-@pytest.mark.parametrize("protocol", ["pairwise", "coded-mask"])
+@pytest.mark.parametrize("protocol", ["pairwise", "lightsecagg"])
 def test_a_server_without_certified_keys_says_that_it_is_trusted(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -194,7 +194,7 @@ def test_a_server_without_certified_keys_says_that_it_is_trusted(
     tmp_path: Path,
     protocol: str,
 ) -> None:
-    """Coded masks are for a server that is trusted, also where clients have keys."""
+    """LightSecAgg is for a server that is trusted, also where clients have keys."""
     cards = list[Card]()
 
     async def begun(self: SumServer, session: ServerSession, card: Card, *, number: int, keep: Keep) -> Released:

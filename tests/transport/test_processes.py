@@ -51,11 +51,11 @@ def require_mean(town: Town, server: Process, *clients: Process, mean: float = 0
     assert abs(town.mean() - mean) < 1e-3
 
 
-@pytest.mark.parametrize(("protocol", "upload"), [("pairwise", 2), ("coded-mask", 1)])
+@pytest.mark.parametrize(("protocol", "upload"), [("pairwise", 2), ("lightsecagg", 1)])
 def test_five_clients_of_which_one_drops_out(town: Town, protocol: str, upload: int) -> None:
-    """With coded masks its piece of every mask is with the server, and so it is missed when masks are uploaded."""
+    """With LightSecAgg its piece of every mask is with the server, and so it is missed when masks are uploaded."""
     server = town.serve("--protocol", protocol, "--clients", "5", "--patience", "0.5")
-    believed = ("--protocol", protocol) if protocol == "coded-mask" else ()
+    believed = ("--protocol", protocol) if protocol == "lightsecagg" else ()
     clients = [town.contribute(number, *believed) for number in range(3)]
     lost, last = (town.contribute(number, *believed, is_paused=True) for number in (4, 3))
     for number in range(upload):
@@ -244,9 +244,9 @@ def test_a_server_that_cannot_go_on_says_so(town: Town) -> None:
     assert server.terminate() == 130
 
 
-def test_a_floor_of_a_client_holds_with_coded_masks(town: Town) -> None:
-    town.serve("--protocol", "coded-mask", "--clients", "5")
-    strict = town.contribute(0, "--protocol", "coded-mask", "--set", "assumed_corrupted=3")
+def test_a_floor_of_a_client_holds_with_light_secagg(town: Town) -> None:
+    town.serve("--protocol", "lightsecagg", "--clients", "5")
+    strict = town.contribute(0, "--protocol", "lightsecagg", "--set", "assumed_corrupted=3")
     strict.wait_for("corrupted clients only")
     assert strict.ended() == 2
 

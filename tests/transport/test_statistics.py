@@ -71,13 +71,13 @@ def holding(town: Town) -> Iterator[Callable[[], list[str]]]:
 
 
 @pytest.mark.wire
-@pytest.mark.parametrize("protocol", ["pairwise", "coded-mask", "enclave", "two-servers", "one-message"])
+@pytest.mark.parametrize("protocol", ["pairwise", "lightsecagg", "enclave", "two-servers", "one-message"])
 def test_three_sites_have_the_statistics_of_all_their_people(
     town: Town, protocol: str, holding: Callable[[], list[str]]
 ) -> None:
     declaration = written(town.folder)
     chosen, own = ("--protocol", protocol), list[str]()
-    who = ["--clients", "3", *(["--set", "threshold=1.0"] if protocol == "coded-mask" else [])]
+    who = ["--clients", "3", *(["--set", "threshold=1.0"] if protocol == "lightsecagg" else [])]
     if protocol in CERTIFIED:
         assert town.command("keys", "--clients", "3", "--out", str(town.folder / "keys")).ended() == 0
         who, own = ["--set", f"roster={town.folder / 'keys' / 'roster.json'}"], CERTIFIED[protocol]

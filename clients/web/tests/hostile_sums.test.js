@@ -193,7 +193,7 @@ test("a store that is full keeps the upload back, and the server hears that the 
 
 // --- Cards and bodies ------------------------------------------------------------------------
 
-for (const protocol of ["enclave", "two-servers", "coded-mask", "__proto__", "constructor"]) {
+for (const protocol of ["enclave", "two-servers", "lightsecagg", "__proto__", "constructor"]) {
   test(`a card of ${protocol} is refused by its name before anything is sent`, async () => {
     cards = [cardOf({ protocol })];
     await assert.rejects(take([DONE]), new RegExp(`no part in a sum by ${protocol}`));

@@ -28,8 +28,8 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
-from secagg.protocols.coded_mask.client import Client, elements_of
-from secagg.protocols.coded_mask.configuration import (
+from secagg.protocols.light_secagg.client import Client, elements_of
+from secagg.protocols.light_secagg.configuration import (
     Configuration,
     decode_body,
     decode_entries,
@@ -37,7 +37,7 @@ from secagg.protocols.coded_mask.configuration import (
     encode_entries,
     sealing_info,
 )
-from secagg.protocols.coded_mask.field import (
+from secagg.protocols.light_secagg.field import (
     ELEMENT_BYTES,
     FIELD,
     decode_vector,
@@ -46,12 +46,12 @@ from secagg.protocols.coded_mask.field import (
     pieces_of,
     uniform,
 )
-from secagg.protocols.coded_mask.run import run
-from secagg.protocols.coded_mask.server import TRANSITIONS, Server, State
+from secagg.protocols.light_secagg.run import run
+from secagg.protocols.light_secagg.server import TRANSITIONS, Server, State
 from secagg.session.roles import Released, Subject
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind
-from tests.harness.coded_sums import answers_of, client_with, reach
+from tests.harness.light_secagg_sums import answers_of, client_with, reach
 
 USUAL = Configuration(
     task=b"a task",
@@ -258,7 +258,7 @@ def refuses(number: int, message: bytes, kind: type[PeerError], sentence: str = 
 
 def test_what_a_client_refuses() -> None:
     names = ids(USUAL)
-    kind, others = MessageKind.CODED_MASK_SURVIVORS, names[1:]
+    kind, others = MessageKind.LIGHT_SECAGG_SURVIVORS, names[1:]
     for entries in (dict.fromkeys(others[:5], b""), dict.fromkeys([*others, ClientId(1)], b"")):
         refuses(3, encode_entries(kind, USUAL, entries), PeerMisbehaved, "as many as must stay")
     refuses(3, encode_entries(kind, USUAL, dict.fromkeys(others, b"x")), MalformedMessage, "clients alone")
@@ -275,7 +275,7 @@ def test_what_a_client_refuses() -> None:
 def test_a_roster_has_the_clients_own_key_and_as_many_as_must_stay() -> None:
     server, clients = Server(USUAL, None), clients_of(USUAL)
     keys = {
-        name: decode_body(MessageKind.CODED_MASK_KEY, USUAL, answer)
+        name: decode_body(MessageKind.LIGHT_SECAGG_KEY, USUAL, answer)
         for name, answer in answers_of(server, clients).items()
     }
     first, *others = clients
@@ -283,19 +283,19 @@ def test_a_roster_has_the_clients_own_key_and_as_many_as_must_stay() -> None:
     few = {name: keys[name] for name in list(clients)[:5]}
     missing = {name: keys[name] for name in others}
     for roster in (missing, stolen, few):
-        wrong = encode_entries(MessageKind.CODED_MASK_ROSTER, USUAL, roster)
+        wrong = encode_entries(MessageKind.LIGHT_SECAGG_ROSTER, USUAL, roster)
         refuses(1, wrong, PeerMisbehaved, "as many as must stay")
     enough = {name: keys[name] for name in list(clients)[:6]}
-    clients[first].answer(encode_entries(MessageKind.CODED_MASK_ROSTER, USUAL, enough))
+    clients[first].answer(encode_entries(MessageKind.LIGHT_SECAGG_ROSTER, USUAL, enough))
 
 
 def test_a_key_that_nobody_can_seal_to_names_its_client_and_the_way() -> None:
     server, clients = Server(USUAL, None), clients_of(USUAL)
     said = answers_of(server, clients).items()
-    keys = {name: decode_body(MessageKind.CODED_MASK_KEY, USUAL, answer) for name, answer in said}
+    keys = {name: decode_body(MessageKind.LIGHT_SECAGG_KEY, USUAL, answer) for name, answer in said}
     first, liar = ids(USUAL)[:2]
     with pytest.raises(PeerError) as caught:
-        clients[first].answer(encode_entries(MessageKind.CODED_MASK_ROSTER, USUAL, keys | {liar: bytes(32)}))
+        clients[first].answer(encode_entries(MessageKind.LIGHT_SECAGG_ROSTER, USUAL, keys | {liar: bytes(32)}))
     assert caught.value.culprits == {liar, ServerId()}
 
 
@@ -303,12 +303,12 @@ def delivered() -> tuple[dict[ClientId, Client], dict[ClientId, dict[ClientId, b
     """Return clients that await pieces, and those that the server has for each."""
     server, clients = stages(2)
     messages = {name: server.message_to(name) or b"" for name in clients}
-    kind = MessageKind.CODED_MASK_DELIVERY
+    kind = MessageKind.LIGHT_SECAGG_DELIVERY
     return clients, {name: decode_entries(kind, USUAL, message) for name, message in messages.items()}
 
 
 def piecewise(entries: dict[ClientId, bytes]) -> bytes:
-    return encode_entries(MessageKind.CODED_MASK_DELIVERY, USUAL, entries)
+    return encode_entries(MessageKind.LIGHT_SECAGG_DELIVERY, USUAL, entries)
 
 
 Change = Callable[[dict[ClientId, bytes], list[ClientId]], dict[ClientId, bytes]]
@@ -351,7 +351,7 @@ def test_what_is_no_message_or_comes_too_late_names_the_server_in_every_state(st
     server, clients = stages(min(stage, 3))
     if stage > 3:
         answers_of(server, clients)
-    last = encode_entries(MessageKind.CODED_MASK_SURVIVORS, USUAL, {})
+    last = encode_entries(MessageKind.LIGHT_SECAGG_SURVIVORS, USUAL, {})
     for client, message in zip(clients.values(), (b"", b"anything", last), strict=False):
         with pytest.raises(PeerError) as caught:
             client.answer(message)
@@ -416,7 +416,7 @@ def test_what_a_server_refuses() -> None:
     with pytest.raises(PeerMisbehaved, match="the first one counts") as refused:
         server.receive(first, answers[second])
     assert refused.value.culprits == {first, ServerId()}
-    for message in (USUAL.encode(), encode_body(MessageKind.CODED_MASK_INPUT, USUAL, b"")):
+    for message in (USUAL.encode(), encode_body(MessageKind.LIGHT_SECAGG_INPUT, USUAL, b"")):
         with pytest.raises(UnexpectedMessage):
             server.receive(first, message)
     with pytest.raises(PeerMisbehaved, match="all places"):
@@ -425,12 +425,12 @@ def test_what_a_server_refuses() -> None:
         server.release()
     server.close_stage()
     dealt = answers_of(server, {first: clients[first]})[first]
-    pieces = decode_entries(MessageKind.CODED_MASK_PIECES, USUAL, dealt)
+    pieces = decode_entries(MessageKind.LIGHT_SECAGG_PIECES, USUAL, dealt)
     pieces.pop(first)
     with pytest.raises(MalformedMessage, match="for each client"):
-        server.receive(first, encode_entries(MessageKind.CODED_MASK_PIECES, USUAL, pieces))
+        server.receive(first, encode_entries(MessageKind.LIGHT_SECAGG_PIECES, USUAL, pieces))
     with pytest.raises(PeerMisbehaved, match="is not invited, or has left"):
-        server.receive(ClientId(1), encode_entries(MessageKind.CODED_MASK_PIECES, USUAL, pieces))
+        server.receive(ClientId(1), encode_entries(MessageKind.LIGHT_SECAGG_PIECES, USUAL, pieces))
 
 
 def test_a_sum_is_opened_once_and_its_stages_close_in_order() -> None:
@@ -476,10 +476,10 @@ def test_a_server_that_lies_learns_an_input() -> None:
     answers = dict[bool, list[np.ndarray]]()
     for has_victim, asked in ((True, names[2:5]), (False, names[5:])):
         entries = dict.fromkeys(names if has_victim else names[1:], b"")
-        message = encode_entries(MessageKind.CODED_MASK_SURVIVORS, configuration, entries)
+        message = encode_entries(MessageKind.LIGHT_SECAGG_SURVIVORS, configuration, entries)
         answers[has_victim] = [
             decode_vector(
-                decode_body(MessageKind.CODED_MASK_ANSWER, configuration, clients[name].answer(message)),
+                decode_body(MessageKind.LIGHT_SECAGG_ANSWER, configuration, clients[name].answer(message)),
                 configuration.piece_length,
             )
             for name in asked
@@ -501,10 +501,10 @@ def test_clients_that_do_not_count_once_each_have_no_sum(more: int) -> None:
     for index, (name, upload) in enumerate(answers_of(server, clients).items()):
         if not index:
             masked = decode_vector(
-                decode_body(MessageKind.CODED_MASK_INPUT, configuration, upload), configuration.length
+                decode_body(MessageKind.LIGHT_SECAGG_INPUT, configuration, upload), configuration.length
             )
             masked[-1] = (masked[-1] + more) % FIELD
-            upload = encode_body(MessageKind.CODED_MASK_INPUT, configuration, encode_vector(masked))  # noqa: PLW2901
+            upload = encode_body(MessageKind.LIGHT_SECAGG_INPUT, configuration, encode_vector(masked))  # noqa: PLW2901
         server.receive(name, upload)
     server.close_stage()
     reach(server, clients, 1)

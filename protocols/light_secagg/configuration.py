@@ -62,7 +62,7 @@ class Configuration:
         self.layout.require_whole_steps()
 
     def encode(self) -> bytes:
-        writer = Writer(MessageKind.CODED_MASK_OFFER).variable(self.task, _MAXIMUM_TASK_BYTES)
+        writer = Writer(MessageKind.LIGHT_SECAGG_OFFER).variable(self.task, _MAXIMUM_TASK_BYTES)
         writer.integer(self.round_number, 8).fixed(self.nonce, NONCE_BYTES)
         writer.fixed(self.model_digest, DIGEST_BYTES).fixed(self.application_digest, DIGEST_BYTES)
         writer.integer(list(Suite).index(self.suite), 1).variable(self.layout.encode(), _MAXIMUM_LAYOUT_BYTES)
@@ -72,7 +72,7 @@ class Configuration:
 
     @classmethod
     def decode(cls, message: bytes) -> Configuration:
-        reader = Reader(message, MessageKind.CODED_MASK_OFFER)
+        reader = Reader(message, MessageKind.LIGHT_SECAGG_OFFER)
         task, number, nonce = reader.variable(_MAXIMUM_TASK_BYTES), reader.integer(8), reader.fixed(NONCE_BYTES)
         model, application, suite = reader.fixed(DIGEST_BYTES), reader.fixed(DIGEST_BYTES), reader.integer(1)
         layout, numbers = reader.variable(_MAXIMUM_LAYOUT_BYTES), [reader.integer(4) for _ in range(3)]

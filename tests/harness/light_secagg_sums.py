@@ -1,4 +1,4 @@
-"""Parties of one sum with coded masks, from its configuration: for tests and vectors."""
+"""Parties of one sum with LightSecAgg, from its configuration: for tests and vectors."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from secagg.contract import Payload
 from secagg.crypto.entropy import Coins
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.coded_mask.client import Client
-from secagg.protocols.coded_mask.configuration import MAXIMUM_CLIENTS, Configuration
-from secagg.protocols.coded_mask.floors import Floors
-from secagg.protocols.coded_mask.server import Server
-from secagg.protocols.coded_mask.session import CodedMaskMember
+from secagg.protocols.light_secagg.client import Client
+from secagg.protocols.light_secagg.configuration import MAXIMUM_CLIENTS, Configuration
+from secagg.protocols.light_secagg.floors import Floors
+from secagg.protocols.light_secagg.server import Server
+from secagg.protocols.light_secagg.session import LightSecAggMember
 from secagg.session.roles import LateUpdate, Subject, Update
 from tests.harness.planted import always
 
@@ -42,7 +42,7 @@ def subject_of(configuration: Configuration) -> Subject:
     )
 
 
-def member_of(client: ClientId, coins: Coins) -> CodedMaskMember:
+def member_of(client: ClientId, coins: Coins) -> LightSecAggMember:
     """Return a client with the lowest floors and no ledger."""
     floors = Floors(
         modes=frozenset({SecurityMode.SEMI_HONEST}),
@@ -53,7 +53,7 @@ def member_of(client: ClientId, coins: Coins) -> CodedMaskMember:
         maximum_length=1 << 40,
         maximum_population=MAXIMUM_CLIENTS,
     )
-    return CodedMaskMember(client, floors=floors, coins=coins, charge=always(None))
+    return LightSecAggMember(client, floors=floors, coins=coins, charge=always(None))
 
 
 def client_with(configuration: Configuration, client: ClientId, payload: Payload, coins: Coins) -> Client:

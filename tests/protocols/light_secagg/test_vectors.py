@@ -10,13 +10,13 @@ import pytest
 
 from secagg.errors import Reason, SecAggError
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.coded_mask.server import Server, State
+from secagg.protocols.light_secagg.server import Server, State
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from tests.protocols.coded_mask.plain import plain_coded_mask as plain
-from tests.vectors import generate, generate_coded_mask
-from tests.vectors.generate_coded_mask import STAGES, Play
+from tests.protocols.light_secagg.plain import plain_light_secagg as plain
+from tests.vectors import generate, generate_light_secagg
+from tests.vectors.generate_light_secagg import STAGES, Play
 
-FOLDER = Path(__file__).resolve().parents[2] / "vectors" / "coded_mask"
+FOLDER = Path(__file__).resolve().parents[2] / "vectors" / "light_secagg"
 SUM: dict[str, Any] = json.loads((FOLDER / "sum.json").read_text(encoding="utf-8"))
 NEGATIVE: dict[str, Any] = json.loads((FOLDER / "negative.json").read_text(encoding="utf-8"))["vectors"]
 MESSAGES = {name: bytes.fromhex(message) for name, message in SUM["messages"].items()}
@@ -115,5 +115,5 @@ def test_most_vectors_are_negative_and_every_message_is_changed() -> None:
 
 
 def test_the_generator_makes_the_vectors_as_they_are() -> None:
-    made = dict(generate_coded_mask.vectors(generate.read_folder(FOLDER)))
+    made = dict(generate_light_secagg.vectors(generate.read_folder(FOLDER)))
     assert made == generate.read_folder(FOLDER)

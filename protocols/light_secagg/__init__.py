@@ -8,15 +8,15 @@ from secagg.faces import lazy
 
 if TYPE_CHECKING:
     from .floors import Floors as Floors
-    from .session import CodedMaskHelpers as CodedMaskHelpers
-    from .session import CodedMaskMember as CodedMaskMember
-    from .session import CodedMaskSettings as CodedMaskSettings
+    from .session import LightSecAggHelpers as LightSecAggHelpers
+    from .session import LightSecAggMember as LightSecAggMember
+    from .session import LightSecAggSettings as LightSecAggSettings
     from .session import open_session as open_session
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
             "floors": "Floors",
-            "session": "CodedMaskHelpers CodedMaskMember CodedMaskSettings open_session",
+            "session": "LightSecAggHelpers LightSecAggMember LightSecAggSettings open_session",
         },
     )

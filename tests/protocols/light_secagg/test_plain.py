@@ -10,12 +10,12 @@ import pytest
 from secagg.contract import Layout, Payload, RingSegment, ideal_aggregate
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
-from secagg.protocols.coded_mask.configuration import Configuration
-from secagg.protocols.coded_mask.run import run
-from secagg.protocols.coded_mask.server import Server, State
+from secagg.protocols.light_secagg.configuration import Configuration
+from secagg.protocols.light_secagg.run import run
+from secagg.protocols.light_secagg.server import Server, State
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from tests.harness.coded_sums import client_with
-from tests.protocols.coded_mask.plain import plain_coded_mask as plain
+from tests.harness.light_secagg_sums import client_with
+from tests.protocols.light_secagg.plain import plain_light_secagg as plain
 
 
 def configured(population: int, privacy: int, target: int, layout: Layout) -> Configuration:

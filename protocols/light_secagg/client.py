@@ -33,7 +33,7 @@ from .field import ELEMENT_BYTES, FIELD, Vector, decode_vector, encode_vector, p
 if TYPE_CHECKING:
     from secagg.session.roles import LateUpdate, Subject
 
-    from .session import CodedMaskMember
+    from .session import LightSecAggMember
 
 _ROOT_BYTES = 32
 
@@ -73,7 +73,7 @@ class Client(Confined):
     """None: a piece that does not open ends the session."""
 
     def __init__(
-        self, member: CodedMaskMember, subject: Subject, update: LateUpdate | None, held: Held | None = None
+        self, member: LightSecAggMember, subject: Subject, update: LateUpdate | None, held: Held | None = None
     ) -> None:
         self._member, self._subject, self._update, self._held = member, subject, update, held
         self._is_over = False
@@ -95,7 +95,7 @@ class Client(Confined):
             self._member.floors.admit(configuration)
             configuration.require_subject(self._subject)
             self._held = Held(configuration, self._member.coins)
-            return encode_body(MessageKind.CODED_MASK_KEY, configuration, self._held.pair.public_key.encoded)
+            return encode_body(MessageKind.LIGHT_SECAGG_KEY, configuration, self._held.pair.public_key.encoded)
         if self._held.state is State.DONE:
             raise UnexpectedMessage(expected=State.DONE, received=message_kind(message).name)
         steps = {State.ROSTER: self._deal, State.DELIVERY: self._upload, State.SURVIVORS: self._add}
@@ -127,7 +127,7 @@ class Client(Confined):
         Implements: [SHY+22] Algorithm 1, offline encoding and sharing of local masks.
         """
         configuration = held.configuration
-        keys = decode_entries(MessageKind.CODED_MASK_ROSTER, configuration, message)
+        keys = decode_entries(MessageKind.LIGHT_SECAGG_ROSTER, configuration, message)
         if keys.get(self.client) != held.pair.public_key.encoded or len(keys) < configuration.target:
             raise _wrong("a roster has this client's key, and as many as must stay", Reason.ROSTER_INVALID)
         held.clients, held.roster = tuple(keys), roster_digest(configuration, keys)
@@ -145,7 +145,7 @@ class Client(Confined):
         for used in (parts, noise, pieces):
             used[:] = 0
         held.state = State.DELIVERY
-        return encode_entries(MessageKind.CODED_MASK_PIECES, configuration, sealed)
+        return encode_entries(MessageKind.LIGHT_SECAGG_PIECES, configuration, sealed)
 
     def _upload(self, held: Held, message: bytes) -> bytes:
         """Open the others' pieces, charge the ledger, make the update, and upload it under its mask.
@@ -153,7 +153,7 @@ class Client(Confined):
         Implements: [SHY+22] Algorithm 1, masking and uploading of local models.
         """
         configuration, length = held.configuration, held.configuration.piece_length
-        for sender, sealed in decode_entries(MessageKind.CODED_MASK_DELIVERY, configuration, message).items():
+        for sender, sealed in decode_entries(MessageKind.LIGHT_SECAGG_DELIVERY, configuration, message).items():
             if sender not in held.clients:
                 raise _wrong(f"{sender} is not on the roster", Reason.ROSTER_INVALID)
             info = sealing_info(held.roster, sender, self.client)
@@ -177,7 +177,7 @@ class Client(Confined):
         masked = (elements + held.mask) % FIELD
         elements[:] = held.mask[:] = 0
         held.state = State.SURVIVORS
-        return encode_body(MessageKind.CODED_MASK_INPUT, configuration, encode_vector(masked))
+        return encode_body(MessageKind.LIGHT_SECAGG_INPUT, configuration, encode_vector(masked))
 
     def _add(self, held: Held, message: bytes) -> bytes:
         """Add the pieces of those who uploaded; once, because two sums would differ in somebody's mask.
@@ -185,14 +185,14 @@ class Client(Confined):
         Implements: [SHY+22] Algorithm 1, one-shot recovery of the aggregated mask.
         """
         configuration = held.configuration
-        survivors = decode_entries(MessageKind.CODED_MASK_SURVIVORS, configuration, message)
+        survivors = decode_entries(MessageKind.LIGHT_SECAGG_SURVIVORS, configuration, message)
         if any(survivors.values()):
             raise MalformedMessage("a set holds clients alone", reason=Reason.TRAILING_BYTES)
         if len(survivors) < configuration.target or not survivors.keys() <= held.pieces.keys():
             raise _wrong("a set has as many as must stay, of those whose pieces came", Reason.SURVIVORS_INVALID)
         total = np.sum([held.pieces[survivor] for survivor in survivors], axis=0)
         held.wipe()
-        return encode_body(MessageKind.CODED_MASK_ANSWER, configuration, encode_vector(total % FIELD))
+        return encode_body(MessageKind.LIGHT_SECAGG_ANSWER, configuration, encode_vector(total % FIELD))
 
     def __repr__(self) -> str:
         state = "is over" if self._is_over else f"awaits {self._held.state if self._held else 'an offer'}"

@@ -1,4 +1,4 @@
-"""Coded masks once more, from the README, in plain integers: slow, and without a line of the library.
+"""LightSecAgg once more, from the README, in plain integers: slow, and without a line of the library.
 
 It plays clients whose coins it is given, and the server that opens the sum.
 """

@@ -1,4 +1,4 @@
-"""What a sum of coded masks is said to cost, against one that runs."""
+"""What a sum of LightSecAgg is said to cost, against one that runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from secagg.contract import Layout, RingSegment
 from secagg.errors import InvalidParameters
 from secagg.parameters import Suite
-from secagg.protocols.coded_mask.simulation import costs
+from secagg.protocols.light_secagg.simulation import costs
 from secagg.session.registry import find
 from secagg.simulation.rehearsal import TASK, Rehearsal
 from secagg.simulation.synthetic_updates import WindowedInputs
@@ -16,7 +16,7 @@ from secagg.simulation.synthetic_updates import WindowedInputs
 @pytest.mark.parametrize("suite", Suite)
 @pytest.mark.parametrize(("clients", "bits"), [(5, 16), (45, 30)])
 def test_a_sum_sends_what_the_formulas_say(suite: Suite, clients: int, bits: int) -> None:
-    inputs, entry = WindowedInputs(input_bits=bits, length=100, clients=clients, seed=b"costs"), find("coded-mask")
+    inputs, entry = WindowedInputs(input_bits=bits, length=100, clients=clients, seed=b"costs"), find("lightsecagg")
     settings = entry.settings(suite=suite, corrupted=clients // 20, dropped=clients // 20)
     rehearsal = Rehearsal(entry=entry, settings=settings, inputs=inputs, clients=clients, dropouts={})
     figures = rehearsal.run().session.figures

@@ -1,4 +1,4 @@
-"""Make the vectors of coded masks: ``python -m tests.vectors.generate_coded_mask`` writes them.
+"""Make the vectors of LightSecAgg: ``python -m tests.vectors.generate_light_secagg`` writes them.
 
 The sum comes out of the library, driven with coins that follow from its name; pieces that were recorded are taken over,
 because HPKE draws coins of its own. What a negative vector expects stands in ``NEGATIVES``, by hand.
@@ -13,17 +13,17 @@ from typing import Any, Final
 from secagg.contract import Layout, Payload, RingSegment
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
-from secagg.protocols.coded_mask.client import Client
-from secagg.protocols.coded_mask.configuration import Configuration
-from secagg.protocols.coded_mask.server import Server, State
+from secagg.protocols.light_secagg.client import Client
+from secagg.protocols.light_secagg.configuration import Configuration
+from secagg.protocols.light_secagg.server import Server, State
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import HEADER_BYTES
-from tests.harness.coded_sums import client_with
+from tests.harness.light_secagg_sums import client_with
 
 from . import generate
 
 Vector = dict[str, Any]
-FOLDER: Final = Path(__file__).resolve().parent / "coded_mask"
+FOLDER: Final = Path(__file__).resolve().parent / "light_secagg"
 HEAD: Final[Mapping[str, Any]] = {"schema": 1, "protocol": "coded_mask/1"}
 SETTING: Final[Vector] = {"layout": [[20, 4], [33, 2]], "population": 5, "privacy": 1, "target": 3}
 INPUTS: Final[Mapping[str, Any]] = {

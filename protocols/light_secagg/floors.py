@@ -58,7 +58,7 @@ class Floors:
     def _weaknesses(self, configuration: Configuration) -> Iterator[tuple[bool, str]]:
         yield (
             SecurityMode.SEMI_HONEST not in self.modes,
-            "coded masks hold only against a server that follows the protocol",
+            "LightSecAgg holds only against a server that follows the protocol",
         )
         yield configuration.suite not in self.suites, f"suite {configuration.suite} is not accepted"
         target, privacy = configuration.target, configuration.privacy

@@ -1,4 +1,4 @@
-"""Coded masks as a session: who may leave where, what a client insists on, and what it sends."""
+"""LightSecAgg as a session: who may leave where, what a client insists on, and what it sends."""
 
 from __future__ import annotations
 
@@ -22,16 +22,21 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.coded_mask.floors import Floors
-from secagg.protocols.coded_mask.server import STAGES, Server
-from secagg.protocols.coded_mask.session import CodedMaskHelpers, CodedMaskMember, CodedMaskSettings, open_session
+from secagg.protocols.light_secagg.floors import Floors
+from secagg.protocols.light_secagg.server import STAGES, Server
+from secagg.protocols.light_secagg.session import (
+    LightSecAggHelpers,
+    LightSecAggMember,
+    LightSecAggSettings,
+    open_session,
+)
 from secagg.session.ledger import Spent, SpentUpdates
 from secagg.session.roles import ClientSession, LateUpdate, Released, Subject, Turnout, Update
 from secagg.session.run import Measured, run
 from tests.harness.session_worlds import CAPACITY, LAYOUT, NOW, client_ids, entry_of, payload_of
 
 CLIENTS = client_ids(9)
-SETTINGS = CodedMaskSettings(dropped=3, corrupted=2, minimum_cohort=5)
+SETTINGS = LightSecAggSettings(dropped=3, corrupted=2, minimum_cohort=5)
 SUBJECT = Subject(task=b"a task", round_number=3, layout=LAYOUT, capacity=CAPACITY, model_digest=MODEL)
 FLOORS = replace(Floors.usual(9), minimum_cohort=5, assumed_corrupted=2)
 NAMES = [stage.name for stage in STAGES.values()]
@@ -41,14 +46,14 @@ def update_of(client: ClientId) -> LateUpdate:
     return LateUpdate(lambda: Update(payload_of(client), MODEL))
 
 
-def opened(settings: CodedMaskSettings = SETTINGS, *, invited: frozenset[ClientId] | None = None) -> Any:
-    helpers = CodedMaskHelpers(coins=SystemCoins())
+def opened(settings: LightSecAggSettings = SETTINGS, *, invited: frozenset[ClientId] | None = None) -> Any:
+    helpers = LightSecAggHelpers(coins=SystemCoins())
     return open_session(SUBJECT, settings, frozenset(CLIENTS) if invited is None else invited, helpers)
 
 
-def member(client: ClientId, floors: Floors = FLOORS, ledger: SpentUpdates | None = None) -> CodedMaskMember:
+def member(client: ClientId, floors: Floors = FLOORS, ledger: SpentUpdates | None = None) -> LightSecAggMember:
     charge = (ledger or SpentUpdates()).charge
-    return CodedMaskMember(client, floors=floors, coins=SystemCoins(), charge=charge)
+    return LightSecAggMember(client, floors=floors, coins=SystemCoins(), charge=charge)
 
 
 def joined(subject: Subject = SUBJECT) -> dict[ClientId, ClientSession]:
@@ -80,8 +85,8 @@ def test_one_more_that_leaves_ends_the_session(stage: str) -> None:
 
 
 def test_a_server_that_may_lie_is_not_promised_anything() -> None:
-    with pytest.raises(InvalidParameters, match="coded masks have no active mode"):
-        CodedMaskSettings(mode=SecurityMode.ACTIVE)
+    with pytest.raises(InvalidParameters, match="LightSecAgg has no active mode"):
+        LightSecAggSettings(mode=SecurityMode.ACTIVE)
     careful = member(CLIENTS[0], replace(FLOORS, modes=frozenset({SecurityMode.ACTIVE})))
     with pytest.raises(InvalidParameters, match="only against a server that follows the protocol"):
         careful.join(SUBJECT, update_of(CLIENTS[0])).answer(opened().invitation)
@@ -136,7 +141,7 @@ def test_floors_that_are_none(floor: dict[str, Any]) -> None:
         replace(SETTINGS, minimum_cohort=7),
     ],
 )
-def test_a_session_that_cannot_end_well_is_not_opened(settings: CodedMaskSettings) -> None:
+def test_a_session_that_cannot_end_well_is_not_opened(settings: LightSecAggSettings) -> None:
     with pytest.raises(InvalidParameters, match="invite more"):
         opened(settings)
     assert opened(replace(SETTINGS, minimum_cohort=6))
@@ -145,12 +150,12 @@ def test_a_session_that_cannot_end_well_is_not_opened(settings: CodedMaskSetting
 def test_a_layout_of_indices_is_refused() -> None:
     indices = replace(SUBJECT, layout=Layout((IndexSegment(4, 1),)))
     with pytest.raises(InvalidParameters, match="holds indices"):
-        open_session(indices, SETTINGS, frozenset(CLIENTS), CodedMaskHelpers(coins=SystemCoins()))
+        open_session(indices, SETTINGS, frozenset(CLIENTS), LightSecAggHelpers(coins=SystemCoins()))
 
 
 def test_places_are_given_to_the_first_who_come() -> None:
     settings = replace(SETTINGS, population=9)
-    helpers = CodedMaskHelpers(coins=SystemCoins())
+    helpers = LightSecAggHelpers(coins=SystemCoins())
     session = open_session(SUBJECT, settings, None, helpers)
     for client, one in joined().items():
         session.receive(client, one.answer(session.invitation))
@@ -184,7 +189,7 @@ def test_a_model_has_its_attempts() -> None:
     ledger, client = SpentUpdates(attempts=1), CLIENTS[0]
     for subject in (SUBJECT, replace(SUBJECT, round_number=4)):
         session, clients = (
-            open_session(subject, SETTINGS, frozenset(CLIENTS), CodedMaskHelpers(coins=SystemCoins())),
+            open_session(subject, SETTINGS, frozenset(CLIENTS), LightSecAggHelpers(coins=SystemCoins())),
             {name: member(name).join(subject, update_of(name)) for name in CLIENTS},
         )
         clients[client] = member(client, ledger=ledger).join(subject, update_of(client))
@@ -205,7 +210,7 @@ def test_a_client_that_the_ledger_refuses_is_wiped_before_anything_of_its_update
         raise OSError(f"no room for {spent.number}")
 
     session, clients = opened(), joined()
-    refused = CodedMaskMember(CLIENTS[0], floors=FLOORS, coins=SystemCoins(), charge=refuse)
+    refused = LightSecAggMember(CLIENTS[0], floors=FLOORS, coins=SystemCoins(), charge=refuse)
     clients[CLIENTS[0]] = refused.join(SUBJECT, update_of(CLIENTS[0]))
     reach(session, clients, 2)
     message = session.message_to(CLIENTS[0])
@@ -218,7 +223,7 @@ def test_a_client_that_the_ledger_refuses_is_wiped_before_anything_of_its_update
 
 def test_the_ledger_is_not_charged_for_an_update_that_was_taken() -> None:
     session, clients, charged, update = opened(), joined(), list[Spent](), update_of(CLIENTS[0])
-    once = CodedMaskMember(CLIENTS[0], floors=FLOORS, coins=SystemCoins(), charge=charged.append)
+    once = LightSecAggMember(CLIENTS[0], floors=FLOORS, coins=SystemCoins(), charge=charged.append)
     clients[CLIENTS[0]] = once.join(SUBJECT, update)
     reach(session, clients, 2)
     update.take(LAYOUT)
@@ -298,7 +303,7 @@ def test_an_update_that_is_none_or_of_another_model_is_not_charged(update: LateU
 
 
 def test_a_simulation_that_ends_wipes_what_was_suspended() -> None:
-    world = entry_of("coded-mask").simulate(SETTINGS, coins=SystemCoins(), clock=lambda: NOW)
+    world = entry_of("lightsecagg").simulate(SETTINGS, coins=SystemCoins(), clock=lambda: NOW)
     with closing(world):
         joining = world.member(CLIENTS[0]).join(SUBJECT, update_of(CLIENTS[0]))
         joining.answer(world.open(SUBJECT, frozenset(CLIENTS)).invitation)

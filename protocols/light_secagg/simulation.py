@@ -1,4 +1,4 @@
-"""Coded masks in one process, their bytes and work, and their entry in the registry of protocols."""
+"""LightSecAgg in one process, its bytes and work, and its entry in the registry of protocols."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .configuration import MAXIMUM_CLIENTS, NONCE_BYTES
 from .field import ELEMENT_BYTES
 from .floors import Floors
 from .server import STAGES, Server
-from .session import CodedMaskHelpers, CodedMaskMember, CodedMaskSettings, open_session
+from .session import LightSecAggHelpers, LightSecAggMember, LightSecAggSettings, open_session
 
 
 def describe(session: Server) -> tuple[str, ...]:
@@ -39,18 +39,18 @@ def describe(session: Server) -> tuple[str, ...]:
     )
 
 
-class CodedMaskSimulation(Confined):
+class LightSecAggSimulation(Confined):
     """A server and its clients in one process; see ``Simulation``."""
 
-    def __init__(self, settings: CodedMaskSettings, *, coins: Coins, clock: Clock, threads: int = 1) -> None:
+    def __init__(self, settings: LightSecAggSettings, *, coins: Coins, clock: Clock, threads: int = 1) -> None:
         del clock, threads  # Nothing here expires, or is divided.
         self._settings, self._coins = settings, coins
-        self._members = dict[ClientId, CodedMaskMember]()
+        self._members = dict[ClientId, LightSecAggMember]()
 
     def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> Server:
-        return open_session(subject, self._settings, invited, CodedMaskHelpers(coins=self._coins))
+        return open_session(subject, self._settings, invited, LightSecAggHelpers(coins=self._coins))
 
-    def member(self, client: ClientId) -> CodedMaskMember:
+    def member(self, client: ClientId) -> LightSecAggMember:
         if client not in self._members:
             settings = self._settings
             floors = Floors(
@@ -64,7 +64,7 @@ class CodedMaskSimulation(Confined):
             )
             # A simulation may be run again with the updates of before; its rounds go up all the same.
             charge = partial(SpentUpdates().charge, is_repeat_allowed=True)
-            self._members[client] = CodedMaskMember(client, floors=floors, coins=self._coins, charge=charge)
+            self._members[client] = LightSecAggMember(client, floors=floors, coins=self._coins, charge=charge)
         return self._members[client]
 
     @property
@@ -87,7 +87,7 @@ _PASSES: Final = 8
 def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
     """Count for one client in twenty that is curious with the server, and as many that drop out."""
     rare = clients // ONE_IN
-    settings = CodedMaskSettings(suite=suite, corrupted=rare, dropped=rare)
+    settings = LightSecAggSettings(suite=suite, corrupted=rare, dropped=rare)
     subject = Subject(task=b"a plan", round_number=1, layout=layout, capacity=clients)
     configuration = settings.plan(subject, clients, bytes(NONCE_BYTES))
     key, overhead = sealing_sizes(suite)
@@ -116,16 +116,16 @@ def _entries(count: int, length: int) -> int:
 
 
 ENTRY: Final = ProtocolEntry(
-    name="coded-mask",
-    summary="coded masks (LightSecAgg): one honest-but-curious server, four exchanges; for comparison",
-    settings=CodedMaskSettings,
+    name="lightsecagg",
+    summary="LightSecAgg: one honest-but-curious server, four exchanges; for comparison",
+    settings=LightSecAggSettings,
     segments=frozenset({RingSegment}),
     stages=tuple(STAGES.values()),
-    takes=CodedMaskSettings.takes,
+    takes=LightSecAggSettings.takes,
     describe=describe,
     open_session=open_session,
-    helpers=CodedMaskHelpers,
-    simulate=CodedMaskSimulation,
+    helpers=LightSecAggHelpers,
+    simulate=LightSecAggSimulation,
     costs=costs,
     trust="a server that follows the protocol, with no more corrupted clients than planned for; a server "
     "that lies learns inputs",

@@ -1,4 +1,4 @@
-"""Plan of a sum with coded masks, and the sessions of its server and its clients."""
+"""Plan of a sum with LightSecAgg, and the sessions of its server and its clients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HANDLE_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CodedMaskSettings:
+class LightSecAggSettings:
     """Plan of a sum."""
 
     mode: SecurityMode = SecurityMode.SEMI_HONEST
@@ -41,7 +41,7 @@ class CodedMaskSettings:
     def __post_init__(self) -> None:
         if self.mode is not SecurityMode.SEMI_HONEST:
             raise InvalidParameters(
-                "coded masks have no active mode: nothing is signed, so a server that lies shows two sets of clients "
+                "LightSecAgg has no active mode: nothing is signed, so a server that lies shows two sets of clients "
                 "to two halves of them and learns one input; take mode semi_honest, or another protocol"
             )
 
@@ -80,14 +80,14 @@ class CodedMaskSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CodedMaskHelpers:
+class LightSecAggHelpers:
     """Resources of a server."""
 
     coins: Coins
 
 
 def open_session(
-    subject: Subject, settings: CodedMaskSettings, invited: frozenset[ClientId] | None, helpers: CodedMaskHelpers
+    subject: Subject, settings: LightSecAggSettings, invited: frozenset[ClientId] | None, helpers: LightSecAggHelpers
 ) -> Server:
     """Begin a session."""
     population = settings.population if invited is None else len(invited)
@@ -97,8 +97,8 @@ def open_session(
     return Server(settings.plan(subject, population, nonce), invited)
 
 
-class CodedMaskMember(Confined):
-    """A client of sums with coded masks; sessions that it suspends stay in its memory, and end with it."""
+class LightSecAggMember(Confined):
+    """A client of sums with LightSecAgg; sessions that it suspends stay in its memory, and end with it."""
 
     def __init__(self, client: ClientId, *, floors: Floors, coins: Coins, charge: Callable[[Spent], None]) -> None:
         """Prepare to join sessions.
@@ -133,7 +133,7 @@ class CodedMaskMember(Confined):
 
     def keep(self, held: Held) -> Secret:
         """Keep a suspended state, and return the key by which it is fetched."""
-        handle = Secret.random("coded-mask handle", _HANDLE_BYTES, self.coins)
+        handle = Secret.random("lightsecagg handle", _HANDLE_BYTES, self.coins)
         self._suspended[bytes(handle.expose())] = held
         return handle
 

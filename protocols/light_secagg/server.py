@@ -35,10 +35,10 @@ class State(StrEnum):
 
 
 TRANSITIONS: Final[Mapping[State, tuple[MessageKind | None, State]]] = {
-    State.KEYS: (MessageKind.CODED_MASK_KEY, State.PIECES),
-    State.PIECES: (MessageKind.CODED_MASK_PIECES, State.INPUTS),
-    State.INPUTS: (MessageKind.CODED_MASK_INPUT, State.ANSWERS),
-    State.ANSWERS: (MessageKind.CODED_MASK_ANSWER, State.DONE),
+    State.KEYS: (MessageKind.LIGHT_SECAGG_KEY, State.PIECES),
+    State.PIECES: (MessageKind.LIGHT_SECAGG_PIECES, State.INPUTS),
+    State.INPUTS: (MessageKind.LIGHT_SECAGG_INPUT, State.ANSWERS),
+    State.ANSWERS: (MessageKind.LIGHT_SECAGG_ANSWER, State.DONE),
     State.DONE: (None, State.DONE),
 }
 """The message that each state takes, and the state that follows."""
@@ -67,10 +67,10 @@ class Server(StagedServerSession[Content]):
         configuration = self.configuration
         match self.state:
             case State.KEYS:
-                key = decode_body(MessageKind.CODED_MASK_KEY, configuration, message)
+                key = decode_body(MessageKind.LIGHT_SECAGG_KEY, configuration, message)
                 return Checked(sealing_key(configuration.suite, key).encoded)
             case State.PIECES:
-                entries = decode_entries(MessageKind.CODED_MASK_PIECES, configuration, message)
+                entries = decode_entries(MessageKind.LIGHT_SECAGG_PIECES, configuration, message)
                 due = ELEMENT_BYTES * configuration.piece_length + sealing_sizes(configuration.suite)[1]
                 if tuple(entries) != self._roster or any(len(sealed) != due for sealed in entries.values()):
                     raise MalformedMessage(
@@ -78,10 +78,10 @@ class Server(StagedServerSession[Content]):
                     )
                 return Checked(entries)
             case State.INPUTS:
-                body = decode_body(MessageKind.CODED_MASK_INPUT, configuration, message)
+                body = decode_body(MessageKind.LIGHT_SECAGG_INPUT, configuration, message)
                 return Checked(decode_vector(body, configuration.length))
             case _:
-                body = decode_body(MessageKind.CODED_MASK_ANSWER, configuration, message)
+                body = decode_body(MessageKind.LIGHT_SECAGG_ANSWER, configuration, message)
                 return Checked(decode_vector(body, configuration.piece_length))
 
     def _take(self, sender: ClientId, content: Content) -> None:
@@ -104,13 +104,13 @@ class Server(StagedServerSession[Content]):
         match closed:
             case State.KEYS:
                 self._roster = tuple(left)
-                roster = encode_entries(MessageKind.CODED_MASK_ROSTER, configuration, self._keys)
+                roster = encode_entries(MessageKind.LIGHT_SECAGG_ROSTER, configuration, self._keys)
                 messages = dict.fromkeys(left, roster)
             case State.PIECES:
                 sealed, self._sealed = self._sealed, {}
                 messages = {
                     client: encode_entries(
-                        MessageKind.CODED_MASK_DELIVERY,
+                        MessageKind.LIGHT_SECAGG_DELIVERY,
                         configuration,
                         {sender: pieces[client] for sender, pieces in sealed.items()},
                     )
@@ -118,7 +118,7 @@ class Server(StagedServerSession[Content]):
                 }
             case _:
                 self._survivors = frozenset(left)
-                survivors = encode_entries(MessageKind.CODED_MASK_SURVIVORS, configuration, dict.fromkeys(left, b""))
+                survivors = encode_entries(MessageKind.LIGHT_SECAGG_SURVIVORS, configuration, dict.fromkeys(left, b""))
                 messages = dict.fromkeys(left, survivors)
         return STAGES[self.state], messages
 
