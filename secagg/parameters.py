@@ -12,7 +12,8 @@ ATTEMPTS: Final = 3
 LEAST_COHORT: Final = 2
 LEAST_THRESHOLD: Final = 2
 _NAMED_LIMITS: Final = {(1 << bits) - 1: f"2^{bits} - 1" for bits in (32, 64)}
-_CORRUPTED_IN, _DROPPED_IN, _LEAST_WITH_DROPPED = 10, 20, 4
+_CORRUPTED_IN, _DROPPED_IN = 10, 10
+_DROPPED_IN_A_FEW, _DROPPED_OF_A_FEW, _LEAST_WITH_DROPPED = 3, 10, 4
 
 
 def usual_corrupted(clients: int) -> int:
@@ -24,8 +25,13 @@ def usual_corrupted(clients: int) -> int:
 
 
 def usual_dropped(clients: int) -> int:
-    """Default number of clients that leave on the way: one in twenty, and one of a few."""
-    return max(clients // _DROPPED_IN, int(clients >= _LEAST_WITH_DROPPED))
+    """Default number of clients that may drop out: one in three of up to 30, 10 of up to 100, one in ten of more.
+
+    Small cohorts lose a larger part by chance; large ones pay for each with neighbours. Protocols that cannot
+    tolerate so many tolerate as many as they can.
+    """
+    few = min(clients // _DROPPED_IN_A_FEW, _DROPPED_OF_A_FEW) if clients >= _LEAST_WITH_DROPPED else 0
+    return max(few, clients // _DROPPED_IN)
 
 
 class Suite(StrEnum):

@@ -275,8 +275,6 @@ class SumSettings:
     mode: SumMode = SumMode.IDEAL
     every: Annotated[int, Range(1, 10**7)] = 1
     """Rounds from one run of the protocol to the next, in real mode; the sums between are computed in the clear."""
-    hybrid: bool = False
-    """Whether keys are agreed upon in the hybrid suite."""
     settings: tuple[str, ...] = ()
     """The protocol's own settings: "name=value"."""
     threads: Annotated[int, Range(1, 1024)] = 1

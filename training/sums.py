@@ -33,7 +33,7 @@ from secagg.crypto.entropy import Coins, SystemCoins
 from secagg.crypto.ring import add_into, reduce_into
 from secagg.errors import InternalError, InvalidParameters, Misuse, PeerError, ThresholdNotMet
 from secagg.identifiers import ClientId
-from secagg.parameters import LEAST_COHORT, Suite
+from secagg.parameters import LEAST_COHORT
 from secagg.privacy.accounting import Adjacency
 from secagg.privacy.client_noise import ClientNoise, is_near, noise_in
 from secagg.session.registry import Simulation, find, known_settings, planned_settings
@@ -506,7 +506,6 @@ class RealSum:
         self._entry.require_segments(codec.layout)
         late, dropped = self._cohorts.planned_losses
         facts: dict[str, Any] = {
-            "suite": Suite.HYBRID if self._settings.hybrid else Suite.CLASSIC,
             "population": self._cohorts.size,
             "late": late,
             "dropped": dropped,

@@ -80,7 +80,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     command.add_argument("--bits", type=int, help="of one value without compression (default: 16)")
     command.add_argument("--codewords", type=int, help="of each codebook of pq (default: 64)")
     command.add_argument("--block-size", type=int, help="values of a codeword of pq (default: 9)")
-    command.add_argument("--suite", choices=("classic", "hybrid"), default="classic", help="(default: %(default)s)")
+    command.add_argument("--suite", choices=("classic", "hybrid"), help="(default: hybrid for enclave, else classic)")
     command.add_argument("--cheat", type=int, default=0, help="how many clients vote more than once in a block")
     command.add_argument("--threads", type=int, default=1, help="that expand masks and verify (default: %(default)s)")
     command.add_argument(
@@ -178,7 +178,6 @@ def _rehearsal(
     if options.cheat and len(honest) < options.cheat + LEAST_COHORT:
         raise InvalidParameters(f"--cheat leaves fewer than {LEAST_COHORT} honest clients; let fewer cheat or drop out")
     facts = {
-        "suite": Suite[options.suite.upper()],
         "population": clients,
         "corrupted": usual_corrupted(clients),
         "dropped": drop - late,
@@ -187,6 +186,8 @@ def _rehearsal(
         "maximum_cohort": clients,
         "maximum_rejections": options.cheat,
     }
+    if options.suite is not None:
+        facts["suite"] = Suite[options.suite.upper()]
     facts.update(_facts_of_noise(inputs, options))
     short = {name: value for name in SHORT if (value := getattr(options, name)) is not None}
     return Rehearsal(

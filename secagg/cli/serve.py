@@ -206,9 +206,6 @@ def _settings(options: argparse.Namespace) -> SecAggSettings:
     from secagg.platforms.settings import PREFIX, SecAggSettings
 
     given = {PREFIX + name.replace("_", "-"): value for name, value in assigned(options.set, SecAggSettings).items()}
-    if options.protocol == "pairwise" and f"{PREFIX}roster" in given:
-        # A roster means that clients believe certificates and not the server.
-        given.setdefault(f"{PREFIX}mode", "active")
     alike = {f"{PREFIX}protocol": options.protocol, f"{PREFIX}weighting": "uniform"}
     if twice := sorted(alike.keys() & given.keys()):
         raise InvalidParameters(
@@ -229,7 +226,7 @@ def _settings(options: argparse.Namespace) -> SecAggSettings:
         from secagg.site_statistics.on_platforms import settings_of
 
         settings = settings_of(settings, options.declared)
-    if options.page and settings.suite != "classic":
+    if options.page and settings.suite not in {None, "classic"}:
         raise InvalidParameters(
             "the page speaks suite classic: WebCrypto has ML-KEM in few browsers; leave --set suite out, or --page"
         )
@@ -380,7 +377,7 @@ class _Sum:
         from secagg.platforms.settings import LIGHT_SECAGG
 
         if self.options.protocol == "pairwise":
-            return self.settings.mode
+            return str(self.settings.trust)
         # LightSecAgg is for a server that follows the protocol, also where clients are certified.
         return ACTIVE if self.roster and self.options.protocol != LIGHT_SECAGG else "semi_honest"
 

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from secagg.compression.cohort_bits import COHORT_BITS, places_for
 from secagg.compression.peak import MOST_SUMMED_PLACES
 from secagg.errors import InvalidParameters
-from secagg.parameters import LEAST_COHORT, SecurityMode, Suite, usual_corrupted
+from secagg.parameters import LEAST_COHORT, SecurityMode, Suite, usual_corrupted, usual_dropped
 from secagg.protocols.pairwise_mask import CURIOUS_PRIVACY_BITS, PairwiseSettings, Topology
 from secagg.session import registry
 
@@ -55,13 +55,16 @@ class SecAggSettings:
     """The settings of a run; each field is the key of the same name, with ``secagg-`` before it and hyphens in it."""
 
     protocol: str = PAIRWISE
-    mode: str = "semi_honest"
-    topology: str = "full"
-    suite: str = "classic"
+    mode: str | None = None
+    """Trust in the server, for pairwise masks; by default ``active`` with a roster, and ``semi_honest`` without."""
+    topology: str | None = None
+    """By default ``sparse``, and ``full`` where few clients have no sparse graph that tolerates the dropouts."""
+    suite: str | None = None
+    """By default the protocol's: ``hybrid`` for the enclave, the epoch's for one message, otherwise ``classic``."""
     threshold: float = 0.0
-    """The part of the invited clients that has to stay to the end; 0 means as few as the topology allows."""
+    """Share of the invited clients that must stay to the end; 0 plans it (``usual_dropped``)."""
     minimum_cohort: int = 0
-    """The least number of clients whose sum is released; 0 means what the threshold leaves."""
+    """Minimum number of clients whose sum is released; 0 means what the threshold leaves."""
     corrupted: int | None = None
     """Clients that may work together with the server, in pairwise masks and one message; by default one in ten, and
     with noise 1, because all clients have to use the same number.
@@ -149,7 +152,8 @@ class SecAggSettings:
         """Yield what may be wrong, whether it is, and what to say then; what follows relies on what came before."""
         for name, choices in (("protocol", registry.names()), *_CHOICES):
             value = getattr(self, name)
-            yield name, value not in choices, f"is one of {', '.join(choices)}; got {value!r}"
+            is_planned = value is None and name in _PLANNED
+            yield name, not is_planned and value not in choices, f"is one of {', '.join(choices)}; got {value!r}"
         for name, is_valid, rule in _RULES:
             value = getattr(self, name)
             yield name, not is_valid(value), f"{rule}; got {value!r}"
@@ -163,6 +167,8 @@ class SecAggSettings:
             owners = " or ".join(map(repr, protocols))
             sentence = f"belongs to {PREFIX}protocol = {owners}; leave it out, or change {PREFIX}protocol"
             yield name, getattr(self, name) != usual and self.protocol not in protocols, sentence
+        is_full = self.topology == Topology.FULL and self.privacy_bits != 0
+        yield "privacy_bits", is_full, f"is for sparse graphs; leave it out, or change {PREFIX}topology"
         for name, unset, other, due in _READ_BESIDE:
             is_ignored = getattr(self, name) != unset and getattr(self, other) != due
             yield name, is_ignored, f"is for {_key(other)} = {due!r}; leave it out, or change {_key(other)}"
@@ -222,7 +228,13 @@ class SecAggSettings:
     @property
     def is_certified(self) -> bool:
         """Whether clients are known by certificates, and not as nodes of Flower."""
-        return self.mode == SecurityMode.ACTIVE or self.protocol in (ENCLAVE, TWO_SERVERS, ONE_MESSAGE)
+        return self.trust is SecurityMode.ACTIVE or self.protocol in (ENCLAVE, TWO_SERVERS, ONE_MESSAGE)
+
+    @property
+    def trust(self) -> SecurityMode:
+        """Trust in the server, for pairwise masks: clients with certified keys need none."""
+        usual = SecurityMode.ACTIVE if self.roster and self.protocol == PAIRWISE else SecurityMode.SEMI_HONEST
+        return usual if self.mode is None else SecurityMode(self.mode)
 
     @property
     def full(self) -> int:
@@ -290,29 +302,27 @@ class SecAggSettings:
                 "min_available_nodes, and a simulation has them after "
                 "`flwr federation simulation-config @none/default local --num-supernodes 5`"
             )
+        wanted = invited - math.ceil(self.threshold * invited) if self.threshold else usual_dropped(invited)
         if self.protocol != PAIRWISE:
-            return invited - math.ceil((self.threshold or 0.5) * invited)
-        if self.topology == "sparse":
-            return invited - math.ceil((self.threshold or 0.9) * invited)
+            return wanted
         corrupted = self.corrupted_of(invited)
-        planned = PairwiseSettings(mode=SecurityMode(self.mode), topology=Topology.FULL, corrupted=corrupted)
+        topology = Topology.SPARSE if self.topology is None else Topology(self.topology)
+        planned = PairwiseSettings(mode=self.trust, topology=topology, corrupted=corrupted, dropped=wanted)
+        if planned.takes(invited):
+            return wanted
         most = planned.most_dropped(invited)
         if most is None:
             raise InvalidParameters(
                 f"{invited} clients are too few for a session in which {corrupted} may be corrupted; invite "
                 f"more{f', or lower {PREFIX}corrupted' if corrupted else ''}"
             )
-        if not self.threshold:
-            # By default more than half stay, and of a few two thirds.
-            return min(most, max(invited - 2 - invited // 2, invited // 3))
-        wanted = invited - math.ceil(self.threshold * invited)
-        if wanted > most:
+        if self.threshold:
             raise _invalid(
                 "threshold",
-                f"is {self.threshold}, so {wanted} of {invited} clients might drop out; at most {most} may in a full "
-                f"graph: raise it to {math.ceil(100 * (invited - most) / invited) / 100}",
+                f"is {self.threshold}, so {wanted} of {invited} clients might drop out; at most {most} may: raise it "
+                f"to {math.ceil(100 * (invited - most) / invited) / 100}",
             )
-        return wanted
+        return min(wanted, most)
 
     def corrupted_of(self, invited: int) -> int:
         """Return how many of the invited may work together with the server."""
@@ -321,24 +331,22 @@ class SecAggSettings:
 
     def facts(self, invited: int) -> dict[str, Any]:
         """Return what follows for so many invited clients, by the names of a protocol's settings."""
-        tolerated, late = self.tolerated_dropouts(invited), 0
+        tolerated = self.tolerated_dropouts(invited)
         facts: dict[str, Any] = {
-            "suite": self.suite,
             "population": invited,
             "corrupted": self.corrupted_of(invited),
             "maximum_cohort": invited,
             "capacity": invited,
+            "dropped": tolerated,
         }
         if self.protocol == PAIRWISE:
-            # In a full graph a client that never advertises is as one that drops out later. A sparse graph is planned
-            # for both, half and half.
-            late = tolerated if self.topology == "full" else tolerated // 2
-            facts |= {name: getattr(self, name) or None for name in ("mode", "topology", "privacy_bits")}
+            facts |= {"mode": str(self.trust), "privacy_bits": self.privacy_bits or None}
             facts["minimum_cohort"] = self.minimum_cohort or None
         else:
             facts["minimum_cohort"] = least = self.least_cohort(invited)
             facts["maximum_rejections"] = invited - least
-        return {**facts, "dropped": tolerated - late, "late": late}
+        chosen = {"suite": self.suite, "topology": self.topology}
+        return facts | {name: value for name, value in chosen.items() if value is not None}
 
     def least_cohort(self, invited: int) -> int:
         """Return how many updates a sum has at least, where one exchange settles it."""
@@ -410,8 +418,9 @@ _CHOICES: Final = (
     *(("mode", MODES), ("topology", TOPOLOGIES), ("suite", SUITES), ("weighting", WEIGHTINGS)),
     *(("rate", ("fixed", AUTO)), ("down", ("model", SUMS)), ("on_failure", ("skip", "retry", "stop"))),
 )
+_PLANNED: Final = ("mode", "topology", "suite")
+"""Settings that follow from others where they are left out."""
 _READ_BESIDE: Final = (
-    ("privacy_bits", 0, "topology", "sparse"),
     ("full_weight", 1024, "weighting", "examples"),
     ("cohort_bits", COHORT_BITS, "compression", "peak"),
     ("rate", "fixed", "compression", "peak"),
@@ -419,8 +428,8 @@ _READ_BESIDE: Final = (
 )
 """Settings that matter with one value of another setting alone, and their values where they are left out."""
 _BELONGING: Final = (
-    ("mode", str(SecurityMode.SEMI_HONEST), PAIRWISE),
-    ("topology", "full", PAIRWISE),
+    ("mode", None, PAIRWISE),
+    ("topology", None, PAIRWISE),
     ("privacy_bits", 0, PAIRWISE),
     ("corrupted", None, PAIRWISE, ONE_MESSAGE),
     ("enclave_socket", "", ENCLAVE),

@@ -238,8 +238,8 @@ class Session(Generic[Form]):
             protocol: by its name, or the entry of one of your own.
             only: patterns, or one, of the tensors that are summed, such as ``"*lora*"``; by default every one.
             exclude: patterns, or one, of those that are not, such as ``"*num_batches_tracked"``.
-            dropped: how many may leave on the way; by default one in twenty, and one of four or more where the protocol
-                takes one.
+            dropped: how many may leave on the way; by default one in three of up to 30 clients, 10 of up to 100, one in
+                ten of more, or as many as the protocol tolerates.
             corrupted: how many may work with the server; by default one in ten, which usual floors assume too.
             max_norm: longest update that counts as it is; an enclave scales longer ones down, also those of malicious
                 clients, and sees every update to do so. Other protocols refuse it.
@@ -478,20 +478,20 @@ def planned(
         raise InvalidParameters(f"population is the number of clients, {clients}; leave it out, or invite as many")
     facts = {"population": clients, "corrupted": corrupted, "maximum_cohort": clients}
     late = int(settings.get("late", 0))
-    # Of few clients a protocol may need all.
-    plans = (usual_dropped(clients), 0) if dropped is None else (dropped,)
+    most = usual_dropped(clients) if dropped is None else dropped
 
     def planned_for(leaving: int) -> Any:  # noqa: ANN401 -- the protocol's own, or None
         told = facts | {"dropped": leaving, "minimum_cohort": max(LEAST_COHORT, clients - leaving - late)}
         made = planned_settings(entry, told, settings)
         return made if entry.takes(made, clients) and (getattr(made, "minimum_cohort", None) or 0) <= clients else None
 
-    for leaving in plans:
-        if (made := planned_for(leaving)) is not None:
-            return made
-    tolerated = bisect_left(range(plans[-1]), x=True, key=lambda leaving: planned_for(leaving) is None) - 1
-    most = f" (at most {tolerated + late} can)" if tolerated >= 0 else ""
+    if (made := planned_for(most)) is not None:
+        return made
+    tolerated = bisect_left(range(most), x=True, key=lambda leaving: planned_for(leaving) is None) - 1
+    if dropped is None and (made := planned_for(max(0, tolerated))) is not None:
+        return made
+    can = f" (at most {tolerated + late} can)" if tolerated >= 0 else ""
     raise InvalidParameters(
         f"{entry.name} has no session of {clients} clients, {corrupted} of which may work with the server and "
-        f"{plans[-1] + late} of which may leave{most}; invite more, plan for fewer of them, or ask for less"
+        f"{most + late} of which may leave{can}; invite more, plan for fewer of them, or ask for less"
     )

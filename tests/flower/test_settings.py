@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from secagg.errors import InvalidParameters
+from secagg.parameters import SecurityMode, usual_dropped
 from secagg.platforms.floors import NodeSettings
 from secagg.platforms.plugs import floors_of, plug_of
 from secagg.platforms.settings import SecAggSettings
+from secagg.session.registry import find, planned_settings
+from secagg.short.model_session import planned
 
 NODE = NodeSettings(
     maximum_population=100,
@@ -72,7 +75,7 @@ AUTO: dict[str, Any] = {
         ({"corrupted": -1}, "secagg-corrupted is not negative"),
         ({"corrupted": True}, "secagg-corrupted is an integer"),
         ({"privacy_bits": 39}, "secagg-privacy-bits is 0 or at least 40"),
-        ({"privacy_bits": 60}, "secagg-privacy-bits is for secagg-topology = 'sparse'"),
+        ({"privacy_bits": 60, "topology": "full"}, "secagg-privacy-bits is for sparse graphs"),
         ({"compression": "zip"}, "secagg-compression is fixed-point, scalar-2"),
         ({"compression": "scalar-17"}, "secagg-compression"),
         ({"compression": "scalar-1"}, "secagg-compression"),
@@ -155,10 +158,10 @@ def test_one_message_has_holders_with_sockets() -> None:
     assert settings.is_certified
 
 
-def test_two_servers_take_codewords_and_half_of_the_clients() -> None:
+def test_two_servers_take_codewords_and_lose_a_third_of_a_few_clients() -> None:
     settings = SecAggSettings(**TWO, compression="pq")
     assert settings.codebook == (64, 8)
-    assert settings.tolerated_dropouts(9) == 4
+    assert settings.tolerated_dropouts(9) == 3
 
 
 def test_a_compression_is_read_with_its_numbers() -> None:
@@ -169,29 +172,44 @@ def test_a_compression_is_read_with_its_numbers() -> None:
     assert SecAggSettings().codebook is None
 
 
-def test_an_enclave_needs_half_of_the_clients_unless_told_otherwise() -> None:
-    assert SecAggSettings(**ENCLAVE).tolerated_dropouts(9) == 4
+def test_an_enclave_loses_a_third_of_a_few_clients_unless_told_otherwise() -> None:
+    assert SecAggSettings(**ENCLAVE).tolerated_dropouts(9) == 3
     assert SecAggSettings(**ENCLAVE, threshold=0.9).tolerated_dropouts(10) == 1
 
 
 @pytest.mark.parametrize(
-    ("invited", "curious", "active"),
-    [(3, 0, None), (4, 1, 0), (5, 1, 0), (6, 2, 1), (8, 2, 2), (10, 3, 3), (20, 8, 7), (100, 48, 43)],
+    ("invited", "curious", "certified"),
+    [(3, 0, 0), (4, 1, 0), (5, 1, 1), (6, 2, 1), (8, 2, 2), (10, 3, 3), (20, 6, 6), (100, 10, 10), (1000, 100, 100)],
 )
-def test_a_full_graph_stands_a_third_of_a_few_clients_where_privacy_allows_it(
-    invited: int, curious: int, active: int | None
+def test_a_third_of_a_few_clients_may_drop_out_where_privacy_allows_it(
+    invited: int, curious: int, certified: int
 ) -> None:
     assert SecAggSettings().tolerated_dropouts(invited) == curious
-    certified = SecAggSettings(mode="active", roster="roster.json")
-    if active is None:
-        with pytest.raises(InvalidParameters, match="too few"):
-            certified.tolerated_dropouts(invited)
-    else:
-        assert certified.tolerated_dropouts(invited) == active
+    assert SecAggSettings(roster="roster.json").tolerated_dropouts(invited) == certified
 
 
-def test_a_threshold_that_the_graph_cannot_keep_is_refused_with_one_that_it_can() -> None:
-    with pytest.raises(InvalidParameters, match=r"raise it to 0.3$"):
+def test_clients_with_certified_keys_do_not_trust_the_server() -> None:
+    assert SecAggSettings().trust is SecurityMode.SEMI_HONEST
+    assert SecAggSettings(roster="roster.json").trust is SecurityMode.ACTIVE
+    assert SecAggSettings(roster="roster.json", mode="semi_honest").trust is SecurityMode.SEMI_HONEST
+
+
+@pytest.mark.parametrize("invited", [3, 5, 8, 20, 200])
+@pytest.mark.parametrize("protocol", ["pairwise", "enclave", "two-servers", "one-message", "lightsecagg"])
+def test_a_platform_plans_what_the_library_plans(protocol: str, invited: int) -> None:
+    """Pairwise masks are compared where clients have keys, as they have in a simulation."""
+    own: dict[str, Any] = {"epoch": "record", "holders": "a.sock"} if protocol == "one-message" else {}
+    on_platform = SecAggSettings(protocol=protocol, roster="roster.json", **own)
+    made = planned_settings(find(protocol), on_platform.facts(invited))
+    library = planned(find(protocol), invited, settings={})
+    for name in ("mode", "suite", "topology", "corrupted", "dropped", "late"):
+        assert getattr(made, name, None) == getattr(library, name, None), name
+    least = invited - usual_dropped(invited) if made.minimum_cohort is None else made.minimum_cohort
+    assert least == library.minimum_cohort
+
+
+def test_a_threshold_that_no_graph_can_keep_is_refused_with_one_that_it_can() -> None:
+    with pytest.raises(InvalidParameters, match=r"at most 7 may: raise it to 0.3$"):
         SecAggSettings(threshold=0.2).tolerated_dropouts(10)
     assert SecAggSettings(threshold=0.5).tolerated_dropouts(10) == 5
     assert SecAggSettings(threshold=0.7).tolerated_dropouts(10) == 3

@@ -53,8 +53,7 @@ def test_a_run_learns_and_tells_what_it_did(tmp_path: Path, toy_run: Make, toy_p
         (
             "compression.scheme=pq",
             "secagg.protocol=two-servers",
-            'secagg.settings=["is_checked=no"]',
-            "secagg.hybrid=true",
+            'secagg.settings=["is_checked=no", "suite=hybrid"]',
         ),
         ("dropouts.rate=0.1",),
     ],

@@ -213,7 +213,7 @@ def test_a_server_without_certified_keys_says_that_it_is_trusted(
     assert "clients trust the server to follow the protocol" in caplog.text
 
 
-@pytest.mark.parametrize(("clients", "said"), [(5, "all 5 clients are needed for a sum"), (6, "")])
+@pytest.mark.parametrize(("clients", "said"), [(4, "all 4 clients are needed for a sum"), (6, "")])
 def test_a_server_says_at_once_that_it_can_lose_nobody(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, clients: int, said: str
 ) -> None:
