@@ -258,8 +258,10 @@ class PeerMisbehaved(PeerError):
 class ThresholdNotMet(SecAggError):
     """Too few answered; nobody's fault."""
 
-    def __init__(self, *, needed: int, present: int, what: str) -> None:
-        super().__init__(f"{needed} {what} are needed and {present} are present", reason=Reason.THRESHOLD_NOT_MET)
+    def __init__(self, *, needed: int, present: int, what: str, must: str = "", why: str = "") -> None:
+        """Say what there is too little of, and ``must``: what each of them has to do, as in "upload"."""
+        counts = f"{needed} must {must}, {present} did" if must else f"{needed} needed, got {present}"
+        super().__init__(f"not enough {what}: {counts}{why}", reason=Reason.THRESHOLD_NOT_MET)
         self.needed, self.present = needed, present
 
 

@@ -459,7 +459,8 @@ export class PairwiseClient {
     this.ids = await as("roster_invalid", () => idsOf(ids, population));
     const { clients } = this;
     const isCohort = clients >= offer.minimumCohort;
-    must(isCohort, "threshold_not_met", `${clients} advertisers are below the minimum cohort`);
+    const needed = `not enough clients: ${offer.minimumCohort} must complete the key exchange`;
+    must(isCohort, "threshold_not_met", `${needed}, ${clients} did`);
     const least = PRIVACY_BITS[offer.isActive ? "active" : "semi_honest"];
     requireParameters(offer, clients, this.floors.assumedCorrupted, Math.max(this.floors.privacyBits, least));
     this.position = this.ids.indexOf(this.id);

@@ -73,7 +73,7 @@ export function requireParameters(offer, advertisers, assumed, privacyBits) {
   const n = advertisers;
   must(
     n >= offer.minimumCohort && n <= offer.population,
-    "below_floor", `${n} advertisers are too few or too many`,
+    "below_floor", `${n} clients are too few or too many`,
   );
   const corrupted = Math.min(assumed, n);
   const degree = offer.isSparse ? offer.degree : n - 1;

@@ -580,8 +580,8 @@ class Tally(Confined):
         missing = ", ".join(str(HolderId(one)) for one in away if one not in self.refusals)
         why = "; ".join([*said, f"missing: {missing}"] if missing else said)
         committee = self.agreement.record.committee
-        stands = f"of {committee.holders}, and a sum survives the loss of {committee.stands}"
-        return ThresholdNotMet(needed=self.needed, present=len(there), what=f"holders {stands} ({why})")
+        stands = f" of {committee.holders}; a sum survives the loss of {committee.stands} ({why})"
+        return ThresholdNotMet(needed=self.needed, present=len(there), what="holders", why=stands)
 
     def _go_to(self, state: State) -> None:
         if state not in TRANSITIONS[self.state][1]:

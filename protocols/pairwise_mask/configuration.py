@@ -458,10 +458,11 @@ class Roster:
     def set_of(self, positions: Iterable[int]) -> ClientSet:
         return ClientSet.of(self.population, positions)
 
-    def require_cohort(self, members: ClientSet, what: str, of: int | None = None) -> None:
+    def require_cohort(self, members: ClientSet, must: str, of: int | None = None) -> None:
         """Refuse a set with a part below the minimum cohort, since unmasking reveals the sum of each part.
 
         Args:
+            must: what the members have done, for the error.
             of: whose part counts; by default each.
         Raises:
             ThresholdNotMet: naming the size of the smallest part.
@@ -469,9 +470,8 @@ class Roster:
         needed, parts = self.configuration.minimum_cohort, self.graph.parts(members)
         smallest = min(len(part) for part in parts if of is None or of in part)
         if smallest < needed:
-            if len(parts) > 1:
-                what += " in every part of a graph that dropouts have cut apart"
-            raise ThresholdNotMet(needed=needed, present=smallest, what=what)
+            why = " in one part of a graph that dropouts have cut apart" if len(parts) > 1 else ""
+            raise ThresholdNotMet(needed=needed, present=smallest, what="clients", must=must, why=why)
 
 
 class Seat(NamedTuple):

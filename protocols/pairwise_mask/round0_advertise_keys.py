@@ -348,9 +348,10 @@ def _checked_roster(member: PairwiseMember, configuration: SessionConfiguration,
     try:
         present = len(decode_clients(message.clients, configuration.maximum_population))
     except MalformedMessage as error:
-        raise _invalid_roster(f"the list of advertisers is not a roster: {error}") from None
+        raise _invalid_roster(f"the list of clients is not a roster: {error}") from None
     if present < configuration.minimum_cohort:
-        raise ThresholdNotMet(needed=configuration.minimum_cohort, present=present, what="advertisers")
+        needed = configuration.minimum_cohort
+        raise ThresholdNotMet(needed=needed, present=present, what="clients", must="complete the key exchange")
     try:
         configuration.require_protected(member.floors, present)
     except InvalidParameters as error:

@@ -409,10 +409,10 @@ def _check_sharers(message: DeliveredShares, key_set: VerifiedKeySet) -> None:
             reason=Reason.SURVIVORS_INVALID,
             culprits=from_server(),
         )
-    key_set.roster.require_cohort(message.sharers, "clients that shared keys", of=key_set.position)
+    key_set.roster.require_cohort(message.sharers, "share keys", of=key_set.position)
     holders = sum(neighbour in message.sharers for neighbour in key_set.neighbours)
     if holders < configuration.threshold:
-        raise ThresholdNotMet(needed=configuration.threshold, present=holders, what="neighbours that shared keys")
+        raise ThresholdNotMet(needed=configuration.threshold, present=holders, what="neighbours", must="share keys")
 
 
 def _collect_seeds(state: Shared, entries: Mapping[int, SharesEntry], seeds: dict[int, Secret]) -> dict[int, Fault]:

@@ -184,7 +184,7 @@ def check_survivors(state: Masked, context: bytes, contributors: ClientSet) -> N
         raise invalid_survivors("somebody contributed without having shared keys")
     if position not in contributors:
         raise invalid_survivors("the server declares this client dropped, and asks it")
-    roster.require_cohort(contributors, "contributors")
+    roster.require_cohort(contributors, "upload")
 
 
 def signed_survivors(
@@ -221,11 +221,8 @@ def reveal_shares(member: PairwiseMember, state: Masked | Confirmed, message: Un
         raise invalid_survivors("the contributors are not those that this client signed")
     present = [neighbour for neighbour in masked.key_set.neighbours if neighbour in contributors]
     if len(present) < roster.configuration.threshold:
-        raise ThresholdNotMet(
-            needed=roster.configuration.threshold,
-            present=len(present),
-            what="contributing neighbours",
-        )
+        needed = roster.configuration.threshold
+        raise ThresholdNotMet(needed=needed, present=len(present), what="neighbours", must="upload")
     if roster.configuration.mode is SecurityMode.ACTIVE:
         _verify_certificate(member, masked, message)
         _verify_views(member, masked, message, present)

@@ -123,10 +123,10 @@ STAGES: Final = {
     ServerState.AWAITING_UNMASKING_SHARES: Stage(name="unmasking", takes_update=False, per_client=_PER_CLIENT),
 }
 _COUNTED: Final = {
-    ServerState.AWAITING_KEY_ADVERTISEMENTS: "advertisers",
-    ServerState.AWAITING_ENCRYPTED_SHARES: "clients that shared keys",
-    ServerState.AWAITING_MASKED_INPUTS: "contributors",
-    ServerState.AWAITING_SURVIVOR_SIGNATURES: "signatures of the committee",
+    ServerState.AWAITING_KEY_ADVERTISEMENTS: "complete the key exchange",
+    ServerState.AWAITING_ENCRYPTED_SHARES: "share keys",
+    ServerState.AWAITING_MASKED_INPUTS: "upload",
+    ServerState.AWAITING_SURVIVOR_SIGNATURES: "sign the list of clients",
 }
 _STATES: Final = tuple(ServerState)
 _FINAL_STATES: Final = frozenset({ServerState.COMPLETED, ServerState.ABORTED})
@@ -338,17 +338,18 @@ class Server(StagedServerSession[Take]):
 
     def _require_enough(self, stage: Stage) -> None:
         del stage  # The state says more.
-        if (what := _COUNTED.get(self.state)) is None:
+        if (must := _COUNTED.get(self.state)) is None:
             # The recovery decides how many shares each secret needs.
             return
         is_signing = self.state is ServerState.AWAITING_SURVIVOR_SIGNATURES
         needed = self.configuration.quorum if is_signing else self.configuration.minimum_cohort
         if (present := len(self._kept.answered)) < needed:
-            raise ThresholdNotMet(needed=needed, present=present, what=what)
+            raise ThresholdNotMet(needed=needed, present=present, what="clients", must=must)
         if self.state is ServerState.AWAITING_KEY_ADVERTISEMENTS and not self._is_protected(present):
             more = range(present + 1, self.configuration.maximum_population)
             needed = present + 1 + bisect_left(more, x=True, key=self._is_protected)
-            raise ThresholdNotMet(needed=needed, present=present, what=f"{what}, for the planned graph and threshold,")
+            why = ", for the planned graph and threshold"
+            raise ThresholdNotMet(needed=needed, present=present, what="clients", must=must, why=why)
 
     def _is_protected(self, advertised: int) -> bool:
         """Whether the parameters are safe for so many advertisers and for the dropouts that may still come."""

@@ -80,7 +80,7 @@ class GridRound(ServerRound[int]):
     def replies(self, content: RecordDict) -> list[Message]:
         """Return what the strategy gets: an answer of the last stage, with the result in it, and the failures."""
         if self._carrier is None:
-            raise ThresholdNotMet(needed=1, present=0, what="answers of the last stage")
+            raise ThresholdNotMet(needed=1, present=0, what="clients", must="answer the last stage")
         self._carrier.content = content
         return [self._carrier, *self.failures]
 

@@ -289,7 +289,9 @@ class RoundTask:
         """Hold a round to the threshold that was configured, whatever the protocol's own least is."""
         needed = invited - self.settings.tolerated_dropouts(invited)
         if self.settings.threshold and received < needed:
-            raise ThresholdNotMet(needed=needed, present=received, what="clients (secagg-threshold)")
+            raise ThresholdNotMet(
+                needed=needed, present=received, what="clients", must="upload", why=" (secagg-threshold)"
+            )
 
     def means(self, aggregate: Aggregate) -> Means:
         """Return the means of a sum.

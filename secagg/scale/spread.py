@@ -325,8 +325,10 @@ class SpreadSum:
         for client in gone:
             _LOG.warning("the storage has lost a piece of %s", client)
             count = len(self._cut.lengths)
-            what = f"pieces of the upload of {client}; the storage lost another"
-            self._gone[client] = ThresholdNotMet(needed=count, present=count - 1, what=what)
+            what = f"pieces of the upload of {client}"
+            self._gone[client] = ThresholdNotMet(
+                needed=count, present=count - 1, what=what, why="; the storage lost one"
+            )
 
     def _is_there(self, piece: int, name: str) -> bool:
         with _named("the storage fails"), suppress(Lost):

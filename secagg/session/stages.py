@@ -110,7 +110,9 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
 
     def _too_few(self, stage: Stage) -> ThresholdNotMet:
         """Say who is missing where fewer than the minimum have answered the open stage."""
-        return ThresholdNotMet(needed=self._minimum, present=len(self._said), what=f"answers ({stage.name})")
+        return ThresholdNotMet(
+            needed=self._minimum, present=len(self._said), what="clients", must=f"answer ({stage.name})"
+        )
 
     def _gather(self, progress: Callable[[int, int], None] | None) -> None:
         """Ask helpers for what the sum needs.

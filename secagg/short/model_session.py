@@ -490,8 +490,10 @@ def planned(
     tolerated = bisect_left(range(most), x=True, key=lambda leaving: planned_for(leaving) is None) - 1
     if dropped is None and (made := planned_for(max(0, tolerated))) is not None:
         return made
-    can = f" (at most {tolerated + late} can)" if tolerated >= 0 else ""
+    who = f"{clients} clients with {corrupted} corrupted"
+    if tolerated < 0:
+        raise InvalidParameters(f"{entry.name} has no session of {who}; invite more clients, or ask for less")
+    can = f"at most {tolerated + late}" if tolerated + late else "no"
     raise InvalidParameters(
-        f"{entry.name} has no session of {clients} clients, {corrupted} of which may work with the server and "
-        f"{most + late} of which may leave{can}; invite more, plan for fewer of them, or ask for less"
+        f"{who} tolerate {can} dropouts; you asked for {most + late}. Plan for fewer, or invite more clients"
     )

@@ -43,6 +43,9 @@ _SAID_AFTER: Final = 1.0
 _GOLDEN, _WHOLE = 0x9E3779B97F4A7C15, 1 << 64
 _STAGES: Final = 1000
 _SCHEMES: Final = {"http", "https"}
+_NO_TLS: Final = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"}
+"""OpenSSL's reasons, by version, where the other end answers in the clear."""
+_UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
 
 
 class Refused(ConnectionError):
@@ -125,16 +128,23 @@ class Requests:
                     began = time.monotonic()  # It is there, and has this client's answer already or soon.
             except httpx.TransportError as error:
                 why = str(error) or type(error).__name__
-                if _is_of_tls(error):
-                    sentence = f"the server at {self._url} and this client do not believe each other ({why})"
-                    raise ConnectionError(f"{sentence}; compare certificates") from None
+                if (reason := _tls_reason(error)) in _NO_TLS:
+                    raise ConnectionError(
+                        f"the server at {self._url} does not speak TLS; name an http:// address where it is on this "
+                        "machine, or start it with --cert and --key"
+                    ) from None
+                if reason == _UNTRUSTED or "ALERT" in reason:
+                    raise ConnectionError(
+                        f"TLS verification failed at {self._url} ({why}); compare certificates"
+                    ) from None
             waited = time.monotonic() - began
             if waited > _SAID_AFTER and not self._is_said:
                 self._is_said = True
                 say("no answer, tried again", logging.WARNING, url=self._url, why=why, seconds=self._patience.lost)
             if waited > self._patience.lost:
                 raise ConnectionError(
-                    f"the server at {self._url} is lost ({why}); compare addresses, or join the next sum"
+                    f"the server at {self._url} is lost ({why}); compare addresses, also http:// and https://, or join "
+                    "the next sum"
                 )
             await asyncio.sleep(pause * self._spread)
             pause = min(2 * pause, LONGEST_PAUSE)
@@ -189,11 +199,11 @@ def _answered(reply: Reply) -> Reply:
     return reply
 
 
-def _is_of_tls(error: BaseException | None) -> bool:
-    """Whether a certificate was not believed, here or there; a connection that only broke is tried again."""
+def _tls_reason(error: BaseException | None) -> str:
+    """Return OpenSSL's reason where TLS failed; a connection that only broke has none, and is tried again."""
     while error is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__ or error.__context__
-    return error is not None and ("ALERT" in (error.reason or "") or isinstance(error, ssl.SSLCertVerificationError))
+    return "" if error is None else error.reason or ""
 
 
 # --- Taking part ------------------------------------------------------------------------------------------------------

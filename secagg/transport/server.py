@@ -51,8 +51,8 @@ _FORWARDING: Final = frozenset(
 _STUCK_SECONDS: Final = 10.0
 _STRANGER: Final = Verdict(
     Answer.STRANGER,
-    "this request proves no client of this session: it has no key where clients have keys, a key that is not on this "
-    "roster, an uninvited number, or a name that another client took first",
+    "authentication failed: this client's key is not on the session's roster (where clients have keys, --identity "
+    "names one), or its number is not invited, or taken by another client",
 )
 _STARTING: Final = Verdict(Answer.STOPPING, "the server listens and holds no session yet; ask again")
 _WRONG: Final = Verdict(Answer.WRONG, "the server does not know this request; both ends need one version of secagg")

@@ -150,7 +150,9 @@ def test_culprits_are_nobody_unless_somebody_is_named() -> None:
 
 
 def test_messages_say_what_was_needed() -> None:
-    assert str(ThresholdNotMet(needed=5, present=4, what="shares")) == "5 shares are needed and 4 are present"
+    assert str(ThresholdNotMet(needed=5, present=4, what="shares")) == "not enough shares: 5 needed, got 4"
+    said = str(ThresholdNotMet(needed=5, present=4, what="clients", must="complete the key exchange"))
+    assert said == "not enough clients: 5 must complete the key exchange, 4 did"
     assert str(UnexpectedMessage(expected="kind 1", received="kind 2")) == "expected kind 1, received kind 2"
     assert str(AuthenticationFailed(culprits=BLAMED)) == "authentication failed", "it carries no detail"
 

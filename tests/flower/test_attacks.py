@@ -31,7 +31,7 @@ def test_2_a_second_request_for_shares_is_answered_by_nobody(outcomes: dict[str,
 
 def test_2_two_stories_about_who_dropped_out_get_no_quorum_in_active_mode(outcomes: dict[str, Any]) -> None:
     outcome = outcomes["active:two_stories"]
-    assert outcome["error"].startswith("ThresholdNotMet: 5 signatures of the committee are needed")
+    assert outcome["error"].startswith("ThresholdNotMet: not enough clients: 5 must sign")
     assert [stage["name"] for stage in outcome["stages"]][-1] == "consistency check"
     assert "authentication failed" in outcome["log"]
 

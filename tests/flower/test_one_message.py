@@ -118,7 +118,7 @@ def test_holders_that_stay_away_are_named_and_nothing_is_released(standing: Stan
         return train(model, node)
 
     inner.train = killing
-    lacking = r"3 holders of 4, and a sum survives the loss of 1 \(missing: holder/0, holder/3\) are needed and 2"
+    lacking = r"holders: 3 needed, got 2 of 4; a sum survives the loss of 1 \(missing: holder/0, holder/3\)"
     with pytest.raises(ThresholdNotMet, match=lacking):
         inner.round(grid, other)
     assert "nothing of it was learned" in log.text

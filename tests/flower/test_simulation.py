@@ -127,7 +127,7 @@ def test_a_sparse_graph_gives_the_same_sum(outcomes: dict[str, Any], name: str) 
 
 def test_a_sparse_graph_keeps_the_threshold_that_was_configured(outcomes: dict[str, Any]) -> None:
     assert outcomes["sparse_threshold"]["error"] == (
-        "ThresholdNotMet: 23 clients (secagg-threshold) are needed and 22 are present"
+        "ThresholdNotMet: not enough clients: 23 must upload, 22 did (secagg-threshold)"
     )
 
 
@@ -139,7 +139,7 @@ def test_a_client_that_is_silent_costs_patience_and_not_the_timeout(outcomes: di
 
 def test_a_round_that_loses_too_many_ends_the_run_loudly(outcomes: dict[str, Any]) -> None:
     outcome = outcomes["too_many_gone"]
-    assert outcome["error"] == "ThresholdNotMet: 6 contributors are needed and 5 are present"
+    assert outcome["error"] == "ThresholdNotMet: not enough clients: 6 must upload, 5 did"
     assert "ERROR round" in outcome["log"]
     assert "nothing of it was learned" in outcome["log"]
 

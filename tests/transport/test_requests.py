@@ -135,7 +135,7 @@ async def test_a_stage_with_too_few_ends_and_everybody_is_told_why() -> None:
             await task
         reply = await held.ask(ONE)
         assert reply.status_code == 410
-        assert "3 answers (plain upload) are needed and 1 are present" in reply.text
+        assert "not enough clients: 3 must answer (plain upload), 1 did" in reply.text
         assert (await held.http.get("/health")).text == "idle\n"
 
 
