@@ -48,6 +48,8 @@ COMPONENT: Final = "secagg"
 """The id of the component that filters and executor share."""
 SITE: Final = "secagg-site"
 """The id of the operator's own component in ``privacy.json``; where it is, those of a job step back."""
+TASK_FILE: Final = "secagg_task"
+"""File in a job's folder at a site: the one task whose sums the site is in."""
 SITE_FILE: Final = "secagg.json"
 """The operator's own floors, in the ``local`` folder of the site: the keys of ``secagg.platforms.floors``."""
 
@@ -203,7 +205,7 @@ class SecAggClient(FLComponent):
             config=config,
             client=client_of(fl_ctx.get_identity_name()),
             run=task_of(fl_ctx),
-            is_run_again=True,
+            task_file=run / TASK_FILE,
             states=StateDirectory(run / COMPONENT, coins=SystemCoins()),
             outside=self._outside,
         )
@@ -251,7 +253,7 @@ def stage_answered(client: SecAggClient, shareable: Shareable, fl_ctx: FLContext
 
 
 def task_of(fl_ctx: FLContext) -> str:
-    """Return what both ends call a job; the server adds a number of its own process."""
+    """Return what both ends call a job; the server adds one number of its own process, as simulations have one name."""
     return f"nvflare job {fl_ctx.get_job_id()}"
 
 

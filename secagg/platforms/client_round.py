@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from math import inf, isnan
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -39,6 +41,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, Reason
 from secagg.identifiers import ClientId
+from secagg.session.durable import create
 from secagg.session.ledger import Spent, SpentUpdates
 from secagg.session.roles import ClientSession, LateUpdate, Member, Update
 from secagg.session.sealed_state import StateDirectory
@@ -249,15 +252,14 @@ class Node:
     states: StateDirectory
     outside: Mapping[str, Factory]
     judge: object | None = None
-    is_run_again: bool = False
-    """Whether runs may have one name, so that a server says more, such as the number of its own process."""
+    task_file: Path | None = None
+    """Where runs may have one name, the file that holds the one task of this run, which its server names."""
 
     def begun(self, terms: Terms) -> NodeRound:
         """Look at the terms of a session, and refuse those below a floor or of another run."""
-        is_this = terms.task == self.run or (self.is_run_again and terms.task.startswith(f"{self.run} "))
-        if not is_this:  # Each task has bounds of its own, so a server of one run does not name many.
+        if terms.task != (known := self._task(terms.task)):
             raise InvalidParameters(
-                f"the server names task {terms.task!r}, and this run is {self.run!r}", reason=Reason.BELOW_FLOOR
+                f"the server names task {terms.task!r}, and this run is {known!r}", reason=Reason.BELOW_FLOOR
             )
         self.settings.require_protocol(terms.protocol)
         update = decode_parameters(terms.parameters, outside=self.outside)
@@ -266,6 +268,14 @@ class Node:
         charges = self.settings.charges(identity, self.states, self.client)
         charges.require_kept(terms.task.encode(), bounds_of(terms, update))
         return NodeRound(node=self, terms=terms, update=update, identity=identity, charges=charges)
+
+    def _task(self, named: str) -> str:
+        """Return the task of this run: each has bounds of its own, so a server of one run does not name many."""
+        if self.task_file is None or not named.startswith(f"{self.run} "):
+            return self.run
+        with suppress(FileExistsError):
+            create(self.task_file, named.encode())
+        return self.task_file.read_text(encoding="utf-8")
 
 
 def require_told_bounds(terms: Terms, update: ModelUpdate) -> None:

@@ -131,6 +131,8 @@ class Federation:
     task_name: str = "train"
     gone: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     """Which site is lost at which task."""
+    process: str = "00"
+    """The number of the server's process."""
 
     def __post_init__(self) -> None:
         if self.settings.weighting == "examples":
@@ -155,7 +157,7 @@ class Federation:
         task = self.rounds.begun(
             {**model, **controls_in(meta)},
             clients=len(self.sites),
-            task=f"{task_of(self.fl_ctx)} 00",
+            task=f"{task_of(self.fl_ctx)} {self.process}",
             number=self.number,
             weighted_by=MetaKey.NUM_STEPS_CURRENT_ROUND,
             is_evaluation=is_evaluation,

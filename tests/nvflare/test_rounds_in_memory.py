@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
-from secagg.errors import InvalidParameters, SecAggError, ThresholdNotMet
+from secagg.errors import InvalidParameters, Misuse, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.nvflare.client import (
     COMPONENT,
@@ -25,13 +26,17 @@ from secagg.nvflare.client import (
     SITE_FILE,
     STAGE_TASK,
     SecAggClient,
+    _LateTraining,
+    _Open,
     arrays_in,
     changes_of,
     failure_in,
     like,
+    task_of,
 )
 from secagg.platforms import Left
-from secagg.platforms.round_task import RECORD
+from secagg.platforms.client_round import Training
+from secagg.platforms.round_task import RECORD, Rounds
 from secagg.platforms.settings import SecAggSettings
 from tests.harness.platform_keys import PROTOCOLS, named
 from tests.harness.tutorial import tutorial_scheme
@@ -151,6 +156,33 @@ def test_another_jobs_terms_are_refused(folder: Path, caplog: pytest.LogCaptureF
         return data
 
     assert "the server names task 'nvflare job job-2 00'" in left(folder, Left.TERMS, caplog, meddling=renamed)
+
+
+def test_an_upload_that_a_session_does_not_pay_for_has_not_used_up_the_round(folder: Path) -> None:
+    """A privacy budget that was spent took the round and one of the model's three uploads as well."""
+    made = federation(folder, "pairwise", {}, {})
+    terms = made.rounds.begun(MODEL, clients=SITES, task=f"{task_of(made.fl_ctx)} 00", number=1, weighted_by="n").terms
+    begun = made.sites["site-1"].client._node(made.fl_ctx).begun(terms)  # noqa: SLF001 -- no session asks for so much
+    found = _Open(begun)
+    found.training = Training(begun.terms, begun.update, begun.charges, MODEL, found.train)
+
+    def refuse() -> None:
+        raise Misuse("the budget is spent")
+
+    with pytest.raises(Misuse, match="the budget is spent"):
+        _LateTraining(found).take(begun.update.layout, charge=refuse)
+    assert begun.charges.count(terms.task.encode()) == 0
+
+
+def test_a_server_names_one_task_in_a_job(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A task has bounds of its own, so a server with a new task for each round would bisect what they cut."""
+    caplog.set_level(logging.DEBUG, "secagg.platforms")
+    made = federation(folder, "pairwise", {}, {})
+    made.run(MODEL)
+    made.process, made.rounds = "01", Rounds(replace(made.settings, clip=2.0))
+    with pytest.raises(ThresholdNotMet):
+        made.run(MODEL)
+    assert caplog.text.count("names task 'nvflare job job-1 01', and this run is 'nvflare job job-1 00'") == SITES
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from secagg.errors import SecAggError
-from secagg.nvflare.client import COMPONENT, SecAggExecutor, failure_in
+from secagg.nvflare.client import COMPONENT, TASK_FILE, SecAggExecutor, failure_in
 from secagg.nvflare.site_statistics import RESULT, SITE_FILE, StatisticsClient, StatisticsController
 from secagg.platforms import Left
 from secagg.site_statistics import summed
@@ -71,6 +71,9 @@ class Job(StatisticsController):
         self.failed = dict[str, Left]()
 
     def run(self) -> Any:
+        """Run the job, which a simulation does in a new folder."""
+        for file in self.root.rglob(TASK_FILE):
+            file.unlink()
         workspace = SimpleNamespace(get_run_dir=lambda job: str(self.root / job))
         clients = [SimpleNamespace(name=name) for name in self.sites]
         engine = SimpleNamespace(get_workspace=lambda: workspace, get_clients=lambda: clients)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -18,12 +19,14 @@ from secagg.compression.model_update.weighting import COUNTS
 from secagg.compression.scalar_quantization import ScalarQuantization
 from secagg.contract import Payload, ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
-from secagg.errors import InvalidParameters
+from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved
 from secagg.identifiers import ClientId
+from secagg.parameters import ATTEMPTS
 from secagg.platforms import LOG, Left, code_of
 from secagg.platforms.client_round import Node, NodeRound, Trained, Training, bounds_of
 from secagg.platforms.floors import DIRECTORY_VARIABLE, NodeSettings
 from secagg.platforms.round_task import Means, Rounds, RoundTask, TooFewTrained
+from secagg.platforms.schemes import noise_settings
 from secagg.platforms.settings import SecAggSettings
 from secagg.session.ledger import SpentUpdates
 from secagg.session.sealed_state import StateDirectory
@@ -252,8 +255,79 @@ def test_a_server_of_one_run_does_not_name_many_tasks(tmp_path: Path) -> None:
         terms = made.begun(model(), clients=CLIENTS, task=task, number=1, weighted_by="n").terms
         with pytest.raises(InvalidParameters, match="and this run is 't'"):
             node(tmp_path).begun(terms)
-    terms = made.begun(model(), clients=CLIENTS, task="t 1", number=1, weighted_by="n").terms
-    assert replace(node(tmp_path), is_run_again=True).begun(terms).terms == terms
+    # Where runs have one name, as simulations do, the server's own number stands behind it, and a run has one.
+    for client in (replace(node(tmp_path), task_file=tmp_path / "task") for _ in range(2)):
+        first, second = (
+            made.begun(model(), clients=CLIENTS, task=task, number=1, weighted_by="n").terms for task in ("t 1", "t 2")
+        )
+        assert client.begun(first).terms == first
+        with pytest.raises(InvalidParameters, match="names task 't 2', and this run is 't 1'"):
+            client.begun(second)
+
+
+def test_an_upload_that_a_session_does_not_pay_for_has_not_used_up_the_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A privacy budget that was spent took the round and one of the model's three uploads as well."""
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "ledgers"))
+
+    def refuse() -> None:
+        raise Misuse("the budget is spent")
+
+    terms = Rounds(SecAggSettings()).begun(model(), clients=CLIENTS, task="t", number=1, weighted_by="n").terms
+    begun = node(tmp_path).begun(terms)
+    training = training_in(begun, model())
+    with pytest.raises(Misuse, match="the budget is spent"):
+        training.late.take(begun.update.layout, charge=refuse)
+    assert begun.charges.count(b"t") == 0
+    begun.require_open()
+    training.late.take(begun.update.layout)
+    assert begun.charges.count(b"t") == 1
+
+
+def test_a_model_is_trained_from_and_evaluated_so_many_times_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evaluations that counted as uploads of the model kept a client out of its training."""
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "ledgers"))
+    client, made = node(tmp_path), Rounds(SecAggSettings(evaluation_metrics="loss"))
+    for is_evaluation in (False, True):
+        for number in range(1, ATTEMPTS + 2):
+            terms = made.begun(
+                model(),
+                clients=CLIENTS,
+                task="t",
+                number=number + 10 * is_evaluation,
+                weighted_by="n",
+                is_evaluation=is_evaluation,
+            ).terms
+            training = training_in(client.begun(terms), model())
+            if number <= ATTEMPTS:
+                training.charge()
+                continue
+            with pytest.raises(PeerMisbehaved, match=f"has uploaded {ATTEMPTS} times for the model"):
+                training.charge()
+
+
+def test_a_server_is_warned_of_a_sum_that_may_be_noise_alone(log: pytest.LogCaptureFixture) -> None:
+    """With noise all trainings failed, and the round said nothing of it."""
+    settings = SecAggSettings(noise=0.05, norm=4.0, weighting="uniform")
+    sent = {"w": np.zeros((50, 40), np.float32)}
+    task = Rounds(settings).begun(sent, clients=CLIENTS, task="t", number=1, weighted_by="n")
+    noise = noise_settings(0.05, 4.0, task.update).noise_for(
+        task.update.layout, minimum_cohort=4, capacity=CLIENTS, corrupted=1
+    )
+    assert noise is not None
+    for step, is_said in ((0.0, True), (0.08, False)):
+        log.clear()
+        trained = Trained(models=[{"w": sent["w"] + np.float32(step)}], number={"n": 1}.get)
+        payloads = list[Payload]()
+        for _ in range(CLIENTS):
+            training = Training(task.terms, task.update, SpentUpdates(attempts=None), sent, lambda: trained)  # noqa: B023 -- called in this turn
+            payloads.append(noise.add_to(training.late.take(task.update.layout).payload, SystemCoins()))
+        session: Any = SimpleNamespace(noise=noise)
+        task.say_if_noise_alone(session, ideal_aggregate(task.update.layout, payloads))
+        assert ("the sum is no longer than its noise alone, so perhaps nobody trained" in log.text) is is_said
 
 
 @pytest.mark.parametrize("cut", [256.0, 512.0, 2048.0])
