@@ -196,6 +196,7 @@ def malformed(name: str) -> MalformedMessage:
 _SEED_BYTES: Final = 32
 TRAINED: Final = "secagg-trained"
 FAILED: Final = "secagg-failed"
+_NOISE_DEVIATIONS: Final = 4
 _AT_BOUND: Final = 0.999
 """Share of the bound from which a mean counts as cut off."""
 _LIGHT: Final = float(LIGHTEST) * 1.25
@@ -284,6 +285,20 @@ class RoundTask:
                 LOG.info("round %d, %s", self.terms.round_number, line)
         elif self.settings.noise:
             raise Misuse("the session was to have its clients' noise, and has none")
+
+    def say_if_noise_alone(self, session: ServerSession, aggregate: Aggregate) -> None:
+        """Warn where a sum is no longer than noise is, since with noise no count says that all trainings failed."""
+        if not self.settings.noise or not isinstance(noise := noise_in(session), ClientNoise):
+            return
+        ((segment, values, variance),) = zip(noise.segments, aggregate.values, noise.variances, strict=True)
+        lifted = segment.ring.lift(values).astype(np.float64)
+        energy = float(lifted @ lifted) * noise.honest / aggregate.contributors / float(variance)
+        if energy < segment.length + _NOISE_DEVIATIONS * np.sqrt(2 * segment.length):
+            LOG.warning(
+                "round %d: the sum is no longer than its noise alone, so perhaps nobody trained; the clients' own logs "
+                "say so. More clients, fewer values or less noise would show the difference",
+                self.terms.round_number,
+            )
 
     def require_threshold(self, invited: int, received: int) -> None:
         """Hold a round to the threshold that was configured, whatever the protocol's own least is."""

@@ -105,7 +105,9 @@ class ServerRound(ABC, Generic[Node]):
                 resources.callback(session.abort)
                 try:
                     self._run_stages(session)
-                    return session.release().aggregate
+                    aggregate = session.release().aggregate
+                    self.task.say_if_noise_alone(session, aggregate)
+                    return aggregate
                 finally:
                     for fault in session.faults:
                         blamed = ", ".join(map(str, fault.culprits)) or "nobody for certain"

@@ -45,6 +45,20 @@ def test_the_mean_has_the_noise_and_the_log_its_epsilon(folders: Path, log: Any)
     assert "out of range" not in log.text
 
 
+def test_a_round_in_which_all_trainings_failed_is_not_without_a_word(folders: Path, log: Any) -> None:
+    """The model moves by noise, and no count in the sum says that nobody trained."""
+    given, said = {**NOISE, "noise": 0.01}, "the sum is no longer than its noise alone, so perhaps nobody trained"
+
+    def failing(*_: Any) -> Any:
+        raise RuntimeError("the data of this node are gone")
+
+    for train, is_said in ((adding(0.002), False), (failing, True)):
+        log.clear()
+        inner = MemoryGrid(lenient(folders, **given), train)
+        inner.round(grid_of(inner, settings_of(folders, "pairwise", **given, **STEPS)), MODEL)
+        assert (said in log.text) is is_said
+
+
 def test_clients_of_standing_holders_add_it_too(folders: Path) -> None:
     inner = MemoryGrid(mod(folders, **NOISE), adding(0.001))
     settings = settings_of(folders, "one-message", **holding(folders), **NOISE, **STEPS)

@@ -102,6 +102,10 @@ class Task:
         assert session.stage is not None
         self.told.append(session.stage.name)
 
+    def say_if_noise_alone(self, session: Session, aggregate: object) -> None:
+        assert session.stage is None
+        self.told.append(f"a sum of {aggregate}")
+
     def require_threshold(self, invited: int, received: int) -> None:
         if received < self.threshold:
             raise ThresholdNotMet(needed=self.threshold, present=received, what=f"of {invited}")
@@ -183,7 +187,7 @@ def test_terms_go_with_the_invitation_alone_and_every_stage_asks_those_who_are_t
         ("keys", dict.fromkeys(NODES, b"come"), True),
         ("upload", {"a": b"to 1", "b": b"to 2"}, False),
     ]
-    assert task.told == ["upload"], "what noise costs is said before updates are asked for"
+    assert task.told == ["upload", "a sum of the sum"], "what noise costs is said before updates are asked for"
     assert [(name, count.received, count.bytes_up) for name, count in carried.stages] == [
         ("keys", 2, 20),
         ("upload", 2, 20),
