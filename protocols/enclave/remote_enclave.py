@@ -25,7 +25,7 @@ from .client import Judgement, read_offer
 from .trusted.configuration import MAXIMUM_CONFIGURATION_BYTES, MAXIMUM_TABLE_BYTES, EnclaveConfiguration
 from .trusted.enclave import DEFAULT_MEMORY_BYTES, Enclave
 from .trusted.messages import DIGEST_BYTES, EnclaveOffer, ModelStamp
-from .trusted.process import (
+from .trusted.service import (
     MAXIMUM_DOCUMENT_BYTES,
     MAXIMUM_OFFER_BYTES,
     MAXIMUM_WORD_BYTES,
@@ -47,11 +47,11 @@ class EnclaveLost(ConnectionError):
     It is no ``SecAggError``: no party has sent anything wrong. The epoch is gone, and its buffer with it.
     """
 
-    def __init__(self, path: Path, cause: str) -> None:
+    def __init__(self, address: str | Path, cause: str) -> None:
         super().__init__(
-            f"the enclave at {path} is lost ({cause}), and its epoch and buffer with it: nobody opens what was sealed "
-            "to it. Connect again, as the only host, and start another epoch; clients verify that one, and seal to it "
-            "updates of newer models only"
+            f"the enclave at {address} is lost ({cause}), and its epoch and buffer with it: nobody opens what was "
+            "sealed to it. Connect again, as the only host, and start another epoch; clients verify that one, and seal "
+            "to it updates of newer models only"
         )
 
 
@@ -62,15 +62,16 @@ class RemoteEnclave:
     closed, by which the process ends the epoch.
     """
 
-    def __init__(self, socket_path: Path, *, timeout: float | None = None) -> None:
-        """Connect to where ``secagg enclave serve --socket PATH`` listens; no epoch runs yet.
+    def __init__(self, address: str | Path, *, timeout: float | None = None) -> None:
+        """Connect to where ``secagg enclave serve`` listens; no epoch runs yet.
 
         Args:
+            address: a path, ``unix:PATH`` (a virtio port's end on this machine is one) or ``vsock:CONTEXT:PORT``.
             timeout: seconds that the process may take to continue an answer, a release included; None for any.
         """
-        self._path = socket_path
+        self._address = address
         self._request_bytes = request_limit(None)
-        self._connection = SocketAsk(socket_path, limit=_SHORT_ANSWER_BYTES, timeout=timeout)
+        self._connection = SocketAsk(address, limit=_SHORT_ANSWER_BYTES, timeout=timeout)
         self._connection.connect()
 
     def start(self, configuration: EnclaveConfiguration) -> tuple[EnclaveOffer, Evidence | SimulatedEvidence]:
@@ -157,12 +158,12 @@ class RemoteEnclave:
         try:
             answer = self._connection(request)
         except HelperLost as error:
-            raise EnclaveLost(self._path, error.cause) from error
+            raise EnclaveLost(self._address, error.cause) from error
         try:
             return read(answer)
         except PeerError as error:
             self.close()
-            raise EnclaveLost(self._path, str(error)) from error
+            raise EnclaveLost(self._address, str(error)) from error
 
 
 def encode_start(configuration: EnclaveConfiguration) -> bytes:

@@ -62,7 +62,13 @@ _REASONS: Final[dict[type[SecAggError], Reason]] = {
 # --- The socket -------------------------------------------------------------------------------------------------------
 
 
-def send_frame(connection: socket.socket, message: bytes) -> None:
+class Sink(Protocol):
+    """Taker of bytes: a socket, or a port of a machine."""
+
+    def sendall(self, data: bytes, /) -> None: ...
+
+
+def send_frame(connection: Sink, message: bytes) -> None:
     """Send a message behind its length."""
     connection.sendall(len(message).to_bytes(_LENGTH_BYTES, "big"))
     connection.sendall(message)

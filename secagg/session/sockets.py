@@ -1,4 +1,4 @@
-"""The two ends of a Unix socket between processes of one machine: one that asks, and one that serves."""
+"""The two ends of a connection to a helper: one that asks, and one that serves at a Unix socket."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Final, Protocol, Self
 from secagg.errors import InternalError, MalformedMessage, PeerError, SecAggError
 from secagg.wire import MessageKind, message_kind
 
+from .addresses import Address
 from .frames import decode_refusal, encode_refusal, listening, receive_frame, send_frame
 
 # --- One end that asks ------------------------------------------------------------------------------------------------
@@ -49,7 +50,7 @@ class HelperLost(ConnectionError):
 
 
 class SocketAsk:
-    """An ``Ask`` over a Unix socket; call it with a request.
+    """An ``Ask`` of a helper at an address; call it with a request.
 
     Nothing is sent twice. Once an answer is missing or makes no sense, nobody knows whether the request was carried
     out, so the connection is closed, by which the helper ends what lived on it.
@@ -57,7 +58,7 @@ class SocketAsk:
 
     def __init__(
         self,
-        path: Path,
+        address: str | Path,
         *,
         limit: int = 1 << 32,
         timeout: float | None = 600.0,
@@ -66,11 +67,12 @@ class SocketAsk:
         """Connect to nothing yet; the first request does.
 
         Args:
+            address: a path, ``unix:PATH`` or ``vsock:CONTEXT:PORT``.
             limit: the largest length of an answer, in bytes; it may be changed between two requests.
             timeout: how many seconds the helper may take to connect, or to continue an answer; None for any.
             greet: the greeting between both ends before the first request.
         """
-        self._path, self.limit, self._timeout, self._greet = path, limit, timeout, greet
+        self._address, self.limit, self._timeout, self._greet = Address.of(address), limit, timeout, greet
         self._connection: socket.socket | None = None
         self._is_lost = False
         self._lock = Lock()
@@ -92,7 +94,7 @@ class SocketAsk:
         with self._lock:
             if self._is_lost:
                 raise HelperLost(
-                    f"the connection to {self._path} was closed before; begin another session",
+                    f"the connection to {self._address} was closed before; begin another session",
                     "its connection was closed",
                 )
             try:
@@ -103,7 +105,7 @@ class SocketAsk:
                 refusal = decode_refusal(answer)
             except (OSError, PeerError) as error:
                 self.close()
-                sentence = f"the helper at {self._path} is lost ({error}); begin another session"
+                sentence = f"the helper at {self._address} is lost ({error}); begin another session"
                 raise HelperLost(sentence, str(error)) from error
             except BaseException:
                 # The answer is still to come, and would be taken for that of the next request.
@@ -115,14 +117,12 @@ class SocketAsk:
         """Return the connection; connect and greet first, if that was not done yet.
 
         Raises:
-            OSError: nothing listens at the path, or it went away.
+            OSError: nothing listens at the address, or it went away.
             SecAggError: what the greeting found.
         """
         if self._connection is None:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection = self._reached()
             try:
-                connection.settimeout(self._timeout)
-                self._reach(connection)
                 if self._greet is not None:
                     self._greet(connection)
             except BaseException:
@@ -131,18 +131,16 @@ class SocketAsk:
             self._connection = connection
         return self._connection
 
-    def _reach(self, connection: socket.socket) -> None:
+    def _reached(self) -> socket.socket:
         """Connect, and wait for a place where many others connect at once: a socket with a timeout does not."""
         deadline = time.monotonic() + (self._timeout or 0)
         while True:
             try:
-                connection.connect(str(self._path))
+                return self._address.connect(self._timeout)
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(_PAUSE)
-            else:
-                return
 
     def _exchanged(self, request: bytes) -> bytes:
         connection = self.connect()
@@ -171,7 +169,7 @@ class SocketAsk:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<SocketAsk at {self._path}{', lost' if self._is_lost else ''}>"
+        return f"<SocketAsk at {self._address}{', lost' if self._is_lost else ''}>"
 
 
 # --- One end that serves ----------------------------------------------------------------------------------------------
