@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .client import Judgement as Judgement
     from .client import SealLedger as SealLedger
     from .floors import EnclaveFloors as EnclaveFloors
+    from .machine.serving import serve_at as serve_at
     from .remote_enclave import RemoteEnclave as RemoteEnclave
     from .remote_enclave import SimulatedEnclave as SimulatedEnclave
     from .remote_enclave import SimulatedEvidence as SimulatedEvidence
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from .session import HardwareJudge as HardwareJudge
     from .session import epsilon_of as epsilon_of
     from .session import open_session as open_session
-    from .trusted.__main__ import serve_simulated as serve_simulated
     from .trusted.configuration import Accumulation as Accumulation
     from .trusted.configuration import ReleaseForm as ReleaseForm
     from .trusted.enclave import DEFAULT_MEMORY_BYTES as DEFAULT_MEMORY_BYTES
@@ -41,10 +41,10 @@ else:
             "attestation": "EvidenceFormat PinnedMeasurement Policy Verifier",
             "client": "Judge Judgement SealLedger",
             "floors": "EnclaveFloors",
+            "machine.serving": "serve_at",
             "remote_enclave": "RemoteEnclave SimulatedEnclave SimulatedEvidence SimulatedJudge",
             "server": "Server",
             "session": "EnclaveHelpers EnclaveMember EnclaveSettings HardwareJudge epsilon_of open_session",
-            "trusted.__main__": "serve_simulated",
             "trusted.configuration": "Accumulation ReleaseForm",
             "trusted.enclave": "DEFAULT_MEMORY_BYTES",
         },

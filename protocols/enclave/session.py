@@ -45,7 +45,7 @@ from .trusted.messages import (
     sealed_secret_bytes,
     sealed_upload_bytes,
 )
-from .trusted.process import SIMULATED, encode_attested_offer
+from .trusted.service import SIMULATED, encode_attested_offer
 
 DEFAULT_LIFETIME: Final = timedelta(hours=12)
 _MOST_UPLOADS: Final = 1 << 20

@@ -179,13 +179,17 @@ def _add_enclave(command: argparse.ArgumentParser) -> None:
     commands = command.add_subparsers(required=True, metavar="COMMAND")
     served = commands.add_parser(
         "serve",
-        help="run the trusted part in a process of its own, behind a Unix socket",
-        description="Run the trusted part in a process of its own, until SIGTERM or SIGINT. Its evidence is simulated: "
-        "without hardware it protects nobody from the owner of this machine.",
+        help="run the trusted part in a process of its own",
+        description="Run the trusted part in a process of its own, until SIGTERM or SIGINT. With simulated evidence "
+        "it protects nobody from the owner of this machine.",
     )
-    served.add_argument("--socket", type=Path, required=True, metavar="PATH", help="where its host connects")
+    served.add_argument("--listen", required=True, metavar="ADDRESS", help="unix:PATH, vsock:PORT or virtio:NAME")
+    sources = ("nsm", "tsm", "gramine", "simulated")
+    served.add_argument("--evidence", required=True, choices=sources, help="who vouches for its keys; no other does")
     served.add_argument("--threads", type=int, default=1, help="how many threads expand masks (default: %(default)s)")
-    served.add_argument("--memory", type=int, metavar="MIB", help="how much an epoch may need (default: 4096)")
+    served.add_argument(
+        "--memory", type=int, metavar="MIB", default=4096, help="limit of an epoch (default: %(default)s)"
+    )
     served.set_defaults(run=when_run("secagg.cli.shared", "serve_enclave"))
     kinds = commands.add_parser(
         "measure", help="print the policy file that pins an image: computed here, before it runs anywhere"

@@ -208,11 +208,11 @@ def serving() -> Generator[None]:
 
 
 def serve_enclave(options: argparse.Namespace) -> int:
-    """Serve one host after the other as the trusted part, whose evidence is simulated, and return the exit status."""
-    from secagg.protocols.enclave import DEFAULT_MEMORY_BYTES, serve_simulated
+    """Serve one host after the other as the trusted part, and return the exit status."""
+    from secagg.protocols.enclave import serve_at
 
-    memory_bytes = DEFAULT_MEMORY_BYTES if options.memory is None else options.memory << 20
-    serve_simulated(options.socket, threads=options.threads, memory_bytes=memory_bytes)
+    with serving():
+        serve_at(options.listen, evidence=options.evidence, threads=options.threads, memory_bytes=options.memory << 20)
     return 0
 
 

@@ -48,11 +48,11 @@ def opened(side: ServerSide) -> ServerSession:
     connection: RemoteEnclave | SimulatedEnclave
     if path := side.settings.enclave_socket:
         try:
-            connection = side.resources.enter_context(RemoteEnclave(Path(path), timeout=side.settings.stage_timeout))
+            connection = side.resources.enter_context(RemoteEnclave(path, timeout=side.settings.stage_timeout))
         except OSError as error:
             raise InvalidParameters(
                 f"{PREFIX}enclave-socket is {path}, and nothing answers there ({error}); start "
-                f"`secagg enclave serve --socket {path}`"
+                "`secagg enclave serve` there"
             ) from None
         offer, evidence = connection.start(configuration)
     else:

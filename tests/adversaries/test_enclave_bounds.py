@@ -25,7 +25,7 @@ from secagg.protocols.enclave.client import Upload
 from secagg.protocols.enclave.server import piece_message
 from secagg.protocols.enclave.trusted import bounded
 from secagg.protocols.enclave.trusted.buffer import BufferState
-from secagg.protocols.enclave.trusted.process import EnclaveService
+from secagg.protocols.enclave.trusted.service import EnclaveService
 from secagg.session.registry import ProtocolName
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, model_digest
 from tests.harness.made_secrets import Made, recorded

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from secagg.cli import main
 from secagg.contract.layout import Layout, RingSegment
 from secagg.parameters import Suite
 from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave, SimulatedEvidence
@@ -23,6 +22,7 @@ if sys.platform == "win32":
     pytest.skip("there are no Unix sockets", allow_module_level=True)
 
 PATIENCE = 30
+SIMULATED = ("--evidence", "simulated", "--threads", "2")
 CONFIGURATION = EnclaveConfiguration(
     task=b"a test",
     suite=Suite.CLASSIC,
@@ -40,7 +40,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[], tuple[subprocess.Popen[str], 
 
     def serve() -> tuple[subprocess.Popen[str], Path, str]:
         path = tmp_path / "s"
-        command = [sys.executable, "-m", "secagg.cli", "enclave", "serve", "--socket", str(path), "--threads", "2"]
+        command = [sys.executable, "-m", "secagg.cli", "enclave", "serve", "--listen", f"unix:{path}", *SIMULATED]
         process = subprocess.Popen(  # noqa: S603 -- this interpreter
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -58,7 +58,7 @@ def test_it_says_in_one_line_where_it_is_and_whom_it_does_not_protect(
     start: Callable[[], tuple[subprocess.Popen[str], Path, str]],
 ) -> None:
     process, path, line = start()
-    assert f"ready at {path}" in line
+    assert f"ready at unix:{path}" in line
     assert "simulated" in line
     assert "protects nobody from the owner of this machine" in line
     with RemoteEnclave(path, timeout=PATIENCE) as remote:
@@ -121,17 +121,31 @@ def test_a_path_that_exists_is_refused_in_one_sentence_and_left_alone(
 def test_what_cannot_be_served_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["enclave", "serve", "--socket", str(tmp_path / "s"), "--threads", "0"]) == 2
-    assert "at least one thread" in capsys.readouterr().err
-    assert main(["enclave", "serve", "--socket", str(tmp_path / "s"), "--memory", "0"]) == 2
-    assert "raise --threads or --memory" in capsys.readouterr().err
+    serve = ("enclave", "serve", "--listen", f"unix:{tmp_path / 's'}", *SIMULATED)
+    assert "at least one thread" in refusal(capsys, *serve, "--threads", "0")
+    assert "raise --threads or --memory" in refusal(capsys, *serve, "--memory", "0")
+    assert "unix:PATH, vsock:PORT or virtio:NAME; got 'nowhere'" in refusal(capsys, *serve, "--listen", "nowhere")
+    assert "has no evidence of the kind 'nsm'" in refusal(capsys, *serve, "--evidence", "nsm")
     monkeypatch.delattr(socket, "AF_UNIX")
-    assert "no Unix sockets" in refusal(capsys, "enclave", "serve", "--socket", str(tmp_path / "s"))
+    assert "no Unix sockets" in refusal(capsys, *serve)
+
+
+def test_evidence_is_named_and_never_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "required: --evidence" in refusal(capsys, "enclave", "serve", "--listen", f"unix:{tmp_path / 's'}")
 
 
 @pytest.mark.parametrize("path", ["missing/s", "x" * 200])
 def test_a_path_that_cannot_be_is_refused_in_one_sentence(tmp_path: Path, path: str) -> None:
-    command = [sys.executable, "-m", "secagg.cli", "enclave", "serve", "--socket", str(tmp_path / path)]
+    command = [
+        sys.executable,
+        "-m",
+        "secagg.cli",
+        "enclave",
+        "serve",
+        "--listen",
+        f"unix:{tmp_path / path}",
+        *SIMULATED,
+    ]
     finished = subprocess.run(  # noqa: S603 -- this interpreter
         command, capture_output=True, text=True, check=False, timeout=PATIENCE
     )

@@ -513,7 +513,8 @@ def enclave(**changes: Any) -> Callable[[Lab], dict[str, Any]]:
 def enclave_served(lab: Lab) -> dict[str, Any]:
     """Ask an enclave in a process of its own."""
     path, log = os.environ["LAB_SOCKET"], Path(os.environ["LAB_KEYS"]).parent / "enclave.log"
-    command = [str(Path(sys.executable).parent / "secagg"), "enclave", "serve", "--socket", path]
+    command = [str(Path(sys.executable).parent / "secagg"), "enclave", "serve", "--listen", f"unix:{path}"]
+    command += ["--evidence", "simulated"]
     process = start_listening(command, log, path)
     try:
         return lab.secure(**_enclave_of(lab), enclave_socket=path)

@@ -37,8 +37,9 @@ from secagg.errors import InternalError, InvalidParameters, MalformedMessage, Re
 from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave.remote_enclave import RemoteEnclave, encode_start
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise, ReleaseForm, decode_start
-from secagg.protocols.enclave.trusted.process import SIMULATED, EnclaveService, serve
-from secagg.session.frames import decode_refusal, receive_frame, send_frame
+from secagg.protocols.enclave.trusted.hosts import serve
+from secagg.protocols.enclave.trusted.service import SIMULATED, EnclaveService
+from secagg.session.frames import decode_refusal, listening, receive_frame, send_frame
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, Writer, message_kind
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, model_digest
@@ -230,14 +231,10 @@ def served(tmp_path: Path) -> Iterator[Path]:
     path, ready = tmp_path / "s", Event()
 
     def run() -> None:
-        serve(
-            path,
-            coins=InsecureSeededCoins(b"coins"),
-            quote=simulated,
-            frame_seconds=0.5,
-            silence_seconds=0.2,
-            ready=ready.set,
-        )
+        with listening(path) as listener:
+            ready.set()
+            coins = InsecureSeededCoins(b"coins")
+            serve(listener, coins=coins, quote=simulated, frame_seconds=0.5, silence_seconds=0.2)
 
     Thread(target=run, daemon=True).start()
     assert ready.wait(ANSWERED_IN)
@@ -322,7 +319,8 @@ def program(tmp_path: Path) -> Iterator[Callable[[], tuple[Program, Path, str]]]
     started = list[Program]()
 
     def start() -> tuple[Program, Path, str]:
-        command = [sys.executable, "-m", "secagg.protocols.enclave.trusted", "--socket", str(tmp_path / "s")]
+        command = [sys.executable, "-m", "secagg.protocols.enclave.machine"]
+        command += ["--listen", f"unix:{tmp_path / 's'}", "--evidence", "simulated"]
         process = subprocess.Popen(  # noqa: S603 -- this interpreter
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -340,12 +338,12 @@ def test_a_killed_program_leaves_a_socket_that_the_next_one_replaces(
     program: Callable[[], tuple[Program, Path, str]],
 ) -> None:
     first, path, line = program()
-    assert f"ready at {path}" in line
+    assert f"ready at unix:{path}" in line
     first.send_signal(signal.SIGKILL)
     first.wait(ANSWERED_IN)
     assert path.is_socket()
     _, _, line = program()
-    assert f"ready at {path}" in line
+    assert f"ready at unix:{path}" in line
     with RemoteEnclave(path, timeout=ANSWERED_IN) as remote:
         remote.start(CONFIGURATION)
     third, _, line = program()
@@ -357,7 +355,7 @@ def test_a_killed_program_leaves_a_socket_that_the_next_one_replaces(
 
 HARDENED = """
 import ctypes, errno, os, platform, socket, subprocess, sys, threading
-from secagg.protocols.enclave.trusted.process import give_up_privileges
+from secagg.protocols.enclave.trusted.protection import give_up_privileges
 import numpy
 left, right = socket.socketpair()
 without = give_up_privileges(1 << 20)
@@ -376,9 +374,6 @@ inner = threading.Thread(target=each)
 inner.start()
 inner.join()
 libc = ctypes.CDLL(None, use_errno=True)
-PR_GET_DUMPABLE = 3
-if libc.prctl(PR_GET_DUMPABLE, 0, 0, 0, 0) == 0:
-    found.append("undumpable")
 IO_URING_SETUP = 425
 if libc.syscall(IO_URING_SETUP, 0, 0) == -1 and ctypes.get_errno() == errno.EPERM:
     found.append("io_uring")
@@ -402,10 +397,27 @@ def test_code_inside_the_process_starts_nothing_and_connects_to_nobody(repositor
     )
     found, _, without = done.stdout.strip().partition("|")
     if sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") and "open connections" not in without:
-        assert found.split() == [*["socket", "fork", "program"] * 2, "undumpable", "io_uring", "x32"]
+        assert found.split() == [*["socket", "fork", "program"] * 2, "io_uring", "x32"]
     else:
         # What cannot be had is said, and nothing is claimed.
         assert "start programs and open connections" in without or "Linux" in without
+
+
+DUMPABLE = """
+import ctypes
+from secagg.protocols.enclave.trusted import protection
+protection.allow_only_needed_calls = lambda: True
+protection.give_up_privileges(1 << 20)
+PR_GET_DUMPABLE = 3
+print(ctypes.CDLL(None).prctl(PR_GET_DUMPABLE, 0, 0, 0, 0))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
+def test_others_of_its_user_may_not_look_into_it(repository: Path) -> None:
+    command = [sys.executable, "-c", DUMPABLE]
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=True, timeout=ANSWERED_IN)  # noqa: S603 -- our own interpreter
+    assert done.stdout == "0\n"
 
 
 def test_what_the_kernel_says_of_the_program(program: Callable[[], tuple[Program, Path, str]]) -> None:

@@ -29,6 +29,7 @@ from secagg.errors import (
 )
 from secagg.identifiers import ServerId
 from secagg.protocols.enclave.client import Client, Upload, VerifiedEnclave
+from secagg.protocols.enclave.machine.serving import serve_at
 from secagg.protocols.enclave.remote_enclave import (
     EnclaveLost,
     RemoteEnclave,
@@ -38,9 +39,10 @@ from secagg.protocols.enclave.remote_enclave import (
 )
 from secagg.protocols.enclave.server import read_release
 from secagg.protocols.enclave.trusted.enclave import Enclave
+from secagg.protocols.enclave.trusted.hosts import serve
 from secagg.protocols.enclave.trusted.messages import EnclaveOffer, ModelStamp
-from secagg.protocols.enclave.trusted.process import SIMULATED, EnclaveService, request_limit, serve
-from secagg.session.frames import decode_refusal, encode_refusal, receive_frame, send_frame
+from secagg.protocols.enclave.trusted.service import SIMULATED, EnclaveService, request_limit
+from secagg.session.frames import decode_refusal, encode_refusal, listening, receive_frame, send_frame
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, Writer, message_kind
 from tests.harness.enclave_buffers import NOW, EnclaveSetup, Host, InsecureEnclaveSession, model_digest, sealed_by
@@ -56,15 +58,18 @@ ANSWERED_IN = 30
 CHILD = """
 import sys
 from pathlib import Path
-from secagg.protocols.enclave.trusted.process import serve
-from secagg.protocols.enclave.trusted.process import SIMULATED
+from secagg.protocols.enclave.trusted.hosts import serve
+from secagg.protocols.enclave.trusted.service import SIMULATED
+from secagg.session.frames import listening
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 def quote(binding):
     return SIMULATED, binding
 
 coins = InsecureSeededCoins(sys.argv[2].encode())
-serve(Path(sys.argv[1]), coins=coins, quote=quote, ready=lambda: print("ready", flush=True))
+with listening(Path(sys.argv[1]), replaces_dead=True) as listener:
+    print("ready", flush=True)
+    serve(listener, coins=coins, quote=quote)
 """
 
 
@@ -256,8 +261,10 @@ def test_the_keys_of_an_epoch_are_gone_when_its_host_is_and_the_socket_when_the_
     path = tmp_path / "s"
 
     def run() -> None:
-        with pytest.raises(SystemExit):
-            serve(path, coins=InsecureSeededCoins(b"coins"), quote=quote, ready=ready.set)
+        with listening(path) as listener:
+            ready.set()
+            with pytest.raises(SystemExit):
+                serve(listener, coins=InsecureSeededCoins(b"coins"), quote=quote)
 
     thread = Thread(target=run, daemon=True)
     thread.start()
@@ -425,5 +432,5 @@ def test_a_path_that_exists_is_not_taken(tmp_path: Path) -> None:
     path = tmp_path / "s"
     path.write_text("mine")
     with pytest.raises(InvalidParameters, match="name another path"):
-        serve(path, coins=InsecureSeededCoins(b""), quote=lambda binding: (SIMULATED, binding))
+        serve_at(f"unix:{path}", evidence="simulated")
     assert path.read_text() == "mine"

@@ -35,7 +35,7 @@ from secagg.protocols.enclave.remote_enclave import (
     decode_attested_offer,
     encode_start,
 )
-from secagg.protocols.enclave.trusted.process import SIMULATED, EnclaveService, encode_attested_offer
+from secagg.protocols.enclave.trusted.service import SIMULATED, EnclaveService, encode_attested_offer
 from secagg.session.frames import REFUSALS, decode_refusal, encode_refusal, receive_frame
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, Writer

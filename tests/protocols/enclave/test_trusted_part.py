@@ -11,11 +11,15 @@ from pathlib import Path
 from tests.harness.closure import code_lines
 from tests.harness.house import nearest, shipped_modules, uses_in
 
-START = "secagg.protocols.enclave.trusted.__main__"
+START = "secagg.protocols.enclave.machine.__main__"
 LOCKED = "secagg.protocols.enclave.trusted.enclave"
-AROUND = {f"secagg.protocols.enclave.trusted.{name}" for name in ("__main__", "process")}
-"""The process around the trusted part: the only modules that see a socket, a signal or the time."""
 TRUSTED = "secagg.protocols.enclave.trusted"
+MACHINE = "secagg.protocols.enclave.machine"
+AROUND = {f"{TRUSTED}.{name}" for name in ("service", "hosts", "protection")} | {
+    MACHINE,
+    *(f"{MACHINE}.{name}" for name in ("__main__", "serving", "self_test", "evidence", "listeners")),
+}
+"""The process around the trusted part: the only modules that see a socket, a file, a signal or the time."""
 CORE = tuple(
     f"secagg.{room}" for room in ("errors", "identifiers", "blame", "parameters", "wire", "crypto", "contract")
 )
@@ -63,7 +67,7 @@ OUTSIDE_OF_THE_PROCESS = {
     *("argparse", "ctypes", "pathlib", "platform", "resource", "select", "signal", "socket", "sys", "time", "types")
 }
 MOST_OWN_LINES = 1_120
-MOST_LINES_AROUND = 262
+MOST_LINES_AROUND = 600
 MOST_CORE_LINES = 2_180
 
 
@@ -89,7 +93,7 @@ def test_the_trusted_part_is_these_modules_and_no_other(repository: Path) -> Non
     found, _ = closure(START, repository)
     table = "\n".join(f"{code_lines(file.read_text()):5} {module}" for module, file in sorted(found.items()))
     print(table)  # noqa: T201 -- shown where it fails, and with -s
-    others = {module for module in found if not within(module, (TRUSTED, *CORE))}
+    others = {module for module in found if not within(module, (TRUSTED, MACHINE, *CORE))}
     assert others == ADMITTED | PACKAGES, "adding to the trusted part is a decision, taken here"
     files = {file.stem for file in (repository / "protocols/enclave/trusted").glob("*.py")} - {"__init__"}
     assert {module for module in found if within(module, (TRUSTED,))} == {
@@ -125,7 +129,7 @@ def test_it_stays_small_and_the_document_says_how_small(repository: Path) -> Non
     found, _ = closure(START, repository)
     sizes = {module: code_lines(file.read_text()) for module, file in found.items()}
     around = sum(sizes[module] for module in AROUND)
-    own = sum(size for module, size in sizes.items() if within(module, (TRUSTED,))) - around
+    own = sum(size for module, size in sizes.items() if within(module, (TRUSTED,)) and module not in AROUND)
     core = sum(sizes.values()) - own - around - sum(sizes[module] for module in PACKAGES)
     assert own <= MOST_OWN_LINES, f"{own} lines; {sizes}"
     assert around <= MOST_LINES_AROUND, f"{around} lines; {sizes}"

@@ -1,0 +1,253 @@
+"""Sources of evidence inside an enclave: each makes a document that holds 64 bytes.
+
+``SourceApart`` runs a source in a process of its own, forked before the service has secrets and before its filter: the
+service can then be refused to open files, to call drivers and to start programs, and a driver that needs root keeps it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import struct
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from types import MappingProxyType
+from typing import Final, Protocol
+
+from secagg.errors import InvalidParameters
+from secagg.protocols.enclave.trusted.protection import allow_only_needed_calls
+from secagg.protocols.enclave.trusted.service import SIMULATED
+
+REPORT_BYTES: Final = 64
+MOST_DOCUMENT_BYTES: Final = 1 << 16
+
+
+class Source(Protocol):
+    """A driver that has hardware vouch for 64 bytes."""
+
+    @property
+    def format(self) -> str:
+        """The name of its evidence, as ``EvidenceFormat`` has it."""
+        ...
+
+    def quote(self, report: bytes) -> bytes:
+        """Return a document that holds these bytes; raises ``OSError`` if the hardware refuses."""
+        ...
+
+
+# --- AWS Nitro --------------------------------------------------------------------------------------------------------
+
+_NSM_REQUEST: Final = 0xC020_0A00
+"""_IOWR(0x0A, 0, struct nsm_raw): two pairs of an address and a length."""
+_NSM_PAIRS: Final = struct.Struct("<QQQQ")
+_NSM_ANSWER_BYTES: Final = 0x3000
+_NSM_OPENING: Final = b"\xa1\x6bAttestation\xa1\x68document"
+_NSM_WIDTHS: Final = {0x58: 1, 0x59: 2, 0x5A: 4}
+_BYTE_STRING: Final = 2
+Ioctl = Callable[[int, int, "ctypes.Array[ctypes.c_char]"], int]
+
+
+def _ioctl(file: int, request: int, message: ctypes.Array[ctypes.c_char]) -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.ioctl(file, ctypes.c_ulong(request), message) < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return 0
+
+
+class SecurityModule:
+    """/dev/nsm of a Nitro enclave, opened once; each quote is one call of its driver."""
+
+    format = "nitro"
+
+    def __init__(self, path: str = "/dev/nsm", ioctl: Ioctl = _ioctl) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._ioctl = ioctl
+
+    def quote(self, report: bytes) -> bytes:
+        request = _nsm_request(report)
+        sent = ctypes.create_string_buffer(request, len(request))
+        answer = ctypes.create_string_buffer(_NSM_ANSWER_BYTES)
+        pairs = (ctypes.addressof(sent), len(request), ctypes.addressof(answer), _NSM_ANSWER_BYTES)
+        message = ctypes.create_string_buffer(_NSM_PAIRS.pack(*pairs), _NSM_PAIRS.size)
+        self._ioctl(self._file, _NSM_REQUEST, message)
+        _, _, _, length = _NSM_PAIRS.unpack(message.raw)
+        return _nsm_document(answer.raw[:length])
+
+
+def _nsm_request(report: bytes) -> bytes:
+    """Return {"Attestation": {"user_data": report, "nonce": null, "public_key": null}} in CBOR."""
+    fields = b"\x69user_data\x58" + bytes([len(report)]) + report + b"\x65nonce\xf6\x6apublic_key\xf6"
+    return b"\xa1\x6bAttestation\xa3" + fields
+
+
+def _nsm_document(answer: bytes) -> bytes:
+    """Read {"Attestation": {"document": bytes}}; anything else is what the module refuses with."""
+    if not answer.startswith(_NSM_OPENING) or len(answer) == len(_NSM_OPENING):
+        raise OSError(f"the security module answers {answer[:64]!r}")
+    head, rest = answer[len(_NSM_OPENING)], answer[len(_NSM_OPENING) + 1 :]
+    width = _NSM_WIDTHS.get(head, 0)
+    size = int.from_bytes(rest[:width], "big") if width else head & 0x1F
+    if head >> 5 != _BYTE_STRING or len(rest) != width + size:
+        raise OSError("the security module's answer is not one byte string")
+    return rest[width:]
+
+
+# --- AMD SEV-SNP and Intel TDX ----------------------------------------------------------------------------------------
+
+
+class TsmReport:
+    """configfs-tsm (Linux 6.7 and later): an entry of its own, used by nobody else between request and answer."""
+
+    _FORMATS: Final = MappingProxyType({"sev_guest": "sev-snp", "tdx_guest": "tdx"})
+
+    def __init__(self, root: Path = Path("/sys/kernel/config/tsm/report")) -> None:
+        self._entry = root / "secagg"
+        self._entry.mkdir(exist_ok=True)
+        provider = (self._entry / "provider").read_text().strip()
+        if provider not in self._FORMATS:
+            raise OSError(f"the provider of evidence is {provider!r}, and not one of {', '.join(self._FORMATS)}")
+        self.format = self._FORMATS[provider]
+
+    def _generation(self) -> int:
+        return int((self._entry / "generation").read_text())
+
+    def quote(self, report: bytes) -> bytes:
+        before = self._generation()
+        # One write: the kernel takes the request when the file is closed.
+        (self._entry / "inblob").write_bytes(report)
+        written = self._generation()
+        document = (self._entry / "outblob").read_bytes()
+        if not before + 1 == written == self._generation():
+            raise OSError("another process has used this entry; only one may ask for evidence")
+        return document
+
+
+# --- Intel SGX under Gramine ------------------------------------------------------------------------------------------
+
+
+class GramineQuote:
+    """/dev/attestation of Gramine."""
+
+    format = "sgx"
+
+    def __init__(self, root: Path = Path("/dev/attestation")) -> None:
+        self._root = root
+        kind = (root / "attestation_type").read_text().strip()
+        if kind != "dcap":
+            raise OSError(f"the manifest asks for {kind!r} attestation; set sgx.remote_attestation to dcap")
+
+    def quote(self, report: bytes) -> bytes:
+        (self._root / "user_report_data").write_bytes(report)
+        return (self._root / "quote").read_bytes()
+
+
+# --- Which source -----------------------------------------------------------------------------------------------------
+
+
+class SimulatedSource:
+    """Vouches for nothing: clients accept it only where they were told to."""
+
+    format = SIMULATED
+
+    def quote(self, report: bytes) -> bytes:
+        return report
+
+
+SOURCES: Final[Mapping[str, Callable[[], Source]]] = MappingProxyType(
+    {"nsm": SecurityModule, "tsm": TsmReport, "gramine": GramineQuote, "simulated": SimulatedSource}
+)
+
+
+def source_named(name: str) -> Source:
+    """Return a source by its name; nothing takes the place of one that this machine lacks.
+
+    Raises:
+        InvalidParameters: there is no such source, or this machine does not have it.
+    """
+    if name not in SOURCES:
+        raise InvalidParameters(f"evidence comes from {', '.join(SOURCES)}; got {name!r}")
+    try:
+        return SOURCES[name]()
+    except (OSError, ValueError) as error:
+        raise InvalidParameters(f"this machine has no evidence of the kind {name!r}: {error}") from None
+
+
+# --- A source in a process of its own ---------------------------------------------------------------------------------
+
+_REQUEST: Final = struct.Struct(f">Q{REPORT_BYTES}s")
+_ANSWER: Final = struct.Struct(">QBI")
+_MOST_SENTENCE_BYTES: Final = 1024
+
+
+class SourceApart:
+    """Asks a source that runs in a process of its own; the first fault ends it, and there is no second try."""
+
+    def __init__(self, source: Source) -> None:
+        """Fork; call it before threads run, secrets are drawn and a filter is installed."""
+        self.format = source.format
+        self._lock, self._number = Lock(), 0
+        self._here, there = socket.socketpair()
+        self._process = os.fork()
+        if not self._process:
+            self._here.close()
+            allow_only_needed_calls(device_request=_NSM_REQUEST)
+            _answer_quotes(source, there)
+            os._exit(0)
+        there.close()
+
+    def quote(self, report: bytes) -> tuple[str, bytes]:
+        """Return the format and a document that holds these bytes.
+
+        Raises:
+            OSError: the hardware refuses; or the process failed, and every later call raises too.
+        """
+        with self._lock:
+            self._number += 1
+            try:
+                self._here.sendall(_REQUEST.pack(self._number, report))
+                is_refused, said = _answer_to(self._number, self._here)
+            except OSError as error:
+                self.close()
+                raise OSError(f"no evidence: {error}") from None
+        if is_refused:
+            raise OSError(said.decode(errors="replace"))
+        return self.format, said
+
+    def close(self) -> None:
+        """End the process."""
+        self._here.close()
+        # The filter of a service refuses to send signals; the process then ends with its connection.
+        with suppress(OSError):
+            os.kill(self._process, signal.SIGKILL)
+
+
+def _answer_quotes(source: Source, there: socket.socket) -> None:
+    with suppress(OSError):
+        while True:
+            number, report = _REQUEST.unpack(_received(there, _REQUEST.size))
+            try:
+                is_refused, said = 0, source.quote(report)
+            except Exception as error:  # noqa: BLE001 -- sent to the service, which says it to the host
+                is_refused, said = 1, f"{type(error).__name__}: {error}".encode()[:_MOST_SENTENCE_BYTES]
+            there.sendall(_ANSWER.pack(number, is_refused, len(said)) + said)
+
+
+def _answer_to(number: int, connection: socket.socket) -> tuple[int, bytes]:
+    answered, is_refused, size = _ANSWER.unpack(_received(connection, _ANSWER.size))
+    if answered != number or size > MOST_DOCUMENT_BYTES:
+        raise OSError(f"an answer to request {answered} of {size} bytes came, and not one to {number}")
+    return is_refused, _received(connection, size)
+
+
+def _received(connection: socket.socket, size: int) -> bytes:
+    received = bytearray()
+    while len(received) < size:
+        piece = connection.recv(size - len(received))
+        if not piece:
+            raise OSError("the other process has ended")
+        received += piece
+    return bytes(received)

@@ -1,0 +1,64 @@
+"""The enclave's service, from its address to its first host: vouch, test itself, listen, give up the rest, serve."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import InvalidParameters
+from secagg.protocols.enclave.trusted.enclave import DEFAULT_MEMORY_BYTES
+from secagg.protocols.enclave.trusted.hosts import serve
+from secagg.protocols.enclave.trusted.protection import give_up_privileges
+from secagg.protocols.enclave.trusted.service import SIMULATED
+
+from .evidence import SourceApart, source_named
+from .listeners import listening_at
+from .self_test import test_itself
+
+
+def serve_at(
+    address: str,
+    *,
+    evidence: str,
+    threads: int = 1,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    become: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve hosts until the process is told to end.
+
+    Args:
+        address: ``unix:PATH``, ``vsock:PORT`` or ``virtio:NAME``.
+        evidence: the name of its source: ``nsm``, ``tsm``, ``gramine`` or ``simulated``.
+        become: gives up the user that drivers wanted, once everything is open.
+    Raises:
+        InvalidParameters: the machine lacks what was asked for, or the address is taken; nothing was served.
+        InternalError: the self-test failed.
+    """
+    if threads < 1 or memory_bytes < 1:
+        raise InvalidParameters("an enclave has at least one thread and one MiB of memory: raise --threads or --memory")
+    source = source_named(evidence)
+    # Forked before anything is secret. Simulated evidence has no driver.
+    quote = (lambda report: (SIMULATED, report)) if evidence == SIMULATED else SourceApart(source).quote
+    test_itself()
+    with listening_at(address) as listener:
+        become()
+        missing = give_up_privileges(memory_bytes)
+        _say(f"ready at {address}. {_vouched(source.format)}{_lacking(missing)}")
+        serve(listener, coins=SystemCoins(), quote=quote, threads=threads, memory_bytes=memory_bytes)
+
+
+def _say(sentence: str) -> None:
+    print(f"secagg enclave: {sentence}", file=sys.stdout, flush=True)
+
+
+def _vouched(form: str) -> str:
+    if form != SIMULATED:
+        return f"Its evidence is {form}."
+    return (
+        "No hardware vouches for it: its evidence is simulated, and it protects nobody from the owner of this machine."
+    )
+
+
+def _lacking(missing: list[str]) -> str:
+    return f" Beyond that, {'; '.join(missing)}." if missing else ""
