@@ -229,6 +229,7 @@ class ServerSession(Protocol):
 
         Raises:
             ThresholdNotMet, PeerError, ConnectionError: the session has ended, and nothing is released.
+            Misuse: no stage is open; nothing has changed.
         """
 
     def release(self, progress: Callable[[int, int], None] | None = None) -> Released:

@@ -15,7 +15,7 @@ import pytest
 
 from secagg.compression.model_update import ModelUpdate, decode_parameters, encode_parameters
 from secagg.compression.model_update.summed_values import METRICS
-from secagg.compression.model_update.weighting import COUNTS
+from secagg.compression.model_update.weighting import COUNTS, Counted
 from secagg.compression.scalar_quantization import ScalarQuantization
 from secagg.contract import Payload, ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
@@ -132,6 +132,13 @@ def test_a_round_in_which_nobody_trained_is_refused(log: pytest.LogCaptureFixtur
         with pytest.raises(TooFewTrained, match="0 trained, with 0 examples in all, and secagg-minimum-trained is 1"):
             play(made, failing(set(range(CLIENTS))), model())
     log.clear()
+
+
+def test_counts_that_a_dishonest_client_has_altered_divide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Counted(contributors=CLIENTS, full=1024, examples=0, trained=CLIENTS)
+    monkeypatch.setattr(ModelUpdate, "counted", lambda *_: counted)
+    with pytest.raises(TooFewTrained, match="6 trained, with 0 examples in all"):
+        play(Rounds(SecAggSettings(metrics="loss")), moved, model())
 
 
 def test_an_app_that_returns_what_it_trained_alone_is_told_so(log: pytest.LogCaptureFixture) -> None:

@@ -133,6 +133,13 @@ def test_as_many_may_leave_as_an_error_says() -> None:
         secagg.aggregate([np.ones(2)] * 10, clip=1.0, drop=4)
 
 
+def test_weights_from_1_to_50_stand_a_dropout_of_one_message() -> None:
+    """A minimum_cohort that nobody had set was to blame."""
+    result = secagg.aggregate([np.ones(4)] * 50, clip=1.0, examples=range(1, 51), protocol="one-message", drop=1)
+    assert len(result.counted) == 49
+    assert np.abs(result.mean - 1).max() <= 50 * result.step
+
+
 def test_a_mean_of_whole_numbers_is_a_float() -> None:
     result = secagg.aggregate([1, 2, 4], clip=4.0)
     assert isinstance(result.mean, float)

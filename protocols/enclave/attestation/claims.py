@@ -146,6 +146,12 @@ AZURE: Final = (
 )
 
 
+NITRO_TPM: Final = (
+    "this is a document of NitroTPM: its registers measure the boot of an EC2 instance, and no pin names them; run the "
+    "program in a Nitro enclave"
+)
+
+
 def malformed(message: str, reason: Reason = Reason.NOT_CANONICAL) -> MalformedMessage:
     """Return the error for evidence or collateral that does not decode."""
     return MalformedMessage(message, reason=reason)
@@ -162,7 +168,7 @@ def stale(message: str) -> PeerMisbehaved:
 
 
 def refused(message: str) -> PeerMisbehaved:
-    """Return the error for verified claims that the policy does not accept."""
+    """Return the error for claims, or a family of evidence, that no policy or this policy does not accept."""
     return PeerMisbehaved(message, reason=Reason.ATTESTATION_REFUSED, culprits=UNDECIDED)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from secagg.errors import Reason
 
 from .certificates import ECDSA_P384, MAXIMUM_CHAIN, Chain, has_begun, joined_signature, verify_chain
-from .claims import Claims, EvidenceFormat, invalid, malformed, require_length, sha256
+from .claims import NITRO_TPM, Claims, EvidenceFormat, invalid, malformed, refused, require_length, sha256
 
 OPENING: Final = bytes.fromhex("8444a1013822a059")
 """Array of four; protected header {1: -35}, which is ES384; no unprotected header; payload with a two-byte length."""
@@ -36,6 +36,8 @@ LONG_HEADS: Final = {24: (1, 24), 25: (2, 1 << 8), 26: (4, 1 << 16), 27: (8, 1 <
 """Bytes that follow a head, and the least number that needs them."""
 NULL: Final = b"\xf6"
 MAXIMUM_TEXT_BYTES: Final = 256
+TPM_REGISTERS: Final = "nitrotpm_pcrs"
+"""The field of a document of NitroTPM in the place of ``pcrs``."""
 REQUIRED_FIELDS: Final = frozenset({"digest", "timestamp", "pcrs", "certificate", "cabundle"})
 
 
@@ -169,6 +171,8 @@ def read_payload(encoded: bytes) -> Payload:
     found: dict[str, Any] = {}
     for _ in range(cbor.number(MAP, len(readers))):
         name = cbor.text()
+        if name == TPM_REGISTERS:
+            raise refused(NITRO_TPM)
         if name in found or name not in readers:
             raise malformed(f"a Nitro document has no field {name!r}, or not twice")
         found[name] = readers[name]()

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -115,6 +116,16 @@ def test_a_field_of_another_type_or_range_is_malformed(
 ) -> None:
     with pytest.raises(MalformedMessage):
         claims_of(fields=fields)
+
+
+def test_a_document_of_a_tpm_is_refused_and_the_error_says_why(
+    verify: Callable[..., Claims], self_made: ModuleType, refusal: Refusal, repository: Path
+) -> None:
+    document = self_made.nitro.NitroDocument(fields={"nitrotpm_pcrs": {4: bytes(48)}}, without=("pcrs",)).encode()
+    why = "registers measure the boot of an EC2 instance, and no pin names them"
+    assert refusal(partial(verify, NITRO, document), why) is Reason.ATTESTATION_REFUSED
+    readme = (repository / "protocols" / "enclave" / "README.md").read_text(encoding="utf-8")
+    assert "| NitroTPM documents, of EC2 instances | their registers measure the boot of an instance" in readme
 
 
 def test_the_envelope_has_one_form(verify: Callable[..., Claims], self_made: ModuleType) -> None:
