@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Final
+from enum import Enum, StrEnum
+from typing import Final, cast
 
 from .errors import InvalidParameters
 
@@ -60,3 +60,9 @@ def require_integer(name: str, value: int, least: int, greatest: int | None = No
     if type(value) is not int or value < least or (greatest is not None and value > greatest):
         limits = f"of at least {least}" if greatest is None else f"in {least}..{_NAMED_LIMITS.get(greatest, greatest)}"
         raise InvalidParameters(f"{name} is an integer {limits}; got {value!r}")
+
+
+def require_members(name: str, members: object, kind: type[Enum]) -> None:
+    """Require a frozenset of some members of an enumeration; of a string every part would be found in it."""
+    if type(members) is not frozenset or not members or {type(m) for m in cast("frozenset[object]", members)} != {kind}:
+        raise InvalidParameters(f"{name} is a frozenset of at least one {kind.__name__}; got {members!r:.60}")

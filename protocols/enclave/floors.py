@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from secagg.contract.codewords import Tables, tables_digest
 from secagg.contract.layout import Layout
 from secagg.errors import InvalidParameters, Reason
-from secagg.parameters import LEAST_COHORT, Suite, require_integer
+from secagg.parameters import LEAST_COHORT, Suite, require_integer, require_members
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 
 from .trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm
@@ -64,9 +64,7 @@ class EnclaveFloors:
         )
 
     def __post_init__(self) -> None:
-        suites = cast("object", self.suites)
-        if type(suites) is not frozenset or not suites or any(type(suite) is not Suite for suite in self.suites):
-            raise InvalidParameters("suites is a frozenset of at least one Suite that this client accepts")
+        require_members("suites", self.suites, Suite)
         require_integer("minimum_cohort", self.minimum_cohort, LEAST_COHORT, (1 << 32) - 1)
         require_integer("maximum_length", self.maximum_length, 1, 1 << 48)
         require_integer("maximum_codeword_bits", self.maximum_codeword_bits, 2, 64)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from secagg.errors import InvalidParameters, Reason
-from secagg.parameters import LEAST_COHORT, SecurityMode, Suite, require_integer, usual_corrupted
+from secagg.parameters import LEAST_COHORT, SecurityMode, Suite, require_integer, require_members, usual_corrupted
 
 from .configuration import MAXIMUM_CLIENTS, Configuration
 
@@ -27,6 +27,8 @@ class Floors:
     """The work and the bytes of a client grow with it."""
 
     def __post_init__(self) -> None:
+        require_members("suites", self.suites, Suite)
+        require_members("modes", self.modes, SecurityMode)
         require_integer("assumed_corrupted", self.assumed_corrupted, 0)
         require_integer("minimum_cohort", self.minimum_cohort, LEAST_COHORT)
         require_integer("minimum_modulus_bits", self.minimum_modulus_bits, 1)

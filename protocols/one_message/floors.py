@@ -8,7 +8,7 @@ from datetime import datetime
 
 from secagg.errors import InvalidParameters, Reason
 from secagg.identifiers import HolderId
-from secagg.parameters import LEAST_COHORT, SecurityMode, Suite, require_integer
+from secagg.parameters import LEAST_COHORT, SecurityMode, Suite, require_integer, require_members
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 
 from .configuration import NO_KEY, Agreement
@@ -42,7 +42,11 @@ class Floors:
     def __post_init__(self) -> None:
         if type(self.authority) is not bytes or len(self.authority) != IDENTITY_KEY_BYTES:
             raise InvalidParameters(f"an authority is known by a public key of {IDENTITY_KEY_BYTES} bytes")
-        if self.minimum_cohort < max(LEAST_COHORT, self.assumed_corrupted_clients + 2):
+        require_members("suites", self.suites, Suite)
+        require_members("modes", self.modes, SecurityMode)
+        require_integer("assumed_corrupted_clients", self.assumed_corrupted_clients, 0)
+        require_integer("minimum_cohort", self.minimum_cohort, LEAST_COHORT)
+        if self.minimum_cohort < self.assumed_corrupted_clients + 2:
             raise InvalidParameters(
                 f"minimum_cohort is {self.minimum_cohort}; with {self.assumed_corrupted_clients} corrupted clients it "
                 f"is at least {self.assumed_corrupted_clients + 2}, or one honest input is the sum"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Final, cast
+from typing import Final
 
 from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
 from secagg.errors import InvalidParameters
-from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite, usual_corrupted
+from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite, require_members, usual_corrupted
 
 from .graph import CURIOUS_PRIVACY_BITS, Topology, least_privacy_bits
 
@@ -86,9 +85,9 @@ class ClientFloors:
             self.privacy_bits,
             self.maximum_degree,
         )
-        _require_members("topologies", self.topologies, Topology)
-        _require_members("suites", self.suites, Suite)
-        _require_members("modes", self.modes, SecurityMode)
+        require_members("topologies", self.topologies, Topology)
+        require_members("suites", self.suites, Suite)
+        require_members("modes", self.modes, SecurityMode)
         for unsafe, sentence in (
             (
                 self.minimum_cohort < LEAST_COHORT,
@@ -127,9 +126,3 @@ def _require_integers(*values: object) -> None:
     for value in values:
         if type(value) is not int:
             raise InvalidParameters(f"cohorts, thresholds, widths and lengths are integers; got {value!r}")
-
-
-def _require_members(name: str, members: object, kind: type[StrEnum]) -> None:
-    """Refuse a plain string, in which every part of it would be found."""
-    if type(members) is not frozenset or not members or {type(m) for m in cast("frozenset[object]", members)} != {kind}:
-        raise InvalidParameters(f"{name} is a frozenset of at least one {kind.__name__} that this client accepts")

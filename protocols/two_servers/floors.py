@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import cast
 
 from secagg.contract.layout import Layout
 from secagg.errors import InvalidParameters, Misuse, Reason
-from secagg.parameters import LEAST_COHORT, Suite, require_integer
+from secagg.parameters import LEAST_COHORT, Suite, require_integer, require_members
 
 from .configuration import IndexingConfiguration, SharingMode, require_keys
 
@@ -40,12 +39,8 @@ class IndexingFloors:
         )
 
     def __post_init__(self) -> None:
-        for name, members, kind in (("suites", self.suites, Suite), ("modes", self.modes, SharingMode)):
-            given = cast("object", members)
-            if type(given) is not frozenset or not members or any(type(member) is not kind for member in members):
-                raise InvalidParameters(
-                    f"{name} is a frozenset of at least one {kind.__name__} that this client accepts"
-                )
+        require_members("suites", self.suites, Suite)
+        require_members("modes", self.modes, SharingMode)
         require_keys(self.authority, self.server_keys)
         require_integer("minimum_cohort", self.minimum_cohort, LEAST_COHORT)
         require_integer("maximum_length", self.maximum_length, 1)

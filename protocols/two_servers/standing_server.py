@@ -32,7 +32,7 @@ from secagg.crypto.secret import Confined, Secret
 from secagg.errors import InternalError, InvalidParameters, Misuse, Reason, SecAggError, blaming
 from secagg.errors import UnexpectedMessage as Unexpected
 from secagg.identifiers import ServerId
-from secagg.parameters import LEAST_COHORT, Suite, require_integer
+from secagg.parameters import LEAST_COHORT, Suite, require_integer, require_members
 from secagg.session.frames import decode_refusal, encode_refusal
 from secagg.session.store import Store
 from secagg.wire import MessageKind, message_kind
@@ -72,8 +72,10 @@ class StandingFloors:
         require_integer("minimum_cohort", self.minimum_cohort, LEAST_COHORT)
         require_integer("maximum_cohort", self.maximum_cohort, self.minimum_cohort)
         require_integer("maximum_lanes", self.maximum_lanes, 1)
-        if not self.suites or not self.modes or self.maximum_lifetime <= timedelta(0):
-            raise InvalidParameters("a standing server accepts at least one suite, one mode and some time to come")
+        require_members("suites", self.suites, Suite)
+        require_members("modes", self.modes, SharingMode)
+        if type(self.maximum_lifetime) is not timedelta or self.maximum_lifetime <= timedelta(0):
+            raise InvalidParameters(f"maximum_lifetime is a timedelta above 0; got {self.maximum_lifetime!r}")
 
     def admit(self, configuration: IndexingConfiguration, now: datetime) -> None:
         """Refuse a configuration that its operator would not have written."""
