@@ -41,7 +41,7 @@ CORE_LEVELS = (
     {"errors", "faces", "version"},
     {"identifiers", "parameters"},
     {"blame", "wire"},
-    {"fields"},
+    {"declared"},
     {"crypto"},
     {"contract"},
     {"privacy"},

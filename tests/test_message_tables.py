@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from secagg.fields import Placed
+from secagg.declared import Placed
 from secagg.protocols.enclave import client as enclave
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
 from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys, KeyAdvertisement

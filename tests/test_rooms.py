@@ -112,7 +112,7 @@ def check_trusted_part(root: Path) -> None:
         "identifiers",
         "blame",
         "wire",
-        "fields",
+        "declared",
         "parameters",
         "crypto",
         "contract",

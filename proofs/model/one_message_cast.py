@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 import ideal
 from indexing_cast import shallow, signing_key_of
-from secagg import fields
+from secagg import declared
 from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
@@ -322,10 +322,10 @@ def _copied_work(work: Any) -> Any:  # noqa: ANN401 -- what a holder has of one 
 @contextmanager
 def remembered_decoding() -> Iterator[None]:
     """Decode the same bytes once: what is decoded, and the digest of a list, depend on nothing else."""
-    decoded = dict[tuple[type[fields.Message], bytes], Any]()
-    decode = fields.Message.__dict__["decode"].__func__
+    decoded = dict[tuple[type[declared.Message], bytes], Any]()
+    decode = declared.Message.__dict__["decode"].__func__
 
-    def decode_once(cls: type[fields.Message], data: bytes) -> Any:  # noqa: ANN401 -- the message
+    def decode_once(cls: type[declared.Message], data: bytes) -> Any:  # noqa: ANN401 -- the message
         key = cls, bytes(data)
         if key not in decoded:
             try:
@@ -339,7 +339,7 @@ def remembered_decoding() -> Iterator[None]:
     digest = property(lru_cache(None)(requests.UploadList.__dict__["digest"].fget))
     agree = lru_cache(None)(configuration.Offer.agree)
     with (
-        mock.patch.object(fields.Message, "decode", classmethod(decode_once)),
+        mock.patch.object(declared.Message, "decode", classmethod(decode_once)),
         mock.patch.object(requests.UploadList, "digest", digest),
         mock.patch.object(configuration.Offer, "agree", agree),
     ):

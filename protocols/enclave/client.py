@@ -24,8 +24,8 @@ from secagg.crypto.labels import Label, bind
 from secagg.crypto.mask_expansion import accumulate, segment_count
 from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
+from secagg.declared import FLAG, Message, fixed, unsigned, variable
 from secagg.errors import NOBODY, AuthenticationFailed, InvalidParameters, Misuse, PeerMisbehaved, Reason
-from secagg.fields import FLAG, Message, fixed, unsigned, variable
 from secagg.identifiers import CLIENT_ID_BYTES, CONTEXT_BYTES, AttemptContext
 from secagg.privacy.kinds import clip_into, squared_norm
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, verify_signature

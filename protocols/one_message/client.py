@@ -19,8 +19,8 @@ from secagg.crypto.hedged_coins import HedgedCoins
 from secagg.crypto.labels import Label
 from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Confined, Secret
+from secagg.declared import Message, fixed, repeated, unsigned, variable
 from secagg.errors import UNDECIDED, InvalidParameters, Misuse, PeerMisbehaved, Reason
-from secagg.fields import Message, fixed, repeated, unsigned, variable
 from secagg.identifiers import ClientId
 from secagg.parameters import ATTEMPTS
 from secagg.session.certificates import Certificate, SigningKey

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Final
 
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.merkle import MerkleTree
-from secagg.fields import CLIENT, Message, fixed, nested, repeated, variable
+from secagg.declared import CLIENT, Message, fixed, nested, repeated, variable
 from secagg.identifiers import ClientId
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES
 from secagg.wire import MessageKind

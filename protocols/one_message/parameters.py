@@ -12,8 +12,8 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Annotated, Final, NamedTuple
 
+from secagg.declared import Field, nested, repeated, unsigned
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
-from secagg.fields import Field, nested, repeated, unsigned
 from secagg.parameters import require_integer
 from secagg.wire import Reader, Writer
 

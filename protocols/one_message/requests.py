@@ -14,8 +14,8 @@ from typing import Annotated, ClassVar, Final
 from secagg.blame import from_server, said_by, unverified
 from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.labels import Label, bind
+from secagg.declared import CLIENT, Message, choice, fixed, nested, repeated, unsigned, variable
 from secagg.errors import UNDECIDED, AuthenticationFailed, MalformedMessage, PeerMisbehaved, Reason, blaming
-from secagg.fields import CLIENT, Message, choice, fixed, nested, repeated, unsigned, variable
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, Certificate

@@ -17,8 +17,8 @@ from typing import Annotated, Any, ClassVar, Final
 
 from secagg.contract.layout import IndexSegment, Layout, Payload, RingSegment, RowSegment
 from secagg.crypto.labels import Label, bind
+from secagg.declared import Field, Message, choice, encoded, fixed, listed, numbered, unsigned, variable
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
-from secagg.fields import Field, Message, choice, encoded, fixed, listed, numbered, unsigned, variable
 from secagg.identifiers import AttemptContext
 from secagg.parameters import LEAST_COHORT, Suite, require_integer
 from secagg.privacy.kinds import GREATEST_VARIANCE, NoiseKind, clip_into, require_variance

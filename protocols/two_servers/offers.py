@@ -15,8 +15,7 @@ from typing import Annotated, ClassVar, Final, NamedTuple
 from secagg.blame import Evidence, answered_twice, any_of, unverified
 from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.labels import Label
-from secagg.errors import NOBODY, UNDECIDED, Misuse, PeerMisbehaved, Reason, ThresholdNotMet, blaming
-from secagg.fields import (
+from secagg.declared import (
     CONTEXT,
     FLAG,
     SERVER,
@@ -31,6 +30,7 @@ from secagg.fields import (
     variable,
     write_fields,
 )
+from secagg.errors import NOBODY, UNDECIDED, Misuse, PeerMisbehaved, Reason, ThresholdNotMet, blaming
 from secagg.identifiers import CONTEXT_BYTES, AttemptContext, ClientId, ServerId
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
 from secagg.protocols.two_servers.upload import ROUND_BYTES, Upload

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from secagg.contract import DIGEST_BYTES, Aggregate, Layout
 from secagg.crypto.labels import Label, bind
+from secagg.declared import CLIENT, Message, repeated, unsigned, variable
 from secagg.errors import InvalidParameters, MalformedMessage, PeerError, Reason
-from secagg.fields import CLIENT, Message, repeated, unsigned, variable
 from secagg.identifiers import ClientId
 from secagg.platforms.keys import Roster
 from secagg.scale.tree import MOST_IN_A_GROUP, divided, joined

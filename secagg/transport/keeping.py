@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from secagg.crypto.secret import Secret
+from secagg.declared import FLAG, Message, fixed, unsigned, variable
 from secagg.errors import InvalidParameters, Misuse, PeerError
-from secagg.fields import FLAG, Message, fixed, unsigned, variable
 from secagg.identifiers import ClientId
 from secagg.session.certificates import SIGNATURE_BYTES
 from secagg.session.durable import (

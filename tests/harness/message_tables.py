@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from secagg.fields import Declared, fields_of
+from secagg.declared import Declared, fields_of
 
 
 def table_of(declared: Declared) -> str:

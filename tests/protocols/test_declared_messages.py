@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 import secagg.protocols
 from secagg.conformance.sessions import check_law
 from secagg.contract import Aggregate, Layout, Payload
+from secagg.declared import Placed
 from secagg.errors import MalformedMessage, PeerError, Reason, UnexpectedMessage
-from secagg.fields import Placed
 from secagg.identifiers import ServerId
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
 from secagg.protocols.enclave.trusted.messages import SealedUpload

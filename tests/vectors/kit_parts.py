@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 from secagg.crypto import key_derivation
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Secret
-from secagg.fields import Field, fields_of
+from secagg.declared import Field, fields_of
 from secagg.protocols.one_message.configuration import EpochRecord, HolderKeys, Offer
 from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.one_message.requests import (

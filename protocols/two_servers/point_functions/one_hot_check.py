@@ -34,8 +34,8 @@ from secagg.blame import Evidence, answered_twice, between_servers, culprits, si
 from secagg.crypto.key_derivation import expand
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined, Secret
+from secagg.declared import SERVER, Message, fixed
 from secagg.errors import Misuse, PeerError, PeerMisbehaved, Reason, blaming
-from secagg.fields import SERVER, Message, fixed
 from secagg.identifiers import AttemptContext, ClientId, ServerId
 from secagg.parameters import require_integer
 from secagg.wire import HEADER_BYTES, MessageKind, Reader, Writer, owned_bytes

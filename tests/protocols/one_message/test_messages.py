@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from secagg.declared import Field, Message, fixed, repeated, unsigned, variable
 from secagg.errors import InvalidParameters
-from secagg.fields import Field, Message, fixed, repeated, unsigned, variable
 from secagg.protocols.one_message.configuration import EpochRecord, HolderKeys, Offer
 from secagg.wire import Writer
 from tests.harness.message_tables import table_of
