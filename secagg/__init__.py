@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from secagg.faces import lazy
+from secagg.lazy import public_names
 
 if TYPE_CHECKING:
     from secagg.contract import Aggregate as Aggregate
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from secagg.short.model_session import Session as Session
     from secagg.version import __version__ as __version__
 else:
-    __getattr__, __dir__, __all__ = lazy(
+    __getattr__, __dir__, __all__ = public_names(
         __name__,
         {
             "contract": "Aggregate IndexSegment Layout LinearDecoder Payload RingSegment Segment",

@@ -38,7 +38,7 @@ WITHOUT_MODULES = {"secagg.web", "secagg.web.page"}
 """Packages of files for browsers."""
 
 CORE_LEVELS = (
-    {"errors", "faces", "version"},
+    {"errors", "lazy", "version"},
     {"identifiers", "parameters"},
     {"blame", "wire"},
     {"declared"},
@@ -48,7 +48,7 @@ CORE_LEVELS = (
     {"session"},
 )
 CORE_MODULES = set[str]().union(*CORE_LEVELS)
-FACE_IMPORTS = ("secagg.faces",)
+FACE_IMPORTS = ("secagg.lazy",)
 FACE_NAMES = (
     "secagg.errors",
     "secagg.identifiers",
@@ -73,7 +73,7 @@ TOP_ROOMS = (
     "cli",
 )
 ROOMS = {
-    "face": "secagg/__init__.py imports faces, and the vocabulary and the short way only when it is asked for them",
+    "face": "secagg/__init__.py imports lazy, and the vocabulary and the short way only when it is asked for them",
     "core": "a core module imports its own level and the levels below it; move the code, or the level in CORE_LEVELS",
     "compression": "a scheme imports the core only; schemes and protocols meet in secagg.contract",
     "protocols": "a protocol imports the core and itself only; schemes and protocols meet in secagg.contract",

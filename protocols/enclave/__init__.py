@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from secagg.faces import lazy
+from secagg.lazy import public_names
 
 if TYPE_CHECKING:
     from .attestation import EvidenceFormat as EvidenceFormat
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .trusted.configuration import ReleaseForm as ReleaseForm
     from .trusted.enclave import DEFAULT_MEMORY_BYTES as DEFAULT_MEMORY_BYTES
 else:
-    __getattr__, __dir__, __all__ = lazy(
+    __getattr__, __dir__, __all__ = public_names(
         __name__,
         {
             "attestation": "EvidenceFormat PinnedMeasurement Policy Verifier",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from secagg.faces import lazy
+from secagg.lazy import public_names
 
 if TYPE_CHECKING:
     from .client import Client as Client
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .session import ServerState as ServerState
     from .session import open_session as open_session
 else:
-    __getattr__, __dir__, __all__ = lazy(
+    __getattr__, __dir__, __all__ = public_names(
         __name__,
         {
             "client": "Client ClientState PairwiseMember charged_elsewhere",

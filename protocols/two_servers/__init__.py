@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from secagg.faces import lazy
+from secagg.lazy import public_names
 
 if TYPE_CHECKING:
     from .configuration import SERVERS as SERVERS
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .standing_server import asking as asking
     from .standing_server import lanes_of as lanes_of
 else:
-    __getattr__, __dir__, __all__ = lazy(
+    __getattr__, __dir__, __all__ = public_names(
         __name__,
         {
             "configuration": "IndexingConfiguration SERVERS",

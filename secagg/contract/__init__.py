@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from secagg.faces import lazy
+from secagg.lazy import public_names
 
 if TYPE_CHECKING:
     from .decoder import Aggregate as Aggregate
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .layout import RingSegment as RingSegment
     from .layout import Segment as Segment
 else:
-    __getattr__, __dir__, __all__ = lazy(
+    __getattr__, __dir__, __all__ = public_names(
         __name__,
         {
             "decoder": (

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from secagg.errors import InvalidParameters, Reason, SecAggError
-from secagg.faces import lazy
+from secagg.lazy import public_names
 
 
 def needing(
@@ -24,7 +24,7 @@ def needing(
     Args:
         platform: the platform's own package.
     """
-    load, listed, public = lazy(package, names)
+    load, listed, public = public_names(package, names)
 
     def loaded(name: str) -> object:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from secagg.faces import lazy
+from secagg.lazy import public_names
 
 if TYPE_CHECKING:
     from .data import Site as Site
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .plan import Results as Results
     from .plan import summed as summed
 else:
-    __getattr__, __dir__, __all__ = lazy(
+    __getattr__, __dir__, __all__ = public_names(
         __name__,
         {
             "declaration": "Declaration Statistic Variable",

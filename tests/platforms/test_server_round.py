@@ -491,10 +491,10 @@ def test_a_platform_that_is_absent_is_named_with_its_extra(missing: str, monkeyp
     def load(_: str) -> object:
         raise ModuleNotFoundError(name=missing)
 
-    def lazy(*_: object) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    def public_names(*_: object) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
         return load, list, []
 
-    monkeypatch.setattr("secagg.platforms.lazy", lazy)
+    monkeypatch.setattr("secagg.platforms.public_names", public_names)
     found = needing("flwr", "secagg.flower", {})[0]
     with pytest.raises(InvalidParameters if missing == "flwr.app" else ModuleNotFoundError) as refused:
         found("SecAggGrid")

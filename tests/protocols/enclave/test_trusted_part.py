@@ -32,7 +32,7 @@ ADMITTED = {
 """What the trusted part takes of other rooms: noise, whose key signs an upload, and where a host's message ends."""
 PACKAGES = {
     "secagg",
-    "secagg.faces",
+    "secagg.lazy",
     "secagg.privacy",
     "secagg.protocols.enclave",
     "secagg.session",
@@ -102,7 +102,7 @@ def test_the_trusted_part_is_these_modules_and_no_other(repository: Path) -> Non
     }
 
 
-FACES = {"secagg.faces"}
+FACES = {"secagg.lazy"}
 """It imports the modules of a package by name when somebody asks for them; nothing in the trusted part does."""
 
 
