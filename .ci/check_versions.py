@@ -16,7 +16,7 @@ import tomllib
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-TESTS = ("core", "crypto", "contract", "session", "short", "conformance", "protocols/pairwise_mask", "privacy")
+TESTS = ("core", "crypto", "contract", "session", "quick", "conformance", "protocols/pairwise_mask", "privacy")
 RUNNERS = ("pytest", "pytest-randomly")
 NEEDS = (*RUNNERS, "hypothesis", "cbor2", "dp-accounting", "pycryptodome")
 
@@ -64,7 +64,7 @@ def check(interpreter: str, dependencies: str, tests: list[str]) -> tuple[int, s
         # Warnings of a dependency that another version of Python or of the dependency gives are not this library's.
         chosen = "not gpu and not flower and not flower_torch and not nvflare_torch"
         # What pyright says of the API depends on neither; the environment has none.
-        types = "tests/short/test_types.py::test_pyright_refuses_what_is_wrong_and_nothing_else"
+        types = "tests/quick/test_types.py::test_pyright_refuses_what_is_wrong_and_nothing_else"
         command = [str(python), "-m", "pytest", "-q", "-W", "default", "-m", chosen, "--deselect", types]
         folders = [f"tests/{folder}" for folder in tests]
         child = subprocess.run(  # noqa: S603 - the command is the one above

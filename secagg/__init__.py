@@ -1,8 +1,8 @@
 """Secure aggregation: a server learns the sum of its clients' model updates and nothing else about any one of them.
 
-The names here are the vocabulary that every room shares. Schemes are imported from ``secagg.compression`` and protocols
-from ``secagg.protocols``, each by its own module. The short way in, ``secagg.aggregate`` and its like, is loaded when
-it is first used.
+The names here are the vocabulary that every package shares. Schemes are imported from ``secagg.compression`` and
+protocols from ``secagg.protocols``, each by its own module. The quick interface, ``secagg.aggregate`` and others, is
+loaded when it is first used.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from secagg.identifiers import SessionContext as SessionContext
     from secagg.parameters import SecurityMode as SecurityMode
     from secagg.parameters import Suite as Suite
-    from secagg.short.in_process import aggregate as aggregate
-    from secagg.short.in_process import heavy_hitters as heavy_hitters
-    from secagg.short.in_process import histogram as histogram
-    from secagg.short.in_process import mean as mean
-    from secagg.short.model_session import Session as Session
+    from secagg.quick.in_process import aggregate as aggregate
+    from secagg.quick.in_process import heavy_hitters as heavy_hitters
+    from secagg.quick.in_process import histogram as histogram
+    from secagg.quick.in_process import mean as mean
+    from secagg.quick.model_session import Session as Session
     from secagg.version import __version__ as __version__
 else:
     __getattr__, __dir__, __all__ = public_names(
@@ -57,8 +57,8 @@ else:
             ),
             "identifiers": "AttemptContext ClientId Party ServerId SessionContext",
             "parameters": "SecurityMode Suite",
-            "short.in_process": "aggregate heavy_hitters histogram mean",
-            "short.model_session": "Session",
+            "quick.in_process": "aggregate heavy_hitters histogram mean",
+            "quick.model_session": "Session",
             "version": "__version__",
         },
     )

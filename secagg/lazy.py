@@ -1,7 +1,8 @@
 """Lazy packages: public names that are imported when they are first used, so that a client's import loads a client.
 
-A package says ``from .client import Client as Client`` under ``TYPE_CHECKING`` and lists the same names for ``public_names`` in
-the other branch. Type checkers see imports alone, and refuse a name that the package does not have.
+A package imports ``from .client import Client as Client`` under ``TYPE_CHECKING``, and passes the same names to
+``public_names`` in the other branch. Type checkers see only the imports, and refuse a name that the package does not
+have.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 
 
-def public_names(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+def public_names(
+    package: str, names: Mapping[str, str]
+) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package.
 
     Args:

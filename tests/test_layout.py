@@ -54,14 +54,14 @@ FACE_NAMES = (
     "secagg.identifiers",
     "secagg.parameters",
     "secagg.contract",
-    "secagg.short",
+    "secagg.quick",
     "secagg.version",
 )
 """What the face names for type checkers, and loads when it is asked for."""
 TOP_ROOMS = (
     "planning",
     "simulation",
-    "short",
+    "quick",
     "site_statistics",
     "training",
     "scale",
@@ -73,7 +73,7 @@ TOP_ROOMS = (
     "cli",
 )
 ROOMS = {
-    "face": "secagg/__init__.py imports lazy, and the vocabulary and the short way only when it is asked for them",
+    "face": "secagg/__init__.py imports lazy; the vocabulary and the quick interface only when it is asked for them",
     "core": "a core module imports its own level and the levels below it; move the code, or the level in CORE_LEVELS",
     "compression": "a scheme imports the core only; schemes and protocols meet in secagg.contract",
     "protocols": "a protocol imports the core and itself only; schemes and protocols meet in secagg.contract",

@@ -36,8 +36,8 @@ from .spreading import Spreading, SpreadInState, Telling, workers_for
 if TYPE_CHECKING:
     from secagg.crypto.entropy import Coins
     from secagg.platforms.settings import SecAggSettings
+    from secagg.quick.model_session import Session
     from secagg.session.roles import Released, ServerSession, Subject
-    from secagg.short.model_session import Session
     from secagg.site_statistics import Plan
     from secagg.transport.card import Card, WireLimits
     from secagg.transport.keeping import ServerRecord, ServerStore

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
 from secagg.errors import InvalidParameters, Misuse, Reason, SecAggError
 
 if TYPE_CHECKING:
+    from secagg.quick.model_session import Session
     from secagg.session.roles import Subject
-    from secagg.short.model_session import Session
     from secagg.site_statistics import Declaration, Plan
     from secagg.transport.tls import Credentials
 
@@ -37,8 +37,8 @@ def plan_of(protocol: str, terms: Mapping[str, Any]) -> Session[Any]:
     """Return how updates are encoded; from what a server says it is the server's word, and no floor."""
     import numpy as np
 
+    from secagg.quick.model_session import Session
     from secagg.session.registry import find
-    from secagg.short.model_session import Session
 
     is_whole = {name: type(value) for name, value in terms.items()} == _TERMS
     if not (is_whole and 1 <= terms["group"] <= terms["groups"]):

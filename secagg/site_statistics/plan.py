@@ -27,10 +27,10 @@ from secagg.privacy.client_noise import LEAST_SHARE, ClientNoise, NoiseSettings
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.noise_table import add_noise_into
 from secagg.privacy.rounding import WORST_DEVIATIONS
+from secagg.quick.in_process import by_name, leaving, simulated
+from secagg.quick.model_session import CohortSettings, planned
 from secagg.session.registry import ProtocolEntry, ProtocolName, find
 from secagg.session.roles import LateUpdate, Subject, Update
-from secagg.short.in_process import by_name, leaving, simulated
-from secagg.short.model_session import CohortSettings, planned
 
 from .data import Site, Values
 from .declaration import Declaration

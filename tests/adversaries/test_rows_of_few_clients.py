@@ -23,12 +23,12 @@ from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.identifiers import ClientId
 from secagg.protocols.enclave.server import read_release
 from secagg.protocols.enclave.trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm
+from secagg.quick import in_process
+from secagg.quick.in_process import simulated
+from secagg.quick.model_session import Session
 from secagg.session.registry import ProtocolName, find, names
 from secagg.session.roles import LateUpdate, Released, Subject, Update
 from secagg.session.run import Measured, run
-from secagg.short import in_process
-from secagg.short.in_process import simulated
-from secagg.short.model_session import Session
 from tests.harness.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession
 from tests.harness.session_worlds import SETTINGS, client_ids
 

@@ -26,7 +26,7 @@ FORKS.set_forkserver_preload(
         "secagg.cli.serve",
         "secagg.platforms.enclave_plug",
         "secagg.platforms.plugs",
-        "secagg.short.model_session",
+        "secagg.quick.model_session",
         "secagg.transport.client",
         "secagg.transport.listener",
         "secagg.transport.server",

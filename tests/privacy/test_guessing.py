@@ -39,12 +39,12 @@ def test_where_it_holds(clients: int, weights: float, entropy: float, *, holds: 
 
 def test_a_weighted_sum_of_flags_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     flags = [np.random.default_rng(each).integers(0, 2, 400).astype(np.float32) for each in range(4)]
-    with caplog.at_level(logging.WARNING, "secagg.short"):
+    with caplog.at_level(logging.WARNING, "secagg.quick"):
         secagg.aggregate(flags, clip=1.0, examples=[100, 90, 80, 70])
     assert "can determine the values of all clients" in caplog.text
     caplog.clear()
     wide = [np.random.default_rng(each).uniform(-1, 1, 4000) for each in range(12)]
-    with caplog.at_level(logging.WARNING, "secagg.short"):
+    with caplog.at_level(logging.WARNING, "secagg.quick"):
         secagg.aggregate(wide, clip=1.0, examples=[100] * 12, bits=8)
     assert "can determine" not in caplog.text
 

@@ -1,4 +1,4 @@
-"""Types of the short way, as pyright tells its user: each wrong line is refused, and no other."""
+"""Types of the quick interface, as pyright tells its user: each wrong line is refused, and no other."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import get_args
 
 import secagg
+from secagg.quick.model_session import CohortSettings, Settings
 from secagg.session.registry import ProtocolName, find, names
-from secagg.short.model_session import CohortSettings, Settings
 
 PROGRAM = """
 from fractions import Fraction

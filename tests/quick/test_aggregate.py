@@ -1,4 +1,4 @@
-"""The short way in: sums, means and histograms of arrays and models, by every protocol, and what is refused."""
+"""The quick interface: sums, means and histograms of arrays and models, by every protocol, and what is refused."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from secagg.protocols.light_secagg import simulation as light_secagg
 from secagg.protocols.one_message import simulation as one_message
 from secagg.protocols.pairwise_mask import simulation as pairwise_mask
 from secagg.protocols.two_servers import simulation as two_servers
+from secagg.quick.trees import Shapes, digest_of, leaves
 from secagg.session.registry import ProtocolName, names
 from secagg.session.run import Measured, run
-from secagg.short.trees import Shapes, digest_of, leaves
 
 PROTOCOLS = [name for name in names() if name != "plain-sum"]
 
@@ -93,7 +93,7 @@ def test_examples_are_integers_of_any_kind(examples: Any) -> None:
 
 
 def test_a_client_without_examples_weighs_nothing_and_a_light_one_a_quarter(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "secagg.short"):
+    with caplog.at_level(logging.WARNING, "secagg.quick"):
         result = secagg.aggregate([np.ones(2)] * 3 + [-np.ones(2)], clip=1.0, examples=[100, 1, 1, 0])
     assert result.examples == 150
     assert (result.trained, result.failed) == (3, 1), "everybody's examples are known in one process"
@@ -173,7 +173,7 @@ def test_rounding_has_no_bias() -> None:
 
 
 def test_clipped_values_are_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "secagg.short"):
+    with caplog.at_level(logging.WARNING, "secagg.quick"):
         result = secagg.aggregate([np.array([3.0, 0.1])] * 3, clip=1.0)
     assert result.clipped == 3
     assert result.mean[0] == pytest.approx(1.0, abs=result.step)
@@ -181,7 +181,7 @@ def test_clipped_values_are_counted_and_said(caplog: pytest.LogCaptureFixture) -
 
 
 def test_an_update_below_one_step_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "secagg.short"):
+    with caplog.at_level(logging.WARNING, "secagg.quick"):
         secagg.mean([np.full(4, 1e-4)] * 3, clip=1.0, bits=4)
     assert "lower clip or raise bits" in caplog.text
 
@@ -330,7 +330,7 @@ def test_a_setting_that_a_histogram_cannot_have_is_refused_by_name() -> None:
 
 
 def test_what_a_client_has_is_in_no_warning(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "secagg.short"):
+    with caplog.at_level(logging.WARNING, "secagg.quick"):
         secagg.mean([np.full(4, 1.2345e-4)] * 3, clip=1.0, bits=4)
         secagg.mean([np.full(4, 9.8765)] * 3, clip=1.0)
     assert "1.23" not in caplog.text
@@ -520,12 +520,12 @@ def test_the_face_shows_what_it_has() -> None:
     assert secagg.__version__ == importlib.metadata.version("secagg")
 
 
-def test_the_short_way_is_loaded_when_it_is_used_and_not_before() -> None:
+def test_the_quick_interface_is_loaded_when_it_is_used_and_not_before() -> None:
     program = (
         "import sys, secagg\n"
-        "assert 'secagg.short' not in sys.modules and 'secagg.compression' not in sys.modules\n"
+        "assert 'secagg.quick' not in sys.modules and 'secagg.compression' not in sys.modules\n"
         "secagg.mean\n"
-        "assert 'secagg.short' in sys.modules\n"
+        "assert 'secagg.quick' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)  # noqa: S603 -- fixed command
     with pytest.raises(AttributeError, match="no attribute 'sum'"):

@@ -69,7 +69,7 @@ _LAST_ROUND: Final = (1 << 64) - 1
 Form = TypeVar("Form")
 Model = TypeVar("Model")
 """Type of a model and of its updates."""
-LOG: Final = logging.getLogger("secagg.short")
+LOG: Final = logging.getLogger("secagg.quick")
 
 
 class Settings(TypedDict, total=False):
@@ -466,8 +466,8 @@ def planned(
     """
     if settings.get("noise_multiplier") is not None:
         raise InvalidParameters(
-            "the short way plans no noise: its rings have no room for any. Open a session of the protocol with a codec "
-            "whose ring has, as `secagg round --noise` and training do"
+            "the quick interface plans no noise: its rings have no room for any. Open a session of the protocol with "
+            "a codec whose ring has, as `secagg round --noise` and training do"
         )
     if strange := [name for name in settings if name not in (known := known_settings(entry))]:
         also = [*known, "clip", "bits", "drop", "examples", "full", "protocol", "only", "exclude", "max_norm"]
