@@ -26,7 +26,7 @@ class MessageKind(IntEnum):
     AGGREGATE = 3
     PUBLIC_PARAMETERS = 4
     HELD_MODEL = 5
-    TOLD_SUM = 6
+    DOWNLINK_SUM = 6
     SESSION_OFFER = 16
     KEY_ADVERTISEMENT = 17
     ADVERTISED_KEYS = 18

@@ -24,6 +24,7 @@ from secagg.compression.cohort_bits import (
     places_for,
 )
 from secagg.compression.common import PublicStream
+from secagg.compression.downlink import HeldModel, Sums
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.model_update import (
     Calibration,
@@ -74,7 +75,6 @@ from secagg.compression.product_quantization import ProductQuantization
 from secagg.compression.random_pruning import exact_sparsity
 from secagg.compression.rotation import Floats, Gains, JoinedRotation, Sketch, sketch_ring
 from secagg.compression.scalar_quantization import Rounding, dithered_ring
-from secagg.compression.told import HeldModel, Sums
 from secagg.contract import Aggregate, LinearDecoder, Payload
 from secagg.crypto.entropy import Coins
 from secagg.errors import InternalError, InvalidParameters
@@ -564,7 +564,7 @@ class WholeUpdates:
         return self.parted(vector)
 
     def held(self, parameters: Update) -> HeldModel:
-        """Return the model of a run's beginning as clients hold it where sums are told."""
+        """Return the model of a run's beginning as clients hold it where the downlink is compressed."""
         vector = self._joined(parameters)
         return HeldModel.rounded(vector, seed=self.seed, name=UPDATE, sizes=self._sizes, round_number=0)
 
@@ -725,10 +725,10 @@ class WholeUpdates:
         return {name: part.reshape(shape) for (name, shape), part in parts}
 
 
-# --- Told in place of the model ---------------------------------------------------------------------------------------
+# --- Compressed downlink ----------------------------------------------------------------------------------------------
 
 
-class ToldSums:
+class DownlinkSums:
     """Model that server and clients hold alike, and who holds it since when.
 
     A client of a round receives the sums since the round that it took part in last, or the model where that is
@@ -760,7 +760,7 @@ class ToldSums:
         return sum(min(whole, told) for told in sums) / max(1, len(clients))
 
     def tell(self, number: int, sums: Sums, rotation: JoinedRotation, gains: Gains) -> Floats:
-        _, message = self.model.told(number, sums, rotation.scales, gains)
+        _, message = self.model.advanced(number, sums, rotation.scales, gains)
         self._sizes.append(len(message))
         self.model = self.model.after(message)
         return self.model.values
@@ -775,6 +775,6 @@ class ToldSums:
     @classmethod
     def restored(
         cls, stored: Mapping[str, npt.NDArray[Any]], like: HeldModel, rounds: Iterable[Sequence[int]]
-    ) -> ToldSums:
+    ) -> DownlinkSums:
         model = HeldModel.decode(stored["model"].tobytes(), seed=like.seed, name=like.name, sizes=like.sizes)
         return cls(model, rounds, stored["sizes"].tolist())

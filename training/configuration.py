@@ -668,8 +668,8 @@ def _require_whole_updates(run: Configuration) -> None:
     momentum = run.server.momentum if run.server.optimizer is Optimizer.FEDAVGM else 0.0
     if momentum and compression.down is Down.SUMS:
         raise InvalidParameters(
-            "a client that comes back does not have the server's momentum, without which no told sum makes the next "
-            "model: take server.optimizer = 'fedavg', or compression.down = 'model'"
+            "a client that comes back does not have the server's momentum, without which no downlink sum makes the "
+            "next model: take server.optimizer = 'fedavg', or compression.down = 'model'"
         )
     if scheme in NOISY_SCHEMES and momentum and run.server.rate > _LONGEST_STEP * (1 - momentum):
         raise InvalidParameters(

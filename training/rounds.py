@@ -26,7 +26,7 @@ from secagg.contract import Aggregate, Payload
 from secagg.errors import InvalidParameters, PeerError, ThresholdNotMet
 from secagg.session.run import StageFigures
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from secagg.training.codec import PLAIN_BITS, Operators, RoundCodec, ToldSums, WholeUpdates
+from secagg.training.codec import PLAIN_BITS, DownlinkSums, Operators, RoundCodec, WholeUpdates
 from secagg.training.configuration import (
     WHOLE_UPDATES,
     AttackKind,
@@ -367,8 +367,8 @@ class Run:
     cohorts: Cohorts = field(init=False)
     about: dict[str, str] = field(init=False)
     """Digests of data and model, which a run keeps to."""
-    told: ToldSums | None = field(default=None, init=False)
-    """What clients are told in place of the model, where the configuration says so."""
+    downlink: DownlinkSums | None = field(default=None, init=False)
+    """What clients receive in place of the model, where the configuration asks for it."""
     _releases: ReleaseCount = field(init=False)
     _losses: dict[int, npt.NDArray[np.float32]] = field(default_factory=dict[int, npt.NDArray[np.float32]], init=False)
     """What each client of the round tells of its losses, where the code's rate is found by them."""
@@ -393,8 +393,8 @@ class Run:
                 raise InvalidParameters(
                     "no client can follow an optimizer of a platform's own: take compression.down = 'model'"
                 )
-            self.told = ToldSums(self._whole.held(self.parameters))
-            self.parameters = self._whole.parted(self.told.model.values)
+            self.downlink = DownlinkSums(self._whole.held(self.parameters))
+            self.parameters = self._whole.parted(self.downlink.model.values)
 
     @property
     def values(self) -> int:
@@ -428,10 +428,10 @@ class Run:
                 warning = self.operators.warning
                 if warning is None and isinstance(self.operators, WholeUpdates):
                     warning = self.operators.noise_warning(self.parameters, self._step_rate(number))
-        elif self.told is not None:
-            self.told.skip()
-        if self.told is not None:
-            self.told.seen(number, pulled.due.uploaders)
+        elif self.downlink is not None:
+            self.downlink.skip()
+        if self.downlink is not None:
+            self.downlink.seen(number, pulled.due.uploaders)
         self.next_round = number + 1
         self._releases.add(pulled.due.uploaders)
         record = round_record(codec, pulled, outcome, failure, self.values)
@@ -474,7 +474,7 @@ class Run:
                 "optimizer": self.optimizer.state(),
                 "operators": self.operators.state(),
                 **({} if self.average is None else {"average": dict(self.average)}),
-                **({} if self.told is None else {"told": self.told.state()}),
+                **({} if self.downlink is None else {"downlink": self.downlink.state()}),
             },
         )
 
@@ -487,9 +487,9 @@ class Run:
         self.operators.restore(checkpoint.arrays.get("operators", {}))
         self.average = dict(checkpoint.arrays["average"]) if "average" in checkpoint.arrays else None
         self.next_round = checkpoint.next_round
-        if self.told is not None:
+        if self.downlink is not None:
             rounds = map(self._uploaders, range(self.next_round))
-            self.told = ToldSums.restored(checkpoint.arrays["told"], self.told.model, rounds)
+            self.downlink = DownlinkSums.restored(checkpoint.arrays["downlink"], self.downlink.model, rounds)
         # The clients of the rounds so far follow from the seed, and matter to noise alone.
         counted = self.next_round if self.configuration.privacy.is_on else 0
         self._releases = ReleaseCount(self.cohorts, len(self.pieces.data.sizes), counted)
@@ -504,7 +504,7 @@ class Run:
 
     @property
     def _whole(self) -> WholeUpdates:
-        """The codecs of a scheme whose sums are told."""
+        """The codecs of a scheme with a compressed downlink."""
         return cast("WholeUpdates", self.operators)
 
     def _uploaders(self, number: int) -> tuple[int, ...]:
@@ -525,7 +525,7 @@ class Run:
             releases=self._releases.most_with(uploaders),
         )
         pulled = Pulled(due, self.configuration.compression, timer)
-        pulled.model_bytes = 4 * self.values if self.told is None else self.told.model_bytes(clients)
+        pulled.model_bytes = 4 * self.values if self.downlink is None else self.downlink.model_bytes(clients)
         work = [self.assignment(client, number) for client in uploaders]
         attack = Attack.of(self.configuration.attack, work, self.pieces.data)
         with timer.part("probe"):
@@ -565,15 +565,15 @@ class Run:
         mean = self.operators.decode(aggregate)
         before, settings = self.parameters, self.configuration.server
         rate = falling_rate(settings.falling, self.next_round + 1, self.configuration.rounds)
-        if self.told is not None:
+        if self.downlink is not None:
             found = self._whole.signs(aggregate)
-            moved = self.told.tell(
+            moved = self.downlink.tell(
                 self.next_round, found.sums, found.rotation, found.gains.times(self._step_rate(self.next_round))
             )
             self.parameters = self._whole.parted(moved)
         else:
             self.parameters = self.optimizer.step(before, mean)
-        if rate < 1 and self.told is None:
+        if rate < 1 and self.downlink is None:
             step = np.float32(rate)
             self.parameters = {
                 name: np.asarray(old + step * (self.parameters[name] - old), dtype=np.float32)

@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from secagg.compression.cohort_bits import code_within
 from secagg.compression.common import LOG, PublicStream
+from secagg.compression.downlink import Sums
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.model_update import weighting
 from secagg.compression.model_update.codec import ModelUpdate, Shape, TensorScheme
@@ -47,7 +48,6 @@ from secagg.compression.product_quantization import (
 from secagg.compression.random_pruning import RandomPruning
 from secagg.compression.rotation import Gains, JoinedRotation
 from secagg.compression.scalar_quantization import DitheredQuantization, Rounding, ScalarQuantization
-from secagg.compression.told import Sums
 from secagg.contract import Aggregate
 from secagg.contract.layout import RingSegment, Segment
 from secagg.crypto.entropy import Coins

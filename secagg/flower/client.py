@@ -96,7 +96,7 @@ def _is_ours(message: Message) -> bool:
 
 STATE_RECORD: Final = "secagg.state"
 HELD_RECORD: Final = "secagg.held"
-"""The model that a node holds, where it is told sums in place of models."""
+"""The model that a node holds, where the downlink is compressed."""
 
 
 class SupersededError(RuntimeError):

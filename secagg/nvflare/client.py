@@ -28,8 +28,8 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.app_common.app_constant import AlgorithmConstants
 
+from secagg.compression.downlink import HeldModel
 from secagg.compression.model_update.summed_values import TENSOR, Arrays, is_integer
-from secagg.compression.told import HeldModel
 from secagg.contract import Payload
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label, bind
@@ -117,7 +117,7 @@ class SecAggClient(FLComponent):
         self._settings, self._outside = begun_app(self.floors, scheme)
         self._open: _Open | None = None
         self.held: HeldModel | None = None
-        """The model that this site holds, where it is told sums in place of models."""
+        """The model that this site holds, where the downlink is compressed."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         del fl_ctx

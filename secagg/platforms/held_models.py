@@ -1,7 +1,7 @@
 """Models that a server and its nodes hold alike, to the last bit: nodes that have the last one are told the sum since.
 
-The tensors of the peak code are one held model (``secagg.compression.told``); the others travel as ever. A node that
-did not answer the session before is sent the model. Both ends compare digests, and the session's subject has the
+The tensors of the peak code are one held model (``secagg.compression.downlink``); the others travel as ever. A node
+that did not answer the session before is sent the model. Both ends compare digests, and the session's subject has the
 digest of the whole model.
 """
 
@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.compression.common import SEED_BYTES
+from secagg.compression.downlink import HeldModel
 from secagg.compression.model_update.codec import ModelUpdate
 from secagg.compression.model_update.public_parameters import MAXIMUM_ELEMENTS
 from secagg.compression.model_update.summed_values import UPDATE, Arrays, PeakSum, whole_code
 from secagg.compression.rotation import Floats
-from secagg.compression.told import HeldModel
 from secagg.errors import UNDECIDED, MalformedMessage, Misuse, PeerMisbehaved, Reason
 
 Forms = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
@@ -74,9 +74,9 @@ class HeldModels:
 
     def move(self, number: int, found: PeakSum) -> Floats:
         before = self.held
-        moved, told = before.told(number, found.sums, found.rotation.scales, found.gains)
+        moved, message = before.advanced(number, found.sums, found.rotation.scales, found.gains)
         self._set(moved)
-        self._sum, self._before = told, before.round_number
+        self._sum, self._before = message, before.round_number
         return moved.values
 
     def _set(self, held: HeldModel) -> None:

@@ -216,7 +216,7 @@ class Means:
     """Length of the update under the scales of this one."""
     alike: float
     """Squared mean of the clients' lengths over their mean square, where they vote for them; otherwise 1."""
-    told_sum: PeakSum | None
+    downlink_sum: PeakSum | None
     """Sum that the nodes of the next round are told, where they are."""
     metrics: dict[str, float]
     counted: Counted
@@ -256,7 +256,7 @@ class RoundTask:
     sent: Arrays
     update: ModelUpdate
     held: HeldModels | None = None
-    """Which nodes hold the model, where sums are told in its place."""
+    """Which nodes hold the model, where the downlink is compressed."""
 
     def opened(
         self, population: int, invited: frozenset[ClientId], coins: Coins, resources: ExitStack
@@ -330,7 +330,7 @@ class RoundTask:
             lengths=found.known if found else (),
             length=found.middle if found else 0.0,
             alike=found.alike if found else 1.0,
-            told_sum=peak_sum(self.update, aggregate, found.middle) if found and self.held else None,
+            downlink_sum=peak_sum(self.update, aggregate, found.middle) if found and self.held else None,
             metrics=dict(zip(self.terms.metrics, map(float, metrics), strict=True)),
             counted=counted,
         )
@@ -500,8 +500,8 @@ class Rounds:
         known, joined = self.known_of(task.sent), task.terms.joined
         known.told, known.lengths, known.trained = means.told, means.lengths, known.trained + 1
         model = applied(task.sent, means.tensors)
-        if known.held is not None and means.told_sum is not None:
-            values = known.held.move(task.terms.round_number, means.told_sum)
+        if known.held is not None and means.downlink_sum is not None:
+            values = known.held.move(task.terms.round_number, means.downlink_sum)
             model |= parted(values, {name: (model[name].shape, model[name].dtype) for name in joined})
         if means.lengths:
             code = whole_code(task.update)

@@ -49,7 +49,7 @@ def test_a_recipe_ends_with_the_model_of_its_plain_twin(tmp_path: Path, kind: st
 
 
 @pytest.mark.parametrize("kind", ["told", "told-tensors"])
-def test_sites_that_are_told_sums_train_one_model_to_the_bit(tmp_path: Path, kind: str) -> None:
+def test_sites_with_a_compressed_downlink_train_one_model_to_the_bit(tmp_path: Path, kind: str) -> None:
     model, log = run(tmp_path, kind, "secure")
     for number in range(1, ROUNDS + 1):
         assert f"round {number}, sum: 3 clients, " in log

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from secagg.compression.told import HeldModel
+from secagg.compression.downlink import HeldModel
 from secagg.errors import MalformedMessage, PeerMisbehaved, Reason, SecAggError
 from secagg.platforms import LOG
 from secagg.platforms.held_models import followed, is_told, parted, restored, stored
@@ -184,7 +184,7 @@ def test_tensors_of_16_bits_are_held_as_they_are_sent() -> None:
         ({"down": "deltas"}, "is one of model, sums"),
     ],
 )
-def test_settings_that_no_told_sum_fits_are_refused(changes: dict[str, Any], sentence: str) -> None:
+def test_settings_that_no_downlink_sum_fits_are_refused(changes: dict[str, Any], sentence: str) -> None:
     given: dict[str, Any] = {"protocol": "enclave", "roster": "any", "weighting": "uniform", "down": "sums", **changes}
     with pytest.raises(SecAggError, match=sentence):
         SecAggSettings(**given)

@@ -1,6 +1,6 @@
 """A recipe of PyTorch's in the simulator: ``lab_recipes.py KIND plain|secure <workspace>``.
 
-Kinds are ``fedopt``, ``scaffold``, ``evaluated``, and those that are told sums in place of models: ``told`` as arrays,
+Kinds are ``fedopt``, ``scaffold``, ``evaluated``, and those with a compressed downlink: ``told`` as arrays,
 ``told-tensors`` as tensors.
 """
 
@@ -45,7 +45,7 @@ def made(kind: str) -> Any:
 
 
 def told(keys: Path) -> dict[str, Any]:
-    """Return the settings of told sums, through an enclave that is simulated."""
+    """Return the settings of the compressed downlink, through an enclave that is simulated."""
     make_identities(keys, map(ClientId, range(1, SITES + 1)), SystemCoins())
     return {
         "protocol": "enclave",

@@ -1,4 +1,4 @@
-"""Told sums and the rate from losses, over NVFlare's filters and encoding."""
+"""The compressed downlink and the rate from losses, over NVFlare's filters and encoding."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ def test_a_model_without_a_tensor_that_the_terms_name_is_refused_and_not_trained
     assert refused == ["only the session's tensors of floats are held"] * SITES
 
 
-def test_sites_of_a_simulated_job_are_told_sums(tmp_path: Path) -> None:
-    output = lab(tmp_path, "lab_told.py", "sums")
+def test_sites_of_a_simulated_job_have_a_compressed_downlink(tmp_path: Path) -> None:
+    output = lab(tmp_path, "lab_downlink.py", "sums")
     uploads = re.findall(r"round \d, sealed upload: sent 3 \((.*?) kB\), received 3", output)
     first, *others = map(float, uploads)
     assert len(others) == 3

@@ -1,6 +1,6 @@
-"""What clients receive where sums are told in place of the model, and what it costs in accuracy.
+"""What clients receive where the downlink is compressed, and what it costs in accuracy.
 
-``python told_sums.py`` trains the peak code of 116 places with a median of lengths, seed by seed, with and without told
+``python downlink.py`` trains the peak code of 116 places with a median of lengths, seed by seed, with and without
 sums: in cohorts of 20 that are drawn from 200 clients each round, and of the same 20. Rows go to a file of results,
 whose rows are not trained again. Each seed takes some minutes.
 """
@@ -23,7 +23,7 @@ from secagg.training.driver import pieces_of
 from secagg.training.parts import Examples
 from secagg.training.rounds import Run
 
-RESULTS: Final = Path(__file__).parent / "results" / "told_sums.json"
+RESULTS: Final = Path(__file__).parent / "results" / "downlink.json"
 SEEDS: Final = (0, 1, 2)
 PEAK: Final = ("compression.places=116", "compression.lengths=median")
 AUTO: Final = ("compression.rate=auto", "compression.places=0")

@@ -15,15 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from secagg.compression import told as coder
-from secagg.compression.peak import PeakCode, block_size_for
-from secagg.compression.rotation import Gains
-from secagg.compression.told import (
+from secagg.compression import downlink as coder
+from secagg.compression.downlink import (
     GREATEST,
     LEVELS,
     RUN,
+    DownlinkSum,
     HeldModel,
-    ToldSum,
     decode_sums,
     encode_sums,
     level_of,
@@ -31,6 +29,8 @@ from secagg.compression.told import (
     pushed,
     table_of,
 )
+from secagg.compression.peak import PeakCode, block_size_for
+from secagg.compression.rotation import Gains
 from secagg.contract import Aggregate, ideal_aggregate
 from secagg.crypto.labels import Label
 from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason, UnexpectedMessage
@@ -287,7 +287,7 @@ def summed(made: PeakCode, clients: int = 5) -> Aggregate:
 def tell(model: HeldModel, round_number: int, factor: float = 0.01) -> tuple[HeldModel, bytes]:
     made = code(round_number, model.sizes)
     sums = made.signs(summed(made)).astype(np.int32)
-    return model.told(round_number, sums, made.rotation.scales, made.gains.times(factor))
+    return model.advanced(round_number, sums, made.rotation.scales, made.gains.times(factor))
 
 
 def decoded(message: bytes) -> HeldModel:
@@ -351,10 +351,10 @@ def test_clients_follow_the_server_to_the_last_bit() -> None:
     assert server.round_number == 6
 
 
-def test_a_told_sum_moves_the_model_by_the_decoded_mean() -> None:
+def test_a_downlink_sum_moves_the_model_by_the_decoded_mean() -> None:
     model, made = held(), code(0)
     aggregate = summed(made)
-    after, _ = model.told(0, made.signs(aggregate).astype(np.int32), made.rotation.scales, made.gains.times(0.02))
+    after, _ = model.advanced(0, made.signs(aggregate).astype(np.int32), made.rotation.scales, made.gains.times(0.02))
     due = model.values + np.float32(0.02) * made.decode(aggregate)
     assert np.abs(after.values - due).max() <= after.steps.max() * 1.001
 
@@ -382,11 +382,11 @@ def test_whole_numbers_are_turned_back_alike_in_any_order(sizes: tuple[int, ...]
     assert np.array_equal(made.decode(aggregate), due)
 
 
-def test_a_told_sum_takes_less_than_a_bit_a_weight() -> None:
+def test_a_downlink_sum_takes_less_than_a_bit_a_weight() -> None:
     """The bundled network at its usual rate, with everything else in the message."""
     model, drawn = held(weights(count=19_338), sizes=(19_338,)), np.random.default_rng(0)
     sums = (drawn.poisson(20 / 232, 19_456) - drawn.poisson(20 / 232, 19_456)).astype(np.int32)
-    _, message = model.told(0, sums, (1.0,), Gains(1e-4))
+    _, message = model.advanced(0, sums, (1.0,), Gains(1e-4))
     assert 37 * len(message) < 4 * 19_338
 
 
@@ -408,7 +408,7 @@ def test_another_model_is_noticed_and_nothing_is_changed() -> None:
         assert model.digest == before
 
 
-def test_a_changed_byte_of_a_told_sum_leads_to_no_other_model() -> None:
+def test_a_changed_byte_of_a_downlink_sum_leads_to_no_other_model() -> None:
     server = held()
     after, message = tell(server, 0)
     refused = 0
@@ -426,7 +426,7 @@ def test_a_message_that_is_cut_or_longer_is_refused(make: Any) -> None:
     message = make()
     for other in [message[:at] for at in range(0, len(message), 41)] + [message + b"\0", message + b"\0\0"]:
         with pytest.raises((MalformedMessage, UnexpectedMessage)):
-            ToldSum.decode(other, 4096)
+            DownlinkSum.decode(other, 4096)
         with pytest.raises((MalformedMessage, UnexpectedMessage)):
             decoded(other)
 
@@ -435,16 +435,16 @@ def test_a_message_that_is_cut_or_longer_is_refused(make: Any) -> None:
 def test_numbers_that_are_not_finite_are_refused(wrong: float) -> None:
     sums = np.zeros(4096, np.int32)
     for scales, gains in (((wrong,), Gains()), ((1.0,), Gains(wrong)), ((1.0,), Gains(1.0, 3, wrong))):
-        told = ToldSum(round_number=0, scales=scales, gains=gains, digest=bytes(32), sums=sums)
+        told = DownlinkSum(round_number=0, scales=scales, gains=gains, digest=bytes(32), sums=sums)
         with pytest.raises(MalformedMessage):
-            ToldSum.decode(told.encode(), 4096)
+            DownlinkSum.decode(told.encode(), 4096)
     with pytest.raises(MalformedMessage):
         decoded(replace(held(), steps=np.full(4, wrong, np.float32)).encode())
 
 
 def test_scales_and_codes_out_of_range_are_refused() -> None:
     for scales, last in (((0.0,), 0), ((-1.0,), 0), ((1.0,), 4097)):
-        told = ToldSum(
+        told = DownlinkSum(
             round_number=0,
             scales=scales,
             gains=Gains(1.0, last),
@@ -452,7 +452,7 @@ def test_scales_and_codes_out_of_range_are_refused() -> None:
             sums=np.zeros(4096, np.int32),
         )
         with pytest.raises(MalformedMessage):
-            ToldSum.decode(told.encode(), 4096)
+            DownlinkSum.decode(told.encode(), 4096)
     codes = np.full(COUNT, -128, np.int8)
     with pytest.raises(MalformedMessage):
         decoded(replace(held(), codes=codes).encode())
@@ -462,7 +462,7 @@ PINNED = "474b5e17f5027bfa19b3f46a6336174eb002c7334934e535573e296efb9ca811"
 
 
 def test_a_sum_of_the_last_round_that_a_message_can_name_leads_to_no_model() -> None:
-    told = ToldSum.decode(tell(held(), 0)[1], 4096)
+    told = DownlinkSum.decode(tell(held(), 0)[1], 4096)
     last = replace(told, round_number=(1 << 64) - 1).encode()
     with pytest.raises(PeerMisbehaved) as caught:
         held().after(last)

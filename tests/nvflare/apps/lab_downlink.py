@@ -1,4 +1,4 @@
-"""Run a job of four rounds whose sites are told sums in place of models: ``lab_told.py sums <workspace>``."""
+"""Run a job of four rounds whose sites have a compressed downlink: ``lab_downlink.py sums <workspace>``."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ unbiased, with public coins, so that both sides round alike. Its error is not ca
 comes later could not know it.
 
 Floats do not differ between machines: sums are turned back in whole numbers, which are exact in any order while no sum
-of a rotation's block is above 2^24, and everything else is one float32 operation a value. A digest of the model is told
+of a rotation's block is above 2^24, and everything else is one float32 operation a value. A digest of the model is sent
 with the sum; a client whose model has another one asks for the model.
 """
 
@@ -280,7 +280,7 @@ _MOST_SCALES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ToldSum:
+class DownlinkSum:
     """The sum of a round: the held model of that round plus its decoding is that of the next, before rounding."""
 
     round_number: int
@@ -294,20 +294,20 @@ class ToldSum:
     sums: Sums = field(repr=False)
 
     def encode(self) -> bytes:
-        writer = Writer(MessageKind.TOLD_SUM).integer(self.round_number, _ROUND_BYTES)
+        writer = Writer(MessageKind.DOWNLINK_SUM).integer(self.round_number, _ROUND_BYTES)
         scales = np.array(self.scales, ">f4").tobytes()
         gains = np.array([self.gains.gain, self.gains.last_gain], ">f4").tobytes()
         writer.variable(scales, 4 * _MOST_SCALES).fixed(gains, 8).integer(self.gains.last, 4)
         return writer.fixed(self.digest, DIGEST_BYTES).borrowed(encode_sums(self.sums)).finish()
 
     @classmethod
-    def decode(cls, message: bytes, padded: int) -> ToldSum:
+    def decode(cls, message: bytes, padded: int) -> DownlinkSum:
         """Read a message back, of so many values.
 
         Raises:
             MalformedMessage, UnexpectedMessage: the message is not one of these.
         """
-        reader = Reader(message, MessageKind.TOLD_SUM)
+        reader = Reader(message, MessageKind.DOWNLINK_SUM)
         round_number = reader.integer(_ROUND_BYTES)
         scales, gains = (_floats(data) for data in (reader.variable(4 * _MOST_SCALES), reader.fixed(8)))
         last, digest = reader.integer(4), reader.fixed(DIGEST_BYTES)
@@ -394,22 +394,24 @@ class HeldModel:
         narrow = codes.astype(np.int8)
         return cls(seed=seed, name=name, sizes=sizes, round_number=round_number, steps=steps, codes=narrow)
 
-    def told(self, round_number: int, sums: Sums, scales: tuple[float, ...], gains: Gains) -> tuple[HeldModel, bytes]:
-        """Return the model after a round, and the message that tells it to clients that hold this one."""
+    def advanced(
+        self, round_number: int, sums: Sums, scales: tuple[float, ...], gains: Gains
+    ) -> tuple[HeldModel, bytes]:
+        """Return the model after a round, and the message from which clients that hold this one make it."""
         narrow = np.array([gains.gain, gains.last_gain], np.float32).tolist()
         exact = Gains(narrow[0], gains.last, narrow[1])
         model = self._moved(round_number, sums, scales, exact)
-        told = ToldSum(round_number=round_number, scales=scales, gains=exact, digest=model.digest, sums=sums)
+        told = DownlinkSum(round_number=round_number, scales=scales, gains=exact, digest=model.digest, sums=sums)
         return model, told.encode()
 
     def after(self, message: bytes) -> HeldModel:
         """Return the model of the next round.
 
         Raises:
-            MalformedMessage, UnexpectedMessage: the message is no told sum of this model's size.
+            MalformedMessage, UnexpectedMessage: the message is no downlink sum of this model's size.
             PeerMisbehaved: it is of another round, or another model results; ask for the model.
         """
-        told = ToldSum.decode(message, self._padded)
+        told = DownlinkSum.decode(message, self._padded)
         is_later = self.round_number <= told.round_number < (1 << 64) - 1 and len(told.scales) == len(self.sizes)
         model = self._moved(told.round_number, told.sums, told.scales, told.gains) if is_later else None
         if model is None or model.digest != told.digest:
@@ -439,5 +441,5 @@ def _floats(data: bytes) -> Floats:
     """Read finite numbers."""
     values = np.frombuffer(data, ">f4").astype(np.float32) if data else np.empty(0, np.float32)
     if not np.isfinite(values).all():
-        raise MalformedMessage("a number of a told model is not finite", reason=Reason.NOT_CANONICAL)
+        raise MalformedMessage("a number of a held model is not finite", reason=Reason.NOT_CANONICAL)
     return values

@@ -1,4 +1,4 @@
-"""Told sums in a run: clients that follow the messages alone hold the server's model, and bytes are those messages'."""
+"""The compressed downlink: clients that follow only its messages hold the server's model; bytes are these messages'."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from secagg.compression.cohort_bits import AutoRate
+from secagg.compression.downlink import HeldModel
 from secagg.compression.peak import LevelCode, PeakCode
-from secagg.compression.told import HeldModel
 from secagg.errors import InvalidParameters
-from secagg.training.codec import ToldSums, WholeUpdates
+from secagg.training.codec import DownlinkSums, WholeUpdates
 from secagg.training.configuration import Configuration
 from secagg.training.driver import train
 from secagg.training.records import read_records, summarise
@@ -26,14 +26,14 @@ SUMS = ("compression.scheme=peak", "secagg.protocol=enclave", "compression.down=
 
 def messages(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Keep what every run tells."""
-    told, kept = HeldModel.told, list[bytes]()
+    advanced, kept = HeldModel.advanced, list[bytes]()
 
     def listened(model: HeldModel, *given: Any) -> tuple[HeldModel, bytes]:
-        after, message = told(model, *given)
+        after, message = advanced(model, *given)
         kept.append(message)
         return after, message
 
-    monkeypatch.setattr(HeldModel, "told", listened)
+    monkeypatch.setattr(HeldModel, "advanced", listened)
     return kept
 
 
@@ -89,13 +89,13 @@ def test_bytes_are_those_of_the_shortest_way_to_the_model(
     kept = messages(monkeypatch)
     configuration = toy_run(*SUMS, "rounds=6", "clients_per_round=4")
     run = Run(configuration, toy_pieces(configuration))
-    assert run.told is not None
+    assert run.downlink is not None
     last = dict[int, int]()
     for number in range(configuration.rounds):
-        whole = len(run.told.model.encode()) + 4 * len(run.told.model.sizes)
+        whole = len(run.downlink.model.encode()) + 4 * len(run.downlink.model.sizes)
         clients = run.sample(number)[:4]
         due = [min(whole, sum(map(len, kept[last[client] :]))) if client in last else whole for client in clients]
-        assert run.told.model_bytes(clients) == sum(due) / 4
+        assert run.downlink.model_bytes(clients) == sum(due) / 4
         record = run.advance()
         assert record.model_bytes >= sum(due) / 4
         assert record.wire_down >= record.model_bytes
@@ -104,7 +104,7 @@ def test_bytes_are_those_of_the_shortest_way_to_the_model(
 
 def test_a_round_that_released_nothing_costs_nothing_down() -> None:
     model = HeldModel.rounded(np.ones(2000, np.float32), seed=bytes(32), name="u", sizes=(2000,), round_number=0)
-    told = ToldSums(model)
+    told = DownlinkSums(model)
     told.seen(0, [1])
     told.skip()
     assert told.model_bytes([1]) == 0
@@ -138,7 +138,7 @@ def test_other_schemes_and_optimizers_are_refused(toy_run: Make, toy_pieces: Pie
         Run(configuration, Pieces(**given))
 
 
-def test_momentum_moves_whole_updates_within_a_rate_and_no_told_sum(toy_run: Make, toy_pieces: Pieced) -> None:
+def test_momentum_moves_whole_updates_within_a_rate_and_no_downlink_sum(toy_run: Make, toy_pieces: Pieced) -> None:
     momentum = ("server.optimizer=fedavgm", "server.momentum=0.9")
     plain = (*SUMS, "compression.down=model", *momentum)
     with pytest.raises(InvalidParameters, match=r"take server\.rate = 0\.3 or less"):

@@ -1,4 +1,4 @@
-"""Told sums, the rate from clients' losses, and warnings about the peak code, over real mods and a real grid."""
+"""The compressed downlink, the rate from clients' losses, and warnings of the peak code, over real mods and grids."""
 
 from __future__ import annotations
 
