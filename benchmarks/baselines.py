@@ -1,6 +1,6 @@
 """Baselines at equal bytes and schedule: what others send, beside the codes of this library, on the bundled images.
 
-Each is a scheme from outside (`--set compression.scheme=benchmarks/baselines.py:pruned`) or a change of a preset, and
+Each is a custom scheme (`--set compression.scheme=benchmarks/baselines.py:pruned`) or a change of a preset, and
 sends about as many bytes as the linear sketch of 1 bit, 1.5 kB, unless its name says otherwise. Rates are those of the
 uncompressed run: no baseline was tuned, and neither were the codes.
 

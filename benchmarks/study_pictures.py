@@ -47,9 +47,9 @@ class Point:
 
     @property
     def scheme(self) -> Scheme:
-        """By the first word of the name; what is no scheme of the library stands with those from outside."""
+        """By the first word of the name; what is no scheme of the library stands with custom ones."""
         first = self.name.replace(",", " ").split()[0]
-        return Scheme(first) if first in set(Scheme) else Scheme.OUTSIDE
+        return Scheme(first) if first in set(Scheme) else Scheme.CUSTOM
 
     @property
     def is_falling(self) -> bool:

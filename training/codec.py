@@ -24,6 +24,7 @@ from secagg.compression.cohort_bits import (
     places_for,
 )
 from secagg.compression.common import PublicStream
+from secagg.compression.custom import CustomScheme, Factory, custom_factory
 from secagg.compression.downlink import HeldModel, Sums
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.model_update import (
@@ -59,7 +60,6 @@ from secagg.compression.model_update.summed_values import (
     reaching_quantizer,
     rotated_reach,
 )
-from secagg.compression.outside import Factory, OutsideScheme, outside_factory
 from secagg.compression.peak import (
     LEAST_ALIKE,
     MOST_SUMMED_PLACES,
@@ -474,8 +474,8 @@ class WholeUpdates:
     def __post_init__(self) -> None:
         if self.settings.rate is Rate.AUTO:
             self._auto = AutoRate(self.cohort, self.settings.harm)
-        if self.settings.scheme is Scheme.OUTSIDE:
-            self.made_by = outside_factory(self.settings.outside)
+        if self.settings.scheme is Scheme.CUSTOM:
+            self.made_by = custom_factory(self.settings.custom)
         self._known = KnownLengths(sizes=self._sizes)
         self._made(0)
 
@@ -634,8 +634,8 @@ class WholeUpdates:
                 "seed": self.seed,
                 "epoch": round_number,
             }
-            named = self.settings.outside
-            scheme = OutsideScheme(name=named, factory=self.made_by, **given) if named else self.made_by(**given)
+            named = self.settings.custom
+            scheme = CustomScheme(name=named, factory=self.made_by, **given) if named else self.made_by(**given)
             return ModelUpdate(tensors=(TensorScheme(name=UPDATE, shape=shape, scheme=scheme),), epoch=round_number)
         tensors = [TensorScheme(name=UPDATE, shape=shape, scheme=self._direction(round_number))]
         if not self._is_fixed:

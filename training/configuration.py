@@ -49,11 +49,11 @@ class Scheme(StrEnum):
     """The whole update as a few values of its rotation."""
     ROTATED = "rotated"
     """The whole update, clipped and rotated, as whole steps of a bounded norm: for noise that clients add."""
-    OUTSIDE = "outside"
-    """The whole update by a scheme that ``outside`` names."""
+    CUSTOM = "custom"
+    """The whole update by a scheme that ``custom`` names."""
 
 
-WHOLE_UPDATES: Final = (Scheme.PEAK, Scheme.SKETCH, Scheme.ROTATED, Scheme.OUTSIDE)
+WHOLE_UPDATES: Final = (Scheme.PEAK, Scheme.SKETCH, Scheme.ROTATED, Scheme.CUSTOM)
 """Schemes for the whole update as one vector; the others have one for every tensor."""
 NOISY_SCHEMES: Final = (Scheme.PEAK, Scheme.SKETCH)
 """Schemes that add noise, without bias, as large as the mean itself."""
@@ -200,9 +200,9 @@ class CompressionSettings:
     """Encoding of an update."""
 
     scheme: Scheme = Scheme.NONE
-    """Its name, or "module:Name" or "path/to/file.py:Name" for one from outside."""
-    outside: str = ""
-    """The value of ``scheme``, where it names a scheme from outside."""
+    """Its name, or "module:Name" or "path/to/file.py:Name" for a custom one."""
+    custom: str = ""
+    """The value of ``scheme``, where it names a custom scheme."""
     cohort_bits: Annotated[float, Range(1e-6, 1e6)] = 1.6
     """Bits for a value of peak code or sketch, of all clients of a round together: their blocks or values follow."""
     rate: Rate = Rate.FIXED
@@ -547,7 +547,7 @@ def _object(cls: type[Any], tree: Mapping[str, Any], path: str) -> object:
             known = f"the nearest is {path + near[0]!r}" if near else f"the keys are {', '.join(names)}"
             raise InvalidParameters(f"there is no key {path + key!r}; {known}")
     if cls is CompressionSettings and ":" in str(tree.get("scheme", "")):
-        tree = {**tree, "scheme": Scheme.OUTSIDE.value, "outside": tree["scheme"]}
+        tree = {**tree, "scheme": Scheme.CUSTOM.value, "custom": tree["scheme"]}
     given: dict[str, Any] = {key: _converted(hints[key], value, path + key) for key, value in tree.items()}
     return cls(**given)
 
@@ -656,9 +656,9 @@ def _require_sense(run: Configuration) -> None:
 
 def _require_whole_updates(run: Configuration) -> None:
     compression, scheme = run.compression, run.compression.scheme
-    if (scheme is Scheme.OUTSIDE) != bool(compression.outside):
+    if (scheme is Scheme.CUSTOM) != bool(compression.custom):
         raise InvalidParameters(
-            "compression.scheme names a scheme from outside as module:Name, and compression.outside repeats it; set "
+            "compression.scheme names a custom scheme as module:Name, and compression.custom repeats it; set "
             "the former alone"
         )
     if scheme is Scheme.ROTATED and run.local.clip is None:

@@ -113,7 +113,7 @@ STYLES: Final = {
     Scheme.PEAK: ("#8f5bb0", "^", "peak code"),
     Scheme.SKETCH: ("#c79a1b", "v", "linear sketch"),
     Scheme.ROTATED: ("#7a5230", "X", "rotated, for noise"),
-    Scheme.OUTSIDE: ("#3aa6a6", "P", "scheme from outside"),
+    Scheme.CUSTOM: ("#3aa6a6", "P", "custom scheme"),
 }
 """The colour, the marker and the name of each scheme, the same in every picture."""
 _COLOURS: Final = ("#1b6ca8", "#c8553d", "#3c8d53", "#8f5bb0", "#c79a1b", "#3aa6a6", "#7a5230", "#777777")

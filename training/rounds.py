@@ -17,9 +17,9 @@ import torch
 
 from secagg.compression.byte_accounting import Accounting, upload_bytes
 from secagg.compression.common import PublicStream
+from secagg.compression.custom import Factory
 from secagg.compression.model_update import ModelUpdate
 from secagg.compression.model_update.summed_values import UPDATE
-from secagg.compression.outside import Factory
 from secagg.compression.peak import block_size_for
 from secagg.compression.rotation import JoinedRotation, RoundedRotation
 from secagg.contract import Aggregate, Payload

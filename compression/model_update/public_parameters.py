@@ -14,7 +14,7 @@ schemes follow from their place and are not repeated. A scheme is its tag (1) an
 7. count sketch: seed (32), rows (1), columns (4), inner scheme;
 8. peak code: joined rotation, places (4), unit (float64);
 9. linear sketch: joined rotation, kept (8), bits (1), modulus bits (1), unit (float64);
-10. a scheme from outside: its name (length in 4 bytes, then UTF-8), cohort (8), seed (32);
+10. a custom scheme: its name (length in 4 bytes, then UTF-8), cohort (8), seed (32);
 11. dithered quantization: bits, modulus bits, fine bits (1 each), scale (float64);
 12. levels: joined rotation, number of levels (4);
 13. votes for lengths: nothing more; they are never written as product quantization.
@@ -38,9 +38,9 @@ from typing import Any, Final
 from secagg.compression.byte_accounting import Accounting
 from secagg.compression.common import SEED_BYTES, PublicStream
 from secagg.compression.count_sketch import CountSketch
+from secagg.compression.custom import MAXIMUM_NAME_BYTES as MAXIMUM_SCHEME_NAME_BYTES
+from secagg.compression.custom import CustomScheme, Factory
 from secagg.compression.fixed_point import FixedPoint, Identity
-from secagg.compression.outside import MAXIMUM_NAME_BYTES as MAXIMUM_SCHEME_NAME_BYTES
-from secagg.compression.outside import Factory, OutsideScheme
 from secagg.compression.peak import MOST_SUMMED_PLACES, LevelCode, PeakCode, is_votes, level_votes
 from secagg.compression.product_quantization import Codebook, ProductQuantization
 from secagg.compression.random_pruning import RandomPruning
@@ -76,7 +76,7 @@ class _Tag(IntEnum):
     COUNT_SKETCH = 7
     PEAK = 8
     SKETCH = 9
-    OUTSIDE = 10
+    CUSTOM = 10
     DITHERED_QUANTIZATION = 11
     LEVELS = 12
     VOTES = 13
@@ -158,13 +158,13 @@ def _write(writer: Writer, scheme: _Scheme, depth: int = 1) -> None:
             _write(writer, scheme.inner, depth + 1)
         case PeakCode() | LevelCode() | Sketch():
             _write_whole_update(writer, scheme)
-        case OutsideScheme():
-            writer.integer(_Tag.OUTSIDE, 1).variable(scheme.name.encode(), MAXIMUM_SCHEME_NAME_BYTES)
+        case CustomScheme():
+            writer.integer(_Tag.CUSTOM, 1).variable(scheme.name.encode(), MAXIMUM_SCHEME_NAME_BYTES)
             writer.integer(scheme.cohort, 8).fixed(scheme.seed, SEED_BYTES)
         case _:
             raise InvalidParameters(
                 f"the parameters of {type(scheme).__name__} have no encoding here; make it from a factory with "
-                "OutsideScheme, or send them in a message of your own"
+                "CustomScheme, or send them in a message of your own"
             )
 
 
@@ -217,13 +217,13 @@ def _write_scalar_codes(writer: Writer, scheme: ScalarQuantization | DitheredQua
 
 
 def decode_parameters(
-    message: bytes, *, maximum_elements: int = MAXIMUM_ELEMENTS, outside: Mapping[str, Factory] = _NO_FACTORIES
+    message: bytes, *, maximum_elements: int = MAXIMUM_ELEMENTS, custom: Mapping[str, Factory] = _NO_FACTORIES
 ) -> ModelUpdate:
     """Read a broadcast back; its layout, and so its version, is that of the update that was encoded.
 
     Args:
         maximum_elements: how many the tensors may have in all, with what they are filled or sketched to.
-        outside: factories of the reader's own choice, by name; a scheme from outside that is none of these is refused,
+        custom: factories of the reader's own choice, by name; a custom scheme that is none of these is refused,
             and nothing is imported because a message names it.
 
     Raises:
@@ -231,7 +231,7 @@ def decode_parameters(
     """
     reader = Reader(message, MessageKind.PUBLIC_PARAMETERS)
     try:
-        update = _Parameters(reader, maximum_elements, outside).read()
+        update = _Parameters(reader, maximum_elements, custom).read()
         reader.finish()
         is_canonical = encode_parameters(update) == bytes(message)
     except (InvalidParameters, CapacityExceeded, Misuse) as error:
@@ -244,10 +244,10 @@ def decode_parameters(
 class _Parameters:
     """Reads schemes into their places, and counts elements and signs before anything is made for them."""
 
-    __slots__ = ("_has_votes", "_left", "_outside", "_reader", "_signs_left")
+    __slots__ = ("_custom", "_has_votes", "_left", "_reader", "_signs_left")
 
-    def __init__(self, reader: Reader, maximum_elements: int, outside: Mapping[str, Factory]) -> None:
-        self._reader, self._outside = reader, outside
+    def __init__(self, reader: Reader, maximum_elements: int, custom: Mapping[str, Factory]) -> None:
+        self._reader, self._custom = reader, custom
         self._left, self._signs_left, self._has_votes = maximum_elements, MOST_SIGNS, False
 
     def read(self) -> ModelUpdate:
@@ -288,8 +288,8 @@ class _Parameters:
                 return self._codebooks(tag, place)
             case _Tag.RANDOM_PRUNING | _Tag.ROTATION | _Tag.COUNT_SKETCH:
                 return self._nesting(tag, place, depth + 1)
-            case _Tag.PEAK | _Tag.LEVELS | _Tag.SKETCH | _Tag.OUTSIDE:
-                return self._made_outside(place) if tag == _Tag.OUTSIDE else self._whole_update(tag, place)
+            case _Tag.PEAK | _Tag.LEVELS | _Tag.SKETCH | _Tag.CUSTOM:
+                return self._made_custom(place) if tag == _Tag.CUSTOM else self._whole_update(tag, place)
             case _:
                 raise InvalidParameters(f"{tag} is the tag of no scheme")
 
@@ -327,16 +327,16 @@ class _Parameters:
         self._has_votes = True
         return level_votes(place.shape[0])
 
-    def _made_outside(self, place: PublicStream) -> _Scheme:
+    def _made_custom(self, place: PublicStream) -> _Scheme:
         encoded = self._reader.variable(MAXIMUM_SCHEME_NAME_BYTES)
         cohort, seed = self._reader.integer(8), self._reader.fixed(SEED_BYTES)
-        factory = self._outside.get(name := encoded.decode(errors="replace"))
+        factory = self._custom.get(name := encoded.decode(errors="replace"))
         if factory is None:
             raise InvalidParameters(
-                f"its scheme {name!r} is from outside, and this side was given "
-                f"{', '.join(self._outside) or 'none'}; name the same scheme at both ends"
+                f"its scheme {name!r} is custom, and this side was given "
+                f"{', '.join(self._custom) or 'none'}; name the same scheme at both ends"
             )
-        return OutsideScheme(
+        return CustomScheme(
             name=name, values=place.size, cohort=cohort, seed=seed, epoch=place.round_number, factory=factory
         )
 

@@ -30,12 +30,12 @@ import numpy.typing as npt
 
 from secagg.compression.cohort_bits import code_within
 from secagg.compression.common import LOG, PublicStream
+from secagg.compression.custom import CustomScheme, Factory
 from secagg.compression.downlink import Sums
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.model_update import weighting
 from secagg.compression.model_update.codec import ModelUpdate, Shape, TensorScheme
 from secagg.compression.model_update.plan import FitsEvery, Sample, Scheme
-from secagg.compression.outside import Factory, OutsideScheme
 from secagg.compression.peak import NORM_LEVELS, KnownLengths, LevelCode, PeakCode, level_votes
 from secagg.compression.product_quantization import (
     Codebook,
@@ -378,10 +378,10 @@ def votes_shape(joined: Sequence[str]) -> Shape:
     return (1 + len(joined), NORM_LEVELS)
 
 
-def from_outside(name: str, factory: Factory, cohort: int) -> Made:
-    """Return the recipe of a scheme of a factory from outside."""
+def custom_scheme(name: str, factory: Factory, cohort: int) -> Made:
+    """Return the recipe of a custom scheme."""
     return Made(
-        lambda place: OutsideScheme(
+        lambda place: CustomScheme(
             name=name, values=place.size, cohort=cohort, seed=place.seed, epoch=place.round_number, factory=factory
         )
     )

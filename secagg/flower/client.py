@@ -21,7 +21,7 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
-from secagg.compression.outside import Factory
+from secagg.compression.custom import Factory
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, Reason
@@ -59,11 +59,11 @@ class SecAggMod:
         Args:
             enclave_judge: a judge of an enclave's evidence, in place of ``enclave_policy``.
             state_directory: where the keys to sealed states stand; by default a folder in memory.
-            scheme: a scheme from outside, as the server's secagg-compression names it; none that a server names is
+            scheme: a custom scheme, as the server's secagg-compression names it; none that a server names is
                 imported.
             floors: of ``NodeSettings``, such as ``minimum_cohort=10``.
         """
-        self._settings, self._outside = begun_app(floors, scheme)
+        self._settings, self._custom = begun_app(floors, scheme)
         if enclave_judge is not None and self._settings.enclave_policy is not None:
             raise InvalidParameters("enclave_judge and enclave_policy both judge an enclave's evidence; give one")
         self._judge = enclave_judge
@@ -79,7 +79,7 @@ class SecAggMod:
 
         def answer(states: StateDirectory) -> Message:
             settings = self._settings.raised_by(context.node_config)
-            return ClientRound(settings, self._judge, states, self._outside).answer(message, context, call_next)
+            return ClientRound(settings, self._judge, states, self._custom).answer(message, context, call_next)
 
         return answered(message, context, self._folder, answer)
 
@@ -114,9 +114,9 @@ class ClientRound:
         settings: NodeSettings,
         judge: object | None,
         states: StateDirectory,
-        outside: Mapping[str, Factory] = MappingProxyType({}),
+        custom: Mapping[str, Factory] = MappingProxyType({}),
     ) -> None:
-        self._outside = outside
+        self._custom = custom
         self._settings, self._judge, self._states = settings, judge, states
 
     def answer(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -185,7 +185,7 @@ class ClientRound:
             client=ClientId(context.node_id),
             run=f"flower run {context.run_id}",
             states=self._states,
-            outside=self._outside,
+            custom=self._custom,
             judge=self._judge,
         )
         begun = self._begun(node, terms)

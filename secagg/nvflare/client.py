@@ -110,11 +110,11 @@ class SecAggClient(FLComponent):
         """Set the floors of the job, by the names of ``NodeSettings``; the site's operator raises them.
 
         Args:
-            scheme: a scheme from outside, as the server's compression names it; no other is imported.
+            scheme: a custom scheme, as the server's compression names it; no other is imported.
         """
         super().__init__()
         self.floors, self.scheme = dict(floors or {}), scheme
-        self._settings, self._outside = begun_app(self.floors, scheme)
+        self._settings, self._custom = begun_app(self.floors, scheme)
         self._open: _Open | None = None
         self.held: HeldModel | None = None
         """The model that this site holds, where the downlink is compressed."""
@@ -207,7 +207,7 @@ class SecAggClient(FLComponent):
             run=task_of(fl_ctx),
             task_file=run / TASK_FILE,
             states=StateDirectory(run / COMPONENT, coins=SystemCoins()),
-            outside=self._outside,
+            custom=self._custom,
         )
 
 

@@ -59,7 +59,7 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
 
     Args:
         floors: what sites insist on, by the names of ``NodeSettings``; operators raise them in ``local/secagg.json``.
-        scheme: a scheme from outside, as ``compression`` names it.
+        scheme: a custom scheme, as ``compression`` names it.
         invited: how many sites a round asks; by default the recipe's ``min_clients``, and more where a round and its
             job are to outlive a site that is lost.
         training_timeout: seconds for the stage that trains; 0 waits for every site that is alive.

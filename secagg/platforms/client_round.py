@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from secagg.compression.custom import Factory, custom_factory
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.model_update import ModelUpdate, decode_parameters
 from secagg.compression.model_update.summed_values import (
@@ -35,7 +36,6 @@ from secagg.compression.model_update.summed_values import (
     with_votes,
 )
 from secagg.compression.model_update.weighting import COUNTS, clamped_examples, rounded_examples, weighted
-from secagg.compression.outside import Factory, outside_factory
 from secagg.contract import Payload
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label, bind
@@ -226,7 +226,7 @@ class Training:
 
 
 def begun_app(floors: Mapping[str, Any], scheme: str | None) -> tuple[NodeSettings, dict[str, Factory]]:
-    """Return the floors of an app, and the scheme from outside that it brings."""
+    """Return the floors of an app, and the custom scheme that it brings."""
     known = [item.name for item in fields(NodeSettings)]
     if unknown := [name for name in floors if name not in known]:
         raise InvalidParameters(f"{unknown[0]} is not a floor of a client; there are {', '.join(known)}")
@@ -236,7 +236,7 @@ def begun_app(floors: Mapping[str, Any], scheme: str | None) -> tuple[NodeSettin
     }
     settings = NodeSettings(**given)
     floors_of(settings)
-    return settings, {} if scheme is None else {scheme: outside_factory(scheme)}
+    return settings, {} if scheme is None else {scheme: custom_factory(scheme)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +250,7 @@ class Node:
     run: str
     """The platform's name of its run."""
     states: StateDirectory
-    outside: Mapping[str, Factory]
+    custom: Mapping[str, Factory]
     judge: object | None = None
     task_file: Path | None = None
     """Where runs may have one name, the file that holds the one task of this run, which its server names."""
@@ -262,7 +262,7 @@ class Node:
                 f"the server names task {terms.task!r}, and this run is {known!r}", reason=Reason.BELOW_FLOOR
             )
         self.settings.require_protocol(terms.protocol)
-        update = decode_parameters(terms.parameters, outside=self.outside)
+        update = decode_parameters(terms.parameters, custom=self.custom)
         require_told_bounds(terms, update)
         identity = self.settings.load_identity(self.config) if terms.is_certified else None
         charges = self.settings.charges(identity, self.states, self.client)

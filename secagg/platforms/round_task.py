@@ -22,6 +22,7 @@ from secagg.compression.cohort_bits import (
     noisiest_matrix,
 )
 from secagg.compression.common import PublicStream
+from secagg.compression.custom import custom_factory
 from secagg.compression.model_update import ModelUpdate, encode_parameters
 from secagg.compression.model_update.summed_values import (
     METRICS,
@@ -39,7 +40,6 @@ from secagg.compression.model_update.summed_values import (
     whole_code,
 )
 from secagg.compression.model_update.weighting import LIGHTEST, Counted, is_weighted
-from secagg.compression.outside import outside_factory
 from secagg.compression.peak import LEAST_ALIKE
 from secagg.compression.scalar_quantization import ScalarQuantization
 from secagg.contract import Aggregate
@@ -419,7 +419,7 @@ class Rounds:
             self._roster = None
         self._has_said = set[str]()
         self._seed = bytes(SystemCoins().draw(_SEED_BYTES))
-        self._factory = outside_factory(settings.outside) if settings.outside else None
+        self._factory = custom_factory(settings.custom) if settings.custom else None
         self._number = 0
         self._known = dict[Shapes, Known]()
         """Knowledge of each model that is trained here: there may be several, with tensors of the same name."""

@@ -1,7 +1,7 @@
 """Which scheme each tensor travels by, with public parameters that the server computes from what clients told before.
 
 Scales are means over the clients: how far their values reach for scalar codes, how long they are for codebooks of no
-data, as ``stat`` and ``prior`` have it in training. Peak code and schemes from outside have all floats as one vector.
+data, as ``stat`` and ``prior`` have it in training. Peak code and custom schemes have all floats as one vector.
 
 Noise has the same settings at both ends, from what each end says for itself: clients insist on their own multiplier and
 norm, and refuse a session that is about others; nothing that a server says lowers them. The noised update is one vector
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
+from secagg.compression.custom import Factory
 from secagg.compression.fixed_point import EXACT_FLOAT, FixedPoint
 from secagg.compression.model_update import CalibrationSource, ModelUpdate, Plain, Pruned, Recipe, UpdatePlan
 from secagg.compression.model_update.codec import Shape
@@ -30,7 +31,7 @@ from secagg.compression.model_update.summed_values import (
     ScaledCodebooks,
     aggregated_names,
     bounded_noise,
-    from_outside,
+    custom_scheme,
     is_integer,
     known_lengths,
     peaks,
@@ -40,7 +41,6 @@ from secagg.compression.model_update.summed_values import (
     votes_shape,
 )
 from secagg.compression.model_update.weighting import COUNTS, count_scheme, require_weighable
-from secagg.compression.outside import Factory
 from secagg.compression.scalar_quantization import Rounding
 from secagg.contract.layout import RingSegment
 from secagg.errors import InvalidParameters
@@ -72,7 +72,7 @@ class SchemeChoice:
     settings: SecAggSettings
     clients: int
     factory: Factory | None = None
-    """Factory of the scheme from outside, where the settings name one."""
+    """Factory of the custom scheme, where the settings name one."""
     noise: float | None = None
     """Noise that the code may have, where losses said it."""
 
@@ -102,7 +102,7 @@ class SchemeChoice:
         if joined:
             shapes[UPDATE] = (sum(sent[name].size for name in joined),)
         if joined and self.factory is not None:
-            chosen[UPDATE] = from_outside(settings.compression, self.factory, self.clients)
+            chosen[UPDATE] = custom_scheme(settings.compression, self.factory, self.clients)
         elif joined:
             known = known_lengths(sent, joined, lengths)
             chosen[UPDATE] = (

@@ -74,7 +74,7 @@ class SecAggSettings:
     compression: str = FIXED_POINT
     """``fixed-point``; ``scalar-8`` and the like for codes of so many bits; ``pruning-0.9`` and the like to send what
     is left of every matrix; where indices are counted ``peak`` (or ``peak-128``, in blocks of 128), and ``pq`` (or
-    ``pq-64x8``, 64 codewords of 8); ``module:Name`` or ``path/to/file.py:Name`` for a scheme from outside."""
+    ``pq-64x8``, 64 codewords of 8); ``module:Name`` or ``path/to/file.py:Name`` for a custom scheme."""
     cohort_bits: float = COHORT_BITS
     """Bits for a value with ``peak``, of all clients of a round together."""
     rate: str = "fixed"
@@ -194,7 +194,7 @@ class SecAggSettings:
                 yield name, bool(getattr(self, name)), "are sums without noise of their own; leave them out"
 
     def _checks_of_compression(self) -> Iterator[tuple[str, bool, str]]:
-        if self.outside is not None:
+        if self.custom is not None:
             return
         found = _COMPRESSION.fullmatch(self.compression)
         limits = {"bits": SCALAR_BITS, "places": range(1, MOST_SUMMED_PLACES + 1)}
@@ -202,7 +202,7 @@ class SecAggSettings:
         sentence = (
             "is fixed-point, scalar-2 to scalar-16 for codes of so many bits, pruning-0.9 and the like, pq or "
             f"pq-64x8 and the like, peak or peak-1 to peak-{MOST_SUMMED_PLACES} where indices are counted, or "
-            f"module:Name for a scheme from outside; got {self.compression!r}"
+            f"module:Name for a custom scheme; got {self.compression!r}"
         )
         yield "compression", is_none, sentence
         has_indices = self.codebook is not None or self.has_peaks
@@ -265,15 +265,15 @@ class SecAggSettings:
     @property
     def has_peaks(self) -> bool:
         """Whether the whole update is sent as places of peaks."""
-        return self.outside is None and self.compression.startswith("peak")
+        return self.custom is None and self.compression.startswith("peak")
 
     def places_for(self, clients: int) -> int:
         """Return the values of a block of the peak code, for so many clients."""
         return int(self._chosen("places") or min(places_for(clients, self.cohort_bits), MOST_SUMMED_PLACES))
 
     @property
-    def outside(self) -> str | None:
-        """The name of a scheme from outside; nothing for other schemes."""
+    def custom(self) -> str | None:
+        """The name of a custom scheme; nothing for other schemes."""
         return self.compression if ":" in self.compression else None
 
     @property

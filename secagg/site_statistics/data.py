@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from secagg.compression.outside import outside_factory
+from secagg.compression.custom import custom_factory
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters
 
@@ -74,7 +74,7 @@ def read_site(declaration: Declaration, data: str, version: str) -> Site:
         data: ``visits.csv``, or ``site.py:FUNCTIONS`` for a mapping from names to functions, or what returns one.
     """
     if _PYTHON in data:
-        named: Any = outside_factory(data)
+        named: Any = custom_factory(data)
         return Site(declaration=declaration, functions=named(), version=version)
     path = Path(data)
     try:

@@ -259,7 +259,7 @@ def test_a_model_without_indices_has_no_tables_and_decodes_its_rings() -> None:
 
 @dataclass(frozen=True)
 class Signs:
-    """A vector as indices of -1, 0 and 1, with its length in a ring before them: a scheme from outside."""
+    """A vector as indices of -1, 0 and 1, with its length in a ring before them: a custom scheme."""
 
     length: int
 
@@ -306,7 +306,7 @@ def model_of(**schemes: LinearDecoder[Any]) -> ModelUpdate:
     )
 
 
-def test_a_scheme_from_outside_with_several_tables_and_a_ring_is_merged_with_the_others() -> None:
+def test_a_custom_scheme_with_several_tables_and_a_ring_is_merged_with_the_others() -> None:
     triple = Codebook(np.array([[0.0, 0.0], [1.0, 0.25], [-1.0, 0.0]]))
     decoder = model_of(a=quantizer((3, 4), triple), b=SummedSigns(12), c=SummedSigns(12), d=quantizer((3, 4), triple))
     assert decoder.layout.segments == (IndexSegment(3, 6 + 4 * 12 + 6), RingSegment(20, 2))

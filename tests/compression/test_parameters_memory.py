@@ -12,13 +12,13 @@ import pytest
 
 from secagg.compression.common import PublicStream
 from secagg.compression.count_sketch import CountSketch
+from secagg.compression.custom import CustomScheme
 from secagg.compression.fixed_point import FixedPoint, Identity
 from secagg.compression.model_update import ModelUpdate, TensorScheme, decode_parameters, encode_parameters
 from secagg.compression.model_update.public_parameters import MOST_FILLED, MOST_SIGNS
 from secagg.compression.model_update.public_parameters import (
     _Tag as Tag,  # pyright: ignore[reportPrivateUsage]
 )
-from secagg.compression.outside import OutsideScheme
 from secagg.compression.peak import MOST_SUMMED_PLACES, LevelCode, PeakCode, level_votes
 from secagg.compression.product_quantization import Codebook, ProductQuantization
 from secagg.compression.random_pruning import RandomPruning
@@ -48,12 +48,12 @@ def turned(name: str = "w", values: int = VALUES) -> JoinedRotation:
     return JoinedRotation(stream=place(name, (values,)), sizes=(values - 1, 1), scales=(2.0, 3.0))
 
 
-def outside(**given: Any) -> FixedPoint:
+def custom(**given: Any) -> FixedPoint:
     return fixed(given["values"])
 
 
-def from_outside() -> OutsideScheme:
-    return OutsideScheme(name="x:Y", values=VALUES, cohort=4, seed=SEED, epoch=0, factory=outside)
+def custom_scheme() -> CustomScheme:
+    return CustomScheme(name="x:Y", values=VALUES, cohort=4, seed=SEED, epoch=0, factory=custom)
 
 
 SCHEMES: dict[Tag, Callable[[], Scheme]] = {
@@ -68,7 +68,7 @@ SCHEMES: dict[Tag, Callable[[], Scheme]] = {
     Tag.LEVELS: lambda: LevelCode(rotation=turned(), levels=4),
     Tag.PEAK: lambda: PeakCode(rotation=turned(), places=16),
     Tag.SKETCH: lambda: Sketch(rotation=turned(), kept=VALUES // 2, bits=1, modulus_bits=5),
-    Tag.OUTSIDE: from_outside,
+    Tag.CUSTOM: custom_scheme,
     Tag.VOTES: lambda: level_votes(SHAPE[0]),
 }
 
@@ -98,7 +98,7 @@ def test_a_short_message_allocates_nothing_by_the_numbers_in_it(tag: Tag) -> Non
     assert message[len(broadcast_head()) :][0] == tag
 
     def read() -> None:
-        update = decode_parameters(message, outside={"x:Y": outside})
+        update = decode_parameters(message, custom={"x:Y": custom})
         assert update.capacity > 0
         has_table = tag in {Tag.LEVELS, Tag.PEAK, Tag.PRODUCT_QUANTIZATION, Tag.VOTES}
         assert len(update.tables) == has_table

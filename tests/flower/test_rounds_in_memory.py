@@ -203,7 +203,7 @@ def test_a_registered_protocol_that_a_client_does_not_name_gets_nothing(folders:
 
 
 @pytest.fixture
-def outside(tmp_path: Path) -> str:
+def custom(tmp_path: Path) -> str:
     """Return the name of the tutorial's scheme, in a file that is in no package."""
     (tmp_path / "my_scheme.py").write_text(tutorial_scheme(), encoding="utf-8")
     return f"{tmp_path / 'my_scheme.py'}:Ternary"
@@ -225,7 +225,7 @@ def moving(sizes: dict[str, float], seed: int = 1) -> Train:
 
 
 @pytest.mark.parametrize("protocol", ["pairwise", "enclave", "plain"])
-def test_the_scheme_of_the_tutorial_sums_in_flower(folders: Path, protocol: str, outside: str, plain: None) -> None:
+def test_the_scheme_of_the_tutorial_sums_in_flower(folders: Path, protocol: str, custom: str, plain: None) -> None:
     del plain
     model: dict[str, Any] = {
         "w": np.zeros((150, 100), dtype=np.float32),
@@ -237,7 +237,7 @@ def test_the_scheme_of_the_tutorial_sums_in_flower(folders: Path, protocol: str,
         return {n: v + (node if n == "steps" else 0.125) for n, v in sent.items()}
 
     inner, grid = begun(
-        MemoryGrid(lenient(folders, scheme=outside), train), settings_of(folders, protocol, compression=outside)
+        MemoryGrid(lenient(folders, scheme=custom), train), settings_of(folders, protocol, compression=custom)
     )
     arrays, _ = inner.round(grid, model)
     assert {name: array.dtype for name, array in arrays.items()} == {n: a.dtype for n, a in model.items()}
@@ -248,13 +248,13 @@ def test_the_scheme_of_the_tutorial_sums_in_flower(folders: Path, protocol: str,
     assert np.abs(arrays["b"] - 1.125).max() <= 0.125 + 1e-6
 
 
-def test_clients_refuse_a_scheme_that_their_own_app_does_not_name(folders: Path, outside: str, log: Any) -> None:
+def test_clients_refuse_a_scheme_that_their_own_app_does_not_name(folders: Path, custom: str, log: Any) -> None:
     inner, grid = begun(
-        MemoryGrid(lenient(folders), adding(0.125)), settings_of(folders, "pairwise", compression=outside)
+        MemoryGrid(lenient(folders), adding(0.125)), settings_of(folders, "pairwise", compression=custom)
     )
     with pytest.raises(SecAggError):
         inner.round(grid, MODEL)
-    assert "is from outside, and this side was given none" in log.text
+    assert "is custom, and this side was given none" in log.text
 
 
 def test_a_server_names_no_scheme_that_it_cannot_import(folders: Path) -> None:

@@ -14,8 +14,8 @@ from secagg.parameters import SecurityMode, usual_dropped
 from secagg.platforms.floors import NodeSettings
 from secagg.platforms.plugs import floors_of, plug_of
 from secagg.platforms.settings import SecAggSettings
+from secagg.quick.model_session import planned
 from secagg.session.registry import find, planned_settings
-from secagg.short.model_session import planned
 
 NODE = NodeSettings(
     maximum_population=100,

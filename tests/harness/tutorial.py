@@ -1,11 +1,11 @@
-"""The tutorial of a scheme from outside, as it stands in the README of the compression schemes."""
+"""The tutorial of a custom scheme, as it stands in the README of the compression schemes."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 _README = Path(__file__).resolve().parents[2] / "compression" / "README.md"
-_HEADING = "## A scheme of your own, outside of the library"
+_HEADING = "## Custom schemes"
 
 
 def tutorial_scheme() -> str:

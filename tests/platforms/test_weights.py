@@ -224,7 +224,7 @@ def node(folder: Path) -> Node:
         client=ClientId(1),
         run="t",
         states=StateDirectory(folder / "states", coins=SystemCoins()),
-        outside={},
+        custom={},
     )
 
 

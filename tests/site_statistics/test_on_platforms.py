@@ -62,7 +62,7 @@ def joined(answering: Answering, task: RoundTask, folder: Path) -> bytes:
         client=CLIENTS[0],
         run=RUN,
         states=StateDirectory(folder, coins=SystemCoins()),
-        outside={},
+        custom={},
     )
     with ExitStack() as resources:
         session = task.opened(len(CLIENTS), frozenset(CLIENTS), SystemCoins(), resources)

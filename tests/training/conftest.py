@@ -80,7 +80,7 @@ def toy_pieces() -> Callable[[Configuration], Pieces]:
 
 
 @pytest.fixture
-def outside(tmp_path: Path) -> str:
+def custom(tmp_path: Path) -> str:
     """Return the name of the tutorial's scheme, in a file that is in no package."""
     (tmp_path / "my_scheme.py").write_text(tutorial_scheme(), encoding="utf-8")
     return f"{tmp_path / 'my_scheme.py'}:Ternary"

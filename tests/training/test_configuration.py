@@ -111,7 +111,7 @@ def test_a_key_like_none_is_answered_with_those_there_are() -> None:
 
 @pytest.mark.parametrize("scheme", Scheme)
 def test_a_key_of_another_scheme_is_refused_and_its_usual_value_is_not(scheme: Scheme) -> None:
-    told = {"scheme": scheme, "outside": "a:b" if scheme is Scheme.OUTSIDE else ""}
+    told = {"scheme": scheme, "custom": "a:b" if scheme is Scheme.CUSTOM else ""}
     require_belonging(CompressionSettings(**told))  # type: ignore[arg-type]
     refused = {
         name
@@ -158,7 +158,7 @@ READ: dict[Scheme, set[str]] = {
     Scheme.PEAK: {"cohort_bits", "places", "lengths", "refresh"},
     Scheme.SKETCH: {"cohort_bits", "kept", "lengths", "bits", "refresh"},
     Scheme.ROTATED: {"modulus_bits", "fraction_bits"},
-    Scheme.OUTSIDE: set(),
+    Scheme.CUSTOM: set(),
 }
 
 
@@ -186,8 +186,8 @@ REFUSED = {
         (("compression.scheme=peak",), "'peak' sends indices"),
         (("compression.scheme=sketch", "compression.bits=9"), "codes of 1 to 8 bits"),
         (("compression.scheme=sketch", "server.optimizer=fedavgm"), "noise of 'sketch', 10 times as long"),
-        (("compression.scheme=outside",), "set the former alone"),
-        (("compression.outside=a:b",), "set the former alone"),
+        (("compression.scheme=custom",), "set the former alone"),
+        (("compression.custom=a:b",), "set the former alone"),
         (("compression.rate=auto",), "'peak'"),
         ((*PEAK, "compression.harm=0.1"), "compression.rate = 'auto'"),
         ((*PEAK, "compression.rate=auto", "compression.cohort_bits=3.0"), "finds the bits itself"),

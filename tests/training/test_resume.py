@@ -75,7 +75,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
             "server.optimizer=fedavgm",
             "server.rate=0.3",
         ),
-        ("compression.scheme=OUTSIDE", *AVERAGED),
+        ("compression.scheme=CUSTOM", *AVERAGED),
         (*WHOLE, "compression.scheme=peak", "compression.lengths=voted"),
         (*WHOLE, "compression.scheme=sketch", "compression.lengths=median"),
         (*WHOLE, "compression.scheme=peak", "compression.down=sums", "dropouts.rate=0.2"),
@@ -83,9 +83,9 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     ids=lambda changes: ", ".join(change.partition("=")[2] for change in changes),
 )
 def test_a_run_that_is_interrupted_and_resumed_equals_a_straight_one(
-    tmp_path: Path, toy_run: Make, toy_pieces: Pieced, outside: str, changes: tuple[str, ...]
+    tmp_path: Path, toy_run: Make, toy_pieces: Pieced, custom: str, changes: tuple[str, ...]
 ) -> None:
-    run = toy_run("checkpoint_every=2", *(change.replace("OUTSIDE", outside) for change in changes))
+    run = toy_run("checkpoint_every=2", *(change.replace("CUSTOM", custom) for change in changes))
     train(run, tmp_path / "straight", pieces=toy_pieces(run))
     with pytest.raises(KeyboardInterrupt):
         train(run, tmp_path / "resumed", observers=[Interrupting(3)], pieces=toy_pieces(run))

@@ -1,4 +1,4 @@
-"""Codecs of the whole update: rounds through real protocols, resumed runs, lengths, and schemes from outside."""
+"""Codecs of the whole update: rounds through real protocols, resumed runs, lengths, and custom schemes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from secagg.cli import main
+from secagg.compression.custom import custom_factory
 from secagg.compression.model_update import decode_parameters, encode_parameters
-from secagg.compression.outside import outside_factory
 from secagg.compression.peak import PeakCode
 from secagg.conformance import LAWS, Candidate
 from secagg.contract import ideal_aggregate
@@ -342,9 +342,9 @@ def test_presets_send_what_their_names_promise() -> None:
         assert 19_338 * 4 / codecs.planned().tensors[0].scheme.layout.payload_bytes > factor
 
 
-def test_the_scheme_of_the_tutorial_is_short_and_keeps_every_law(outside: str) -> None:
+def test_the_scheme_of_the_tutorial_is_short_and_keeps_every_law(custom: str) -> None:
     assert len(tutorial_scheme().splitlines()) <= 60
-    factory = outside_factory(outside)
+    factory = custom_factory(custom)
     given: dict[str, Any] = {"values": 3, "cohort": 5, "seed": bytes(32), "epoch": 0}
     other: dict[str, Any] = {"values": 4, "cohort": 9, "seed": bytes(31) + b"1", "epoch": 1}
     candidate = Candidate(
@@ -362,11 +362,11 @@ def test_the_scheme_of_the_tutorial_is_short_and_keeps_every_law(outside: str) -
         law.check(candidate, settings_of_hypothesis(max_examples=10, deadline=None))
 
 
-def test_a_scheme_in_a_file_trains_resumes_and_appears_in_figures(tmp_path: Path, outside: str) -> None:
+def test_a_scheme_in_a_file_trains_resumes_and_appears_in_figures(tmp_path: Path, custom: str) -> None:
     """As a new user would: the tutorial's commands, with fewer rounds and clients."""
     run, figures = tmp_path / "run", tmp_path / "figures"
     changes = [
-        *("clients_per_round=5", f"compression.scheme={outside}", "secagg.mode=real", "secagg.every=2"),
+        *("clients_per_round=5", f"compression.scheme={custom}", "secagg.mode=real", "secagg.every=2"),
         *("checkpoint_every=1", "evaluation.every=2"),
     ]
     begun = ["train", "--preset", "fashion-none", "--out", str(run), *(f"--set={change}" for change in changes)]
@@ -382,36 +382,36 @@ def test_a_scheme_in_a_file_trains_resumes_and_appears_in_figures(tmp_path: Path
     assert (figures / "accuracy-uplink.png").stat().st_size > 0
 
 
-def test_what_a_scheme_from_outside_is_made_of_travels_and_comes_back(outside: str) -> None:
-    update = made(settings(Scheme.OUTSIDE, outside=outside)).planned()
+def test_what_a_custom_scheme_is_made_of_travels_and_comes_back(custom: str) -> None:
+    update = made(settings(Scheme.CUSTOM, custom=custom)).planned()
     encoded = encode_parameters(update)
-    assert decode_parameters(encoded, outside={outside: outside_factory(outside)}).layout == update.layout
+    assert decode_parameters(encoded, custom={custom: custom_factory(custom)}).layout == update.layout
 
 
-def test_no_message_makes_anybody_import_a_scheme(outside: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoded = encode_parameters(made(settings(Scheme.OUTSIDE, outside=outside)).planned())
+def test_no_message_makes_anybody_import_a_scheme(custom: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded = encode_parameters(made(settings(Scheme.CUSTOM, custom=custom)).planned())
 
     def refuse(name: str) -> None:
         pytest.fail(f"{name} was imported")
 
     monkeypatch.setattr("importlib.import_module", refuse)
-    for known in ({}, {"mine.py:Ternary": outside_factory(outside)}):
-        with pytest.raises(MalformedMessage, match=r"from outside, and this side was given (none|mine\.py:Ternary)"):
-            decode_parameters(encoded, outside=known)
+    for known in ({}, {"mine.py:Ternary": custom_factory(custom)}):
+        with pytest.raises(MalformedMessage, match=r"is custom, and this side was given (none|mine\.py:Ternary)"):
+            decode_parameters(encoded, custom=known)
 
 
 def test_a_scheme_whose_ring_is_too_narrow_for_the_cohort_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     text = tutorial_scheme().replace("1 + self.cohort.bit_length()", "3")
     (tmp_path / "narrow.py").write_text(text, encoding="utf-8")
     with pytest.raises(InvalidParameters, match="a capacity of 3, and a sum of this run may weigh 20"):
-        made(settings(Scheme.OUTSIDE, outside=f"{tmp_path / 'narrow.py'}:Ternary"))
+        made(settings(Scheme.CUSTOM, custom=f"{tmp_path / 'narrow.py'}:Ternary"))
 
 
-def test_a_scheme_from_outside_survives_a_file_of_settings(outside: str) -> None:
-    run = changed(preset("fashion-none"), [f"compression.scheme={outside}"])
-    assert run.compression.scheme is Scheme.OUTSIDE
+def test_a_custom_scheme_survives_a_file_of_settings(custom: str) -> None:
+    run = changed(preset("fashion-none"), [f"compression.scheme={custom}"])
+    assert run.compression.scheme is Scheme.CUSTOM
     assert from_tree(to_tree(run)) == run
-    assert changed(run, ["compression.scheme=pruning", "compression.outside="]).compression.scheme is Scheme.PRUNING
+    assert changed(run, ["compression.scheme=pruning", "compression.custom="]).compression.scheme is Scheme.PRUNING
 
 
 @pytest.mark.parametrize(
@@ -425,4 +425,4 @@ def test_a_scheme_from_outside_survives_a_file_of_settings(outside: str) -> None
 )
 def test_what_cannot_be_imported_is_refused_by_name(named: str, message: str) -> None:
     with pytest.raises(InvalidParameters, match=message):
-        made(settings(Scheme.OUTSIDE, outside=named))
+        made(settings(Scheme.CUSTOM, custom=named))

@@ -1,4 +1,4 @@
-"""A scheme that its author keeps outside of the library: found by its name, and made again for every round.
+"""A custom scheme, which its author keeps in another package: found by its name, and made again for every round.
 
 A factory is any class or function that takes ``values`` (how many an update has), ``cohort`` (the most uploads
 of a sum), ``seed`` (32 public bytes) and ``epoch`` (the number of the round), and returns a linear decoder. Only
@@ -30,7 +30,7 @@ MAXIMUM_NAME_BYTES: Final = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class OutsideScheme:
+class CustomScheme:
     """A scheme of a factory, with all that it was made from."""
 
     name: str
@@ -90,7 +90,7 @@ class OutsideScheme:
         return cast("IndexedDecoder[Any]", self.scheme)
 
 
-def outside_factory(named: str) -> Factory:
+def custom_factory(named: str) -> Factory:
     """Return what ``module:Name`` or ``path/to/file.py:Name`` names; it is imported, so name nothing of a stranger."""
     place, _, name = named.rpartition(":")
     try:
