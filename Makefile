@@ -23,13 +23,13 @@ DEMO_ROUNDS ?= 80
 PIP_OPTIONS := --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 # Tests that need nothing but the development environment.
-HERE := not repository and not gpu and not site and not wire and not scale and not web and not dcap and not flower and not flower_torch and not nvflare and not nvflare_torch
+HERE := not repository and not gpu and not site and not wire and not scale and not web and not dcap and not enclave_boot and not flower and not flower_torch and not nvflare and not nvflare_torch
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants timing bench bench-peers \
   bench-flower dist-check flower nvflare dist sbom extras pythons oldest newest flower-torch nvflare-torch newest-platforms scoreboard \
-  test-long suites dcap web wire site scale vectors clean
+  test-long suites dcap enclave-boot web wire site scale vectors clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ line = sprintf("  make %-24s", $$1); text = $$0; \
@@ -116,6 +116,11 @@ suites: $(INSTALLED)  ## run the suites and evidence of others; SECAGG_VECTORS n
 
 dcap: $(DCAP)/.installed  ## judge 12,000 altered quotes here and in dcap-qvl, in an environment of its own
 	$(DCAP)/bin/python -m pytest -p no:randomly -s tests/protocols/enclave/attestation/test_against_dcap_qvl.py
+
+enclave-boot: dist  ## build an enclave's machine twice, boot it in QEMU, and run a session of every form in it
+	.ci/enclave_inputs build/enclave dist/*.whl
+	SECAGG_ENCLAVE_INPUTS=$(CURDIR)/build/enclave PATH=$(CURDIR)/$(BIN):$$PATH \
+	  $(BIN)/python -m pytest -p no:randomly -s -m enclave_boot tests/enclave_image
 
 wire: $(INSTALLED)  ## run servers and clients over HTTP, each a process, and kill them
 	$(BIN)/python -m pytest -n 2 -m wire tests/transport

@@ -36,6 +36,7 @@ OUTSIDE = re.compile(r"\b(socket|Thread|sleep)\b")
 ENTRY_POINTS = {
     "secagg.cli.__main__",
     "secagg.protocols.enclave.machine.__main__",
+    "secagg.protocols.enclave.machine.boot",
     "secagg.nvflare.forced_site",
 }
 """Started as a process, or loaded by NVFlare under the name that a site's files have."""

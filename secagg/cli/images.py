@@ -1,20 +1,30 @@
-"""``secagg enclave measure``: the policy file that pins an image, written before the image runs anywhere."""
+"""``secagg enclave image`` and ``measure``: an enclave's machine, and the policy file that pins it before it runs."""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import secagg
+from secagg.enclave_image.image import COMMAND_LINE, INITRAMFS, KERNEL, build_image
 from secagg.enclave_image.nitro import enclave_image, registers
 from secagg.enclave_image.sev_snp import launch_digest
 from secagg.errors import InvalidParameters
 from secagg.protocols.enclave import EvidenceFormat
 
-KERNEL, INITRAMFS, COMMAND_LINE = "vmlinuz", "initramfs", "cmdline"
-"""The files of an image's folder."""
+
+def build(options: argparse.Namespace) -> int:
+    """Build an image, and say what it is."""
+    words = {"listen": options.listen, "evidence": options.evidence}
+    words |= {"memory": str(options.memory), "threads": str(options.threads)}
+    image = build_image(options.lock, options.inputs, words | ({"heartbeat": "1"} if options.heartbeat else {}))
+    image.write(options.out)
+    digest = hashlib.sha256(image.initramfs).hexdigest()
+    print(f"{options.out / INITRAMFS}: {len(image.contents)} files, {len(image.initramfs) / 1e6:.1f} MB, {digest}")
+    return 0
 
 
 def measure_nitro(options: argparse.Namespace) -> int:

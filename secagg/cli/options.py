@@ -175,6 +175,17 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
     command.set_defaults(run=when_run("secagg.cli.operators", "serve_second_server"))
 
 
+def _add_service(command: argparse.ArgumentParser, usual: str | None) -> None:
+    """Add what an enclave's service is started with, here or in its machine."""
+    listen = "unix:PATH, vsock:PORT or virtio:NAME" + (" (default: %(default)s)" if usual else "")
+    command.add_argument("--listen", default=usual, required=not usual, metavar="ADDRESS", help=listen)
+    sources = ("nsm", "tsm", "gramine", "simulated")
+    command.add_argument("--evidence", required=True, choices=sources, help="who vouches for its keys; no other does")
+    command.add_argument("--threads", type=int, default=1, help="how many threads expand masks (default: %(default)s)")
+    memory = "limit of an epoch (default: %(default)s)"
+    command.add_argument("--memory", type=int, metavar="MIB", default=256 if usual else 4096, help=memory)
+
+
 def _add_enclave(command: argparse.ArgumentParser) -> None:
     commands = command.add_subparsers(required=True, metavar="COMMAND")
     served = commands.add_parser(
@@ -183,14 +194,18 @@ def _add_enclave(command: argparse.ArgumentParser) -> None:
         description="Run the trusted part in a process of its own, until SIGTERM or SIGINT. With simulated evidence "
         "it protects nobody from the owner of this machine.",
     )
-    served.add_argument("--listen", required=True, metavar="ADDRESS", help="unix:PATH, vsock:PORT or virtio:NAME")
-    sources = ("nsm", "tsm", "gramine", "simulated")
-    served.add_argument("--evidence", required=True, choices=sources, help="who vouches for its keys; no other does")
-    served.add_argument("--threads", type=int, default=1, help="how many threads expand masks (default: %(default)s)")
-    served.add_argument(
-        "--memory", type=int, metavar="MIB", default=4096, help="limit of an epoch (default: %(default)s)"
-    )
+    _add_service(served, None)
     served.set_defaults(run=when_run("secagg.cli.shared", "serve_enclave"))
+    image = commands.add_parser("image", help="build the machine that an enclave runs in, the same bytes everywhere")
+    for name, metavar, about in (
+        ("--lock", "FILE", "SHA-256 and name of each package, with the wheel of secagg"),
+        ("--inputs", "FOLDER", "where these packages are"),
+        ("--out", "FOLDER", "where kernel, initramfs, command line and contents.json go"),
+    ):
+        image.add_argument(name, type=Path, required=True, metavar=metavar, help=about)
+    _add_service(image, "virtio:secagg")
+    image.add_argument("--heartbeat", action="store_true", help="tell a Nitro parent instance that it has booted")
+    image.set_defaults(run=when_run("secagg.cli.images", "build"))
     kinds = commands.add_parser(
         "measure", help="print the policy file that pins an image: computed here, before it runs anywhere"
     ).add_subparsers(required=True, metavar="HARDWARE")

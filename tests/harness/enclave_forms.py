@@ -38,6 +38,11 @@ def setups() -> Iterator[tuple[str, EnclaveSetup]]:
             yield f"{suite.name}, {name}", setup
 
 
+def plain_sum(length: int) -> EnclaveSetup:
+    """Return a setup with one vector."""
+    return EnclaveSetup(suite=Suite.HYBRID, layout=Layout((RingSegment(20, length),)))
+
+
 def released_by(remote: RemoteEnclave, setup: EnclaveSetup) -> Any:
     """Return what one session releases through a connection."""
     session: Any = InsecureEnclaveSession(setup)

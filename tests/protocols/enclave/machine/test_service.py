@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from secagg.errors import InternalError
@@ -58,7 +59,7 @@ def test_the_self_test_starts_every_kind_of_epoch() -> None:
 @pytest.mark.parametrize(
     ("name", "broken", "sentence"),
     [
-        ("sample", lambda *_: self_test.np.zeros(64), "noise"),
+        ("sample", lambda *_: np.zeros(64), "noise"),
         ("Enclave", None, "without uploads was released"),
         ("message_kind", always(None), "not refused"),
     ],

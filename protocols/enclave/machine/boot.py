@@ -1,0 +1,99 @@
+"""The first process of an enclave's machine: mount, load drivers, open what is needed, give up the rest, and serve.
+
+What it does is on the kernel's command line, which is measured: ``secagg.listen``, ``secagg.evidence``,
+``secagg.memory`` (MiB of an epoch), ``secagg.threads``, and ``secagg.heartbeat=1`` in a Nitro enclave.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from secagg.errors import InvalidParameters
+
+from .listeners import send_heartbeat
+from .serving import serve_at
+
+_NOBODY: Final = 65534
+_NO_SUID, _NO_DEVICES, _NO_PROGRAMS = 2, 4, 8
+_LOAD_MODULE: Final = {"x86_64": 313, "aarch64": 273}
+_DRIVERS: Final = Path("/lib/modules")
+_DEFAULT_MEMORY: Final = 256
+_GENERATORS: Final = ("rdrand", "rng")
+"""Flags of a processor that has a generator of its own."""
+
+
+def main() -> None:
+    """Serve until the machine ends; a fault before that ends it, and the console says why."""
+    _mount("proc", "/proc")
+    _mount("sysfs", "/sys")
+    _mount("devtmpfs", "/dev", _NO_SUID | _NO_PROGRAMS)
+    _load_drivers()
+    with suppress(OSError):
+        _mount("configfs", "/sys/kernel/config")
+    words = told(Path("/proc/cmdline").read_text())
+    require_generator(Path("/proc/cpuinfo").read_text(), has_security_module=Path("/dev/nsm").exists())
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)
+    if words.get("heartbeat") == "1":
+        send_heartbeat()
+    serve_at(
+        words.get("listen", ""),
+        evidence=words.get("evidence", ""),
+        threads=number_of(words, "threads", 1),
+        memory_bytes=number_of(words, "memory", _DEFAULT_MEMORY) << 20,
+        become=_become_nobody,
+    )
+
+
+def told(command_line: str) -> dict[str, str]:
+    """Return this program's words of the kernel's command line; a word that stands twice is refused."""
+    found = dict[str, str]()
+    for word in command_line.split():
+        name, _, value = word.partition("=")
+        if name.startswith("secagg."):
+            if name in found:
+                raise InvalidParameters(f"the command line says {name} twice")
+            found[name] = value
+    return {name.removeprefix("secagg."): value for name, value in found.items()}
+
+
+def require_generator(processor: str, *, has_security_module: bool) -> None:
+    """Refuse a machine whose randomness would come from its host."""
+    flags = {flag for line in processor.splitlines() if line.startswith(("flags", "Features")) for flag in line.split()}
+    if not has_security_module and flags.isdisjoint(_GENERATORS):
+        raise InvalidParameters(
+            "this processor has no generator of random numbers, and the host's is not to be trusted"
+        )
+
+
+def number_of(words: dict[str, str], name: str, usual: int) -> int:
+    """Return one of the words as a number from 1."""
+    text = words.get(name, str(usual))
+    if not text.isdecimal() or not int(text):
+        raise InvalidParameters(f"secagg.{name} is a number from 1; got {text!r}")
+    return int(text)
+
+
+def _mount(kind: str, place: str, flags: int = _NO_SUID | _NO_DEVICES | _NO_PROGRAMS) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(kind.encode(), place.encode(), kind.encode(), flags, None):
+        raise OSError(ctypes.get_errno(), f"mount {place}")
+
+
+def _load_drivers() -> None:
+    """Load every driver of the image, in their order; one whose device is missing refuses, which is no fault."""
+    libc, number = ctypes.CDLL(None, use_errno=True), _LOAD_MODULE[os.uname().machine]
+    for path in sorted(_DRIVERS.iterdir()):
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        libc.syscall(number, file, b"", 0)
+        os.close(file)
+
+
+def _become_nobody() -> None:
+    os.setgroups([])
+    os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+    os.setresuid(_NOBODY, _NOBODY, _NOBODY)

@@ -1,0 +1,118 @@
+"""An enclave's machine as three files: kernel, initramfs and command line, which together are the whole program."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+import posixpath
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from secagg.errors import InvalidParameters
+
+from .initramfs import archive, compiled, environment_of, interpreter_of, selected, with_start, write_tree
+from .packages import PACKAGES, Entry, Files, locked_packages, unpacked
+
+KERNEL, INITRAMFS, COMMAND_LINE, CONTENTS = "vmlinuz", "initramfs", "cmdline", "contents.json"
+"""The files of an image's folder."""
+PROTECTED: Final = "console=ttyS0 quiet panic=-1 acpi=off module.sig_enforce=1 lockdown=confidentiality"
+_DRIVERS: Final = (
+    "fs/configfs/configfs",
+    "drivers/virtio/virtio_mmio",
+    "net/vmw_vsock/vsock",
+    "net/vmw_vsock/vmw_vsock_virtio_transport_common",
+    "net/vmw_vsock/vmw_vsock_virtio_transport",
+    "drivers/virt/coco/tsm",
+    "drivers/virt/coco/sev-guest/sev-guest",
+    "drivers/virt/coco/tdx-guest/tdx-guest",
+    "drivers/misc/nsm",
+)
+"""In the order in which they are loaded. There is no virtio-rng: its randomness would be the host's."""
+_TRACE: Final = """
+import sys
+sys.path.append(sys.argv[1])
+from secagg.protocols.enclave.machine import boot
+from secagg.protocols.enclave.machine.self_test import test_itself
+test_itself()
+print(*sorted(sys.modules), sep="\\n")
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image's files, and the SHA-256 of each file of its initramfs."""
+
+    kernel: bytes
+    initramfs: bytes
+    command_line: bytes
+    contents: dict[str, str]
+
+    def write(self, folder: Path) -> None:
+        """Write the files into a folder, which may be there."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / KERNEL).write_bytes(self.kernel)
+        (folder / INITRAMFS).write_bytes(self.initramfs)
+        (folder / COMMAND_LINE).write_bytes(self.command_line)
+        (folder / CONTENTS).write_text(json.dumps(self.contents, indent=0) + "\n", encoding="utf-8")
+
+
+def build_image(lock: Path, inputs: Path, words: dict[str, str]) -> Image:
+    """Build an image from locked packages: the same bytes on every machine.
+
+    Args:
+        words: what the service is started with, by their names without ``secagg.``.
+    Raises:
+        InvalidParameters: a package is missing or is not what was locked, or the image's interpreter cannot run here.
+    """
+    files, of_kernel = Files(), Files()
+    for name, content in locked_packages(lock, inputs):
+        (of_kernel if name.startswith("linux-image") else files).update(unpacked(name, content))
+    if f"{PACKAGES}/secagg/__init__.py" not in files:
+        raise InvalidParameters(f"{lock} names no wheel of secagg; build one with `make dist` and add its line")
+    kernel, drivers = _kernel_of(lock, of_kernel)
+    chosen = compiled(selected(files, _loaded_modules(files)))
+    image = with_start(chosen) | drivers
+    contents = {
+        path: f"-> {entry.target}" if entry.target else hashlib.sha256(entry.content).hexdigest()
+        for path, entry in sorted(image.items())
+    }
+    line = " ".join([PROTECTED, *(f"secagg.{name}={value}" for name, value in sorted(words.items()))])
+    return Image(kernel, archive(image), line.encode(), contents)
+
+
+def _kernel_of(lock: Path, files: Files) -> tuple[bytes, Files]:
+    """Return the kernel, and the drivers that an enclave loads, numbered in their order."""
+    releases = {path.split("/")[3] for path in files if path.startswith("usr/lib/modules/")}
+    if len(releases) != 1:
+        raise InvalidParameters(f"{lock} names {len(releases)} kernels; an image has one linux-image package")
+    release, drivers = releases.pop(), Files()
+    for number, name in enumerate(_DRIVERS):
+        packed = files.get(f"usr/lib/modules/{release}/kernel/{name}.ko.xz")
+        if packed is None:
+            raise InvalidParameters(f"the kernel {release} has no driver {name}; take Debian's cloud kernel")
+        drivers[f"lib/modules/{number:02}-{posixpath.basename(name)}.ko"] = Entry(lzma.decompress(packed.content))
+    return files[f"boot/vmlinuz-{release}"].content, drivers
+
+
+def _loaded_modules(files: Files) -> list[str]:
+    """Return what the image's own interpreter loads to start the service and to test it."""
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        write_tree(files, root)
+        command = [*interpreter_of(root), "-sSBP", "-c", _TRACE, str(root / PACKAGES)]
+        try:
+            ran = subprocess.run(command, env=environment_of(root), capture_output=True, text=True, check=True)  # noqa: S603 -- the image's own interpreter
+        except OSError as error:
+            raise InvalidParameters(
+                f"the image's interpreter does not run here ({error}); build on x86-64 Linux"
+            ) from None
+        except subprocess.CalledProcessError as error:
+            said = error.stderr.strip().splitlines()[-1:]
+            raise InvalidParameters(
+                f"the image's service does not start: {said}; compare the lock's versions"
+            ) from None
+    return ran.stdout.split()

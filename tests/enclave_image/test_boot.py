@@ -1,0 +1,97 @@
+"""An image from Debian's packages: built twice, booted in QEMU without an accelerator, and asked for every form of sum.
+
+``make enclave-boot`` fetches the packages and names their folder in ``SECAGG_ENCLAVE_INPUTS``.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from secagg.enclave_image.image import COMMAND_LINE, CONTENTS, INITRAMFS, KERNEL
+from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave
+from tests.harness.enclave_buffers import EnclaveSetup
+from tests.harness.enclave_forms import plain_sum, released_by, released_here, require_same, setups
+
+pytestmark = pytest.mark.enclave_boot
+
+WITHIN = 180
+FILES = (KERNEL, INITRAMFS, COMMAND_LINE, CONTENTS)
+VALUES = 10**6
+
+
+def build(out: Path, zone: str = "UTC", umask: int = 0o22) -> None:
+    inputs = Path(os.environ["SECAGG_ENCLAVE_INPUTS"])
+    command = ["secagg", "enclave", "image", "--lock", str(inputs / "lock"), "--inputs", str(inputs), "--out", str(out)]
+    command += ["--evidence", "simulated", "--memory", "192"]
+    environment = {**os.environ, "TZ": zone}
+    subprocess.run(command, check=True, cwd=out.parent, env=environment, umask=umask)  # noqa: S603 -- our own command
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("image") / "one"
+    build(folder)
+    return folder
+
+
+def test_two_builds_are_the_same_bytes(image: Path) -> None:
+    build(image.parent / "other-place", "UTC-7", 0o77)
+    for name in FILES:
+        assert (image / name).read_bytes() == (image.parent / "other-place" / name).read_bytes(), name
+
+
+@pytest.fixture(scope="module")
+def booted(image: Path) -> Iterator[Path]:
+    """Boot without a disk and without a network; its only way out is a serial port."""
+    port, console = image.parent / "port", image.parent / "console"
+    command = ["qemu-system-x86_64", "-M", "q35,accel=tcg", "-cpu", "max", "-m", "512", "-smp", "1", "-nodefaults"]
+    command += ["-no-user-config", "-no-reboot", "-display", "none", "-serial", f"file:{console}"]
+    command += ["-kernel", str(image / KERNEL), "-initrd", str(image / INITRAMFS)]
+    command += ["-append", (image / COMMAND_LINE).read_text(), "-device", "virtio-serial-pci"]
+    command += ["-chardev", f"socket,id=enclave,path={port},server=on,wait=off"]
+    command += ["-device", "virtserialport,chardev=enclave,name=secagg"]
+    began = time.monotonic()
+    with subprocess.Popen(command) as machine:  # noqa: S603
+        while "ready at virtio:secagg" not in (said := console.read_text() if console.exists() else ""):
+            assert machine.poll() is None, said
+            assert time.monotonic() < began + WITHIN, said
+            time.sleep(0.1)
+        print(f"{(image / INITRAMFS).stat().st_size / 1e6:.1f} MB, {time.monotonic() - began:.1f} s to boot")  # noqa: T201
+        assert "Beyond that" not in said, "no protection is missing"
+        yield port
+        machine.kill()
+
+
+@pytest.mark.parametrize("setup", [pytest.param(setup, id=name) for name, setup in setups()])
+def test_a_session_of_every_form_runs_in_the_machine(booted: Path, setup: EnclaveSetup) -> None:
+    with RemoteEnclave(f"unix:{booted}", timeout=WITHIN) as remote:
+        require_same(setup, released_by(remote, setup), released_here(setup))
+
+
+def test_a_million_values(booted: Path) -> None:
+    setup, began = plain_sum(VALUES), time.monotonic()
+    with RemoteEnclave(f"unix:{booted}", timeout=WITHIN) as remote:
+        there = released_by(remote, setup)
+    print(f"{time.monotonic() - began:.1f} s for {VALUES} values of {there.contributors} clients")  # noqa: T201
+    require_same(setup, there, released_here(setup))
+    assert np.any(there.values[0])
+
+
+def test_a_broken_frame_ends_an_epoch_and_not_the_machine(booted: Path) -> None:
+    setup = plain_sum(10)
+    with RemoteEnclave(f"unix:{booted}", timeout=WITHIN) as remote:
+        connection = remote._connection.connect()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        connection.sendall((1 << 62).to_bytes(8, "big"))
+    with RemoteEnclave(f"unix:{booted}", timeout=WITHIN) as remote:
+        try:
+            there = released_by(remote, setup)
+        except EnclaveLost:
+            pytest.fail("the next host is served")
+    require_same(setup, there, released_here(setup))

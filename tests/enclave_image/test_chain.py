@@ -1,0 +1,93 @@
+"""From an image's bytes to a verdict: measured, pinned, reported below a root of our own, judged."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import struct
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from secagg.cli import main
+from secagg.enclave_image.nitro import registers
+from secagg.errors import PeerMisbehaved
+from secagg.platforms.enclave_plug import load_judge
+from secagg.protocols.enclave import HardwareJudge, Verifier
+from secagg.protocols.enclave.attestation import Roots
+from secagg.protocols.enclave.client import VerifiedEnclave
+from secagg.protocols.enclave.machine.evidence import SecurityModule
+from secagg.protocols.enclave.remote_enclave import decode_attested_offer, encode_start
+from secagg.protocols.enclave.trusted.service import EnclaveService
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession
+
+PACKAGE = "secagg_evidence_of_the_chain"
+PARTS = {"vmlinuz": b"kernel", "initramfs": b"the program and all below it", "cmdline": b"secagg.evidence=nsm"}
+
+
+@pytest.fixture(scope="module")
+def makers(repository: Path) -> Iterator[ModuleType]:
+    spec = ModuleSpec(PACKAGE, None, is_package=True)
+    spec.submodule_search_locations = [str(repository / "tests/protocols/enclave/attestation/self_made")]
+    sys.modules[PACKAGE] = module_from_spec(spec)
+    yield import_module(f"{PACKAGE}.makers")
+    for name in [name for name in sys.modules if name == PACKAGE or name.startswith(f"{PACKAGE}.")]:
+        del sys.modules[name]
+
+
+def hypervisor(makers: ModuleType, folder: Path, initramfs: bytes) -> SecurityModule:
+    """Return the source of an enclave that was started from this image, below a root of our own."""
+    started = registers(PARTS["vmlinuz"], PARTS["cmdline"], [initramfs])
+    reported = makers.nitro.registers() | {int(name[3:]): value for name, value in started.items()}
+
+    def ioctl(_file: int, _request: int, message: ctypes.Array[ctypes.c_char]) -> int:
+        asked, size, answer, _ = struct.unpack("<QQQQ", message.raw)
+        bound = ctypes.string_at(asked, size).partition(b"user_data")[2][2:66]
+        document = makers.nitro.NitroDocument(fields={"pcrs": reported, "user_data": bound}).encode()
+        said = b"\xa1\x6bAttestation\xa1\x68document\x59" + len(document).to_bytes(2, "big") + document
+        ctypes.memmove(answer, said, len(said))
+        struct.pack_into("<Q", message, 24, len(said))
+        return 0
+
+    (folder / "nsm").write_bytes(b"")
+    return SecurityModule(str(folder / "nsm"), ioctl)
+
+
+@pytest.mark.parametrize("byte", [None, 0, len(PARTS["initramfs"]) - 1])
+def test_clients_accept_the_image_that_was_measured_and_no_other(
+    makers: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], byte: int | None
+) -> None:
+    for name, content in PARTS.items():
+        (tmp_path / name).write_bytes(content)
+    assert main(["enclave", "measure", "nitro", str(tmp_path)]) == 0
+    (tmp_path / "policy.json").write_text(capsys.readouterr().out)
+    root = hashlib.sha256(makers.nitro.chain()[0].der).digest()
+    ours = Roots(nitro=frozenset({root}), amd=frozenset(), intel=frozenset())
+    judge: HardwareJudge = replace(load_judge(tmp_path / "policy.json"), verifier=Verifier(ours))
+
+    ran = bytearray(PARTS["initramfs"])
+    if byte is not None:
+        ran[byte] ^= 1
+    source = hypervisor(makers, tmp_path, bytes(ran))
+    service = EnclaveService(
+        coins=InsecureSeededCoins(b"chain"), quote=lambda report: (source.format, source.quote(report))
+    )
+    session = InsecureEnclaveSession(EnclaveSetup(), now=makers.authority.NOW)
+    offer, evidence = decode_attested_offer(service.answer(encode_start(session.configuration)))
+
+    def verify() -> None:
+        VerifiedEnclave(offer, evidence, configuration=session.configuration, judge=judge, now=session.now)
+
+    if byte is None:
+        verify()
+        return
+    with pytest.raises(PeerMisbehaved, match="no pinned measurement"):
+        verify()
