@@ -64,7 +64,7 @@ class Weights:
             case Weighting.EQUAL:
                 return update.encode(values, coins)
             case Weighting.EXAMPLES:
-                values = weighted(update.schemes, values, clamped_examples(examples, self.full))
+                values = weighted(update.schemes, values, clamped_examples(examples, self.full), coins)
                 return update.encode(rounded_at_random(update, values, coins), coins)
             case Weighting.AFTER:
                 weight = max(1, round(self.heaviest * examples / self.largest))

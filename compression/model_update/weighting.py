@@ -2,7 +2,8 @@
 
 A weight is examples / full, at most 1. A client multiplies its values by its weight before they are rounded, at random,
 and every upload counts once: rings hold uploads, not weights, and a sum reveals about what one of equal weights does.
-Multiplied after rounding, with weights known or secret, a sum of coarse codes can have a single solution.
+Multiplied after rounding, with weights known or secret, a sum of coarse codes can have a single solution. So can one of
+values that have few levels by themselves, such as flags: these are rounded to their levels, and not to finer steps.
 
 The denominators are exact integers in the same sum. Integers, metrics and values that scales are computed from have
 equal weights: 1 for a client that trained, 0 for one whose training failed.
@@ -19,8 +20,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from secagg.compression.common import LOG
 from secagg.compression.fixed_point import FixedPoint
+from secagg.compression.random_pruning import RandomPruning
+from secagg.compression.scalar_quantization import ScalarQuantization
 from secagg.contract.layout import IndexSegment
+from secagg.crypto.entropy import Coins
 from secagg.errors import InvalidParameters
 
 UPDATE: Final = "secagg/update"
@@ -34,6 +39,11 @@ LIGHTEST: Final = Fraction(1, 4)
 STEPS: Final = 16
 """Numbers of examples are rounded to this part of ``full``, since sums over many cohorts reveal exact numbers."""
 _LEAST_RING: Final = 8
+_OFTEN: Final = 32
+"""Number of values of a tensor from which one step, or two neighbours, are a level and no coincidence."""
+_MOST_LEVELS: Final = 256
+_MOST_STEPS: Final = 1 << 52
+Floats = npt.NDArray[np.floating[Any]]
 
 
 def count_scheme(full: int, clients: int, *, has_trained: bool = False) -> FixedPoint:
@@ -71,7 +81,7 @@ def _is_told(name: str) -> bool:
 
 
 def weighted(
-    schemes: Mapping[str, Any], values: Mapping[str, npt.NDArray[Any]], examples: int
+    schemes: Mapping[str, Any], values: Mapping[str, npt.NDArray[Any]], examples: int, coins: Coins
 ) -> dict[str, npt.NDArray[Any]]:
     """Return a client's values times its weight, with its counts; with no examples all are zeros, and so are these.
 
@@ -81,13 +91,63 @@ def weighted(
     """
     if (counts := schemes.get(COUNTS)) is None:
         return dict(values)
-    full, found = round(counts.clip), dict(values)
+    full, found, leveled = round(counts.clip), dict(values), dict[str, float]()
     for name, given in values.items():
         factor = examples / full if is_weighted(name, schemes[name]) else float(examples > 0)
         if factor != 1:
             found[name] = (given * factor).astype(given.dtype)
+        if 0 < factor < 1 and (step := step_of(schemes[name])):
+            leveled[name] = _round_to_levels(found[name], given, step, coins)
+    if coarse := [f"{name} ({distance:.3g})" for name, distance in leveled.items() if distance]:
+        LOG.warning(
+            "few different values in %s: times a weight below 1 they are rounded at random to multiples of their "
+            "distance, since finer ones let a weighted sum reveal each client's; equal weights need no such noise",
+            ", ".join(coarse),
+        )
     found[COUNTS] = np.array([examples, examples > 0][: counts.length], dtype=np.float64)
     return found
+
+
+def step_of(scheme: object) -> float:
+    """Return the distance between neighbouring codes; 0 where a scheme has none that is known here."""
+    scheme = scheme.inner if isinstance(scheme, RandomPruning) else scheme
+    if isinstance(scheme, FixedPoint):
+        return math.ldexp(1.0, -scheme.fraction_bits)
+    # A rotation mixes levels, and those of codebooks are votes.
+    return scheme.scales[0] if isinstance(scheme, ScalarQuantization) else 0.0
+
+
+def inmost(scheme: object) -> object:
+    """Return what encodes the values in the end: the scheme within a pruning, a rotation or a custom scheme."""
+    while (inside := getattr(scheme, "inner", None) or getattr(scheme, "scheme", None)) is not None:
+        scheme = inside
+    return scheme
+
+
+def _round_to_levels(products: Floats, given: Floats, step: float, coins: Coins) -> float:
+    """Round products of values that are often the same to multiples of their least distance, which is returned.
+
+    Returns:
+        0, without a change, where no levels are found: among finely spread values, or if all are one.
+    """
+    limit = step * _MOST_STEPS
+    codes = np.rint(np.clip(np.nan_to_num(given.ravel().astype(np.float64)), -limit, limit) / step).astype(np.int64)
+    ordered = np.sort(codes)
+    # Neighbours are one level, whose values straddle two steps.
+    first = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 2) > 1)
+    last = np.append(first[1:], len(ordered)) - 1
+    lows, highs = ordered[first], ordered[last]
+    is_level = (highs - lows <= 1) & (last - first >= _OFTEN - 1) & ((lows > 0) | (highs < 0))
+    lows, highs = lows[is_level], highs[is_level]
+    if len(first) == 1 or not 0 < len(lows) <= _MOST_LEVELS:
+        return 0.0
+    distance = float(np.diff(np.sort(np.append((lows + highs) / 2, 0.0))).min()) * step
+    place = np.searchsorted(lows, codes, side="right") - 1
+    at = np.flatnonzero((place >= 0) & (codes <= highs[place]))
+    drawn = np.ldexp(np.frombuffer(coins.draw(4 * len(at)), np.uint32).astype(np.float64), -32)
+    flat = products.reshape(-1)
+    flat[at] = np.floor(flat[at] / distance + drawn) * distance
+    return distance
 
 
 def require_weighable(schemes: Mapping[str, Any]) -> None:
@@ -98,7 +158,7 @@ def require_weighable(schemes: Mapping[str, Any]) -> None:
                 f"{name} sends indices, which are votes and count once each: let every client weigh the same, or take "
                 "a scheme without indices"
             )
-        if getattr(getattr(scheme, "rounding", None), "name", "") == "NEAREST_EVEN":
+        if getattr(getattr(inmost(scheme), "rounding", None), "name", "") == "NEAREST_EVEN":
             raise InvalidParameters(
                 f"{name} rounds to the nearest code, which loses what light clients send; round at random"
             )

@@ -139,7 +139,7 @@ class Training:
         told = with_told(self.update, with_joined(values, self.terms.joined), self.sent)
         told = with_votes(self.update, told, self.sent, self.terms.joined, self.terms.lengths)
         coins = SystemCoins()
-        told = weighted(self.update.schemes, told, examples)
+        told = weighted(self.update.schemes, told, examples, coins)
         return self.update.encode(rounded_at_random(self.update, told, coins), coins)
 
     def _differences(self, trained: Trained, summed: list[str]) -> dict[str, npt.NDArray[Any]]:

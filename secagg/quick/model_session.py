@@ -371,7 +371,7 @@ class Session(Generic[Form]):
 
     def _encoded(self, vector: Vector, coins: Coins, examples: int) -> Payload:
         if self.weighed is not None:
-            return self.weighed.encode(weighted(self.weighed.schemes, {UPDATE: vector}, examples), coins)
+            return self.weighed.encode(weighted(self.weighed.schemes, {UPDATE: vector}, examples, coins), coins)
         payload = self.codec.encode(vector, coins)
         return payload if self.rows is None else self.rows.split(payload)
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.compression.common import PublicStream
 from secagg.compression.fixed_point import FixedPoint
-from secagg.compression.model_update import ModelUpdate, TensorScheme
+from secagg.compression.model_update import ModelUpdate, Quantized, Rotated, TensorScheme
 from secagg.compression.model_update.weighting import (
     COUNTS,
     clamped_examples,
@@ -17,10 +18,13 @@ from secagg.compression.model_update.weighting import (
     rounded_examples,
     weighted,
 )
+from secagg.compression.product_quantization import Codebook, ProductQuantization
 from secagg.compression.scalar_quantization import Rounding, ScalarQuantization
 from secagg.contract import Aggregate, ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, ThresholdNotMet
+from secagg.platforms.schemes import SchemeChoice
+from secagg.platforms.settings import SecAggSettings
 from secagg.session.roles import LateUpdate, Update
 
 FULL, CLIENTS, LENGTH = 100, 8, 50
@@ -44,7 +48,7 @@ def codec(zero_point: int = 0, rounding: Rounding = Rounding.STOCHASTIC, *, has_
 
 def encoded(made: ModelUpdate, value: float, examples: int, metric: float = 0.0) -> Any:
     values = {"w": np.full(LENGTH, value, np.float32), "secagg/metrics": np.array([metric])}
-    return made.encode(weighted(made.schemes, values, examples), SystemCoins())
+    return made.encode(weighted(made.schemes, values, examples, SystemCoins()), SystemCoins())
 
 
 @pytest.mark.parametrize("zero_point", [0, 37])
@@ -117,11 +121,68 @@ def test_examples_are_rounded_to_sixteenths_without_bias() -> None:
     assert {rounded_examples(7, 10, word) for word in words} == {7}, "a full number below 16 has steps of one"
 
 
-def test_weights_need_random_rounding() -> None:
-    """Rounded to the nearest code, a sum of 0.0071 was 0."""
-    with pytest.raises(InvalidParameters, match="round at random"):
-        require_weighable(codec(rounding=Rounding.NEAREST_EVEN).schemes)
+def outside(**_: Any) -> Any:
+    return ProductQuantization(shape=(LENGTH // 2, 2), codebooks=(Codebook(np.eye(2, dtype=np.float32)),))
+
+
+def test_weights_need_random_rounding_and_no_indices() -> None:
+    """Rounded to the nearest code, a sum of 0.0071 was 0; a custom scheme is looked into, and so is a rotation."""
     require_weighable(codec().schemes)
+    nearest = codec(rounding=Rounding.NEAREST_EVEN).schemes
+    stream = PublicStream(seed=bytes(32), round_number=0, tensor_name="w", shape=(LENGTH,))
+    whole = Rotated(block_size=64, inner=Quantized(bits=6, modulus_bits=12)).make(stream, np.ones(LENGTH), None)
+    for schemes in (nearest, {"w": whole}):
+        with pytest.raises(InvalidParameters, match=r"w rounds to the nearest code.*; round at random"):
+            require_weighable(schemes)
+    settings = SecAggSettings(compression="custom:Scheme", protocol="enclave", roster="any")
+    choice = SchemeChoice(settings, CLIENTS, outside)
+    with pytest.raises(InvalidParameters, match="secagg/update sends indices, which are votes and count once each"):
+        choice.parameters({"w": np.zeros((5, 10), np.float32)}, seed=bytes(32), epoch=0)
+
+
+STEP = 2.0**-16
+SIGNS = np.random.default_rng(1).choice([-0.01, 0.0, 0.01], 4000)
+
+
+def products(given: Any, examples: int = 70) -> Any:
+    """Return values times a weight, before the codec, in steps of the least distance between levels."""
+    scheme = FixedPoint(length=len(given), clip=4.0, fraction_bits=16, modulus_bits=40)
+    return weighted({"w": scheme, COUNTS: count_scheme(FULL, CLIENTS)}, {"w": given}, examples, SystemCoins())["w"]
+
+
+@pytest.mark.parametrize("base", [0.0, 1.0])
+def test_values_of_few_levels_stay_on_them_without_bias(base: float, caplog: pytest.LogCaptureFixture) -> None:
+    """Differences of float32 tensors straddle two steps, and are one level."""
+    start = base * np.random.default_rng(2).normal(size=4000).astype(np.float32)
+    given = (start + SIGNS.astype(np.float32)) - start
+    found = products(given) / (round(0.01 / STEP) * STEP)
+    assert np.abs(found - np.rint(found)).max() < 1e-5
+    assert abs(found[SIGNS > 0].mean() - 0.7) < 0.05
+    assert not found[SIGNS == 0].round().any()
+    assert "few different values in w (0.00999): times a weight below 1" in caplog.text
+    assert np.array_equal(products(given, FULL), given), "a weight of 1 changes nothing"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        np.random.default_rng(3).normal(0, 1e-3, 4000),
+        np.where(SIGNS != 0, 0, np.random.default_rng(4).normal(0, 0.1, 4000)),
+        np.full(4000, 0.3),
+        np.repeat([0.25, 0.5], 20),
+        np.array([np.nan, np.inf, 1.0, 1.0]),
+    ],
+    ids=["fine", "mostly zeros", "constant", "few values", "not finite"],
+)
+def test_other_values_are_multiplied_exactly(given: Any) -> None:
+    assert np.array_equal(products(given), given * 0.7, equal_nan=True)
+
+
+def test_flags_among_fine_values_are_rounded_and_the_others_are_not() -> None:
+    fine = np.random.default_rng(5).normal(0, 1e-3, 4000)
+    found = products(np.concatenate([fine, np.repeat([0.0, 1.0], 200)]))
+    assert np.array_equal(found[:4000], fine * 0.7)
+    assert {*found[4000:].tolist()} == {0.0, 1.0}
 
 
 @pytest.mark.parametrize(("full", "clients"), [(1, 3), (1024, 3), (1024, 10**6), (1 << 30, 1000)])

@@ -64,7 +64,7 @@ def test_means_of_differences_give_the_model_back_with_every_dtype_kept() -> Non
     update, payloads = parameters(), list[Any]()
     for by, count, examples in ((0.5, 4, 256), (-0.1, 8, 768)):
         values = differences(model(), trained(by, count), integer_bound(update, model()))
-        rounded = rounded_at_random(update, weighted(update.schemes, values, examples), SystemCoins())
+        rounded = rounded_at_random(update, weighted(update.schemes, values, examples, SystemCoins()), SystemCoins())
         payloads.append(update.encode(rounded, SystemCoins()))
     mean = update.mean(ideal_aggregate(update.layout, payloads))
     result = applied(model(), mean)
@@ -156,7 +156,7 @@ def test_clients_tell_how_far_a_tensor_reaches_or_how_long_it_is(compression: st
     values[TENSOR + "w"] = np.full_like(values[TENSOR + "w"], 0.25)
     values[TENSOR + "w"][0, 0] = 0.5 if compression == "scalar-8" else 0.0
     values = with_told(update, values, model())
-    values = weighted(update.schemes, values, 1)
+    values = weighted(update.schemes, values, 1, SystemCoins())
     mean = update.mean(ideal_aggregate(update.layout, [update.encode(values, SystemCoins())]))
     assert taken_told(mean, model()) == {TENSOR + "w": pytest.approx(told, abs=1e-6)}
     assert not mean.keys() & TOLD.keys()
