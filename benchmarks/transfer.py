@@ -178,6 +178,19 @@ def codes(task: Task) -> list[Cell]:
 HARMS: Final = (0.0005, 0.001, 0.002, 0.004)
 
 
+def weighings(task: Task) -> list[Cell]:
+    """Return scalar codes of clients that weigh the same, by their examples, and by them after rounding."""
+    del task
+    code = ("compression.scheme=sq", "compression.stochastic=true", "compression.bits=6")
+    # 20 uploads take five bits above the code's, and a weight of up to 64 for each six more.
+    narrow, wide = ((*code, f"compression.modulus_bits={bits}") for bits in (11, 17))
+    return [
+        Cell("equal", narrow),
+        Cell("examples", (*narrow, "server.weighting=examples")),
+        Cell("after", (*wide, "server.weighting=after", "server.maximum_weight=64")),
+    ]
+
+
 def others(task: Task) -> list[Cell]:
     """Return the methods of other papers, at each size with each rate, and the peak code in the same way."""
     cells = list[Cell]()
@@ -206,7 +219,7 @@ class Job:
     task: int
     seed: int
     kind: str
-    """``codes`` or ``others``."""
+    """``codes``, ``others`` or ``weights``."""
     changes: tuple[str, ...] = ()
     """Of every cell, for searches."""
     only: tuple[str, ...] = ()
@@ -214,7 +227,7 @@ class Job:
     @property
     def cells(self) -> list[Cell]:
         """What is to be played."""
-        found = codes(TASKS[self.task]) if self.kind == "codes" else others(TASKS[self.task])
+        found = {"codes": codes, "others": others, "weights": weighings}[self.kind](TASKS[self.task])
         return [cell for cell in found if not self.only or cell.name in self.only]
 
 
@@ -475,7 +488,8 @@ def jobs(seeds: Sequence[int]) -> list[Job]:
     """Return all jobs, the most important first."""
     main = [Job(task, seed, "codes") for seed in seeds for task in range(len(TASKS))]
     compared = [Job(place, seed, "others") for seed in seeds for place, task in enumerate(TASKS) if task.is_compared]
-    return [*main, *compared]
+    weighed = [Job(task, seed, "weights") for seed in seeds for task in range(len(TASKS))]
+    return [*main, *compared, *weighed]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
