@@ -15,6 +15,7 @@ from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import AuthenticationFailed, MalformedMessage, PeerError, PeerMisbehaved, Reason, UnexpectedMessage
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
+from secagg.protocols.two_servers import client as client_module
 from secagg.protocols.two_servers import opened_upload
 from secagg.protocols.two_servers import upload as upload_module
 from secagg.protocols.two_servers.configuration import SharingMode
@@ -212,6 +213,21 @@ def test_a_lane_that_is_none_is_refused_on_arrival(kind: Any, place: slice, refu
         Reason.NOT_CANONICAL,
         *([FIRST] if kind is ExplicitShare else []),
     )
+
+
+def test_ring_elements_with_bits_behind_the_last_are_their_clients(refuses: Check) -> None:
+    """They are sealed, so the client alone can have set the bits that fill the last byte."""
+    layout = Layout((RingSegment(20, 7), IndexSegment(8, 5)))
+    made, genuine = InsecureIndexingRound(replace(SETUP, layout=layout)), upload_module.masked_rings
+
+    def padded(*given: Any, **named: Any) -> list[bytes]:
+        (packed,) = genuine(*given, **named)
+        return [bytes(packed[:-1]) + bytes([packed[-1] | 0x80])]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client_module, "masked_rings", padded)
+        forged = made.share(1)
+    refuses(made.one.receive, forged[1].encode(), MalformedMessage, Reason.NOT_CANONICAL, FIRST)
 
 
 def test_where_there_are_no_correction_words_there_is_no_digest_of_any(

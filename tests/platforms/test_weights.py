@@ -120,6 +120,7 @@ def test_means_and_metrics_are_those_of_the_clients_that_trained(
             assert np.abs(after["w"] - sent["w"] - 0.04).max() < 1e-3
             assert after["steps"] == sent["steps"] + 4
         sent = after
+    assert "round 2, sum: 6 clients, 3 trained" in log.text
     assert "training failed at 3 of 6 clients; their own logs say why" in log.text
     assert "TRAINING FAILED (RuntimeError: the data loader is gone)" in log.text
     assert "An update of zeros is uploaded instead" in log.text
@@ -132,6 +133,14 @@ def test_a_round_in_which_nobody_trained_is_refused(log: pytest.LogCaptureFixtur
         with pytest.raises(TooFewTrained, match="0 trained, with 0 examples in all, and secagg-minimum-trained is 1"):
             play(made, failing(set(range(CLIENTS))), model())
     log.clear()
+
+
+def test_a_client_logs_values_that_are_cut_off_with_the_setting_to_change(log: pytest.LogCaptureFixture) -> None:
+    def far(_: int, sent: Model) -> Mapping[str, Any]:
+        return {"model": {"w": sent["w"] + np.float32(1000.0), "steps": sent["steps"]}, "n": 1024}
+
+    play(Rounds(SecAggSettings(clip=1.0)), far, model())
+    assert "of this update's values are beyond their range and were cut off; the server's secagg-clip" in log.text
 
 
 def test_counts_that_a_dishonest_client_has_altered_divide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
