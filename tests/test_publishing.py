@@ -46,6 +46,15 @@ def test_each_python_that_is_claimed_is_checked(repository: Path, project: dict[
     assert project["requires-python"] == f">={claimed[0]}"
 
 
+@pytest.mark.parametrize("name", ["flwr", "nvflare", "uvicorn"])
+def test_a_package_whose_inner_names_are_used_has_an_upper_bound(name: str, project: dict[str, Any]) -> None:
+    extras: list[str] = [
+        each for extra in ("flower", "nvflare", "http") for each in project["optional-dependencies"][extra]
+    ]
+    (bound,) = [each.removeprefix(name) for each in extras if re.match(rf"{name}\b", each)]
+    assert re.fullmatch(r">=\d+\.\d+,<\d+(\.\d+)+", bound)
+
+
 def test_every_target_is_run_for_each_change_or_every_night(repository: Path) -> None:
     makefile = (repository / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
     phony = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
