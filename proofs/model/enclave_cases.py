@@ -86,7 +86,6 @@ CHECKS: dict[str, tuple[str, str, str]] = {
         "False",
     ),
     "a buffer has room": ("require_admissible", "buffer.contributors >= configuration.maximum_cohort", "False"),
-    "a begun upload is finished": ("_require_whole", "buffer.is_unfinished", "False"),
     "enough clients": ("require_releasable", "buffer.contributors < least", "False"),
 }
 """Every check of the rules, by what it makes sure of: its function, its words, and what stands there without it."""

@@ -66,17 +66,13 @@ class Host:
     version: int = -1
     released: tuple[frozenset[Taken], ...] = ()
     is_destroyed: bool = False
-    begun: Entry | None = None
-    """The upload of which a part is in the sum."""
-    has_part: bool = False
-    """Whether a sum with a part of an upload was released."""
 
     def key(self) -> object:
         """Return what tells states apart: everything that the rules remember, and everything that came out."""
         if self.rules.state is BufferState.DESTROYED:
             return self.rules.state
         remembered = [_frozen(value) for name, value in vars(self.rules).items() if name != "_configuration"]
-        return tuple(remembered), self.buffer, self.released, self.is_destroyed, self.begun, self.has_part
+        return tuple(remembered), self.buffer, self.released, self.is_destroyed
 
 
 def uploads(setting: Setting) -> list[Entry]:
@@ -135,11 +131,6 @@ def _calls(setting: Setting) -> Iterator[tuple[str, Callable[[Host], None]]]:
     for upload in uploads(setting):
         name = f"take {upload.client} of model {upload.version}"
         yield name, lambda host, upload=upload: _take(host, upload)  # type: ignore[misc]
-    # Of one client's uploads it hands in the first pieces, and then the last or never.
-    for version in VERSIONS:
-        upload = _entry(1, version, MODELS[version])
-        yield f"begin 1 of model {version}", lambda host, upload=upload: _begin(host, upload)  # type: ignore[misc]
-    yield "finish", _finish
     # It announces older models, right or wrong: whatever it says first under a number stands.
     for version, digest in (*MODELS.items(), (0, MODELS[VERSIONS[-1]]), (VERSIONS[-1], OTHER_MODEL)):
         yield f"announce {version}", lambda host, version=version, digest=digest: host.rules.announce(version, digest)  # type: ignore[misc]
@@ -151,7 +142,7 @@ def _calls(setting: Setting) -> Iterator[tuple[str, Callable[[Host], None]]]:
 def _open(host: Host, version: int, digest: bytes) -> None:
     host.rules.open(version, digest)
     # The sums begin anew; what another buffer held is lost.
-    host.buffer, host.version, host.begun = frozenset(), version, None
+    host.buffer, host.version = frozenset(), version
 
 
 def _take(host: Host, upload: Entry) -> None:
@@ -161,24 +152,9 @@ def _take(host: Host, upload: Entry) -> None:
     host.buffer |= {Taken(upload, host.version - upload.version)}
 
 
-def _begin(host: Host, upload: Entry) -> None:
-    host.rules.require_admissible(upload)
-    host.rules.begin()
-    host.begun = upload
-
-
-def _finish(host: Host) -> None:
-    if host.begun is None:
-        raise IndexError
-    host.rules.enter(host.begun)
-    host.buffer |= {Taken(host.begun, host.version - host.begun.version)}
-    host.begun = None
-
-
 def _release(host: Host) -> None:
     host.rules.require_open()
     host.rules.require_releasable()
-    host.has_part = host.begun is not None
     host.released = (*host.released, host.buffer)
     host.rules.close()
     if host.rules.state is BufferState.CLOSED:
@@ -187,19 +163,17 @@ def _release(host: Host) -> None:
 
 def _give_up(host: Host) -> None:
     host.rules.give_up()
-    host.buffer, host.begun = frozenset(), None
+    host.buffer = frozenset()
 
 
 def _destroy(host: Host) -> None:
     host.rules.destroy()
-    host.buffer, host.begun, host.is_destroyed = frozenset(), None, True
+    host.buffer, host.is_destroyed = frozenset(), True
 
 
 def _fault(host: Host, setting: Setting) -> str | None:
     if host.is_destroyed and host.rules.state is not BufferState.DESTROYED:
         return "a buffer after the keys are gone"
-    if host.has_part:
-        return "a sum with a part of an upload"
     for sum_ in host.released:
         found = _fault_of(sum_)
         if found is not None:

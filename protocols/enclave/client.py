@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Protocol
@@ -22,7 +22,7 @@ from secagg.contract.layout import IndexSegment, Payload, RingSegment
 from secagg.crypto.hpke import sealing_key
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.mask_expansion import accumulate, segment_count
-from secagg.crypto.ring import RingVector
+from secagg.crypto.ring import RingVector, low_bits, pack_group
 from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
 from secagg.declared import FLAG, Message, fixed, unsigned, variable
 from secagg.errors import NOBODY, AuthenticationFailed, InvalidParameters, Misuse, PeerMisbehaved, Reason
@@ -34,7 +34,7 @@ from secagg.session.one_answer import OneStageClientSession
 from secagg.wire import MessageKind, Reader, Writer
 
 from .floors import EnclaveFloors
-from .trusted.bounded import pieces_of
+from .trusted.bounded import LANES, WORD, runs
 from .trusted.configuration import EnclaveConfiguration
 from .trusted.messages import (
     DIGEST_BYTES,
@@ -52,7 +52,6 @@ from .trusted.messages import (
     has_one_seal,
     indices_key,
     mask_key,
-    piece_key,
     proof_of,
     sealing_info,
 )
@@ -64,7 +63,6 @@ if TYPE_CHECKING:
 
 VECTOR_NONCE_BYTES: Final = 32
 _LOG: Final = logging.getLogger("secagg.protocols.enclave")
-_NO_NORM: Final = (1 << 40) - 1
 _MOST_BYTES: Final = (1 << 32) - 1
 _VERSION_BYTES: Final = 8
 
@@ -188,6 +186,12 @@ class Client(OneStageClientSession):
         self._member.floors.admit(
             configuration, layout=subject.layout, tables=tables, maximum_seals=self.ledger.maximum_seals, now=now
         )
+        if configuration.max_norms and configuration.zero_points != subject.zero_points:
+            raise InvalidParameters(
+                "this enclave is refused: it measures norms about other zero points than those of this client's codec; "
+                "take its zero_points from the codec",
+                reason=Reason.BELOW_FLOOR,
+            )
         if configuration.maximum_cohort > subject.capacity:
             raise InvalidParameters(
                 f"a buffer may hold {configuration.maximum_cohort} uploads, and the codec's capacity is "
@@ -209,11 +213,10 @@ class Client(OneStageClientSession):
         member, configuration = self._member, enclave.configuration
         # Without vectors there is nothing to hide, and nothing to send.
         nonce = bytes(VECTOR_NONCE_BYTES)
-        if configuration.ring_segments:
+        if configuration.masked_segments:
             nonce = bytes(draw_exactly(VECTOR_NONCE_BYTES, member.coins))
         with Secret.random("upload_seed", SEED_BYTES, member.coins) as seed:
-            make = self._sealed_pieces if configuration.max_norms else self._masked
-            packed = make(payload, enclave, seed, model.version)
+            packed = self._masked(payload, enclave, seed, model.version) if configuration.masked_segments else []
             header = UploadHeader(
                 epoch=enclave.offer.epoch,
                 certificate=member.certificate,
@@ -221,7 +224,7 @@ class Client(OneStageClientSession):
                 vector_digest=vector_digest(nonce, packed),
             )
             digest = header.digest(configuration.context)
-            indices, is_one = _packed_indices(payload), has_one_seal(configuration)
+            indices, is_one = packed_in(configuration, payload), has_one_seal(configuration)
             with (
                 proof_of(member.signing_key, enclave.offer.receipt_key, digest, culprits=from_server()) as proof,
                 _joined(proof, indices if is_one else seed.expose()) as secret,
@@ -251,31 +254,6 @@ class Client(OneStageClientSession):
                 packed.append(segment.pack_sent(vector))
         return packed
 
-    def _sealed_pieces(
-        self, payload: Payload, enclave: VerifiedEnclave, seed: Secret, version: int
-    ) -> list[bytes | memoryview]:
-        """Return the pieces of the ring segments, scaled down to their bounds and sealed to the enclave.
-
-        The enclave scales as well; a client that does it here can say so in its own log.
-        """
-        configuration, vectors = enclave.configuration, list[RingVector]()
-        rings = [
-            (segment, values)
-            for segment, values in zip(payload.layout.segments, payload.values, strict=True)
-            if isinstance(segment, RingSegment)
-        ]
-        for (segment, values), norm in zip(rings, configuration.max_norms, strict=True):
-            vectors.append(values.astype(segment.ring.word))
-            if norm and squared_norm(segment.ring, vectors[-1]) > norm**2:
-                _LOG.warning("this update is longer than the session's max_norm of %d steps, and is scaled down", norm)
-            clip_into(segment.ring, vectors[-1], norm or _NO_NORM)
-        place = enclave.offer.epoch, self.client, version
-        with piece_key(seed, configuration.context, *place) as key:
-            return [
-                seal_piece(key, number, piece.segment.ring.pack_view(vectors[piece.place][piece.start : piece.stop]))
-                for number, piece in enumerate(pieces_of(configuration))
-            ]
-
     def __repr__(self) -> str:
         return f"<Client {self.client}{', done' if self._is_done else ''}, {self.ledger!r}>"
 
@@ -303,15 +281,6 @@ def seal_indices(seed: Secret, header_digest: bytes, packed: bytes | memoryview)
     return sealed
 
 
-def seal_piece(key: Secret, number: int, packed: bytes | memoryview) -> bytes:
-    """Encrypt one piece of an upload's vectors.
-
-    Implements: [SP 800-38D] §7.1.
-    """
-    # Safe because: the key is of one upload, and no number is used twice for it.
-    return AESGCM(key.expose()).encrypt(number.to_bytes(GCM_NONCE_BYTES, "big"), packed, None)
-
-
 def _joined(proof: Secret, body: bytes | memoryview) -> Secret:
     joined = bytearray(PROOF_BYTES + len(body))
     joined[:PROOF_BYTES] = proof.expose()
@@ -321,13 +290,36 @@ def _joined(proof: Secret, body: bytes | memoryview) -> Secret:
     return secret
 
 
-def _packed_indices(payload: Payload) -> bytes | memoryview:
-    packed = [
-        segment.ring.pack_view(vector)
-        for segment, vector in zip(payload.layout.segments, payload.values, strict=True)
-        if isinstance(segment, IndexSegment)
-    ]
+def packed_in(configuration: EnclaveConfiguration, payload: Payload) -> bytes | memoryview:
+    """Return all that is sealed in one piece: the packed indices, and then the values whose norm is bounded."""
+    pairs = list(zip(payload.layout.segments, payload.values, strict=True))
+    packed = [segment.ring.pack_view(vector) for segment, vector in pairs if isinstance(segment, IndexSegment)]
+    rings = [(segment, vector) for segment, vector in pairs if isinstance(segment, RingSegment)]
+    zeros = configuration.zero_points or (0,) * len(rings)
+    if configuration.max_norms:
+        for (segment, vector), norm, zero in zip(rings, configuration.max_norms, zeros, strict=True):
+            packed += _side_by_side(segment, _scaled(segment, vector, norm, zero))
     return packed[0] if len(packed) == 1 else b"".join(packed)
+
+
+def _scaled(segment: RingSegment, values: RingVector, norm: int, zero: int) -> RingVector:
+    """Return the values scaled down to a norm; the enclave does so as well, and only a client can say it in its log."""
+    ring, centre = segment.ring, values.dtype.type(zero & low_bits(segment.modulus_bits))
+    vector = ring.subtract(values.astype(ring.word), np.full_like(values, centre))
+    if norm:
+        if squared_norm(ring, vector) > norm**2:
+            _LOG.warning("this update is longer than the session's max_norm of %d steps, and is scaled down", norm)
+        clip_into(ring, vector, norm)
+    return ring.add(vector, np.full_like(vector, centre))
+
+
+def _side_by_side(segment: RingSegment, values: RingVector) -> Iterator[memoryview]:
+    """Return the words of a vector whose lanes are runs of consecutive values, block by block."""
+    for block, run in runs(segment.length):
+        lanes = np.zeros(LANES * run, WORD)
+        lanes[: block.stop - block.start] = values[block]
+        for words in pack_group(list(lanes.reshape(LANES, run)), segment.modulus_bits, 8 * WORD.itemsize):
+            yield words.view(np.uint8).data
 
 
 # --- An enclave that a client has reason to seal to -------------------------------------------------------------------

@@ -110,17 +110,10 @@ class RemoteEnclave:
         Raises:
             EnclaveLost: the upload was taken or not, and is lost in both cases; do not send it again.
         """
-        self._relay(message, MessageKind.SEALED_UPLOAD)
-
-    def receive_piece(self, message: bytes) -> None:
-        """Take the next piece of the upload that was received last."""
-        self._relay(message, MessageKind.SEALED_PIECE)
-
-    def _relay(self, message: bytes, kind: MessageKind) -> None:
         # The bytes are a client's. As another request they would do what only the host may ask for, and as a frame that
         # is too long they would end the epoch for everybody.
         with blaming(*from_server()):
-            Reader(message, kind)
+            Reader(message, MessageKind.SEALED_UPLOAD)
             if len(message) > self._request_bytes:
                 raise MalformedMessage(
                     f"an upload of {len(message)} bytes is over the limit of {self._request_bytes}",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -33,14 +33,12 @@ from secagg.identifiers import CLIENT_ID_BYTES, ClientId
 from secagg.session.certificates import Certificate
 from secagg.session.roles import Released, Stage, Subject
 from secagg.session.stages import Checked, StagedServerSession
-from secagg.wire import MessageKind, Reader, Writer, message_kind
+from secagg.wire import MessageKind, Reader, message_kind
 
 from .client import VECTOR_NONCE_BYTES, Invitation, read_receipt, stamp_of, vector_digest
-from .trusted.bounded import pieces_of
 from .trusted.configuration import EnclaveConfiguration
 from .trusted.messages import (
     MAXIMUM_RECEIPT_BYTES,
-    PIECE_NUMBER_BYTES,
     BufferRelease,
     ModelStamp,
     Receipt,
@@ -62,8 +60,6 @@ class EnclaveConnection(Protocol):
 
     def receive(self, message: bytes) -> None: ...
 
-    def receive_piece(self, message: bytes) -> None: ...
-
     def release(self) -> bytes: ...
 
     def give_up_buffer(self) -> None: ...
@@ -75,8 +71,6 @@ class ReadUpload:
 
     sealed: bytes = field(repr=False)
     vectors: list[RingVector] = field(repr=False)
-    pieces: tuple[memoryview, ...] = field(default=(), repr=False)
-    """Sealed pieces, in place of masked vectors, with ``max_norms``."""
 
     @property
     def digest(self) -> bytes:
@@ -115,7 +109,7 @@ class Server(StagedServerSession[ReadUpload]):
         self._epoch, self._certificates = epoch, certificates
         enclave.open_buffer(model.version, model.digest)
         self._sums: list[RingVector] | None = [
-            segment.ring.zeros(segment.length) for segment in configuration.ring_segments
+            segment.ring.zeros(segment.length) for segment in configuration.masked_segments
         ]
 
     @property
@@ -188,8 +182,6 @@ class Server(StagedServerSession[ReadUpload]):
                 reason=Reason.NOT_ELIGIBLE,
                 culprits=unverified(sender),
             )
-        if self.configuration.max_norms:
-            return ReadUpload(sealed, [], tuple(self._pieces(packed)))
         return ReadUpload(sealed, self._unpacked(packed))
 
     def add(self, upload: ReadUpload) -> None:
@@ -197,24 +189,12 @@ class Server(StagedServerSession[ReadUpload]):
         with self._lock:
             sums = self._open_sums()
             self._enclave.receive(upload.sealed)
-            if self.configuration.max_norms:
-                # Measured first, then added; the enclave keeps neither.
-                for _ in range(2):
-                    for number, piece in enumerate(upload.pieces):
-                        self._enclave.receive_piece(piece_message(number, piece))
-                return
             for total, vector in zip(sums, upload.vectors, strict=True):
                 add_into(total, vector)
 
-    def _pieces(self, packed: memoryview) -> Iterator[memoryview]:
-        at = 0
-        for piece in pieces_of(self.configuration):
-            yield packed[at : at + piece.sealed_bytes]
-            at += piece.sealed_bytes
-
     def _unpacked(self, packed: memoryview) -> list[RingVector]:
         vectors, at = list[RingVector](), 0
-        for segment in self.configuration.ring_segments:
+        for segment in self.configuration.masked_segments:
             vectors.append(segment.unpack_sent(packed[at : at + segment.payload_bytes]))
             at += segment.payload_bytes
         return vectors
@@ -234,7 +214,7 @@ class Server(StagedServerSession[ReadUpload]):
         client = ClientId(reader.integer(CLIENT_ID_BYTES))
         sealed_seed = reader.fixed(sealed_secret_bytes(configuration))
         indices = reader.view(sealed_indices_bytes(configuration))
-        nonce = reader.fixed(VECTOR_NONCE_BYTES) if configuration.ring_segments else bytes(VECTOR_NONCE_BYTES)
+        nonce = reader.fixed(VECTOR_NONCE_BYTES) if configuration.masked_segments else bytes(VECTOR_NONCE_BYTES)
         packed = read_vectors(reader, configuration)
         if (certificate := self._certificates.get(client)) is None:
             raise PeerMisbehaved(
@@ -278,11 +258,6 @@ class Server(StagedServerSession[ReadUpload]):
         return self._sums
 
 
-def piece_message(number: int, sealed: bytes | memoryview) -> bytes:
-    """Return the request with which a host hands one piece in."""
-    return Writer(MessageKind.SEALED_PIECE).integer(number, PIECE_NUMBER_BYTES).borrowed(sealed).finish()
-
-
 def read_release(message: bytes) -> BufferRelease:
     """Read a release back."""
     reader = Reader(message, MessageKind.BUFFER_RELEASE)
@@ -319,15 +294,8 @@ def _parts_of(configuration: EnclaveConfiguration) -> list[int]:
     return positions
 
 
-def vector_bytes(configuration: EnclaveConfiguration) -> int:
-    """Return how many bytes of an upload the host keeps: masked vectors, or sealed pieces."""
-    if configuration.max_norms:
-        return sum(piece.sealed_bytes for piece in pieces_of(configuration))
-    return sum(segment.payload_bytes for segment in configuration.ring_segments)
-
-
 def read_vectors(reader: Reader, configuration: EnclaveConfiguration) -> memoryview:
-    """Return the packed vectors, with which a message ends."""
-    packed = reader.view(vector_bytes(configuration))
+    """Return the packed masked vectors, with which a message ends."""
+    packed = reader.view(sum(segment.payload_bytes for segment in configuration.masked_segments))
     reader.finish()
     return packed

@@ -77,8 +77,8 @@ class EnclaveSettings:
     codeword_bound: int = 0
     """Largest norm of the codewords that one client chooses; longer ones count as the least."""
     max_norms: tuple[int, ...] = ()
-    """Largest norm of one client's values in steps, for each ring segment (0: none); longer ones are scaled down by the
-    enclave, which then sees them. With noise these are its ``l2_bounds``.
+    """Largest norm of one client's values about the subject's zero points, in steps, for each ring segment (0: none);
+    longer ones are scaled down by the enclave, which then sees them. With noise these are its ``l2_bounds``.
     """
     lifetime: timedelta = DEFAULT_LIFETIME
 
@@ -111,6 +111,7 @@ class EnclaveSettings:
             noise=self._noise(subject.layout, tables),
             codeword_bound=self.codeword_bound,
             max_norms=self.max_norms,
+            zero_points=subject.zero_points if self.max_norms else (),
             expiry=int((now + self.lifetime).timestamp()),
         )
         require_capacity(configuration.maximum_cohort, subject.capacity)

@@ -114,10 +114,6 @@ class _CountedEnclave(SimulatedEnclave):
         self.bytes_between += len(message)
         super().receive(message)
 
-    def receive_piece(self, message: bytes) -> None:
-        self.bytes_between += len(message)
-        super().receive_piece(message)
-
     def release(self) -> bytes:
         released = super().release()
         self.bytes_between += len(released)

@@ -77,7 +77,6 @@ class Label(bytes, Enum):
     ENCLAVE_SEALING = b"secagg/1/enclave-sealing"
     ENCLAVE_MASK_KEY = b"secagg/1/enclave-mask-key"
     ENCLAVE_INDICES_KEY = b"secagg/1/enclave-indices-key"
-    ENCLAVE_PIECE_KEY = b"secagg/1/enclave-piece-key"
     ENCLAVE_VECTOR_DIGEST = b"secagg/1/enclave-vector-digest"
     ENCLAVE_PROOF = b"secagg/1/enclave-proof"
     ENCLAVE_UPLOAD_LIST = b"secagg/1/enclave-upload-list"

@@ -43,6 +43,7 @@ class Subject:
     layout: Layout
     capacity: int  # the largest number of uploads that the codec can decode
     tables: Tables = ()  # the codec's codebooks, where it has any
+    zero_points: tuple[int, ...] = ()  # the element that stands for 0 in each ring segment; none if all are 0
     terms: bytes = bytes(32)  # digest of all else that clients must be told alike, such as weighting
     model_digest: bytes | None = None  # None only at a client that is sent the model later; its update names it
 

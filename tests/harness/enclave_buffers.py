@@ -76,6 +76,7 @@ class EnclaveSetup:
     accumulation: Accumulation = Accumulation.DIRECT
     oldest: int = 0
     max_norms: tuple[int, ...] = ()
+    zero_points: tuple[int, ...] = ()
     noise_multiplier: Fraction | None = None
     noise_kind: NoiseKind = NoiseKind.DISCRETE_GAUSSIAN
     l2_bounds: tuple[int, ...] = ()
@@ -277,6 +278,7 @@ class InsecureEnclaveSession:
             layout=setup.layout,
             capacity=setup.capacity,
             tables=setup.tables,
+            zero_points=setup.zero_points,
             model_digest=bytes(32),
         )
 

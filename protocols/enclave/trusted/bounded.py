@@ -1,175 +1,163 @@
-"""Vectors that the enclave adds itself, each scaled down to a bound: the host hands every piece of an upload in twice.
+"""Vectors that the enclave adds itself, each scaled down to a bound.
 
-The first time the enclave measures the pieces, and the second time it scales and adds them; it never holds more than
-one sum, one piece, and a mark of each piece. The same work is done for every upload, and nobody is told which ones were
-longer than the bound: a refusal, a count or a time would tell the host on which side of a bound a client is.
+A client seals all of its values at once, so a host can neither replace a part of them nor stop halfway. The same work
+is done for every upload, and nobody is told which ones were longer than the bound: a refusal, a count or a time would
+tell the host on which side of a bound a client is.
 """
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import isqrt
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from secagg.blame import Evidence, culprits, from_server
 from secagg.contract.layout import RingSegment
-from secagg.crypto.entropy import Coins
-from secagg.crypto.ring import RingVector, add_into, reduce_into
-from secagg.crypto.secret import Confined, Secret, overwrite
-from secagg.errors import PeerMisbehaved, Reason
+from secagg.crypto.ring import RingVector, add_into, low_bits, reduce_into
+from secagg.crypto.secret import Confined
 
-from .buffer import Entry
-from .configuration import EnclaveConfiguration
-from .messages import TAG_BYTES, SealedUpload, open_piece, piece_key
-
-PIECE_VALUES: Final = 1 << 16
 Signed = npt.NDArray[np.int32]
-_HALF_BITS: Final = 16
-_LOWER: Final = 1.0 - 2.0**-50
+LANES: Final = 32
+"""Runs of consecutive values that are packed side by side: value i of each stands in the same words."""
+WORD: Final = np.dtype("<u4")
+_BITS: Final = 32
+_BLOCK: Final = 1 << 20
+"""Values that are packed together, in runs that stay in the second-level cache."""
+_ROW: Final = 1 << 10
+_CHUNK: Final = 1 << 16
+_EXACT_BITS: Final = 21
+"""Up to this width, the squares of a row add up exactly in a double."""
+_SINGLE_BITS: Final = 24
+"""Up to this width, a float of 32 bits holds every value."""
+_LOWER: Final = 1.0 - 2.0**-20
 """Covers the rounding of the factor and of the products, so that no scaled norm exceeds its bound."""
-_MARK_BYTES: Final = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A run of one ring segment's values."""
-
-    place: int
-    """Place of its segment among the ring segments."""
-    segment: RingSegment
-    start: int
-    stop: int
-
-    @property
-    def sealed_bytes(self) -> int:
-        return self.segment.ring.packed_bytes(self.stop - self.start) + TAG_BYTES
+def runs(length: int) -> Iterator[tuple[slice, int]]:
+    """Return the blocks of a segment's values, each with the length of its runs."""
+    for start in range(0, length, _BLOCK):
+        stop = min(start + _BLOCK, length)
+        yield slice(start, stop), -(-(stop - start) // LANES)
 
 
-def pieces_of(configuration: EnclaveConfiguration) -> Iterator[Piece]:
-    """Return the pieces of an upload, in the order in which they are sealed and handed in."""
-    for place, segment in enumerate(configuration.ring_segments):
-        for start in range(0, segment.length, PIECE_VALUES):
-            yield Piece(place, segment, start, min(start + PIECE_VALUES, segment.length))
+def packed_bytes(segment: RingSegment) -> int:
+    """Return how many bytes of a client's packed values are sealed."""
+    return sum(run for _, run in runs(segment.length)) * segment.modulus_bits * WORD.itemsize
 
 
-class PieceReader(Confined):
-    """Reads the pieces of one upload: all of them are measured, then all are added."""
+class BoundedSum(Confined):
+    """Sum of one ring segment's values over many clients, none of which moves it by more than its bound."""
 
-    def __init__(
-        self, configuration: EnclaveConfiguration, upload: SealedUpload, entry: Entry, body: Secret, coins: Coins
-    ) -> None:
-        """Begin with the first piece.
+    def __init__(self, segment: RingSegment, norm: int, zero: int, clients: int) -> None:
+        """Start from zeros.
 
         Args:
-            body: what the client has sealed; the reader wipes it.
+            norm: the largest norm of one client's values about the zero point, in steps; 0 for any.
+            zero: the element that stands for 0.
+            clients: how many may be added; no value of one may make their sum wrap.
         """
-        self.upload, self.entry, self.body = upload, entry, body
-        place = upload.header.epoch, entry.client, entry.version
-        self._key, self._norms = piece_key(body, configuration.context, *place), configuration.max_norms
-        self._pieces = tuple(pieces_of(configuration))
-        # No sum of values within these limits can wrap.
-        self._limits = [
-            segment.ring.greatest // configuration.maximum_cohort for segment in configuration.ring_segments
-        ]
-        self._mark_key = Secret.random("mark_key", _MARK_BYTES, coins)
-        self._marks, self._squares = list[bytes](), [0] * len(self._norms)
-        self._factors = list[float]()
-        self._next = 0
+        self._segment, self._norm, self._zero = segment, norm, zero
+        self._low, self._high = -segment.ring.least // clients + zero, segment.ring.greatest // clients - zero
+        self._total: Signed = np.zeros(segment.length, np.int32)
+        lanes = sum(run for _, run in runs(segment.length)) * LANES
+        self._values: Signed = np.zeros(-(-lanes // _ROW) * _ROW, np.int32)
+        """Of one client, about the zero point; zeros between uploads."""
 
-    @property
-    def is_measured(self) -> bool:
-        """Whether every piece was measured, and what comes next is added."""
-        return len(self._marks) == len(self._pieces)
+    def measure(self, packed: memoryview) -> float:
+        """Unpack one client's values, and return what each is to be multiplied by: 1 within all bounds."""
+        values, bits, length = self._values, self._segment.modulus_bits, self._segment.length
+        words, at = np.frombuffer(packed, WORD), 0
+        for block, run in runs(length):
+            lanes = values[block.start : block.start + LANES * run].reshape(LANES, run)
+            unpack_into(lanes, words[at : at + bits * run].reshape(bits, run), bits)
+            at += bits * run
+        square, least, greatest, wide = 0, 0, 0, np.empty(_CHUNK, np.float64)
+        # A client may have filled its last lanes with anything.
+        values[length:] = self._zero
+        for start in range(0, values.size, _CHUNK):
+            chunk = values[start : start + _CHUNK]
+            if self._zero:
+                chunk -= self._zero
+            square += squared(chunk, wide[: chunk.size], bits)
+            least, greatest = min(least, int(chunk.min())), max(greatest, int(chunk.max()))
+        wide[:] = 0
+        norm = isqrt(max(0, square - 1)) + 1
+        bound = self._norm or norm
+        limits = (self._low, -least), (self._high, greatest)
+        factor = min(bound / max(bound, norm), *((limit + 1) / (max(limit, size) + 1) for limit, size in limits))
+        return 1.0 if factor == 1.0 else factor * _LOWER
 
-    @property
-    def is_done(self) -> bool:
-        return self.is_measured and self._next == len(self._pieces)
+    def add(self, factor: float) -> None:
+        """Scale the values that were measured, truncate them towards the zero point, and add them."""
+        kind: Any = np.float32 if self._segment.modulus_bits <= _SINGLE_BITS else np.float64
+        scaled, whole = np.empty(_CHUNK, kind), np.empty(_CHUNK, np.int32)
+        for start in range(0, self._total.size, _CHUNK):
+            total = self._total[start : start + _CHUNK]
+            part = self._values[start : start + total.size]
+            scale_into(whole[: total.size], scaled[: total.size], part, kind(factor))
+            add_into(total, whole[: total.size])
+        scaled[:], whole[:] = 0, 0
+        self.forget()
 
-    def measure(self, number: int, sealed: bytes | memoryview) -> bool:
-        """Measure the next piece, and return whether it was the last."""
-        piece, mark = self._due(number), self._mark(number, sealed)
-        values = self._opened(number, piece, sealed)
-        self._squares[piece.place] += _squared(values)
-        values[:] = 0
-        self._marks.append(mark)
-        self._next += 1
-        if self.is_measured:
-            self._next = 0
-            self._factors = [_factor(square, norm) for square, norm in zip(self._squares, self._norms, strict=True)]
-        return self.is_measured
+    def forget(self) -> None:
+        """Overwrite the values of the last client."""
+        self._values[:] = 0
 
-    def add(self, number: int, sealed: bytes | memoryview, sums: list[RingVector]) -> None:
-        """Scale the next piece and add it, if it is the one that was measured.
-
-        Security: one key and number open to any number of pieces that a client and its host made together, so the
-            marks are compared, whose key is the enclave's.
-        """
-        piece = self._due(number)
-        if not hmac.compare_digest(self._marks[number], self._mark(number, sealed)):
-            raise _refused("this is not the piece that was measured", Reason.REPLAYED)
-        values = self._opened(number, piece, sealed)
-        scaled = values * self._factors[piece.place]
-        # The conversion truncates towards zero. An integer and its low bits are the same element of the ring.
-        whole = scaled.astype(values.dtype).astype(piece.segment.ring.word)
-        total = sums[piece.place][piece.start : piece.stop]
-        add_into(total, whole)
-        reduce_into(total, piece.segment.modulus_bits)
-        values[:], scaled[:], whole[:] = 0, 0, 0
-        self._next += 1
+    def released(self, clients: int) -> RingVector:
+        """Return the sum, whose zero point counts once for each client."""
+        # An integer and its low bits are the same element of the ring.
+        total = self._total.astype(self._segment.ring.word)
+        add_into(total, total.dtype.type(self._zero * clients & low_bits(self._segment.modulus_bits)))
+        reduce_into(total, self._segment.modulus_bits)
+        return total
 
     def wipe(self) -> None:
-        for secret in (self.body, self._key, self._mark_key):
-            secret.wipe()
-        self._squares, self._factors = [], []
-
-    def _due(self, number: int) -> Piece:
-        if number != self._next or self.is_done:
-            raise _refused(f"piece {self._next} is next; got {number}", Reason.WRONG_KIND)
-        return self._pieces[number]
-
-    def _mark(self, number: int, sealed: bytes | memoryview) -> bytes:
-        """Return a tag that nobody but this reader can make or see, in the place of a slower digest."""
-        return AESGCM(self._mark_key.expose()).encrypt(number.to_bytes(12, "big"), b"", sealed)
-
-    def _opened(self, number: int, piece: Piece, sealed: bytes | memoryview) -> Signed:
-        refused = culprits(Evidence.UNOPENED_UPLOAD, sender=self.entry.client)
-        packed = open_piece(self._key, number, sealed, culprits=refused)
-        try:
-            ring, limit = piece.segment.ring, self._limits[piece.place]
-            vector = ring.unpack(packed, piece.stop - piece.start)
-        finally:
-            overwrite(packed)
-        values = ring.lift(vector).astype(np.int32)
-        vector[:] = 0
-        np.clip(values, -limit, limit, out=values)
-        return values
+        self.forget()
+        self._total[:] = 0
 
     def __repr__(self) -> str:
-        return f"<PieceReader, {len(self._pieces)} pieces>"
+        return f"<BoundedSum, {self._total.size} values>"
 
 
-def _refused(sentence: str, reason: Reason) -> PeerMisbehaved:
-    return PeerMisbehaved(sentence, reason=reason, culprits=from_server())
+# --- Kernels ----------------------------------------------------------------------------------------------------------
+
+Words = Any
+"""Arrays of words or of floats."""
 
 
-def _factor(square: int, norm: int) -> float:
-    """Return what every value is multiplied by: 1 within the bound, and where there is none."""
-    length = isqrt(max(0, square - 1)) + 1
-    return 1.0 if not norm or length <= norm else norm / length * _LOWER
+def unpack_into(lanes: Words, words: Words, bits: int) -> None:
+    """Read the lanes of ``bits`` bits, as ``pack_group`` writes them, and lift them."""
+    spare = _BITS - bits
+    for number, lane in enumerate(lanes):
+        place, bit = divmod(number * bits, _BITS)
+        # The word with the lane's highest bits has them at its top after a shift, whose way back repeats the sign.
+        beyond = max(0, bit + bits - _BITS)
+        np.left_shift(words[place + (beyond > 0)], spare - bit if not beyond else _BITS - beyond, out=lane.view(WORD))
+        if spare:
+            np.right_shift(lane, spare, out=lane)
+        if beyond:
+            np.bitwise_or(lane.view(WORD), words[place] >> bit, out=lane.view(WORD))
 
 
-def _squared(values: Signed) -> int:
-    """Return the sum of squares, exactly: each product of halves is below 2^34, and their sums below 2^53.
+def squared(values: Words, wide: Words, bits: int) -> int:
+    """Return the sum of squares, exactly; there is a whole number of rows.
 
-    Without a BLAS, whose threads would take time that depends on what else runs.
+    A row's sum is below 2^72, and its double within 2^30 of it; the same sum modulo 2^32 tells the rest.
     """
-    high, low = (values >> _HALF_BITS).astype(np.float64), (values & 0xFFFF).astype(np.float64)
-    sums = [int(np.einsum("i,i->", one, other)) for one, other in ((high, high), (high, low), (low, low))]
-    high[:], low[:] = 0, 0
-    return (sums[0] << 2 * _HALF_BITS) + (sums[1] << _HALF_BITS + 1) + sums[2]
+    rows = values.reshape(-1, _ROW)
+    np.copyto(wide, values)
+    sums = np.vecdot(wide.reshape(-1, _ROW), wide.reshape(-1, _ROW))
+    if bits <= _EXACT_BITS:
+        return int(sums.astype(np.int64).sum())
+    low = np.einsum("ij,ij->i", rows, rows).astype(np.float64)
+    high = np.rint((sums - low) / 2.0**_BITS)
+    return (int(high.sum()) << _BITS) + int(low.sum())
+
+
+def scale_into(whole: Words, scaled: Words, values: Words, factor: Words) -> None:
+    """Multiply, also by 1, and truncate towards zero."""
+    np.copyto(scaled, values, casting="same_kind")
+    np.multiply(scaled, factor, out=scaled)
+    np.copyto(whole, scaled, casting="unsafe")

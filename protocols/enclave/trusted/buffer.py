@@ -46,8 +46,6 @@ class Buffer:
     """The number of the model that the sum will update."""
     upload_ids: list[bytes] = field(default_factory=list[bytes])
     clients: set[ClientId] = field(default_factory=set[ClientId])
-    is_unfinished: bool = False
-    """Whether a part of an upload is in the sum, and the rest is not."""
 
     @property
     def contributors(self) -> int:
@@ -122,7 +120,7 @@ class ReleaseRules:
 
     def require_admissible(self, entry: Entry) -> None:
         """Say why an upload may not enter the open buffer; one that is entered never keeps the buffer from release."""
-        configuration, buffer = self._configuration, self._require_whole()
+        configuration, buffer = self._configuration, self.require_open()
         age = buffer.version - entry.version
         releases = configuration.noise.releases_per_client if configuration.noise is not None else 0
         client = self.signer(entry.client)
@@ -156,20 +154,9 @@ class ReleaseRules:
         """Return whose doing an upload that opens can be: without an authority anybody seals in any client's name."""
         return signed_by(client) if self._configuration.has_authority else unverified(client)
 
-    def begin(self) -> None:
-        """Record that a part of an upload is about to be added; until it is entered, nothing else may be done."""
-        self._require_whole().is_unfinished = True
-
-    def _require_whole(self) -> Buffer:
-        buffer = self.require_open()
-        if buffer.is_unfinished:
-            raise Misuse("a part of an upload is in the sum: hand the rest of its pieces in, or give the buffer up")
-        return buffer
-
     def enter(self, entry: Entry) -> None:
         """Record an upload that has passed every check and was added."""
         buffer = self.require_open()
-        buffer.is_unfinished = False
         buffer.upload_ids.append(entry.upload_id)
         buffer.clients.add(entry.client)
         self._upload_ids.add((entry.client, entry.upload_id))
@@ -179,7 +166,7 @@ class ReleaseRules:
 
     def require_releasable(self) -> None:
         """Refuse to release fewer clients than the minimum cohort; every upload counts once, whatever its age."""
-        buffer, least = self._require_whole(), self._configuration.minimum_cohort
+        buffer, least = self.require_open(), self._configuration.minimum_cohort
         if buffer.contributors < least:
             raise ThresholdNotMet(needed=least, present=buffer.contributors, what="uploads")
 

@@ -35,6 +35,7 @@ MAXIMUM_TABLE_BYTES: Final = 1 << 28
 _DIGEST_BYTES: Final = 32
 _ENTRY_BYTES: Final = 4
 _MOST_BOUNDED_BITS: Final = 32
+_ZERO_OFFSET: Final = 1 << 32
 """Widest ring whose values are measured exactly in floats of halves."""
 _MAXIMUM_OLDEST: Final = (1 << 10) - 1
 _MAXIMUM_TABLES: Final = 1 << 16
@@ -112,6 +113,8 @@ class EnclaveConfiguration:
     """The largest norm of one client's values for each ring segment, in its steps, and 0 for none; longer values are
     scaled down. Where it is given, clients seal vectors to the enclave, which adds them itself.
     """
+    zero_points: tuple[int, ...] = ()
+    """The element of each ring segment that stands for 0, where norms are measured about another one than 0."""
     codeword_bound: int = 0
     """The largest norm of the codewords that one client chooses, in the steps of the tables; 0 for none. Longer choices
     count as the least codewords.
@@ -151,16 +154,16 @@ class EnclaveConfiguration:
         object.__setattr__(self, "context", AttemptContext(digest))
 
     def _check_norms(self) -> None:
-        if type(self.max_norms) is not tuple:
-            raise Misuse("max_norms are a tuple")
+        if type(self.max_norms) is not tuple or type(self.zero_points) is not tuple:
+            raise Misuse("max_norms and zero_points are tuples")
         for norm in self.max_norms:
             require_integer("a max_norm", norm, 0, (1 << 40) - 1)
-        if not self.max_norms:
+        if not self.max_norms and not self.zero_points:
             return
         if len(self.max_norms) != len(self.ring_segments) or not any(self.max_norms):
             raise InvalidParameters(
-                f"{len(self.ring_segments)} ring segments need as many max_norms, one of them above 0; leave them out "
-                "where nobody is to be bounded"
+                f"{len(self.ring_segments)} ring segments need as many max_norms, one of them above 0; leave them out, "
+                "and zero_points, where nobody is to be bounded"
             )
         self.layout.require_whole_steps()
         rings = [segment.ring for segment in self.ring_segments]
@@ -170,6 +173,13 @@ class EnclaveConfiguration:
                 f"max_norms are for rings of up to {_MOST_BOUNDED_BITS} bits that hold the maximum cohort, without "
                 "rows of few clients; take other rings, or leave max_norms out"
             )
+        if not self.zero_points:
+            return
+        if len(self.zero_points) != len(rings) or not any(self.zero_points):
+            raise InvalidParameters(f"{len(rings)} ring segments need as many zero_points, or none where all are 0")
+        for ring, zero in zip(rings, self.zero_points, strict=True):
+            least, greatest = -(-ring.least // self.maximum_cohort), ring.greatest // self.maximum_cohort
+            require_integer("a zero point of the largest cohort", zero, least, greatest)
 
     def _check_noise(self) -> None:
         if self.noise is None:
@@ -282,8 +292,13 @@ class EnclaveConfiguration:
 
     @property
     def ring_segments(self) -> tuple[RingSegment, ...]:
-        """Segments that are masked and summed by the host."""
+        """Segments of ring elements, which the host sums under masks, or with ``max_norms`` the enclave."""
         return tuple(segment for segment in self.layout.segments if isinstance(segment, RingSegment))
+
+    @property
+    def masked_segments(self) -> tuple[RingSegment, ...]:
+        """Ring segments whose values the enclave does not see."""
+        return () if self.max_norms else self.ring_segments
 
     @property
     def index_segments(self) -> tuple[IndexSegment, ...]:
@@ -301,6 +316,9 @@ class EnclaveConfiguration:
         writer.integer(self.oldest, 2).integer(len(self.max_norms), 2)
         for norm in self.max_norms:
             writer.integer(norm, 5)
+        writer.integer(len(self.zero_points), 2)
+        for zero in self.zero_points:
+            writer.integer(zero + _ZERO_OFFSET, 5)
         writer.integer(self.codeword_bound, 5).integer(self.expiry, 5)
         if self.noise is None:
             return writer.integer(0, 1).finish()
@@ -336,6 +354,7 @@ class EnclaveConfiguration:
                 maximum_cohort=reader.integer(4),
                 oldest=reader.integer(2),
                 max_norms=tuple(reader.integer(5) for _ in range(reader.integer(2))),
+                zero_points=tuple(reader.integer(5) - _ZERO_OFFSET for _ in range(reader.integer(2))),
                 codeword_bound=reader.integer(5),
                 expiry=reader.integer(5),
                 noise=_read_noise(reader),

@@ -31,7 +31,7 @@ from secagg.privacy.noise import sample
 from secagg.session.certificates import Authority, SigningKey
 from secagg.wire import owned_bytes
 
-from .bounded import PieceReader
+from .bounded import BoundedSum, packed_bytes
 from .buffer import BufferState, Entry, ReleaseRules
 from .configuration import EnclaveConfiguration, ReleaseForm, squared_norms
 from .histogram import HistogramAccumulator
@@ -42,11 +42,11 @@ from .messages import (
     EnclaveOffer,
     Receipt,
     SealedUpload,
+    bounded_segments,
     has_one_seal,
     mask_key,
     open_indices,
     proof_of,
-    read_piece,
     sealing_info,
     secret_bytes,
     uploads_digest,
@@ -118,9 +118,8 @@ class Enclave(Confined):
         self._mask_keys = list[Secret]()
         """Keys of the masks in the open buffer."""
         self._histograms = list[HistogramAccumulator]()
-        self._sums = list[RingVector]()
+        self._sums = list[BoundedSum]()
         """Sums of the ring segments whose values this enclave scales and adds."""
-        self._reader: PieceReader | None = None
         self._releases = 0
         self._last_release = b""
 
@@ -136,8 +135,7 @@ class Enclave(Confined):
                 HistogramAccumulator(segment, self.configuration.maximum_cohort, self.configuration.accumulation)
                 for segment in self.configuration.index_segments
             ]
-            bounded = self.configuration.ring_segments if self.configuration.max_norms else ()
-            sums = [segment.ring.zeros(segment.length) for segment in bounded]
+            sums = list(_sums_of(self.configuration))
             self._rules.open(version, model_digest)
             self._last_release = b""
             self._histograms, self._sums = histograms, sums
@@ -167,42 +165,9 @@ class Enclave(Confined):
                 )
             with self._opened(upload) as secret:
                 self._rules.require_admissible(entry)
-                self._forget_reader()
-                body = Secret("upload_body", secret.expose()[PROOF_BYTES:])
-                if self.configuration.max_norms:
-                    self._reader = PieceReader(self.configuration, upload, entry, body, self._coins)
-                    return
-                with self._giving_up(), body:
+                with self._giving_up(), Secret("upload_body", secret.expose()[PROOF_BYTES:]) as body:
                     self._add(upload, body)
                     self._rules.enter(entry)
-
-    def receive_piece(self, message: bytes) -> None:
-        """Take the next piece of the upload that was received last; after the last piece the first one comes again.
-
-        Raises:
-            PeerError: it is not what its client sealed. Before all were measured the upload is forgotten; afterwards
-                nothing has changed.
-        """
-        with self._lock, blaming(*from_server()):
-            reader = self._reader
-            if reader is None:
-                raise Misuse("no upload is being read; hand its sealed part in first")
-            number, sealed = read_piece(owned_bytes(message))
-            try:
-                with self._giving_up(), blaming(*self._rules.signer(reader.entry.client)):
-                    if reader.is_measured:
-                        reader.add(number, sealed, self._sums)
-                        if reader.is_done:
-                            self._rules.enter(reader.entry)
-                            self._forget_reader()
-                    elif reader.measure(number, sealed):
-                        # The indices are checked and counted before the first value is added.
-                        self._add(reader.upload, reader.body)
-                        self._rules.begin()
-            except PeerError:
-                if not self._rules.require_open().is_unfinished:
-                    self._forget_reader()
-                raise
 
     @contextmanager
     def _giving_up(self) -> Generator[None]:
@@ -275,12 +240,12 @@ class Enclave(Confined):
         raise AuthenticationFailed(culprits=refused)
 
     def _add(self, upload: SealedUpload, body: Secret) -> None:
-        """Count the indices and keep the key of the mask; nothing is counted unless every index is in range."""
+        """Count the indices, and add the values or keep the key of their mask, once every index is in range."""
         header, context, seed = upload.header, self.offer.context, body
         if has_one_seal(self.configuration):
             with blaming(*self._rules.signer(header.certificate.client)):
-                self._count(memoryview(body.expose()))
-        elif self.configuration.index_segments:
+                self._take(memoryview(body.expose()))
+        elif len(upload.sealed_indices):
             client = header.certificate.client
             # The seal does not cover the separate indices, which a host can alter; their tag does.
             opened = open_indices(
@@ -291,12 +256,21 @@ class Enclave(Confined):
             )
             try:
                 with blaming(*self._rules.signer(client)):
-                    self._count(memoryview(opened))
+                    self._take(memoryview(opened))
             finally:
                 overwrite(opened)
-        if self.configuration.ring_segments and not self.configuration.max_norms:
+        if self.configuration.masked_segments:
             place = header.epoch, header.certificate.client, header.model.version
             self._mask_keys.append(mask_key(seed, self.configuration.suite, context, *place))
+
+    def _take(self, packed: memoryview) -> None:
+        """Count the indices; then add the values, of which none is refused."""
+        start = sum(segment.payload_bytes for segment in self.configuration.index_segments)
+        self._count(packed[:start])
+        for total, segment in zip(self._sums, bounded_segments(self.configuration), strict=True):
+            stop = start + packed_bytes(segment)
+            total.add(total.measure(packed[start:stop]))
+            start = stop
 
     def _count(self, packed: memoryview) -> None:
         parts, start = list[memoryview](), 0
@@ -342,7 +316,7 @@ class Enclave(Confined):
         for segment, following in zip(segments, (*segments[1:], None), strict=True):
             if isinstance(segment, RingSegment) and configuration.max_norms:
                 next(released)
-                yield add_into, next(sums)
+                yield add_into, next(sums).released(self._rules.require_open().contributors)
             elif isinstance(segment, RingSegment):
                 # The host takes masks from its own sum, and values taken from the masks stay in it.
                 masks = self._mask_sum(segment, first_segment)
@@ -383,21 +357,22 @@ class Enclave(Confined):
         for key in self._mask_keys:
             key.wipe()
         self._mask_keys.clear()
-        self._forget_reader()
         for total in self._sums:
-            total[:] = 0
+            total.wipe()
         self._sums = []
         for histogram in self._histograms:
             histogram.wipe()
         self._histograms = []
 
-    def _forget_reader(self) -> None:
-        if self._reader is not None:
-            self._reader.wipe()
-        self._reader = None
-
     def __repr__(self) -> str:
         return f"<Enclave {self.offer.epoch.hex()[:8]}, {self.state}>"
+
+
+def _sums_of(configuration: EnclaveConfiguration) -> Iterator[BoundedSum]:
+    bounded = bounded_segments(configuration)
+    zeros = configuration.zero_points or (0,) * len(bounded)
+    for segment, norm, zero in zip(bounded, configuration.max_norms, zeros, strict=False):
+        yield BoundedSum(segment, norm, zero, configuration.maximum_cohort)
 
 
 def _decoded(histogram: HistogramAccumulator, table: CodewordTable, start: int, ring: Ring) -> RingVector:

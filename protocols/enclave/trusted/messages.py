@@ -18,6 +18,7 @@ from typing import Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from secagg.contract.layout import RingSegment
 from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.key_derivation import expand
 from secagg.crypto.labels import Label, bind
@@ -28,6 +29,7 @@ from secagg.parameters import Suite
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate, SigningKey
 from secagg.wire import HEADER_BYTES, MessageKind, Reader, Writer
 
+from .bounded import packed_bytes
 from .configuration import EnclaveConfiguration
 
 EPOCH_BYTES: Final = 32
@@ -35,9 +37,8 @@ DIGEST_BYTES: Final = 32
 SEED_BYTES: Final = 32
 MAXIMUM_RECEIPT_BYTES: Final = 1 << 10
 MAXIMUM_KEY_BYTES: Final = 1 << 12
-PIECE_NUMBER_BYTES: Final = 4
 MOST_SEALED_INDICES: Final = 1 << 12
-"""Packed indices of up to so many bytes are sealed with HPKE themselves, where no mask needs a seed."""
+"""Packed indices and bounded values of up to so many bytes are sealed with HPKE themselves, where there is no mask."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +111,7 @@ class SealedUpload:
     sealed_seed: bytes
     """Sealed with HPKE: a proof; a seed, or the packed indices themselves."""
     sealed_indices: memoryview | bytes = field(repr=False)
-    """The packed indices under AES-256-GCM; nothing where there are none, or HPKE seals them."""
+    """The packed indices and bounded values under AES-256-GCM; nothing where there are none, or HPKE seals them."""
 
     @property
     def upload_id(self) -> bytes:
@@ -162,7 +163,7 @@ def sealed_upload_bytes(configuration: EnclaveConfiguration) -> int:
 
 def has_one_seal(configuration: EnclaveConfiguration) -> bool:
     """Whether an upload's indices are sealed with HPKE themselves: there is no mask, and they are few."""
-    return not configuration.ring_segments and _packed_bytes(configuration) <= MOST_SEALED_INDICES
+    return not configuration.masked_segments and _packed_bytes(configuration) <= MOST_SEALED_INDICES
 
 
 def secret_bytes(configuration: EnclaveConfiguration) -> int:
@@ -183,13 +184,13 @@ def sealed_indices_bytes(configuration: EnclaveConfiguration) -> int:
 
 
 def _packed_bytes(configuration: EnclaveConfiguration) -> int:
-    return sum(segment.payload_bytes for segment in configuration.index_segments)
+    indices = sum(segment.payload_bytes for segment in configuration.index_segments)
+    return indices + sum(map(packed_bytes, bounded_segments(configuration)))
 
 
-def read_piece(message: bytes) -> tuple[int, memoryview]:
-    """Return the number of a piece and its sealed values."""
-    reader = Reader(message, MessageKind.SEALED_PIECE)
-    return reader.integer(PIECE_NUMBER_BYTES), reader.rest()
+def bounded_segments(configuration: EnclaveConfiguration) -> tuple[RingSegment, ...]:
+    """Return the ring segments whose values are sealed, after all indices."""
+    return configuration.ring_segments if configuration.max_norms else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,28 +293,6 @@ def open_indices(
         with indices_key(seed, header_digest) as key:
             AESGCM(key.expose()).decrypt_into(bytes(GCM_NONCE_BYTES), sealed, header_digest, opened)
     except InvalidTag:
-        overwrite(opened)
-        raise AuthenticationFailed(culprits=culprits) from None
-    return opened
-
-
-def piece_key(seed: Secret, context: AttemptContext, epoch: bytes, client: ClientId, version: int) -> Secret:
-    """Return the key of an upload's pieces; the header's digest is over them, and cannot be part of it."""
-    parts = (context.digest, epoch, client.encode(), version.to_bytes(8, "big"))
-    return expand("piece_key", _KEY_BYTES, seed, Label.ENCLAVE_PIECE_KEY, *parts)
-
-
-def open_piece(key: Secret, number: int, sealed: bytes | memoryview, *, culprits: Iterable[Party]) -> bytearray:
-    """Decrypt one piece of an upload's vectors; the caller overwrites it.
-
-    Implements: [SP 800-38D] §7.2.
-    Raises:
-        AuthenticationFailed: the piece was altered, or belongs to another number or upload.
-    """
-    opened = bytearray(max(0, len(sealed) - TAG_BYTES))
-    try:
-        AESGCM(key.expose()).decrypt_into(number.to_bytes(GCM_NONCE_BYTES, "big"), sealed, None, opened)
-    except (InvalidTag, ValueError):
         overwrite(opened)
         raise AuthenticationFailed(culprits=culprits) from None
     return opened

@@ -93,8 +93,7 @@ class EnclaveService(Confined):
             kind = message_kind(request)
             if kind is MessageKind.START_ENCLAVE:
                 return self._start(decode_start(request))
-            of_client = MessageKind.SEALED_UPLOAD, MessageKind.SEALED_PIECE
-            read = None if kind in of_client else _read_bare(request, kind)
+            read = None if kind is MessageKind.SEALED_UPLOAD else _read_bare(request, kind)
         if kind is MessageKind.DESTROY_ENCLAVE:
             self.destroy()
             return Writer(MessageKind.ENCLAVE_DONE).finish()
@@ -103,8 +102,6 @@ class EnclaveService(Confined):
         match kind, read:
             case MessageKind.SEALED_UPLOAD, _:
                 self._enclave.receive(request)
-            case MessageKind.SEALED_PIECE, _:
-                self._enclave.receive_piece(request)
             case MessageKind.RELEASE_BUFFER, _:
                 return self._enclave.release()
             case MessageKind.OPEN_BUFFER, ModelStamp() as model:

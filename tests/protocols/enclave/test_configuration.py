@@ -100,7 +100,13 @@ def test_the_encoding_is_the_documented_one() -> None:
         b"SAGG\x01" + number(32, 2),
         framed(b"a task") + b"\x01" + b"a" * 32 + framed(LAYOUT.encode()),
         b"\x01\x02" + hashlib.sha256(b"secagg/1/codeword-tables" + framed(digests)).digest(),
-        number(3, 4) + number(9, 4) + number(2, 2) + number(0, 2) + number(0, 5) + number(1_800_000_000, 5),
+        number(3, 4)
+        + number(9, 4)
+        + number(2, 2)
+        + number(0, 2)
+        + number(0, 2)
+        + number(0, 5)
+        + number(1_800_000_000, 5),
     ]
     variances = [(5, 1), (7, 2), (9, 1), (1, 4)]
     noise = b"\x02" + number(6, 4) + number(4, 4) + number(2, 4)
@@ -193,6 +199,10 @@ EDGES: dict[str, tuple[list[Any], list[Any]]] = {
         [(), (7, 0), (1, (1 << 40) - 1)],
         [(0, 0), (7,), (1, 2, 3), [7, 0], (-1, 7), (1 << 40, 7), (True, 7), (7.0, 7), None],
     ),
+    "zero_points": (
+        [(), (7, 0), (-1, 7), (58254, -7)],
+        [(0, 0), (7,), [7, 0], (0, 8), (0, -8), (58255, 1), (1.0, 7), (True, 7), None],
+    ),
     "oldest": ([0, 1, 1023], [-1, 1024, (1 << 16) - 1, 1.0, True, None]),
     "tables": (
         [TABLES],
@@ -211,7 +221,7 @@ EDGES: dict[str, tuple[list[Any], list[Any]]] = {
         [],
     ),
 }
-BESIDE: dict[str, dict[str, Any]] = {"form": {"tables": ()}}
+BESIDE: dict[str, dict[str, Any]] = {"form": {"tables": ()}, "zero_points": {"max_norms": (7, 0)}}
 VALID = [(name, value) for name, (good, _) in EDGES.items() for value in good]
 INVALID = [(name, value) for name, (_, bad) in EDGES.items() for value in bad]
 
@@ -231,7 +241,7 @@ def test_every_field_is_read_back() -> None:
 
 @pytest.mark.parametrize(("name", "value"), INVALID)
 def test_whatever_lies_beyond_is_refused(name: str, value: Any) -> None:
-    changes: dict[str, Any] = {name: value}
+    changes: dict[str, Any] = {name: value} | BESIDE.get(name, {})
     with pytest.raises((InvalidParameters, Misuse)):
         configuration(**changes)
 
