@@ -213,7 +213,7 @@ class Client(OneStageClientSession):
         self._member = member
 
     def _upload(self, message: bytes, update: LateUpdate) -> bytes:
-        """Answer an offer: checks, ledger, update, time, upload, storing, in this order.
+        """Answer an offer: checks, ledger, update, upload, storing, in this order.
 
         The same offer gets the same bytes again; nothing was drawn or charged where one is refused.
         """
@@ -244,7 +244,7 @@ class Client(OneStageClientSession):
             [values.bounds for values in agreement.parameters.segments],
             charge=charge,
         )
-        member.floors.admit(agreement, member.clock())
+        # Nothing is refused after that, though the epoch may have expired: that would tell how long training took.
         # Coins that another update or sum would not have, and nobody without the key.
         about = (terms.digest, hashlib.sha256(made.payload.encode()).digest())
         own = agreement.sign(member.signing_key, Label.ONE_MESSAGE_HEDGE, *about)

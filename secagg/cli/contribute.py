@@ -135,7 +135,7 @@ def _offered(options: argparse.Namespace, identity: ClientIdentity | None) -> tu
 
 
 def _update_of(
-    values: NDArray[np.float64], task: str, card: Card, charges: SpentUpdates, _: Secret | None
+    values: NDArray[np.float64], task: str, card: Card, charges: SpentUpdates, suspended: Secret | None
 ) -> tuple[Subject, LateUpdate]:
     from secagg.crypto.entropy import SystemCoins
     from secagg.crypto.labels import Label, bind
@@ -153,6 +153,8 @@ def _update_of(
     # The file was there before any server was asked, so it may be known by its values.
     digest = hashlib.sha256(bind(Label.SPENT_VALUES, values.tobytes())).digest()
     spent, model = Spent(subject.task, subject.round_number, update=digest), subject.model_digest or NO_MODEL
+    if suspended is None:
+        charges.require_open(spent)  # Before a name is claimed: nobody waits for an update that is refused later.
     charge = partial(charges.charge, spent)
     late = LateUpdate(
         lambda: Update(plan.encode(values, coins), model), model, charge=charge, together=charges.transaction

@@ -28,7 +28,7 @@ class OneStageClientSession(Confined, ABC):
 
     @abstractmethod
     def _upload(self, message: bytes, update: LateUpdate) -> bytes:
-        """Return the upload: checks, ledger, update, time, in this order."""
+        """Return the upload: checks, ledger, update, in this order."""
 
     def answer(self, message: bytes) -> bytes:
         """Return the upload, once; nothing keeps it.

@@ -256,7 +256,7 @@ class ClientSession(Protocol):
         ...
 
     def answer(self, message: bytes) -> bytes:
-        """Return the one answer to a message. An upload is made in this order: checks, ledger, update, time, upload.
+        """Return the one answer to a message. An upload is made in this order: checks, ledger, update, upload.
 
         Raises:
             UnexpectedMessage: it is not expected now; nothing has changed.

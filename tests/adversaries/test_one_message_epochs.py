@@ -136,7 +136,8 @@ def test_an_epoch_that_is_over_or_older_than_the_newest() -> None:
         new.holders[0].respond(new.record.encode())
 
 
-def test_an_epoch_that_expires_while_the_client_trains() -> None:
+def test_training_that_outlasts_the_epoch_is_uploaded_all_the_same() -> None:
+    """A refusal after the charge would spend the update, and tell the server how long the client trained."""
     world = InsecureSum(SumSetup())
     client = world.setup.clients[0]
 
@@ -144,9 +145,14 @@ def test_an_epoch_that_expires_while_the_client_trains() -> None:
         world.now = NOW + 3600
         return Update(world.setup.values_of(client), MODEL)
 
+    offer = world.offer().encode()
+    upload = world.member(client).join(world.setup.subject, LateUpdate(train)).answer(offer)
+    assert (world.now, world.stored_upload(client)) == (NOW + 3600, upload)
+    # And before the charge it is refused.
+    late = world.setup.clients[1]
     with pytest.raises(InvalidParameters, match="its epoch has expired"):
-        world.member(client).join(world.setup.subject, LateUpdate(train)).answer(world.offer().encode())
-    assert not world.stored_upload(client)
+        world.member(late).join(world.setup.subject, LateUpdate(train)).answer(offer)
+    assert not world.stored.get(late)
 
 
 @pytest.mark.parametrize("number", [1, 2])

@@ -244,6 +244,17 @@ def test_a_server_that_cannot_go_on_says_so(town: Town) -> None:
     assert server.terminate() == 130
 
 
+def test_a_file_that_was_uploaded_before_is_refused_before_a_server_waits_for_it(town: Town) -> None:
+    """It would leave a session that all are needed for, when the others have sent their keys."""
+    server = town.serve("--clients", "5")
+    require_mean(town, server, *(town.contribute(number) for number in range(5)))
+    server = town.serve("--clients", "5", "--round", "9999999999")
+    again = town.contribute(0)
+    again.wait_for("uploaded before")
+    assert again.ended() == 2
+    assert "client left" not in server.text
+
+
 def test_a_floor_of_a_client_holds_with_light_secagg(town: Town) -> None:
     town.serve("--protocol", "lightsecagg", "--clients", "5")
     strict = town.contribute(0, "--protocol", "lightsecagg", "--set", "assumed_corrupted=3")
