@@ -90,7 +90,8 @@ class Reason(StrEnum):
     """The message was made for another session, attempt or roster. Attribution: the party that handed it over."""
     ALREADY_ANSWERED = "already_answered"
     """A second, different message of a kind that was answered. Attribution: its sender or any relay, if it is unsigned;
-    else nobody, since a client that lost its state in a restart sends one too."""
+    else nobody, since a client that lost its state in a restart sends one too; a holder, which then has other keys, is
+    named."""
     NOT_ELIGIBLE = "not_eligible"
     """A message of a client that is not a member of the session, or has left it. Attribution: its sender."""
     ROSTER_INVALID = "roster_invalid"

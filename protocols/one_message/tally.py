@@ -400,12 +400,14 @@ class Tally(Confined):
             return
         before = self._said.setdefault((self.state, said.holder), said)
         if before.parts != said.parts:
-            # Something in transit may have altered one of two deliveries that a holder judged.
+            # Something in transit may have altered one of two deliveries that a holder judged. Its answer to a list
+            # follows from the list: a holder that lost its memory has other keys, and so another T0.
+            holder = HolderId(said.holder)
             is_judged = isinstance(said, Receipt)
             raise PeerMisbehaved(
-                f"{HolderId(said.holder)} says two things",
+                f"{holder} says two things",
                 reason=Reason.ALREADY_ANSWERED,
-                culprits=unverified(HolderId(said.holder)) if is_judged else UNDECIDED,
+                culprits=unverified(holder) if is_judged else said_by(holder, self.agreement.record.mode),
             )
         if before is said and isinstance(said, Receipt):
             for pending, one in zip(self._delivered.values(), said.judged, strict=True):

@@ -277,6 +277,8 @@ def test_what_a_server_refuses_of_a_holder() -> None:
     with pytest.raises(PeerMisbehaved, match="two things") as refused:
         server.receive(0, lying(world, 0, lambda words: words + 1)(request))
     assert refused.value.reason is Reason.ALREADY_ANSWERED
+    # No restart and no copy of a delivery makes an honest holder sign two answers to one list.
+    assert refused.value.culprits == {HolderId(0)}
 
 
 def refusing(world: InsecureSum, position: int, verdict: Verdict, count: int) -> Callable[[bytes], bytes]:
