@@ -36,6 +36,7 @@ _HEAD_BYTES: Final = 1 << 14
 _LOOSE: Final = re.compile(rb"(?<!\r)\n|\r\n[ \t]")
 _PAUSE: Final = 0.01
 _FULL_SECONDS: Final = 0.1
+_STOP_SECONDS: Final = 1.0
 _OTHER_FILES: Final = 128
 
 
@@ -124,6 +125,11 @@ class _Crowd:
         if (timer := self._strangers.pop(connection, None)) is not None:
             timer.cancel()
 
+    def end(self) -> None:
+        """Close every connection."""
+        for connection in tuple(self._here):
+            connection.end()
+
     def left(self, connection: _Connection) -> None:
         self._here.discard(connection)
         self.forget(connection)
@@ -134,28 +140,33 @@ class _Quiet(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, limits: WireLimits, tls: ServerTls | None) -> None:
         super().__init__(config)
-        self._limits, self._tls, self._tasks = limits, tls, set[asyncio.Task[None]]()
+        self._limits, self._tls, self._crowd = limits, tls, _Crowd(limits)
+        self._tasks = set[asyncio.Task[None]]()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        crowd = _Crowd(self._limits)
         self.servers = []
         for each in sockets or ():
             each.settimeout(0)
             each.listen(_BACKLOG)
-            self._start(self._accept(each, crowd))
+            self._start(self._accept(each))
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for task in self._tasks:
             task.cancel()
-        await super().shutdown(sockets)
+        # Before uvicorn cancels what is left, and logs a traceback for each request.
+        ending = asyncio.get_running_loop().call_later(_STOP_SECONDS, self._crowd.end)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _accept(self, listener: socket.socket, crowd: _Crowd) -> None:
+    async def _accept(self, listener: socket.socket) -> None:
         """Accept connections; asyncio's own loop logs a line for each of a backlog that the system refuses."""
         loop, is_said = asyncio.get_running_loop(), False
         while True:
@@ -167,11 +178,12 @@ class _Quiet(uvicorn.Server):
                     say("no connection can be taken", logging.WARNING, why=str(error))
                 await asyncio.sleep(_FULL_SECONDS)
                 continue
-            self._start(self._welcome(accepted, crowd))
+            self._start(self._welcome(accepted))
             await asyncio.sleep(0)  # Whoever is closed for this one goes before the next one comes.
 
-    async def _welcome(self, accepted: socket.socket, crowd: _Crowd) -> None:
-        connection, context = _Connection(crowd, self), self._tls.context if self._tls else None
+    async def _welcome(self, accepted: socket.socket) -> None:
+        crowd, context = self._crowd, self._tls.context if self._tls else None
+        connection = _Connection(crowd, self)
         crowd.came(connection)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
@@ -231,7 +243,7 @@ async def listening(  # noqa: PLR0913 -- all but three have defaults
         proxy_headers=False,
         h11_max_incomplete_event_size=_HEAD_BYTES,
         timeout_keep_alive=int(bounds.poll) + 1,
-        timeout_graceful_shutdown=1,
+        timeout_graceful_shutdown=2,
     )
     config.load()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -76,6 +76,17 @@ async def test_half_requests_of_strangers_close_no_connection_of_a_client(sent: 
             each.close()
 
 
+async def test_a_server_that_stops_logs_no_line_for_each_half_request(caplog: pytest.LogCaptureFixture) -> None:
+    async with served(quick_limits(grace=600, poll=600)) as (_, port, path):
+        crowd = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(20)]
+        for each in crowd:
+            each.write(f"POST {path}/seats HTTP/1.1\r\nhost: x\r\ncontent-length: 128\r\n\r\n0".encode())
+        await asyncio.sleep(0.5)
+    assert len(caplog.records) < 10
+    for each in crowd:
+        each.close()
+
+
 async def test_answers_of_any_length_fit_into_the_memory_that_there_is() -> None:
     """Sixteen clients declare the longest answers that there are, and send what is taken of them."""
     memory, length = 64 << 20, 8 << 20
