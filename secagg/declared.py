@@ -5,7 +5,8 @@ class Receipt(Message):
     context: Annotated[bytes, fixed(32)]
     holder: Annotated[int, unsigned(2)]
 
-Lengths that both ends know, from a configuration or a roster, are ``sized``: a reader is told the place of its message.
+Lengths that both ends know, from a configuration or a roster, are ``sized``. Such a message is a ``MessageIn`` of this
+place, which ``decode`` takes.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
-from typing import Any, ClassVar, Final, Self
+from enum import Enum, IntEnum, StrEnum
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Reason, UnexpectedMessage
 from secagg.identifiers import CLIENT_ID_BYTES, CONTEXT_BYTES, AttemptContext, ClientId, ServerId
 from secagg.wire import MessageKind, Reader, Writer
 
 Declared = type[Any]
+Place = TypeVar("Place")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,8 @@ class At:
     before: Mapping[str, Any]
 
 
-Sizing = Callable[[At], int]
+Sizing = Callable[[Any], int]
+"""A length, by the place of a message."""
 
 
 def unsigned(size: int) -> Field:
@@ -58,7 +61,7 @@ def variable(limit: int, most: Sizing | None = None) -> Field:
     row = f"4 + at most {limit:,}"
     return Field(
         lambda writer, value: writer.variable(value, limit),
-        lambda reader, at: reader.variable(most(at) if most else limit),
+        lambda reader, at: reader.variable(most(at.place) if most else limit),
         row,
     )
 
@@ -103,7 +106,7 @@ def sized(size: Sizing, row: str) -> Field:
     """Return bytes whose number follows from the place of the message; a reader asks for it there."""
     return Field(
         lambda writer, value: writer.fixed(value, len(value)),
-        lambda reader, at: reader.fixed(size(at)),
+        lambda reader, at: reader.fixed(size(at.place)),
         row,
     )
 
@@ -112,9 +115,27 @@ def borrowed(size: Sizing, row: str) -> Field:
     """Return the same without a copy: a view of the sent value, and of the received message."""
     return Field(
         lambda writer, value: writer.borrowed(value),
-        lambda reader, at: reader.view(size(at)),
+        lambda reader, at: reader.view(size(at.place)),
         row,
     )
+
+
+REST: Final = Field(
+    lambda writer, value: writer.borrowed(value),
+    lambda reader, _: reader.rest(),
+    "all that is left",
+)
+"""The end of a message, without a copy."""
+
+
+def runs(size: Sizing, row: str) -> Field:
+    """Return runs of bytes, one after another and without copies; a reader has all of them in one."""
+
+    def write(writer: Writer, value: Sequence[bytes | memoryview]) -> None:
+        for each in value:
+            writer.borrowed(each)
+
+    return Field(write, lambda reader, at: (reader.view(size(at.place)),), row)
 
 
 def listed(item: Field, items: Callable[[At], Iterable[Any]], row: str) -> Field:
@@ -127,14 +148,20 @@ def listed(item: Field, items: Callable[[At], Iterable[Any]], row: str) -> Field
     return Field(write, lambda reader, at: tuple(item.read(reader, At(each, {})) for each in items(at)), row)
 
 
-def optional(item: Field, stands: Callable[[At], bool], row: str) -> Field:
-    """Return a field that stands in a message or does not, as its place has it; None where it does not."""
+def optional(item: Field, stands: Callable[[Any], bool] | None = None, row: str | None = None) -> Field:
+    """Return a field or None; whether it stands in a message its place says, or a byte before it."""
 
     def write(writer: Writer, value: object) -> None:
+        if stands is None:
+            FLAG.write(writer, value is not None)
         if value is not None:
             item.write(writer, value)
 
-    return Field(write, lambda reader, at: item.read(reader, at) if stands(at) else None, row)
+    def read(reader: Reader, at: At) -> Any:  # noqa: ANN401 -- of the item's type
+        is_there = FLAG.read(reader, at) if stands is None else stands(at.place)
+        return item.read(reader, at) if is_there else None
+
+    return Field(write, read, row or f"1: 0 for none, or 1 and {item.row}")
 
 
 def choice(members: tuple[IntEnum | StrEnum, ...]) -> Field:
@@ -149,18 +176,18 @@ def choice(members: tuple[IntEnum | StrEnum, ...]) -> Field:
     return Field(lambda writer, value: writer.integer(members.index(value), 1), read, row)
 
 
-def numbered(members: type[IntEnum]) -> Field:
+def numbered(members: type[Enum], size: int = 1) -> Field:
     """Return one of an enumeration, by the number that it has there."""
 
-    def read(reader: Reader, _: object) -> IntEnum:
-        number = reader.integer(1)
+    def read(reader: Reader, _: object) -> Enum:
+        number = reader.integer(size)
         try:
             return members(number)
         except ValueError:
             raise MalformedMessage(f"{number} is no {members.__name__}", reason=Reason.NOT_CANONICAL) from None
 
-    row = "1: " + ", ".join(f"{member.value} {member.name.lower()}" for member in members)
-    return Field(lambda writer, value: writer.integer(value, 1), read, row)
+    row = f"{size}: " + ", ".join(f"{member.value} {member.name.lower()}" for member in members)
+    return Field(lambda writer, value: writer.integer(value.value, size), read, row)
 
 
 def repeated(item: Field, limit: int, most: Sizing | None = None, size: int = 4) -> Field:
@@ -174,7 +201,7 @@ def repeated(item: Field, limit: int, most: Sizing | None = None, size: int = 4)
             item.write(writer, each)
 
     def read(reader: Reader, at: At) -> tuple[Any, ...]:
-        closer = most(at) if most else limit
+        closer = most(at.place) if most else limit
         if (count := reader.integer(size)) > closer:
             sentence = f"a field declares {count} items and {closer} is the limit"
             raise MalformedMessage(sentence, reason=Reason.LENGTH_OVER_LIMIT)
@@ -184,11 +211,13 @@ def repeated(item: Field, limit: int, most: Sizing | None = None, size: int = 4)
 
 
 def encoded(declared: Declared, limit: int) -> Field:
-    """Return something that encodes itself, behind its length of 4 bytes."""
+    """Return something that encodes itself, behind its length of 4 bytes; it stands in the place of its message."""
+    is_placed = issubclass(declared, MessageIn) and not issubclass(declared, Message)
 
-    def read(reader: Reader, _: object) -> Any:  # noqa: ANN401 -- of the declared type
+    def read(reader: Reader, at: At) -> Any:  # noqa: ANN401 -- of the declared type
+        message = reader.variable(limit)
         try:
-            return declared.decode(reader.variable(limit))
+            return declared.decode(message, at.place) if is_placed else declared.decode(message)
         except (InvalidParameters, UnexpectedMessage) as error:
             raise MalformedMessage(f"the message is invalid: {error}", reason=Reason.NOT_CANONICAL) from None
 
@@ -196,8 +225,8 @@ def encoded(declared: Declared, limit: int) -> Field:
     return Field(lambda writer, value: writer.variable(value.encode(), limit), read, row)
 
 
-class Placed:
-    """The base of messages whose ``decode`` says which place it needs."""
+class MessageIn(Generic[Place]):
+    """The base of frozen dataclasses whose fields are annotated with a ``Field``, and read in a place."""
 
     __slots__ = ()
     kind: ClassVar[MessageKind]
@@ -212,7 +241,7 @@ class Placed:
         return writer.finish()
 
     @classmethod
-    def read_in(cls, place: object, message: bytes) -> Self:
+    def decode(cls, message: bytes, place: Place) -> Self:
         """Read the canonical encoding back, as it stands in one place; refuse anything else."""
         reader = Reader(message, cls.kind)
         if cls.form is not None and (received := reader.integer(1)) != cls.form:
@@ -223,15 +252,14 @@ class Placed:
         return decoded
 
 
-class Message(Placed):
-    """The base of frozen dataclasses whose fields are annotated with a ``Field``."""
+class Message(MessageIn[None]):
+    """The base of messages whose lengths follow from nothing else."""
 
     __slots__ = ()
 
     @classmethod
-    def decode(cls, message: bytes) -> Self:
-        """Read the canonical encoding back; refuse anything that ``encode`` would not have written."""
-        return cls.read_in(None, message)
+    def decode(cls, message: bytes, place: None = None) -> Self:
+        return super().decode(message, place)
 
 
 _FIELDS: Final[dict[Declared, dict[str, Field]]] = {}
@@ -246,7 +274,9 @@ def nested(declared: Declared) -> Field:
 def fields_of(declared: Declared) -> dict[str, Field]:
     """Return the fields of a declaration by their names, in order."""
     if declared not in _FIELDS:
-        hints = inspect.get_annotations(declared, eval_str=True)
+        hints = dict[str, Any]()
+        for base in reversed(declared.__mro__):
+            hints |= inspect.get_annotations(base, eval_str=True)
         _FIELDS[declared] = {n: hint.__metadata__[0] for n, hint in hints.items() if hasattr(hint, "__metadata__")}
     return _FIELDS[declared]
 

@@ -41,7 +41,7 @@ CORE_LEVELS = (
     {"errors", "lazy", "version"},
     {"identifiers", "parameters"},
     {"blame", "wire"},
-    {"declared"},
+    {"fields", "tables"},
     {"crypto"},
     {"contract"},
     {"privacy"},

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from secagg.declared import Placed
+from secagg.fields import MessageIn
 from secagg.protocols.enclave import client as enclave
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
 from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys, KeyAdvertisement
@@ -31,7 +32,7 @@ from tests.harness.message_tables import table_of
 
 pytestmark = pytest.mark.repository
 
-DECLARED: dict[str, tuple[type[Placed], ...]] = {
+DECLARED: dict[str, tuple[type[MessageIn[Any]], ...]] = {
     "pairwise_mask": (
         SessionConfiguration,
         KeyAdvertisement,
@@ -76,6 +77,6 @@ def test_the_browser_knows_the_kinds_of_messages_that_there_are(repository: Path
     assert {kind for first, last in ranges for kind in range(first, last + 1)} == set(MessageKind)
 
 
-def section_of(messages: tuple[type[Placed], ...]) -> str:
+def section_of(messages: tuple[type[MessageIn[Any]], ...]) -> str:
     """Return the tables of some messages, as a README has them."""
     return "\n".join(f"### {one.__name__} (kind {one.kind.value})\n\n{table_of(one)}" for one in messages)

@@ -23,12 +23,12 @@ from secagg.parameters import Suite
 from secagg.protocols.two_servers import opened_upload
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
 from secagg.protocols.two_servers.floors import IndexingFloors
-from secagg.protocols.two_servers.offers import Entry, Invitation, RoundOffers, RoundStamp, decode_halves
+from secagg.protocols.two_servers.offers import Due, Entry, Invitation, RoundOffers, RoundStamp, UploadHalves
 from secagg.protocols.two_servers.opened_upload import OpenedUpload, RoundTotals
 from secagg.protocols.two_servers.server import IndexingServer
-from secagg.protocols.two_servers.server_messages import AcceptedList, entries_digest
+from secagg.protocols.two_servers.server_messages import AcceptedList, OutputShare, entries_digest
 from secagg.protocols.two_servers.session import TwoServersMember
-from secagg.protocols.two_servers.upload import Upload, ring_bytes
+from secagg.protocols.two_servers.upload import HalfForm, Upload, ring_bytes
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
 from secagg.session.ledger import SpentUpdates
 from secagg.session.roles import LateUpdate, Subject, Update
@@ -162,6 +162,10 @@ class Place:
         """Return the stamp of one server here."""
         return RoundStamp(context=self.configuration.context, round_number=self.round_number, server=ServerId(index))
 
+    def values(self, share: bytes, index: int) -> tuple[Any, ...]:
+        """Return the values in one server's share of the sum."""
+        return OutputShare.decode(share, Due(self.stamp(index), self.configuration)).values(self.configuration)
+
     def server(self, index: int, *, life: int = 0) -> IndexingServer:
         """Start a server, in its first or its second life."""
         with Secret("pair key", bytes(32)) as pair_key:
@@ -249,10 +253,10 @@ class Place:
             maker.client = named[0].client
         shown = RoundOffers(is_simulated=False, offers=self.offers)
         answer = maker.answer(Invitation(self.round_number, configuration, shown).encode())
-        zero, one = decode_halves(answer)
+        zero, one = UploadHalves.decode(answer).both
         return (
-            Upload.decode(zero, configuration, ServerId(0), 0, 0),
-            Upload.decode(one, configuration, ServerId(1), ring_bytes(configuration), 0),
+            Upload.decode(zero, HalfForm(configuration, ServerId(0), 0, 0)),
+            Upload.decode(one, HalfForm(configuration, ServerId(1), ring_bytes(configuration), 0)),
         )
 
     def remember(

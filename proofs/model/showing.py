@@ -270,6 +270,6 @@ def set_on(shown: Shown, members: Set) -> ClientSet:
 def _junk(roster: Roster, sender: int, receiver: int) -> DeliveredEntry:
     count, place = roster.graph.degree, roster.graph.point_of(receiver, sender) - 1
     signed = signature_bytes(roster)
-    path = tuple(MerkleTree([bytes(32)] * count).prove([place])) if signed else ()
+    path = tuple(MerkleTree([bytes(32)] * count).prove([place])) if signed else None
     size = EntryForm.between(roster, sender, receiver).size
     return DeliveredEntry(entry=bytes(size), signature=bytes(signed), path=path)

@@ -21,7 +21,7 @@ from secagg.errors import SecAggError
 from secagg.protocols.two_servers.offers import Entry, RoundState, Standing
 from secagg.protocols.two_servers.release import RoundResult
 from secagg.protocols.two_servers.server import IndexingServer
-from secagg.protocols.two_servers.server_messages import AcceptedList, OutputShare, decode_batch
+from secagg.protocols.two_servers.server_messages import AcceptedList, decode_batch
 from secagg.session.ledger import Spent, SpentUpdates
 from secagg.wire import MessageKind
 
@@ -376,7 +376,7 @@ class Search:
             return "released a share before the other server had signed the same list"
         if len({what for kind, what in heard if kind == "commitment"}) != 1:
             return "opened its share against two commitments"
-        value = int(OutputShare.decode(said["share"][0], at.configuration, at.stamp(index)).values[0][0])
+        value = int(at.values(said["share"][0], index)[0][0])
         names = {sent.entry: sent.name for sent in at.sent.values()}
         if at.addends[index].get(value) != {names[entry]: 1 for entry in entries}:
             return f"released a sum over {at.addends[index].get(value)}, and its list is of others"
@@ -416,7 +416,7 @@ class Search:
     @staticmethod
     def _names(at: Place, index: int, message: bytes) -> Entries | None:
         try:
-            read = AcceptedList.decode(message, at.configuration, at.stamp(index))
+            read = AcceptedList.verified(message, at.configuration, at.stamp(index))
         except SecAggError:
             return None
         return at.named_by.get(read.entries_digest)

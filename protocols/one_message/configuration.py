@@ -24,10 +24,11 @@ from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Secret, draw_exactly
 from secagg.declared import Message, choice, encoded, fixed, nested, repeated, unsigned, variable, write_fields
 from secagg.errors import UNDECIDED, InvalidParameters, MalformedMessage, PeerMisbehaved, Reason, blaming
+from secagg.fields import Message, choice, encoded, fixed, nested, repeated, unsigned, variable
 from secagg.identifiers import AttemptContext, HolderId, Party
 from secagg.parameters import SecurityMode, Suite
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, SigningKey, verify_signature
-from secagg.wire import MessageKind, Writer
+from secagg.wire import MessageKind
 
 from .parameters import MAXIMUM_HOLDERS, Committee, Parameters
 
@@ -290,9 +291,10 @@ def noise_of(configuration: Configuration, noise: NoiseSettings | None) -> Clien
 
 
 @dataclass(frozen=True, kw_only=True)
-class Configuration:
+class Configuration(Message):
     """Layout, masks and counting rules of a sum; with the epoch it is everything that parties agree on."""
 
+    kind: ClassVar = MessageKind.ONE_MESSAGE_CONFIGURATION
     task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
     layout: Annotated[Layout, encoded(Layout, _MAXIMUM_BYTES)]
     parameters: Annotated[Parameters, nested(Parameters)]
@@ -361,9 +363,8 @@ class Agreement:
     @cached_property
     def t0(self) -> bytes:
         """Digest of everything that the parties agree on."""
-        writer = Writer(MessageKind.ONE_MESSAGE_CONFIGURATION)
-        write_fields(writer, self.configuration)
-        return hashlib.sha256(bind(Label.ONE_MESSAGE_CONFIGURATION, self.epoch.digest, writer.finish())).digest()
+        encoded = self.configuration.encode()
+        return hashlib.sha256(bind(Label.ONE_MESSAGE_CONFIGURATION, self.epoch.digest, encoded)).digest()
 
     def require_quorum(
         self, signed: Sequence[HolderSignature], label: Label, digest: bytes, culprits: Iterable[Party] = UNDECIDED

@@ -12,10 +12,9 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Annotated, Final, NamedTuple
 
-from secagg.declared import Field, nested, repeated, unsigned
-from secagg.errors import InvalidParameters, MalformedMessage, Reason
+from secagg.errors import InvalidParameters
+from secagg.fields import Field, listed, nested, optional, repeated, unsigned
 from secagg.parameters import require_integer
-from secagg.wire import Reader, Writer
 
 from .lattice import NORM_FACTOR, SIGMA, security_bits
 
@@ -31,19 +30,10 @@ _PLANES: Final = (16, 8, 4, 2, 1)
 _SIGN: Final = 1 << 63
 
 
-def _write_bounds(writer: Writer, bounds: tuple[int, int] | None) -> None:
-    writer.integer(bounds is not None, 1)
-    for bound in bounds or ():
-        writer.integer(bound + _SIGN, 8)
-
-
-def _read_bounds(reader: Reader, _: object) -> tuple[int, int] | None:
-    if (tag := reader.integer(1)) > 1:
-        raise MalformedMessage("a segment has bounds or has none", reason=Reason.NOT_CANONICAL)
-    return (reader.integer(8) - _SIGN, reader.integer(8) - _SIGN) if tag else None
-
-
-_BOUNDS = Field(_write_bounds, _read_bounds, "1: 0 none, 1 two of 8, plus 2^63")
+_BOUND = Field(
+    lambda writer, bound: writer.integer(bound + _SIGN, 8), lambda reader, _: reader.integer(8) - _SIGN, "8, plus 2^63"
+)
+_BOUNDS = optional(listed(_BOUND, lambda _: range(2), _BOUND.row), row="1: 0 none, 1 two of 8, plus 2^63")
 
 
 @dataclass(frozen=True, slots=True)

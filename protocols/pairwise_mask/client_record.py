@@ -14,19 +14,32 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import accumulate, islice
-from typing import Final
+from typing import Annotated, ClassVar, Final
 
 from secagg.crypto.entropy import Coins
 from secagg.crypto.public_keys import KEY_BYTES
 from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
-from secagg.errors import InternalError, MalformedMessage, Misuse, Reason
+from secagg.errors import InternalError, InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.fields import (
+    CLIENT,
+    Message,
+    choice,
+    fixed,
+    nested,
+    numbered,
+    read_fields,
+    repeated,
+    unsigned,
+    variable,
+)
 from secagg.identifiers import ClientId
 from secagg.session.sealed_state import NAME_BYTES, Latch
-from secagg.wire import HEADER_BYTES, MessageKind, Reader, Writer
+from secagg.tables import joined, mapped
+from secagg.wire import HEADER_BYTES, MessageKind, Reader
 
 from .client import Answers, ClientState, PairwiseMember, Step
-from .configuration import ClientSet, Roster, SessionConfiguration, roster_of, set_bytes
+from .configuration import ClientSet, Roster, SessionConfiguration, roster_of
+from .graph import MAXIMUM_POPULATION
 from .round0_advertise_keys import (
     Advertised,
     AdvertisedKeys,
@@ -41,13 +54,6 @@ from .rounds3_4_unmasking import Confirmed
 from .suites import SHARES_BYTES
 
 _LOG: Final = logging.getLogger(__name__)
-_STATES: Final = tuple(ClientState)
-_SUSPENDED: Final = frozenset(
-    _STATES.index(state)
-    for state in ClientState
-    if state not in {ClientState.AWAITING_OFFER, ClientState.COMPLETED, ClientState.ABORTED}
-)
-_MOST_BYTES: Final = (1 << 32) - 1
 _LENGTH_BYTES: Final = 8
 _HEAD_END: Final = _LENGTH_BYTES + HEADER_BYTES + NAME_BYTES + 4 + 8
 _ROOT_BYTES: Final = 32
@@ -121,24 +127,23 @@ class Recorder(Confined):
             # Not before: a name that the latch knows is another session's, which must not end with this one.
             self._name = name
         record = ClientRecord(
-            name=self._name,
-            number=self._number,
+            head=Head(self._name, self._number, client),
             state=state,
-            client=client,
             offer=self.offer,
             advertised_keys=self.advertised_keys,
             answered=answered,
         )
         match step:
             case Advertised() | Shared():
-                record.coins = self.coins.drawn
+                record.coin_bytes, record.secrets = tuple(map(len, self.coins.drawn)), self.coins.drawn
                 record.edges = step.edges if isinstance(step, Shared) else {}
             case Masked() | Confirmed():
                 masked = step.masked if isinstance(step, Confirmed) else step
                 record.sharers, record.delivered = masked.sharers.encode(), masked.delivered
                 record.contributors = step.contributors.encode() if isinstance(step, Confirmed) else b""
-                record.shares, record.edge_seeds = masked.shares, masked.edge_seeds
-        encoded = record.encode()
+                record.dealers, record.seeded = tuple(masked.shares), tuple(masked.edge_seeds)
+                record.secrets = [*masked.shares.values(), *masked.edge_seeds.values()]
+        encoded = record.to_secret()
         self.coins.wipe()
         return encoded
 
@@ -147,24 +152,24 @@ class Recorder(Confined):
 
         A record that nobody can resume any more is overwritten; that of another client stays as it is.
         """
-        name, number, owner = ClientRecord.head_of(suspended)
-        if owner != client.value:
+        head = ClientRecord.head_of(suspended)
+        if head.client != client:
             raise Misuse(f"the suspended state is that of another client than {client}")
         try:
-            self._latch.claim(name, number)
+            self._latch.claim(head.name, head.number)
         except Misuse:
             suspended.wipe()
             raise
-        self._name, self._number = name, number + 1
+        self._name, self._number = head.name, head.number + 1
 
     def resumed(
         self, suspended: Secret, member: PairwiseMember, admit: Callable[[SessionConfiguration], None]
     ) -> tuple[SessionConfiguration, ClientState, Step, Answers]:
         """Overwrite a record that was claimed, and return where it stands, if ``admit`` does not refuse its session."""
         with suspended:
-            record = ClientRecord.decode(suspended)
+            record = ClientRecord.from_secret(suspended)
         self.offer, self.advertised_keys = record.offer, record.advertised_keys
-        self.coins.replay(record.coins)
+        self.coins.replay(record.secrets[: len(record.coin_bytes)])
         try:
             configuration = SessionConfiguration.decode(record.offer)
             admit(configuration)
@@ -186,117 +191,87 @@ class Recorder(Confined):
             _LOG.exception("the latch keeps the number of a session that is over; no record has that number")
 
 
-@dataclass(slots=True, kw_only=True)
-class ClientRecord:
-    """The memory of one client in one session."""
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Part of a record that is read before its number is claimed."""
 
-    name: bytes
+    name: Annotated[bytes, fixed(NAME_BYTES)]
     """Name of the session in the latch."""
-    number: int
-    state: ClientState
-    client: ClientId
-    offer: bytes = field(repr=False)
-    advertised_keys: bytes = field(repr=False)
-    answered: Answers = field(repr=False)
-    coins: list[Secret] = field(default_factory=list[Secret], repr=False)
-    edges: dict[int, bytes] = field(default_factory=dict[int, bytes], repr=False)
-    """The client's messages for the edges whose seeds it sends, until the upload."""
-    sharers: bytes = b""
-    delivered: bytes = bytes(_ROOT_BYTES)
-    """The root over the entries that the client was delivered."""
-    contributors: bytes = b""
-    """Clients for which the client signed; empty if it signed for nobody."""
-    shares: dict[int, Secret] = field(default_factory=dict[int, Secret], repr=False)
-    edge_seeds: dict[int, Secret] = field(default_factory=dict[int, Secret], repr=False)
+    number: Annotated[int, unsigned(4)]
+    client: Annotated[ClientId, CLIENT]
 
-    def encode(self) -> Secret:
-        """Return the encoding: the public part behind its length, and the secrets in the order of their mention."""
-        public = Writer(MessageKind.CLIENT_SNAPSHOT).fixed(self.name, NAME_BYTES).integer(self.number, 4)
-        public.fixed(self.client.encode(), 8).integer(_STATES.index(self.state), 1)
-        public.variable(self.offer, _MOST_BYTES).variable(self.advertised_keys, _MOST_BYTES)
-        _write_answers(self.answered, public)
-        public.integer(len(self.coins), 1)
-        for coins in self.coins:
-            public.integer(len(coins), 1)
-        public.integer(len(self.edges), 4)
-        for neighbour, edge in self.edges.items():
-            public.integer(neighbour, 4).variable(edge, _MOST_BYTES)
-        public.variable(self.sharers, _MOST_BYTES).fixed(self.delivered, _ROOT_BYTES)
-        public.variable(self.contributors, _MOST_BYTES)
-        for held in (self.shares, self.edge_seeds):
-            public.integer(len(held), 4)
-            for neighbour in held:
-                public.integer(neighbour, 4)
-        return _joined(public.finish(), [*self.coins, *self.shares.values(), *self.edge_seeds.values()])
+
+_BYTES: Final = variable((1 << 32) - 1)
+_NEIGHBOURS: Final = repeated(unsigned(4), MAXIMUM_POPULATION)
+
+
+@dataclass(slots=True, kw_only=True)
+class ClientRecord(Message):
+    """The memory of one client in one session; what is encoded of it says how many secrets follow."""
+
+    kind: ClassVar = MessageKind.CLIENT_SNAPSHOT
+    head: Annotated[Head, nested(Head)]
+    state: Annotated[ClientState, choice(tuple(ClientState))]
+    offer: Annotated[bytes, _BYTES] = field(repr=False)
+    advertised_keys: Annotated[bytes, _BYTES] = field(repr=False)
+    answered: Annotated[Answers, mapped(numbered(MessageKind, 2), joined(fixed(32), _BYTES))] = field(repr=False)
+    coin_bytes: Annotated[tuple[int, ...], repeated(unsigned(1), 255, size=1)] = ()
+    """Lengths of the coins that were drawn, until the upload."""
+    edges: Annotated[dict[int, bytes], mapped(unsigned(4), _BYTES)] = field(
+        default_factory=dict[int, bytes], repr=False
+    )
+    """The client's messages for the edges whose seeds it sends, until the upload."""
+    sharers: Annotated[bytes, _BYTES] = b""
+    delivered: Annotated[bytes, fixed(_ROOT_BYTES)] = bytes(_ROOT_BYTES)
+    """The root over the entries that the client was delivered."""
+    contributors: Annotated[bytes, _BYTES] = b""
+    """Clients for which the client signed; empty if it signed for nobody."""
+    dealers: Annotated[tuple[int, ...], _NEIGHBOURS] = ()
+    """Neighbours whose shares the client holds."""
+    seeded: Annotated[tuple[int, ...], _NEIGHBOURS] = ()
+    """Neighbours with whose edges it holds a seed."""
+    secrets: list[Secret] = field(default_factory=list[Secret], repr=False)
+    """The coins, or the shares and the seeds."""
+
+    def __post_init__(self) -> None:
+        if self.state in {ClientState.AWAITING_OFFER, ClientState.COMPLETED, ClientState.ABORTED}:
+            raise InvalidParameters(f"no client continues from {self.state}")
+
+    @property
+    def shares(self) -> dict[int, Secret]:
+        return dict(zip(self.dealers, self.secrets[len(self.coin_bytes) :], strict=False))
+
+    @property
+    def edge_seeds(self) -> dict[int, Secret]:
+        return dict(zip(self.seeded, self.secrets[len(self.coin_bytes) + len(self.dealers) :], strict=False))
+
+    def to_secret(self) -> Secret:
+        """Return the encoding behind its length, and the secrets after it."""
+        return _joined(self.encode(), self.secrets)
 
     @staticmethod
-    def head_of(record: Secret) -> tuple[bytes, int, int]:
-        """Return the name of a record's session in the latch, the record's number, and the number of its client."""
-        reader = Reader(bytes(record.expose()[_LENGTH_BYTES:_HEAD_END]), MessageKind.CLIENT_SNAPSHOT)
-        return reader.fixed(NAME_BYTES), reader.integer(4), reader.integer(8)
+    def head_of(record: Secret) -> Head:
+        head: Head = read_fields(Reader(bytes(record.expose()[_LENGTH_BYTES:_HEAD_END]), ClientRecord.kind), Head)
+        return head
 
     @classmethod
-    def decode(cls, record: Secret) -> ClientRecord:
+    def from_secret(cls, record: Secret) -> ClientRecord:
         """Read a record back; its secrets are copies."""
         view = record.expose()
         end = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES], "big")
-        reader = Reader(bytes(view[_LENGTH_BYTES:end]), MessageKind.CLIENT_SNAPSHOT)
-        name, number, client = reader.fixed(NAME_BYTES), reader.integer(4), ClientId(reader.integer(8))
-        if (state := reader.integer(1)) not in _SUSPENDED:
-            raise _malformed()
-        offer, advertised_keys, answered = reader.variable(_MOST_BYTES), reader.variable(_MOST_BYTES), _answers(reader)
-        coins = [("coins", reader.integer(1)) for _ in range(reader.integer(1))]
-        edges = {reader.integer(4): reader.variable(_MOST_BYTES) for _ in range(reader.integer(4))}
-        sharers, delivered = reader.variable(_MOST_BYTES), reader.fixed(_ROOT_BYTES)
-        contributors = reader.variable(_MOST_BYTES)
-        held, seeds = ([reader.integer(4) for _ in range(reader.integer(4))] for _ in range(2))
-        reader.finish()
-        kinds = [*coins, *(("shares", SHARES_BYTES) for _ in held), *(("pairwise_seed", KEY_BYTES) for _ in seeds)]
-        secrets = iter(_cut(view[end:], kinds))
-        return cls(
-            name=name,
-            number=number,
-            state=_STATES[state],
-            client=client,
-            offer=offer,
-            advertised_keys=advertised_keys,
-            answered=answered,
-            coins=list(islice(secrets, len(coins))),
-            edges=edges,
-            sharers=sharers,
-            delivered=delivered,
-            contributors=contributors,
-            shares=dict(zip(held, secrets, strict=False)),
-            edge_seeds=dict(zip(seeds, secrets, strict=False)),
-        )
+        found = cls.decode(bytes(view[_LENGTH_BYTES:end]))
+        kinds = [("coins", size) for size in found.coin_bytes]
+        kinds += [("shares", SHARES_BYTES)] * len(found.dealers) + [("pairwise_seed", KEY_BYTES)] * len(found.seeded)
+        if len(view) - end != sum(size for _, size in kinds):
+            raise MalformedMessage("a record of a client contradicts itself", reason=Reason.NOT_CANONICAL)
+        for kind, size in kinds:
+            found.secrets.append(Secret(kind, view[end : end + size]))
+            end += size
+        return found
 
     def wipe(self) -> None:
-        for secret in (*self.coins, *self.shares.values(), *self.edge_seeds.values()):
+        for secret in self.secrets:
             secret.wipe()
-
-
-def _cut(view: memoryview, kinds: list[tuple[str, int]]) -> list[Secret]:
-    if len(view) != sum(size for _, size in kinds):
-        raise _malformed()
-    ends = accumulate(size for _, size in kinds)
-    return [Secret(kind, view[end - size : end]) for (kind, size), end in zip(kinds, ends, strict=True)]
-
-
-def _write_answers(answered: Answers, public: Writer) -> None:
-    public.integer(len(answered), 1)
-    for kind, (digest, reply) in answered.items():
-        public.integer(kind, 2).fixed(digest, 32).variable(reply, _MOST_BYTES)
-
-
-def _answers(reader: Reader) -> Answers:
-    answered: Answers = {}
-    for _ in range(reader.integer(1)):
-        try:
-            kind = MessageKind(reader.integer(2))
-        except ValueError:
-            raise _malformed() from None
-        answered[kind] = (reader.fixed(32), reader.variable(_MOST_BYTES))
-    return answered
 
 
 def _joined(public: bytes, secrets: list[Secret]) -> Secret:
@@ -308,10 +283,6 @@ def _joined(public: bytes, secrets: list[Secret]) -> Secret:
         return Secret("client record", joined)
     finally:
         overwrite(joined)
-
-
-def _malformed() -> MalformedMessage:
-    return MalformedMessage("a record of a client contradicts itself", reason=Reason.NOT_CANONICAL)
 
 
 # --- The step of a client that is resumed -----------------------------------------------------------------------------
@@ -336,12 +307,14 @@ def _step_of(record: ClientRecord, member: PairwiseMember, configuration: Sessio
     key_set = _verified_keys(member, roster, message.entries)
     masked = Masked(
         key_set,
-        _set_of(record.sharers, roster.population),
+        ClientSet.decode(record.sharers, roster.population),
         record.delivered,
         record.shares,
         record.edge_seeds,
     )
-    return Confirmed(masked, _set_of(record.contributors, roster.population)) if record.contributors else masked
+    if not record.contributors:
+        return masked
+    return Confirmed(masked, ClientSet.decode(record.contributors, roster.population))
 
 
 def _verified_keys(member: PairwiseMember, roster: Roster, entries: tuple[bytes, ...]) -> VerifiedKeySet:
@@ -355,10 +328,3 @@ def _verified_keys(member: PairwiseMember, roster: Roster, entries: tuple[bytes,
         for neighbour, entry in zip(neighbours, entries, strict=True)
     }
     return VerifiedKeySet(roster, position, neighbours, advertisers)
-
-
-def _set_of(encoded: bytes, population: int) -> ClientSet:
-    bits = int.from_bytes(encoded, "little")
-    if len(encoded) != set_bytes(population) or bits >> population:
-        raise MalformedMessage("a record's set has another population", reason=Reason.NOT_CANONICAL)
-    return ClientSet(population, bits)

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, NamedTuple, TypeVar
 
 from secagg.contract.layout import Layout, RingSegment
 from secagg.crypto.labels import Label, bind
@@ -28,10 +28,11 @@ from secagg.errors import (
     Reason,
     ThresholdNotMet,
 )
+from secagg.fields import At, Field, Message, Sizing, choice, encoded, fixed, unsigned, variable
 from secagg.identifiers import CLIENT_ID_BYTES, AttemptContext, ClientId, Party, SessionContext
 from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite
 from secagg.session.certificates import IDENTITY_KEY_BYTES
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import MessageKind, Reader
 
 from .floors import ClientFloors
 from .graph import (
@@ -328,10 +329,10 @@ class ClientSet:
         return cls(population, int.from_bytes(flags, "little"))
 
     @classmethod
-    def read(cls, reader: Reader, population: int) -> ClientSet:
-        bits = int.from_bytes(reader.fixed(set_bytes(population)), "little")
-        if bits >> population:
-            raise MalformedMessage("a set has positions beyond the population", reason=Reason.NOT_CANONICAL)
+    def decode(cls, encoded: bytes, population: int) -> ClientSet:
+        bits = int.from_bytes(encoded, "little")
+        if len(encoded) != set_bytes(population) or bits >> population:
+            raise MalformedMessage("a set is of another population", reason=Reason.NOT_CANONICAL)
         return cls(population, bits)
 
     def encode(self) -> bytes:
@@ -362,26 +363,15 @@ class ClientSet:
 def client_set(population: Sizing, text: str = "one bit for each position") -> Field:
     """Return the field of a set among so many clients as the place of a message says."""
 
-    def write(writer: Writer, value: ClientSet) -> None:
-        writer.borrowed(value.encode())
+    def read(reader: Reader, at: At) -> ClientSet:
+        return ClientSet.decode(reader.fixed(set_bytes(population(at.place))), population(at.place))
 
-    return Field(write, lambda reader, at: ClientSet.read(reader, population(at)), text)
+    return Field(lambda writer, value: writer.borrowed(value.encode()), read, text)
 
 
 def set_bytes(population: int) -> int:
     """Return how many bytes a set among this many clients has on the wire."""
     return (population + 7) // 8
-
-
-class MessageIn(Placed, Generic[Place]):
-    """The base of messages whose lengths follow from a place: a configuration, a roster, a seat."""
-
-    __slots__ = ()
-
-    @classmethod
-    def decode(cls, message: bytes, place: Place) -> Self:
-        """Read the canonical encoding back, as ``read_in`` does."""
-        return cls.read_in(place, message)
 
 
 # --- The list of clients ----------------------------------------------------------------------------------------------

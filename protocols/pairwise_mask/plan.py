@@ -7,11 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import log
-from typing import Final
+from typing import Annotated, Final
 
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import draw_exactly
 from secagg.errors import InvalidParameters
+from secagg.fields import encoded, fixed, unsigned
 from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite
 from secagg.privacy.client_noise import BudgetedNoise
 from secagg.session.roles import Subject
@@ -47,6 +48,7 @@ from .graph import (
 )
 
 CORRECTNESS_BITS: Final = 30
+_MAXIMUM_OFFER_BYTES: Final = 1 << 22
 LARGEST_SEARCHED: Final = 4096
 """The finders try degrees and committees up to here; beyond, a sparse graph saves nobody anything."""
 LEAST_COMMITTEE: Final = 3
@@ -162,11 +164,11 @@ class SessionPlan:
     The opening stays with the server until the roster is fixed.
     """
 
-    configuration: SessionConfiguration
-    opening: bytes = field(repr=False)
-    corrupted: int
-    dropped: int
-    privacy_bits: int
+    configuration: Annotated[SessionConfiguration, encoded(SessionConfiguration, _MAXIMUM_OFFER_BYTES)]
+    opening: Annotated[bytes, fixed(OPENING_BYTES)] = field(repr=False)
+    corrupted: Annotated[int, unsigned(8)]
+    dropped: Annotated[int, unsigned(8)]
+    privacy_bits: Annotated[int, unsigned(2)]
 
 
 def plan_session(

@@ -18,7 +18,7 @@ from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.public_keys import KEY_BYTES
 from secagg.crypto.secret import Secret
 from secagg.crypto.shamir import check_value
-from secagg.errors import PeerMisbehaved, Reason
+from secagg.errors import MalformedMessage, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, Party
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import Authority, VerifiedIdentity
@@ -58,6 +58,7 @@ from .rounds3_4_unmasking import (
     signed_survivors,
     signed_unmasking,
 )
+from .suites import key_suite
 
 # --- Settled ----------------------------------------------------------------------------------------------------------
 
@@ -245,7 +246,7 @@ class RelayedShares:
     def deliver_to(self, receiver: int) -> DeliveredEntry:
         entry = self.bytes_to(receiver)
         if not self.message.signature:
-            return DeliveredEntry(entry=entry, signature=b"", path=())
+            return DeliveredEntry(entry=entry, signature=b"", path=None)
         path = self._make_tree().path_of(bisect_left(self._neighbours, receiver))
         return DeliveredEntry(entry=entry, signature=self.message.signature, path=path)
 
@@ -306,16 +307,23 @@ def check_complaint(
     """Return the positions of those who are accused.
 
     Raises:
+        MalformedMessage: nobody is accused, or somebody who sent no seed to this client.
         AuthenticationFailed: not signed by its sender, or about other entries than were delivered.
     """
     roster, act = settled.roster, "complains in"
+    graph, neighbours = roster.graph, roster.graph.neighbours(sender)
+    accused = tuple(neighbours[place] for place in message.accused)
+    sent = key_suite(roster.configuration.suite).edge_bytes and all(
+        position in settled.sharers and graph.sends_edge_seed(position, sender) for position in accused
+    )
+    if not accused or not sent:
+        raise MalformedMessage("a complaint is about nobody who sent a seed", reason=Reason.NOT_CANONICAL)
     settled.require_own(sender, message, act)
     if settled.is_active:
         delivered = relayed_root(settled, relayed, sender)
         parts = signed_complaint(roster.context, roster.clients[sender], settled.sharers, delivered, message.accused)
         settled.verify(sender, message, Label.SIGNED_COMPLAINT, parts, act=act)
-    neighbours = roster.graph.neighbours(sender)
-    return tuple(neighbours[place] for place in message.accused)
+    return accused
 
 
 def faults_of(settled: Settled, complaints: dict[int, tuple[int, ...]], sender: int, corrupted: int) -> PeerMisbehaved:

@@ -28,6 +28,7 @@ from secagg.errors import (
     Reason,
     ThresholdNotMet,
 )
+from secagg.fields import CLIENT, MessageIn, fixed, nested, optional, repeated, sized, variable
 from secagg.identifiers import CONTEXT_TAG_BYTES, AttemptContext, ClientId
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, Certificate, VerifiedIdentity
@@ -35,7 +36,6 @@ from secagg.wire import MessageKind
 
 from .configuration import (
     OPENING_BYTES,
-    MessageIn,
     Roster,
     SessionConfiguration,
     commit_to_opening,
@@ -63,7 +63,7 @@ class Credential:
         return self.identity_key + self.certificate + self.signature
 
 
-_KEY = sized(lambda at: key_suite(at.place.suite).public_key_bytes, "32 classic, 1216 hybrid")
+_KEY = sized(lambda offer: key_suite(offer.suite).public_key_bytes, "32 classic, 1216 hybrid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class KeyAdvertisement(MessageIn[SessionConfiguration]):
     mask_key: Annotated[bytes, _KEY]
     self_mask_commitment: Annotated[bytes, fixed(COMMITMENT_BYTES)]
     credential: Annotated[
-        Credential | None, optional(nested(Credential), lambda at: at.place.is_active, "160 in active mode")
+        Credential | None, optional(nested(Credential), lambda offer: offer.is_active, "160 in active mode")
     ]
 
     @property
@@ -202,7 +202,13 @@ _MAXIMUM_LIST_BYTES = 10 << 20
 _MAXIMUM_ID_BYTES = 10
 """Bytes of an id below 2^64, in groups of 7 bits."""
 _ROOT_BYTES = 32
-_ENTRY = sized(lambda at: entry_bytes(at.place), "both keys; in active mode commitment and credential")
+
+
+def _most(configuration: SessionConfiguration) -> int:
+    return configuration.maximum_population
+
+
+_ENTRY = sized(entry_bytes, "both keys; in active mode commitment and credential")
 Shown = TypeVar("Shown")
 Known = TypeVar("Known")
 
@@ -214,17 +220,13 @@ class AdvertisedKeys(MessageIn[SessionConfiguration]):
     kind: ClassVar = MessageKind.ADVERTISED_KEYS
     attempt: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
     clients: Annotated[
-        bytes, variable(_MAXIMUM_LIST_BYTES, lambda at: at.place.maximum_population * _MAXIMUM_ID_BYTES)
+        bytes, variable(_MAXIMUM_LIST_BYTES, lambda offer: offer.maximum_population * _MAXIMUM_ID_BYTES)
     ] = field(repr=False)
     """The list of advertisers in its one encoding."""
     root: Annotated[bytes, fixed(NODE_BYTES)]
     opening: Annotated[bytes, fixed(OPENING_BYTES)]
-    entries: Annotated[
-        tuple[bytes, ...], repeated(_ENTRY, MAXIMUM_POPULATION, lambda at: at.place.maximum_population)
-    ] = field(repr=False)
-    proof: Annotated[
-        tuple[bytes, ...], repeated(fixed(NODE_BYTES), MAXIMUM_POPULATION, lambda at: at.place.maximum_population)
-    ] = field(repr=False)
+    entries: Annotated[tuple[bytes, ...], repeated(_ENTRY, MAXIMUM_POPULATION, _most)] = field(repr=False)
+    proof: Annotated[tuple[bytes, ...], repeated(fixed(NODE_BYTES), MAXIMUM_POPULATION, _most)] = field(repr=False)
 
 
 # --- Client -----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, NamedTuple
 
 from secagg.blame import unverified
 from secagg.crypto.entropy import Coins
@@ -21,14 +21,14 @@ from secagg.crypto.merkle import NODE_BYTES, MerkleTree, recover_root
 from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Confined, Secret
 from secagg.crypto.shamir import split_many
-from secagg.declared import At, Field, fixed, sized
-from secagg.errors import AuthenticationFailed, MalformedMessage, Reason
+from secagg.errors import AuthenticationFailed, MalformedMessage
+from secagg.fields import At, MessageIn, fixed, listed, nested, optional, repeated, sized
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, SessionContext
 from secagg.parameters import SecurityMode, Suite
 from secagg.session.certificates import SIGNATURE_BYTES, VerifiedIdentity
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import MessageKind
 
-from .configuration import ClientSet, MessageIn, Roster, Seat, certain, client_set
+from .configuration import ClientSet, Roster, Seat, certain, client_set
 from .round0_advertise_keys import Advertised, VerifiedKeySet
 from .suites import COMMITMENT_BYTES, SHARES_BYTES, OwnKeys, SharedSecret, SharePlace, key_suite
 
@@ -94,7 +94,7 @@ def _entries_bytes(seat: Seat) -> int:
     return sum(EntryForm.between(roster, sender, neighbour).size for neighbour in roster.graph.neighbours(sender))
 
 
-SIGNATURE: Final = sized(lambda at: signature_bytes(at.place.roster), "64 in active mode")
+SIGNATURE: Final = sized(lambda place: signature_bytes(place.roster), "64 in active mode")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,36 +105,33 @@ class EncryptedShares(MessageIn[Seat]):
     context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
     signature: Annotated[bytes, SIGNATURE]
     """Empty in semi-honest mode."""
-    entries: Annotated[bytes, sized(lambda at: _entries_bytes(at.place), "all entries")] = field(repr=False)
+    entries: Annotated[bytes, sized(_entries_bytes, "all entries")] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveredEntry:
     """One neighbour's entry for this client, with the signature over its tree and the path to it."""
 
-    entry: bytes
-    signature: bytes
-    path: tuple[bytes, ...]
+    entry: Annotated[bytes, sized(lambda edge: EntryForm.between(*edge).size, "one entry")]
+    signature: Annotated[bytes, SIGNATURE]
+    path: Annotated[
+        tuple[bytes, ...] | None,
+        optional(repeated(fixed(NODE_BYTES), _MAXIMUM_PATH, size=1), lambda edge: signature_bytes(edge.roster), "path"),
+    ]
+    """Only in active mode."""
 
 
-def _write_entries(writer: Writer, entries: tuple[DeliveredEntry, ...]) -> None:
-    for item in entries:
-        writer.borrowed(item.entry).borrowed(item.signature)
-        if item.signature:
-            writer.integer(len(item.path), 1).borrowed(b"".join(item.path))
+class _Edge(NamedTuple):
+    roster: Roster
+    sender: int
+    receiver: int
 
 
-def _read_entries(reader: Reader, at: At) -> tuple[DeliveredEntry, ...]:
-    roster, receiver = at.place.roster, at.place.position
-    return tuple(
-        DeliveredEntry(
-            entry=reader.fixed(EntryForm.between(roster, neighbour, receiver).size),
-            signature=reader.fixed(signature_bytes(roster)),
-            path=_read_path(reader) if signature_bytes(roster) else (),
-        )
-        for neighbour in roster.graph.neighbours(receiver)
-        if neighbour in at.before["sharers"]
-    )
+def _edges(at: At) -> Iterable[_Edge]:
+    """Return where entries come from: the neighbours that shared."""
+    seat: Seat = at.place
+    neighbours = seat.roster.graph.neighbours(seat.position)
+    return (_Edge(seat.roster, each, seat.position) for each in neighbours if each in at.before["sharers"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,9 +140,9 @@ class DeliveredShares(MessageIn[Seat]):
 
     kind: ClassVar = MessageKind.DELIVERED_SHARES
     context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
-    sharers: Annotated[ClientSet, client_set(lambda at: at.place.roster.population)]
+    sharers: Annotated[ClientSet, client_set(lambda seat: seat.roster.population)]
     entries: Annotated[
-        tuple[DeliveredEntry, ...], Field(_write_entries, _read_entries, "entries, in active mode with their proofs")
+        tuple[DeliveredEntry, ...], listed(nested(DeliveredEntry), _edges, "entries, in active mode with their proofs")
     ] = field(repr=False)
     """One for each neighbour that shared, in their order."""
 
@@ -230,7 +227,7 @@ def verify_delivered_entry(
     leaf = entry_leaf(roster.clients[receiver], item.entry)
     count, place = roster.graph.degree, roster.graph.point_of(receiver, sender) - 1
     try:
-        root = recover_root(count, {place: leaf}, item.path)
+        root = recover_root(count, {place: leaf}, item.path or ())
     except MalformedMessage:
         raise AuthenticationFailed(culprits=unverified(identity.client)) from None
     parts = signed_entries(roster.context, identity.client, count, root)
@@ -257,13 +254,3 @@ def entry_leaf(receiver: ClientId, entry: bytes) -> bytes:
 def signed_entries(context: SessionContext, sender: ClientId, count: int, root: bytes) -> tuple[bytes, ...]:
     """Return what a sender signs of its entries."""
     return context.digest, sender.encode(), count.to_bytes(4, "big"), root
-
-
-def _read_path(reader: Reader) -> tuple[bytes, ...]:
-    count = reader.integer(1)
-    if count > _MAXIMUM_PATH:
-        raise MalformedMessage(
-            f"a path declares {count} nodes and {_MAXIMUM_PATH} is the limit", reason=Reason.LENGTH_OVER_LIMIT
-        )
-    nodes = reader.fixed(count * NODE_BYTES)
-    return tuple(nodes[start : start + NODE_BYTES] for start in range(0, len(nodes), NODE_BYTES))

@@ -35,11 +35,12 @@ from secagg.crypto.secret import Confined, Secret, abandoned_on_error
 from secagg.crypto.shamir import check_value
 from secagg.declared import At, Field, Placed, fixed, sized
 from secagg.errors import NOBODY, UNDECIDED, Fault, MalformedMessage, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.fields import MessageIn, fixed, runs, sized
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, SessionContext
 from secagg.parameters import SecurityMode
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import MessageKind
 
-from .configuration import ClientSet, MessageIn, Roster, Seat, SessionConfiguration, client_set, require_context
+from .configuration import ClientSet, Roster, Seat, SessionConfiguration, client_set, require_context
 from .round0_advertise_keys import VerifiedKeySet
 from .round1_share_keys import (
     SIGNATURE,
@@ -231,31 +232,22 @@ def _check_words(segment: RingSegment, vector: RingVector, index: int, context: 
 # --- Messages ---------------------------------------------------------------------------------------------------------
 
 
-def _write_vectors(writer: Writer, vectors: tuple[bytes | memoryview, ...]) -> None:
-    for vector in vectors:
-        writer.borrowed(vector)
-
-
-def _read_vector(reader: Reader, at: At) -> tuple[memoryview, ...]:
-    return (reader.view(at.place.configuration.masked_bytes),)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskedInput(MessageIn[Roster]):
     """A client's masked vector, and its signature on the set of clients under which it masked."""
 
     kind: ClassVar = MessageKind.MASKED_INPUT
     context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
-    signature: Annotated[bytes, sized(lambda at: signature_bytes(at.place), "64 in active mode")]
+    signature: Annotated[bytes, sized(signature_bytes, "64 in active mode")]
     """Empty in semi-honest mode."""
-    packed: Annotated[tuple[bytes | memoryview, ...], Field(_write_vectors, _read_vector, "the masked vector")] = field(
-        repr=False
-    )
+    packed: Annotated[
+        tuple[bytes | memoryview, ...], runs(lambda roster: roster.configuration.masked_bytes, "the masked vector")
+    ] = field(repr=False)
     """The vectors, one after another; in one run of bytes when they were received."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Complaint(Placed):
+class Complaint(MessageIn[Seat]):
     """Message of a client in place of its upload when the seed of an edge that came to it is unusable (hybrid suite).
 
     A client that lacks a mask cannot upload, so it leaves. Without a complaint it would look as if it had dropped out,
@@ -270,26 +262,9 @@ class Complaint(Placed):
     """Empty in semi-honest mode."""
     accused: Annotated[
         ClientSet,
-        client_set(lambda at: len(at.place.roster.graph.neighbours(at.place.position)), "one bit for each neighbour"),
+        client_set(lambda seat: len(seat.roster.graph.neighbours(seat.position)), "one bit for each neighbour"),
     ]
     """Places of the accused among the neighbours of the client that complains."""
-
-    @classmethod
-    def decode(cls, message: bytes, roster: Roster, sender: int, sharers: ClientSet) -> Complaint:
-        """Read the canonical encoding back.
-
-        Raises:
-            MalformedMessage: nobody is accused, or somebody who sent no seed to this client.
-        """
-        graph, neighbours = roster.graph, roster.graph.neighbours(sender)
-        complaint = cls.read_in(Seat(roster, sender), message)
-        sent = key_suite(roster.configuration.suite).edge_bytes and all(
-            neighbours[place] in sharers and graph.sends_edge_seed(neighbours[place], sender)
-            for place in complaint.accused
-        )
-        if not len(complaint.accused) or not sent:
-            raise MalformedMessage("a complaint is about nobody who sent a seed", reason=Reason.NOT_CANONICAL)
-        return complaint
 
 
 # --- Client -----------------------------------------------------------------------------------------------------------

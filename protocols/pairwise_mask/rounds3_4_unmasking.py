@@ -22,12 +22,13 @@ from secagg.crypto.public_keys import KEY_BYTES
 from secagg.crypto.secret import Confined, Secret
 from secagg.declared import Message, fixed, nested, repeated, sized, unsigned
 from secagg.errors import MalformedMessage, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.fields import Field, Message, MessageIn, fixed, nested, repeated, sized, unsigned
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, SessionContext
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate
 from secagg.wire import MessageKind
 
-from .configuration import DIGEST_BYTES, ClientSet, MessageIn, Roster, certain, client_set, require_context
+from .configuration import DIGEST_BYTES, ClientSet, Roster, certain, client_set, require_context
 from .graph import MAXIMUM_POPULATION
 from .round0_advertise_keys import in_parallel
 from .round1_share_keys import SIGNATURE
@@ -40,14 +41,18 @@ if TYPE_CHECKING:
 # --- Messages ---------------------------------------------------------------------------------------------------------
 
 
+def _population(roster: Roster) -> int:
+    return roster.population
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurvivorSet(MessageIn[Roster]):
     """The clients that shared keys, and the contributors among them, as the server says."""
 
     kind: ClassVar = MessageKind.SURVIVOR_SET
     context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
-    sharers: Annotated[ClientSet, client_set(lambda at: at.place.population)]
-    contributors: Annotated[ClientSet, client_set(lambda at: at.place.population)]
+    sharers: Annotated[ClientSet, client_set(_population)]
+    contributors: Annotated[ClientSet, client_set(_population)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +88,13 @@ class UnmaskingRequest(MessageIn[Roster]):
 
     kind: ClassVar = MessageKind.UNMASKING_REQUEST
     context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
-    contributors: Annotated[ClientSet, client_set(lambda at: at.place.population)]
-    endorsements: Annotated[
-        tuple[Endorsement, ...], repeated(nested(Endorsement), MAXIMUM_POPULATION, lambda at: at.place.population)
-    ] = field(repr=False)
-    views: Annotated[
-        tuple[SignedView, ...], repeated(nested(SignedView), MAXIMUM_POPULATION, lambda at: at.place.population)
-    ] = field(repr=False)
+    contributors: Annotated[ClientSet, client_set(_population)]
+    endorsements: Annotated[tuple[Endorsement, ...], repeated(nested(Endorsement), MAXIMUM_POPULATION, _population)] = (
+        field(repr=False)
+    )
+    views: Annotated[tuple[SignedView, ...], repeated(nested(SignedView), MAXIMUM_POPULATION, _population)] = field(
+        repr=False
+    )
     """One of each contributing neighbour, in their order."""
 
 
@@ -109,17 +114,19 @@ class UnmaskingShares(MessageIn[Asked]):
     signature: Annotated[bytes, SIGNATURE]
     """Empty in semi-honest mode."""
     held: Annotated[
-        ClientSet, client_set(lambda at: len(at.place.answered.neighbours), "one bit for each neighbour that shared")
+        ClientSet, client_set(lambda asked: len(asked.answered.neighbours), "one bit for each neighbour that shared")
     ]
     """Which of these neighbours' shares this client holds, by their place among them."""
     shares: Annotated[
         bytes,
-        sized(
-            lambda at: len(at.before["held"]) * shown_bytes(at.place.roster), "each share held; in active mode a digest"
+        Field(
+            lambda writer, value: writer.borrowed(value),
+            lambda reader, at: reader.fixed(len(at.before["held"]) * shown_bytes(at.place.roster)),
+            "each share held; in active mode a digest",
         ),
     ] = field(repr=False)
     """The shares, each followed by the digest of the share that is not shown (active mode)."""
-    edge_seeds: Annotated[bytes, sized(lambda at: len(at.place.answered.edges) * KEY_BYTES, "32 an edge")] = field(
+    edge_seeds: Annotated[bytes, sized(lambda asked: len(asked.answered.edges) * KEY_BYTES, "32 an edge")] = field(
         repr=False
     )
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import Final
+from typing import Annotated, ClassVar, Final
 
 from secagg.blame import unverified
 from secagg.crypto.entropy import Coins
@@ -29,17 +29,18 @@ from secagg.errors import (
     UnexpectedMessage,
     blaming,
 )
+from secagg.fields import CLIENT, At, Field, Message, choice, fixed, nested, variable
 from secagg.identifiers import ClientId
 from secagg.privacy.client_noise import ClientNoise
 from secagg.session.roles import Released, Stage, Subject
 from secagg.session.stages import Checked, StagedServerSession
+from secagg.tables import mapped
 from secagg.wire import MessageKind, Reader, Writer, message_kind
 
 from .client import Transitions, advance
 from .configuration import (
     DIGEST_BYTES,
     NO_AUTHORITY,
-    OPENING_BYTES,
     Roster,
     Seat,
     SessionConfiguration,
@@ -131,8 +132,6 @@ _COUNTED: Final = {
 _STATES: Final = tuple(ServerState)
 _FINAL_STATES: Final = frozenset({ServerState.COMPLETED, ServerState.ABORTED})
 _CACHED_MESSAGES: Final = 8
-_TABLE_LIMIT: Final = (1 << 32) - 1
-_MAXIMUM_OFFER_BYTES: Final = 1 << 22
 
 
 class Server(StagedServerSession[Take]):
@@ -292,7 +291,7 @@ class Server(StagedServerSession[Take]):
 
     def _checked_complaint(self, sender: ClientId, message: bytes) -> Take:
         settled, position = self.settled, self.settled.position_of(sender)
-        complaint = Complaint.decode(message, settled.roster, position, settled.sharers)
+        complaint = Complaint.decode(message, Seat(settled.roster, position))
         accused = check_complaint(settled, self._relayed, position, complaint)
 
         def take() -> None:
@@ -578,8 +577,27 @@ class OpenRound(Confined, Mapping[ClientId, bytes]):
         return self._answers >= self._needed and not self._short
 
 
+_KEPT: Final = mapped(CLIENT, variable((1 << 32) - 1))
+
+
+def _write_total(writer: Writer, total: MaskedVector | None) -> None:
+    packed = b"" if total is None else b"".join(total.pack())
+    writer.integer(len(packed), 8).borrowed(packed)
+
+
+def _read_total(reader: Reader, at: At) -> MaskedVector | None:
+    configuration = at.before["plan"].configuration
+    if not (size := reader.integer(8)):
+        return None
+    if size != configuration.masked_bytes:
+        raise MalformedMessage("the sum has another length than the session's", reason=Reason.NOT_CANONICAL)
+    total = MaskedVector(configuration)
+    total.add_packed(reader.view(size))
+    return total
+
+
 @dataclass(slots=True)
-class ServerRecord:
+class ServerRecord(Message):
     """Everything that a server remembers of a session, and its canonical encoding, from which another continues.
 
     The sum of the uploads stands for the uploads. A record is not public: with the answers of the last round in it, it
@@ -589,94 +607,38 @@ class ServerRecord:
     Claim PM-11: the model checker ends a server's process at any time, and resumes from the stored record.
     """
 
-    plan: SessionPlan
-    state: ServerState = ServerState.AWAITING_KEY_ADVERTISEMENTS
-    advertisements: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
-    shares: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
-    views: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
+    kind: ClassVar = MessageKind.SERVER_SNAPSHOT
+    state: Annotated[ServerState, choice(_STATES)] = field(
+        default=ServerState.AWAITING_KEY_ADVERTISEMENTS, kw_only=True
+    )
+    plan: Annotated[SessionPlan, nested(SessionPlan)]
+    advertisements: Annotated[dict[ClientId, bytes], _KEPT] = field(default_factory=dict[ClientId, bytes], repr=False)
+    shares: Annotated[dict[ClientId, bytes], _KEPT] = field(default_factory=dict[ClientId, bytes], repr=False)
+    views: Annotated[dict[ClientId, bytes], _KEPT] = field(default_factory=dict[ClientId, bytes], repr=False)
     """The contributors so far; in active mode with the digest of what each sent and its signature, as evidence."""
-    complaints: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
-    signatures: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
-    answers: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
-    said: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
-    heard: dict[ClientId, set[bytes]] = field(default_factory=dict[ClientId, set[bytes]], repr=False)
-    out: set[ClientId] = field(default_factory=set[ClientId])
+    complaints: Annotated[dict[ClientId, bytes], _KEPT] = field(default_factory=dict[ClientId, bytes], repr=False)
+    signatures: Annotated[dict[ClientId, bytes], _KEPT] = field(default_factory=dict[ClientId, bytes], repr=False)
+    answers: Annotated[dict[ClientId, bytes], _KEPT] = field(default_factory=dict[ClientId, bytes], repr=False)
+    said: Annotated[dict[ClientId, bytes], _KEPT] = field(default_factory=dict[ClientId, bytes], repr=False)
+    heard: Annotated[dict[ClientId, set[bytes]], mapped(CLIENT, mapped(fixed(DIGEST_BYTES)))] = field(
+        default_factory=dict[ClientId, set[bytes]], repr=False
+    )
+    out: Annotated[set[ClientId], mapped(CLIENT)] = field(default_factory=set[ClientId])
     """Clients that left, or were put out; they count as dropped from then on."""
-    total: MaskedVector | None = field(default=None, repr=False)
+    total: Annotated[MaskedVector | None, Field(_write_total, _read_total, "8 + the sum so far")] = field(
+        default=None, repr=False
+    )
+
+    def __post_init__(self) -> None:
+        is_active = self.plan.configuration.is_active
+        if self.state in _FINAL_STATES or (self.state is ServerState.AWAITING_SURVIVOR_SIGNATURES and not is_active):
+            raise InvalidParameters(f"no server of this mode continues from {self.state}")
 
     @property
     def answered(self) -> Mapping[ClientId, bytes]:
         """Clients that have sent the message of this state, with the messages."""
         sent = self.advertisements, self.shares, self.views, self.signatures
         return dict(zip(_STATES, sent, strict=False)).get(self.state, self.answers)
-
-    @property
-    def _tables(self) -> tuple[dict[ClientId, bytes], ...]:
-        """The tables by client, in the order of the encoding."""
-        sent = self.advertisements, self.shares, self.views, self.complaints, self.signatures, self.answers
-        return *sent, self.said
-
-    def encode(self) -> bytes:
-        writer = Writer(MessageKind.SERVER_SNAPSHOT).integer(_STATES.index(self.state), 1)
-        writer.variable(self.plan.configuration.encode(), _MAXIMUM_OFFER_BYTES).fixed(self.plan.opening, OPENING_BYTES)
-        writer.integer(self.plan.corrupted, 8).integer(self.plan.dropped, 8).integer(self.plan.privacy_bits, 2)
-        for table in self._tables:
-            writer.integer(len(table), 4)
-            for client, sent in sorted(table.items()):
-                writer.fixed(client.encode(), 8).variable(sent, _TABLE_LIMIT)
-        writer.integer(sum(map(len, self.heard.values())), 4)
-        for client, digests in sorted(self.heard.items()):
-            for digest in sorted(digests):
-                writer.fixed(client.encode(), 8).fixed(digest, DIGEST_BYTES)
-        writer.integer(len(self.out), 4)
-        for client in sorted(self.out):
-            writer.fixed(client.encode(), 8)
-        packed = b"" if self.total is None else b"".join(self.total.pack())
-        return writer.integer(len(packed), 8).fixed(packed, len(packed)).finish()
-
-    @classmethod
-    def decode(cls, snapshot: bytes) -> ServerRecord:
-        """Read the canonical encoding back.
-
-        Raises:
-            MalformedMessage: anything that ``encode`` would not have written.
-        """
-        reader = Reader(snapshot, MessageKind.SERVER_SNAPSHOT)
-        state = reader.integer(1)
-        if state >= len(_STATES) or _STATES[state] in _FINAL_STATES:
-            raise MalformedMessage(f"{state} is not a state that a server continues from", reason=Reason.NOT_CANONICAL)
-        configuration = SessionConfiguration.decode(reader.variable(_MAXIMUM_OFFER_BYTES))
-        if _STATES[state] is ServerState.AWAITING_SURVIVOR_SIGNATURES and not configuration.is_active:
-            raise MalformedMessage("nobody signs survivors in this mode", reason=Reason.NOT_CANONICAL)
-        opening = reader.fixed(OPENING_BYTES)
-        plan = SessionPlan(configuration, opening, reader.integer(8), reader.integer(8), reader.integer(2))
-        record = cls(plan, _STATES[state])
-        for table in record._tables:
-            for key in _increasing(reader, 8):
-                table[ClientId(key)] = reader.variable(_TABLE_LIMIT)
-        for key in _increasing(reader, 8 + DIGEST_BYTES):
-            client, digest = key >> 8 * DIGEST_BYTES, key & ((1 << 8 * DIGEST_BYTES) - 1)
-            record.heard.setdefault(ClientId(client), set()).add(digest.to_bytes(DIGEST_BYTES, "big"))
-        record.out = {ClientId(key) for key in _increasing(reader, 8)}
-        packed = reader.fixed(reader.integer(8))
-        reader.finish()
-        if packed:
-            if len(packed) != configuration.masked_bytes:
-                raise MalformedMessage("the sum has another length than the session's", reason=Reason.NOT_CANONICAL)
-            record.total = MaskedVector(configuration)
-            record.total.add_packed(packed)
-        return record
-
-
-def _increasing(reader: Reader, size: int) -> Iterator[int]:
-    """Read the keys of a table, each before what the caller reads for it, and refuse any other order than theirs."""
-    previous = -1
-    for _ in range(reader.integer(4)):
-        key = reader.integer(size)
-        if key <= previous:
-            raise MalformedMessage("a table of the snapshot is not in increasing order", reason=Reason.NOT_CANONICAL)
-        previous = key
-        yield key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

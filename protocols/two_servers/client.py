@@ -17,7 +17,7 @@ from secagg.session.one_answer import OneStageClientSession
 
 from .configuration import IndexingConfiguration, clipped
 from .floors import IndexingFloors
-from .offers import Invitation, RoundStamp, ServerOffer, encode_halves
+from .offers import Invitation, RoundStamp, ServerOffer, UploadHalves
 from .upload import (
     UPLOAD_SEED_BYTES,
     SharedIndices,
@@ -77,7 +77,8 @@ class Client(OneStageClientSession):
         indices = SharedIndices(configuration, round_number, self.client, payload, member.coins, threads=member.threads)
         try:
             header = UploadHeader(round_number=round_number, certificate=member.certificate, segments=indices.headers)
-            return encode_halves(*self._sealed(configuration, header, indices, payload, keys))
+            zero, one = self._sealed(configuration, header, indices, payload, keys)
+            return UploadHalves(zero.encode(), one.encode()).encode()
         finally:
             indices.wipe()
 
@@ -111,7 +112,7 @@ class Client(OneStageClientSession):
             for index in (0, 1)
         ]
         verified = [
-            ServerOffer.decode(offer, configuration, stamp) for offer, stamp in zip(offers, stamps, strict=True)
+            ServerOffer.verified(offer, configuration, stamp) for offer, stamp in zip(offers, stamps, strict=True)
         ]
         if verified[0].sealing_key == verified[1].sealing_key:
             raise PeerMisbehaved(

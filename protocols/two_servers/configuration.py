@@ -17,14 +17,28 @@ from typing import Annotated, Any, ClassVar, Final
 
 from secagg.contract.layout import IndexSegment, Layout, Payload, RingSegment, RowSegment
 from secagg.crypto.labels import Label, bind
-from secagg.declared import Field, Message, choice, encoded, fixed, listed, numbered, unsigned, variable
-from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.errors import CapacityExceeded, InvalidParameters, Misuse
+from secagg.fields import (
+    FLAG,
+    Field,
+    Message,
+    choice,
+    encoded,
+    fixed,
+    listed,
+    nested,
+    numbered,
+    optional,
+    repeated,
+    unsigned,
+    variable,
+)
 from secagg.identifiers import AttemptContext
 from secagg.parameters import LEAST_COHORT, Suite, require_integer
 from secagg.privacy.kinds import GREATEST_VARIANCE, NoiseKind, clip_into, require_variance
 from secagg.privacy.rounding import room_for_noise
 from secagg.session.certificates import IDENTITY_KEY_BYTES
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import MessageKind
 
 from .point_functions.lanes import MODULI, LaneField, LaneGroup, RingLanes
 from .point_functions.one_hot_proof import CheckShape
@@ -41,7 +55,7 @@ _LAST_SECOND: Final = 253402300799
 _CHEAPEST: Final = 0xFF
 _DEVIATIONS: Final = 6
 """Deviations of both servers' summed noise above the largest count; 10^7 lanes exceed it once in 50 rounds."""
-_VARIANCE_BYTES: Final = 12
+_VARIANCES: Final = repeated(unsigned(12), MAXIMUM_SEGMENTS)
 
 
 class SharingMode(IntEnum):
@@ -57,12 +71,12 @@ class SharingMode(IntEnum):
 class ServerNoise:
     """Noise that each server adds to every segment, as both servers and all clients agree on it."""
 
-    kind: NoiseKind
-    variances: tuple[int, ...]
+    kind: Annotated[NoiseKind, numbered(NoiseKind)]
+    variances: Annotated[tuple[int, ...], _VARIANCES]
     """Variances of one server's noise, for each segment of the layout."""
-    l2_bounds: tuple[int, ...]
+    l2_bounds: Annotated[tuple[int, ...], _VARIANCES]
     """Largest norm of a client's values, to which it clips, for each ring segment."""
-    is_rotated: bool = False
+    is_rotated: Annotated[bool, FLAG] = False
     """Whether ring segments hold coordinates of rotated updates that were rounded at random."""
 
     def check(self, layout: Layout, clients: int) -> None:
@@ -95,23 +109,6 @@ class ServerNoise:
         lanes = [v for s, v in zip(layout.segments, self.variances, strict=True) if isinstance(s, IndexSegment)]
         return 2 * (clients + ceil(_DEVIATIONS * sqrt(2 * max(lanes, default=0))))
 
-    def write(self, writer: Writer) -> None:
-        writer.integer(self.kind.value, 1).integer(self.is_rotated, 1)
-        for number in (*self.variances, *self.l2_bounds):
-            writer.integer(number, _VARIANCE_BYTES)
-
-    @classmethod
-    def read(cls, reader: Reader, layout: Layout) -> ServerNoise | None:
-        if (number := reader.integer(1)) == 0:
-            return None
-        try:
-            kind, is_rotated = NoiseKind(number), (False, True)[reader.integer(1)]
-        except (ValueError, IndexError):
-            raise MalformedMessage("there is no such kind of noise or of rings", reason=Reason.NOT_CANONICAL) from None
-        numbers = [reader.integer(_VARIANCE_BYTES) for _ in range(len(layout.segments) + len(layout.ring_positions))]
-        count = len(layout.segments)
-        return cls(kind=kind, variances=tuple(numbers[:count]), l2_bounds=tuple(numbers[count:]), is_rotated=is_rotated)
-
 
 def clipped(payload: Payload, noise: ServerNoise | None) -> Payload:
     """Return a client's values with each ring segment within its bound, in integers; without noise as they are."""
@@ -132,20 +129,6 @@ _DEPTH: Final = Field(
     lambda writer, depth: writer.integer(_CHEAPEST if depth is None else depth, 1),
     lambda reader, _: None if (depth := reader.integer(1)) == _CHEAPEST else depth,
     "1: 255 the cheapest",
-)
-
-
-def _write_noise(writer: Writer, noise: ServerNoise | None) -> None:
-    if noise is None:
-        writer.integer(0, 1)
-    else:
-        noise.write(writer)
-
-
-_NOISE: Final = Field(
-    _write_noise,
-    lambda reader, at: ServerNoise.read(reader, at.before["layout"]),
-    "1: 0 none; else its kind, 1 for rings behind a rotation, then 12 for each segment and each ring segment",
 )
 
 
@@ -179,7 +162,7 @@ class IndexingConfiguration(Message):
     """Number of uploads that may fail the check before the servers give the round up."""
     expiry: Annotated[int, unsigned(8)]
     """When clients stop uploading, in seconds since 1970."""
-    noise: Annotated[ServerNoise | None, _NOISE] = None
+    noise: Annotated[ServerNoise | None, optional(nested(ServerNoise))] = None
     context: AttemptContext = field(init=False, repr=False, compare=False)
     """The digest of this configuration (T0)."""
 

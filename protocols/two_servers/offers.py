@@ -8,9 +8,10 @@ same list. A round that failed stays failed; nothing of it is ever released.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, ClassVar, Final, NamedTuple
+from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 from secagg.blame import Evidence, answered_twice, any_of, unverified
 from secagg.crypto.hpke import sealing_sizes
@@ -19,9 +20,10 @@ from secagg.declared import (
     CONTEXT,
     FLAG,
     SERVER,
+    At,
     Field,
     Message,
-    Placed,
+    MessageIn,
     encoded,
     fixed,
     listed,
@@ -33,9 +35,9 @@ from secagg.declared import (
 from secagg.errors import NOBODY, UNDECIDED, Misuse, PeerMisbehaved, Reason, ThresholdNotMet, blaming
 from secagg.identifiers import CONTEXT_BYTES, AttemptContext, ClientId, ServerId
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
-from secagg.protocols.two_servers.upload import ROUND_BYTES, Upload
+from secagg.protocols.two_servers.upload import ROUND_BYTES
 from secagg.session.certificates import SIGNATURE_BYTES, SigningKey, verify_signature
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import MessageKind, Reader
 
 # --- Rules of rounds --------------------------------------------------------------------------------------------------
 
@@ -202,7 +204,6 @@ class RoundRules:
 
 # --- Offers -----------------------------------------------------------------------------------------------------------
 
-_LENGTH_BYTES: Final = 8
 _MAXIMUM_OFFER_BYTES: Final = 1 << 14
 _MOST_BYTES: Final = (1 << 32) - 1
 
@@ -218,26 +219,6 @@ class RoundStamp:
     def parts(self) -> tuple[bytes, ...]:
         return self.context.digest, self.round_number.to_bytes(ROUND_BYTES, "big"), bytes([self.server.index])
 
-    def write(self, kind: MessageKind) -> Writer:
-        writer = Writer(kind)
-        write_fields(writer, self)
-        return writer
-
-    def read(self, message: bytes, kind: MessageKind) -> Reader:
-        """Begin to read a message that is expected from this server in this round."""
-        reader = Reader(message, kind)
-        self.require(reader)
-        return reader
-
-    def require(self, reader: Reader) -> RoundStamp:
-        if (reader.fixed(CONTEXT_BYTES), reader.fixed(ROUND_BYTES), reader.fixed(1)) != self.parts():
-            raise PeerMisbehaved(
-                "a message belongs to another configuration, round or server",
-                reason=Reason.WRONG_SESSION,
-                culprits=UNDECIDED,
-            )
-        return self
-
 
 class Due(NamedTuple):
     """Expected stamp of a message, and the configuration under which it is read."""
@@ -246,17 +227,29 @@ class Due(NamedTuple):
     configuration: IndexingConfiguration
 
 
-STAMP: Final = Field(write_fields, lambda reader, at: at.place.stamp.require(reader), "32, 8, 1: the round's stamp")
+def stamped(due: Callable[[Any], RoundStamp]) -> Field:
+    """Return the field of a stamp, which is refused if it is not the one that is due."""
+
+    def read(reader: Reader, at: At) -> RoundStamp:
+        if (reader.fixed(CONTEXT_BYTES), reader.fixed(ROUND_BYTES), reader.fixed(1)) != due(at.place).parts():
+            raise PeerMisbehaved(
+                "a message belongs to another configuration, round or server",
+                reason=Reason.WRONG_SESSION,
+                culprits=UNDECIDED,
+            )
+        return due(at.place)
+
+    return Field(write_fields, read, "32, 8, 1: the round's stamp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOffer(Placed):
+class ServerOffer(MessageIn[Due]):
     """One server's key for one round, signed with the key that the configuration names."""
 
     kind: ClassVar = MessageKind.INDEXING_OFFER
-    stamp: Annotated[RoundStamp, STAMP]
+    stamp: Annotated[RoundStamp, stamped(lambda due: due.stamp)]
     sealing_key: Annotated[
-        bytes, sized(lambda at: sealing_sizes(at.place.configuration.suite)[0], "32 classic, 1216 hybrid")
+        bytes, sized(lambda due: sealing_sizes(due.configuration.suite)[0], "32 classic, 1216 hybrid")
     ]
     signature: Annotated[bytes, fixed(SIGNATURE_BYTES)]
 
@@ -266,10 +259,10 @@ class ServerOffer(Placed):
         return cls(stamp=stamp, sealing_key=sealing_key, signature=signature)
 
     @classmethod
-    def decode(cls, message: bytes, configuration: IndexingConfiguration, stamp: RoundStamp) -> ServerOffer:
+    def verified(cls, message: bytes, configuration: IndexingConfiguration, stamp: RoundStamp) -> ServerOffer:
         """Read the offer of one server for one round, and check its signature."""
         with blaming(*unverified(stamp.server)):
-            offer = cls.read_in(Due(stamp, configuration), message)
+            offer = cls.decode(message, Due(stamp, configuration))
         key = configuration.server_keys[stamp.server.index]
         parts = (*stamp.parts(), offer.sealing_key)
         verify_signature(key, offer.signature, Label.INDEXING_OFFER, *parts, culprits=unverified(stamp.server))
@@ -303,15 +296,14 @@ def simulated_servers(invitation: bytes) -> tuple[bytes, bytes] | None:
     return invited.configuration.server_keys if invited.shown.is_simulated else None
 
 
-def encode_halves(zero: Upload, one: Upload) -> bytes:
-    """Return both halves of an upload as the one message that a client sends to server 0."""
-    first = zero.encode()
-    writer = Writer(MessageKind.UPLOAD_HALVES).integer(len(first), _LENGTH_BYTES)
-    return writer.borrowed(first).borrowed(one.encode()).finish()
+@dataclass(frozen=True, slots=True)
+class UploadHalves(Message):
+    """Both halves of an upload as the one message that a client sends to server 0, which looks at neither here."""
 
+    kind: ClassVar = MessageKind.UPLOAD_HALVES
+    zero: Annotated[bytes, variable(_MOST_BYTES)]
+    one: Annotated[bytes, variable(_MOST_BYTES)]
 
-def decode_halves(message: bytes) -> tuple[bytes, bytes]:
-    """Take both halves apart; neither is looked at."""
-    reader = Reader(message, MessageKind.UPLOAD_HALVES)
-    first = bytes(reader.view(reader.integer(_LENGTH_BYTES)))
-    return first, bytes(reader.rest())
+    @property
+    def both(self) -> tuple[bytes, bytes]:
+        return self.zero, self.one

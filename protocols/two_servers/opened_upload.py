@@ -33,6 +33,7 @@ from .point_functions.shares import CorrectionWords, ExplicitShare, LaneGrid, Se
 from .upload import (
     NO_CORRECTION,
     UPLOAD_SEED_BYTES,
+    HalfForm,
     SegmentHeader,
     Upload,
     UploadHeader,
@@ -385,13 +386,9 @@ class HalfOpener(Confined):
         Security: until the signature is verified the header is anybody's, so that it names no culprit.
         """
         configuration, is_one = self._configuration, self._server.index == 1
-        upload = Upload.decode(
-            message,
-            configuration,
-            self._server,
-            index_body_bytes(configuration, self._server) + (ring_bytes(configuration) if is_one else 0),
-            public_bytes(configuration) if is_one else 0,
-        )
+        body = index_body_bytes(configuration, self._server) + (ring_bytes(configuration) if is_one else 0)
+        form = HalfForm(configuration, self._server, body, public_bytes(configuration) if is_one else 0)
+        upload = Upload.decode(message, form)
         header = upload.header
         if sender not in (None, header.client):
             raise PeerMisbehaved(

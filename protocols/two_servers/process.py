@@ -2,9 +2,9 @@
 
 In the greeting each proves that it knows their pair key, before anything is asked or answered.
 
-    server 1 -> server 0   PEER_CHALLENGE   a nonce of server 1
-    server 0 -> server 1   PEER_PROOF       a nonce of server 0, and its tag over both nonces
-    server 1 -> server 0   PEER_WELCOME     server 1's tag over both nonces
+    server 1 -> server 0   PeerChallenge
+    server 0 -> server 1   PeerProof
+    server 1 -> server 0   PeerWelcome
 
 The file's mode and the greeting keep strangers away, and hide nothing: between two hosts the socket needs a connection
 around it that authenticates both ends and encrypts, such as mutual TLS.
@@ -16,8 +16,9 @@ import hmac
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, ClassVar, Final
 
 from secagg.blame import between_servers
 from secagg.crypto.entropy import Coins
@@ -25,9 +26,10 @@ from secagg.crypto.key_derivation import expand
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, InvalidParameters, PeerError
+from secagg.fields import Message, fixed
 from secagg.session.frames import receive_frame, send_frame
 from secagg.session.sockets import GREETING_PATIENCE, Service, SocketAsk
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import MessageKind
 
 from .standing_server import StandingServer
 
@@ -36,40 +38,56 @@ TAG_BYTES = 32
 GREETING_BYTES = 7 + NONCE_BYTES + TAG_BYTES
 
 
+@dataclass(frozen=True, slots=True)
+class PeerChallenge(Message):
+    """A nonce of server 1."""
+
+    kind: ClassVar = MessageKind.PEER_CHALLENGE
+    nonce: Annotated[bytes, fixed(NONCE_BYTES)]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerProof(Message):
+    """A nonce of server 0, and its tag over both nonces."""
+
+    kind: ClassVar = MessageKind.PEER_PROOF
+    nonce: Annotated[bytes, fixed(NONCE_BYTES)]
+    tag: Annotated[bytes, fixed(TAG_BYTES)]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerWelcome(Message):
+    """Server 1's tag over both nonces."""
+
+    kind: ClassVar = MessageKind.PEER_WELCOME
+    tag: Annotated[bytes, fixed(TAG_BYTES)]
+
+
 class Challenge:
     """Server 1's side of one greeting; the caller keeps the pair key and wipes it."""
 
     def __init__(self, pair_key: Secret, coins: Coins) -> None:
         self._pair_key = pair_key
         self._nonce = bytes(coins.draw(NONCE_BYTES))
-        self.message = Writer(MessageKind.PEER_CHALLENGE).fixed(self._nonce, NONCE_BYTES).finish()
+        self.message = PeerChallenge(self._nonce).encode()
 
     def welcome(self, proof: bytes) -> bytes:
         """Return server 1's welcome, if the other end knows the pair key."""
-        reader = Reader(proof, MessageKind.PEER_PROOF)
-        nonce, tag = reader.fixed(NONCE_BYTES), reader.fixed(TAG_BYTES)
-        reader.finish()
-        _require_tag(self._pair_key, 0, self._nonce, nonce, tag)
-        own = _tag(self._pair_key, 1, self._nonce, nonce)
-        return Writer(MessageKind.PEER_WELCOME).fixed(own, TAG_BYTES).finish()
+        proven = PeerProof.decode(proof)
+        _require_tag(self._pair_key, 0, self._nonce, proven.nonce, proven.tag)
+        return PeerWelcome(_tag(self._pair_key, 1, self._nonce, proven.nonce)).encode()
 
 
 class Proof:
     """Server 0's side of one greeting."""
 
     def __init__(self, pair_key: Secret, challenge: bytes, coins: Coins) -> None:
-        reader = Reader(challenge, MessageKind.PEER_CHALLENGE)
-        self._pair_key, self._challenge = pair_key, reader.fixed(NONCE_BYTES)
-        reader.finish()
+        self._pair_key, self._challenge = pair_key, PeerChallenge.decode(challenge).nonce
         self._nonce = bytes(coins.draw(NONCE_BYTES))
-        tag = _tag(pair_key, 0, self._challenge, self._nonce)
-        self.message = Writer(MessageKind.PEER_PROOF).fixed(self._nonce, NONCE_BYTES).fixed(tag, TAG_BYTES).finish()
+        self.message = PeerProof(self._nonce, _tag(pair_key, 0, self._challenge, self._nonce)).encode()
 
     def check(self, welcome: bytes) -> None:
-        reader = Reader(welcome, MessageKind.PEER_WELCOME)
-        tag = reader.fixed(TAG_BYTES)
-        reader.finish()
-        _require_tag(self._pair_key, 1, self._challenge, self._nonce, tag)
+        _require_tag(self._pair_key, 1, self._challenge, self._nonce, PeerWelcome.decode(welcome).tag)
 
 
 def _tag(pair_key: Secret, server: int, challenge: bytes, nonce: bytes) -> bytes:

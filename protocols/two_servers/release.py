@@ -36,7 +36,7 @@ from secagg.privacy.rounding import rounded_root
 from secagg.session.certificates import SigningKey
 
 from .configuration import IndexingConfiguration, ServerNoise
-from .offers import Entry, RoundStamp
+from .offers import Due, Entry, RoundStamp
 from .opened_upload import RoundTotals
 from .point_functions.lanes import LaneGroup, Lanes
 from .server_messages import NONCE_BYTES, AcceptedList, OutputCommitment, OutputShare
@@ -224,7 +224,7 @@ class Release(Confined):
         return AcceptedList.signed(self._stamp, entries, self._signing_key).encode()
 
     def require_same_list(self, peer_list: bytes) -> None:
-        theirs = AcceptedList.decode(peer_list, self._configuration, self._peer_stamp)
+        theirs = AcceptedList.verified(peer_list, self._configuration, self._peer_stamp)
         ours = self._own_list()
         if (theirs.entries_digest, theirs.contributors) != (ours.entries_digest, ours.contributors):
             raise PeerMisbehaved(
@@ -248,7 +248,7 @@ class Release(Confined):
             # From the round's root, which no other server has.
             with expand("noise seed", NOISE_SEED_BYTES, nonce_key, Label.INDEXING_NOISE, digest) as seed:
                 add_noise(configuration.noise, values, configuration.layout, configuration.group, seed)
-        return OutputShare(stamp=self._stamp, nonce=nonce, values=values).encode(self._configuration)
+        return OutputShare.of(configuration, self._stamp, nonce, values).encode()
 
     def commitment(self) -> bytes:
         return OutputCommitment.to(self._stamp, self._own_list().entries_digest, self.own_share()).encode()
@@ -259,7 +259,8 @@ class Release(Confined):
         return self.share
 
     def read_commitment(self, message: bytes) -> OutputCommitment:
-        theirs = OutputCommitment.decode(message, self._configuration, self._peer_stamp)
+        with blaming(*between_servers()):
+            theirs = OutputCommitment.decode(message, self._peer_stamp)
         if self.peer_commitment not in (None, theirs):
             raise PeerMisbehaved(
                 f"{self._peer_stamp.server} has committed to another share before",
@@ -281,10 +282,9 @@ class Release(Confined):
                 culprits=between_servers(),
             )
         with blaming(*between_servers()):
-            theirs = OutputShare.decode(peer_share, self._configuration, self._peer_stamp)
-        own = OutputShare.decode(self.own_share(), self._configuration, self._stamp)
+            theirs = self._values(peer_share, self._peer_stamp)
         try:
-            return self._aggregate(own, theirs)
+            return self._aggregate(self._values(self.own_share(), self._stamp), theirs)
         except CapacityExceeded as error:
             raise PeerMisbehaved(
                 f"the two shares add up to no sum: {error}",
@@ -298,12 +298,15 @@ class Release(Confined):
     def _own_list(self) -> AcceptedList:
         if self.signed_list is None:
             raise Misuse("a server signs its own list first")
-        return AcceptedList.decode(self.signed_list, self._configuration, self._stamp)
+        return AcceptedList.verified(self.signed_list, self._configuration, self._stamp)
 
-    def _aggregate(self, own: OutputShare, theirs: OutputShare) -> Aggregate:
+    def _values(self, share: bytes, stamp: RoundStamp) -> tuple[Lanes | RingVector, ...]:
+        return OutputShare.decode(share, Due(stamp, self._configuration)).values(self._configuration)
+
+    def _aggregate(self, own: tuple[Lanes | RingVector, ...], theirs: tuple[Lanes | RingVector, ...]) -> Aggregate:
         configuration, group = self._configuration, self._configuration.group
         sums = list[RingVector]()
-        for segment, value, other in zip(configuration.layout.segments, own.values, theirs.values, strict=True):
+        for segment, value, other in zip(configuration.layout.segments, own, theirs, strict=True):
             if isinstance(segment, IndexSegment):
                 group.add_into(value, other)
                 group.reduce_into(value)

@@ -12,7 +12,7 @@ from secagg.errors import PeerError
 from secagg.identifiers import ClientId, ServerId
 
 from .client import Client
-from .offers import Invitation, RoundOffers, decode_halves
+from .offers import Invitation, RoundOffers, UploadHalves
 from .release import RoundResult
 from .server import IndexingServer
 from .server_messages import BATCH
@@ -39,8 +39,8 @@ def run(
     invitation = Invitation(zero.round_number, zero.configuration, offers).encode()
     for held, client in enumerate(clients, start=1):
         # Client: floors and offers first; then point functions, a proof, and one sealed half for each server.
-        halves = decode_halves(client.answer(invitation))
-        for server, message in zip((zero, one), halves, strict=True):
+        halves = UploadHalves.decode(client.answer(invitation))
+        for server, message in zip((zero, one), halves.both, strict=True):
             if sent is not None:
                 sent(client.client, server.server, message)
             try:

@@ -61,7 +61,7 @@ from .offers import (
     RoundState,
     ServerOffer,
     Standing,
-    decode_halves,
+    UploadHalves,
 )
 from .opened_upload import HalfOpener, OpenedUpload, PointFunctionExchange, RoundTotals
 from .point_functions.one_hot_check import RoundChallenges
@@ -247,7 +247,7 @@ class IndexingServer(Confined):
 
     def verify_list(self, peer_list: bytes) -> None:
         """Refuse what is not a list that the other server signed for this round; nothing changes."""
-        AcceptedList.decode(owned_bytes(peer_list), self.configuration, self._peer_stamp)
+        AcceptedList.verified(owned_bytes(peer_list), self.configuration, self._peer_stamp)
 
     def close(self) -> bytes:
         """Sign the list of uploads whose sum this server would release; it signs no other list in this round.
@@ -454,7 +454,7 @@ class Server(StagedServerSession[tuple[Upload, bytes]]):
         zero = self._zero
         offer = self._tell(Beginning(zero.configuration, zero.round_number).encode())
         stamp = RoundStamp(context=zero.configuration.context, round_number=zero.round_number, server=zero.peer)
-        ServerOffer.decode(offer, zero.configuration, stamp)
+        ServerOffer.verified(offer, zero.configuration, stamp)
         return offer
 
     @property
@@ -471,9 +471,9 @@ class Server(StagedServerSession[tuple[Upload, bytes]]):
         return True
 
     def _check(self, sender: ClientId, message: bytes) -> Checked[tuple[Upload, bytes]]:
-        first, second = decode_halves(message)
-        upload = self._zero.read(first, sender)
-        return Checked((upload, second), upload.upload_id(self.configuration))
+        halves = UploadHalves.decode(message)
+        upload = self._zero.read(halves.zero, sender)
+        return Checked((upload, halves.one), upload.upload_id(self.configuration))
 
     def _take(self, sender: ClientId, content: tuple[Upload, bytes]) -> None:
         upload, second = content

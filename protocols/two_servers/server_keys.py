@@ -16,11 +16,11 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.key_derivation import derive
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined, Secret
-from secagg.declared import SERVER, Message, fixed
-from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.errors import InvalidParameters, Misuse
+from secagg.fields import SERVER, Field, Message, fixed
 from secagg.identifiers import ServerId
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, SigningKey, verify_signature
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import MessageKind
 
 from .configuration import SERVERS
 from .point_functions.one_hot_proof import SEED_BYTES
@@ -39,33 +39,44 @@ class OperatorKeys(Message):
     signature: Annotated[bytes, fixed(SIGNATURE_BYTES)]
 
     @classmethod
-    def decode(cls, message: bytes) -> OperatorKeys:
+    def verified(cls, message: bytes) -> OperatorKeys:
         """Read what an operator has given away, and check its signature."""
-        keys = cls.read_in(None, message)
+        keys = cls.decode(message)
         parts = (bytes([keys.server.index]), keys.exchange_key)
         verify_signature(keys.signing_key, keys.signature, Label.INDEXING_OPERATOR, *parts)
         return keys
 
 
-class ServerKeys(Confined):
+def _seed(kind: str) -> Field:
+    return Field(
+        lambda writer, seed: writer.fixed(bytes(seed.expose()), SEED_BYTES),
+        lambda reader, _: Secret(kind, reader.fixed(SEED_BYTES)),
+        f"{SEED_BYTES}",
+    )
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class ServerKeys(Confined, Message):
     """The secret keys of server 0 or server 1.
 
     Security: ``encode`` returns them in the clear; store it where nobody but this server's operator reads it.
     """
 
-    def __init__(self, server: ServerId, signing_seed: Secret, exchange_seed: Secret) -> None:
-        if (len(signing_seed), len(exchange_seed)) != (IDENTITY_KEY_BYTES, EXCHANGE_KEY_BYTES):
-            raise Misuse(f"a server has a signing seed and an exchange seed of {EXCHANGE_KEY_BYTES} bytes each")
-        self.server = server
-        self.signing_seed = signing_seed
-        self.exchange_seed = exchange_seed
+    kind: ClassVar = MessageKind.INDEXING_KEYS
+    server: Annotated[ServerId, SERVER]
+    signing_seed: Annotated[Secret, _seed("signing seed")]
+    exchange_seed: Annotated[Secret, _seed("exchange seed")]
+
+    def __post_init__(self) -> None:
+        if (len(self.signing_seed), len(self.exchange_seed)) != (SEED_BYTES, SEED_BYTES):
+            raise Misuse(f"a server has a signing seed and an exchange seed of {SEED_BYTES} bytes each")
 
     @classmethod
     def random(cls, server: ServerId, coins: Coins) -> ServerKeys:
         return cls(
             server,
-            Secret.random("signing seed", IDENTITY_KEY_BYTES, coins),
-            Secret.random("exchange seed", EXCHANGE_KEY_BYTES, coins),
+            Secret.random("signing seed", SEED_BYTES, coins),
+            Secret.random("exchange seed", SEED_BYTES, coins),
         )
 
     def signing_key(self) -> SigningKey:
@@ -95,21 +106,6 @@ class ServerKeys(Confined):
         both = [part for one in sorted((own, peer), key=lambda one: one.server.index) for part in _parts(one)]
         with Secret("shared secret", exchanged) as shared:
             return derive("pair key", SEED_BYTES, shared, b"", Label.INDEXING_PAIR_KEY, *both)
-
-    def encode(self) -> bytes:
-        writer = Writer(MessageKind.INDEXING_KEYS).integer(self.server.index, 1)
-        writer.fixed(bytes(self.signing_seed.expose()), IDENTITY_KEY_BYTES)
-        return writer.fixed(bytes(self.exchange_seed.expose()), EXCHANGE_KEY_BYTES).finish()
-
-    @classmethod
-    def decode(cls, message: bytes) -> ServerKeys:
-        reader = Reader(message, MessageKind.INDEXING_KEYS)
-        if (index := reader.integer(1)) >= SERVERS:
-            raise MalformedMessage(f"there is no server {index}", reason=Reason.NOT_CANONICAL)
-        server = ServerId(index)
-        seed, exchange_seed = reader.fixed(IDENTITY_KEY_BYTES), reader.fixed(EXCHANGE_KEY_BYTES)
-        reader.finish()
-        return cls(server, Secret("signing seed", seed), Secret("exchange seed", exchange_seed))
 
     def wipe(self) -> None:
         self.signing_seed.wipe()

@@ -18,6 +18,18 @@ from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import RingVector
 from secagg.declared import Message, Placed, encoded, fixed, repeated, unsigned
 from secagg.errors import MalformedMessage, Reason, blaming
+from secagg.fields import (
+    Message,
+    MessageIn,
+    borrowed,
+    encoded,
+    fixed,
+    listed,
+    optional,
+    repeated,
+    unsigned,
+    variable,
+)
 from secagg.identifiers import ClientId, ServerId
 from secagg.session.certificates import (
     IDENTITY_KEY_BYTES,
@@ -26,10 +38,11 @@ from secagg.session.certificates import (
     SigningKey,
     verify_signature,
 )
-from secagg.wire import MessageKind, Reader
+from secagg.tables import joined
+from secagg.wire import MessageKind
 
 from .configuration import IndexingConfiguration
-from .offers import STAMP, Due, Entry, RoundStamp, ServerOffer
+from .offers import Due, Entry, RoundStamp, ServerOffer, stamped
 from .point_functions.lanes import Lanes
 from .point_functions.one_hot_check import OneHotCommitment, OneHotOpening
 from .point_functions.shape import NONCE_BYTES as SHARE_NONCE_BYTES
@@ -83,45 +96,61 @@ BatchItem = tuple[bytes, bytes | None]
 """An upload's id, and what a server says of it; None if it refuses the upload."""
 
 
+_STAMP: Final = stamped(lambda stamp: stamp)
+_MOST_BYTES: Final = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(MessageIn[RoundStamp]):
+    """A server's word about several uploads at once, in which no upload stands twice."""
+
+    stamp: Annotated[RoundStamp, _STAMP]
+    items: Annotated[
+        tuple[BatchItem, ...], repeated(joined(fixed(DIGEST_BYTES), optional(variable(_MOST_BYTES))), MAXIMUM_BATCH)
+    ]
+
+
+class Proposal(Batch):
+    """Server 1's commitments and correction words."""
+
+    kind: ClassVar = MessageKind.INDEXING_PROPOSAL
+
+
+class Answer(Batch):
+    """Server 0's commitments and openings."""
+
+    kind: ClassVar = MessageKind.INDEXING_ANSWER
+
+
+class Conclusion(Batch):
+    """Server 1's openings."""
+
+    kind: ClassVar = MessageKind.INDEXING_CONCLUSION
+
+
+_BATCHES: Final[dict[MessageKind, type[Batch]]] = {batch.kind: batch for batch in (Proposal, Answer, Conclusion)}
+
+
 def encode_batch(kind: MessageKind, stamp: RoundStamp, items: Sequence[BatchItem]) -> bytes:
     """Return what a server says of several uploads at once."""
-    writer = stamp.write(kind).integer(len(items), 4)
-    for upload_id, said in items:
-        writer.fixed(upload_id, DIGEST_BYTES).integer(said is not None, 1)
-        if said is not None:
-            writer.integer(len(said), 4).borrowed(said)
-    return writer.finish()
+    return _BATCHES[kind](stamp, tuple(items)).encode()
 
 
 def decode_batch(message: bytes, kind: MessageKind, stamp: RoundStamp) -> list[BatchItem]:
-    """Read a batch of the other server back, in which no upload stands twice."""
+    """Read a batch of the other server back."""
     with blaming(*between_servers()):
-        reader = stamp.read(message, kind)
-        count = reader.integer(4)
-        if count > MAXIMUM_BATCH:
-            raise MalformedMessage(
-                f"a batch declares {count} uploads and {MAXIMUM_BATCH} is the limit", reason=Reason.LENGTH_OVER_LIMIT
-            )
-        items = [_read_item(reader) for _ in range(count)]
-        reader.finish()
-        if len({upload_id for upload_id, _ in items}) != count:
+        items = list(_BATCHES[kind].decode(message, stamp).items)
+        if len({upload_id for upload_id, _ in items}) != len(items):
             raise MalformedMessage("a batch names one upload twice", reason=Reason.NOT_CANONICAL)
     return items
 
 
-def _read_item(reader: Reader) -> BatchItem:
-    upload_id, has_said = reader.fixed(DIGEST_BYTES), reader.integer(1)
-    if has_said not in (0, 1):
-        raise MalformedMessage("an upload is refused or spoken of", reason=Reason.NOT_CANONICAL)
-    return upload_id, bytes(reader.view(reader.integer(4))) if has_said else None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AcceptedList(Placed):
+class AcceptedList(MessageIn[RoundStamp]):
     """One list of a round that a server signs: the uploads in the sum."""
 
     kind: ClassVar = MessageKind.ACCEPTED_LIST
-    stamp: Annotated[RoundStamp, STAMP]
+    stamp: Annotated[RoundStamp, _STAMP]
     entries_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
     contributors: Annotated[int, unsigned(4)]
     signature: Annotated[bytes, fixed(SIGNATURE_BYTES)]
@@ -137,10 +166,10 @@ class AcceptedList(Placed):
         return (*stamp.parts(), digest, contributors.to_bytes(4, "big"))
 
     @classmethod
-    def decode(cls, message: bytes, configuration: IndexingConfiguration, stamp: RoundStamp) -> AcceptedList:
+    def verified(cls, message: bytes, configuration: IndexingConfiguration, stamp: RoundStamp) -> AcceptedList:
         """Read the other server's list back, and check its signature."""
         with blaming(*between_servers()):
-            decoded = cls.read_in(Due(stamp, configuration), message)
+            decoded = cls.decode(message, stamp)
         key = configuration.server_keys[stamp.server.index]
         parts = cls._parts(stamp, decoded.entries_digest, decoded.contributors)
         verify_signature(key, decoded.signature, Label.INDEXING_SIGNED_LIST, *parts, culprits=between_servers())
@@ -156,11 +185,11 @@ def entries_digest(entries: Sequence[Entry]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutputCommitment(Placed):
+class OutputCommitment(MessageIn[RoundStamp]):
     """A server's commitment, sent before it has seen any of the other server's share of the sum."""
 
     kind: ClassVar = MessageKind.OUTPUT_COMMITMENT
-    stamp: Annotated[RoundStamp, STAMP]
+    stamp: Annotated[RoundStamp, _STAMP]
     digest: Annotated[bytes, fixed(DIGEST_BYTES)]
 
     @classmethod
@@ -170,41 +199,52 @@ class OutputCommitment(Placed):
         digest.update(share)
         return cls(stamp=stamp, digest=digest.digest())
 
-    @classmethod
-    def decode(cls, message: bytes, configuration: IndexingConfiguration, stamp: RoundStamp) -> OutputCommitment:
-        with blaming(*between_servers()):
-            return cls.read_in(Due(stamp, configuration), message)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class OutputShare:
+class OutputShare(MessageIn[Due]):
     """One server's share of the sum, and the nonce that its commitment was hidden by."""
 
-    stamp: RoundStamp
-    nonce: bytes = field(repr=False)
-    values: tuple[Lanes | RingVector, ...] = field(repr=False)
-
-    def encode(self, configuration: IndexingConfiguration) -> bytes:
-        writer = self.stamp.write(MessageKind.OUTPUT_SHARE).fixed(self.nonce, NONCE_BYTES)
-        for segment, value in zip(configuration.layout.segments, self.values, strict=True):
-            if isinstance(segment, IndexSegment):
-                writer.borrowed(configuration.group.pack(value))
-            else:
-                writer.borrowed(segment.ring.pack_view(value))
-        return writer.finish()
+    kind: ClassVar = MessageKind.OUTPUT_SHARE
+    stamp: Annotated[RoundStamp, stamped(lambda due: due.stamp)]
+    nonce: Annotated[bytes, fixed(NONCE_BYTES)] = field(repr=False)
+    packed: Annotated[
+        tuple[bytes | memoryview, ...],
+        listed(borrowed(lambda size: size, "values"), lambda at: _value_bytes(at.place.configuration), "packed values"),
+    ] = field(repr=False)
+    """Values of each segment."""
 
     @classmethod
-    def decode(cls, message: bytes, configuration: IndexingConfiguration, stamp: RoundStamp) -> OutputShare:
-        reader = stamp.read(message, MessageKind.OUTPUT_SHARE)
-        nonce, values = reader.fixed(NONCE_BYTES), list[Lanes | RingVector]()
-        for segment in configuration.layout.segments:
-            if isinstance(segment, IndexSegment):
-                count, bits = segment.blocks * segment.codewords, configuration.group.bits
-                values.append(configuration.group.unpack(reader.view((count * bits + 7) // 8), count))
-            else:
-                values.append(segment.ring.unpack(reader.view(segment.payload_bytes), segment.length))
-        reader.finish()
-        return cls(stamp=stamp, nonce=nonce, values=tuple(values))
+    def of(
+        cls, configuration: IndexingConfiguration, stamp: RoundStamp, nonce: bytes, values: Sequence[Lanes | RingVector]
+    ) -> OutputShare:
+        packed = tuple(
+            configuration.group.pack(value) if isinstance(segment, IndexSegment) else segment.ring.pack_view(value)
+            for segment, value in zip(configuration.layout.segments, values, strict=True)
+        )
+        return cls(stamp=stamp, nonce=nonce, packed=packed)
+
+    def values(self, configuration: IndexingConfiguration) -> tuple[Lanes | RingVector, ...]:
+        """Return what was packed.
+
+        Raises:
+            MalformedMessage: a lane is not one of the group's.
+        """
+        return tuple(
+            configuration.group.unpack(memoryview(packed), segment.blocks * segment.codewords)
+            if isinstance(segment, IndexSegment)
+            else segment.ring.unpack(packed, segment.length)
+            for segment, packed in zip(configuration.layout.segments, self.packed, strict=True)
+        )
+
+
+def _value_bytes(configuration: IndexingConfiguration) -> list[int]:
+    bits = configuration.group.bits
+    return [
+        (segment.blocks * segment.codewords * bits + 7) // 8
+        if isinstance(segment, IndexSegment)
+        else segment.payload_bytes
+        for segment in configuration.layout.segments
+    ]
 
 
 # --- Lengths ----------------------------------------------------------------------------------------------------------
@@ -258,10 +298,8 @@ def release_bytes(configuration: IndexingConfiguration) -> int:
 
 def share_bytes(configuration: IndexingConfiguration) -> int:
     """Return how many bytes one server's share of the sum has."""
-    head = len(_stamp(configuration).write(MessageKind.OUTPUT_SHARE).finish()) + NONCE_BYTES
-    bits = configuration.group.bits
-    lanes = sum((segment.blocks * segment.codewords * bits + 7) // 8 for _, segment in configuration.index_segments)
-    return head + lanes + ring_bytes(configuration)
+    head = OutputShare(stamp=_stamp(configuration), nonce=bytes(NONCE_BYTES), packed=())
+    return len(head.encode()) + sum(_value_bytes(configuration))
 
 
 def exchange_bytes(configuration: IndexingConfiguration) -> int:

@@ -40,6 +40,7 @@ from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Confined, Secret, overwrite
 from secagg.declared import CLIENT, SERVER, At, Field, Placed, borrowed, fixed, listed, nested, sized, unsigned
 from secagg.errors import UNDECIDED, AuthenticationFailed, MalformedMessage, Reason
+from secagg.fields import CLIENT, SERVER, At, Field, MessageIn, borrowed, fixed, listed, nested, sized, unsigned
 from secagg.identifiers import CLIENT_ID_BYTES, ClientId, ServerId
 from secagg.parameters import Suite
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate, SigningKey, verify_signature
@@ -113,17 +114,18 @@ def _read_own(reader: Reader, at: At) -> ServerId:
     return server
 
 
-class _Due(NamedTuple):
+class HalfForm(NamedTuple):
     """Configuration under which a half is read, and the lengths of its ends."""
 
     configuration: IndexingConfiguration
     server: ServerId
     body_bytes: int
+    """Of this server's body before it is sealed."""
     public_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Upload(Placed):
+class Upload(MessageIn[HalfForm]):
     """One server's half of an upload."""
 
     kind: ClassVar = MessageKind.INDEXING_UPLOAD
@@ -132,7 +134,7 @@ class Upload(Placed):
     sealed_seeds: Annotated[
         tuple[bytes, bytes],
         listed(
-            sized(lambda at: UPLOAD_SEED_BYTES + sealing_sizes(at.place)[1], "a sealed seed"),
+            sized(lambda suite: UPLOAD_SEED_BYTES + sealing_sizes(suite)[1], "a sealed seed"),
             lambda at: [at.place.configuration.suite] * 2,
             "for each server: 80 classic, 1168 hybrid",
         ),
@@ -140,10 +142,10 @@ class Upload(Placed):
     """Seeds for server 0 and for server 1; both servers hold both, because the signature is on both."""
     signature: Annotated[bytes, fixed(SIGNATURE_BYTES)] = bytes(SIGNATURE_BYTES)
     body: Annotated[
-        bytes | memoryview, borrowed(lambda at: at.place.body_bytes + TAG_BYTES, f"the body, sealed; tag {TAG_BYTES}")
+        bytes | memoryview, borrowed(lambda half: half.body_bytes + TAG_BYTES, f"the body, sealed; tag {TAG_BYTES}")
     ] = field(repr=False)
     public_part: Annotated[
-        bytes | memoryview, borrowed(lambda at: at.place.public_bytes, "server 1: the correction words")
+        bytes | memoryview, borrowed(lambda half: half.public_bytes, "server 1: the correction words")
     ] = field(default=b"", repr=False)
     """Correction words of all segments, which server 1 is sent and relays to server 0."""
 
@@ -165,17 +167,6 @@ class Upload(Placed):
             *self._signed_parts(configuration),
             culprits=UNDECIDED,
         )
-
-    @classmethod
-    def decode(
-        cls, message: bytes, configuration: IndexingConfiguration, server: ServerId, body_bytes: int, public_bytes: int
-    ) -> Upload:
-        """Read one server's half back.
-
-        Args:
-            body_bytes: length of this server's body before it is sealed.
-        """
-        return cls.read_in(_Due(configuration, server, body_bytes, public_bytes), message)
 
 
 def key_binding(

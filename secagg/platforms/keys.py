@@ -286,7 +286,7 @@ def load_server_pair(path: Path) -> ServerPair:
     """Read which two servers are meant."""
     try:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        zero, one = (OperatorKeys.decode(bytes.fromhex(keys)) for keys in fields["servers"])
+        zero, one = (OperatorKeys.verified(bytes.fromhex(keys)) for keys in fields["servers"])
         pair = ServerPair(bytes.fromhex(fields["authority"]), (zero, one))
         is_ours = (fields["format"], fields["kind"]) == (FORMAT, _KIND)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, PeerError) as error:
@@ -299,7 +299,7 @@ def load_server_pair(path: Path) -> ServerPair:
 def load_operator_keys(path: Path) -> OperatorKeys:
     """Read the file that an operator has given away."""
     try:
-        return OperatorKeys.decode(bytes.fromhex(path.read_text(encoding="ascii")))
+        return OperatorKeys.verified(bytes.fromhex(path.read_text(encoding="ascii")))
     except (OSError, ValueError, PeerError) as error:
         raise InvalidParameters(f"{path} holds no public keys of a server ({error}); {_ADVICE}") from None
 

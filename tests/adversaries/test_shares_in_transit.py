@@ -170,13 +170,21 @@ OPENED_BY_NOBODY: dict[str, Entry] = {
     "another attempt's": of_another_attempt,
 }
 """What does not open, whether anybody signs it or not."""
+
+
+def path_of(message: DeliveredShares) -> tuple[bytes, ...]:
+    path = message.entries[0].path
+    assert path is not None
+    return path
+
+
 ALTERED: dict[str, Entry] = {
     **OPENED_BY_NOBODY,
     "commitment": lambda _, m: replace(m.entries[0], entry=flipped(m.entries[0].entry, -1)),
     "signature": lambda _, m: replace(m.entries[0], signature=flipped(m.entries[0].signature, 0)),
-    "path": lambda _, m: replace(m.entries[0], path=(flipped(m.entries[0].path[0], 0), *m.entries[0].path[1:])),
-    "a node less": lambda _, m: replace(m.entries[0], path=m.entries[0].path[1:]),
-    "a node more": lambda _, m: replace(m.entries[0], path=(*m.entries[0].path, m.entries[0].path[0])),
+    "path": lambda _, m: replace(m.entries[0], path=(flipped(path_of(m)[0], 0), *path_of(m)[1:])),
+    "a node less": lambda _, m: replace(m.entries[0], path=path_of(m)[1:]),
+    "a node more": lambda _, m: replace(m.entries[0], path=(*path_of(m), path_of(m)[0])),
     "another sender's": lambda _, m: m.entries[1],
 }
 

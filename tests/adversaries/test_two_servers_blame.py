@@ -15,7 +15,7 @@ from secagg.contract import IndexSegment, Layout, Payload, RingSegment, ideal_ag
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import UNDECIDED, Fault, MalformedMessage, Party, PeerError, PeerMisbehaved, Reason, SecAggError
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.two_servers.offers import Invitation, decode_halves
+from secagg.protocols.two_servers.offers import Invitation, UploadHalves
 from secagg.protocols.two_servers.server import Server
 from secagg.protocols.two_servers.session import TwoServersSettings
 from secagg.protocols.two_servers.simulation import TwoServersSimulation, cheater
@@ -228,7 +228,7 @@ def test_a_flipped_bit_of_an_invitation_names_no_client_and_costs_no_update(worl
 
 
 def test_two_halves_of_two_uploads_name_the_client_and_both_servers(world: World) -> None:
-    first, second = decode_halves(world.upload_of(ALICE)), decode_halves(world.upload_of(MALLORY))
+    first, second = UploadHalves.decode(world.upload_of(ALICE)).both, UploadHalves.decode(world.upload_of(MALLORY)).both
     crossed = world.upload_of(ALICE).replace(first[1], second[1])
     assert world.refused(ALICE, crossed).culprits == BOTH | {ALICE}
 

@@ -21,7 +21,7 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.two_servers import upload as upload_module
-from secagg.protocols.two_servers.configuration import IndexingConfiguration
+from secagg.protocols.two_servers.offers import Due
 from secagg.protocols.two_servers.point_functions.one_hot_check import OneHotCommitment, OneHotOpening
 from secagg.protocols.two_servers.point_functions.one_hot_proof import Challenges, prove
 from secagg.protocols.two_servers.release import Release
@@ -48,7 +48,7 @@ def with_uploads(*numbers: int, **named: Any) -> InsecureIndexingRound:
 
 
 def list_of(made: InsecureIndexingRound, index: int) -> AcceptedList:
-    return AcceptedList.decode(made.servers[index].close(), made.configuration, made.stamp(index))
+    return AcceptedList.verified(made.servers[index].close(), made.configuration, made.stamp(index))
 
 
 def releases_nothing(server: IndexingServer, peer_list: bytes, commitment: bytes) -> None:
@@ -200,25 +200,34 @@ def test_the_echo_of_a_commitment_commits_to_nothing(raises_exactly: Check) -> N
     made = with_uploads(1, 2, 3)
     own, _ = made.agreed()
     raises_exactly(lambda: made.zero.open(own), PeerMisbehaved, Reason.WRONG_SESSION, *SERVERS)
-    digest = OutputCommitment.decode(own, made.configuration, made.stamp(0)).digest
+    digest = OutputCommitment.decode(own, made.stamp(0)).digest
     echo = OutputCommitment(stamp=made.stamp(1), digest=digest).encode()
     share = made.zero.open(echo)
     raises_exactly(lambda: made.zero.combine(share), PeerMisbehaved, Reason.COMMITMENT_MISMATCH, *SERVERS)
 
 
-def lying_share(configuration: IndexingConfiguration, share: OutputShare) -> OutputShare:
+def values_in(made: InsecureIndexingRound, share: bytes) -> tuple[Any, ...]:
+    return OutputShare.decode(share, Due(made.stamp(1), made.configuration)).values(made.configuration)
+
+
+def with_values(made: InsecureIndexingRound, share: bytes, values: tuple[Any, ...]) -> bytes:
+    nonce = OutputShare.decode(share, Due(made.stamp(1), made.configuration)).nonce
+    return OutputShare.of(made.configuration, made.stamp(1), nonce, values).encode()
+
+
+def lying_share(made: InsecureIndexingRound, share: bytes) -> bytes:
     """Move a vote from one block to another, where no block counts every client any more."""
-    ring, lanes = share.values[0], share.values[1].copy()
-    lanes[0] = (int(lanes[0]) + 1) % configuration.group.order
-    lanes[8] = (int(lanes[8]) + configuration.group.order - 1) % configuration.group.order
-    return replace(share, values=(ring, lanes))
+    group, (ring, lanes) = made.configuration.group, values_in(made, share)
+    lanes = lanes.copy()
+    lanes[0] = (int(lanes[0]) + 1) % group.order
+    lanes[8] = (int(lanes[8]) + group.order - 1) % group.order
+    return with_values(made, share, (ring, lanes))
 
 
 def test_shares_that_add_up_to_no_histogram_are_nobodys_sum(refuses: Check) -> None:
     made = with_uploads(1, 2, 3)
     commitments = made.agreed()
-    genuine = OutputShare.decode(made.one.open(commitments[0]), made.configuration, made.stamp(1))
-    lie = lying_share(made.configuration, genuine).encode(made.configuration)
+    lie = lying_share(made, made.one.open(commitments[0]))
     made.zero.open(OutputCommitment.to(made.stamp(1), list_digest(made), lie).encode())
     refuses(made.zero.combine, lie, PeerMisbehaved, Reason.SERVERS_DISAGREE)
 
@@ -320,16 +329,17 @@ def test_a_server_can_move_votes_in_the_sum_and_learns_nothing_by_it(moved: int)
     """The claim is privacy. Either server can add an error; the other one's share is the same as without."""
     made = with_uploads(1, 2, 3)
     commitments, lists = made.agreed(), made.lists()
-    genuine = OutputShare.decode(made.one.open(commitments[0]), made.configuration, made.stamp(1))
-    lanes = genuine.values[1].copy()
+    genuine = made.one.open(commitments[0])
+    ring, lanes = values_in(made, genuine)
+    lanes = lanes.copy()
     due = np.asarray(made.ideal((1, 2, 3)).values[1]).astype(int)
     source = int(due[0].argmax())
     target = (source + 1) % 8
     for lane, change in ((source, -moved), (target, moved)):
         lanes[lane] = (int(lanes[lane]) + change) % 127
         due[0, lane] += change
-    lie = replace(genuine, values=(genuine.values[0], lanes)).encode(made.configuration)
-    digest = AcceptedList.decode(lists[1], made.configuration, made.stamp(1)).entries_digest
+    lie = with_values(made, genuine, (ring, lanes))
+    digest = AcceptedList.verified(lists[1], made.configuration, made.stamp(1)).entries_digest
     share = made.zero.open(OutputCommitment.to(made.stamp(1), digest, lie).encode())
     assert np.array_equal(np.asarray(made.zero.combine(lie).aggregate.values[1]), due)
     honest = with_uploads(1, 2, 3)

@@ -26,14 +26,14 @@ from secagg.parameters import Suite
 from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
 from secagg.protocols.two_servers.floors import IndexingFloors
-from secagg.protocols.two_servers.offers import Invitation, RoundOffers, RoundStamp, decode_halves
+from secagg.protocols.two_servers.offers import Invitation, RoundOffers, RoundStamp, UploadHalves
 from secagg.protocols.two_servers.release import RoundResult
 from secagg.protocols.two_servers.run import check
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_keys import ServerKeys
 from secagg.protocols.two_servers.session import TwoServersMember
 from secagg.protocols.two_servers.standing_server import StandingFloors, lanes_of
-from secagg.protocols.two_servers.upload import Upload, index_body_bytes, public_bytes, ring_bytes
+from secagg.protocols.two_servers.upload import HalfForm, Upload, index_body_bytes, public_bytes, ring_bytes
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
 from secagg.session.ledger import NO_MODEL, SpentUpdates
 from secagg.session.roles import LateUpdate, Subject, Update
@@ -226,10 +226,10 @@ def invitation_of(configuration: IndexingConfiguration, round_number: int, offer
 
 def halves_in(configuration: IndexingConfiguration, answer: bytes) -> tuple[Upload, Upload]:
     found = list[Upload]()
-    for index, half in enumerate(decode_halves(answer)):
+    for index, half in enumerate(UploadHalves.decode(answer).both):
         body = index_body_bytes(configuration, ServerId(index)) + (ring_bytes(configuration) if index else 0)
         public = public_bytes(configuration) if index else 0
-        found.append(Upload.decode(half, configuration, ServerId(index), body, public))
+        found.append(Upload.decode(half, HalfForm(configuration, ServerId(index), body, public)))
     return found[0], found[1]
 
 

@@ -20,9 +20,14 @@ from hypothesis import strategies as st
 import secagg.protocols
 from secagg.conformance.sessions import check_law
 from secagg.contract import Aggregate, Layout, Payload
-from secagg.declared import Placed
+from secagg.crypto.secret import Secret
 from secagg.errors import MalformedMessage, PeerError, Reason, UnexpectedMessage
-from secagg.identifiers import ServerId
+from secagg.fields import MessageIn
+from secagg.identifiers import ClientId, ServerId
+from secagg.protocols.coded_mask import client as coded_client
+from secagg.protocols.coded_mask import configuration as coded_messages
+from secagg.protocols.coded_mask import server as coded_server
+from secagg.protocols.coded_mask.configuration import Configuration
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
 from secagg.protocols.enclave.trusted.messages import SealedUpload
 from secagg.protocols.light_secagg import client as light_secagg_client
@@ -30,29 +35,45 @@ from secagg.protocols.light_secagg import configuration as light_secagg_messages
 from secagg.protocols.light_secagg import server as light_secagg_server
 from secagg.protocols.light_secagg.configuration import Configuration
 from secagg.protocols.one_message.client import ClientRecord
-from secagg.protocols.pairwise_mask import ServerState
+from secagg.protocols.pairwise_mask import ClientState, ServerState
+from secagg.protocols.pairwise_mask.client_record import ClientRecord as PairwiseRecord
+from secagg.protocols.pairwise_mask.client_record import Head
 from secagg.protocols.pairwise_mask.configuration import ClientSet, Seat
 from secagg.protocols.pairwise_mask.round2_masked_input import Complaint
+from secagg.protocols.pairwise_mask.session import ServerRecord
 from secagg.protocols.two_servers import server as two_servers
 from secagg.protocols.two_servers.point_functions.one_hot_check import OneHotCommitment, OneHotOpening
 from secagg.protocols.two_servers.point_functions.one_hot_proof import OneHotProof
-from secagg.protocols.two_servers.server_keys import OperatorKeys
-from secagg.protocols.two_servers.server_messages import OutputShare, decode_batch, encode_batch
+from secagg.protocols.two_servers.process import PeerChallenge, PeerProof, PeerWelcome
+from secagg.protocols.two_servers.server_keys import OperatorKeys, ServerKeys
+from secagg.protocols.two_servers.server_messages import decode_batch, encode_batch
 from secagg.wire import MessageKind
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
-from tests.harness.pairwise_sessions import InsecurePairwiseSession
+from tests.harness.pairwise_sessions import InsecurePairwiseSession, stored
 from tests.harness.session_worlds import SETTINGS, candidate_of
 
 HEADER: Final = 7
 """Bytes before the fields: magic, version and kind."""
 FLIPS: Final = 600
 """The most bytes of one message that are flipped; of a longer one every second, third, ..."""
-EXAMPLES: Final[tuple[Placed, ...]] = (
+EXAMPLES: Final[tuple[MessageIn[Any], ...]] = (
     ClientRecord(task=b"a task", newest_epoch=3, next_round=9, models=(b"m" * 32,) * 2, upload=b"an upload"),
     OneHotCommitment(server=ServerId(1), statement=b"s" * 32, digest=b"d" * 32),
     OperatorKeys(server=ServerId(1), signing_key=b"s" * 32, exchange_key=b"e" * 32, signature=b"g" * 64),
+    PeerChallenge(b"n" * 32),
+    PeerProof(b"n" * 32, b"t" * 32),
+    PeerWelcome(b"t" * 32),
+    PairwiseRecord(
+        head=Head(b"n" * 16, 1, ClientId(2)),
+        state=ClientState.AWAITING_DELIVERED_SHARES,
+        offer=b"an offer",
+        advertised_keys=b"keys",
+        answered={MessageKind.SESSION_OFFER: (b"d" * 32, b"a reply")},
+        coin_bytes=(32, 32),
+        edges={3: b"an edge"},
+    ),
 )
-"""Messages that are kept or given away, and never sent in a session."""
+"""Messages that are kept or given away, or greet, and never sent in a session."""
 ENCODED: Final[tuple[Any, ...]] = (
     Aggregate,
     Configuration,
@@ -60,12 +81,11 @@ ENCODED: Final[tuple[Any, ...]] = (
     Layout,
     OneHotOpening,
     OneHotProof,
-    OutputShare,
     Payload,
     SealedUpload,
 )
 """What has a decoder of its own."""
-IN_THEIR_PLACE: Final = (OneHotOpening, OneHotProof, OutputShare)
+IN_THEIR_PLACE: Final = (OneHotOpening, OneHotProof)
 """What is encoded for the shape or the configuration that it was read in."""
 
 
@@ -89,12 +109,12 @@ _ROOMS: Final = ("secagg.protocols.", "secagg.session.")
 """What declares messages of protocols; the transport and the command line test their own."""
 
 
-def declared() -> dict[str, type[Placed]]:
+def declared() -> dict[str, type[MessageIn[Any]]]:
     """Return every kind of message that the library declares."""
     for module in walk_packages(secagg.protocols.__path__, "secagg.protocols."):
         if not module.name.endswith("__main__"):
             import_module(module.name)
-    left, found = [Placed], dict[str, type[Placed]]()
+    left, found = list[type[MessageIn[Any]]]([MessageIn]), dict[str, type[MessageIn[Any]]]()
     while left:
         left += (kind := left.pop()).__subclasses__()
         if hasattr(kind, "kind") and kind.__module__.startswith(_ROOMS):
@@ -102,7 +122,7 @@ def declared() -> dict[str, type[Placed]]:
     return found
 
 
-def name_of(kind: type[Placed]) -> str:
+def name_of(kind: type[MessageIn[Any]]) -> str:
     """Return where a kind of message is declared; a class with slots is made twice, under one name."""
     return f"{kind.__module__.removeprefix('secagg.').removeprefix('protocols.')}: {kind.__name__}"
 
@@ -136,17 +156,17 @@ class Heard:
 
     def listen(self, patch: pytest.MonkeyPatch) -> None:
         """Note down whatever is decoded from now on."""
-        read_in: Any = Placed.__dict__["read_in"]
+        decode: Any = MessageIn.__dict__["decode"]
 
-        def placed(kind: type[Placed], place: object, message: bytes) -> Placed:
-            read = read_in.__func__
-            found: Placed = read(kind, place, message)
+        def placed(kind: type[MessageIn[Any]], message: bytes, place: object) -> Any:
+            read = decode.__func__
+            found = read(kind, message, place)
             self.add(
-                name_of(kind), Case(bytes(message), lambda data: read(kind, place, data), lambda one: one.encode())
+                name_of(kind), Case(bytes(message), lambda data: read(kind, data, place), lambda one: one.encode())
             )
             return found
 
-        patch.setattr(Placed, "read_in", classmethod(placed))
+        patch.setattr(MessageIn, "decode", classmethod(placed))
         for owner in ENCODED:
             patch.setattr(owner, "decode", classmethod(self.with_its_own(owner)))
         patch.setattr(two_servers, "decode_batch", self.batch(decode_batch))
@@ -197,18 +217,24 @@ def heard() -> Heard:
     with pytest.MonkeyPatch.context() as patch:
         found.listen(patch)
         for one in EXAMPLES:
-            type(one).read_in(None, one.encode())
+            type(one).decode(one.encode(), None)
         # Of a complaint, which takes a dealer that lies, the length follows from a roster.
         session = InsecurePairwiseSession()
         session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
         roster = session.server.roster
         complaint = Complaint(context=roster.context.tag, signature=bytes(64), accused=ClientSet.of(7, [1, 4]))
-        Complaint.read_in(Seat(roster, 0), complaint.encode())
+        Complaint.decode(complaint.encode(), Seat(roster, 0))
+        session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+        ServerRecord.decode(stored(session.server))
         indices = InsecureIndexingRound(IndexingSetup(population=1))
         indices.upload(1)
         indices.check()
         for name in SETTINGS:
             check_law("sum_of_all", candidate_of(name))
+        with ServerKeys(ServerId(1), Secret("seed", b"s" * 32), Secret("seed", b"e" * 32)) as keys:
+            ServerKeys.decode(keys.encode())
+        (offer, *_) = found.of("one_message.configuration: Offer")
+        type(made := offer.decode(offer.encoded).configuration).decode(made.encode())
     return found
 
 

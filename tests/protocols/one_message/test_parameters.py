@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from secagg.contract import Layout, RingSegment
 from secagg.errors import InvalidParameters, MalformedMessage
+from secagg.fields import At
 from secagg.protocols.one_message import parameters, session
 from secagg.protocols.one_message.lattice import greatest_modulus_bits
 from secagg.protocols.one_message.parameters import (
@@ -281,10 +282,10 @@ def test_bounds_of_a_segment_read_back_as_they_were_written(bounds: tuple[int, i
     writer = Writer(kind)
     field.write(writer, bounds)
     reader = Reader(writer.finish(), kind)
-    assert field.read(reader, None) == bounds
+    assert field.read(reader, At(None, {})) == bounds
     reader.finish()
-    with pytest.raises(MalformedMessage, match="has bounds or has none"):
-        field.read(Reader(Writer(kind).integer(2, 1).finish(), kind), None)
+    with pytest.raises(MalformedMessage, match="2 is not no or yes"):
+        field.read(Reader(Writer(kind).integer(2, 1).finish(), kind), At(None, {}))
 
 
 def test_a_segment_has_the_widest_ring_the_widest_bounds_and_almost_as_many_fine_bits() -> None:

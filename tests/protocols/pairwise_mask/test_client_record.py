@@ -27,6 +27,7 @@ from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import Client, ClientState, ServerState, client_record, round0_advertise_keys
 from secagg.protocols.pairwise_mask.client import PairwiseMember
 from secagg.protocols.pairwise_mask.client_record import ClientRecord, RecordedCoins, Recorder
+from secagg.protocols.pairwise_mask.configuration import ClientSet
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.session.roles import LateUpdate, Update
 from secagg.session.sealed_state import Latch, MemoryLatch
@@ -133,8 +134,8 @@ def test_of_its_own_secrets_a_client_that_has_uploaded_keeps_none() -> None:
     session = session_of(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     client = session.clients[session.client_ids[0]]
     session.step()
-    early = ClientRecord.decode(Secret("record", client.stored))  # type: ignore[attr-defined]
-    coins = [bytes(secret.expose()) for secret in early.coins]
+    early = ClientRecord.from_secret(Secret("record", client.stored))  # type: ignore[attr-defined]
+    coins = [bytes(secret.expose()) for secret in early.secrets]
     assert len(coins) == 3
     assert all(secret in client.stored for secret in coins)  # type: ignore[attr-defined]
     session.reach(ServerState.AWAITING_UNMASKING_SHARES)
@@ -229,13 +230,13 @@ def test_what_was_read_from_a_record_is_overwritten_when_it_is_refused(monkeypat
     session = session_of(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     session.reach(ServerState.AWAITING_UNMASKING_SHARES)
     held = session.clients[session.client_ids[0]]
-    read, decode = list[ClientRecord](), ClientRecord.decode
+    read, decode = list[ClientRecord](), ClientRecord.from_secret
 
     def decoded(record: Secret) -> ClientRecord:
         read.append(decode(record))
         return read[-1]
 
-    monkeypatch.setattr(ClientRecord, "decode", decoded)
+    monkeypatch.setattr(ClientRecord, "from_secret", decoded)
     with pytest.raises(InvalidParameters):
         held.resumed(floors=replace(held.brings["floors"], minimum_cohort=8))  # type: ignore[attr-defined]
     (refused,) = read
@@ -406,7 +407,7 @@ def test_a_record_that_is_cut_or_goes_on_is_refused_before_a_secret_is_copied(mo
     monkeypatch.setattr(client_record, "Secret", None)
     for record in records:
         with pytest.raises(MalformedMessage):
-            ClientRecord.decode(record)
+            ClientRecord.from_secret(record)
 
 
 def test_a_record_of_a_session_that_is_over_or_with_more_behind_its_fields_is_refused() -> None:
@@ -416,12 +417,12 @@ def test_a_record_of_a_session_that_is_over_or_with_more_behind_its_fields_is_re
     end = 8 + int.from_bytes(stored[:8], "big")
     longer = (end - 7).to_bytes(8, "big") + stored[8:end] + b"!" + stored[end:]
     with pytest.raises(MalformedMessage):
-        ClientRecord.decode(Secret("record", longer))
+        ClientRecord.from_secret(Secret("record", longer))
     for state in (ClientState.AWAITING_OFFER, ClientState.COMPLETED, ClientState.ABORTED):
-        record = ClientRecord.decode(Secret("record", stored))
+        record = ClientRecord.from_secret(Secret("record", stored))
         record.state = state
         with pytest.raises(MalformedMessage):
-            ClientRecord.decode(record.encode())
+            ClientRecord.from_secret(record.to_secret())
 
 
 def test_where_a_record_is_put_together_nothing_of_it_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -513,7 +514,7 @@ def test_a_record_whose_roster_does_not_name_its_client_is_refused() -> None:
 @pytest.mark.parametrize(("encoded", "population"), [(b"", 8), (b"\0\0", 8), (b"\x80", 7), (b"\0", 9)])
 def test_a_set_in_a_record_has_the_population_of_its_roster(encoded: bytes, population: int) -> None:
     with pytest.raises(MalformedMessage, match="another population"):
-        vars(client_record)["_set_of"](encoded, population)
+        ClientSet.decode(encoded, population)
 
 
 def test_a_name_that_the_latch_knows_does_not_end_the_session_that_has_it() -> None:

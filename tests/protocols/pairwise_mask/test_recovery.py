@@ -25,6 +25,7 @@ from secagg.errors import (
 from secagg.identifiers import ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import recovery, round1_share_keys
+from secagg.protocols.pairwise_mask.configuration import Seat
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.round2_masked_input import Complaint
 from secagg.protocols.pairwise_mask.rounds3_4_unmasking import (
@@ -413,7 +414,7 @@ def test_a_complaint_that_is_not_its_senders_is_refused(spoil: str) -> None:
     message = session.clients[victim].answer(session.take(victim))
     position = session.client_ids.index(victim)
     settled = session.server.settled
-    complaint = Complaint.decode(message, settled.roster, position, settled.sharers)
+    complaint = Complaint.decode(message, Seat(settled.roster, position))
     graph, neighbours = session.server.roster.graph, session.server.roster.graph.neighbours(position)
     sent = next(place for place, n in enumerate(neighbours) if graph.sends_edge_seed(position, n))
     spoilt = {
@@ -443,7 +444,7 @@ def test_a_complaint_is_about_somebody_who_sent_a_seed(suite: Suite) -> None:
     gone, good = sending[:2]
     session.drop(session.client_ids[neighbours[gone]])
     session.reach(ServerState.AWAITING_MASKED_INPUTS)
-    settled = session.server.settled
+    settled, victim = session.server.settled, session.client_ids[3]
 
     def about(*places: int) -> bytes:
         accused = settled.roster.set_of(()).of(len(neighbours), places)
@@ -452,9 +453,9 @@ def test_a_complaint_is_about_somebody_who_sent_a_seed(suite: Suite) -> None:
     receiving = next(place for place in range(8) if place not in sending)
     for wrong in ((), (gone,), (receiving,), (good, gone), (good, receiving), *(((good,),) * (suite is Suite.CLASSIC))):
         with pytest.raises(MalformedMessage, match="about nobody who sent a seed"):
-            Complaint.decode(about(*wrong), settled.roster, 3, settled.sharers)
+            session.server.receive(victim, about(*wrong))
     if suite is Suite.HYBRID:
-        assert list(Complaint.decode(about(good), settled.roster, 3, settled.sharers).accused) == [good]
+        session.server.receive(victim, about(good))
 
 
 # --- What is revealed -------------------------------------------------------------------------------------------------

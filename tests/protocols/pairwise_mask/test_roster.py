@@ -23,7 +23,6 @@ from secagg.protocols.pairwise_mask.configuration import (
 )
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from secagg.wire import MessageKind, Reader, Writer
 from tests.harness.pairwise_sessions import plan_of
 
 GREATEST = (1 << 64) - 1
@@ -147,10 +146,7 @@ populations_and_positions = st.integers(1, 70).flatmap(
 
 
 def read_back(encoded: bytes, population: int) -> ClientSet:
-    reader = Reader(Writer(MessageKind.SURVIVOR_SET).fixed(encoded, len(encoded)).finish(), MessageKind.SURVIVOR_SET)
-    members = ClientSet.read(reader, population)
-    reader.finish()
-    return members
+    return ClientSet.decode(encoded, population)
 
 
 @given(populations_and_positions)

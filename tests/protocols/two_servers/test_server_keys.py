@@ -32,12 +32,12 @@ def test_both_operators_derive_one_key_and_a_stranger_another() -> None:
 
 def test_what_an_operator_gives_away_is_read_back_and_nothing_else_is() -> None:
     message = ONE.public.encode()
-    assert OperatorKeys.decode(message) == ONE.public
+    assert OperatorKeys.verified(message) == ONE.public
     is_refused(OperatorKeys, message)
     for place in (SERVER_AT, SERVER_AT + 40, len(message) - 1):
         altered = message[:place] + bytes([message[place] ^ 1]) + message[place + 1 :]
         with pytest.raises(AuthenticationFailed):
-            OperatorKeys.decode(altered)
+            OperatorKeys.verified(altered)
 
 
 def test_a_key_file_is_read_back_and_nothing_else_is() -> None:

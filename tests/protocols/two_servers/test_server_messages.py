@@ -16,7 +16,7 @@ from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
 from secagg.identifiers import AttemptContext, ClientId, ServerId
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
-from secagg.protocols.two_servers.offers import Entry, RoundStamp, ServerOffer
+from secagg.protocols.two_servers.offers import Due, Entry, RoundStamp, ServerOffer
 from secagg.protocols.two_servers.server_messages import (
     AcceptedList,
     BatchItem,
@@ -60,10 +60,11 @@ def stamp(server: ServerId = ONE, round_number: int = 7, made: IndexingConfigura
 STAMP = stamp()
 ENTRIES = [Entry(ClientId(number), bytes([number] * 32)) for number in (5, 2, 9)]
 ITEMS: list[BatchItem] = [(b"u" * 32, b"what is said"), (b"v" * 32, b""), (b"w" * 32, None)]
-SHARE = OutputShare(
-    stamp=STAMP,
-    nonce=b"n" * 32,
-    values=(
+SHARE = OutputShare.of(
+    CONFIGURATION,
+    STAMP,
+    b"n" * 32,
+    (
         np.array([1, 1 << 19, 5], dtype=np.uint32),
         np.arange(15, dtype=np.uint8) * 9,
         np.array([127, 0, 1], dtype=np.uint8),
@@ -86,7 +87,7 @@ def test_the_encodings_are_the_documented_ones() -> None:
     assert COMMITMENT.encode() == start(74) + COMMITMENT.digest
     ring, lanes, bits = (segment for segment in CONFIGURATION.layout.segments)
     assert (ring.payload_bytes, lanes.length * 5, bits.payload_bytes) == (8, 15, 3)
-    assert len(SHARE.encode(CONFIGURATION)) == len(start(75)) + 32 + 8 + (15 * 7 + 7) // 8 + 3
+    assert len(SHARE.encode()) == len(start(75)) + 32 + 8 + (15 * 7 + 7) // 8 + 3
 
 
 OTHER_STAMPS = {
@@ -136,10 +137,10 @@ def test_a_share_has_lanes_and_ring_elements_at_exactly_their_bits(made: Indexin
         generator.integers(0, 1 << 7, 3).astype(np.uint8),
     )
     due = stamp(made=made)
-    encoded = OutputShare(stamp=due, nonce=bytes(32), values=values).encode(made)
+    encoded = OutputShare.of(made, due, bytes(32), values).encode()
     assert len(encoded) == 7 + 41 + 32 + 8 + (15 * made.group.bits + 7) // 8 + 3
-    again = OutputShare.decode(encoded, made, due)
-    for value, expected in zip(again.values, values, strict=True):
+    again = OutputShare.decode(encoded, Due(due, made))
+    for value, expected in zip(again.values(made), values, strict=True):
         assert value.dtype == expected.dtype
         np.testing.assert_array_equal(value, expected)
 

@@ -22,7 +22,7 @@ from secagg.errors import (
     UnexpectedMessage,
 )
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.two_servers.offers import Invitation, decode_halves, encode_halves
+from secagg.protocols.two_servers.offers import Invitation, UploadHalves
 from secagg.protocols.two_servers.server import IndexingServer, Server
 from secagg.protocols.two_servers.server_keys import ServerKeys
 from secagg.protocols.two_servers.server_messages import AcceptedList, BatchRequest, Beginning
@@ -101,15 +101,14 @@ class Pair:
         return server
 
     def halves(self, number: int) -> bytes:
-        return encode_halves(
-            *self.rig.clients[number - 1].share(
-                self.setup.payload_of(number),
-                configuration=self.rig.configuration,
-                round_number=self.setup.round_number,
-                offers=self.offers,
-                now=NOW,
-            )
+        zero, one = self.rig.clients[number - 1].share(
+            self.setup.payload_of(number),
+            configuration=self.rig.configuration,
+            round_number=self.setup.round_number,
+            offers=self.offers,
+            now=NOW,
         )
+        return UploadHalves(zero.encode(), one.encode()).encode()
 
 
 def _divide_by_zero(*_: object) -> int:
@@ -142,7 +141,7 @@ def test_a_session_begins_with_server_1_alone_and_ends_with_both() -> None:
     pair.begin()
     pair.zero.abort()
     with pytest.raises(UnexpectedMessage):
-        pair.rig.zero.receive(decode_halves(pair.halves(1))[0])
+        pair.rig.zero.receive(UploadHalves.decode(pair.halves(1)).both[0])
 
 
 def test_an_id_that_server_1_continues_is_refused() -> None:
@@ -331,7 +330,7 @@ def test_no_request_is_longer_than_the_round_needs() -> None:
     assert pair.standing.request_bytes == 1 << 16
     pair.begin()
     assert pair.standing.request_bytes <= 1 << 18
-    assert pair.standing.request_bytes >= max(map(len, decode_halves(pair.halves(1))))
+    assert pair.standing.request_bytes >= max(map(len, UploadHalves.decode(pair.halves(1)).both))
 
 
 def test_a_configuration_of_many_segments_is_refused_within_a_moment() -> None:

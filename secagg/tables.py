@@ -1,0 +1,44 @@
+"""Fields of rows and of tables, for records and for what servers send each other; messages of clients have none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from secagg.errors import MalformedMessage, Reason
+from secagg.fields import At, Field
+from secagg.wire import Reader, Writer
+
+
+def joined(*items: Field) -> Field:
+    """Return a tuple of fields of several kinds."""
+
+    def write(writer: Writer, value: Sequence[Any]) -> None:
+        for item, each in zip(items, value, strict=True):
+            item.write(writer, each)
+
+    row = ", ".join(item.row for item in items)
+    return Field(write, lambda reader, at: tuple(item.read(reader, at) for item in items), row)
+
+
+def mapped(key: Field, item: Field | None = None, limit: int = (1 << 32) - 1) -> Field:
+    """Return a table behind its number of rows, by increasing keys; without an item, a set."""
+
+    def write(writer: Writer, value: Any) -> None:  # noqa: ANN401 -- a mapping or a set
+        writer.integer(len(value), 4)
+        for each in sorted(value):
+            key.write(writer, each)
+            if item is not None:
+                item.write(writer, value[each])
+
+    def read(reader: Reader, at: At) -> Any:  # noqa: ANN401 -- as written
+        if (count := reader.integer(4)) > limit:
+            sentence = f"a table declares {count} rows and {limit} is the limit"
+            raise MalformedMessage(sentence, reason=Reason.LENGTH_OVER_LIMIT)
+        rows = [(key.read(reader, at), item and item.read(reader, at)) for _ in range(count)]
+        if any(one[0] >= other[0] for one, other in pairwise(rows)):
+            raise MalformedMessage("a table is not in increasing order", reason=Reason.NOT_CANONICAL)
+        return dict(rows) if item is not None else {one for one, _ in rows}
+
+    return Field(write, read, f"4 + for each: {key.row}" + (f", {item.row}" if item else ""))
