@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from secagg.declared import At, Field
 from secagg.errors import MalformedMessage, Reason
-from secagg.fields import At, Field
 from secagg.wire import Reader, Writer
 
 

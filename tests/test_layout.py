@@ -41,7 +41,7 @@ CORE_LEVELS = (
     {"errors", "lazy", "version"},
     {"identifiers", "parameters"},
     {"blame", "wire"},
-    {"fields", "tables"},
+    {"declared", "tables"},
     {"crypto"},
     {"contract"},
     {"privacy"},

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from secagg.fields import MessageIn
+from secagg.declared import MessageIn
 from secagg.protocols.enclave import client as enclave
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
 from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys, KeyAdvertisement

@@ -22,9 +22,8 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.hpke import ClassicSealingKey, ClassicSealingPair, sealing_key, sealing_pair
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Secret, draw_exactly
-from secagg.declared import Message, choice, encoded, fixed, nested, repeated, unsigned, variable, write_fields
+from secagg.declared import Message, choice, encoded, fixed, nested, repeated, unsigned, variable
 from secagg.errors import UNDECIDED, InvalidParameters, MalformedMessage, PeerMisbehaved, Reason, blaming
-from secagg.fields import Message, choice, encoded, fixed, nested, repeated, unsigned, variable
 from secagg.identifiers import AttemptContext, HolderId, Party
 from secagg.parameters import SecurityMode, Suite
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, SigningKey, verify_signature

@@ -12,8 +12,8 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Annotated, Final, NamedTuple
 
+from secagg.declared import Field, listed, nested, optional, repeated, unsigned
 from secagg.errors import InvalidParameters
-from secagg.fields import Field, listed, nested, optional, repeated, unsigned
 from secagg.parameters import require_integer
 
 from .lattice import NORM_FACTOR, SIGMA, security_bits

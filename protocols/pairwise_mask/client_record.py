@@ -19,8 +19,7 @@ from typing import Annotated, ClassVar, Final
 from secagg.crypto.entropy import Coins
 from secagg.crypto.public_keys import KEY_BYTES
 from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
-from secagg.errors import InternalError, InvalidParameters, MalformedMessage, Misuse, Reason
-from secagg.fields import (
+from secagg.declared import (
     CLIENT,
     Message,
     choice,
@@ -32,6 +31,7 @@ from secagg.fields import (
     unsigned,
     variable,
 )
+from secagg.errors import InternalError, InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.identifiers import ClientId
 from secagg.session.sealed_state import NAME_BYTES, Latch
 from secagg.tables import joined, mapped

@@ -18,7 +18,7 @@ from secagg.contract.layout import Layout, RingSegment
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.mask_expansion import KEY_LIMIT_BYTES, SEGMENT_BYTES, segment_count
 from secagg.crypto.shamir import MAX_HOLDERS
-from secagg.declared import Field, Message, Placed, Sizing, choice, encoded, fixed, unsigned, variable
+from secagg.declared import At, Field, Message, Sizing, choice, encoded, fixed, unsigned, variable
 from secagg.errors import (
     InternalError,
     InvalidParameters,
@@ -28,7 +28,6 @@ from secagg.errors import (
     Reason,
     ThresholdNotMet,
 )
-from secagg.fields import At, Field, Message, Sizing, choice, encoded, fixed, unsigned, variable
 from secagg.identifiers import CLIENT_ID_BYTES, AttemptContext, ClientId, Party, SessionContext
 from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite
 from secagg.session.certificates import IDENTITY_KEY_BYTES

@@ -11,8 +11,8 @@ from typing import Annotated, Final
 
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import draw_exactly
+from secagg.declared import encoded, fixed, unsigned
 from secagg.errors import InvalidParameters
-from secagg.fields import encoded, fixed, unsigned
 from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite
 from secagg.privacy.client_noise import BudgetedNoise
 from secagg.session.roles import Subject

@@ -18,7 +18,7 @@ from secagg.crypto.merkle import NODE_BYTES, recover_root
 from secagg.crypto.prime_field import random_root
 from secagg.crypto.public_keys import KeyRole
 from secagg.crypto.secret import Confined, Secret, abandoned_on_error
-from secagg.declared import CLIENT, fixed, nested, optional, repeated, sized, variable
+from secagg.declared import CLIENT, MessageIn, fixed, nested, optional, repeated, sized, variable
 from secagg.errors import (
     InternalError,
     InvalidParameters,
@@ -28,7 +28,6 @@ from secagg.errors import (
     Reason,
     ThresholdNotMet,
 )
-from secagg.fields import CLIENT, MessageIn, fixed, nested, optional, repeated, sized, variable
 from secagg.identifiers import CONTEXT_TAG_BYTES, AttemptContext, ClientId
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, Certificate, VerifiedIdentity

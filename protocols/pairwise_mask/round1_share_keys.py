@@ -21,8 +21,8 @@ from secagg.crypto.merkle import NODE_BYTES, MerkleTree, recover_root
 from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Confined, Secret
 from secagg.crypto.shamir import split_many
+from secagg.declared import At, MessageIn, fixed, listed, nested, optional, repeated, sized
 from secagg.errors import AuthenticationFailed, MalformedMessage
-from secagg.fields import At, MessageIn, fixed, listed, nested, optional, repeated, sized
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, SessionContext
 from secagg.parameters import SecurityMode, Suite
 from secagg.session.certificates import SIGNATURE_BYTES, VerifiedIdentity

@@ -33,9 +33,8 @@ from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.ring import RingVector, add_into, reduce_into
 from secagg.crypto.secret import Confined, Secret, abandoned_on_error
 from secagg.crypto.shamir import check_value
-from secagg.declared import At, Field, Placed, fixed, sized
+from secagg.declared import MessageIn, fixed, runs, sized
 from secagg.errors import NOBODY, UNDECIDED, Fault, MalformedMessage, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
-from secagg.fields import MessageIn, fixed, runs, sized
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, SessionContext
 from secagg.parameters import SecurityMode
 from secagg.wire import MessageKind

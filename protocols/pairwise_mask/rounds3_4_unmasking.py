@@ -20,9 +20,8 @@ from secagg.crypto.labels import Label
 from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.public_keys import KEY_BYTES
 from secagg.crypto.secret import Confined, Secret
-from secagg.declared import Message, fixed, nested, repeated, sized, unsigned
+from secagg.declared import Field, Message, MessageIn, fixed, nested, repeated, sized, unsigned
 from secagg.errors import MalformedMessage, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
-from secagg.fields import Field, Message, MessageIn, fixed, nested, repeated, sized, unsigned
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, SessionContext
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate

@@ -17,6 +17,7 @@ from secagg.blame import unverified
 from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Confined, Secret
+from secagg.declared import CLIENT, At, Field, Message, choice, fixed, nested, variable
 from secagg.errors import (
     NOBODY,
     AuthenticationFailed,
@@ -29,7 +30,6 @@ from secagg.errors import (
     UnexpectedMessage,
     blaming,
 )
-from secagg.fields import CLIENT, At, Field, Message, choice, fixed, nested, variable
 from secagg.identifiers import ClientId
 from secagg.privacy.client_noise import ClientNoise
 from secagg.session.roles import Released, Stage, Subject

@@ -17,8 +17,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 from secagg.contract.layout import IndexSegment, Layout, Payload, RingSegment, RowSegment
 from secagg.crypto.labels import Label, bind
-from secagg.errors import CapacityExceeded, InvalidParameters, Misuse
-from secagg.fields import (
+from secagg.declared import (
     FLAG,
     Field,
     Message,
@@ -33,6 +32,7 @@ from secagg.fields import (
     unsigned,
     variable,
 )
+from secagg.errors import CapacityExceeded, InvalidParameters, Misuse
 from secagg.identifiers import AttemptContext
 from secagg.parameters import LEAST_COHORT, Suite, require_integer
 from secagg.privacy.kinds import GREATEST_VARIANCE, NoiseKind, clip_into, require_variance

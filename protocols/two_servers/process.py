@@ -25,8 +25,8 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.key_derivation import expand
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
+from secagg.declared import Message, fixed
 from secagg.errors import AuthenticationFailed, InvalidParameters, PeerError
-from secagg.fields import Message, fixed
 from secagg.session.frames import receive_frame, send_frame
 from secagg.session.sockets import GREETING_PATIENCE, Service, SocketAsk
 from secagg.wire import MessageKind

@@ -16,8 +16,8 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.key_derivation import derive
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined, Secret
+from secagg.declared import SERVER, Field, Message, fixed
 from secagg.errors import InvalidParameters, Misuse
-from secagg.fields import SERVER, Field, Message, fixed
 from secagg.identifiers import ServerId
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, SigningKey, verify_signature
 from secagg.wire import MessageKind

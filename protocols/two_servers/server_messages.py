@@ -16,9 +16,7 @@ from secagg.crypto.aead import TAG_BYTES
 from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import RingVector
-from secagg.declared import Message, Placed, encoded, fixed, repeated, unsigned
-from secagg.errors import MalformedMessage, Reason, blaming
-from secagg.fields import (
+from secagg.declared import (
     Message,
     MessageIn,
     borrowed,
@@ -30,6 +28,7 @@ from secagg.fields import (
     unsigned,
     variable,
 )
+from secagg.errors import MalformedMessage, Reason, blaming
 from secagg.identifiers import ClientId, ServerId
 from secagg.session.certificates import (
     IDENTITY_KEY_BYTES,

@@ -38,9 +38,20 @@ from secagg.crypto.labels import Label, bind
 from secagg.crypto.mask_expansion import accumulate, segment_count
 from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Confined, Secret, overwrite
-from secagg.declared import CLIENT, SERVER, At, Field, Placed, borrowed, fixed, listed, nested, sized, unsigned
+from secagg.declared import (
+    CLIENT,
+    SERVER,
+    At,
+    Field,
+    MessageIn,
+    borrowed,
+    fixed,
+    listed,
+    nested,
+    sized,
+    unsigned,
+)
 from secagg.errors import UNDECIDED, AuthenticationFailed, MalformedMessage, Reason
-from secagg.fields import CLIENT, SERVER, At, Field, MessageIn, borrowed, fixed, listed, nested, sized, unsigned
 from secagg.identifiers import CLIENT_ID_BYTES, ClientId, ServerId
 from secagg.parameters import Suite
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate, SigningKey, verify_signature

@@ -21,13 +21,9 @@ import secagg.protocols
 from secagg.conformance.sessions import check_law
 from secagg.contract import Aggregate, Layout, Payload
 from secagg.crypto.secret import Secret
+from secagg.declared import MessageIn
 from secagg.errors import MalformedMessage, PeerError, Reason, UnexpectedMessage
-from secagg.fields import MessageIn
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.coded_mask import client as coded_client
-from secagg.protocols.coded_mask import configuration as coded_messages
-from secagg.protocols.coded_mask import server as coded_server
-from secagg.protocols.coded_mask.configuration import Configuration
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
 from secagg.protocols.enclave.trusted.messages import SealedUpload
 from secagg.protocols.light_secagg import client as light_secagg_client

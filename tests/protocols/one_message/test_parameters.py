@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from secagg.contract import Layout, RingSegment
+from secagg.declared import At
 from secagg.errors import InvalidParameters, MalformedMessage
-from secagg.fields import At
 from secagg.protocols.one_message import parameters, session
 from secagg.protocols.one_message.lattice import greatest_modulus_bits
 from secagg.protocols.one_message.parameters import (
