@@ -26,7 +26,7 @@ from secagg.contract import IndexSegment, Payload
 from secagg.crypto.entropy import SystemCoins
 from secagg.identifiers import ClientId
 from secagg.session.registry import find
-from secagg.session.roles import ClientSession, LateUpdate, Subject, Update
+from secagg.session.roles import ClientSession, LazyUpdate, Subject, Update
 from secagg.session.run import Measured, run
 
 VALUES: Final = 100_000
@@ -108,7 +108,7 @@ def _round(protocol: str, codec: ModelUpdate, payload: Payload) -> tuple[float, 
         session = Measured(world.open(subject, frozenset(clients)))
 
         def join(client: ClientId) -> ClientSession:
-            return world.member(client).join(subject, LateUpdate(lambda: Update(payload, _MODEL)))
+            return world.member(client).join(subject, LazyUpdate(lambda: Update(payload, _MODEL)))
 
         started = process_time()
         run(session, map(join, clients))

@@ -28,7 +28,7 @@ from secagg.parameters import SecurityMode
 from secagg.protocols.one_message import OneMessageSettings
 from secagg.protocols.pairwise_mask import PairwiseSettings, Topology
 from secagg.session.registry import find
-from secagg.session.roles import LateUpdate, Subject, Turnout, Update
+from secagg.session.roles import LazyUpdate, Subject, Turnout, Update
 from secagg.simulation.synthetic_updates import WindowedInputs
 
 CLIENTS, DROPPED, LENGTH, BITS = 31, 3, 1 << 20, (22, 8)
@@ -60,7 +60,7 @@ def session(name: str, settings: object, length: int, bits: int) -> Row:
         opened, serving, exchanges = world.open(subject, frozenset(clients)), 0.0, 0
         members = {
             client: world.member(client).join(
-                subject, LateUpdate(partial(Update, inputs.payload_of(client.value), MODEL))
+                subject, LazyUpdate(partial(Update, inputs.payload_of(client.value), MODEL))
             )
             for client in clients
         }

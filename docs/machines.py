@@ -29,7 +29,7 @@ from secagg.protocols.pairwise_mask.session import SERVER_TRANSITIONS
 from secagg.protocols.two_servers.offers import Entry as RoundEntry
 from secagg.protocols.two_servers.offers import RoundRules, RoundState
 from secagg.session.registry import find, planned_settings
-from secagg.session.roles import LateUpdate, Subject, Update
+from secagg.session.roles import LazyUpdate, Subject, Update
 from secagg.wire import message_kind
 
 Say = Callable[[Any, str, str], None]
@@ -92,9 +92,9 @@ def messages_of(protocol: str) -> list[Sent]:
     return [each for stage, messages in sent.items() if messages for each in (Sent(stage), *dict.fromkeys(messages))]
 
 
-def _zeros(layout: Layout) -> LateUpdate:
+def _zeros(layout: Layout) -> LazyUpdate:
     values = tuple(segment.ring.zeros(segment.length) for segment in layout.segments)
-    return LateUpdate(lambda: Update(Payload(layout, values), _MODEL))
+    return LazyUpdate(lambda: Update(Payload(layout, values), _MODEL))
 
 
 def _opened(protocol: str, say: Say, opening: Callable[[], Any]) -> Any:  # noqa: ANN401 -- the protocol's own session

@@ -37,7 +37,7 @@ from secagg.parameters import LEAST_COHORT
 from secagg.privacy.accounting import Adjacency
 from secagg.privacy.client_noise import ClientNoise, is_near, noise_in
 from secagg.session.registry import Simulation, find, known_settings, planned_settings
-from secagg.session.roles import ClientSession, LateUpdate, Released, ServerSession, Subject, Update
+from secagg.session.roles import ClientSession, LazyUpdate, Released, ServerSession, Subject, Update
 from secagg.session.run import Measured, StageFigures, run
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.training.configuration import (
@@ -597,7 +597,7 @@ class RealSum:
         dropouts = {stage: frozenset(map(client_id, some)) for stage, some in pulled.due.lost.items()}
 
         def join(client: int) -> ClientSession:
-            late = LateUpdate(partial(pulled.take, client))
+            late = LazyUpdate(partial(pulled.take, client))
             return world.member(client_id(client)).join(_subject(pulled.due), late)
 
         takes_first = session.stage is not None and session.stage.takes_update

@@ -22,7 +22,7 @@ from secagg.protocols.pairwise_mask import (
 from secagg.protocols.pairwise_mask.client import ClientState
 from secagg.protocols.pairwise_mask.configuration import Roster, SessionConfiguration
 from secagg.session.certificates import Authority, Certificate, VerifiedIdentity
-from secagg.session.roles import LateUpdate
+from secagg.session.roles import LazyUpdate
 from secagg.session.sealed_state import MemoryLatch
 from secagg.wire import MessageKind, message_kind
 
@@ -165,7 +165,7 @@ DEFECTS: dict[str, tuple[Replacement, ...]] = {
     "view of the sharers not signed": ((rounds3_4_unmasking, "_verify_views", nothing),),
     "signs other sharers": (altered(client, "confirm_survivors", ("message.sharers != state.sharers", "False")),),
     "advertised keys not certified": ((Authority, "verify", _any_certificate),),
-    "input not spent": (altered(LateUpdate, "take", ("self._make = self._make, None", "_ = self._make, None")),),
+    "input not spent": (altered(LazyUpdate, "take", ("self._make = self._make, None", "_ = self._make, None")),),
     "masks left out": ((round2_masked_input, "_apply_masks", _mask_half),),
     "self mask left out": (
         altered(

@@ -31,7 +31,7 @@ from secagg.protocols.two_servers.session import TwoServersMember
 from secagg.protocols.two_servers.upload import HalfForm, Upload, ring_bytes
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
 from secagg.session.ledger import SpentUpdates
-from secagg.session.roles import LateUpdate, Subject, Update
+from secagg.session.roles import LazyUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -246,7 +246,7 @@ class Place:
         )
         maker: Any = member.join(
             Subject(task=configuration.task, round_number=self.round_number, layout=self.layout, capacity=1 << 20),
-            LateUpdate(lambda: made, model),
+            LazyUpdate(lambda: made, model),
         )
         if named is not None:
             maker._member = replace(member, certificate=named[0], signing_key=named[1])  # noqa: SLF001

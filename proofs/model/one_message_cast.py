@@ -40,7 +40,7 @@ from secagg.protocols.one_message.requests import DeliveredShare, Delivery, List
 from secagg.protocols.one_message.session import plan_offer
 from secagg.protocols.one_message.sharing import Dealing, deal
 from secagg.session.certificates import issue_certificate
-from secagg.session.roles import LateUpdate, Subject, Update
+from secagg.session.roles import LazyUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -252,10 +252,10 @@ class Cast:
             certificate=issue_certificate(key if forged else self.authority, ClientId(number), key.public_key),
         )
 
-    def update(self, client: int, name: str, model: bytes = MODEL) -> LateUpdate:
+    def update(self, client: int, name: str, model: bytes = MODEL) -> LazyUpdate:
         """Return what a client has trained."""
         value = LAYOUT.require_rings()[0].ring.from_integers([hashlib.sha256(f"{client}{name}".encode()).digest()[0]])
-        return LateUpdate(lambda: Update(Payload(LAYOUT, (value,)), model, 1))
+        return LazyUpdate(lambda: Update(Payload(LAYOUT, (value,)), model, 1))
 
     def send(self) -> None:
         """Have every client upload once for each of its rounds, with an update of its own."""

@@ -20,7 +20,7 @@ from secagg.errors import InternalError, SecAggError
 from secagg.protocols.pairwise_mask.client import Client
 from secagg.protocols.pairwise_mask.plan import SessionPlan
 from secagg.protocols.pairwise_mask.session import Server, ServerRecord, ServerState
-from secagg.session.roles import LateUpdate
+from secagg.session.roles import LazyUpdate
 from secagg.session.sealed_state import MemoryLatch
 from secagg.wire import message_kind
 from sessions import Clients, client_id, new_update
@@ -42,7 +42,7 @@ class Adding(Clients):
         self,
         party: Party,
         attempt: int,
-        update: LateUpdate | None = None,
+        update: LazyUpdate | None = None,
         latch: MemoryLatch | None = None,
         restarts: int = 0,
     ) -> Client:

@@ -36,7 +36,7 @@ from secagg.protocols.pairwise_mask.round0_advertise_keys import Advertised
 from secagg.protocols.pairwise_mask.round1_share_keys import Shared
 from secagg.protocols.pairwise_mask.suites import key_suite
 from secagg.session.certificates import Authority, SigningKey, issue_certificate
-from secagg.session.roles import LateUpdate, Subject, Update
+from secagg.session.roles import LazyUpdate, Subject, Update
 from secagg.session.sealed_state import MemoryLatch
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from setups import GENUINE, LAYOUT, Party, Setup
@@ -143,7 +143,7 @@ class Clients:
         self,
         party: Party,
         attempt: int,
-        update: LateUpdate | None = None,
+        update: LazyUpdate | None = None,
         latch: MemoryLatch | None = None,
         restarts: int = 0,
     ) -> Client:
@@ -275,9 +275,9 @@ def client_id(number: int) -> ClientId:
     return ClientId(number + 1)
 
 
-def new_update(value: int = 0) -> LateUpdate:
+def new_update(value: int = 0) -> LazyUpdate:
     """Return an update that was never uploaded."""
-    return LateUpdate(lambda: Update(Payload(LAYOUT, (np.full(1, value, np.uint8),)), NO_DIGEST))
+    return LazyUpdate(lambda: Update(Payload(LAYOUT, (np.full(1, value, np.uint8),)), NO_DIGEST))
 
 
 def _before_the_last(kept: Client | Suspended) -> Suspended | None:

@@ -57,7 +57,7 @@ from .trusted.messages import (
 )
 
 if TYPE_CHECKING:
-    from secagg.session.roles import LateUpdate, Subject
+    from secagg.session.roles import LazyUpdate, Subject
 
     from .session import EnclaveMember
 
@@ -130,7 +130,7 @@ class Client(OneStageClientSession):
         self,
         member: EnclaveMember,
         subject: Subject,
-        update: LateUpdate | None = None,
+        update: LazyUpdate | None = None,
         suspended: Secret | None = None,
     ) -> None:
         """Begin, unless the certificate is of another key or authority, or privacy is asked for without a limit."""
@@ -155,7 +155,7 @@ class Client(OneStageClientSession):
             )
         self._member = member
 
-    def _upload(self, message: bytes, update: LateUpdate) -> bytes:
+    def _upload(self, message: bytes, update: LazyUpdate) -> bytes:
         member, subject = self._member, self._subject
         invited = Invitation.decode(message)
         configuration = EnclaveConfiguration.decode(invited.configuration, subject.tables)

@@ -27,7 +27,7 @@ from secagg.privacy.kinds import NoiseKind, require_delta
 from secagg.privacy.rounding import room_for_noise, rounded_root
 from secagg.session.certificates import IDENTITY_KEY_BYTES, Authority, Certificate, SigningKey
 from secagg.session.registry import Clock
-from secagg.session.roles import LateUpdate, Subject
+from secagg.session.roles import LazyUpdate, Subject
 from secagg.session.simulated import AES_BLOCK_BYTES, Costs, Work, mask_cipher_calls, ring_length
 from secagg.wire import HEADER_BYTES
 
@@ -356,7 +356,7 @@ class EnclaveMember(Confined):
     """``SystemCoins()`` in production."""
     threads: int = 1
 
-    def join(self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None) -> Client:
+    def join(self, subject: Subject, update: LazyUpdate | None = None, suspended: Secret | None = None) -> Client:
         """Begin; a session cannot be resumed."""
         return Client(self, subject, update, suspended)
 

@@ -31,7 +31,7 @@ from .configuration import Configuration, decode_entries, encode_body, encode_en
 from .field import ELEMENT_BYTES, FIELD, Vector, decode_vector, encode_vector, pieces_of, uniform
 
 if TYPE_CHECKING:
-    from secagg.session.roles import LateUpdate, Subject
+    from secagg.session.roles import LazyUpdate, Subject
 
     from .session import LightSecAggMember
 
@@ -73,7 +73,7 @@ class Client(Confined):
     """None: a piece that does not open ends the session."""
 
     def __init__(
-        self, member: LightSecAggMember, subject: Subject, update: LateUpdate | None, held: Held | None = None
+        self, member: LightSecAggMember, subject: Subject, update: LazyUpdate | None, held: Held | None = None
     ) -> None:
         self._member, self._subject, self._update, self._held = member, subject, update, held
         self._is_over = False

@@ -13,7 +13,7 @@ from secagg.errors import InvalidParameters, Misuse, Reason, SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
 from secagg.session.ledger import Spent
-from secagg.session.roles import LateUpdate, Subject
+from secagg.session.roles import LazyUpdate, Subject
 
 from .client import Client, Held
 from .configuration import DIGEST_BYTES, NONCE_BYTES, Configuration
@@ -110,7 +110,7 @@ class LightSecAggMember(Confined):
         self.client, self.floors, self.coins, self._charge = client, floors, coins, charge
         self._suspended = dict[bytes, Held]()
 
-    def join(self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None) -> Client:
+    def join(self, subject: Subject, update: LazyUpdate | None = None, suspended: Secret | None = None) -> Client:
         """Begin, or resume a suspended session, once and in the process that suspended it."""
         if suspended is None:
             return Client(self, subject, update)

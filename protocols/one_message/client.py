@@ -46,7 +46,7 @@ from .sharing import deal
 if TYPE_CHECKING:
     from secagg.privacy.client_noise import NoiseSettings
     from secagg.session.privacy_ledger import PrivacyLedger
-    from secagg.session.roles import LateUpdate, Subject
+    from secagg.session.roles import LazyUpdate, Subject
 
 _SEED_BYTES: Final = 32
 
@@ -196,7 +196,7 @@ class OneMessageMember(Confined):
         certificate = self.certificate
         return b"" if certificate is None else certificate.public_key + certificate.signature
 
-    def join(self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None) -> Client:
+    def join(self, subject: Subject, update: LazyUpdate | None = None, suspended: Secret | None = None) -> Client:
         return Client(self, subject, update, suspended)
 
     def __repr__(self) -> str:
@@ -207,12 +207,12 @@ class Client(OneStageClientSession):
     """A client's side of one sum: one message."""
 
     def __init__(
-        self, member: OneMessageMember, subject: Subject, update: LateUpdate | None, suspended: Secret | None = None
+        self, member: OneMessageMember, subject: Subject, update: LazyUpdate | None, suspended: Secret | None = None
     ) -> None:
         super().__init__(member.client, subject, update, suspended)
         self._member = member
 
-    def _upload(self, message: bytes, update: LateUpdate) -> bytes:
+    def _upload(self, message: bytes, update: LazyUpdate) -> bytes:
         """Answer an offer: checks, ledger, update, upload, storing, in this order.
 
         The same offer gets the same bytes again; nothing was drawn or charged where one is refused.

@@ -47,7 +47,7 @@ from .rounds3_4_unmasking import Confirmed, SurvivorSet, UnmaskingRequest, confi
 if TYPE_CHECKING:
     from secagg.privacy.client_noise import ClientNoise, NoiseSettings
     from secagg.session.privacy_ledger import PrivacyLedger
-    from secagg.session.roles import LateUpdate, Subject
+    from secagg.session.roles import LazyUpdate, Subject
 
     from .client_record import Recorder
 
@@ -113,7 +113,7 @@ Answers = dict[MessageKind, tuple[bytes, bytes]]
 
 
 def charged_elsewhere(task: bytes, round_number: int, model: bytes) -> None:
-    """Charge nothing: the ``LateUpdate`` does, or nothing outlives the session, as in a simulation."""
+    """Charge nothing: the ``LazyUpdate`` does, or nothing outlives the session, as in a simulation."""
 
 
 class PairwiseMember(Confined):
@@ -165,7 +165,7 @@ class PairwiseMember(Confined):
         """Sign with the identity key; nothing in semi-honest mode, where there is none."""
         return self.signing_key.sign(label, *parts) if self.signing_key is not None else b""
 
-    def join(self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None) -> Client:
+    def join(self, subject: Subject, update: LazyUpdate | None = None, suspended: Secret | None = None) -> Client:
         """Begin, or resume a suspended session."""
         client = Client(self, subject, update, None if self.recording is None else self.recording(self.coins))
         if suspended is not None:
@@ -189,7 +189,7 @@ class Client(Confined):
         self,
         member: PairwiseMember,
         subject: Subject,
-        update: LateUpdate | None = None,
+        update: LazyUpdate | None = None,
         recording: Recorder | None = None,
     ) -> None:
         """Prepare to take part.

@@ -31,7 +31,7 @@ from .upload import (
 
 if TYPE_CHECKING:
     from secagg.crypto.hybrid_key_agreement import HybridPublicKey
-    from secagg.session.roles import LateUpdate, Subject
+    from secagg.session.roles import LazyUpdate, Subject
 
     from .session import TwoServersMember
 
@@ -40,7 +40,7 @@ class Client(OneStageClientSession):
     """A client's side of one round; see ``ClientSession``."""
 
     def __init__(
-        self, member: TwoServersMember, subject: Subject, update: LateUpdate | None, suspended: Secret | None = None
+        self, member: TwoServersMember, subject: Subject, update: LazyUpdate | None, suspended: Secret | None = None
     ) -> None:
         """Prepare to upload once."""
         certificate, floors = member.certificate, member.floors
@@ -52,7 +52,7 @@ class Client(OneStageClientSession):
         super().__init__(certificate.client, subject, update, suspended)
         self._member, self._noise = member, member.noise_for(subject)
 
-    def _upload(self, message: bytes, update: LateUpdate) -> bytes:
+    def _upload(self, message: bytes, update: LazyUpdate) -> bytes:
         """Check everything that does not depend on the update, spend the round, and share the update.
 
         Implements: [PGC+22] Algorithm 1, client, with two servers in the place of the enclave.

@@ -20,7 +20,7 @@ from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
 from secagg.session.certificates import Certificate, SigningKey
 from secagg.session.ledger import Spent
 from secagg.session.registry import Clock
-from secagg.session.roles import LateUpdate, Subject
+from secagg.session.roles import LazyUpdate, Subject
 from secagg.session.sockets import Ask
 
 from .client import Client
@@ -162,7 +162,7 @@ class TwoServersMember(Confined):
     """What the servers are to add; a round that says otherwise is refused."""
     kind: type[Client] = Client
 
-    def join(self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None) -> Client:
+    def join(self, subject: Subject, update: LazyUpdate | None = None, suspended: Secret | None = None) -> Client:
         return self.kind(self, subject, update, suspended)
 
     def spend(self, task: bytes, round_number: int, model: bytes) -> None:

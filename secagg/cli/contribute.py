@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from secagg.platforms.floors import NodeSettings
     from secagg.platforms.keys import ClientIdentity
     from secagg.session.ledger import SpentUpdates
-    from secagg.session.roles import ClientSession, LateUpdate, Member, Subject
+    from secagg.session.roles import ClientSession, LazyUpdate, Member, Subject
     from secagg.transport.card import Card
     from secagg.transport.client import Outcome
 
-    _UpdateFor = Callable[[Card, SpentUpdates, Secret | None], tuple[Subject, LateUpdate]]
+    _UpdateFor = Callable[[Card, SpentUpdates, Secret | None], tuple[Subject, LazyUpdate]]
 
 _UNPLANNED: Final = {"noise", "norm", "epsilon", "delta", "identity"}
 """Settings that this command cannot encode, and those that have an option of their own."""
@@ -71,7 +71,7 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
     charges = floors.charges(identity, states, client, is_one_folder=True)
     side = NodeSide(settings=floors, client=client, certified=identity, states=states)
 
-    def joined(card: Card, suspended: Secret | None) -> tuple[Subject, LateUpdate]:
+    def joined(card: Card, suspended: Secret | None) -> tuple[Subject, LazyUpdate]:
         floors.require_protocol(card.protocol)
         if card.mode not in floors.modes:
             advice = (
@@ -136,11 +136,11 @@ def _offered(options: argparse.Namespace, identity: ClientIdentity | None) -> tu
 
 def _update_of(
     values: NDArray[np.float64], task: str, card: Card, charges: SpentUpdates, suspended: Secret | None
-) -> tuple[Subject, LateUpdate]:
+) -> tuple[Subject, LazyUpdate]:
     from secagg.crypto.entropy import SystemCoins
     from secagg.crypto.labels import Label, bind
     from secagg.session.ledger import NO_MODEL, Spent
-    from secagg.session.roles import LateUpdate, Update
+    from secagg.session.roles import LazyUpdate, Update
 
     plan, coins = plan_of(card.protocol, card.terms), SystemCoins()
     if card.task != task or values.shape != (card.terms["values"],):
@@ -156,7 +156,7 @@ def _update_of(
     if suspended is None:
         charges.require_open(spent)  # Before a name is claimed: nobody waits for an update that is refused later.
     charge = partial(charges.charge, spent)
-    late = LateUpdate(
+    late = LazyUpdate(
         lambda: Update(plan.encode(values, coins), model), model, charge=charge, together=charges.transaction
     )
     return subject, late
@@ -174,7 +174,7 @@ def _statistics(
     usual = replace(usual, attempts=ONCE.attempts)
     answering = Answering(site, replace(usual, **_floors(usual, options.set, {"norm", "identity"})))
 
-    def update_for(card: Card, charges: SpentUpdates, suspended: Secret | None) -> tuple[Subject, LateUpdate]:
+    def update_for(card: Card, charges: SpentUpdates, suspended: Secret | None) -> tuple[Subject, LazyUpdate]:
         plan = plan_for(site.declaration, card.protocol, card.terms)
         if card.task != options.task:
             raise InvalidParameters(f"the server asks for {card.task!r}, and this site answers {options.task!r}")

@@ -22,7 +22,7 @@ from secagg.errors import InternalError, InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.protocols.pairwise_mask import PairwiseSettings, Server, Topology
 from secagg.session.registry import find
-from secagg.session.roles import LateUpdate, ServerSession, Subject, Update
+from secagg.session.roles import LazyUpdate, ServerSession, Subject, Update
 from secagg.session.run import Measured, run
 from secagg.simulation.rehearsal import client_ids, spread_dropouts
 
@@ -58,7 +58,7 @@ def run_demo(options: argparse.Namespace) -> int:
     started = perf_counter()
     with closing(entry.simulate(settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC))) as world:
         watched = _Watched(world.open(subject, frozenset(payloads)))
-        making = {client: LateUpdate(partial(Update, payload, _MODEL)) for client, payload in payloads.items()}
+        making = {client: LazyUpdate(partial(Update, payload, _MODEL)) for client, payload in payloads.items()}
         members = (world.member(client).join(subject, update) for client, update in making.items())
         total = run(watched, members, {uploading.name: gone}).aggregate
     seconds, uploads, session = perf_counter() - started, watched.uploads, cast("Server", watched.session)

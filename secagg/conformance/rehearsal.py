@@ -14,7 +14,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import ContractViolation, SecAggError
 from secagg.identifiers import ClientId, Party
 from secagg.session.registry import Clock, ProtocolEntry, Simulation
-from secagg.session.roles import ClientSession, LateUpdate, Released, ServerSession, Subject, Update
+from secagg.session.roles import ClientSession, LazyUpdate, Released, ServerSession, Subject, Update
 
 LEAST_CLIENTS: Final = 4
 _STAGES: Final = 16
@@ -82,14 +82,14 @@ class Rehearsal:
             rehearsal.sessions[client] = world.member(client).join(subject, rehearsal.update_of(client))
         return rehearsal
 
-    def update_of(self, client: ClientId) -> LateUpdate:
+    def update_of(self, client: ClientId) -> LazyUpdate:
         """Return a client's update, whose making is counted."""
 
         def make() -> Update:
             self.made[client] = self.made.get(client, 0) + 1
             return Update(self.candidate.payload(client), MODEL)
 
-        return LateUpdate(make)
+        return LazyUpdate(make)
 
     @property
     def stage(self) -> str:

@@ -25,7 +25,7 @@ from secagg.errors import (
     ThresholdNotMet,
 )
 from secagg.identifiers import ClientId
-from secagg.session.roles import ClientSession, LateUpdate, ServerSession, Turnout, Update
+from secagg.session.roles import ClientSession, LazyUpdate, ServerSession, Turnout, Update
 
 from .candidate import require_refused
 from .rehearsal import MODEL, Rehearsal, SessionCandidate, rehearsals, two_copies, update_stages
@@ -105,7 +105,7 @@ def second_answer(candidate: SessionCandidate) -> None:
 def _second(rehearsal: Rehearsal, client: ClientId, answer: bytes) -> bytes | None:
     """Return another answer that a client really makes, where it makes one."""
     other = rehearsal.candidate.clients[-1]
-    update = LateUpdate(lambda: Update(rehearsal.candidate.payload(other), MODEL))
+    update = LazyUpdate(lambda: Update(rehearsal.candidate.payload(other), MODEL))
     session, message = (
         rehearsal.world.member(client).join(rehearsal.subject, update),
         rehearsal.server.message_to(client),
@@ -510,7 +510,7 @@ def _seen(candidate: SessionCandidate, spoil: Spoil) -> Seen:
         sessions = dict[ClientId, ClientSession]()
         for client in candidate.clients:
             make = spoil if client == candidate.clients[0] else _varied
-            update = LateUpdate(partial(make, candidate.payload(client), model, number), model)
+            update = LazyUpdate(partial(make, candidate.payload(client), model, number), model)
             sessions[client] = world.member(client).join(subject, update)
         while server.stage is not None:
             for client, session in sessions.items():

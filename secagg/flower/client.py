@@ -33,7 +33,7 @@ from secagg.platforms.floors import REQUIRED, NodeSettings
 from secagg.platforms.held_models import followed, is_told, parted, restored, stored
 from secagg.platforms.round_task import RECORD, Record, Terms, message_in
 from secagg.platforms.settings import PREFIX
-from secagg.session.roles import ClientSession, LateUpdate
+from secagg.session.roles import ClientSession, LazyUpdate
 from secagg.session.sealed_state import OpenState, StateDirectory
 
 
@@ -200,7 +200,7 @@ class ClientRound:
 
     def _update(
         self, message: Message, context: Context, call_next: ClientAppCallable, begun: NodeRound, *, is_new: bool
-    ) -> tuple[bytes | None, LateUpdate | None]:
+    ) -> tuple[bytes | None, LazyUpdate | None]:
         """Return the update, with the digest of what it is made from; none where the message brings no model."""
         del is_new
         if all(name == LARGE_RECORD for name in message.content.array_records):

@@ -21,7 +21,7 @@ from secagg.identifiers import ClientId
 from secagg.platforms.client_round import Node, NodeRound, begun_app
 from secagg.platforms.round_task import Rounds, Terms
 from secagg.platforms.settings import PREFIX, SecAggSettings
-from secagg.session.roles import LateUpdate
+from secagg.session.roles import LazyUpdate
 from secagg.session.sealed_state import StateDirectory
 from secagg.site_statistics import Declaration, Plan, Results, Site
 from secagg.site_statistics.on_platforms import ONCE, Answering, round_of, settings_of
@@ -67,7 +67,7 @@ class _StatisticsRound(ClientRound):
 
     def _update(
         self, message: Message, context: Context, call_next: ClientAppCallable, begun: NodeRound, *, is_new: bool
-    ) -> tuple[bytes | None, LateUpdate | None]:
+    ) -> tuple[bytes | None, LazyUpdate | None]:
         del message, context, call_next
         return self._answering.plan.model_digest, self._answering.late_in(begun, is_new=is_new)
 

@@ -41,7 +41,7 @@ from secagg.platforms.floors import PARTITION
 from secagg.platforms.held_models import followed, is_told, parted
 from secagg.platforms.round_task import RECORD, Record, Terms, message_in
 from secagg.platforms.settings import PREFIX
-from secagg.session.roles import ClientSession, LateUpdate, Subject, Update
+from secagg.session.roles import ClientSession, LazyUpdate, Subject, Update
 from secagg.session.sealed_state import StateDirectory
 
 COMPONENT: Final = "secagg"
@@ -81,7 +81,7 @@ class _Open:
         return _trained_in(found, self.due.sent)
 
 
-class _LateTraining(LateUpdate):
+class _LateTraining(LazyUpdate):
     """The update of a training whose model comes after its session was joined."""
 
     def __init__(self, found: _Open) -> None:
@@ -193,7 +193,7 @@ class SecAggClient(FLComponent):
     def _begun(self, terms: Terms, fl_ctx: FLContext) -> NodeRound:
         return self._node(fl_ctx).begun(terms)
 
-    def _update(self, found: _Open) -> tuple[bytes | None, LateUpdate]:
+    def _update(self, found: _Open) -> tuple[bytes | None, LazyUpdate]:
         """Return the update, with the digest of the model that it is made from, once that was sent."""
         return found.training.model_digest if found.training else None, _LateTraining(found)
 

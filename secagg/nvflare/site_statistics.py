@@ -31,7 +31,7 @@ from secagg.platforms.client_round import NodeRound
 from secagg.platforms.round_task import Rounds, Terms
 from secagg.platforms.settings import SecAggSettings
 from secagg.session.durable import PUBLIC, replace
-from secagg.session.roles import LateUpdate
+from secagg.session.roles import LazyUpdate
 from secagg.site_statistics import Declaration, Plan, Site, read_site
 from secagg.site_statistics.on_platforms import ONCE, Answering, round_of, settings_of
 
@@ -121,7 +121,7 @@ class StatisticsClient(SecAggClient):
         self._answering = Answering(_site_of(fl_ctx), node.settings)
         return self._answering.begun(node, terms)
 
-    def _update(self, found: Any) -> tuple[bytes | None, LateUpdate]:  # noqa: ANN401 -- the client's own session
+    def _update(self, found: Any) -> tuple[bytes | None, LazyUpdate]:  # noqa: ANN401 -- the client's own session
         if self._answering is None:
             raise InvalidParameters("the server asks for statistics before it has said which")
         return self._answering.plan.model_digest, self._answering.late_in(found.begun, is_new=True)

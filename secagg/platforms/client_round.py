@@ -43,7 +43,7 @@ from secagg.errors import InvalidParameters, Reason
 from secagg.identifiers import ClientId
 from secagg.session.durable import create
 from secagg.session.ledger import Spent, SpentUpdates
-from secagg.session.roles import ClientSession, LateUpdate, Member, Update
+from secagg.session.roles import ClientSession, LazyUpdate, Member, Update
 from secagg.session.sealed_state import StateDirectory
 
 from . import LOG
@@ -89,9 +89,9 @@ class Training:
         return [*(self.terms.joined if UPDATE in self.update.names else ()), *alone]
 
     @property
-    def late(self) -> LateUpdate:
+    def late(self) -> LazyUpdate:
         """The update, for a session; what training returns, or that it fails, is nothing that the server hears of."""
-        return LateUpdate(
+        return LazyUpdate(
             self.made, self.model_digest, charge=self.charge, together=self.charges.transaction, zero=self.zero
         )
 
@@ -106,7 +106,7 @@ class Training:
         self.charges.charge(Spent(task, self.terms.round_number, model))
 
     def made(self) -> Update:
-        """Train, and return the encoded update; ``LateUpdate`` sends ``zero`` where this raises."""
+        """Train, and return the encoded update; ``LazyUpdate`` sends ``zero`` where this raises."""
         trained, summed = self.train(), self._summed
         values = self._differences(trained, summed) if summed else dict[str, npt.NDArray[Any]]()
         self._require_finite(values)

@@ -21,7 +21,7 @@ from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT
 from secagg.privacy.guessing import min_entropy, mixing_clients, said_guessable
 from secagg.session.registry import ProtocolEntry, ProtocolName, find
-from secagg.session.roles import LateUpdate, Released, Subject, Update
+from secagg.session.roles import LazyUpdate, Released, Subject, Update
 from secagg.session.run import Measured, run
 from secagg.simulation.rehearsal import spread_dropouts
 
@@ -181,7 +181,7 @@ def simulated(
     entry: ProtocolEntry,
     settings: Any,  # noqa: ANN401 -- the protocol's own
     subject: Subject,
-    making: Mapping[Any, Callable[[], LateUpdate]],
+    making: Mapping[Any, Callable[[], LazyUpdate]],
     drop: int | Collection[Hashable],
 ) -> tuple[Released, Measured]:
     """Run one session in this process; ``making`` has for each client, by its name, what makes its update."""
@@ -366,11 +366,11 @@ def _counted(  # noqa: PLR0913 -- all but two by name
     subject = Subject(task=_COUNTS, round_number=1, layout=layout, capacity=clients, model_digest=_MODEL)
     entry.require_segments(layout)
 
-    def update_of(place: int) -> LateUpdate:
+    def update_of(place: int) -> LazyUpdate:
         ones = tuple(segment.ring.zeros(places) for segment in segments)
         for one in ones:
             one[place] = 1
-        return LateUpdate(lambda: Update(Payload(layout, ones), _MODEL))
+        return LazyUpdate(lambda: Update(Payload(layout, ones), _MODEL))
 
     making = {name: partial(update_of, place) for name, place in chosen.items()}
     released, _ = simulated(entry, made, subject, making, drop)

@@ -45,7 +45,7 @@ from secagg.session.registry import (
     planned_settings,
     suggestion,
 )
-from secagg.session.roles import LateUpdate, Released, ServerSession, Subject, Update
+from secagg.session.roles import LazyUpdate, Released, ServerSession, Subject, Update
 
 from .trees import Shapes, Tree, Vector, digest_of, matches
 
@@ -337,11 +337,11 @@ class Session(Generic[Form]):
 
     def update(
         self, tree: Tree, *, subject: Subject, coins: Coins, examples: int = 1, name: object = None
-    ) -> LateUpdate:
+    ) -> LazyUpdate:
         """Return a client's update for ``member.join``, encoded when the upload needs it; ``name`` is for its log."""
         digest = subject.model_digest or bytes(32)
         self.shapes.vector(tree)  # An update of another form is refused here, before the server awaits it.
-        return LateUpdate(
+        return LazyUpdate(
             lambda: Update(self.encode(tree, coins, name, examples), digest), zero=lambda: self.zero(coins)
         )
 

@@ -11,7 +11,7 @@ from secagg.errors import NOBODY, Fault, Misuse, Reason, UnexpectedMessage, blam
 from secagg.identifiers import ClientId
 
 if TYPE_CHECKING:
-    from .roles import LateUpdate, Subject
+    from .roles import LazyUpdate, Subject
 
 
 class OneStageClientSession(Confined, ABC):
@@ -20,14 +20,14 @@ class OneStageClientSession(Confined, ABC):
     faults: tuple[Fault, ...] = ()
     """None: no other client sends this one anything."""
 
-    def __init__(self, client: ClientId, subject: Subject, update: LateUpdate | None, suspended: Secret | None) -> None:
+    def __init__(self, client: ClientId, subject: Subject, update: LazyUpdate | None, suspended: Secret | None) -> None:
         """Prepare to upload once; nothing is ever suspended."""
         if suspended is not None:
             raise Misuse("a session of one message cannot be resumed; join without a suspended state")
         self.client, self._subject, self._update, self._is_done = client, subject, update, False
 
     @abstractmethod
-    def _upload(self, message: bytes, update: LateUpdate) -> bytes:
+    def _upload(self, message: bytes, update: LazyUpdate) -> bytes:
         """Return the upload: checks, ledger, update, in this order."""
 
     def answer(self, message: bytes) -> bytes:

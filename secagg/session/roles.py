@@ -1,7 +1,7 @@
 """A secure sum as a platform sees it, whichever protocol computes it.
 
     session = <protocol>.open_session(subject, ...)     server: and who is invited, and connections to helpers
-    client = member.join(subject, LateUpdate(make))     client: a member has keys, floors, a ledger and a clock
+    client = member.join(subject, LazyUpdate(make))     client: a member has keys, floors, a ledger and a clock
     while session.stage: deliver message_to(), receive(), then close_stage()
     released = session.release()
 
@@ -61,7 +61,7 @@ class Update:
     model_digest: bytes  # of the model that it was trained from, as the client computed it
 
 
-class LateUpdate(Confined):
+class LazyUpdate(Confined):
     """One update, made only when the upload needs it."""
 
     def __init__(
@@ -89,7 +89,7 @@ class LateUpdate(Confined):
         """Return the digest of the model that the update is made from, as this client computed it."""
         self._model_digest = self._model_digest or subject.model_digest
         if self._model_digest is None:
-            raise Misuse("the subject names no model; give LateUpdate the digest of the one that was sent")
+            raise Misuse("the subject names no model; give LazyUpdate the digest of the one that was sent")
         return self._model_digest
 
     def take(
@@ -279,7 +279,7 @@ class Member(Protocol):
     """A client from one session to the next: identity, floors, ledger, clock, and whom it believes."""
 
     def join(
-        self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None
+        self, subject: Subject, update: LazyUpdate | None = None, suspended: Secret | None = None
     ) -> ClientSession:
         """Begin, or resume a suspended session; the update is for the message that an upload answers."""
         ...

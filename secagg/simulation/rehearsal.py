@@ -20,7 +20,7 @@ from secagg.identifiers import ClientId
 from secagg.privacy.client_noise import deviations_in
 from secagg.session import certificates
 from secagg.session.registry import ProtocolEntry, Simulation
-from secagg.session.roles import ClientSession, LateUpdate, Released, ServerSession, Stage, Subject, Update
+from secagg.session.roles import ClientSession, LazyUpdate, Released, ServerSession, Stage, Subject, Update
 from secagg.session.run import Measured, Progress, run
 
 # --- Checks that are shared -------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class Rehearsal:
                 member = self.entry.simulate_cheater(world, client)
             else:
                 member = world.member(client)
-            yield member.join(subject, LateUpdate(partial(self._update_of, client)))
+            yield member.join(subject, LazyUpdate(partial(self._update_of, client)))
 
     def _update_of(self, client: ClientId) -> Update:
         return Update(self.inputs.payload_of(client.value), _MODEL)

@@ -15,7 +15,7 @@ from secagg.platforms.round_task import Rounds, RoundTask, Terms
 from secagg.platforms.settings import SecAggSettings
 from secagg.privacy.client_noise import USUAL_DELTA
 from secagg.session.ledger import Spent, SpentUpdates
-from secagg.session.roles import LateUpdate
+from secagg.session.roles import LazyUpdate
 
 from .data import Site
 from .declaration import Declaration
@@ -51,7 +51,7 @@ class Answering:
 
     def late(
         self, charges: SpentUpdates, task: str, number: int, identity: ClientIdentity | None, *, is_new: bool
-    ) -> LateUpdate:
+    ) -> LazyUpdate:
         """Return the update, which is charged as it is taken, before data are read.
 
         Args:
@@ -98,7 +98,7 @@ class Answering:
             )
         return replace(node, settings=self.floors).begun(terms)
 
-    def late_in(self, begun: NodeRound, *, is_new: bool) -> LateUpdate:
+    def late_in(self, begun: NodeRound, *, is_new: bool) -> LazyUpdate:
         terms = begun.terms
         return self.late(begun.charges, terms.task, terms.round_number, begun.identity, is_new=is_new)
 

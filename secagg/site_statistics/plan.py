@@ -30,7 +30,7 @@ from secagg.privacy.rounding import WORST_DEVIATIONS
 from secagg.quick.in_process import by_name, leaving, simulated
 from secagg.quick.model_session import CohortSettings, planned
 from secagg.session.registry import ProtocolEntry, ProtocolName, find
-from secagg.session.roles import LateUpdate, Subject, Update
+from secagg.session.roles import LazyUpdate, Subject, Update
 
 from .data import Site, Values
 from .declaration import Declaration
@@ -174,9 +174,9 @@ class Plan:
             model_digest=self.model_digest,
         )
 
-    def late(self, site: Site, coins: Coins, charge: Callable[[], None] = lambda: None) -> LateUpdate:
+    def late(self, site: Site, coins: Coins, charge: Callable[[], None] = lambda: None) -> LazyUpdate:
         """Return a site's update; its data are read when the session takes it, and not before ``charge``."""
-        return LateUpdate(lambda: self._made(site, coins), self.model_digest, charge=charge)
+        return LazyUpdate(lambda: self._made(site, coins), self.model_digest, charge=charge)
 
     def results(self, aggregate: Aggregate) -> Results:
         sums: Mapping[str, Any] = self.update.decode(aggregate)

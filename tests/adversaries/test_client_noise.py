@@ -27,7 +27,7 @@ from secagg.protocols.one_message.session import OneMessageSettings
 from secagg.protocols.pairwise_mask import PairwiseSettings
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.session.registry import find
-from secagg.session.roles import LateUpdate, Released, Subject, Update
+from secagg.session.roles import LazyUpdate, Released, Subject, Update
 from secagg.session.run import Measured, run
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
@@ -58,8 +58,8 @@ def payload_of(client: ClientId, scale: int = 1) -> Payload:
     return Payload(LAYOUT, (segment.ring.from_integers(np.full(VALUES, scale * client.value)),))
 
 
-def late(client: ClientId) -> LateUpdate:
-    return LateUpdate(lambda: Update(payload_of(client), MODEL))
+def late(client: ClientId) -> LazyUpdate:
+    return LazyUpdate(lambda: Update(payload_of(client), MODEL))
 
 
 def ran(

@@ -60,7 +60,7 @@ from secagg.protocols.enclave.trusted.configuration import (
 from secagg.protocols.enclave.trusted.enclave import bounded_choices
 from secagg.protocols.enclave.trusted.messages import EnclaveOffer, ModelStamp
 from secagg.session.registry import find
-from secagg.session.roles import LateUpdate, Released, Subject, Update
+from secagg.session.roles import LazyUpdate, Released, Subject, Update
 from secagg.session.run import Measured, run
 from tests.harness.enclave_buffers import MIXED_LAYOUT, NOW, EnclaveSetup, InsecureEnclaveSession, sealed_by
 
@@ -393,7 +393,7 @@ def released(bound: int, accumulation: Accumulation, liars: int) -> Released:
 
         def joined(client: ClientId) -> Any:
             chosen = payload(LONGEST if client.value <= liars else HONEST)
-            return world.member(client).join(SUBJECT, LateUpdate(lambda: Update(chosen, MODEL_DIGEST)))
+            return world.member(client).join(SUBJECT, LazyUpdate(lambda: Update(chosen, MODEL_DIGEST)))
 
         return run(Measured(session), map(joined, CLIENTS))
 

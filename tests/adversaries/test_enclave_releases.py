@@ -30,7 +30,7 @@ from secagg.protocols.enclave.trusted.buffer import BufferState
 from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 from secagg.protocols.enclave.trusted.messages import ModelStamp
-from secagg.session.roles import LateUpdate, Subject, Update
+from secagg.session.roles import LazyUpdate, Subject, Update
 from tests.harness.enclave_buffers import (
     RING_LAYOUT,
     EnclaveSetup,
@@ -294,7 +294,7 @@ def world() -> Iterator[EnclaveSimulation]:
 
 def upload(world: EnclaveSimulation, client: ClientId, subject: Subject, invitation: bytes) -> bytes:
     values = LAYOUT.segments[0].ring.from_integers(np.full(6, client.value))
-    late = LateUpdate(lambda: Update(Payload(LAYOUT, (values,)), subject.model_digest or b""))
+    late = LazyUpdate(lambda: Update(Payload(LAYOUT, (values,)), subject.model_digest or b""))
     return world.member(client).join(subject, late).answer(invitation)
 
 

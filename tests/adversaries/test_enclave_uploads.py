@@ -37,7 +37,7 @@ from secagg.protocols.enclave.trusted.messages import (
     sealing_info,
 )
 from secagg.session.certificates import Certificate, issue_certificate
-from secagg.session.roles import LateUpdate, Subject, Update
+from secagg.session.roles import LazyUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.enclave_buffers import (
     MIXED_LAYOUT,
@@ -566,7 +566,7 @@ def simulation() -> EnclaveSimulation:
 
 def answered(simulation: EnclaveSimulation, invitation: bytes, subject: Subject, code: PeakCode) -> bytes:
     update = np.random.default_rng(1).standard_normal(1024).astype(np.float32)
-    late = LateUpdate(lambda: Update(code.encode(update, InsecureSeededCoins(b"1")), b"m" * 32))
+    late = LazyUpdate(lambda: Update(code.encode(update, InsecureSeededCoins(b"1")), b"m" * 32))
     return simulation.member(FIRST).join(subject, late).answer(invitation)
 
 

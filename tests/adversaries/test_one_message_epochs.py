@@ -20,7 +20,7 @@ from secagg.protocols.one_message.configuration import HolderIdentity, HolderKey
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.one_message.tally import Tally
-from secagg.session.roles import LateUpdate, Update
+from secagg.session.roles import LazyUpdate, Update
 from tests.harness.one_message_sums import COINS, MODEL, NOW, TASK, InsecureSum, SumSetup, for_any_task
 
 # --- Committees -------------------------------------------------------------------------------------------------------
@@ -146,12 +146,12 @@ def test_training_that_outlasts_the_epoch_is_uploaded_all_the_same() -> None:
         return Update(world.setup.values_of(client), MODEL)
 
     offer = world.offer().encode()
-    upload = world.member(client).join(world.setup.subject, LateUpdate(train)).answer(offer)
+    upload = world.member(client).join(world.setup.subject, LazyUpdate(train)).answer(offer)
     assert (world.now, world.stored_upload(client)) == (NOW + 3600, upload)
     # And before the charge it is refused.
     late = world.setup.clients[1]
     with pytest.raises(InvalidParameters, match="its epoch has expired"):
-        world.member(late).join(world.setup.subject, LateUpdate(train)).answer(offer)
+        world.member(late).join(world.setup.subject, LazyUpdate(train)).answer(offer)
     assert not world.stored.get(late)
 
 
@@ -186,7 +186,7 @@ def test_an_upload_is_sent_again_identically_and_never_made_again() -> None:
     def never() -> Update:
         raise AssertionError
 
-    assert world.member(client).join(world.setup.subject, LateUpdate(never)).answer(offer.encode()) == first
+    assert world.member(client).join(world.setup.subject, LazyUpdate(never)).answer(offer.encode()) == first
 
 
 class RepeatingCoins:
@@ -209,7 +209,7 @@ def test_coins_that_repeat_mask_nothing_twice(mode: SecurityMode, changed: str) 
             payload.values[0][0] += 1
         offer = world.offer(replace(setup, minimum_cohort=4) if second and changed == "sum" else None)
         repeating = world.member(client, coins=RepeatingCoins(), ledger=for_any_task(Ledger(TASK, lambda _: None)))
-        update = LateUpdate(partial(Update, payload, setup.model))
+        update = LazyUpdate(partial(Update, payload, setup.model))
         uploads.append(Upload.decode(repeating.join(setup.subject, update).answer(offer.encode())))
     one, other = uploads
     vectors = [np.frombuffer(upload.vector, np.uint8) for upload in uploads]

@@ -21,7 +21,7 @@ from secagg.protocols.pairwise_mask import ClientState, ServerState, Topology, T
 from secagg.protocols.pairwise_mask.graph import Graph
 from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
-from secagg.session.roles import LateUpdate
+from secagg.session.roles import LazyUpdate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import HEADER_BYTES, MessageKind
 from tests.harness.pairwise_sessions import (
@@ -199,7 +199,7 @@ def test_a_second_upload_is_refused_whichever_byte_of_it_is_another(name: str) -
 # --- Retries ----------------------------------------------------------------------------------------------------------
 
 
-def with_inputs(session: InsecurePairwiseSession, inputs: dict[ClientId, LateUpdate]) -> InsecurePairwiseSession:
+def with_inputs(session: InsecurePairwiseSession, inputs: dict[ClientId, LazyUpdate]) -> InsecurePairwiseSession:
     """Enrol the clients with inputs that other attempts may have as well."""
     for client, own in inputs.items():
         session.clients[client] = session.enrol(client, update=own)

@@ -33,7 +33,7 @@ from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.session.ledger import Spent, SpentUpdates
 from secagg.session.privacy_ledger import PrivacyLedger, PrivacyLedgers
 from secagg.session.registry import Simulation, find
-from secagg.session.roles import ClientSession, LateUpdate, ServerSession, Subject, Update
+from secagg.session.roles import ClientSession, LazyUpdate, ServerSession, Subject, Update
 from secagg.session.store import Store
 
 MODEL = bytes(32)
@@ -90,8 +90,8 @@ def update_of(client: ClientId) -> Update:
     return Update(Payload(LAYOUT, (np.full(8, 100 * next(_TRAINED) + client.value, np.uint32),)), MODEL)
 
 
-def late(client: ClientId) -> LateUpdate:
-    return LateUpdate(partial(update_of, client))
+def late(client: ClientId) -> LazyUpdate:
+    return LazyUpdate(partial(update_of, client))
 
 
 def subject(number: int, task: bytes = b"a task") -> Subject:
@@ -178,7 +178,7 @@ def test_a_session_that_the_budget_does_not_pay_for_is_refused_at_its_offer(
             trained.append(CLIENT)
             return update_of(CLIENT)
 
-        update = LateUpdate(train)
+        update = LazyUpdate(train)
         is_refused(lambda: world.member(CLIENT).join(subject(3), update).answer(session.invitation))
         session.abort()
         assert not trained
@@ -347,7 +347,7 @@ def test_an_upload_and_its_cost_are_charged_together(ledger: Callable[[], Privac
     for _ in range(2):
         ledger().charge(own_noise())
     for number in (1, 2):
-        late = LateUpdate(
+        late = LazyUpdate(
             partial(update_of, CLIENT),
             charge=partial(uploads.charge, Spent(b"a task", number, model)),
             together=uploads.transaction,

@@ -27,7 +27,7 @@ from secagg.quick import in_process
 from secagg.quick.in_process import simulated
 from secagg.quick.model_session import Session
 from secagg.session.registry import ProtocolName, find, names
-from secagg.session.roles import LateUpdate, Released, Subject, Update
+from secagg.session.roles import LazyUpdate, Released, Subject, Update
 from secagg.session.run import Measured, run
 from tests.harness.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession
 from tests.harness.session_worlds import SETTINGS, client_ids
@@ -176,7 +176,7 @@ def test_a_host_with_another_floor_gets_no_update(offered: int | None) -> None:
 
     with closing(theirs.simulate(coins=SystemCoins(), clock=lambda: NOW)) as world:
         session = world.open(subjects[0], frozenset(map(ClientId, range(CLIENTS))))
-        client = world.member(ClientId(1)).join(subjects[1], LateUpdate(make))
+        client = world.member(ClientId(1)).join(subjects[1], LazyUpdate(make))
         message = session.message_to(ClientId(1))
         assert message is not None
         with pytest.raises(InvalidParameters, match="floors on rows") as caught:

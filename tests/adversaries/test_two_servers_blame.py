@@ -20,7 +20,7 @@ from secagg.protocols.two_servers.server import Server
 from secagg.protocols.two_servers.session import TwoServersSettings
 from secagg.protocols.two_servers.simulation import TwoServersSimulation, cheater
 from secagg.session.frames import decode_refusal
-from secagg.session.roles import LateUpdate, Released, Subject, Update
+from secagg.session.roles import LazyUpdate, Released, Subject, Update
 from secagg.wire import HEADER_BYTES, MessageKind, message_kind
 from tests.harness.indexing_rounds import NOW, flipped
 
@@ -59,7 +59,7 @@ class World:
 
     def joined(self, client: ClientId, *, cheats: bool = False) -> Any:
         member = cheater(self.simulation, client) if cheats else self.simulation.member(client)
-        return member.join(self.subject, LateUpdate(lambda: Update(payload_of(client), MODEL)))
+        return member.join(self.subject, LazyUpdate(lambda: Update(payload_of(client), MODEL)))
 
     def upload_of(self, client: ClientId, *, cheats: bool = False) -> bytes:
         if client not in self.uploads:
@@ -153,7 +153,7 @@ def test_one_bad_proof_of_twenty_is_named_and_ends_no_round(cheats: int, limit: 
         session = simulation.open(subject, frozenset(clients))
         for client in clients:
             member = cheater(simulation, client) if client.value < cheats else simulation.member(client)
-            late = LateUpdate(lambda client=client: Update(payload_of(client), MODEL))  # type: ignore[misc]
+            late = LazyUpdate(lambda client=client: Update(payload_of(client), MODEL))  # type: ignore[misc]
             message = session.message_to(client)
             assert message is not None
             session.receive(client, member.join(subject, late).answer(message))

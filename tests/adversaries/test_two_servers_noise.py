@@ -37,7 +37,7 @@ from secagg.protocols.two_servers.release import (
 from secagg.protocols.two_servers.server import Server
 from secagg.protocols.two_servers.session import TwoServersSettings
 from secagg.session.registry import find
-from secagg.session.roles import LateUpdate, Released, Subject, Update
+from secagg.session.roles import LazyUpdate, Released, Subject, Update
 from secagg.session.run import Measured, run
 
 MODEL = bytes(32)
@@ -60,8 +60,8 @@ def payload_of(client: ClientId, layout: Layout = LAYOUT) -> Payload:
     return Payload(layout, (indices, ring.from_integers(np.full(VALUES, client.value))))
 
 
-def late(client: ClientId) -> LateUpdate:
-    return LateUpdate(lambda: Update(payload_of(client), MODEL))
+def late(client: ClientId) -> LazyUpdate:
+    return LazyUpdate(lambda: Update(payload_of(client), MODEL))
 
 
 def ran(settings: TwoServersSettings = SETTINGS, member_settings: TwoServersSettings | None = None) -> Released:

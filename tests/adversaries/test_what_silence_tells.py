@@ -18,7 +18,7 @@ from secagg.identifiers import ClientId
 from secagg.parameters import ATTEMPTS
 from secagg.protocols.one_message.client import Ledger
 from secagg.session.registry import find
-from secagg.session.roles import LateUpdate, Subject, Update
+from secagg.session.roles import LazyUpdate, Subject, Update
 from tests.harness.session_worlds import CAPACITY, NOW, SETTINGS, client_ids
 
 LAYOUT = Layout((RingSegment(20, 8),))
@@ -31,7 +31,7 @@ def model_of(number: int) -> bytes:
     return bytes([number + 1]) * 32
 
 
-def asked(name: str, settings: Any, subject: Subject, update: LateUpdate, ledgers: dict[Any, Any]) -> Answered:
+def asked(name: str, settings: Any, subject: Subject, update: LazyUpdate, ledgers: dict[Any, Any]) -> Answered:
     """Run one session in which everybody but the victim is unremarkable, and return what the victim answered."""
     clients = client_ids(SETTINGS[name][2])
     seen = list[tuple[str, object]]()
@@ -42,7 +42,7 @@ def asked(name: str, settings: Any, subject: Subject, update: LateUpdate, ledger
         plain = Update(Payload(LAYOUT, (np.ones(8, np.uint32),)), subject.model_digest or b"")
         joined = {
             client: world.member(client).join(
-                subject, update if client == clients[0] else LateUpdate(lambda: plain, subject.model_digest)
+                subject, update if client == clients[0] else LazyUpdate(lambda: plain, subject.model_digest)
             )
             for client in clients
         }
@@ -77,7 +77,7 @@ def bisected(name: str, value: int, changes: Callable[[int], dict[str, Any]], mo
             task=b"a task", round_number=number, layout=LAYOUT, capacity=CAPACITY, model_digest=model_of(number)
         )
         payload = Payload(LAYOUT, (np.full(8, value, np.uint32),))
-        update = LateUpdate(partial(Update, payload, model_of(number)))
+        update = LazyUpdate(partial(Update, payload, model_of(number)))
         seen.append(asked(name, settings, subject, update, ledgers))
         low, high = (low, middle) if isinstance(seen[-1][-1][1], int) else (middle, high)
     return seen
@@ -106,7 +106,7 @@ def test_one_model_again_and_again_gets_as_many_uploads_whatever_its_updates_are
         subject = Subject(task=b"a task", round_number=0, layout=LAYOUT, capacity=CAPACITY, model_digest=model_of(0))
         found.append(
             [
-                asked(name, settings, replace(subject, round_number=number), LateUpdate(update), ledgers)
+                asked(name, settings, replace(subject, round_number=number), LazyUpdate(update), ledgers)
                 for number in range(ATTEMPTS)
             ]
         )

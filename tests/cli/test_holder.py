@@ -27,7 +27,7 @@ from secagg.protocols.one_message.session import (
     open_session,
 )
 from secagg.session.certificates import SigningKey, issue_certificate
-from secagg.session.roles import LateUpdate, Released, Update
+from secagg.session.roles import LazyUpdate, Released, Update
 from secagg.session.sockets import NumberedHelpers
 from secagg.wire import MessageKind, message_kind
 from tests.harness.commands import refusal
@@ -37,8 +37,8 @@ from tests.harness.standing_holders import StandingHolders, told
 SETUP = SumSetup(holders=5)
 
 
-def update_of(client: ClientId) -> LateUpdate:
-    return LateUpdate(lambda: Update(SETUP.values_of(client), SETUP.model))
+def update_of(client: ClientId) -> LazyUpdate:
+    return LazyUpdate(lambda: Update(SETUP.values_of(client), SETUP.model))
 
 
 def is_exact(released: Released) -> bool:

@@ -25,7 +25,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, ThresholdNotMet
 from secagg.platforms.schemes import SchemeChoice
 from secagg.platforms.settings import SecAggSettings
-from secagg.session.roles import LateUpdate, Update
+from secagg.session.roles import LazyUpdate, Update
 
 FULL, CLIENTS, LENGTH = 100, 8, 50
 MODEL = bytes(32)
@@ -70,11 +70,11 @@ def test_a_failed_training_uploads_the_codes_of_zeros_and_not_ring_elements_of_z
     def fail() -> Update:
         raise RuntimeError
 
-    late = LateUpdate(fail, MODEL, zero=lambda: encoded(made, 0.0, 0))
+    late = LazyUpdate(fail, MODEL, zero=lambda: encoded(made, 0.0, 0))
     payloads = [encoded(made, 0.3, 100), encoded(made, 0.3, 100), late.take(made.layout).payload]
     total = ideal_aggregate(made.layout, payloads)
     assert np.abs(made.mean(total)["w"] - 0.3).max() <= 0.02
-    raw = LateUpdate(fail, MODEL).take(made.layout).payload
+    raw = LazyUpdate(fail, MODEL).take(made.layout).payload
     off = made.mean(ideal_aggregate(made.layout, [*payloads[:2], raw]))["w"]
     assert np.abs(off - 0.3).min() > 0.1, "what ring elements of zero do"
 
@@ -84,7 +84,7 @@ def test_a_client_that_cannot_encode_zeros_uploads_all_the_same() -> None:
         raise RuntimeError
 
     made = codec()
-    assert LateUpdate(fail, MODEL, zero=fail).take(made.layout).payload.layout == made.layout
+    assert LazyUpdate(fail, MODEL, zero=fail).take(made.layout).payload.layout == made.layout
 
 
 def test_a_sum_without_examples_has_no_mean() -> None:

@@ -45,7 +45,7 @@ from secagg.protocols.enclave.trusted.messages import (
 )
 from secagg.session.certificates import Authority, Certificate, SigningKey, issue_certificate
 from secagg.session.ledger import SpentUpdates
-from secagg.session.roles import LateUpdate, Subject
+from secagg.session.roles import LazyUpdate, Subject
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -245,7 +245,7 @@ class InsecureEnclaveSession:
         self,
         number: int,
         kept: SealLedger | None = None,
-        update: LateUpdate | None = None,
+        update: LazyUpdate | None = None,
         about: Subject | None = None,
         **own: Any,
     ) -> Client:

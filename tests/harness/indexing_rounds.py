@@ -36,7 +36,7 @@ from secagg.protocols.two_servers.standing_server import StandingFloors, lanes_o
 from secagg.protocols.two_servers.upload import HalfForm, Upload, index_body_bytes, public_bytes, ring_bytes
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
 from secagg.session.ledger import NO_MODEL, SpentUpdates
-from secagg.session.roles import LateUpdate, Subject, Update
+from secagg.session.roles import LazyUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.planted import always
 
@@ -196,7 +196,7 @@ class SharingClient:
         )
         return member.join(
             Subject(task=task, round_number=round_number, layout=self.layout, capacity=self.capacity),
-            LateUpdate(always(Update(payload, model_digest)), model_digest),
+            LazyUpdate(always(Update(payload, model_digest)), model_digest),
         )
 
     def share(  # noqa: PLR0913 -- what the round is

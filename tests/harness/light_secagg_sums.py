@@ -14,7 +14,7 @@ from secagg.protocols.light_secagg.configuration import MAXIMUM_CLIENTS, Configu
 from secagg.protocols.light_secagg.floors import Floors
 from secagg.protocols.light_secagg.server import Server
 from secagg.protocols.light_secagg.session import LightSecAggMember
-from secagg.session.roles import LateUpdate, Subject, Update
+from secagg.session.roles import LazyUpdate, Subject, Update
 from tests.harness.planted import always
 
 
@@ -59,7 +59,7 @@ def member_of(client: ClientId, coins: Coins) -> LightSecAggMember:
 def client_with(configuration: Configuration, client: ClientId, payload: Payload, coins: Coins) -> Client:
     """Return a client of a sum that has said nothing."""
     update = Update(payload, configuration.model_digest)
-    return member_of(client, coins).join(subject_of(configuration), LateUpdate(always(update)))
+    return member_of(client, coins).join(subject_of(configuration), LazyUpdate(always(update)))
 
 
 def answers_of(server: Server, clients: Mapping[ClientId, Client]) -> dict[ClientId, bytes]:

@@ -39,7 +39,7 @@ from secagg.protocols.one_message.session import (
 )
 from secagg.protocols.one_message.tally import Tally
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
-from secagg.session.roles import LateUpdate, Subject, Update
+from secagg.session.roles import LazyUpdate, Subject, Update
 from secagg.session.sockets import AskAll
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
@@ -260,9 +260,9 @@ class InsecureSum:
         }
         return OneMessageMember(client, **{**usual, **brought})
 
-    def update(self, client: ClientId, setup: SumSetup | None = None) -> LateUpdate:
+    def update(self, client: ClientId, setup: SumSetup | None = None) -> LazyUpdate:
         setup = setup or self.setup
-        return LateUpdate(lambda: Update(setup.values_of(client), setup.model))
+        return LazyUpdate(lambda: Update(setup.values_of(client), setup.model))
 
     def parts(self, clients: Iterable[ClientId] | None = None) -> list[Client]:
         chosen = self.setup.clients if clients is None else clients

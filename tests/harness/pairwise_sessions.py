@@ -43,7 +43,7 @@ from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares
 from secagg.protocols.pairwise_mask.rounds3_4_unmasking import AnsweredFor, Asked, UnmaskingShares, signed_unmasking
 from secagg.protocols.pairwise_mask.session import Server, ServerState
 from secagg.session.certificates import Authority, Certificate, SigningKey, issue_certificate
-from secagg.session.roles import LateUpdate, Subject, Update
+from secagg.session.roles import LazyUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, message_kind
 
@@ -87,12 +87,12 @@ def plan_of(
     return plan_session(subject, PairwiseSettings(**asked), population, coins, authority)
 
 
-def is_spent(update: LateUpdate) -> bool:
+def is_spent(update: LazyUpdate) -> bool:
     return vars(update)["_make"] is None
 
 
-def update_of(payload: Payload, model_digest: bytes = NO_DIGEST) -> LateUpdate:
-    return LateUpdate(lambda: Update(payload, model_digest))
+def update_of(payload: Payload, model_digest: bytes = NO_DIGEST) -> LazyUpdate:
+    return LazyUpdate(lambda: Update(payload, model_digest))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +283,7 @@ class InsecurePairwiseSession:
         client: ClientId,
         *,
         floors: ClientFloors | None = None,
-        update: LateUpdate | None = None,
+        update: LazyUpdate | None = None,
         capacity: int = MUCH,
         coins: Coins | None = None,
         certificate: Certificate | None = None,
@@ -292,7 +292,7 @@ class InsecurePairwiseSession:
         member = self.member(client, floors=floors, coins=coins, certificate=certificate)
         return Client(member, replace(self.setup.subject, capacity=capacity), update or self.update_of(client))
 
-    def update_of(self, client: ClientId) -> LateUpdate:
+    def update_of(self, client: ClientId) -> LazyUpdate:
         return update_of(self.payloads[client], self.setup.model_digest)
 
     def drop(self, *clients: ClientId) -> None:

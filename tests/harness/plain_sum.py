@@ -13,7 +13,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import UNDECIDED, InvalidParameters, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId
 from secagg.session.registry import Clock, ProtocolEntry
-from secagg.session.roles import LateUpdate, Released, Stage, Subject
+from secagg.session.roles import LazyUpdate, Released, Stage, Subject
 from secagg.session.stages import Checked, OneStageClientSession, StagedServerSession
 from secagg.wire import Reader, Writer
 
@@ -97,7 +97,7 @@ class PlainMember:
     client: ClientId
 
     def join(
-        self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None
+        self, subject: Subject, update: LazyUpdate | None = None, suspended: Secret | None = None
     ) -> PlainClientSession:
         return PlainClientSession(self.client, subject, update, suspended)
 
@@ -105,7 +105,7 @@ class PlainMember:
 class PlainClientSession(OneStageClientSession):
     """A client's side."""
 
-    def _upload(self, message: bytes, update: LateUpdate) -> bytes:
+    def _upload(self, message: bytes, update: LazyUpdate) -> bytes:
         reader = Reader(message, INVITATION)
         digest = reader.fixed(DIGEST_BYTES)
         reader.finish()

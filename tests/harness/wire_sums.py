@@ -14,7 +14,7 @@ from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId
-from secagg.session.roles import ClientSession, LateUpdate, Released, ServerSession, Subject, Update
+from secagg.session.roles import ClientSession, LazyUpdate, Released, ServerSession, Subject, Update
 from secagg.session.run import Limits
 from secagg.transport.card import Card, WireLimits
 from secagg.transport.client import Join, Outcome, contribute
@@ -46,12 +46,12 @@ def quick_limits(
     )
 
 
-def update_of(client: ClientId, layout: Layout = LAYOUT) -> LateUpdate:
+def update_of(client: ClientId, layout: Layout = LAYOUT) -> LazyUpdate:
     """Return an update whose values are the client's number."""
     (segment,) = layout.segments
     assert isinstance(segment, RingSegment)
     values = segment.ring.from_integers(np.full(segment.length, client.value, dtype=np.int64))
-    return LateUpdate(lambda: Update(Payload(layout, (values,)), MODEL))
+    return LazyUpdate(lambda: Update(Payload(layout, (values,)), MODEL))
 
 
 def plain_session(

@@ -33,7 +33,7 @@ from secagg.protocols.one_message.session import OneMessageSettings
 from secagg.protocols.pairwise_mask import PairwiseSettings
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.session.registry import find, names
-from secagg.session.roles import LateUpdate, Released, Subject, Update
+from secagg.session.roles import LazyUpdate, Released, Subject, Update
 from secagg.session.run import Measured, run
 from secagg.wire import MessageKind, message_kind
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, model_digest
@@ -54,8 +54,8 @@ SETTINGS: Final[dict[str, tuple[str, Any]]] = {
 Wire = Callable[[ClientId, bytes], bytes]
 
 
-def late(update: Update) -> LateUpdate:
-    return LateUpdate(lambda: update)
+def late(update: Update) -> LazyUpdate:
+    return LazyUpdate(lambda: update)
 
 
 class Session:

@@ -18,7 +18,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import UNDECIDED, ContractViolation, Fault, Misuse, PeerError, Reason
 from secagg.identifiers import ClientId, Party, ServerId
 from secagg.protocols.two_servers import release
-from secagg.session.roles import LateUpdate, Released, ServerSession, Subject, Turnout
+from secagg.session.roles import LazyUpdate, Released, ServerSession, Subject, Turnout
 from secagg.session.stages import Checked
 from secagg.wire import Writer
 from tests.harness.plain_sum import (
@@ -210,9 +210,9 @@ class HasASnapshotOfNothing(PlainServerSession):
 class JoinsAnything(PlainClientSession):
     """Uploads to whatever sum invites it."""
 
-    def _upload(self, message: bytes, update: LateUpdate) -> bytes:
+    def _upload(self, message: bytes, update: LazyUpdate) -> bytes:
         made = update.take(self._subject.layout)
-        again = LateUpdate(lambda: made, made.model_digest)
+        again = LazyUpdate(lambda: made, made.model_digest)
         digest = message[7:]
         told, self._subject = self._subject, replace(self._subject, model_digest=None)
         try:
@@ -230,32 +230,32 @@ class JoinsAnything(PlainClientSession):
 class TrainsEarly(PlainClientSession):
     """Makes its update before it has checked anything."""
 
-    def _upload(self, message: bytes, update: LateUpdate) -> bytes:
+    def _upload(self, message: bytes, update: LazyUpdate) -> bytes:
         made = update.take(self._subject.layout)
-        return super()._upload(message, LateUpdate(lambda: made))
+        return super()._upload(message, LazyUpdate(lambda: made))
 
 
 class TellsByFailing(PlainClientSession):
     """Leaves where training fails, as if the server could learn nothing from that."""
 
-    def _upload(self, message: bytes, update: LateUpdate) -> bytes:
+    def _upload(self, message: bytes, update: LazyUpdate) -> bytes:
         make = update._make  # pyright: ignore[reportPrivateUsage]
         assert make is not None
         try:
             made = make()
         except ArithmeticError:
             raise Misuse("training failed") from None
-        return super()._upload(message, LateUpdate(lambda: made, self._subject.model_digest))
+        return super()._upload(message, LazyUpdate(lambda: made, self._subject.model_digest))
 
 
 class TellsByItsLength(PlainClientSession):
     """Pads an upload of the greatest values."""
 
-    def _upload(self, message: bytes, update: LateUpdate) -> bytes:
+    def _upload(self, message: bytes, update: LazyUpdate) -> bytes:
         make = update._make  # pyright: ignore[reportPrivateUsage]
         assert make is not None
         made = make()
-        return super()._upload(message, LateUpdate(lambda: made, self._subject.model_digest)) + bytes(
+        return super()._upload(message, LazyUpdate(lambda: made, self._subject.model_digest)) + bytes(
             bool(made.payload.values[0].min() == made.payload.values[0].max() != 0)
         )
 
@@ -263,13 +263,13 @@ class TellsByItsLength(PlainClientSession):
 class KnowsValuesAgain(PlainClientSession):
     """Uploads no values twice, so that a server sees whether two updates were clamped to one."""
 
-    def _upload(self, message: bytes, update: LateUpdate) -> bytes:
+    def _upload(self, message: bytes, update: LazyUpdate) -> bytes:
         made = update.take(self._subject.layout)
         digest = hashlib.sha256(made.payload.encode()).digest()
         if (self.client, digest) in UPLOADED:
             raise Misuse("this update was uploaded before", reason=Reason.ALREADY_SPENT)
         UPLOADED.add((self.client, digest))
-        return super()._upload(message, LateUpdate(lambda: made, made.model_digest))
+        return super()._upload(message, LazyUpdate(lambda: made, made.model_digest))
 
 
 UPLOADED = set[tuple[ClientId, bytes]]()
@@ -301,14 +301,14 @@ class AnswersAfterLeaving(PlainClientSession):
 class BelievesItsMessage(PlainClientSession):
     """Uploads something else where the message is not the one that was sent, and the server cannot see it."""
 
-    def _upload(self, message: bytes, update: LateUpdate) -> bytes:
+    def _upload(self, message: bytes, update: LazyUpdate) -> bytes:
         made = update.take(self._subject.layout)
         due = Writer(INVITATION).fixed(digest_of(self._subject, made.model_digest), DIGEST_BYTES).finish()
         payload = made.payload
         if message != due:
             values = tuple(np.zeros_like(part) for part in payload.values)
             payload = Payload(payload.layout, values)
-        return super()._upload(due, LateUpdate(lambda: replace(made, payload=payload)))
+        return super()._upload(due, LazyUpdate(lambda: replace(made, payload=payload)))
 
 
 class BlamesTheSender:
@@ -438,7 +438,7 @@ def faulty(fault: type[Any]) -> SessionCandidate:
                 """A client, perhaps with the fault."""
 
                 def join(
-                    self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None
+                    self, subject: Subject, update: LazyUpdate | None = None, suspended: Secret | None = None
                 ) -> PlainClientSession:
                     kind = fault if issubclass(fault, PlainClientSession) else PlainClientSession
                     return kind(self.client, subject, update, suspended)

@@ -22,14 +22,14 @@ from secagg.protocols.pairwise_mask.plan import PairwiseSettings
 from secagg.protocols.pairwise_mask.session import STAGES
 from secagg.protocols.pairwise_mask.simulation import PairwiseSimulation
 from secagg.session.registry import Simulation
-from secagg.session.roles import ClientSession, LateUpdate, Subject, Update
+from secagg.session.roles import ClientSession, LazyUpdate, Subject, Update
 from secagg.session.run import Measured, run
 from tests.harness.session_worlds import LAYOUT, NOW, SETTINGS, candidate_of, client_ids, payload_of
 
 
 def joined(world: Simulation, subject: Subject, clients: tuple[ClientId, ...]) -> list[ClientSession]:
-    def late(client: ClientId) -> LateUpdate:
-        return LateUpdate(lambda: Update(payload_of(client), MODEL))
+    def late(client: ClientId) -> LazyUpdate:
+        return LazyUpdate(lambda: Update(payload_of(client), MODEL))
 
     return [world.member(client).join(subject, late(client)) for client in clients]
 

@@ -20,7 +20,7 @@ from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.one_message.session import plan_epoch, plan_offer
 from secagg.protocols.one_message.tally import Tally
 from secagg.session.certificates import SigningKey, issue_certificate
-from secagg.session.roles import ClientSession, LateUpdate, Subject, Update
+from secagg.session.roles import ClientSession, LazyUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.recorded_coins import InsecureRecordedCoins
 
@@ -133,7 +133,7 @@ class Play:
             for segment, row in zip(self.layout.require_rings(), rows, strict=True)
         ]
         update = Update(Payload(self.layout, tuple(values)), MODEL)
-        return self.client(client).join(self.subject, LateUpdate(lambda: update))
+        return self.client(client).join(self.subject, LazyUpdate(lambda: update))
 
     def upload(self, client: ClientId, offer: bytes) -> bytes:
         """Have a client answer an offer; what HPKE draws, and what is signed with it, is taken over."""

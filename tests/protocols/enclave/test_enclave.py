@@ -41,7 +41,7 @@ from secagg.protocols.enclave.trusted.buffer import BufferState, Entry, ReleaseR
 from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 from secagg.protocols.enclave.trusted.messages import SealedUpload, uploads_digest
-from secagg.session.roles import LateUpdate, Subject, Update
+from secagg.session.roles import LazyUpdate, Subject, Update
 from secagg.wire import MessageKind, Writer
 from tests.harness.enclave_buffers import (
     RING_LAYOUT,
@@ -336,8 +336,8 @@ def on_one_page(session: InsecureEnclaveSession, *numbers: int) -> tuple[Server,
     )
     settings = EnclaveSettings(minimum_cohort=session.setup.minimum_cohort)
 
-    def update(number: int) -> LateUpdate:
-        return LateUpdate(lambda: Update(session.setup.payload_of(number), bytes(32)))
+    def update(number: int) -> LazyUpdate:
+        return LazyUpdate(lambda: Update(session.setup.payload_of(number), bytes(32)))
 
     clients = [session.new_client(number, update=update(number)) for number in numbers]
     return open_session(subject, settings, None, helpers), clients
@@ -361,7 +361,7 @@ def test_the_protocol_on_one_page_skips_who_is_refused(caplog: pytest.LogCapture
 def test_a_client_answers_for_its_own_task_round_and_model_and_charges_them() -> None:
     session = InsecureEnclaveSession(EnclaveSetup())
     server, (client,) = on_one_page(session, 1)
-    update = LateUpdate(lambda: Update(session.setup.payload_of(2), bytes(32)))
+    update = LazyUpdate(lambda: Update(session.setup.payload_of(2), bytes(32)))
     others: dict[str, dict[str, Any]] = {
         "another task": {"task": b"another"},
         "another round": {"round_number": 1},
@@ -391,12 +391,12 @@ def test_training_that_outlasts_the_enclaves_keys_is_sealed_all_the_same() -> No
         session.now = end + timedelta(hours=1)
         return Update(session.setup.payload_of(1), bytes(32))
 
-    client = session.new_client(1, update=LateUpdate(train))
+    client = session.new_client(1, update=LazyUpdate(train))
     upload = client.answer(server.invitation)
     assert session.now > end
     server.receive(ClientId(1), upload)
     # And before the charge they are not sealed to.
-    late = session.new_client(2, update=LateUpdate(train))
+    late = session.new_client(2, update=LazyUpdate(train))
     with pytest.raises(PeerMisbehaved, match="fetch a new epoch's evidence"):
         late.answer(server.invitation)
     assert (late.ledger.seals, len(server.awaited or ())) == (0, 0)
@@ -410,7 +410,7 @@ def test_no_seal_is_spent_on_an_update_that_is_not_made(was_taken: bool) -> None
     session = InsecureEnclaveSession(EnclaveSetup())
     server, _ = on_one_page(session)
     payload = session.setup.payload_of(1)
-    update = LateUpdate(lambda: Update(payload, bytes(32)), charge=(lambda: None) if was_taken else refuse)
+    update = LazyUpdate(lambda: Update(payload, bytes(32)), charge=(lambda: None) if was_taken else refuse)
     if was_taken:
         update.take(payload.layout)
     client = session.new_client(1, update=update)

@@ -31,7 +31,7 @@ from secagg.protocols.light_secagg.session import (
     open_session,
 )
 from secagg.session.ledger import Spent, SpentUpdates
-from secagg.session.roles import ClientSession, LateUpdate, Released, Subject, Turnout, Update
+from secagg.session.roles import ClientSession, LazyUpdate, Released, Subject, Turnout, Update
 from secagg.session.run import Measured, run
 from tests.harness.session_worlds import CAPACITY, LAYOUT, NOW, client_ids, entry_of, payload_of
 
@@ -42,8 +42,8 @@ FLOORS = replace(Floors.usual(9), minimum_cohort=5, assumed_corrupted=2)
 NAMES = [stage.name for stage in STAGES.values()]
 
 
-def update_of(client: ClientId) -> LateUpdate:
-    return LateUpdate(lambda: Update(payload_of(client), MODEL))
+def update_of(client: ClientId) -> LazyUpdate:
+    return LazyUpdate(lambda: Update(payload_of(client), MODEL))
 
 
 def opened(settings: LightSecAggSettings = SETTINGS, *, invited: frozenset[ClientId] | None = None) -> Any:
@@ -285,10 +285,10 @@ def test_the_update_is_that_of_the_session_that_goes_on() -> None:
     ("update", "sentence"),
     [
         (None, "brings the model, and this one did not"),
-        (LateUpdate(lambda: pytest.fail("it is made"), bytes(range(1, 33))), "about another model"),
+        (LazyUpdate(lambda: pytest.fail("it is made"), bytes(range(1, 33))), "about another model"),
     ],
 )
-def test_an_update_that_is_none_or_of_another_model_is_not_charged(update: LateUpdate | None, sentence: str) -> None:
+def test_an_update_that_is_none_or_of_another_model_is_not_charged(update: LazyUpdate | None, sentence: str) -> None:
     session, clients, ledger = opened(), joined(), SpentUpdates()
     clients[CLIENTS[0]] = member(CLIENTS[0], ledger=ledger).join(SUBJECT, update)
     reach(session, clients, 2)

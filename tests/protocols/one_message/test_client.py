@@ -18,7 +18,7 @@ from secagg.protocols.one_message.client import Ledger, OneMessageMember
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.messages import Upload
 from secagg.session.certificates import issue_certificate
-from secagg.session.roles import LateUpdate, Subject, Update
+from secagg.session.roles import LazyUpdate, Subject, Update
 from tests.harness.one_message_sums import TASK, InsecureSum, SumSetup
 from tests.harness.planted import always
 
@@ -36,7 +36,7 @@ def is_refused(sentence: str, *, subject: Subject | None = None, offer: Offer | 
 
 def test_an_update_of_another_model_is_refused_before_it_is_made() -> None:
     world = InsecureSum(SumSetup())
-    late = LateUpdate(lambda: pytest.fail("it is made"), b"o" * 32)
+    late = LazyUpdate(lambda: pytest.fail("it is made"), b"o" * 32)
     with pytest.raises(InvalidParameters, match="another model"):
         world.member(FIRST).join(world.setup.subject, late).answer(world.offer().encode())
     assert FIRST not in world.stored
@@ -56,7 +56,7 @@ def test_a_budget_is_not_spent_on_an_upload_that_is_refused(refusing: str) -> No
         return charged_or_refused
 
     make = partial(Update, setup.values_of(FIRST), setup.model)
-    update = LateUpdate(make, setup.model, charge=charge("the update's ledger"))
+    update = LazyUpdate(make, setup.model, charge=charge("the update's ledger"))
     if refusing == "an update that was taken":
         update.take(setup.layout)
         charged.clear()
@@ -82,7 +82,7 @@ def test_an_upload_is_charged_everywhere_and_kept_before_it_is_handed_over() -> 
     budget: Any = SimpleNamespace(require_room=noted("room"), charge=noted("budget"))
     ledger = SimpleNamespace(sent_for=always(None), charge=noted("ledger"), keep=noted("kept"))
     member = world.member(FIRST, ledger=always(ledger), privacy=budget)
-    upload = member.join(setup.subject, LateUpdate(make, setup.model)).answer(offer.encode())
+    upload = member.join(setup.subject, LazyUpdate(make, setup.model)).answer(offer.encode())
     spent = (TASK, world.record.number, setup.round_number, setup.model)
     charged = [("room", (None,)), ("ledger", spent), ("budget", (None,))]
     assert done == [*charged, ("made", ()), ("kept", (replace(offer, receipts=()).encode(), upload))]

@@ -29,7 +29,7 @@ from secagg.protocols.pairwise_mask.client import PairwiseMember
 from secagg.protocols.pairwise_mask.client_record import ClientRecord, RecordedCoins, Recorder
 from secagg.protocols.pairwise_mask.configuration import ClientSet
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.session.roles import LateUpdate, Update
+from secagg.session.roles import LazyUpdate, Update
 from secagg.session.sealed_state import Latch, MemoryLatch
 from secagg.session.store import Store
 from secagg.simulation.insecure_coins import InsecureSeededCoins
@@ -63,7 +63,7 @@ class PutAside:
         latch, coins = brought["latch"], self.session.setup.coins_of(f"client {self.client.value}, in parts")
         recording = None if latch is None else partial(Recorder, latch)
         member = self.session.member(client or self.client, floors=brought["floors"], coins=coins, recording=recording)
-        return member.join(brought["subject"], LateUpdate(self.make))
+        return member.join(brought["subject"], LazyUpdate(self.make))
 
     def resumed(self, **changes: Any) -> Client:
         client = self.fresh(**changes)

@@ -264,7 +264,7 @@ def test_no_object_of_a_client_shows_a_secret(mode: SecurityMode, suite: Suite, 
         if session.server.state is ServerState.AWAITING_UNMASKING_SHARES:
             break
         session.step()
-    assert {"Client", "PairwiseMember", "LateUpdate", "Advertised", "Shared", "Masked", "OwnKeys", "MaskKeys"} <= names
+    assert {"Client", "PairwiseMember", "LazyUpdate", "Advertised", "Shared", "Masked", "OwnKeys", "MaskKeys"} <= names
     assert ("Confirmed" in names) == ("SigningKey" in names) == (mode is SecurityMode.ACTIVE)
 
 
@@ -294,7 +294,7 @@ def test_what_holds_a_secret_is_neither_pickled_nor_copied(mode: SecurityMode) -
         if session.server.state is ServerState.AWAITING_UNMASKING_SHARES:
             break
         session.step()
-    assert {"Client", "LateUpdate", "Advertised", "Shared", "Masked", "OwnKeys", "MaskKeys", "Secret"} <= checked
+    assert {"Client", "LazyUpdate", "Advertised", "Shared", "Masked", "OwnKeys", "MaskKeys", "Secret"} <= checked
 
 
 def test_an_input_shows_nothing_of_itself() -> None:

@@ -47,7 +47,7 @@ from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares
 from secagg.protocols.pairwise_mask.round2_masked_input import share_place
 from secagg.protocols.pairwise_mask.rounds3_4_unmasking import UnmaskingRequest, reveal_shares
 from secagg.protocols.pairwise_mask.session import SENT_INSTEAD, SERVER_TRANSITIONS, Server, ServerState
-from secagg.session.roles import LateUpdate, Update
+from secagg.session.roles import LazyUpdate, Update
 from secagg.wire import MessageKind, Writer, message_kind
 from tests.harness.pairwise_sessions import (
     InsecurePairwiseSession,
@@ -392,7 +392,7 @@ def test_a_budget_is_not_spent_on_an_upload_that_is_refused(refusing: str) -> No
 
         return charged_or_refused
 
-    update = LateUpdate(lambda: Update(payload, NO_DIGEST), NO_DIGEST, charge=charge("the update's ledger"))
+    update = LazyUpdate(lambda: Update(payload, NO_DIGEST), NO_DIGEST, charge=charge("the update's ledger"))
     member = session.member(asked)
     budget: Any = SimpleNamespace(require_room=print, charge=charge("a budget"))
     member.charge, member.privacy = charge("the member's ledger"), budget
@@ -604,7 +604,7 @@ def test_an_upload_needs_an_update_that_was_trained_from_the_sessions_model() ->
     subject = replace(session.setup.subject, model_digest=None)
     session.clients[without] = session.member(without).join(session.setup.subject)
     session.clients[other] = session.member(other).join(
-        subject, LateUpdate(lambda: Update(session.payloads[other], b"o" * 32), b"o" * 32)
+        subject, LazyUpdate(lambda: Update(session.payloads[other], b"o" * 32), b"o" * 32)
     )
     session.reach(ServerState.AWAITING_UNMASKING_SHARES)
     assert set(session.errors) == {without, other}

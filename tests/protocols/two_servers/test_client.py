@@ -20,7 +20,7 @@ from secagg.protocols.two_servers.offers import Invitation, RoundOffers, RoundSt
 from secagg.protocols.two_servers.upload import Upload
 from secagg.session.certificates import issue_certificate
 from secagg.session.ledger import NO_MODEL
-from secagg.session.roles import LateUpdate, Update
+from secagg.session.roles import LazyUpdate, Update
 from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound, SharingClient, invitation_of
 
 ZERO, ONE = ServerId(0), ServerId(1)
@@ -92,7 +92,7 @@ def test_no_round_is_spent_on_an_update_that_is_not_made(was_taken: bool) -> Non
 
     client = client_of()
     session = client.session(SETUP.payload_of(1), task=SETUP.task, round_number=7)
-    vars(session)["_update"] = update = LateUpdate(
+    vars(session)["_update"] = update = LazyUpdate(
         lambda: Update(SETUP.payload_of(1), NO_MODEL), NO_MODEL, charge=(lambda: None) if was_taken else refuse
     )
     if was_taken:

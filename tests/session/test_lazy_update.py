@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from secagg.contract import Layout, RingSegment
-from secagg.session.roles import LateUpdate, Update
+from secagg.session.roles import LazyUpdate, Update
 
 LAYOUT = Layout((RingSegment(16, 3),))
 MODEL = bytes(32)
@@ -26,7 +26,7 @@ def raising(error: BaseException) -> Update:
 
 
 def taken(error: BaseException) -> Update:
-    return LateUpdate(partial(raising, error), MODEL).take(LAYOUT)
+    return LazyUpdate(partial(raising, error), MODEL).take(LAYOUT)
 
 
 @pytest.mark.parametrize(
