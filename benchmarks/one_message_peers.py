@@ -28,7 +28,7 @@ from secagg.parameters import SecurityMode
 from secagg.protocols.one_message import OneMessageSettings
 from secagg.protocols.pairwise_mask import PairwiseSettings, Topology
 from secagg.session.registry import find
-from secagg.session.roles import LazyUpdate, Subject, Turnout, Update
+from secagg.session.roles import LazyUpdate, Participation, Subject, Update
 from secagg.simulation.synthetic_updates import WindowedInputs
 
 CLIENTS, DROPPED, LENGTH, BITS = 31, 3, 1 << 20, (22, 8)
@@ -80,7 +80,7 @@ def session(name: str, settings: object, length: int, bits: int) -> Row:
                 serving += process_time() - answered
                 seconds[client] += answered - began
                 sent[client] += len(answer)
-            assert opened.turnout is Turnout.COMPLETE
+            assert opened.participation is Participation.COMPLETE
             began = process_time()
             opened.close_stage()
             serving += process_time() - began

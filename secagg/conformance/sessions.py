@@ -25,7 +25,7 @@ from secagg.errors import (
     ThresholdNotMet,
 )
 from secagg.identifiers import ClientId
-from secagg.session.roles import ClientSession, LazyUpdate, ServerSession, Turnout, Update
+from secagg.session.roles import ClientSession, LazyUpdate, Participation, ServerSession, Update
 
 from .candidate import require_refused
 from .rehearsal import MODEL, Rehearsal, SessionCandidate, rehearsals, two_copies, update_stages
@@ -74,9 +74,9 @@ def same_bytes_again(candidate: SessionCandidate) -> None:
                 raise ContractViolation("a message is other bytes when it is asked for again")
         answers = rehearsal.all_answers()
         rehearsal.deliver(answers)
-        before = server.turnout, server.awaited, server.faults
+        before = server.participation, server.awaited, server.faults
         rehearsal.deliver(answers)
-        if (server.turnout, server.awaited, server.faults) != before:
+        if (server.participation, server.awaited, server.faults) != before:
             raise ContractViolation("an answer that comes again changes something")
         server.close_stage()
         rehearsal.require_exact(rehearsal.finish(), candidate.clients)
@@ -137,10 +137,10 @@ def other_stage(candidate: SessionCandidate) -> None:
         for stage, answers in {**ahead.answers, **rehearsal.answers}.items():
             if stage == rehearsal.stage or client not in answers:
                 continue
-            before = rehearsal.server.turnout, rehearsal.server.awaited
+            before = rehearsal.server.participation, rehearsal.server.awaited
             with suppress(PeerError):
                 rehearsal.server.receive(client, answers[client])
-            if (rehearsal.server.turnout, rehearsal.server.awaited) != before:
+            if (rehearsal.server.participation, rehearsal.server.awaited) != before:
                 raise ContractViolation(f"an answer to {stage!r} changes {rehearsal.stage!r}")
         rehearsal.require_exact(rehearsal.finish(), candidate.clients)
 
@@ -219,7 +219,7 @@ def aborted(candidate: SessionCandidate) -> None:
 def _require_over(server: ServerSession, candidate: SessionCandidate) -> None:
     if server.stage is not None or any(server.message_to(client) is not None for client in candidate.clients):
         raise ContractViolation("a session that is over has a stage, or a message for somebody")
-    if server.awaited or server.turnout is not Turnout.COMPLETE:
+    if server.awaited or server.participation is not Participation.COMPLETE:
         raise ContractViolation("a session that is over awaits somebody")
     require_refused("closing a stage after the end", server.close_stage, by=(Misuse,))
     require_refused("a release after the end", server.release, by=(Misuse,))
@@ -231,7 +231,7 @@ def too_few(candidate: SessionCandidate) -> None:
     """Close a stage that nobody has answered; the session ends without a sum."""
     for _, rehearsal in rehearsals(candidate):
         server = rehearsal.server
-        if server.turnout is not Turnout.TOO_FEW:
+        if server.participation is not Participation.TOO_FEW:
             raise ContractViolation("nobody has answered, and that is enough")
 
         require_refused("a stage that nobody has answered", _end, server, by=(ThresholdNotMet,))
@@ -243,16 +243,16 @@ def _end(server: ServerSession) -> None:
     server.release()
 
 
-def turnouts(candidate: SessionCandidate) -> None:
-    """Watch the turnout; at ENOUGH a stage can be closed, at COMPLETE nobody is awaited."""
+def participation(candidate: SessionCandidate) -> None:
+    """Watch the participation; at ENOUGH a stage can be closed, at COMPLETE nobody is awaited."""
     for number, rehearsal in rehearsals(candidate):
-        server, reached, before = rehearsal.server, Turnout.TOO_FEW, _awaited(rehearsal)
+        server, reached, before = rehearsal.server, Participation.TOO_FEW, _awaited(rehearsal)
         for client, answer in rehearsal.all_answers().items():
             server.receive(client, answer)
             if client in _awaited(rehearsal):
                 raise ContractViolation("a client that answered is awaited")
-            reached = server.turnout
-        if reached is not Turnout.COMPLETE or _awaited(rehearsal) or not before:
+            reached = server.participation
+        if reached is not Participation.COMPLETE or _awaited(rehearsal) or not before:
             raise ContractViolation("all have answered, and the stage is not complete")
         _closed_at_enough(candidate, number)
 
@@ -261,7 +261,7 @@ def _closed_at_enough(candidate: SessionCandidate, number: int) -> None:
     rehearsal = Rehearsal.begin(candidate)
     rehearsal.reach(number)
     for client, answer in rehearsal.all_answers().items():
-        if rehearsal.server.turnout >= Turnout.ENOUGH:
+        if rehearsal.server.participation >= Participation.ENOUGH:
             break
         rehearsal.server.receive(client, answer)
     rehearsal.server.close_stage()
@@ -290,7 +290,7 @@ def dropped(candidate: SessionCandidate) -> None:
         if message is not None and answer is not None:
             require_refused("an answer of a client that was dropped", rehearsal.server.receive, gone, answer)
         rehearsal.deliver(rehearsal.all_answers([c for c in candidate.clients if c != gone]))
-        if rehearsal.server.turnout is not Turnout.COMPLETE:
+        if rehearsal.server.participation is not Participation.COMPLETE:
             raise ContractViolation("a stage waits for a client that was dropped")
         due = [client for client in candidate.clients if client != gone or uploaded]
         rehearsal.require_exact(rehearsal.finish(frozenset({gone})), due)
@@ -320,11 +320,11 @@ def strangers(candidate: SessionCandidate) -> None:
     names = [ClientId((1 << 60) + number) for number in range(_STRANGERS)]
     for _, rehearsal in rehearsals(candidate):
         server, answer = rehearsal.server, next(iter(rehearsal.all_answers().values()))
-        before = server.turnout, server.awaited, server.faults
+        before = server.participation, server.awaited, server.faults
         for name in names:
             require_refused("an answer of a stranger", server.receive, name, answer, by=(PeerMisbehaved,))
             server.drop(name)
-        if (server.turnout, server.awaited, server.faults) != before:
+        if (server.participation, server.awaited, server.faults) != before:
             raise ContractViolation("a name that was not invited changes whom a stage awaits, or leaves a fault")
         rehearsal.require_exact(rehearsal.finish(), candidate.clients)
 
@@ -406,9 +406,9 @@ def restored(candidate: SessionCandidate) -> None:
             raise ContractViolation("snapshots and the entry's restore come together")
         if snapshot is None or restore is None:
             return
-        before = rehearsal.server.turnout, rehearsal.server.awaited
+        before = rehearsal.server.participation, rehearsal.server.awaited
         rehearsal.server = restore(snapshot, frozenset(candidate.clients))
-        if (rehearsal.server.turnout, rehearsal.server.awaited) != before:
+        if (rehearsal.server.participation, rehearsal.server.awaited) != before:
             raise ContractViolation("a session that was restored stands elsewhere than before")
         rehearsal.require_exact(rehearsal.finish(), candidate.clients)
 
@@ -563,7 +563,7 @@ LAWS: Final[Mapping[str, Callable[[SessionCandidate], None]]] = {
         after_the_end,
         aborted,
         too_few,
-        turnouts,
+        participation,
         dropped,
         not_invited,
         another_subject,

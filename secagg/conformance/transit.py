@@ -51,11 +51,11 @@ def altered_answer(candidate: SessionCandidate) -> None:
 
 
 def _is_refused(rehearsal: Rehearsal, client: ClientId, wrong: bytes) -> bool:
-    before = rehearsal.server.turnout, rehearsal.server.awaited
+    before = rehearsal.server.participation, rehearsal.server.awaited
     try:
         rehearsal.server.receive(client, wrong)
     except PeerError as error:
-        if (rehearsal.server.turnout, rehearsal.server.awaited) != before:
+        if (rehearsal.server.participation, rehearsal.server.awaited) != before:
             raise ContractViolation(f"an unverified message changes whom a stage awaits: {error}") from error
         require_network(error, client)
         if others := [party for party in error.culprits if party != client and not isinstance(party, ServerId)]:

@@ -162,7 +162,7 @@ class ServerRound(ABC, Generic[Node]):
             for node in records.keys() - waiting:
                 LOG.warning("node %s could not be sent to", node)
                 self._drop(session, node)
-            while waiting and (left := patience.left(session.turnout)):
+            while waiting and (left := patience.left(session.participation)):
                 for node, read in self.heard(left):
                     if node in waiting:
                         waiting.discard(node)

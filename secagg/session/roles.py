@@ -165,7 +165,7 @@ class Stage:
     per_client: int | None = None  # an answer has a few kilobytes, and at most so many bytes for each client
 
 
-class Turnout(IntEnum):
+class Participation(IntEnum):
     """State of the open stage: waiting is necessary, optional or useless."""
 
     TOO_FEW, ENOUGH = 0, 1
@@ -197,7 +197,7 @@ class ServerSession(Protocol):
         """The open stage; None when ``release`` is the next call, and after the end."""
 
     @property
-    def turnout(self) -> Turnout:
+    def participation(self) -> Participation:
         """Whether closing the stage now can succeed; cheap enough to ask after every answer."""
         ...
 

@@ -14,7 +14,7 @@ from typing import Final
 from secagg.crypto.secret import Secret
 from secagg.errors import Fault, InvalidParameters, Misuse, PeerError, SecAggError, UnexpectedMessage
 from secagg.identifiers import ClientId
-from secagg.session.roles import ClientSession, Released, ServerSession, Stage, Turnout
+from secagg.session.roles import ClientSession, Participation, Released, ServerSession, Stage
 
 # --- Figures of a session ---------------------------------------------------------------------------------------------
 
@@ -105,8 +105,8 @@ class Measured:
         return self.session.awaited
 
     @property
-    def turnout(self) -> Turnout:
-        return self.session.turnout
+    def participation(self) -> Participation:
+        return self.session.participation
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -195,19 +195,19 @@ class Patience:
         self._share = limits.training_patience if stage.takes_update else limits.patience
         self._is_enough = False
 
-    def left(self, turnout: Turnout) -> float:
+    def left(self, participation: Participation) -> float:
         """Return how many seconds to wait at most; 0 if the stage is to be closed now."""
         now = self._clock()
-        if turnout >= Turnout.COMPLETE:
+        if participation >= Participation.COMPLETE:
             self._last = min(self._last, now)
-        elif turnout >= Turnout.ENOUGH and not self._is_enough:
+        elif participation >= Participation.ENOUGH and not self._is_enough:
             self._is_enough = True
             if self._share is not None:
                 self._last = min(self._last, now + max(self._limits.least, self._share * (now - self._began)))
         return max(0.0, self._last - now)
 
-    def is_over(self, turnout: Turnout) -> bool:
-        return self.left(turnout) <= 0
+    def is_over(self, participation: Participation) -> bool:
+        return self.left(participation) <= 0
 
 
 # --- The driver -------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from secagg.identifiers import ClientId, Party
 from secagg.wire import owned_bytes
 
 from .one_answer import OneStageClientSession
-from .roles import Released, Stage, Turnout
+from .roles import Participation, Released, Stage
 from .sockets import HelperLost
 
 __all__ = ["Checked", "OneStageClientSession", "StagedServerSession"]
@@ -162,11 +162,11 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
             return None if self._waiting is None else frozenset(self._waiting)
 
     @property
-    def turnout(self) -> Turnout:
+    def participation(self) -> Participation:
         with self._lock:
             if self._stage is None or self._is_full():
-                return Turnout.COMPLETE
-            return Turnout.ENOUGH if self._is_enough() else Turnout.TOO_FEW
+                return Participation.COMPLETE
+            return Participation.ENOUGH if self._is_enough() else Participation.TOO_FEW
 
     def _is_full(self) -> bool:
         """Whether nobody else can answer the open stage."""

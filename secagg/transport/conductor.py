@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from secagg.crypto.secret import Secret
 from secagg.errors import Fault, PeerError, SecAggError
 from secagg.identifiers import ClientId
-from secagg.session.roles import Released, ServerSession, Stage, Turnout
+from secagg.session.roles import Participation, Released, ServerSession, Stage
 from secagg.session.run import Metrics
 from secagg.transport.card import COPIES, Card, WireLimits, say
 from secagg.transport.exchange import Answer, Exchange, Verdict
@@ -309,9 +309,9 @@ class Conductor:
             self._left_at = self._clock()
         elif client not in self._leaving:
             self._leaving.add(client)
-            if (turnout := await self._asked(lambda: self._dropped(client))) is None:
+            if (participation := await self._asked(lambda: self._dropped(client))) is None:
                 return
-            self.exchange.leave(client, turnout)
+            self.exchange.leave(client, participation)
         if (client, Answer.OUT) not in self._noted:
             self._noted.add((client, Answer.OUT))
             say("client left", session=self.card.session, client=client.value)
@@ -382,22 +382,22 @@ class Conductor:
 
     async def _opened(self) -> Stage | None:
         """Open the session's next stage, once it is remembered; before that nobody is told of it."""
-        stage, turnout, awaited, snapshot = await self._do(self._prepared)
+        stage, participation, awaited, snapshot = await self._do(self._prepared)
         if stage is not None:
             with snapshot or nullcontext():
                 await self._written(lambda: self._remember(b"" if snapshot is None else bytes(snapshot.expose())))
             self._invited = max(self._invited, awaited)
             self._places = Places(self._limits.memory, self._limits.grace)
-            self.exchange.open(stage, turnout, self._longest(stage))
+            self.exchange.open(stage, participation, self._longest(stage))
             say("stage opened", session=self.card.session, stage=stage.name, number=self.exchange.number)
             self._wake()
         return stage
 
-    def _prepared(self) -> tuple[Stage | None, Turnout, int, Secret | None]:
+    def _prepared(self) -> tuple[Stage | None, Participation, int, Secret | None]:
         self._look()
         stage, is_kept = self._session.stage, self._store is not None
         snapshot = self._session.snapshot() if stage is not None and is_kept else None
-        return stage, self._session.turnout, len(self._session.awaited or ()), snapshot
+        return stage, self._session.participation, len(self._session.awaited or ()), snapshot
 
     async def _written(self, write: Callable[[], None]) -> None:
         """Write to the store; as long as its disk refuses, nobody is told of the result."""
@@ -491,8 +491,8 @@ class Conductor:
             settled = await self._asked(lambda: self._received(client, message))
         if settled is None:
             return STOPPING
-        error, turnout, is_awaited = settled
-        verdict = self.exchange.settled(client, number, error, turnout, is_awaited=is_awaited)
+        error, participation, is_awaited = settled
+        verdict = self.exchange.settled(client, number, error, participation, is_awaited=is_awaited)
         self._heard.set()
         return verdict
 
@@ -520,7 +520,7 @@ class Conductor:
         why = "others wait, and this one came slowest" if body.gave_way else "it came too slowly"
         return Verdict(Answer.SLOW, f"{len(content)} bytes of the answer were read, and {why}; send it again, faster")
 
-    def _received(self, client: ClientId, message: bytes) -> tuple[PeerError | None, Turnout, bool]:
+    def _received(self, client: ClientId, message: bytes) -> tuple[PeerError | None, Participation, bool]:
         """Hand an answer to the session; return its error, how the stage stands, and whether it awaits the client."""
         error: PeerError | None = None
         try:
@@ -529,17 +529,17 @@ class Conductor:
             # Its traceback would keep the whole message for as long as this error is held.
             error = found.with_traceback(None)
         self._look()
-        return error, self._session.turnout, client in (self._awaited or ())
+        return error, self._session.participation, client in (self._awaited or ())
 
     def _longest(self, stage: Stage) -> int:
         if stage.per_client is None or (stage.per_client and not self._invited):
             return self.card.answer_bytes
         return min(self.card.answer_bytes, _FEW_BYTES + stage.per_client * self._invited)
 
-    def _dropped(self, client: ClientId) -> Turnout:
+    def _dropped(self, client: ClientId) -> Participation:
         self._session.drop(client)
         self._look()
-        return self._session.turnout
+        return self._session.participation
 
     async def _asked(self, call: Callable[[], Result]) -> Result | None:
         """Ask the session for one client; None for a wrong one, and where it fails, which ends it by ``run``."""

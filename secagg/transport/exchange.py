@@ -17,7 +17,7 @@ from typing import Final
 
 from secagg.errors import PeerError, UnexpectedMessage
 from secagg.identifiers import ClientId
-from secagg.session.roles import Stage, Turnout
+from secagg.session.roles import Participation, Stage
 from secagg.session.run import Limits, Patience
 
 
@@ -75,7 +75,7 @@ class Exchange:
         self.over: Verdict | None = None
         """The verdict for every request after the session's end; None before it."""
         self._patience: Patience | None = None
-        self._turnout = Turnout.TOO_FEW
+        self._participation = Participation.TOO_FEW
         self._taken, self._sending = set[ClientId](), set[ClientId]()
         self._out = dict[ClientId, str]()
         self.away = set[ClientId]()
@@ -105,11 +105,11 @@ class Exchange:
         """Numbers of these clients."""
         return {state: len(clients) for state, clients in self.clients.items()}
 
-    def open(self, stage: Stage, turnout: Turnout, longest: int | None = None) -> None:
+    def open(self, stage: Stage, participation: Participation, longest: int | None = None) -> None:
         """Open the next stage, and begin to wait for answers of no more than so many bytes."""
         self.longest = self.longest if longest is None else longest
         self.number += 1
-        self._patience, self._turnout = Patience(stage, self._limits, self._clock), turnout
+        self._patience, self._participation = Patience(stage, self._limits, self._clock), participation
         self._taken.clear()
         self._untold.clear()
 
@@ -132,7 +132,7 @@ class Exchange:
 
     def left(self) -> float:
         """Return for how many seconds to wait at most; 0 when the stage is to be closed."""
-        return 0.0 if self._patience is None else self._patience.left(self._turnout)
+        return 0.0 if self._patience is None else self._patience.left(self._participation)
 
     # --- A client asks for its message --------------------------------------------------------------------------------
 
@@ -171,7 +171,13 @@ class Exchange:
         return self._no(client) or self._untimely(number) or Verdict(Answer.HAND)
 
     def settled(
-        self, client: ClientId, number: int, error: PeerError | None, turnout: Turnout, *, is_awaited: bool = False
+        self,
+        client: ClientId,
+        number: int,
+        error: PeerError | None,
+        participation: Participation,
+        *,
+        is_awaited: bool = False,
     ) -> Verdict:
         """Record what the session made of an answer.
 
@@ -182,7 +188,7 @@ class Exchange:
         if isinstance(error, UnexpectedMessage):
             return Verdict(Answer.LATE, str(error))
         if number == self.number:
-            self._turnout = turnout
+            self._participation = participation
         if error is not None and is_awaited:
             return Verdict(Answer.REFUSED, f"an answer to stage {number} was refused: {error}")
         if error is not None:
@@ -204,10 +210,10 @@ class Exchange:
         self.away.add(client)
         return True
 
-    def leave(self, client: ClientId, turnout: Turnout) -> None:
+    def leave(self, client: ClientId, participation: Participation) -> None:
         """Record that a client has left."""
         self._out.setdefault(client, LEFT)
-        self._turnout = turnout
+        self._participation = participation
 
     # --- Private ------------------------------------------------------------------------------------------------------
 

@@ -184,14 +184,14 @@ def test_a_second_upload_is_refused_whichever_byte_of_it_is_another(name: str) -
     answers = rehearsal.all_answers()
     rehearsal.deliver(answers)
     first, other = candidate.clients[:2]
-    before = server.turnout, server.awaited
+    before = server.participation, server.awaited
     for second in (*altered(answers[first]), answers[other]):
         try:
             server.receive(first, second)
         except PeerError as error:
             assert first in error.culprits <= {first, ServerId()}  # noqa: PT017
     server.receive(first, answers[first])
-    assert (server.turnout, server.awaited) == before
+    assert (server.participation, server.awaited) == before
     rehearsal.require_exact(rehearsal.finish(), candidate.clients)
     rehearsal.world.close()
 

@@ -19,7 +19,7 @@ from secagg.platforms.keys import Roster
 from secagg.platforms.round_task import Record, RoundTask
 from secagg.platforms.server_round import Answer, Reply, ServerRound
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
-from secagg.session.roles import ServerSession, Stage, Turnout
+from secagg.session.roles import Participation, ServerSession, Stage
 
 ONE, TWO, THREE = (ClientId(number) for number in (1, 2, 3))
 NODES = {"a": ONE, "b": TWO, "c": THREE}
@@ -44,7 +44,7 @@ class Session:
     ended: list[str] = field(default_factory=list[str])
     faults: tuple[PeerMisbehaved, ...] = (FAULT,)
     invitation: bytes = b"come"
-    turnout: Turnout = Turnout.TOO_FEW
+    participation: Participation = Participation.TOO_FEW
 
     @property
     def stage(self) -> Stage | None:
@@ -133,7 +133,7 @@ class Round(ServerRound[str]):
         (has_terms,) = {"terms" in record for record in records.values()}
         self.sent.append((stage.name, messages, has_terms))
         assert len(self.sent) <= len(self.session.stages) + 2, "a stage is never closed"
-        self.session.turnout = Turnout.TOO_FEW
+        self.session.participation = Participation.TOO_FEW
         self._talk(self, stage, messages)
         return [node for node in records if node not in self.unsendable]
 
@@ -142,7 +142,7 @@ class Round(ServerRound[str]):
         self.seconds.append(seconds)
         found, self._replies = self._replies, []
         if not found:
-            self.session.turnout = Turnout.COMPLETE
+            self.session.participation = Participation.COMPLETE
         return found
 
     def end_stage(self) -> None:

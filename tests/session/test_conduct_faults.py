@@ -18,7 +18,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import UNDECIDED, ContractViolation, Fault, Misuse, PeerError, Reason
 from secagg.identifiers import ClientId, Party, ServerId
 from secagg.protocols.two_servers import release
-from secagg.session.roles import LazyUpdate, Released, ServerSession, Subject, Turnout
+from secagg.session.roles import LazyUpdate, Participation, Released, ServerSession, Subject
 from secagg.session.stages import Checked
 from secagg.wire import Writer
 from tests.harness.plain_sum import (
@@ -174,16 +174,16 @@ class ReleasesOfFew(PlainServerSession):
     """Says that nobody is enough."""
 
     @property
-    def turnout(self) -> Turnout:
-        return max(Turnout.ENOUGH, super().turnout)
+    def participation(self) -> Participation:
+        return max(Participation.ENOUGH, super().participation)
 
 
 class NeverComplete(PlainServerSession):
     """Awaits those who answered."""
 
     @property
-    def turnout(self) -> Turnout:
-        return min(Turnout.ENOUGH, super().turnout)
+    def participation(self) -> Participation:
+        return min(Participation.ENOUGH, super().participation)
 
 
 class TakesFromDropped(PlainServerSession):
@@ -406,7 +406,7 @@ FAULTS: Final[list[tuple[str, type[Any]]]] = [
     ("after_the_end", ReleasesAgain),
     ("aborted", SpeaksAfterAbort),
     ("too_few", ReleasesOfFew),
-    ("turnouts", NeverComplete),
+    ("participation", NeverComplete),
     ("dropped", TakesFromDropped),
     ("not_invited", InvitesEverybody),
     ("another_subject", JoinsAnything),

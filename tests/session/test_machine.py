@@ -66,7 +66,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.rehearsal.sessions[client].abort()
 
     def standing(self) -> tuple[object, ...]:
-        return self.server.turnout, self.server.awaited
+        return self.server.participation, self.server.awaited
 
     # What the network does.
 

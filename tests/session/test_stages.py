@@ -11,7 +11,7 @@ from secagg.conformance.rehearsal import Rehearsal
 from secagg.contract import Aggregate, Layout, RingSegment
 from secagg.errors import NOBODY, Misuse, PeerError, PeerMisbehaved, Reason, ThresholdNotMet, UnexpectedMessage
 from secagg.identifiers import ClientId, ServerId
-from secagg.session.roles import Released, Stage, Turnout
+from secagg.session.roles import Participation, Released, Stage
 from secagg.session.stages import Checked, StagedServerSession
 from tests.harness.session_worlds import candidate_of
 
@@ -96,7 +96,7 @@ def test_a_lie_puts_its_signer_out_and_nothing_unverified_does() -> None:
     assert refused(session, BOB, said(session, BOB)).reason is Reason.NOT_ELIGIBLE
     assert session.awaited == {CAROL}
     session.receive(CAROL, said(session, CAROL, "leave"))
-    assert session.turnout is Turnout.COMPLETE
+    assert session.participation is Participation.COMPLETE
     session.close_stage()
     assert session.awaited == {ALICE}
 
@@ -163,7 +163,7 @@ def test_a_protocol_says_what_is_likely_enough_and_what_a_stage_needs() -> None:
     session = ReadsKinds()
     for client in (ALICE, BOB):
         session.receive(client, said(session, client))
-        assert session.turnout is Turnout.TOO_FEW
+        assert session.participation is Participation.TOO_FEW
     session.close_stage()
     with pytest.raises(ThresholdNotMet) as caught:
         session.close_stage()

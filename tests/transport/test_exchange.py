@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from secagg.errors import PeerMisbehaved, Reason, UnexpectedMessage
 from secagg.identifiers import ClientId
-from secagg.session.roles import Stage, Turnout
+from secagg.session.roles import Participation, Stage
 from secagg.session.run import Limits
 from secagg.transport.exchange import Answer, Exchange, Verdict
 
@@ -39,16 +39,16 @@ def clock() -> Clock:
 @pytest.fixture
 def exchange(clock: Clock) -> Exchange:
     made = Exchange(Limits(exchange=10, training=100, patience=1.0, least=1.0), 1000, clock)
-    made.open(STAGE, Turnout.TOO_FEW)
+    made.open(STAGE, Participation.TOO_FEW)
     return made
 
 
-def sent(exchange: Exchange, client: ClientId = ONE, turnout: Turnout = Turnout.TOO_FEW) -> Verdict:
+def sent(exchange: Exchange, client: ClientId = ONE, participation: Participation = Participation.TOO_FEW) -> Verdict:
     """Send an answer to the open stage."""
     number = exchange.number
     assert exchange.offered(client, number, 10).answer is Answer.READ
     assert exchange.read(client, number).answer is Answer.HAND
-    return exchange.settled(client, number, None, turnout)
+    return exchange.settled(client, number, None, participation)
 
 
 def test_a_client_is_given_its_message_until_its_answer_is_taken(exchange: Exchange) -> None:
@@ -56,7 +56,7 @@ def test_a_client_is_given_its_message_until_its_answer_is_taken(exchange: Excha
     assert exchange.asked(ONE).answer is Answer.MESSAGE
     assert sent(exchange).answer is Answer.TAKEN
     assert exchange.asked(ONE).answer is Answer.AGAIN
-    exchange.open(STAGE, Turnout.TOO_FEW)
+    exchange.open(STAGE, Participation.TOO_FEW)
     assert exchange.asked(ONE).answer is Answer.MESSAGE
 
 
@@ -85,7 +85,7 @@ def test_an_answer_that_is_too_long_is_refused_unread(exchange: Exchange) -> Non
 
 @pytest.mark.parametrize(("number", "answer"), [(0, Answer.LATE), (2, Answer.WRONG)])
 def test_answers_to_other_stages_are_not_read(exchange: Exchange, number: int, answer: Answer) -> None:
-    exchange.open(STAGE, Turnout.TOO_FEW)
+    exchange.open(STAGE, Participation.TOO_FEW)
     assert exchange.offered(ONE, number, 10).answer is answer
 
 
@@ -93,7 +93,7 @@ def test_an_answer_that_took_longer_than_the_stage_is_not_handed_over(exchange: 
     assert exchange.offered(ONE, 0, 10).answer is Answer.READ
     exchange.close()
     assert exchange.read(ONE, 0).answer is Answer.LATE
-    exchange.open(STAGE, Turnout.TOO_FEW)
+    exchange.open(STAGE, Participation.TOO_FEW)
     assert exchange.read(ONE, 0).answer is Answer.LATE
     exchange.gave_up(ONE)
     assert sent(exchange).answer is Answer.TAKEN
@@ -107,13 +107,13 @@ def test_a_stage_that_closes_takes_nothing_more(exchange: Exchange) -> None:
 
 def test_what_the_session_finds_late_blames_nobody(exchange: Exchange) -> None:
     exchange.offered(ONE, 0, 10)
-    assert exchange.settled(ONE, 0, LATE, Turnout.TOO_FEW).answer is Answer.LATE
+    assert exchange.settled(ONE, 0, LATE, Participation.TOO_FEW).answer is Answer.LATE
     assert exchange.asked(ONE).answer is Answer.MESSAGE
 
 
 def test_who_sent_something_wrong_is_out_and_told_why(exchange: Exchange) -> None:
     exchange.offered(ONE, 0, 10)
-    refused = exchange.settled(ONE, 0, WRONG, Turnout.TOO_FEW)
+    refused = exchange.settled(ONE, 0, WRONG, Participation.TOO_FEW)
     assert refused.answer is Answer.REFUSED
     for later in (exchange.asked(ONE), exchange.offered(ONE, 0, 10)):
         assert later == Verdict(Answer.OUT, refused.sentence)
@@ -122,7 +122,7 @@ def test_who_sent_something_wrong_is_out_and_told_why(exchange: Exchange) -> Non
 
 
 def test_who_left_is_out(exchange: Exchange) -> None:
-    exchange.leave(ONE, Turnout.COMPLETE)
+    exchange.leave(ONE, Participation.COMPLETE)
     assert exchange.asked(ONE).answer is Answer.OUT
     assert exchange.offered(ONE, 0, 10).answer is Answer.OUT
     assert exchange.left() == 0
@@ -155,7 +155,7 @@ def test_who_is_in_the_sum_and_was_heard_of_is_not_awaited_twice(exchange: Excha
     """A client that uploaded, and was gone before the last stage."""
     sent(exchange)
     exchange.close()
-    exchange.open(STAGE, Turnout.TOO_FEW)
+    exchange.open(STAGE, Participation.TOO_FEW)
     exchange.end("it is over", is_released=True, counted=frozenset({ONE}))
     assert exchange.untold == 0
 
@@ -171,7 +171,7 @@ def test_who_answered_an_earlier_stage_alone_is_not_awaited_at_the_end(exchange:
     sent(exchange)
     sent(exchange, TWO)
     exchange.close()
-    exchange.open(STAGE, Turnout.TOO_FEW)
+    exchange.open(STAGE, Participation.TOO_FEW)
     sent(exchange)
     exchange.end("it is over", is_released=True)
     assert exchange.untold == 1
@@ -181,22 +181,22 @@ def test_a_stage_waits_until_its_time_is_over(exchange: Exchange, clock: Clock) 
     assert exchange.left() == 10
     clock.now = 4
     assert exchange.left() == 6
-    sent(exchange, turnout=Turnout.ENOUGH)
+    sent(exchange, participation=Participation.ENOUGH)
     assert exchange.left() == 4
     clock.now = 8
     assert exchange.left() == 0
 
 
 def test_a_stage_that_everybody_answered_waits_no_longer(exchange: Exchange) -> None:
-    sent(exchange, turnout=Turnout.COMPLETE)
+    sent(exchange, participation=Participation.COMPLETE)
     assert exchange.left() == 0
 
 
 def test_an_answer_of_the_stage_before_says_nothing_of_this_one(exchange: Exchange) -> None:
     exchange.offered(ONE, 0, 10)
     exchange.read(ONE, 0)
-    exchange.open(STAGE, Turnout.TOO_FEW)
-    assert exchange.settled(ONE, 0, None, Turnout.COMPLETE).answer is Answer.TAKEN
+    exchange.open(STAGE, Participation.TOO_FEW)
+    assert exchange.settled(ONE, 0, None, Participation.COMPLETE).answer is Answer.TAKEN
     assert exchange.left() == 10
     assert exchange.asked(ONE).answer is Answer.MESSAGE
 
@@ -205,7 +205,7 @@ def test_a_restarted_server_counts_stages_on() -> None:
     exchange = Exchange(Limits(exchange=1, training=1), 1000, Clock(), number=3)
     assert exchange.offered(ONE, 3, 10).answer is Answer.BUSY
     assert exchange.offered(ONE, 4, 10).answer is Answer.WRONG
-    exchange.open(STAGE, Turnout.TOO_FEW)
+    exchange.open(STAGE, Participation.TOO_FEW)
     assert exchange.number == 3
     assert exchange.offered(ONE, 2, 10).answer is Answer.LATE
     assert sent(exchange).answer is Answer.TAKEN
@@ -223,7 +223,7 @@ def test_the_readme_has_every_answer_with_its_status(repository: Path) -> None:
 
 
 CLIENTS = st.builds(ClientId, st.integers(0, 4))
-TURNOUTS = st.sampled_from(Turnout)
+PARTICIPATION = st.sampled_from(Participation)
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -238,11 +238,11 @@ class AnyOrder(RuleBasedStateMachine):
         self.taken, self.out = set[tuple[ClientId, int]](), set[ClientId]()
         self.is_over = False
 
-    @rule(turnout=TURNOUTS)
-    def open(self, turnout: Turnout) -> None:
+    @rule(participation=PARTICIPATION)
+    def open(self, participation: Participation) -> None:
         if not self.is_over and not self.handed:
             self.exchange.close()
-            self.exchange.open(STAGE, turnout)
+            self.exchange.open(STAGE, participation)
 
     @rule()
     def end(self) -> None:
@@ -279,11 +279,13 @@ class AnyOrder(RuleBasedStateMachine):
         if self.reading.pop(client, None) is not None:
             self.exchange.gave_up(client)
 
-    @rule(client=CLIENTS, turnout=TURNOUTS, error=st.sampled_from([None, WRONG, LATE]))
-    def settle(self, client: ClientId, turnout: Turnout, error: PeerMisbehaved | UnexpectedMessage | None) -> None:
+    @rule(client=CLIENTS, participation=PARTICIPATION, error=st.sampled_from([None, WRONG, LATE]))
+    def settle(
+        self, client: ClientId, participation: Participation, error: PeerMisbehaved | UnexpectedMessage | None
+    ) -> None:
         if client in self.handed:
             number = self.handed.pop(client)
-            answer = self.exchange.settled(client, number, error, turnout).answer
+            answer = self.exchange.settled(client, number, error, participation).answer
             if error is None:
                 assert answer is Answer.TAKEN
                 assert (client, number) not in self.taken
@@ -292,10 +294,10 @@ class AnyOrder(RuleBasedStateMachine):
                 assert answer is Answer.REFUSED
                 self.out.add(client)
 
-    @rule(client=CLIENTS, turnout=TURNOUTS)
-    def leave(self, client: ClientId, turnout: Turnout) -> None:
+    @rule(client=CLIENTS, participation=PARTICIPATION)
+    def leave(self, client: ClientId, participation: Participation) -> None:
         if client not in self.handed:
-            self.exchange.leave(client, turnout)
+            self.exchange.leave(client, participation)
             self.out.add(client)
 
     @rule(seconds=st.floats(0, 20))
@@ -319,9 +321,9 @@ TestAnyOrder = AnyOrder.TestCase
 def test_who_is_awaited_all_the_same_may_answer_again(exchange: Exchange) -> None:
     """Others may have sent in its name what the session refused."""
     exchange.offered(ONE, 0, 10)
-    refused = exchange.settled(ONE, 0, WRONG, Turnout.TOO_FEW, is_awaited=True)
+    refused = exchange.settled(ONE, 0, WRONG, Participation.TOO_FEW, is_awaited=True)
     assert refused.answer is Answer.REFUSED
     assert "it is wrong" in refused.sentence
     assert exchange.asked(ONE).answer is Answer.MESSAGE
     exchange.offered(ONE, 0, 10)
-    assert exchange.settled(ONE, 0, None, Turnout.TOO_FEW, is_awaited=True).answer is Answer.TAKEN
+    assert exchange.settled(ONE, 0, None, Participation.TOO_FEW, is_awaited=True).answer is Answer.TAKEN

@@ -31,7 +31,7 @@ from secagg.protocols.light_secagg.session import (
     open_session,
 )
 from secagg.session.ledger import Spent, SpentUpdates
-from secagg.session.roles import ClientSession, LazyUpdate, Released, Subject, Turnout, Update
+from secagg.session.roles import ClientSession, LazyUpdate, Participation, Released, Subject, Update
 from secagg.session.run import Measured, run
 from tests.harness.session_worlds import CAPACITY, LAYOUT, NOW, client_ids, entry_of, payload_of
 
@@ -159,7 +159,7 @@ def test_places_are_given_to_the_first_who_come() -> None:
     session = open_session(SUBJECT, settings, None, helpers)
     for client, one in joined().items():
         session.receive(client, one.answer(session.invitation))
-    assert session.turnout is Turnout.COMPLETE
+    assert session.participation is Participation.COMPLETE
     with pytest.raises(PeerMisbehaved, match="all places are taken"):
         session.receive(
             ClientId(1), member(ClientId(1)).join(SUBJECT, update_of(ClientId(1))).answer(session.invitation)
@@ -316,10 +316,10 @@ def test_a_simulation_that_ends_wipes_what_was_suspended() -> None:
 def test_a_stage_has_enough_from_the_target_on() -> None:
     session, clients = opened(), joined()
     for number, client in enumerate(CLIENTS):
-        due = Turnout.ENOUGH if number >= 6 else Turnout.TOO_FEW
-        assert session.turnout is due
+        due = Participation.ENOUGH if number >= 6 else Participation.TOO_FEW
+        assert session.participation is due
         session.receive(client, clients[client].answer(session.invitation))
-    assert session.turnout is Turnout.COMPLETE
+    assert session.participation is Participation.COMPLETE
 
 
 def test_settings_take_as_many_clients_as_leave_enough_and_no_fewer() -> None:

@@ -18,7 +18,7 @@ from secagg.protocols.one_message.requests import Receipt, Verdict
 from secagg.protocols.one_message.session import OneMessageHelpers, OneMessageSettings, Server, open_session
 from secagg.protocols.one_message.tally import State
 from secagg.session.frames import decode_refusal, encode_refusal
-from secagg.session.roles import ClientSession, Turnout
+from secagg.session.roles import ClientSession, Participation
 from secagg.wire import MessageKind, message_kind
 from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup
 
@@ -56,7 +56,7 @@ def carry(session: Server, clients: Mapping[ClientId, ClientSession], gone: Mapp
             if (message := session.message_to(client)) is not None:
                 assert session.message_to(client) == message
                 session.receive(client, clients[client].answer(message))
-        assert session.turnout is Turnout.COMPLETE
+        assert session.participation is Participation.COMPLETE
         session.close_stage()
 
 

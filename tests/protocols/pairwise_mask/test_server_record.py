@@ -42,7 +42,7 @@ def resumed(server: Server) -> Server:
     again = restored(snapshot)
     assert stored(again) == snapshot
     assert (again.state, again.invitation, again.awaited) == (server.state, server.invitation, server.awaited)
-    assert again.turnout is server.turnout
+    assert again.participation is server.participation
     return again
 
 
@@ -70,7 +70,7 @@ def test_a_server_resumed_before_every_message_goes_on_as_if_nothing_had_been(
                 server.receive(sent.receiver, answer)
                 twin.receive(sent.receiver, answer)
                 twin = resumed(twin)
-                assert (stored(twin), twin.turnout) == (stored(server), server.turnout)
+                assert (stored(twin), twin.participation) == (stored(server), server.participation)
         if server.state is ServerState.AWAITING_UNMASKING_SHARES:
             break
         pending = close_round(server)

@@ -14,7 +14,7 @@ from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask import relay
 from secagg.protocols.pairwise_mask.graph import Graph, Topology
 from secagg.protocols.pairwise_mask.session import OpenRound, ServerState
-from secagg.session.roles import Turnout
+from secagg.session.roles import Participation
 from secagg.wire import MessageKind, Writer
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, close_round, same_sum
 
@@ -39,10 +39,10 @@ def test_advertisers_are_enough_when_they_are_a_cohort_that_is_protected(
 ) -> None:
     session = session_of(cohort, mode)
     for count in range(8):
-        expected = Turnout.ENOUGH if count >= least else Turnout.TOO_FEW
-        assert [session.server.turnout for _ in range(2)] == [expected] * 2, count
+        expected = Participation.ENOUGH if count >= least else Participation.TOO_FEW
+        assert [session.server.participation for _ in range(2)] == [expected] * 2, count
         advertising(session, 1)
-    assert session.server.turnout is Turnout.COMPLETE
+    assert session.server.participation is Participation.COMPLETE
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -55,11 +55,11 @@ def test_a_round_is_enough_at_the_cohort_and_complete_without_who_was_dropped(mo
     session.deliver(session.pending[:1])
     assert server.message_to(gone) is None
     for count, (client, outgoing) in enumerate(zip(others, session.pending[1:], strict=True)):
-        assert server.turnout is (Turnout.ENOUGH if count >= 6 else Turnout.TOO_FEW), count
+        assert server.participation is (Participation.ENOUGH if count >= 6 else Participation.TOO_FEW), count
         assert server.awaited == frozenset(others[count:])
         assert server.message_to(client) == outgoing.message
         session.deliver([outgoing])
-    assert server.turnout is Turnout.COMPLETE
+    assert server.participation is Participation.COMPLETE
     assert server.awaited == frozenset()
     assert server.message_to(STRANGER) is None
 
@@ -106,7 +106,7 @@ def test_a_finished_session_forgets_what_was_collected() -> None:
     server = session.server
     record = server._kept  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     assert server.awaited == frozenset()
-    assert server.turnout is Turnout.COMPLETE
+    assert server.participation is Participation.COMPLETE
     assert record.total is None
     for kept in (record.answers, record.shares, server._answers, server._relayed):  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         assert not kept
