@@ -52,7 +52,7 @@ def _add_site(kinds: Any) -> None:  # noqa: ANN401 -- argparse names the type of
     site.add_argument(
         "--floors", nargs="+", default=[], metavar="KEY=VALUE", help="for every job, such as minimum-cohort=10"
     )
-    site.add_argument("--analytics", action="store_true", help="let events that scripts log leave the site")
+    site.add_argument("--tracking", action="store_true", help="let events that scripts log leave the site")
     site.add_argument("--closed", action="store_true", help="run no code of a job, which stops hostile jobs too")
     site.add_argument(
         "--script", type=Path, action="append", default=[], metavar="FILE", help="with --closed: jobs may run it"

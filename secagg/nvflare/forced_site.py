@@ -45,15 +45,15 @@ class SiteClient(SecAggClient):
     """The client of a site in every job, with the operator's floors."""
 
     def __init__(
-        self, floors: dict[str, Any] | None = None, scheme: str | None = None, *, analytics: bool = False
+        self, floors: dict[str, Any] | None = None, scheme: str | None = None, *, tracking: bool = False
     ) -> None:
         """Set the floors, as ``SecAggClient``.
 
         Args:
-            analytics: whether events that a job sends to its server, such as what scripts log, leave the site.
+            tracking: whether events that a job sends to its server, such as what scripts log, leave the site.
         """
         super().__init__(floors, scheme)
-        self.analytics, self.refused = analytics, ""
+        self.tracking, self.refused = tracking, ""
         self.answers = dict[str, Shareable]()
         """Answers to stages, by task, until the job's executor has returned."""
 
@@ -61,7 +61,7 @@ class SiteClient(SecAggClient):
         """Look at the job before its first task; forget the session at its end."""
         if event_type == EventType.ABOUT_TO_START_RUN:
             self._look_at(fl_ctx.get_prop(FLContextKey.RUNNER))
-            if not self.analytics:
+            if not self.tracking:
                 _stop_events(fl_ctx.get_engine())
         super().handle_event(event_type, fl_ctx)
 

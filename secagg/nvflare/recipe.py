@@ -117,7 +117,7 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
     recipe.add_server_config({"server": {"task_request_interval": poll}})
     # Sites run the library that they have installed, and none that a job brings.
     job.set_app_packages([*job.job.app_packages, _PACKAGE])
-    LOG.warning("analytics that scripts log still travel in the clear; name in `metrics` those to be averaged")
+    LOG.warning("metrics that scripts log still travel in the clear; name in `metrics` those to be averaged")
 
 
 def _only_workflow(server: Any, metrics: tuple[str, ...]) -> Any:  # noqa: ANN401 -- NVFlare's own records

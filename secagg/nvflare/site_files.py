@@ -69,7 +69,7 @@ def _changes(local: Path, options: argparse.Namespace) -> Iterator[tuple[Path, s
     scripts = {str(path.resolve()): hashlib.sha256(path.read_bytes()).hexdigest() for path in options.script}
     wanted: dict[str, Any] = {
         "secagg.json": _floors(local, options.floors),
-        "privacy.json": _privacy(local, analytics=options.analytics),
+        "privacy.json": _privacy(local, tracking=options.tracking),
         "resources.json": _resources(local, sorted({*CLASSES, *options.allow}), scripts, is_closed=options.closed),
     }
     if options.closed:
@@ -113,7 +113,7 @@ def _floors(local: Path, given: list[str]) -> dict[str, Any]:
     return found
 
 
-def _privacy(local: Path, *, analytics: bool) -> dict[str, Any]:
+def _privacy(local: Path, *, tracking: bool) -> dict[str, Any]:
     """Return the scopes, each with our filter last, and the client; a job that names another scope is refused."""
     found = _read(local, "privacy.json")
     scopes = found.setdefault("scopes", [])
@@ -125,7 +125,7 @@ def _privacy(local: Path, *, analytics: bool) -> dict[str, Any]:
     for scope in scopes:
         for chain in ("task_data_filters", "task_result_filters"):
             scope[chain] = [one for one in scope.get(chain, []) if one != _FILTER] + [_FILTER]
-    client = {"id": _CLIENT_ID, "path": f"{_PACKAGE}.forced_site.SiteClient", "args": {"analytics": analytics}}
+    client = {"id": _CLIENT_ID, "path": f"{_PACKAGE}.forced_site.SiteClient", "args": {"tracking": tracking}}
     return found | {"components": _with(found.get("components", []), client)}
 
 

@@ -197,7 +197,7 @@ def test_events_of_a_job_stay_here_unless_the_operator_lets_analytics_out(folder
     ((channel, topic, reply),) = blocked
     assert (channel, topic) == ("aux_communication", "fed.event")
     assert reply(None).headers[MessageHeaderKey.RETURN_CODE] == "blocked"
-    open_.force(analytics=True)
+    open_.force(tracking=True)
     sent, blocked = begin(open_, {})
     assert sent.fire_and_forget_request() == MARK
     assert not blocked

@@ -30,7 +30,7 @@ def jobs_under(kit: str, folder: Path) -> Found:
 
 
 def require_nothing_arrived(job: dict[str, Any]) -> None:
-    assert (job["updates"], job["array"], job["analytics"], job["marks"], job["files"]) == (0, False, False, [], [])
+    assert (job["updates"], job["array"], job["tracking"], job["marks"], job["files"]) == (0, False, False, [], [])
     assert "COMPLETED" not in job["ended"]
 
 
@@ -45,7 +45,7 @@ def test_without_the_operators_files_a_plain_job_gets_every_update(open_sites: F
     assert "COMPLETED" in job["ended"]
     # The search for bytes finds them: it looks at the right ones.
     assert job["updates"] == 5
-    assert job["analytics"]
+    assert job["tracking"]
 
 
 def test_statistics_of_deployed_sites_are_those_of_all_their_people(open_sites: Found) -> None:
@@ -66,8 +66,8 @@ def test_a_deployment_goes_on_without_a_site_that_is_killed_while_it_trains(open
     first = np.array([[1, 2], [3, 4]], np.float32)
     moved = [sum(n * (1 + n) for n in sites) / sum(1 + n for n in sites) / 16 for sites in (range(1, 6), range(1, 5))]
     assert np.abs(model - first - sum(moved)).max() < 2 * 2.0**-16
-    # What a script logs as analytics is in the clear, and is found: the search looks at the right bytes.
-    assert job["analytics"]
+    # What a script logs for tracking is in the clear, and is found: the search looks at the right bytes.
+    assert job["tracking"]
     assert (job["updates"], job["differences"]) == (0, 0)
 
 
@@ -75,7 +75,7 @@ def test_the_scope_stops_jobs_that_forgot_and_not_what_hostile_code_says_besides
     found = jobs_under("scope", tmp_path)
     secure = found.pop("secure")
     assert "COMPLETED" in secure["ended"]
-    assert (secure["updates"], secure["analytics"]) == (0, False)
+    assert (secure["updates"], secure["tracking"]) == (0, False)
     hostile = found.pop("hostile")
     # Its result is masked like any other, and its code talks around every filter: the documentation says so.
     assert (hostile["updates"], hostile["array"]) == (0, False)

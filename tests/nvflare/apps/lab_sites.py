@@ -236,7 +236,7 @@ def main(kit: str, home: Path) -> None:
             "updates": sum(updates),
             "array": np.full((2, 2), 7.25, np.float32).tobytes() in data,
             "differences": sum(np.full(4, n / 16, np.float32).tobytes() in data for n in range(1, sites + 1)),
-            "analytics": MARKER.encode() in data,
+            "tracking": MARKER.encode() in data,
             "marks": sorted({m.decode() for m in re.findall(rb"leak-of-([a-z]+)-site", data)}),
             "files": sorted(path.name for path in home.rglob("leak-of-*")),
             "said": [line.partition(" - ")[2] for line in said[:6]],
