@@ -92,7 +92,7 @@ flower: $(FLOWER)/.installed  ## check types and run real Flower apps, in an env
 	MYPYPATH=tests/flower/apps $(FLOWER)/bin/mypy --cache-dir $(FLOWER)/.mypy_cache secagg/flower/*.py \
 	  tests/flower/apps/*.py tests/flower/test_failed_rounds.py tests/flower/test_one_message.py tests/flower/test_rounds_in_memory.py \
 	  tests/flower/test_noise.py tests/flower/test_overlaps.py \
-	  tests/flower/test_site_statistics.py tests/flower/test_downlink.py benchmarks/bench_flower.py
+	  tests/flower/test_analytics.py tests/flower/test_downlink.py benchmarks/bench_flower.py
 	$(FLOWER)/bin/python -m pytest -p no:randomly --durations 20 -m flower tests/flower
 
 nvflare: $(NVFLARE)/.installed  ## check types and run real NVFlare jobs, in an environment of its own

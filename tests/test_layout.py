@@ -62,7 +62,7 @@ TOP_ROOMS = (
     "planning",
     "simulation",
     "quick",
-    "site_statistics",
+    "analytics",
     "training",
     "scale",
     "enclave_image",

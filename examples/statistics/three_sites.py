@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from secagg.site_statistics import Declaration, read_site, summed
+from secagg.analytics import Declaration, read_site, summed
 
 BLUE, GREY = "#3b6ea5", "#b8b8b8"
 SIZES = {"north": 180, "harbour": 90, "valley": 45}

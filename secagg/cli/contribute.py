@@ -165,8 +165,8 @@ def _update_of(
 def _statistics(
     options: argparse.Namespace, usual: NodeSettings, identity: ClientIdentity | None
 ) -> tuple[NodeSettings, _UpdateFor]:
-    from secagg.site_statistics import Declaration, read_site
-    from secagg.site_statistics.on_platforms import ONCE, Answering
+    from secagg.analytics import Declaration, read_site
+    from secagg.analytics.on_platforms import ONCE, Answering
 
     if options.data is None:
         raise InvalidParameters("--statistics counts people: name their file with --data")

@@ -34,11 +34,11 @@ from .shared import (
 from .spreading import Spreading, SpreadInState, Telling, workers_for
 
 if TYPE_CHECKING:
+    from secagg.analytics import Plan
     from secagg.crypto.entropy import Coins
     from secagg.platforms.settings import SecAggSettings
     from secagg.quick.model_session import Session
     from secagg.session.roles import Released, ServerSession, Subject
-    from secagg.site_statistics import Plan
     from secagg.transport.card import Card, WireLimits
     from secagg.transport.keeping import ServerRecord, ServerStore
     from secagg.transport.proof import Admission
@@ -74,7 +74,7 @@ def _complete(options: argparse.Namespace) -> None:
     """Fill in what a page or a declaration decides, or refuse what is missing or does not go with it."""
     options.declared = None
     if options.statistics is not None:
-        from secagg.site_statistics import Declaration
+        from secagg.analytics import Declaration
 
         options.declared = Declaration.read(options.statistics)
         if options.page or options.group or options.values is not None or options.clip is not None:
@@ -105,7 +105,7 @@ def _shown(plan: Session[Any], released: Released) -> bytes:
 
 def _write(options: argparse.Namespace, held: _Held, released: Released) -> str:
     """Write the mean, the statistics or a group's sum, and return its description; it is on disk when this returns."""
-    from secagg.site_statistics import Plan
+    from secagg.analytics import Plan
 
     if isinstance(held.plan, Plan):
         results = held.plan.results(released.aggregate)
@@ -223,7 +223,7 @@ def _settings(options: argparse.Namespace) -> SecAggSettings:
         )
     settings = SecAggSettings.from_run_config({**given, **alike})
     if options.declared is not None:
-        from secagg.site_statistics.on_platforms import settings_of
+        from secagg.analytics.on_platforms import settings_of
 
         settings = settings_of(settings, options.declared)
     if options.page and settings.suite not in {None, "classic"}:

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
 from secagg.errors import InvalidParameters, Misuse, Reason, SecAggError
 
 if TYPE_CHECKING:
+    from secagg.analytics import Declaration, Plan
     from secagg.quick.model_session import Session
     from secagg.session.roles import Subject
-    from secagg.site_statistics import Declaration, Plan
     from secagg.transport.tls import Credentials
 
 Result = TypeVar("Result")
@@ -57,7 +57,7 @@ def plan_of(protocol: str, terms: Mapping[str, Any]) -> Session[Any]:
 
 def plan_for(declared: Declaration | None, protocol: str, terms: Mapping[str, Any]) -> Session[Any] | Plan:
     """Return how updates are encoded, or how the statistics that this side itself declares travel."""
-    from secagg.site_statistics import Plan
+    from secagg.analytics import Plan
 
     if declared is None:
         return plan_of(protocol, terms)

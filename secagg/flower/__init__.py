@@ -11,11 +11,11 @@ from secagg.platforms import needing
 from secagg.platforms.settings import SecAggSettings as SecAggSettings
 
 if TYPE_CHECKING:
+    from .analytics import SiteStatistics as SiteStatistics
+    from .analytics import ask as ask  # pyright: ignore[reportUnknownVariableType] -- of Flower's types
     from .client import SecAggMod as SecAggMod
     from .server_grid import SecAggFitWorkflow as SecAggFitWorkflow
     from .server_grid import SecAggGrid as SecAggGrid
-    from .site_statistics import SiteStatistics as SiteStatistics
-    from .site_statistics import ask as ask  # pyright: ignore[reportUnknownVariableType] -- of Flower's types
 else:
     __getattr__, __dir__, __all__ = needing(
         "flwr",
@@ -23,7 +23,7 @@ else:
         {
             "client": "SecAggMod",
             "server_grid": "SecAggFitWorkflow SecAggGrid",
-            "site_statistics": "SiteStatistics ask",
+            "analytics": "SiteStatistics ask",
         },
     )
     __all__ += ["SecAggSettings"]

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 from secagg.platforms import needing
 
 if TYPE_CHECKING:
+    from .analytics import statistics_job as statistics_job
     from .recipe import secure as secure
-    from .site_statistics import statistics_job as statistics_job
 else:
-    __getattr__, __dir__, __all__ = needing(
-        "nvflare", __name__, {"recipe": "secure", "site_statistics": "statistics_job"}
-    )
+    __getattr__, __dir__, __all__ = needing("nvflare", __name__, {"recipe": "secure", "analytics": "statistics_job"})

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from secagg.site_statistics import summed
+from secagg.analytics import summed
 from tests.harness.flower_federation import Federation, until
 from tests.harness.town_of_sites import declared, functions, people
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from secagg.site_statistics import Declaration
+from secagg.analytics import Declaration
 
 EDGES: Final = [0, 20, 40, 60, 80]
 TIMES: Final = [0, 6, 12, 24, 48]

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("nvflare")
 
-from secagg.site_statistics import summed
+from secagg.analytics import summed
 from tests.harness.town_of_sites import declared, functions, people
 from tests.nvflare.test_jobs import lab
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from secagg.site_statistics import summed
+from secagg.analytics import summed
 from tests.harness.commands import refusal
 from tests.harness.standing_holders import StandingHolders
 from tests.harness.town_of_sites import People, declared, functions, people, write_declaration, write_people

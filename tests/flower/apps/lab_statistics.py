@@ -6,8 +6,8 @@ from typing import Any
 
 from lab_app import app
 
+from secagg.analytics import Site
 from secagg.flower import SiteStatistics
-from secagg.site_statistics import Site
 from tests.harness.town_of_sites import declared, functions, people
 
 __all__ = ["app"]

@@ -10,9 +10,9 @@ from federated.lab_app import kind_of, train
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
+from secagg.analytics import Site
 from secagg.flower import SecAggMod, SiteStatistics
 from secagg.platforms.round_task import RECORD
-from secagg.site_statistics import Site
 from tests.harness.town_of_sites import declared, functions, people
 
 

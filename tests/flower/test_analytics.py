@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 
 import secagg.flower as plugin
+from secagg.analytics import Declaration, Results, Site, summed
 from secagg.errors import SecAggError
 from secagg.platforms.settings import SecAggSettings
-from secagg.site_statistics import Declaration, Results, Site, summed
 from tests.flower.test_rounds_in_memory import CLIENTS, MemoryGrid, adding, folders
 from tests.harness.platform_keys import PROTOCOLS, named
 from tests.harness.town_of_sites import declared, functions, people

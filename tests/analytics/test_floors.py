@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from secagg.analytics import Declaration, Plan, Site, Statistic, Variable, summed
+from secagg.analytics.kinds import KINDS, audited, suppressed
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.privacy.accounting import Adjacency, PrivacyBudget
 from secagg.session.privacy_ledger import PrivacyLedger
-from secagg.site_statistics import Declaration, Plan, Site, Statistic, Variable, summed
-from secagg.site_statistics.kinds import KINDS, audited, suppressed
 from tests.harness.town_of_sites import TABLE, declared, functions, people
 
 FLOOR = 5

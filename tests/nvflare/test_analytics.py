@@ -17,11 +17,11 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
+from secagg.analytics import summed
 from secagg.errors import SecAggError
+from secagg.nvflare.analytics import RESULT, SITE_FILE, StatisticsClient, StatisticsController
 from secagg.nvflare.client import COMPONENT, TASK_FILE, SecAggExecutor, failure_in
-from secagg.nvflare.site_statistics import RESULT, SITE_FILE, StatisticsClient, StatisticsController
 from secagg.platforms import Left
-from secagg.site_statistics import summed
 from tests.harness.platform_keys import PROTOCOLS, named
 from tests.harness.town_of_sites import TABLE, functions, people, write_declaration, write_people
 from tests.nvflare.sites import JOB, SITES, crossed
@@ -101,7 +101,7 @@ class Job(StatisticsController):
 
 
 def here(**changed: Any) -> Any:
-    declaration = import_module("secagg.site_statistics").Declaration.of({**TABLE, **changed})
+    declaration = import_module("secagg.analytics").Declaration.of({**TABLE, **changed})
     results = summed(declaration, [functions(people(number, 20 * number)) for number in range(1, SITES + 1)])
     return json.loads(json.dumps(results.statistics))
 

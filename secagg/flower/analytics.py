@@ -15,6 +15,8 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.serverapp import Grid
 
+from secagg.analytics import Declaration, Plan, Results, Site
+from secagg.analytics.on_platforms import ONCE, Answering, round_of, settings_of
 from secagg.errors import Misuse
 from secagg.flower.strategies import write_where_flower_does
 from secagg.identifiers import ClientId
@@ -23,8 +25,6 @@ from secagg.platforms.round_task import Rounds, Terms
 from secagg.platforms.settings import PREFIX, SecAggSettings
 from secagg.session.roles import LazyUpdate
 from secagg.session.sealed_state import StateDirectory
-from secagg.site_statistics import Declaration, Plan, Results, Site
-from secagg.site_statistics.on_platforms import ONCE, Answering, round_of, settings_of
 
 from .client import ClientRound, answered
 from .server_grid import GridRound, next_round

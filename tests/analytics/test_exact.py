@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.analytics import summed
 from secagg.session.registry import names
-from secagg.site_statistics import summed
 from tests.harness.town_of_sites import EDGES, TIMES, People, declared, functions, people, together
 
 SIZES = (40, 0, 71, 13)

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.analytics import Plan, Site, read_site
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import Misuse, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId
 from secagg.quick.model_session import planned
 from secagg.session.ledger import Spent, SpentUpdates
 from secagg.session.registry import find, names
-from secagg.site_statistics import Plan, Site, read_site
 from tests.harness.town_of_sites import declared, functions, people, write_people
 
 CLIENTS = [ClientId(number) for number in range(1, 5)]

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from secagg.analytics import Plan, Site
+from secagg.analytics.on_platforms import Answering, round_of, settings_of
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId
@@ -19,8 +21,6 @@ from secagg.platforms.round_task import Rounds, RoundTask
 from secagg.platforms.settings import SecAggSettings
 from secagg.session.ledger import SpentUpdates
 from secagg.session.sealed_state import StateDirectory
-from secagg.site_statistics import Plan, Site
-from secagg.site_statistics.on_platforms import Answering, round_of, settings_of
 from tests.harness.town_of_sites import declared
 
 CLIENTS = [ClientId(number) for number in range(5)]

@@ -24,6 +24,8 @@ from nvflare.apis.signal import Signal
 from nvflare.job_config.api import FedJob
 from nvflare.recipe.spec import Recipe
 
+from secagg.analytics import Declaration, Plan, Site, read_site
+from secagg.analytics.on_platforms import ONCE, Answering, round_of, settings_of
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.platforms import LOG
@@ -32,8 +34,6 @@ from secagg.platforms.round_task import Rounds, Terms
 from secagg.platforms.settings import SecAggSettings
 from secagg.session.durable import PUBLIC, replace
 from secagg.session.roles import LazyUpdate
-from secagg.site_statistics import Declaration, Plan, Site, read_site
-from secagg.site_statistics.on_platforms import ONCE, Answering, round_of, settings_of
 
 from .client import COMPONENT, STAGE_TASK, SecAggClient, SecAggExecutor, task_of
 from .controller import SiteRound
