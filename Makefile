@@ -175,11 +175,11 @@ site: $(INSTALLED) $(SITE)/.installed  ## build the documentation (build/site/ht
 	PYTHONPATH=. $(SITE)/bin/python -m docs.links build/site/html
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m site tests/docs
 
-vectors: $(INSTALLED)  ## write the test vectors of the protocols, and the kit, again
+vectors: $(INSTALLED)  ## write the test vectors of the protocols, and the interop suite, again
 	$(BIN)/python -m tests.vectors.generate
 	$(BIN)/python -m tests.vectors.generate_one_message
 	$(BIN)/python -m tests.vectors.generate_light_secagg
-	$(BIN)/python -m tests.vectors.generate_kit
+	$(BIN)/python -m tests.vectors.generate_interop
 
 clean:  ## remove everything that these targets make
 	rm -rf $(VENV) build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

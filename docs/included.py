@@ -23,7 +23,7 @@ _NAMED: Final = {
     "tests/README.md": "project/tests.md",
     "tests/vectors/README.md": "project/vectors.md",
     "tests/vectors/SCHEMA.md": "project/vectors-schema.md",
-    "kit/README.md": "project/kit.md",
+    "interop/README.md": "project/interop.md",
     "protocols/README.md": "protocols/rooms.md",
     "protocols/pairwise_mask/README.md": "protocols/pairwise-specification.md",
     "protocols/one_message/README.md": "protocols/one-message-specification.md",

@@ -19,7 +19,7 @@ from tests.harness.documents import blocks_of, run_python
 
 INLINE_CODE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)#\s][^)\s]*)\)")
-ROOMS = ("compression", "kit", "protocols", "proofs", "tests", "benchmarks", "examples", "training")
+ROOMS = ("compression", "interop", "protocols", "proofs", "tests", "benchmarks", "examples", "training")
 MAKE_COMMAND = re.compile(r"\bmake ([a-z][a-z-]*)")
 MAKE_TARGET = re.compile(r"^([a-z][a-z-]*):", re.MULTILINE)
 SECTION = re.compile(r"^## Two commands\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)

@@ -59,7 +59,7 @@ def candidate(bits: int, modulus_bits: int) -> Candidate:
             "another scale": lambda: make(scales=(2.0,)),
         },
         stochastic=True,
-        # Sums of codes are never negative, and the kit fills rings from their middle.
+        # Sums of codes are never negative, and the conformance kit fills rings from their middle.
         tight_capacity=False,
         payload_bytes=-(-12 * modulus_bits // 8),
         ulps=64.0,

@@ -93,7 +93,7 @@ def test_each_tutorial_shows_its_output() -> None:
 
 
 def test_every_document_at_the_root_and_of_a_room_has_a_page(repository: Path) -> None:
-    rooms = ("compression", "kit", "protocols", "training", "proofs", "benchmarks", "examples", "secagg", "tests")
+    rooms = ("compression", "interop", "protocols", "training", "proofs", "benchmarks", "examples", "secagg", "tests")
     found = {*repository.glob("*.md"), *(file for room in rooms for file in (repository / room).rglob("*.md"))}
     paths = {file.relative_to(repository).as_posix() for file in found if "build" not in file.parts}
     linked = {

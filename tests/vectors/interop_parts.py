@@ -1,4 +1,4 @@
-"""How messages of the kit are cut into parts: of pairwise masks by the tables here, of one message as declared."""
+"""Messages of the interop suite in parts: those of pairwise masks by the tables here, of one message as declared."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ OFFER: Final[Rows] = (
 
 
 def secret(data: bytes) -> Secret:
-    """Return bytes as a secret of the kit."""
+    """Return bytes as a secret of the interop suite."""
     return Secret("of the kit", data)
 
 

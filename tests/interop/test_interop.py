@@ -1,4 +1,4 @@
-"""The kit, played against the library: every case, every message of every session, every refusal with its reason.
+"""The interop suite, played against the library: every case, message and refusal, with its reason.
 
 What the library computes for a small case the generator computes again, and a test compares it with what is committed;
 small cases here are played by the receiving side: decoders, checks, reconstruction.
@@ -34,9 +34,9 @@ from secagg.transport.proof import read_header
 from secagg.wire import MessageKind, message_kind
 from tests.harness.recorded_coins import InsecureRecordedCoins
 from tests.protocols.pairwise_mask.test_vectors import Replay
-from tests.vectors import generate, generate_kit, one_message_play
+from tests.vectors import generate, generate_interop, one_message_play
 
-FOLDER = generate_kit.FOLDER
+FOLDER = generate_interop.FOLDER
 LEAST_REFUSALS = 300
 MOST_BYTES = 3_000_000
 Case = dict[str, Any]
@@ -126,7 +126,7 @@ def play_shares(case: Case) -> None:
 def play_codes(case: Case) -> None:
     plan = plan_of("pairwise", json.loads(case["terms"]))
     for at in range(8):
-        coins = InsecureRecordedCoins(generate_kit.drawn("rounding", at))
+        coins = InsecureRecordedCoins(generate_interop.drawn("rounding", at))
         payload = plan.encode(np.array([float(value) for value in case["values"]], np.float32), coins)
         for made, right in zip(payload.values[0].tolist(), case["elements"], strict=True):
             assert str(made) in right
@@ -274,16 +274,16 @@ def test_a_refused_text(case: Case, tmp_path: Path) -> None:
     assert reason_of(refused) == case["reason"]
 
 
-# --- The kit itself ---------------------------------------------------------------------------------------------------
+# --- The interop suite itself -----------------------------------------------------------------------------------------
 
 
-def test_the_generator_writes_the_kit_as_it_is() -> None:
-    made = dict(generate_kit.kit())
+def test_the_generator_writes_the_suite_as_it_is() -> None:
+    made = dict(generate_interop.suite())
     assert sorted(made) == FILES
     for name, vector in made.items():
         assert (FOLDER / f"{name}.json").read_text(encoding="utf-8") == generate.to_text(vector), name
 
 
-def test_the_kit_is_small_and_refuses_much() -> None:
+def test_the_suite_is_small_and_refuses_much() -> None:
     assert sum(file.stat().st_size for file in FOLDER.glob("**/*")) < MOST_BYTES
     assert sum(len(read(name)["cases"]) for name in FILES if name.startswith("refusals/")) >= LEAST_REFUSALS

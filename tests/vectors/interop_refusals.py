@@ -1,4 +1,4 @@
-"""What the kit has refused: damage by rule, offers that are no configuration, and the negative vectors of this folder.
+"""What the interop suite has refused: damage by rule, offers that are no configuration, and negative vectors.
 
 Nothing that is expected here comes from the library.
 """
@@ -12,7 +12,7 @@ from typing import Any, Final
 from secagg.crypto.labels import Label
 from secagg.crypto.merkle import MerkleTree
 
-from .kit_parts import HEADER, hashed, pairwise_parts
+from .interop_parts import HEADER, hashed, pairwise_parts
 
 Vector = dict[str, Any]
 DAMAGED: Final = ("semi_honest_full", "active_full")
@@ -142,7 +142,7 @@ def weak_rosters(vector: Vector) -> Iterator[Vector]:
 
 
 def changed(name: str, vector: Vector, base: Vector) -> Vector:
-    """Write a negative vector of pairwise masks as a refusal of the kit."""
+    """Write a negative vector of pairwise masks as a refusal of the interop suite."""
     change, last = vector["change"], vector["operations"][-1]
     shown = change["message"].rpartition("/")[2]
     steps = base["operations"]

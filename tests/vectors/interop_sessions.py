@@ -1,4 +1,4 @@
-"""Sessions of the kit: those of the vectors, with their messages in parts, and what their parties compute."""
+"""Sessions of the interop suite: those of the vectors, with their messages in parts, and what their parties compute."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from secagg.protocols.pairwise_mask.configuration import decode_clients, roster_
 from secagg.wire import MessageKind, Writer
 
 from . import generate
-from .kit_parts import (
+from .interop_parts import (
     digits,
     expanded,
     hashed,

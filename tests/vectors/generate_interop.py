@@ -1,4 +1,4 @@
-"""Make the kit: ``python -m tests.vectors.generate_kit`` writes ``kit/``, which other implementations run.
+"""Make the interop suite: ``python -m tests.vectors.generate_interop`` writes ``interop/``, for other implementations.
 
 Small cases come from the library, from bytes that follow from their names. Sessions and most refusals are those of
 ``pairwise_mask/`` and ``one_message/`` here, with their messages cut into parts. Nothing is random.
@@ -36,13 +36,13 @@ from secagg.wire import MessageKind, Writer
 from tests.harness.recorded_coins import InsecureRecordedCoins
 
 from . import generate, generate_one_message
-from .kit_parts import digits, expanded, hashed, hexes, secret, signing
-from .kit_refusals import refused_in_one_message, refused_in_pairwise
-from .kit_sessions import one_message, pairwise
+from .interop_parts import digits, expanded, hashed, hexes, secret, signing
+from .interop_refusals import refused_in_one_message, refused_in_pairwise
+from .interop_sessions import one_message, pairwise
 
 Vector = dict[str, Any]
 Files = Iterator[tuple[str, Vector]]
-FOLDER: Final = Path(__file__).resolve().parents[2] / "kit"
+FOLDER: Final = Path(__file__).resolve().parents[2] / "interop"
 PREFIX: Final = len("secagg/1/")
 PAIRWISE: Final = (
     "semi_honest_full",
@@ -366,8 +366,8 @@ def texts() -> Iterator[Vector]:
 # --- Files ------------------------------------------------------------------------------------------------------------
 
 
-def kit() -> Files:
-    """Make every file of the kit, by its name below ``kit/``."""
+def suite() -> Files:
+    """Make every file of the interop suite, by its name below ``interop/``."""
     for make in (framing, keys, masking, encodings):
         yield from make()
     sessions, sums = generate.committed(), generate_one_message.committed()
@@ -387,7 +387,7 @@ def kit() -> Files:
 
 def main() -> None:
     """Write every file, and remove those that are no more."""
-    made = dict(kit())
+    made = dict(suite())
     for file in FOLDER.glob("*/*.json"):
         if f"{file.parent.name}/{file.stem}" not in made:
             file.unlink()

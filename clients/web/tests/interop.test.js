@@ -1,4 +1,4 @@
-/** The kit, played by this client: every case, what clients send in every session, every refusal of a client. */
+/** The interop suite, played by this client: every case, what clients send in every session, every refusal of a client. */
 import assert from "node:assert/strict";
 import { readFileSync, readdirSync } from "node:fs";
 import { test } from "node:test";
@@ -19,7 +19,7 @@ import {
   requireSubject, rootFrom, treeRoot, unhex, utf8,
 } from "../wire.js";
 
-const folder = fileURLToPath(new URL("../../../kit/", import.meta.url));
+const folder = fileURLToPath(new URL("../../../interop/", import.meta.url));
 const read = (name) => JSON.parse(readFileSync(`${folder}${name}.json`, "utf8"));
 const files = (directory) =>
   readdirSync(folder + directory).sort().map((file) => `${directory}/${file.replace(".json", "")}`);

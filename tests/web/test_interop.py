@@ -1,4 +1,4 @@
-"""The tests of the client that need files alone, the kit first among them, played in Chromium as in Node."""
+"""The tests of the client that need files alone, the interop suite first among them, played in Chromium as in Node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.web
 HOME = "/clients/web/tests/"
-SUITES = ("kit", "vectors", "one_message", "hostile_offers")
+SUITES = ("interop", "vectors", "one_message", "hostile_offers")
 OF_NODE = ("node:assert/strict", "node:fs", "node:test", "node:url")
 
 
@@ -58,8 +58,8 @@ def test_a_suite_passes_in_chromium_with_the_count_of_node(
         sys.stdout.write(f"\n{suite}: {counted[1]} in Node, {outcome['played']} in Chromium {browser.version}")
 
 
-def test_a_kit_with_other_bytes_fails_in_chromium(browser: Any, files: Any) -> None:
-    files.altered = "/kit/bind/bound.json"
-    failed = play(browser, files, "kit")["failed"]
+def test_a_suite_with_other_bytes_fails_in_chromium(browser: Any, files: Any) -> None:
+    files.altered = "/interop/bind/bound.json"
+    failed = play(browser, files, "interop")["failed"]
     assert len(failed) == 1
     assert failed[0].startswith("bind/bound")
