@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Protocol
 
 import numpy as np
@@ -200,7 +201,11 @@ class Client(OneStageClientSession):
 
     def charge(self, configuration: EnclaveConfiguration, version: int, model: bytes) -> None:
         """Spend a model, named by its own digest, before its update is made; durable where the ledger has a file."""
-        self.ledger.charge(Spent(configuration.task, version, model), is_noised=configuration.noise is not None)
+        self.ledger.charge(
+            Spent(configuration.task, version, model),
+            is_noised=configuration.noise is not None,
+            bounds=_bounds_of(configuration),
+        )
 
     def sealed(self, payload: Payload, *, enclave: VerifiedEnclave, model: ModelStamp) -> Upload:
         """Seal and mask an update that was charged; it is of the enclave's layout.
@@ -256,6 +261,14 @@ class Client(OneStageClientSession):
 
     def __repr__(self) -> str:
         return f"<Client {self.client}{', done' if self._is_done else ''}, {self.ledger!r}>"
+
+
+def _bounds_of(configuration: EnclaveConfiguration) -> dict[str, str]:
+    """Return what a server could sweep from sum to sum, to bisect a norm."""
+    noised = configuration.noise.l2_bounds if configuration.noise is not None else ()
+    norms = configuration.max_norms or noised
+    bounds = {"max_norms": norms, "codeword_bound": configuration.codeword_bound}
+    return {name: str(bound) for name, bound in bounds.items() if bound}
 
 
 def vector_digest(nonce: bytes, packed: Iterable[bytes | memoryview]) -> bytes:
@@ -495,11 +508,16 @@ class SealLedger(Confined):
         """The last model that there was one for, or -1."""
         return self._durable.last(self.task)
 
-    def charge(self, spent: Spent, *, is_noised: bool) -> None:
-        """Record an upload before its update is made, or refuse it; a failure later gives nothing back."""
+    def charge(self, spent: Spent, *, is_noised: bool, bounds: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Record an upload before its update is made, or refuse it; a failure later gives nothing back.
+
+        Args:
+            bounds: to which updates of the task are cut; the first upload fixes them.
+        """
         if spent.task != self.task:
             raise Misuse(f"this ledger counts uploads for {self.task!r}; keep one for each task")
         is_repeat_allowed = self.repeats_allowed and is_noised
+        self._durable.keep(self.task, bounds)
         self._durable.charge(spent, is_repeat_allowed=is_repeat_allowed, maximum=self.maximum_seals)
 
     def __repr__(self) -> str:

@@ -51,6 +51,10 @@ class EnclaveFloors:
     """
     sealed_vectors_accepted: bool = True
     """Whether the program may see this client's values, which it adds itself where it bounds everybody's norm."""
+    max_norms: tuple[int, ...] | None = None
+    """The bounds of this client's task in steps, where something else tells it of them; a server that changes bounds
+    from sum to sum bisects norms.
+    """
     privacy: PrivacyFloor | None = None
 
     @classmethod
@@ -141,6 +145,8 @@ class EnclaveFloors:
         is_tight = 0 < configuration.codeword_bound < (self.minimum_codeword_bound or 1 << 40)
         yield is_tight, f"choices over a norm of {configuration.codeword_bound} count as the least codewords"
         is_seen = bool(configuration.max_norms) and not self.sealed_vectors_accepted
+        is_other = self.max_norms not in {None, configuration.max_norms}
+        yield is_other, "its max_norms are not those of this client's task"
         yield is_seen, "its program sees every client's values, to bound their norm (max_norms)"
         norms = configuration.max_norms or (configuration.noise.l2_bounds if configuration.noise is not None else ())
         least = self.minimum_root_mean_square**2

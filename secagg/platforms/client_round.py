@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from math import inf, isnan
+from math import hypot, inf, isnan
 from pathlib import Path
 from typing import Any, cast
 
@@ -51,7 +51,7 @@ from .floors import NodeSettings
 from .keys import ClientIdentity
 from .plugs import NodeSide, floors_of, plug_of
 from .round_task import Record, Terms, record_of
-from .schemes import COARSE, FINER
+from .schemes import COARSE, FINER, norms_in_steps
 
 # --- A trained update -------------------------------------------------------------------------------------------------
 
@@ -118,6 +118,7 @@ class Training:
             )
         if (steps := steps_in(self.update, values)) < COARSE:
             LOG.warning("this update's changes are about %.2g steps, and the rest is noise; %s", steps, FINER)
+        self._shorten(values)
         if metrics := self._metrics(trained):
             values[METRICS] = np.array(metrics, dtype=np.float64)
         return Update(self._encoded(values, self._examples(trained)), self.model_digest)
@@ -141,6 +142,21 @@ class Training:
         coins = SystemCoins()
         told = weighted(self.update.schemes, told, examples, coins)
         return self.update.encode(rounded_at_random(self.update, told, coins), coins)
+
+    def _shorten(self, values: dict[str, npt.NDArray[Any]]) -> None:
+        """Scale changes down to the norm that nobody else enforces; before rounding, as nothing is cut afterwards."""
+        if not (bound := self.terms.max_norm_unenforced):
+            return
+        fixed = {tensor.name: fixed_point(tensor) for tensor in self.update.tensors}
+        names = [TENSOR + name for name in self._summed if not is_integer(self.sent[name])]
+        limits = {name: one.clip for name, one in fixed.items() if name in names and one is not None}
+        cut = {
+            name: np.clip(np.nan_to_num(values[name]).astype(np.float64), -clip, clip) for name, clip in limits.items()
+        }
+        norm = hypot(*(float(np.linalg.norm(change)) for change in cut.values()))
+        if norm > bound:
+            LOG.warning("this update's norm is %.3g, and is scaled down to secagg-max-norm-unenforced, %g", norm, bound)
+            values |= {name: change * (bound / norm) for name, change in cut.items()}
 
     def _differences(self, trained: Trained, summed: list[str]) -> dict[str, npt.NDArray[Any]]:
         if missing := [name for name in summed if name not in self.sent]:
@@ -298,6 +314,9 @@ def bounds_of(terms: Terms, update: ModelUpdate) -> dict[str, str]:
     clips = {name: one.clip for name, one in fixed.items() if one is not None}
     found = {f"the clip of {name}": repr(clip) for name, clip in clips.items()}
     # Evaluation weighs all clients the same, and is about the same task.
+    norms = {"secagg-max-norm": terms.max_norm, "secagg-max-norm-unenforced": terms.max_norm_unenforced}
+    if any(name.startswith(TENSOR) for name in fixed):
+        found |= {name: repr(norm) for name, norm in norms.items()}
     return found | ({"the number of examples that count fully": f"{terms.full}"} if terms.full > 1 else {})
 
 
@@ -325,6 +344,7 @@ class NodeRound:
             invitation=invitation,
             judge=node.judge,
             noise=node.settings.noise_for(self.terms.protocol, self.update),
+            max_norms=norms_in_steps(self.terms.max_norm, self.update),
         )
         return plug_of(self.terms.protocol).member(side)
 

@@ -143,6 +143,8 @@ def member(side: NodeSide) -> EnclaveMember:
             minimum_cohort=side.settings.minimum_cohort,
             maximum_length=MOST_LENGTH,
             authority=identity.authority.public_key,
+            sealed_vectors_accepted=side.settings.sealed_vectors_accepted,
+            max_norms=side.max_norms,
         ),
         judge=NodeJudge(side.settings, own),
         ledger=SealLedger,

@@ -87,7 +87,7 @@ _STRICTER: Final[Mapping[str, tuple[set[type], Callable[[Any, Any], Any]]]] = {
     **dict.fromkeys(_LOWERED, ({int}, min)),
     **dict.fromkeys(("protocols", "modes", "suites"), ({str}, _narrowed)),
     **dict.fromkeys(
-        ("allow_simulated_enclave", "allow_simulated_second_server", "allow_repeats"),
+        ("allow_simulated_enclave", "allow_simulated_second_server", "allow_repeats", "sealed_vectors_accepted"),
         ({bool}, lambda given, own: given and own),
     ),
     **dict.fromkeys(("identity", "enclave_policy", "servers", "data_name"), ({str}, lambda given, _: given)),
@@ -117,6 +117,8 @@ class NodeSettings:
     """Protocols that this client takes part in; a protocol that the library does not bring has to be named."""
     allow_simulated_enclave: bool = False
     """Whether to seal to a program that nobody vouches for; for simulations and tests."""
+    sealed_vectors_accepted: bool = True
+    """Whether an enclave's program may see this client's values, to bound everybody's norm."""
     enclave_policy: str | None = None
     """The measurements that this client accepts: a file, as ``secagg.platforms.enclave_plug.load_judge`` reads it."""
     allow_simulated_second_server: bool = False

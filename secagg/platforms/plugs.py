@@ -53,6 +53,8 @@ class ServerSide:
     bounds: tuple[tuple[int, int] | None, ...]
     """Bounds of one value of each segment of the layout, where they are known."""
     noise: NoiseSettings = NO_NOISE
+    max_norms: tuple[int, ...] = ()
+    """Largest norm of one client's values in each ring segment, in steps, where an enclave bounds them."""
     coins: Coins = field(default_factory=SystemCoins)
     clock: Clock = _now
     resources: ExitStack
@@ -64,7 +66,8 @@ class ServerSide:
         noise = {"noise_multiplier": self.noise.noise_multiplier, "l2_bounds": self.noise.l2_bounds}
         # With noise a value has no range.
         bounds = {"bounds": self.bounds if self.noise.noise_multiplier is None else None}
-        return planned_settings(find(self.settings.protocol), self.settings.facts(self.population) | noise | bounds)
+        facts = self.settings.facts(self.population) | noise | bounds | {"max_norms": self.max_norms}
+        return planned_settings(find(self.settings.protocol), facts)
 
     @property
     def certificates(self) -> Mapping[ClientId, Certificate]:
@@ -93,6 +96,8 @@ class NodeSide:
     """Judge of an enclave's evidence for this client, where its code names one."""
     noise: NoiseSettings = NO_NOISE
     """Noise that this client adds to every update, and insists on."""
+    max_norms: tuple[int, ...] | None = None
+    """Norms to which an enclave may bound its values, as the terms of the round say them; None for any."""
     coins: Coins = field(default_factory=SystemCoins)
     clock: Clock = _now
     privacy: PrivacyLedger | None = field(init=False)

@@ -51,7 +51,7 @@ from secagg.platforms import LOG
 from secagg.platforms.held_models import HeldModels, parted
 from secagg.platforms.keys import Roster, load_roster
 from secagg.platforms.plugs import ServerSide, plug_of
-from secagg.platforms.schemes import COARSE, FINER, SchemeChoice, noise_settings
+from secagg.platforms.schemes import COARSE, FINER, SchemeChoice, noise_settings, norms_in_steps
 from secagg.platforms.settings import AUTO, SUMS, SecAggSettings
 from secagg.privacy.client_noise import ClientNoise, noise_in
 from secagg.privacy.guessing import said_guessable
@@ -75,6 +75,10 @@ class Terms:
     weighted_by: str
     full: int
     """Number of examples that count fully; 1 where clients weigh the same."""
+    max_norm: float
+    """Longest change that an enclave leaves as it is; 0 for any."""
+    max_norm_unenforced: float
+    """Longest change that an honest client leaves as it is; 0 for any."""
     metrics: tuple[str, ...]
     joined: tuple[str, ...]
     """The tensors that travel as one vector, in their order."""
@@ -125,6 +129,7 @@ class Terms:
         kinds = {
             "str": str,
             "int": int,
+            "float": float,
             "bool": bool,
             "bytes": bytes,
             "tuple[str, ...]": tuple,
@@ -272,6 +277,7 @@ class RoundTask:
             roster=self.roster,
             bounds=value_bounds(update),
             noise=noise_settings(self.settings.noise, self.settings.norm, update),
+            max_norms=norms_in_steps(self.terms.max_norm, update),
             coins=coins,
             resources=resources,
         )
@@ -461,6 +467,8 @@ class Rounds:
         terms = self._terms(update, number, task)
         full = 1 if is_evaluation else settings.full
         terms = replace(terms, weighted_by=weighted_by, full=full, metrics=metrics, joined=joined, lengths=lengths)
+        if not is_evaluation:
+            terms = replace(terms, max_norm=settings.max_norm, max_norm_unenforced=settings.max_norm_unenforced)
         return RoundTask(settings=settings, roster=self._roster, terms=terms, sent=sent, update=update, held=known.held)
 
     def _say_of_guessing(self, update: ModelUpdate, clients: int) -> None:
@@ -487,6 +495,8 @@ class Rounds:
             is_certified=settings.is_certified,
             weighted_by="",
             full=1,
+            max_norm=0.0,
+            max_norm_unenforced=0.0,
             metrics=(),
             joined=(),
             lengths=(),

@@ -56,6 +56,7 @@ FINER: Final = "raise secagg-fraction-bits"
 COARSE: Final = 4.0
 """Changes whose root mean square is fewer steps than this are mostly rounding; both ends are warned."""
 _WIDE_RING: Final = 64
+_BOUNDED_RING: Final = 32
 _MOST_FRACTION_BITS: Final = 40
 _LEAST_METRIC_BITS: Final = 8
 _INTEGER_BOUND: Final = 1 << 31
@@ -200,13 +201,15 @@ class SchemeChoice:
         return self._fine(max(1.0, self.settings.metric_bound), "metric-bound")
 
     def _fine(self, bound: float, key: str = "clip") -> Plain:
-        room = EXACT_FLOAT // (math.ceil(bound) * self.clients)
+        # An enclave bounds vectors in narrower rings.
+        ring = _BOUNDED_RING if self.settings.max_norm else _WIDE_RING
+        room = min(EXACT_FLOAT, (1 << (ring - 1)) - 1) // (math.ceil(bound) * self.clients)
         bits = min(_MOST_FRACTION_BITS, room.bit_length() - 1)
         if bits < _LEAST_METRIC_BITS:
             raise InvalidParameters(
                 f"numbers up to {bound} of {self.clients} clients leave steps of 2^-{max(0, bits)}; lower {PREFIX}{key}"
             )
-        return Plain(clip=bound, fraction_bits=bits, modulus_bits=_WIDE_RING)
+        return Plain(clip=bound, fraction_bits=bits, modulus_bits=ring)
 
     @property
     def _integers(self) -> Plain:
@@ -231,6 +234,33 @@ def bits_with_noise(multiplier: float, bound: int, clients: int) -> int:
     """Return how wide a ring is that holds a sum of so many clients, each with as much noise as all of them owe."""
     deviation = multiplier * _REPLACED * bound * math.sqrt(clients)
     return math.ceil(_ROOM * (clients * bound + WORST_DEVIATIONS * deviation)).bit_length() + 1
+
+
+def norms_in_steps(norm: float, update: ModelUpdate) -> tuple[int, ...]:
+    """Return the largest norm of one client's values in each ring segment, and 0 for those that are no tensors.
+
+    Raises:
+        InvalidParameters: tensors are not in one ring of one step, or it leaves less than a step for each value.
+    """
+    tensors = {name: scheme for name, scheme in update.schemes.items() if name.startswith(TENSOR)}
+    if not norm or not tensors:
+        return ()
+    bits = {scheme.fraction_bits if isinstance(scheme, FixedPoint) else 0 for scheme in tensors.values()}
+    rings = [segment for segment in update.layout.segments if isinstance(segment, RingSegment)]
+    length = sum(math.prod(tensor.shape) for tensor in update.tensors if tensor.name in tensors)
+    if len(bits) != 1 or 0 in bits or rings[0].length != length or len(rings) != len(update.layout.segments):
+        raise InvalidParameters(
+            f"{PREFIX}max-norm is for tensors of floats in a ring of their own: name no tensors of integers in "
+            f"{PREFIX}tensors, or set another {PREFIX}modulus-bits"
+        )
+    (fraction_bits,) = bits
+    steps = min(math.floor(math.ldexp(norm, fraction_bits)), (1 << 40) - 1)
+    if steps * steps < length:
+        raise InvalidParameters(
+            f"{PREFIX}max-norm is {norm:g}, which leaves {length} values less than a step of 2^-{fraction_bits} each; "
+            f"raise it to {math.ldexp(math.sqrt(length), -fraction_bits):.6g}, or raise {PREFIX}fraction-bits"
+        )
+    return (steps, *(0 for _ in rings[1:]))
 
 
 def noise_settings(multiplier: float, norm: float, update: ModelUpdate) -> NoiseSettings:

@@ -119,6 +119,11 @@ class SecAggSettings:
     """The deviation of the noise that clients add together, over what one of them can change; 0 for none."""
     norm: float = 0.0
     """Largest norm of one client's change of all tensors, to which it clips; needed with noise."""
+    max_norm: float = 0.0
+    """Longest change of all tensors that counts as it is: an enclave scales longer ones down, also those of malicious
+    clients, and sees each to do so; 0 for any. It is the same in all of a task."""
+    max_norm_unenforced: float = 0.0
+    """The same under any protocol, and only honest clients scale their changes down."""
     roster: str = ""
     """The file that ``secagg keys`` wrote; for every protocol but pairwise masks, and for active mode."""
     enclave_socket: str = ""
@@ -183,6 +188,7 @@ class SecAggSettings:
             bool(self.noise) != bool(self.norm),
             f"is the norm that clients clip to where {PREFIX}noise is above 0; set both, or none",
         )
+        yield from self._checks_of_norms()
         if self.noise:
             whose = f"is for {PREFIX}protocol = {' or '.join(map(repr, NOISED))}, whose clients add it; change that"
             yield "noise", self.protocol not in NOISED, whose
@@ -192,6 +198,19 @@ class SecAggSettings:
             yield "compression", is_coded, "is fixed-point with noise, which codes have no room for"
             for name in ("metrics", "evaluation_metrics"):
                 yield name, bool(getattr(self, name)), "are sums without noise of their own; leave them out"
+
+    def _checks_of_norms(self) -> Iterator[tuple[str, bool, str]]:
+        sentence = (
+            f"is enforced by an enclave, and nobody sees an update alone under {self.protocol!r}: take "
+            f"{PREFIX}protocol = {ENCLAVE!r}, or {PREFIX}max-norm-unenforced, to which only honest clients scale"
+        )
+        yield "max_norm", bool(self.max_norm) and self.protocol != ENCLAVE, sentence
+        for name in ("max_norm", "max_norm_unenforced"):
+            is_set = bool(getattr(self, name))
+            sentence = f"is for {PREFIX}compression = {FIXED_POINT!r}, where all values have one step; change that"
+            yield name, is_set and self.compression != FIXED_POINT, sentence
+            sentence = f"is {PREFIX}norm where {PREFIX}noise is above 0; leave it out"
+            yield name, is_set and bool(self.noise), sentence
 
     def _checks_of_compression(self) -> Iterator[tuple[str, bool, str]]:
         if self.custom is not None:
@@ -452,6 +471,8 @@ _RULES: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
     ("cohort_bits", lambda value: 0.0 < value <= _MOST_COHORT_BITS, f"is above 0.0, and at most {_MOST_COHORT_BITS}"),
     ("harm", lambda value: 0.0 < value < math.inf, "is a positive number"),
     ("norm", lambda value: 0.0 <= value < math.inf, "is a number from 0 on"),
+    ("max_norm", lambda value: 0.0 <= value < math.inf, "is a number from 0 on"),
+    ("max_norm_unenforced", lambda value: 0.0 <= value < math.inf, "is a number from 0 on"),
     ("metric_bound", lambda value: 0.0 < value < math.inf, "is a positive number"),
     ("full_weight", lambda value: value in _FULL_WEIGHTS, f"must be between 2 and {_FULL_WEIGHTS[-1]}"),
     ("minimum_trained", lambda value: value >= 1, "is at least 1"),

@@ -1,0 +1,176 @@
+"""Bounds of norms on a platform: who enforces them, and a server that chooses another one for each round."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import InvalidParameters, Reason, SecAggError
+from secagg.identifiers import ClientId
+from secagg.platforms import LOG
+from secagg.platforms.client_round import Node, NodeRound, Trained, Training
+from secagg.platforms.floors import DIRECTORY_VARIABLE, PARTITION, NodeSettings
+from secagg.platforms.keys import ROSTER_FILE, make_identities
+from secagg.platforms.round_task import Means, Rounds, RoundTask
+from secagg.platforms.schemes import SchemeChoice, norms_in_steps
+from secagg.platforms.settings import SecAggSettings
+from secagg.protocols.enclave import client as client_module
+from secagg.session.sealed_state import StateDirectory
+from tests.harness.planted import always
+
+Model = dict[str, npt.NDArray[np.float32]]
+SENT: Model = {"w": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4), "b": np.zeros(2, np.float32)}
+CLIENTS = 5
+NORM = 0.5
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "ledgers"))
+    make_identities(tmp_path / "keys", map(ClientId, range(CLIENTS)), SystemCoins())
+    return tmp_path
+
+
+def enclave(folder: Path, **settings: Any) -> SecAggSettings:
+    roster = str(folder / "keys" / ROSTER_FILE)
+    return SecAggSettings(protocol="enclave", roster=roster, weighting="uniform", **settings)
+
+
+def joined(folder: Path, task: RoundTask, number: int, **floors: Any) -> NodeRound:
+    identity = str(folder / "keys") if task.terms.is_certified else None
+    node = Node(
+        settings=NodeSettings(identity=identity, allow_simulated_enclave=True, data_name=f"data {number}", **floors),
+        config={PARTITION: number},
+        client=ClientId(number),
+        run="t",
+        states=StateDirectory(folder / f"states-{number}", coins=SystemCoins()),
+        custom={},
+    )
+    return node.begun(task.terms)
+
+
+def answers(
+    folder: Path, task: RoundTask, invitation: bytes, change: Callable[[int], float], sent: Model, **floors: Any
+) -> Iterator[tuple[ClientId, bytes]]:
+    """Let each client change every value by an amount of its own, and yield its upload."""
+    for number in range(CLIENTS):
+        begun = joined(folder, task, number, **floors)
+        after = {name: values + np.float32(change(number)) for name, values in sent.items()}
+        trained = Trained([after], {"loss": 2.5}.get)
+        training = Training(begun.terms, begun.update, begun.charges, sent, lambda trained=trained: trained)  # type: ignore[misc]
+        subject = begun.terms.subject(begun.update, training.model_digest)
+        yield ClientId(number), begun.member(invitation).join(subject, training.late).answer(invitation)
+
+
+def played(
+    folder: Path, made: Rounds, change: Callable[[int], float], number: int = 1, **floors: Any
+) -> tuple[Model, Means]:
+    sent = {name: values + np.float32(number - 1) for name, values in SENT.items()}
+    task = made.begun(sent, clients=CLIENTS, task="t", number=number, weighted_by="n")
+    with ExitStack() as resources:
+        session = task.opened(CLIENTS, frozenset(), SystemCoins(), resources)
+        invitation = session.message_to(ClientId(0))
+        assert invitation is not None
+        for client, answer in answers(folder, task, invitation, change, sent, **floors):
+            session.receive(client, answer)
+        session.close_stage()
+        means = task.means(session.release().aggregate)
+    return {name: values - sent[name] for name, values in made.model(task, means).items()}, means
+
+
+def norm_of(change: Model) -> float:
+    return float(np.sqrt(sum((values.astype(np.float64) ** 2).sum() for values in change.values())))
+
+
+def longest(number: int) -> float:
+    """Four clients stay as they are, and the last one moves every value as far as the clip goes."""
+    return -4.0 * (number == CLIENTS - 1)
+
+
+@pytest.mark.parametrize("metrics", ["", "loss"])
+def test_an_enclave_bounds_a_client_that_does_not_clip(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, metrics: str
+) -> None:
+    monkeypatch.setattr(client_module, "clip_into", always(None))
+    settings = enclave(folder, metrics=metrics, max_norm=NORM)
+    held, means = played(folder, Rounds(settings), longest)
+    assert 0.9 * NORM < CLIENTS * norm_of(held) <= NORM
+    assert means.metrics == ({"loss": pytest.approx(2.5)} if metrics else {})
+
+
+def test_an_update_within_the_bound_is_summed_as_it_is(folder: Path) -> None:
+    change, _ = played(folder, Rounds(enclave(folder, max_norm=NORM)), lambda number: number / 100)
+    assert all(np.abs(values - 0.02).max() < 2.0**-16 for values in change.values())
+
+
+def test_honest_clients_keep_a_bound_that_nobody_enforces(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = enclave(folder, max_norm_unenforced=NORM)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LOG, "propagate", True)
+        with caplog.at_level(logging.WARNING):
+            change, _ = played(folder, Rounds(settings), longest)
+    assert 0.99 * NORM < CLIENTS * norm_of(change) < NORM + 0.001
+    assert "norm is 15, and is scaled down to secagg-max-norm-unenforced, 0.5" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["max_norm", "max_norm_unenforced"])
+@pytest.mark.parametrize("other", [0.0, 0.25])
+def test_a_server_that_sweeps_the_bound_from_round_to_round_is_refused(folder: Path, name: str, other: float) -> None:
+    """Otherwise it would bisect a client's norm."""
+    first, second = (Rounds(enclave(folder, **{name: norm})) for norm in (NORM, other))
+    played(folder, first, lambda _: 0.01)
+    with pytest.raises(InvalidParameters, match=f"secagg-{name.replace('_', '-')} is {other}, and was 0.5") as caught:
+        played(folder, second, lambda _: 0.01, 2)
+    assert caught.value.reason is Reason.BELOW_FLOOR
+
+
+def test_an_enclave_with_another_bound_than_the_terms_say_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("secagg.platforms.round_task.norms_in_steps", always((20_000, 0)))
+    with pytest.raises(InvalidParameters, match="max_norms are not those of this client's task"):
+        played(folder, Rounds(enclave(folder, max_norm=NORM)), lambda _: 0.01)
+
+
+def test_an_operator_can_refuse_that_a_program_sees_values(folder: Path) -> None:
+    with pytest.raises(SecAggError, match="sees every client's values"):
+        played(folder, Rounds(enclave(folder, max_norm=NORM)), lambda _: 0.01, sealed_vectors_accepted=False)
+    strict = NodeSettings(sealed_vectors_accepted=False)
+    assert not strict.raised_by({"secagg-sealed-vectors-accepted": True}).sealed_vectors_accepted
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"max_norm": 1.0}, r"enforced by an enclave, .* take secagg-protocol = 'enclave', or secagg-max-norm-unenf"),
+        ({"max_norm": -1.0}, "is a number from 0 on"),
+        ({"max_norm_unenforced": float("nan")}, "is a number from 0 on"),
+        ({"max_norm_unenforced": 1.0, "compression": "scalar-8"}, "in which|where all values have one step"),
+        ({"max_norm_unenforced": 1.0, "noise": 1.0, "norm": 1.0, "weighting": "uniform"}, "is secagg-norm where"),
+    ],
+)
+def test_a_bound_that_would_do_nothing_is_refused_with_what_would(settings: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InvalidParameters, match=expected):
+        SecAggSettings(**settings)
+
+
+@pytest.mark.parametrize(
+    ("sent", "norm", "expected"),
+    [
+        ({"w": SENT["w"], "n": np.array(3)}, 1.0, "name no tensors of integers"),
+        (SENT, 0.00001, "leaves 14 values less than a step of 2.-16 each; raise it to 5.70932e-05"),
+    ],
+)
+def test_what_no_norm_can_be_given_to_is_refused(sent: Any, norm: float, expected: str) -> None:
+    settings = SecAggSettings(protocol="enclave", roster="r", max_norm=norm)
+    update = SchemeChoice(settings, CLIENTS).parameters(sent, seed=bytes(32), epoch=1)
+    with pytest.raises(InvalidParameters, match=expected):
+        norms_in_steps(norm, update)
