@@ -557,7 +557,7 @@ def value_bounds(update: ModelUpdate) -> tuple[Range | None, ...]:
     found = dict[Segment, list[Range | None]]()
     for tensor in update.tensors:
         for segment in tensor.scheme.layout.segments:
-            found.setdefault(_kind(segment), []).append(_range_of(tensor))
+            found.setdefault(_kind(segment), []).append(range_of(tensor))
     return tuple(_joined(found[_kind(segment)]) for segment in update.layout.segments)
 
 
@@ -565,7 +565,8 @@ def _kind(segment: Segment) -> Segment:
     return replace(segment, length=1) if isinstance(segment, RingSegment) else replace(segment, blocks=1)
 
 
-def _range_of(tensor: TensorScheme) -> Range | None:
+def range_of(tensor: TensorScheme) -> Range | None:
+    """Return between which integers one value lies; None where its scheme does not say that."""
     scheme: object = tensor.scheme
     if (fixed := fixed_point(tensor)) is not None:
         return -fixed.bound, fixed.bound

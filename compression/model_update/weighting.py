@@ -11,10 +11,12 @@ equal weights: 1 for a client that trained, 0 for one whose training failed.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -98,14 +100,21 @@ def weighted(
             found[name] = (given * factor).astype(given.dtype)
         if 0 < factor < 1 and (step := step_of(schemes[name])):
             leveled[name] = _round_to_levels(found[name], given, step, coins)
-    if coarse := [f"{name} ({distance:.3g})" for name, distance in leveled.items() if distance]:
-        LOG.warning(
-            "few different values in %s: times a weight below 1 they are rounded at random to multiples of their "
-            "distance, since finer ones let a weighted sum reveal each client's; equal weights need no such noise",
-            ", ".join(coarse),
+    if coarse := [f"{'the update' if name == UPDATE else name} ({one:.3g})" for name, one in leveled.items() if one]:
+        warn_once(
+            LOG,
+            f"few different values in {', '.join(coarse)}: times a weight below 1 they are rounded at random to "
+            "multiples of that distance, since a weighted sum of finer ones can reveal each client's; with equal "
+            "weights there is no such noise",
         )
     found[COUNTS] = np.array([examples, examples > 0][: counts.length], dtype=np.float64)
     return found
+
+
+@lru_cache(maxsize=256)
+def warn_once(log: logging.Logger, sentence: str) -> None:
+    """Log a warning, unless this process did lately: it holds for many rounds, and for many clients of a simulation."""
+    log.warning("%s", sentence)
 
 
 def step_of(scheme: object) -> float:

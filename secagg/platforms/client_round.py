@@ -35,7 +35,7 @@ from secagg.compression.model_update.summed_values import (
     with_told,
     with_votes,
 )
-from secagg.compression.model_update.weighting import COUNTS, clamped_examples, rounded_examples, weighted
+from secagg.compression.model_update.weighting import COUNTS, clamped_examples, rounded_examples, warn_once, weighted
 from secagg.contract import Payload
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label, bind
@@ -229,12 +229,8 @@ class Training:
                 terms.weighted_by,
             )
         elif counted != reported:
-            LOG.warning(
-                "%g examples count as %d, since secagg-full-weight is %d; the server can change that",
-                reported,
-                counted,
-                terms.full,
-            )
+            sentence = f"{reported:g} examples count as {counted}, since secagg-full-weight is {terms.full}"
+            warn_once(LOG, f"{sentence}; the server can change that")
         return rounded_examples(counted, terms.full, self.charges.word_for(reported, SystemCoins())) if counted else 0
 
 

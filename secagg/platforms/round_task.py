@@ -32,6 +32,7 @@ from secagg.compression.model_update.summed_values import (
     model_digest,
     part,
     peak_sum,
+    range_of,
     restored,
     steps_in,
     take_lengths,
@@ -41,7 +42,6 @@ from secagg.compression.model_update.summed_values import (
 )
 from secagg.compression.model_update.weighting import LIGHTEST, Counted, is_weighted
 from secagg.compression.peak import LEAST_ALIKE
-from secagg.compression.scalar_quantization import ScalarQuantization
 from secagg.contract import Aggregate
 from secagg.crypto.entropy import Coins, SystemCoins
 from secagg.crypto.labels import Label, bind
@@ -360,16 +360,6 @@ class RoundTask:
                 has_model=any(is_weighted(name, scheme) for name, scheme in self.update.schemes.items()),
                 numbers=(*([self.terms.weighted_by] if self.terms.full > 1 else []), *self.terms.metrics),
             )
-        light = counted.full * _LIGHT * clients
-        if counted.examples is not None and counted.full > 1 and counted.examples < light:
-            LOG.warning(
-                "round %d: clients weigh %.2g on average, and the least is %.2g: nearly all have few examples, or "
-                "failed to train; lower secagg-full-weight from %d to about the largest number of examples",
-                number,
-                counted.examples / counted.full / clients,
-                float(LIGHTEST),
-                counted.full,
-            )
 
 
 class TooFewTrained(ThresholdNotMet):
@@ -472,14 +462,15 @@ class Rounds:
         return RoundTask(settings=settings, roster=self._roster, terms=terms, sent=sent, update=update, held=known.held)
 
     def _say_of_guessing(self, update: ModelUpdate, clients: int) -> None:
-        """Warn where weighted sums of codes can determine all values; their bits are the most that values can have."""
-        lightest = float(LIGHTEST) if self.settings.full > 1 else 1.0
+        """Warn where a weighted sum can determine all values; their codes' bits are the most that values can have."""
         # No weights between these mix less than these two, in shares that have the same total.
-        mixing = clients * 4 * lightest / (1 + lightest) ** 2
-        for scheme in update.schemes.values():
-            if self.settings.full > 1 and isinstance(scheme, ScalarQuantization):
-                said = said_guessable(sum_bits=scheme.modulus_bits, clients=mixing, entropy=scheme.bits)
-                if said is not None:
+        mixing = clients * 4 * float(LIGHTEST) / (1 + float(LIGHTEST)) ** 2
+        weighted = self.settings.full > 1
+        for tensor in update.tensors:
+            if weighted and is_weighted(tensor.name, tensor.scheme) and (ends := range_of(tensor)):
+                bits = float(np.log2(ends[1] - ends[0] + 1))
+                ring = tensor.scheme.layout.require_rings()[0].ring
+                if said := said_guessable(sum_bits=ring.modulus_bits, clients=mixing, entropy=bits):
                     self.say_once(said, "guessing")
 
     def asked(self, update: ModelUpdate, sent: Arrays, *, clients: int, task: str, number: int) -> RoundTask:
@@ -507,7 +498,15 @@ class Rounds:
 
     def model(self, task: RoundTask, means: Means) -> dict[str, npt.NDArray[Any]]:
         """Return the model that results from a round of training; its scales are those of the next one."""
-        known, joined = self.known_of(task.sent), task.terms.joined
+        known, joined, counted = self.known_of(task.sent), task.terms.joined, means.counted
+        mean_weight = (counted.examples or 0) / counted.full / counted.contributors
+        if counted.full > 1 and mean_weight < _LIGHT:
+            self.say_once(
+                f"clients weigh {mean_weight:.2g} on average, and the least is {float(LIGHTEST):.2g}: nearly all have "
+                f"few examples, or failed to train; lower secagg-full-weight from {counted.full} to about the largest "
+                "number of examples",
+                "light",
+            )
         known.told, known.lengths, known.trained = means.told, means.lengths, known.trained + 1
         model = applied(task.sent, means.tensors)
         if known.held is not None and means.downlink_sum is not None:

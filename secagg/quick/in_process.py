@@ -128,6 +128,8 @@ def aggregate(  # noqa: PLR0913 -- all but two have defaults
         full=full,
         **settings,
     )
+    if weighing is not None:
+        weighing = _counting(weighing, session.full)
     coins, model = SystemCoins(), ()
     subject = session.subject(task=_TASK, round_number=1, model=model)
     making = {
@@ -221,11 +223,27 @@ def _examples(
     return {name: index(each) for name, each in given.items()}
 
 
+def _counting(weighing: Mapping[Any, int], full: int) -> Mapping[Any, int]:
+    """Return the examples as they count, and say of how many clients that is another number."""
+    counting = {name: clamped_examples(given, full) for name, given in weighing.items()}
+    if changed := sum(counting[name] != given for name, given in weighing.items()):
+        least = clamped_examples(1, full)
+        LOG.warning(
+            "%d of %d clients have more than %d examples or fewer than %d, which count as these, or none: full is %d",
+            changed,
+            len(weighing),
+            full,
+            least,
+            full,
+        )
+    return counting
+
+
 def _say_of_guessing(session: Session[Any], named: Mapping[Any, Any], weighing: Mapping[Any, int]) -> None:
     """Warn where a weighted sum can determine all values; here their entropy can be measured."""
     vectors = (np.clip(session.shapes.vector(update), -session.clip, session.clip) for update in named.values())
     entropy = min(min_entropy(np.rint(np.nan_to_num(vector) / session.step).astype(np.int64)) for vector in vectors)
-    clients = mixing_clients(clamped_examples(one, session.full) for one in weighing.values())
+    clients = mixing_clients(weighing.values())
     if clients and (said := said_guessable(sum_bits=session.codec.modulus_bits, clients=clients, entropy=entropy)):
         LOG.warning("%s", said)
 

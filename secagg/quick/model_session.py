@@ -286,7 +286,7 @@ class Session(Generic[Form]):
             if full is not None:
                 raise InvalidParameters(
                     "with at_least every client weighs the same: among the few of a row a number of examples tells one "
-                    "apart; leave out full and weights"
+                    "apart; leave out full and examples"
                 )
             require_floor(at_least, entry, clients, usual_corrupted(clients) if corrupted is None else corrupted)
             kept = Rows.of(shapes, codec.layout, named, at_least)

@@ -9,6 +9,9 @@ import pytest
 
 import secagg
 from secagg.cli import main
+from secagg.platforms import LOG
+from secagg.platforms.round_task import Rounds
+from secagg.platforms.settings import SecAggSettings
 from secagg.privacy.guessing import min_entropy, mixing_clients, said_guessable
 
 
@@ -54,3 +57,20 @@ def test_a_plan_says_so_for_few_clients(capsys: pytest.CaptureFixture[str]) -> N
     assert "can determine the values of all clients" in capsys.readouterr().out
     assert main(["plan", "--blocks", "10", "--clients", "40", "--bits", "8"]) == 0
     assert "can determine" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("clients", "is_warned"), [(3, True), (6, False)])
+@pytest.mark.parametrize("compression", ["fixed-point", "scalar-8"])
+def test_a_platform_says_so_of_codes_and_of_fixed_point(
+    clients: int,
+    compression: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_warned: bool,
+) -> None:
+    monkeypatch.setattr(LOG, "propagate", True)
+    rounds, sent = Rounds(SecAggSettings(compression=compression)), {"w": np.zeros((8, 8), np.float32)}
+    rounds.known_of(sent).told = {"tensor/w": 0.1}
+    rounds.begun(sent, clients=clients, task="t", number=1, weighted_by="n")
+    assert ("can determine the values of all clients" in caplog.text) is is_warned
