@@ -104,6 +104,7 @@ class MessageKind(IntEnum):
     HTTP_SERVER_RECORD = 130
     HTTP_CLIENT_RECORD = 131
     GROUP_SUM = 146
+    ENCLAVE_COLLATERAL = 147
 
 
 class Writer:

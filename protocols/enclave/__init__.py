@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from .client import Judgement as Judgement
     from .client import SealLedger as SealLedger
     from .floors import EnclaveFloors as EnclaveFloors
+    from .judge import HardwareJudge as HardwareJudge
+    from .judge import read_policy as read_policy
     from .machine.serving import serve_at as serve_at
     from .remote_enclave import RemoteEnclave as RemoteEnclave
     from .remote_enclave import SimulatedEnclave as SimulatedEnclave
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from .session import EnclaveHelpers as EnclaveHelpers
     from .session import EnclaveMember as EnclaveMember
     from .session import EnclaveSettings as EnclaveSettings
-    from .session import HardwareJudge as HardwareJudge
     from .session import epsilon_of as epsilon_of
     from .session import open_session as open_session
     from .trusted.configuration import Accumulation as Accumulation
@@ -41,10 +42,11 @@ else:
             "attestation": "EvidenceFormat PinnedMeasurement Policy Verifier",
             "client": "Judge Judgement SealLedger",
             "floors": "EnclaveFloors",
+            "judge": "HardwareJudge read_policy",
             "machine.serving": "serve_at",
             "remote_enclave": "RemoteEnclave SimulatedEnclave SimulatedEvidence SimulatedJudge",
             "server": "Server",
-            "session": "EnclaveHelpers EnclaveMember EnclaveSettings HardwareJudge epsilon_of open_session",
+            "session": "EnclaveHelpers EnclaveMember EnclaveSettings epsilon_of open_session",
             "trusted.configuration": "Accumulation ReleaseForm",
             "trusted.enclave": "DEFAULT_MEMORY_BYTES",
         },

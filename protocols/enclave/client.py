@@ -66,6 +66,8 @@ VECTOR_NONCE_BYTES: Final = 32
 _LOG: Final = logging.getLogger("secagg.protocols.enclave")
 _MOST_BYTES: Final = (1 << 32) - 1
 _VERSION_BYTES: Final = 8
+MOST_COLLATERAL_BYTES: Final = 1 << 18
+"""Limit on what a host relays for the verification of its evidence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ class Invitation(Message):
     configuration: Annotated[bytes, variable(_MOST_BYTES)]
     """Without its tables, which a client of the same codec has, and which can be a thousand times its upload."""
     attested: Annotated[bytes, variable(_MOST_BYTES)]
+    collateral: Annotated[bytes, variable(MOST_COLLATERAL_BYTES)]
+    """What the evidence is verified with, where the host relays it."""
     version: Annotated[int, unsigned(_VERSION_BYTES)]
     model_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
     is_short: Annotated[bool, FLAG]
@@ -169,7 +173,7 @@ class Client(OneStageClientSession):
             raise InvalidParameters(
                 "the buffer is about another model, capacity or terms than this client's", reason=Reason.BELOW_FLOOR
             )
-        enclave = member.verified(invited.attested, configuration)
+        enclave = member.verified(invited.attested, invited.collateral, configuration)
         self.admit(enclave, member.clock())
         # The last check of the evidence's validity is before the charge: training may outlast it, and a refusal after
         # that would tell the host how long training took.

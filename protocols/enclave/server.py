@@ -87,6 +87,7 @@ class Server(StagedServerSession[ReadUpload]):
         model: ModelStamp,
         *,
         attested: bytes = b"",
+        collateral: bytes = b"",
         invited: frozenset[ClientId] | None = None,
         epoch: bytes = b"",
         certificates: Mapping[ClientId, Certificate] = MappingProxyType({}),
@@ -95,17 +96,19 @@ class Server(StagedServerSession[ReadUpload]):
 
         Args:
             attested: the epoch's offer with its evidence.
+            collateral: what clients verify that with, as ``encode_collateral`` has it.
             invited: who may upload; None for anybody.
             epoch: the enclave's, where uploads may be short.
             certificates: of the clients whose uploads may be.
         """
-        invitation = Invitation(configuration.encode(), attested, model.version, model.digest, bool(certificates))
-        super().__init__(STAGE, invitation.encode(), invited, configuration.minimum_cohort)
+        self._attested, self._collateral = attested, collateral
+        invitation = self._inviting(configuration, model, is_short=bool(certificates))
+        super().__init__(STAGE, invitation, invited, configuration.minimum_cohort)
         self.configuration = configuration
         """Configuration of the epoch."""
         self.is_simulated = False
         """Whether the evidence is nobody's; clients see it themselves."""
-        self._enclave, self._model, self._attested = enclave, model, attested
+        self._enclave, self._model = enclave, model
         self._epoch, self._certificates = epoch, certificates
         enclave.open_buffer(model.version, model.digest)
         self._sums: list[RingVector] | None = [
@@ -123,7 +126,11 @@ class Server(StagedServerSession[ReadUpload]):
         model = stamp_of(subject, subject.model_digest)
         self._enclave.announce_model(model.version, model.digest)
         # The model may not be that of the buffer, which the host would put back.
-        return Invitation(self.configuration.encode(), self._attested, model.version, model.digest, False).encode()  # noqa: FBT003 -- is_short
+        return self._inviting(self.configuration, model, is_short=False)
+
+    def _inviting(self, configuration: EnclaveConfiguration, model: ModelStamp, *, is_short: bool) -> bytes:
+        encoded = configuration.encode()
+        return Invitation(encoded, self._attested, self._collateral, model.version, model.digest, is_short).encode()
 
     # --- The session --------------------------------------------------------------------------------------------------
 

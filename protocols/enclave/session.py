@@ -7,11 +7,11 @@ the noise and does not need this; a client does, before it seals.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import ROUND_DOWN
 from fractions import Fraction
-from typing import Any, Final
+from typing import Final
 
 from secagg.contract.codewords import Tables, require_tables
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
@@ -31,8 +31,9 @@ from secagg.session.roles import LazyUpdate, Subject
 from secagg.session.simulated import AES_BLOCK_BYTES, Costs, Work, mask_cipher_calls, ring_length
 from secagg.wire import HEADER_BYTES
 
-from .attestation import Collateral, Evidence, Policy, Verifier
-from .client import VECTOR_NONCE_BYTES, Client, Invitation, Judge, Judgement, SealLedger, VerifiedEnclave, stamp_of
+from .attestation import Collateral, Evidence
+from .client import VECTOR_NONCE_BYTES, Client, Invitation, Judge, SealLedger, VerifiedEnclave, stamp_of
+from .collateral import encode_collateral
 from .floors import EnclaveFloors
 from .remote_enclave import SimulatedEvidence, decode_attested_offer
 from .server import EnclaveConnection, Server
@@ -207,7 +208,7 @@ def _invitation(configuration: EnclaveConfiguration) -> bytes:
         receipt_key=bytes(IDENTITY_KEY_BYTES),
     )
     attested = encode_attested_offer(offer, SIMULATED, b"")
-    return Invitation(configuration.encode(), attested, 0, bytes(DIGEST_BYTES), True).encode()  # noqa: FBT003 -- is_short
+    return Invitation(configuration.encode(), attested, b"", 0, bytes(DIGEST_BYTES), True).encode()  # noqa: FBT003 -- is_short
 
 
 # --- The worth of a configuration's noise -----------------------------------------------------------------------------
@@ -298,6 +299,8 @@ class EnclaveHelpers:
     connection: EnclaveConnection
     offer: EnclaveOffer
     evidence: Evidence | SimulatedEvidence
+    collateral: Collateral = None
+    """What clients verify the evidence with, if they have none of their own."""
     certificates: Mapping[ClientId, Certificate] = field(default_factory=dict[ClientId, Certificate])
     """Certificates of all that may take part, where the host has them; uploads then leave out what it knows."""
 
@@ -329,6 +332,7 @@ def open_session(
         helpers.connection,
         stamp_of(subject, subject.model_digest),
         attested=encode_attested_offer(helpers.offer, *shown),
+        collateral=encode_collateral(helpers.collateral),
         invited=invited,
         epoch=helpers.offer.epoch,
         certificates=certificates,
@@ -360,21 +364,8 @@ class EnclaveMember(Confined):
         """Begin; a session cannot be resumed."""
         return Client(self, subject, update, suspended)
 
-    def verified(self, attested: bytes, configuration: EnclaveConfiguration) -> VerifiedEnclave:
+    def verified(self, attested: bytes, collateral: bytes, configuration: EnclaveConfiguration) -> VerifiedEnclave:
         offer, evidence = decode_attested_offer(attested)
+        if isinstance(evidence, Evidence):
+            evidence = replace(evidence, relayed=collateral)
         return VerifiedEnclave(offer, evidence, configuration=configuration, judge=self.judge, now=self.clock())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HardwareJudge:
-    """Accepts what a hardware vendor vouches for and the client's own policy pins."""
-
-    policy: Policy
-    verifier: Verifier
-    collateral: Collateral = None
-
-    def judge(self, evidence: Any, binding: bytes, now: datetime) -> Judgement:  # noqa: ANN401 -- judged here
-        claims = self.verifier.verify(evidence, self.collateral, now)
-        not_after = self.policy.check(claims, binding, now)
-        registers = ", ".join(f"{name} {value.hex()[:16]}" for name, value in sorted(claims.measurement.items()))
-        return Judgement(f"{claims.format}: {registers}", not_after)

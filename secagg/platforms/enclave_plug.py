@@ -6,7 +6,6 @@ sealed before is kept by their ledgers, not by the enclave.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -18,12 +17,9 @@ from secagg.protocols.enclave import (
     EnclaveHelpers,
     EnclaveMember,
     EnclaveSettings,
-    EvidenceFormat,
     HardwareJudge,
     Judge,
     Judgement,
-    PinnedMeasurement,
-    Policy,
     RemoteEnclave,
     SealLedger,
     SimulatedEnclave,
@@ -31,12 +27,14 @@ from secagg.protocols.enclave import (
     SimulatedJudge,
     Verifier,
     open_session,
+    read_policy,
 )
 from secagg.session.certificates import Authority
 from secagg.session.roles import ServerSession
+from secagg.session.store import Store
 
 from . import LOG
-from .floors import MOST_LENGTH, NodeSettings
+from .floors import MOST_LENGTH, NodeSettings, state_folder
 from .plugs import NodeSide, ServerSide
 from .settings import PREFIX
 
@@ -101,32 +99,8 @@ class NodeJudge:
 
 
 def load_judge(path: Path) -> HardwareJudge:
-    """Read which programs a node's operator accepts in an enclave, and return the judge that keeps to it.
-
-        {"format": "nitro", "accepted": [{"PCR0": "<96 hexadecimal digits>", "PCR1": "...", "PCR2": "..."}]}
-
-    The file never comes from the server. Only Nitro documents can be judged by a file: SEV-SNP, TDX and SGX evidence
-    needs the vendors' collateral, which an operator fetches, and ``SecAggMod(enclave_judge=HardwareJudge(...))``.
-
-    Raises:
-        InvalidParameters: there is no such file, or it is not a policy for Nitro documents.
-    """
-    try:
-        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if fields["format"] != EvidenceFormat.NITRO.value:
-            raise InvalidParameters(
-                f"{path} is for {fields['format']!r} evidence, which needs collateral; a file can pin nitro alone, and "
-                "SecAggMod(enclave_judge=...) takes the others"
-            )
-        accepted = tuple(
-            PinnedMeasurement(EvidenceFormat.NITRO, {name: bytes.fromhex(value) for name, value in pinned.items()})
-            for pinned in fields["accepted"]
-        )
-        return HardwareJudge(policy=Policy(accepted=accepted), verifier=Verifier())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidParameters(
-            f"{path} is not a readable enclave policy ({error}); it names a format and the measurements it accepts"
-        ) from None
+    """Return the judge that keeps to the policy of a node's operator."""
+    return HardwareJudge(policy=read_policy(path), verifier=Verifier(), newest=Store.at(state_folder()))
 
 
 def member(side: NodeSide) -> EnclaveMember:

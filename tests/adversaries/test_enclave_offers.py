@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from functools import partial
-from importlib import import_module
-from importlib.machinery import ModuleSpec
-from importlib.util import module_from_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -47,8 +43,9 @@ from secagg.protocols.enclave.attestation import (
 )
 from secagg.protocols.enclave.client import VerifiedEnclave
 from secagg.protocols.enclave.floors import EnclaveFloors
+from secagg.protocols.enclave.judge import HardwareJudge
 from secagg.protocols.enclave.remote_enclave import SimulatedEvidence, SimulatedJudge
-from secagg.protocols.enclave.session import EnclaveSettings, HardwareJudge
+from secagg.protocols.enclave.session import EnclaveSettings
 from secagg.protocols.enclave.trusted import enclave as trusted
 from secagg.protocols.enclave.trusted.configuration import (
     NO_AUTHORITY,
@@ -63,20 +60,14 @@ from secagg.session.registry import find
 from secagg.session.roles import LazyUpdate, Released, Subject, Update
 from secagg.session.run import Measured, run
 from tests.harness.enclave_buffers import MIXED_LAYOUT, NOW, EnclaveSetup, InsecureEnclaveSession, sealed_by
+from tests.harness.evidence_makers import evidence_makers
 
-PACKAGE = "secagg_evidence_of_our_own"
 MODEL = ModelStamp(version=0, digest=bytes(32))
 
 
 @pytest.fixture(scope="module")
 def makers(repository: Path) -> Iterator[ModuleType]:
-    """Import the makers of evidence, whose folder is no package, for as long as these tests use them."""
-    spec = ModuleSpec(PACKAGE, None, is_package=True)
-    spec.submodule_search_locations = [str(repository / "tests/protocols/enclave/attestation/self_made")]
-    sys.modules[PACKAGE] = module_from_spec(spec)
-    yield import_module(f"{PACKAGE}.makers")
-    for name in [name for name in sys.modules if name == PACKAGE or name.startswith(f"{PACKAGE}.")]:
-        del sys.modules[name]
+    yield from evidence_makers(repository)
 
 
 @pytest.fixture

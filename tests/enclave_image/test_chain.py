@@ -5,12 +5,8 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import struct
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib import import_module
-from importlib.machinery import ModuleSpec
-from importlib.util import module_from_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -28,19 +24,14 @@ from secagg.protocols.enclave.remote_enclave import decode_attested_offer, encod
 from secagg.protocols.enclave.trusted.service import EnclaveService
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession
+from tests.harness.evidence_makers import evidence_makers
 
-PACKAGE = "secagg_evidence_of_the_chain"
 PARTS = {"vmlinuz": b"kernel", "initramfs": b"the program and all below it", "cmdline": b"secagg.evidence=nsm"}
 
 
 @pytest.fixture(scope="module")
 def makers(repository: Path) -> Iterator[ModuleType]:
-    spec = ModuleSpec(PACKAGE, None, is_package=True)
-    spec.submodule_search_locations = [str(repository / "tests/protocols/enclave/attestation/self_made")]
-    sys.modules[PACKAGE] = module_from_spec(spec)
-    yield import_module(f"{PACKAGE}.makers")
-    for name in [name for name in sys.modules if name == PACKAGE or name.startswith(f"{PACKAGE}.")]:
-        del sys.modules[name]
+    yield from evidence_makers(repository)
 
 
 def hypervisor(makers: ModuleType, folder: Path, initramfs: bytes) -> SecurityModule:

@@ -14,10 +14,11 @@ from secagg.errors import InvalidParameters, PeerMisbehaved, SecAggError
 from secagg.platforms.enclave_plug import NodeJudge, load_judge
 from secagg.platforms.floors import NodeSettings
 from secagg.protocols.enclave.attestation import Evidence, EvidenceFormat, PinnedMeasurement, Policy, Verifier
+from secagg.protocols.enclave.judge import HardwareJudge
 from secagg.protocols.enclave.remote_enclave import SimulatedEvidence
-from secagg.protocols.enclave.session import HardwareJudge
 
 PINS = dict.fromkeys(("PCR0", "PCR1", "PCR2"), "ab" * 48)
+SNP = {"MEASUREMENT": "cd" * 48}
 NITRO = PinnedMeasurement(EvidenceFormat.NITRO, {name: bytes.fromhex(value) for name, value in PINS.items()})
 NODE = NodeSettings()
 
@@ -43,7 +44,10 @@ def test_a_judge_of_hardware_takes_no_simulated_evidence(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({"format": "sev-snp", "accepted": [PINS]}, "needs collateral"),
+        ({"format": "sev-snp", "accepted": [PINS]}, "must pin MEASUREMENT"),
+        ({"format": "sev-snp", "accepted": [SNP]}, "needs minimum_snp_tcb"),
+        ({"format": "nitro", "accepted": [PINS], "lists_since": "2026-06-01"}, "may have nothing more"),
+        ({"format": "nitrotpm", "accepted": [PINS]}, "not a valid EvidenceFormat"),
         ({"format": "nitro", "accepted": []}, "at least one"),
         ({"format": "nitro", "accepted": [{"PCR0": "ab" * 48}]}, "must pin PCR1, PCR2"),
         ({"format": "nitro", "accepted": [{**PINS, "PCR0": "no"}]}, "not a readable enclave policy"),

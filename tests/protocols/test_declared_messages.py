@@ -24,6 +24,7 @@ from secagg.crypto.secret import Secret
 from secagg.declared import MessageIn
 from secagg.errors import MalformedMessage, PeerError, Reason, UnexpectedMessage
 from secagg.identifiers import ClientId, ServerId
+from secagg.protocols.enclave.collateral import RelayedCollateral
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
 from secagg.protocols.enclave.trusted.messages import SealedUpload
 from secagg.protocols.light_secagg import client as light_secagg_client
@@ -55,6 +56,7 @@ FLIPS: Final = 600
 EXAMPLES: Final[tuple[MessageIn[Any], ...]] = (
     ClientRecord(task=b"a task", newest_epoch=3, next_round=9, models=(b"m" * 32,) * 2, upload=b"an upload"),
     OneHotCommitment(server=ServerId(1), statement=b"s" * 32, digest=b"d" * 32),
+    RelayedCollateral((b"tcb info", b"", b"a chain")),
     OperatorKeys(server=ServerId(1), signing_key=b"s" * 32, exchange_key=b"e" * 32, signature=b"g" * 64),
     PeerChallenge(b"n" * 32),
     PeerProof(b"n" * 32, b"t" * 32),

@@ -39,11 +39,13 @@ class Evidence:
 
     format: EvidenceFormat
     document: bytes = field(repr=False)
+    relayed: bytes = field(default=b"", repr=False)
+    """Collateral that a host sent with it, unread."""
 
     def __post_init__(self) -> None:
         if type(self.format) is not EvidenceFormat:
             raise Misuse(f"evidence is of an EvidenceFormat; got {self.format!r}")
-        require_bytes(document=self.document)
+        require_bytes(document=self.document, relayed=self.relayed)
 
 
 def require_bytes(**fields: object) -> None:

@@ -196,7 +196,9 @@ class Policy:
     """The advisories of Intel's whose mitigations every accepted program has; a platform with another one is refused,
     whatever its status."""
     minimum_tcb_evaluation: int = 0
-    """Least number of Intel's TCB evaluation that the collateral may come from."""
+    """Least number of Intel's TCB evaluation that the collateral may come from; above 0 where a host relays it."""
+    lists_since: datetime | None = None
+    """Earliest day of AMD's revocation list; needed where a host relays it."""
     privilege_level: int = 0
     """The VMPL that an SEV-SNP program runs at."""
     sibling_threads_accepted: bool = False
@@ -221,10 +223,27 @@ class Policy:
             raise InvalidParameters("accepted_advisories is a frozenset of names such as INTEL-SA-00615")
         if type(self.minimum_tcb_evaluation) is not int or self.minimum_tcb_evaluation < 0:
             raise InvalidParameters(f"minimum_tcb_evaluation is a number from 0; got {self.minimum_tcb_evaluation!r}")
+        if self.lists_since is not None and self.lists_since.utcoffset() is None:
+            raise InvalidParameters("lists_since is a datetime with a time zone")
         if type(self.privilege_level) is not int or not 0 <= self.privilege_level <= 3:  # noqa: PLR2004 -- VMPL0 to 3
             raise InvalidParameters(f"privilege_level is in 0..3; got {self.privilege_level!r}")
         if type(self.greatest_list_age) is not timedelta or not timedelta() < self.greatest_list_age <= _LONGEST_AGE:
             raise InvalidParameters(f"greatest_list_age is above 0, ten years at most; got {self.greatest_list_age!r}")
+
+    def require_bounds(self, form: EvidenceFormat, *, is_remembered: bool) -> None:
+        """Refuse to judge by collateral that a host chose, unless this policy and the client's memory bound its age.
+
+        Raises:
+            InvalidParameters: a bound is missing, which the operator of this client sets.
+        """
+        bound = self.lists_since if form is EvidenceFormat.SNP else self.minimum_tcb_evaluation
+        if not bound or not is_remembered:
+            name = "lists_since" if form is EvidenceFormat.SNP else "minimum_tcb_evaluation"
+            missing = name if not bound else "newest= with a store"
+            raise InvalidParameters(
+                f"the collateral of this {form} evidence comes from the host, which may choose the oldest that is "
+                f"valid: set {missing}, or give the judge collateral of your own"
+            )
 
     def check(self, claims: Claims, expected_bind: bytes, now: datetime) -> datetime:
         """Accept claims and return until when, or say which rule they break.
@@ -271,6 +290,10 @@ class Policy:
         """Return when the claims end, or the lists that they rest on are too old."""
         if claims.revoked_as_of is None:
             return claims.not_after
+        if self.lists_since is not None and claims.revoked_as_of < self.lists_since:
+            raise stale(
+                f"a revocation list is of {claims.revoked_as_of}; the policy takes none before {self.lists_since}"
+            )
         lists_end = claims.revoked_as_of + self.greatest_list_age
         if now > lists_end:
             raise stale(

@@ -1,0 +1,61 @@
+"""Collateral that a host relays to clients, who verify all of it: nothing is trusted for having come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import Annotated, ClassVar, Final
+
+from secagg.declared import Message, repeated, variable
+from secagg.errors import InvalidParameters
+from secagg.wire import MessageKind
+
+from .attestation import Collateral, EvidenceFormat, IntelCollateral, SnpCollateral
+from .attestation.claims import malformed
+from .client import MOST_COLLATERAL_BYTES
+
+_KINDS: Final[Mapping[EvidenceFormat, type[SnpCollateral | IntelCollateral]]] = MappingProxyType(
+    {
+        EvidenceFormat.SNP: SnpCollateral,
+        EvidenceFormat.TDX: IntelCollateral,
+        EvidenceFormat.SGX: IntelCollateral,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RelayedCollateral(Message):
+    """What a vendor's evidence is verified with."""
+
+    kind: ClassVar = MessageKind.ENCLAVE_COLLATERAL
+    parts: Annotated[tuple[bytes, ...], repeated(variable(MOST_COLLATERAL_BYTES), 6, size=1)]
+    """The fields of ``SnpCollateral`` or of ``IntelCollateral``, in their order; an absent revocation list is empty."""
+
+
+def encode_collateral(collateral: Collateral) -> bytes:
+    """Return what a host relays; nothing for none."""
+    if collateral is None:
+        return b""
+    made = RelayedCollateral(tuple(getattr(collateral, part.name) or b"" for part in fields(collateral))).encode()
+    if len(made) > MOST_COLLATERAL_BYTES:
+        raise InvalidParameters(f"clients take {MOST_COLLATERAL_BYTES} bytes of collateral; this has {len(made)}")
+    return made
+
+
+def decode_collateral(message: bytes, form: EvidenceFormat) -> Collateral:
+    """Read what a host relayed with evidence of this form; nothing of it is verified yet.
+
+    Raises:
+        MalformedMessage: it is no collateral of this form.
+    """
+    if not message:
+        return None
+    parts, kind = RelayedCollateral.decode(message).parts, _KINDS.get(form)
+    if kind is None or len(parts) != len(fields(kind)):
+        raise malformed(f"{len(parts)} parts are no collateral of {form} evidence")
+    named: dict[str, bytes | None] = dict(zip((each.name for each in fields(kind)), parts, strict=True))
+    if kind is SnpCollateral:
+        named["revocation_list"] = named["revocation_list"] or None
+    made: Collateral = kind(**named)  # type: ignore[arg-type] # as the class has them
+    return made

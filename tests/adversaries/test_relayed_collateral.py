@@ -1,0 +1,242 @@
+"""A host that chooses what its evidence is verified with: none, another vendor's, altered, or the oldest valid one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import fields, replace
+from datetime import timedelta
+from functools import partial
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from secagg.errors import InvalidParameters, PeerError, Reason
+from secagg.identifiers import ClientId
+from secagg.protocols.enclave.attestation import (
+    Collateral,
+    Evidence,
+    EvidenceFormat,
+    IntelCollateral,
+    PinnedMeasurement,
+    Policy,
+    Roots,
+    SnpCollateral,
+    SnpTcb,
+    Verifier,
+)
+from secagg.protocols.enclave.client import Invitation, VerifiedEnclave
+from secagg.protocols.enclave.collateral import decode_collateral, encode_collateral
+from secagg.protocols.enclave.judge import HardwareJudge
+from secagg.protocols.enclave.server import Server
+from secagg.protocols.enclave.trusted.messages import ModelStamp
+from secagg.protocols.enclave.trusted.service import encode_attested_offer
+from secagg.session.store import Store
+from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession
+from tests.harness.evidence_makers import evidence_makers
+
+MODELS = count(1)
+NEEDED = SnpTcb(boot_loader=4, tee=0, snp=22, microcode=200)
+
+
+@pytest.fixture(scope="module")
+def makers(repository: Path) -> Iterator[ModuleType]:
+    yield from evidence_makers(repository)
+
+
+@pytest.fixture
+def session(makers: ModuleType) -> InsecureEnclaveSession:
+    return InsecureEnclaveSession(EnclaveSetup(), now=makers.authority.NOW)
+
+
+def of_intel(makers: ModuleType, evaluation: int = 17) -> IntelCollateral:
+    """Return collateral of one evaluation number, all of it valid."""
+    info = makers.intel.tcb_info("TDX", tcbEvaluationDataNumber=evaluation)
+    identity = makers.intel.qe_identity("TD_QE", tcbEvaluationDataNumber=evaluation)
+    return IntelCollateral(**makers.intel.collateral("TDX", info=info, identity=identity))
+
+
+def of_amd(makers: ModuleType, **changes: Any) -> SnpCollateral:
+    root, authority = makers.snp.authorities()
+    made = {
+        "chip_certificate": makers.snp.chip_certificate().der,
+        "authority_certificate": authority.der,
+        "root_certificate": root.der,
+        "revocation_list": makers.snp.amd_revocation_list(),
+    }
+    return SnpCollateral(**(made | changes))
+
+
+def shown(session: InsecureEnclaveSession, makers: ModuleType, form: EvidenceFormat) -> Evidence:
+    binding = session.enclave.offer.binding
+    if form is EvidenceFormat.SNP:
+        return Evidence(form, makers.snp.SnpReport(report_data=binding).encode())
+    body = makers.intel.td_report(patches={520: binding})
+    return Evidence(form, makers.intel.tdx_quote(body=body).encode())
+
+
+@pytest.fixture
+def judge(makers: ModuleType, tmp_path: Path) -> Callable[..., HardwareJudge]:
+    def fingerprint(issued: Any) -> frozenset[bytes]:
+        return frozenset({hashlib.sha256(issued.der).digest()})
+
+    roots = Roots(
+        nitro=frozenset(),
+        amd=fingerprint(makers.snp.authorities()[0]),
+        intel=fingerprint(makers.intel.authorities()[0]),
+    )
+    registers = {"MRTD": b"\x3d" * 48} | {f"RTMR{index}": bytes([0xB0 + index]) * 48 for index in range(4)}
+    pins = (
+        PinnedMeasurement(EvidenceFormat.TDX, registers),
+        PinnedMeasurement(EvidenceFormat.SNP, {"MEASUREMENT": b"\x4d" * 48}),
+    )
+    bounded = Policy(
+        accepted=pins,
+        minimum_snp_tcb=NEEDED,
+        minimum_tcb_evaluation=5,
+        lists_since=makers.authority.START - timedelta(days=1),
+    )
+
+    def make(**changes: Any) -> HardwareJudge:
+        newest = changes.pop("newest", Store.at(tmp_path))
+        collateral = changes.pop("collateral", None)
+        policy = replace(bounded, **changes)
+        return HardwareJudge(policy=policy, verifier=Verifier(roots), newest=newest, collateral=collateral)
+
+    return make
+
+
+def verify(session: InsecureEnclaveSession, evidence: Evidence, collateral: Collateral, judge: HardwareJudge) -> None:
+    """Let a client judge what the host's own invitation carries."""
+    server = Server(
+        session.configuration,
+        session.enclave,
+        ModelStamp(version=next(MODELS), digest=bytes(32)),
+        attested=encode_attested_offer(session.enclave.offer, evidence.format.value, evidence.document),
+        collateral=encode_collateral(collateral),
+    )
+    message = server.message_to(ClientId(1))
+    assert message is not None
+    invited = Invitation.decode(message)
+    evidence = replace(evidence, relayed=invited.collateral)
+    try:
+        VerifiedEnclave(
+            session.enclave.offer, evidence, configuration=session.configuration, judge=judge, now=session.now
+        )
+    finally:
+        server.abort()
+
+
+def refusal(call: Callable[[], object]) -> Reason:
+    with pytest.raises(PeerError) as caught:
+        call()
+    return caught.value.reason
+
+
+COLLATERAL: dict[EvidenceFormat, Callable[..., Collateral]] = {EvidenceFormat.TDX: of_intel, EvidenceFormat.SNP: of_amd}
+
+
+@pytest.mark.parametrize("form", COLLATERAL)
+def test_what_a_host_relays_is_verified_and_no_part_of_it_can_be_altered(
+    session: InsecureEnclaveSession, makers: ModuleType, judge: Callable[..., HardwareJudge], form: EvidenceFormat
+) -> None:
+    evidence, collateral = shown(session, makers, form), COLLATERAL[form](makers)
+    verify(session, evidence, collateral, judge())
+    for part in fields(collateral):  # type: ignore[arg-type] # a dataclass
+        content = bytearray(getattr(collateral, part.name))
+        for at in (0, len(content) // 2):
+            altered = bytes(content[:at]) + bytes([content[at] ^ 1]) + bytes(content[at + 1 :])
+            changed = replace(collateral, **{part.name: altered})  # type: ignore[type-var]
+            with pytest.raises(PeerError):
+                verify(session, evidence, changed, judge())
+
+
+@pytest.mark.parametrize("form", COLLATERAL)
+def test_evidence_without_collateral_is_refused(
+    session: InsecureEnclaveSession, makers: ModuleType, judge: Callable[..., HardwareJudge], form: EvidenceFormat
+) -> None:
+    evidence = shown(session, makers, form)
+    assert refusal(lambda: verify(session, evidence, None, judge())) in (
+        Reason.COLLATERAL_STALE,
+        Reason.ATTESTATION_REFUSED,
+    )
+
+
+@pytest.mark.parametrize("form", COLLATERAL)
+def test_collateral_of_another_vendor_is_malformed_and_no_fault_of_the_client(
+    session: InsecureEnclaveSession, makers: ModuleType, judge: Callable[..., HardwareJudge], form: EvidenceFormat
+) -> None:
+    (other,) = set(COLLATERAL) - {form}
+    for relayed in (encode_collateral(COLLATERAL[other](makers)), b"\xff" * 40):
+        evidence = replace(shown(session, makers, form), relayed=relayed)
+        assert refusal(partial(judge().judge, evidence, bytes(64), session.now)) is not None
+    nitro = Evidence(EvidenceFormat.NITRO, b"a document", relayed=encode_collateral(of_amd(makers)))
+    assert refusal(lambda: judge().judge(nitro, bytes(64), session.now)) is Reason.NOT_CANONICAL
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (EvidenceFormat.TDX, {"minimum_tcb_evaluation": 0}, "minimum_tcb_evaluation"),
+        (EvidenceFormat.SNP, {"lists_since": None}, "lists_since"),
+        (EvidenceFormat.TDX, {"newest": None}, "newest= with a store"),
+        (EvidenceFormat.SNP, {"newest": None}, "newest= with a store"),
+    ],
+)
+def test_a_client_that_bounds_no_age_judges_by_nothing_that_a_host_chose(
+    session: InsecureEnclaveSession,
+    makers: ModuleType,
+    judge: Callable[..., HardwareJudge],
+    case: tuple[EvidenceFormat, dict[str, Any], str],
+) -> None:
+    form, changes, named = case
+    evidence, collateral = shown(session, makers, form), COLLATERAL[form](makers)
+    with pytest.raises(InvalidParameters, match=named):
+        verify(session, evidence, collateral, judge(**changes))
+    verify(session, evidence, None, judge(**changes, collateral=collateral))
+
+
+def test_an_older_evaluation_than_one_that_was_seen_is_refused_also_after_a_restart(
+    session: InsecureEnclaveSession, makers: ModuleType, judge: Callable[..., HardwareJudge], tmp_path: Path
+) -> None:
+    evidence = shown(session, makers, EvidenceFormat.TDX)
+    assert refusal(lambda: verify(session, evidence, of_intel(makers, 4), judge())) is Reason.ATTESTATION_REFUSED
+    verify(session, evidence, of_intel(makers, 16), judge())
+    verify(session, evidence, of_intel(makers, 17), judge())
+    Store.at(tmp_path).close()
+    with closing(Store(tmp_path)) as again:
+        later = judge(newest=again)
+        assert refusal(lambda: verify(session, evidence, of_intel(makers, 16), later)) is Reason.COLLATERAL_STALE
+        verify(session, evidence, of_intel(makers, 17), later)
+        assert refusal(lambda: verify(session, evidence, of_intel(makers, 5), later)) is Reason.COLLATERAL_STALE
+
+
+def test_an_older_revocation_list_than_one_that_was_seen_is_refused(
+    session: InsecureEnclaveSession, makers: ModuleType, judge: Callable[..., HardwareJudge]
+) -> None:
+    evidence = shown(session, makers, EvidenceFormat.SNP)
+    root, start = makers.snp.authorities()[0], makers.authority.START
+
+    def lists(days: int) -> SnpCollateral:
+        made = makers.authority.revocation_list(root, start=start + timedelta(days=days))
+        return of_amd(makers, revocation_list=made)
+
+    verify(session, evidence, lists(0), judge())
+    verify(session, evidence, lists(1), judge())
+    assert refusal(lambda: verify(session, evidence, lists(0), judge())) is Reason.COLLATERAL_STALE
+    assert refusal(lambda: verify(session, evidence, lists(-5), judge())) is Reason.COLLATERAL_STALE
+
+
+def test_collateral_reads_back(makers: ModuleType) -> None:
+    for form, collateral in COLLATERAL.items():
+        made = collateral(makers)
+        assert decode_collateral(encode_collateral(made), form) == made
+    without = replace(of_amd(makers), revocation_list=None)
+    assert decode_collateral(encode_collateral(without), EvidenceFormat.SNP) == without
+    assert decode_collateral(b"", EvidenceFormat.TDX) is None
+    with pytest.raises(InvalidParameters, match="bytes of collateral"):
+        encode_collateral(replace(of_intel(makers), tcb_info=bytes(1 << 18)))
