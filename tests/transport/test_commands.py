@@ -19,9 +19,10 @@ from secagg.contract import ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import Misuse
 from secagg.identifiers import ClientId
+from secagg.platforms.floors import DIRECTORY_VARIABLE
 from secagg.platforms.keys import make_identities
 from secagg.session.durable import claim
-from secagg.session.roles import Released, ServerSession
+from secagg.session.roles import LateUpdate, Released, ServerSession, Subject
 from secagg.transport.card import Card
 from secagg.transport.client import Join, Reply
 from secagg.transport.conductor import Keep
@@ -184,6 +185,40 @@ def test_a_client_says_whom_it_trusts_or_is_refused(
             protocol == "pairwise"
         )
         assert ("name it in --set protocols if you trust whom it trusts" in said.err) == (protocol == "enclave")
+
+
+class Taking:
+    """A protocol whose clients take their update with the first message."""
+
+    def member(self, _: object) -> Taking:
+        return self
+
+    def join(self, subject: Subject, update: LateUpdate, _: object) -> None:
+        update.take(subject.layout)
+        raise Misuse("it is in the sum")
+
+
+def test_a_file_is_in_one_sum_of_a_folder_whatever_number_its_client_has(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], update: str, tmp_path: Path
+) -> None:
+    planned = {"clients": 5, "all_clients": 5, "group": 1, "groups": 1, "values": 4, "clip": 1.0, "bits": 8}
+    card = Card(session="0" * 32, protocol="pairwise", task="sum", round_number=1, answer_bytes=1, terms=planned)
+    cards = [card, card, replace(card, round_number=2)]
+
+    async def joined(_: str, join: Join, **__: object) -> None:
+        join(cards.pop(0), None).answer(b"")
+
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "ledgers"))
+    monkeypatch.setattr("secagg.transport.client.contribute", joined)
+    monkeypatch.setattr("secagg.platforms.plugs.plug_of", lambda *_, **__: Taking())
+    said = list[str]()
+    for number in (0, 1, 2):
+        assert (
+            main(["contribute", URL, "--update", update, "--client", str(number), "--state", str(tmp_path / "s")]) == 2
+        )
+        said.append(capsys.readouterr().err)
+    assert all("it is in the sum" in each for each in said[:2]), "clients of one sum may have equal values"
+    assert "this update was uploaded before" in said[2]
 
 
 @pytest.mark.parametrize("protocol", ["pairwise", "lightsecagg"])
