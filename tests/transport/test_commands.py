@@ -22,7 +22,7 @@ from secagg.identifiers import ClientId
 from secagg.platforms.floors import DIRECTORY_VARIABLE
 from secagg.platforms.keys import make_identities
 from secagg.session.durable import claim
-from secagg.session.roles import LateUpdate, Released, ServerSession, Subject
+from secagg.session.roles import LazyUpdate, Released, ServerSession, Subject
 from secagg.transport.card import Card
 from secagg.transport.client import Join, Reply
 from secagg.transport.conductor import Keep
@@ -193,7 +193,7 @@ class Taking:
     def member(self, _: object) -> Taking:
         return self
 
-    def join(self, subject: Subject, update: LateUpdate, _: object) -> None:
+    def join(self, subject: Subject, update: LazyUpdate, _: object) -> None:
         update.take(subject.layout)
         raise Misuse("it is in the sum")
 
