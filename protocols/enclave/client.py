@@ -175,6 +175,7 @@ class Client(OneStageClientSession):
             )
         enclave = member.verified(invited.attested, invited.collateral, configuration)
         self.admit(enclave, member.clock())
+        member.signing_key.require_usable()
         # The last check of the evidence's validity is before the charge: training may outlast it, and a refusal after
         # that would tell the host how long training took.
         made = update.take(configuration.layout, charge=lambda: self.charge(configuration, named.version, model))

@@ -231,6 +231,8 @@ class Client(OneStageClientSession):
             return sent
         if member.privacy is not None:
             member.privacy.require_room(noise)
+        if member.signing_key is not None:
+            member.signing_key.require_usable()
         configuration = agreement.configuration
 
         def charge() -> None:

@@ -70,6 +70,7 @@ class Client(OneStageClientSession):
             sealing_key(configuration.suite, offer.sealing_key, culprits=signed_by(offer.stamp.server))
             for offer in self._verified(configuration, round_number, invited.shown.offers)
         ]
+        member.signing_key.require_usable()
         charge = partial(member.spend, configuration.task, round_number, model)
         made = update.take(self._subject.layout, charge=charge)
         # Nothing is refused after that.

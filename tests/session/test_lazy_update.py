@@ -10,8 +10,11 @@ from functools import partial
 import numpy as np
 import pytest
 
+from secagg.conformance.rehearsal import Rehearsal
 from secagg.contract import Layout, RingSegment
+from secagg.errors import Misuse
 from secagg.session.roles import LazyUpdate, Update
+from tests.harness.session_worlds import SETTINGS, candidate_of
 
 LAYOUT = Layout((RingSegment(16, 3),))
 MODEL = bytes(32)
@@ -51,3 +54,20 @@ def test_an_interrupt_that_training_raised_in_a_thread_is_no_signal() -> None:
 def test_a_process_that_is_interrupted_leaves() -> None:
     with pytest.raises(KeyboardInterrupt):
         taken(KeyboardInterrupt())
+
+
+SIGNING = [name for name in SETTINGS if name != "plain" and "semi-honest" not in name]
+
+
+@pytest.mark.parametrize("name", SIGNING)
+def test_a_client_whose_key_cannot_sign_makes_no_update(name: str) -> None:
+    """The update would be charged and made, and then be refused for want of a signature."""
+    rehearsal = Rehearsal.begin(candidate_of(name))
+    client = rehearsal.candidate.clients[0]
+    session: object = rehearsal.sessions[client]
+    vars(session)["_member"].signing_key.wipe()
+    with pytest.raises(Misuse, match="wiped"):
+        rehearsal.finish()
+    assert client not in rehearsal.made
+    rehearsal.server.abort()
+    rehearsal.world.close()
