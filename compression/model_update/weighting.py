@@ -154,8 +154,8 @@ def _round_to_levels(products: Floats, given: Floats, step: float, coins: Coins)
     place = np.searchsorted(lows, codes, side="right") - 1
     at = np.flatnonzero((place >= 0) & (codes <= highs[place]))
     drawn = np.ldexp(np.frombuffer(coins.draw(4 * len(at)), np.uint32).astype(np.float64), -32)
-    flat = products.reshape(-1)
-    flat[at] = np.floor(flat[at] / distance + drawn) * distance
+    # An iterator, since what is not contiguous has no flat view.
+    products.flat[at] = np.floor(products.flat[at] / distance + drawn) * distance
     return distance
 
 

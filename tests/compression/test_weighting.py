@@ -180,6 +180,14 @@ def test_other_values_are_multiplied_exactly(given: Any) -> None:
     assert np.array_equal(products(given), given * 0.7, equal_nan=True)
 
 
+def test_an_array_in_the_order_of_fortran_is_rounded_as_well() -> None:
+    scheme = FixedPoint(length=4000, clip=4.0, fraction_bits=16, modulus_bits=40)
+    schemes, flags = {"w": scheme, COUNTS: count_scheme(FULL, CLIENTS)}, np.sign(SIGNS).reshape(40, 100).T
+    found = weighted(schemes, {"w": flags}, 70, SystemCoins())["w"]
+    assert {*found.ravel().tolist()} == {-1.0, 0.0, 1.0}
+    assert not found[flags == 0].any()
+
+
 def test_flags_among_fine_values_are_rounded_and_the_others_are_not() -> None:
     fine = np.random.default_rng(5).normal(0, 1e-3, 4000)
     found = products(np.concatenate([fine, np.repeat([0.0, 1.0], 200)]))
