@@ -149,7 +149,7 @@ class EnclaveSettings:
             room_for_noise(
                 segment, min(bound, segment.ring.greatest // subject.capacity), most_uploads, is_rotated=False
             )
-            / max(1, segments * of_vector(bound, 1, self.adjacency))
+            / max(1, segments * of_vector(bound, self.adjacency))
             for segment, bound in zip(rings, self.l2_bounds, strict=False)
         )
         most = min(held, default=self.noise_multiplier**2)
@@ -235,12 +235,12 @@ def squared_sensitivities(
     for segment in layout.segments:
         match segment, form:
             case RingSegment(), _:
-                yield of_vector(next(bounds), 1, adjacency)
+                yield of_vector(next(bounds), adjacency)
             case IndexSegment(), ReleaseForm.HISTOGRAM:
-                yield of_histogram(segment.blocks, 1, adjacency)
+                yield of_histogram(segment.blocks, adjacency)
             case IndexSegment(), ReleaseForm.DECODED_SUM:
                 for table in next(counted):
-                    yield of_decoded_sum([(table.blocks, table.entries)], 1, adjacency)
+                    yield of_decoded_sum([(table.blocks, table.entries)], adjacency)
 
 
 def epsilon_of(

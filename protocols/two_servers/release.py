@@ -141,9 +141,9 @@ def squared_sensitivities(settings: NoiseSettings, layout: Layout) -> list[int]:
         raise InvalidParameters(f"l2_bounds are {rings}, one for each ring segment; got {len(settings.l2_bounds)}")
     bounds = iter(settings.l2_bounds)
     return [
-        of_vector(next(bounds), 1, settings.adjacency)
+        of_vector(next(bounds), settings.adjacency)
         if isinstance(segment, RingSegment)
-        else of_histogram(segment.blocks, 1, settings.adjacency)
+        else of_histogram(segment.blocks, settings.adjacency)
         for segment in layout.segments
     ]
 

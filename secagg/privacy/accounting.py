@@ -1,8 +1,7 @@
 """Cost of noised releases: sensitivities, their joint epsilon for a delta, and the budget of one client.
 
-Squared L2 sensitivities are exact integers and depend on the definition of neighbouring sets of clients. In both cases
-a client counts with one weight, which its data does not change: a weight that a client chooses itself is released as a
-sum of its own.
+Squared L2 sensitivities are exact integers and depend on the definition of neighbouring sets of clients. Every client
+counts once.
 
 A release has parts, such as segments, each with its own sensitivity and noise; their losses add up, and so do those of
 the releases. No amplification by sampling is counted: it needs cohorts that are random and secret, and a server that
@@ -47,24 +46,24 @@ class Adjacency(Enum):
     REPLACE = 2
 
 
-def of_vector(l2_bound: int, weight: int, adjacency: Adjacency) -> int:
-    """Return the squared sensitivity of a weighted sum of vectors whose L2 norm is at most ``l2_bound``.
+def of_vector(l2_bound: int, adjacency: Adjacency) -> int:
+    """Return the squared sensitivity of a sum of vectors whose L2 norm is at most ``l2_bound``.
 
-    (w D)^2 where the neighbour has zeros, (2 w D)^2 where it has another vector, which may be the opposite one.
+    D^2 where the neighbour has zeros, (2 D)^2 where it has another vector, which may be the opposite one.
     """
-    return (_spread(adjacency) * _at_least_zero("weight", weight) * _at_least_zero("l2_bound", l2_bound)) ** 2
+    return (_spread(adjacency) * _at_least_zero("l2_bound", l2_bound)) ** 2
 
 
-def of_histogram(blocks: int, weight: int, adjacency: Adjacency) -> int:
-    """Return the squared sensitivity of the histograms of all blocks: w^2 R, and 2 w^2 R with another choice."""
-    return _spread(adjacency) * _at_least_zero("weight", weight) ** 2 * _at_least_zero("blocks", blocks)
+def of_histogram(blocks: int, adjacency: Adjacency) -> int:
+    """Return the squared sensitivity of the histograms of all blocks: R, and 2 R with another choice."""
+    return _spread(adjacency) * _at_least_zero("blocks", blocks)
 
 
-def of_decoded_sum(tables: Sequence[tuple[int, npt.NDArray[np.int64]]], weight: int, adjacency: Adjacency) -> int:
-    """Return the squared sensitivity of a weighted sum of codewords, one from the table of each block.
+def of_decoded_sum(tables: Sequence[tuple[int, npt.NDArray[np.int64]]], adjacency: Adjacency) -> int:
+    """Return the squared sensitivity of a sum of codewords, one from the table of each block.
 
-    w^2 times the sum over the blocks of the largest |C_j|^2 where the neighbour has zeros, and of the largest
-    |C_j - C_l|^2 where it chose other codewords.
+    The sum over the blocks of the largest |C_j|^2 where the neighbour has zeros, and of the largest |C_j - C_l|^2 where
+    it chose other codewords.
 
     Args:
         tables: a number of blocks and their table, one codeword in each row, in integer steps.
@@ -76,7 +75,7 @@ def of_decoded_sum(tables: Sequence[tuple[int, npt.NDArray[np.int64]]], weight: 
         _require_table(entries)
         diameter = _largest_norm(entries) if _spread(adjacency) == 1 else _largest_distance(entries)
         total += _at_least_zero("blocks", blocks) * diameter
-    return _at_least_zero("weight", weight) ** 2 * total
+    return total
 
 
 def _spread(adjacency: Adjacency) -> int:

@@ -198,7 +198,7 @@ class ClientNoise:
         return self._squared_for(self.settings.adjacency)
 
     def _squared_for(self, adjacency: Adjacency) -> list[int]:
-        return [of_vector(bound, 1, adjacency) for bound in self.settings.l2_bounds]
+        return [of_vector(bound, adjacency) for bound in self.settings.l2_bounds]
 
     @property
     def variances(self) -> tuple[Fraction, ...]:

@@ -227,15 +227,8 @@ def _counting(weighing: Mapping[Any, int], full: int) -> Mapping[Any, int]:
     """Return the examples as they count, and say of how many clients that is another number."""
     counting = {name: clamped_examples(given, full) for name, given in weighing.items()}
     if changed := sum(counting[name] != given for name, given in weighing.items()):
-        least = clamped_examples(1, full)
-        LOG.warning(
-            "%d of %d clients have more than %d examples or fewer than %d, which count as these, or none: full is %d",
-            changed,
-            len(weighing),
-            full,
-            least,
-            full,
-        )
+        ends = f"more than {full} examples or fewer than {clamped_examples(1, full)}"
+        LOG.warning("%d of %d clients have %s, which count as these: full is %d", changed, len(weighing), ends, full)
     return counting
 
 

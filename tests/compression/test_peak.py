@@ -224,7 +224,7 @@ def test_every_update_that_can_be_decoded_has_one_length() -> None:
 def test_the_sensitivity_is_that_of_its_table() -> None:
     made = code(5)
     ((table,),) = made.tables
-    assert 4 * made.blocks == of_decoded_sum([(table.blocks, table.entries)], 1, Adjacency.REPLACE)
+    assert 4 * made.blocks == of_decoded_sum([(table.blocks, table.entries)], Adjacency.REPLACE)
 
 
 @pytest.mark.parametrize("client", ["honest", "one"])
