@@ -1,7 +1,7 @@
 """What a bound on norms that an enclave enforces is worth: a fifth of the clients sends ten times its update, flipped.
 
-The rounds are those of ``training_attacks.py``, uncompressed, and each payload is scaled down as the enclave does it:
-in integers, after rounding, towards zero. The bound is the given multiple of the median norm of the first round.
+The rounds are those of ``training_attacks.py``, uncompressed, and each payload is scaled down by the enclave's own
+function: after rounding, towards zero. The bound is the given multiple of the median norm of the first round.
 
     python benchmarks/training_bounds.py build/bounds --times 1 2
 """
@@ -18,13 +18,16 @@ from statistics import fmean, median
 from typing import Any, Final
 
 from secagg.contract.layout import Payload, RingSegment
-from secagg.privacy.kinds import clip_into, squared_norm
+from secagg.privacy.kinds import squared_norm
+from secagg.protocols.enclave.client import side_by_side
+from secagg.protocols.enclave.trusted.bounded import BoundedSum
 from secagg.training import rounds as rounds_module
 from secagg.training.configuration import AttackKind
 from secagg.training.driver import Cell, Grid, sweep
 from secagg.training.parts import TrainedClient
 from training_attacks import configuration
 
+_CLIENTS: Final = 20
 _PLAIN: Final[Any] = rounds_module.Run.encode
 
 
@@ -35,7 +38,9 @@ def bounded(payload: Payload, bound: int) -> Payload:
     for segment, vector in zip(payload.layout.segments, payload.values, strict=True):
         values.append(vector.copy())
         if isinstance(segment, RingSegment) and segment.length == largest:
-            clip_into(segment.ring, values[-1], bound)
+            total = BoundedSum(segment, bound, 0, _CLIENTS)
+            total.add(total.measure(memoryview(b"".join(side_by_side(segment, vector)))))
+            values[-1] = total.released(1)
     return Payload(payload.layout, tuple(values))
 
 
@@ -69,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bound = round(times * usual)
         for kind in (AttackKind.NONE, AttackKind.FLIP_TENFOLD):
             made = replace(
-                configuration("none", kind, 20, options.rounds), name=f"{kind.value}, {times:g} times", workers=1
+                configuration("none", kind, _CLIENTS, options.rounds), name=f"{kind.value}, {times:g} times", workers=1
             )
             accuracies = list[float]()
             for seed in range(options.seeds):

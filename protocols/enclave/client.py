@@ -316,7 +316,7 @@ def packed_in(configuration: EnclaveConfiguration, payload: Payload) -> bytes | 
     zeros = configuration.zero_points or (0,) * len(rings)
     if configuration.max_norms:
         for (segment, vector), norm, zero in zip(rings, configuration.max_norms, zeros, strict=True):
-            packed += _side_by_side(segment, _scaled(segment, vector, norm, zero))
+            packed += side_by_side(segment, _scaled(segment, vector, norm, zero))
     return packed[0] if len(packed) == 1 else b"".join(packed)
 
 
@@ -331,7 +331,7 @@ def _scaled(segment: RingSegment, values: RingVector, norm: int, zero: int) -> R
     return ring.add(vector, np.full_like(vector, centre))
 
 
-def _side_by_side(segment: RingSegment, values: RingVector) -> Iterator[memoryview]:
+def side_by_side(segment: RingSegment, values: RingVector) -> Iterator[memoryview]:
     """Return the words of a vector whose lanes are runs of consecutive values, block by block."""
     for block, run in runs(segment.length):
         lanes = np.zeros(LANES * run, WORD)

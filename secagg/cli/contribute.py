@@ -16,6 +16,7 @@ from .shared import (
     ACTIVE,
     TRUST,
     assigned,
+    max_norms_in,
     own_credentials,
     plan_for,
     plan_of,
@@ -103,7 +104,8 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
             if not members:
                 first = message if suspended is None else b""
                 plug = plug_of(card.protocol, is_suspended=False)
-                members.append(plug.member(replace(side, invitation=first)))
+                norms = max_norms_in(card.protocol, card.terms)
+                members.append(plug.member(replace(side, invitation=first, max_norms=norms)))
             return members[0].join(subject, update, suspended)
 
         return _PluggedSession(client, begin)
@@ -150,12 +152,20 @@ def _update_of(
         )
     subject = subject_of(plan, card.task, card.round_number, card.terms)
 
+    # A server that changes a bound from sum to sum bisects what it cuts.
+    bounds = {name: repr(card.terms.get(name, 0.0)) for name in ("clip", "max_norm")}
+    charges.require_kept(subject.task, bounds)
+
     # The file was there before any server was asked, so it may be known by its values.
     digest = hashlib.sha256(bind(Label.SPENT_VALUES, values.tobytes())).digest()
     spent, model = Spent(subject.task, subject.round_number, update=digest), subject.model_digest or NO_MODEL
     if suspended is None:
         charges.require_open(spent)  # Before a name is claimed: nobody waits for an update that is refused later.
-    charge = partial(charges.charge, spent)
+
+    def charge() -> None:
+        charges.keep(subject.task, bounds)
+        charges.charge(spent)
+
     late = LazyUpdate(
         lambda: Update(plan.encode(values, coins), model), model, charge=charge, together=charges.transaction
     )

@@ -25,6 +25,7 @@ from .shared import (
     TRUST,
     address,
     assigned,
+    max_norms_in,
     own_credentials,
     plan_for,
     running,
@@ -47,10 +48,10 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("secagg")
 _AGAIN_SECONDS: Final = 1.0
 _USED: Final = (
-    *("corrupted", "enclave-socket", "epoch", "holders", "minimum-cohort", "mode", "privacy-bits", "roster"),
-    *("second-server", "server-keys", "servers", "stage-timeout", "suite", "threshold", "topology"),
+    *("corrupted", "enclave-socket", "epoch", "holders", "max-norm", "minimum-cohort", "mode", "privacy-bits"),
+    *("roster", "second-server", "server-keys", "servers", "stage-timeout", "suite", "threshold", "topology"),
 )
-"""The settings of a server that are not about updates."""
+"""The settings that a server takes here."""
 _OF_UPDATES: Final = ("values", "clip", "bits")
 """Terms of a sum of updates alone."""
 _DRAWING, _SEATS = 28 * 28, 3
@@ -203,7 +204,7 @@ def _with_page(app: Any, options: argparse.Namespace) -> Any:  # noqa: ANN401 --
 
 
 def _settings(options: argparse.Namespace) -> SecAggSettings:
-    from secagg.platforms.settings import PREFIX, SecAggSettings
+    from secagg.platforms.settings import ENCLAVE, PREFIX, SecAggSettings
 
     given = {PREFIX + name.replace("_", "-"): value for name, value in assigned(options.set, SecAggSettings).items()}
     alike = {f"{PREFIX}protocol": options.protocol, f"{PREFIX}weighting": "uniform"}
@@ -220,6 +221,11 @@ def _settings(options: argparse.Namespace) -> SecAggSettings:
             "how updates are encoded; leave it out"
             if strange[0] in platforms
             else f"--set {name} is no setting of `secagg serve`; {suggestion(name, _USED)}"
+        )
+    if f"{PREFIX}max-norm" in given and (options.protocol != ENCLAVE or options.declared is not None):
+        raise InvalidParameters(
+            f"--set max-norm bounds updates that an enclave sees, and --protocol {options.protocol} or --statistics "
+            "has none: take --protocol enclave and --values, or leave it out"
         )
     settings = SecAggSettings.from_run_config({**given, **alike})
     if options.declared is not None:
@@ -276,6 +282,8 @@ class _Sum:
         roster = load_roster(Path(settings.roster)) if settings.roster else None
         self.invited, self.roster, planned = group_of(options, roster)
         self.terms: dict[str, Any] = {**planned}
+        if settings.max_norm:
+            self.terms["max_norm"] = settings.max_norm
         if options.declared is not None:
             self.terms = {name: self.terms[name] for name in self.terms if name not in _OF_UPDATES}
             self.terms["statistics"] = options.declared.digest.hex()
@@ -409,6 +417,7 @@ class _Sum:
             invited=self.invited,
             roster=self.roster,
             bounds=(None,) * len(subject.layout.segments),
+            max_norms=max_norms_in(self.options.protocol, self.terms),
             coins=coins or SystemCoins(),
             resources=self.resources,
         )

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, get_type_hints
 
 from secagg.errors import InvalidParameters, Misuse, Reason, SecAggError
 
@@ -30,6 +30,8 @@ TRUST: Final = ("clients trust the server to follow the protocol", "clients trus
 """Sentences for semi-honest and for active mode."""
 _PORTS: Final = 1 << 16
 _TERMS: Final = dict.fromkeys(("clients", "all_clients", "group", "groups", "values", "bits"), int) | {"clip": float}
+_MAX_NORM: Final = "max_norm"
+"""A term of sums whose enclave bounds norms."""
 _MOST_VALUES: Final = 1 << 28
 
 
@@ -40,7 +42,8 @@ def plan_of(protocol: str, terms: Mapping[str, Any]) -> Session[Any]:
     from secagg.quick.model_session import Session
     from secagg.session.registry import find
 
-    is_whole = {name: type(value) for name, value in terms.items()} == _TERMS
+    due = _TERMS | ({_MAX_NORM: float} if _MAX_NORM in terms else {})
+    is_whole = {name: type(value) for name, value in terms.items()} == due
     if not (is_whole and 1 <= terms["group"] <= terms["groups"]):
         raise InvalidParameters(f"terms of a sum are {', '.join(_TERMS)}; both ends need one version of secagg")
     if not 1 <= terms["values"] <= _MOST_VALUES:
@@ -51,8 +54,14 @@ def plan_of(protocol: str, terms: Mapping[str, Any]) -> Session[Any]:
         all_clients=terms["all_clients"],
         clip=terms["clip"],
         bits=terms["bits"],
+        max_norm=terms.get(_MAX_NORM),
         protocol=find(protocol),
     )
+
+
+def max_norms_in(protocol: str, terms: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the norms in steps to which an enclave bounds the updates of a sum."""
+    return cast("tuple[int, ...]", plan_of(protocol, terms).settings.max_norms) if _MAX_NORM in terms else ()
 
 
 def plan_for(declared: Declaration | None, protocol: str, terms: Mapping[str, Any]) -> Session[Any] | Plan:

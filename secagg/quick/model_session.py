@@ -116,6 +116,7 @@ class CohortSettings(Settings, total=False):
 
     corrupted: int | None
     max_norm: float | None
+    max_norm_unenforced: float | None
 
 
 # --- Rows that are withheld where few clients touched them ------------------------------------------------------------
@@ -208,6 +209,8 @@ class Session(Generic[Form]):
     """Rows that are withheld where few clients touched them."""
     weighed: ModelUpdate | None = None
     """The codec with counts of examples, where clients weigh by these."""
+    max_norm: float = math.inf
+    """Norm to which honest clients scale their updates before they are encoded."""
 
     @staticmethod
     def for_model(  # noqa: PLR0913 -- all but three have defaults
@@ -222,6 +225,7 @@ class Session(Generic[Form]):
         dropped: int | None = None,
         corrupted: int | None = None,
         max_norm: float | None = None,
+        max_norm_unenforced: float | None = None,
         full: int | None = None,
         all_clients: int | None = None,
         at_least: int | None = None,
@@ -243,6 +247,7 @@ class Session(Generic[Form]):
             corrupted: how many may work with the server; by default one in ten, which usual floors assume too.
             max_norm: longest update that counts as it is; an enclave scales longer ones down, also those of malicious
                 clients, and sees every update to do so. Other protocols refuse it.
+            max_norm_unenforced: the same with any protocol, and only honest clients scale their updates down.
             full: how many examples count fully, where clients weigh by their examples: as much as examples / full, at
                 most 1 and at least 1/4, and 0 without any. By default every client weighs the same; with full=1 as
                 well, and the result says how many clients had any examples.
@@ -275,6 +280,10 @@ class Session(Generic[Form]):
         entry.require_segments(codec.layout)
         if max_norm is not None:
             settings["max_norms"] = _norms(entry, max_norm, codec, weighs=full is not None)
+        if max_norm_unenforced is not None and not (
+            isinstance(cast("object", max_norm_unenforced), Real) and 0 < max_norm_unenforced < math.inf
+        ):
+            raise InvalidParameters(f"max_norm_unenforced is a positive number; got {max_norm_unenforced!r:.40}")
         made = planned(entry, clients, dropped=dropped, corrupted=corrupted, settings=settings)
         kept, weighed = None, None
         if full is not None:
@@ -301,6 +310,7 @@ class Session(Generic[Form]):
             like=like,
             rows=kept,
             weighed=weighed,
+            max_norm=math.inf if max_norm_unenforced is None else float(max_norm_unenforced),
         )
 
     @property
@@ -362,6 +372,9 @@ class Session(Generic[Form]):
         if 0 < float(np.abs(vector).max()) < self.step:
             LOG.warning("no value of %s reaches one step, %.3g; lower clip or raise bits", whose, self.step)
         np.clip(vector, -self.clip, self.clip, out=vector)
+        if (norm := float(np.linalg.norm(vector))) > self.max_norm:
+            LOG.warning("%s has a norm of %.3g, and is scaled down to %g", whose, norm, self.max_norm)
+            vector *= self.max_norm / norm
         if self.weighed is not None:
             counted = clamped_examples(examples, self.full)
             if counted != examples:
@@ -435,7 +448,7 @@ def _norms(entry: ProtocolEntry, max_norm: float, codec: ScalarQuantization, *, 
     if "max_norms" not in known_settings(entry):
         raise InvalidParameters(
             f"nobody enforces max_norm with {entry.name}, whose servers see no update alone: take protocol='enclave', "
-            "or clip updates before they are encoded, which only honest clients do"
+            "or max_norm_unenforced, to which only honest clients scale"
         )
     length, step = codec.shape[0], codec.scales[0]
     if not isinstance(cast("object", max_norm), Real) or not max_norm >= step * math.sqrt(length):
@@ -470,7 +483,19 @@ def planned(
             "a codec whose ring has, as `secagg round --noise` and training do"
         )
     if strange := [name for name in settings if name not in (known := known_settings(entry))]:
-        also = [*known, "clip", "bits", "drop", "examples", "full", "protocol", "only", "exclude", "max_norm"]
+        also = [
+            *known,
+            "clip",
+            "bits",
+            "drop",
+            "examples",
+            "full",
+            "protocol",
+            "only",
+            "exclude",
+            "max_norm",
+            "max_norm_unenforced",
+        ]
         raise InvalidParameters(f"{entry.name} has no setting {strange[0]!r}; {suggestion(strange[0], also)}")
     corrupted = usual_corrupted(clients) if corrupted is None else corrupted
     require_cohort(clients, corrupted)

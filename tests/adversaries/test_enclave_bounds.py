@@ -128,7 +128,7 @@ def test_no_client_moves_a_sum_by_more_than_its_bound(data: st.DataObject, bits:
     total, sums = bounded.BoundedSum(segment, norm, zero, clients), np.zeros(33, np.int64)
     for number in range(1, clients + 1):
         values = np.resize(data.draw(st.lists(element(bits), min_size=1, max_size=9)), 33)
-        sealed = b"".join(vars(client_module)["_side_by_side"](segment, segment.ring.from_integers(values)))
+        sealed = b"".join(client_module.side_by_side(segment, segment.ring.from_integers(values)))
         total.add(total.measure(memoryview(sealed)))
         after = lifted(total.released(number), segment.ring)
         # A sum that wraps would move by a power of two.
@@ -412,6 +412,20 @@ def test_one_call_sums_with_a_bound(examples: list[int] | None) -> None:
 def test_where_nobody_enforces_a_norm_it_is_refused_with_what_would(protocol: ProtocolName) -> None:
     with pytest.raises(InvalidParameters, match=r"nobody enforces max_norm with .*take protocol='enclave'"):
         Session.for_model(np.zeros(40), clients=10, clip=1.0, protocol=protocol, max_norm=3.0)
+
+
+@pytest.mark.parametrize("protocol", ["pairwise", "enclave"])
+def test_honest_clients_keep_a_norm_that_nobody_enforces(
+    protocol: ProtocolName, caplog: pytest.LogCaptureFixture
+) -> None:
+    updates = {name: np.full(1000, 0.001) for name in range(7)} | {7: np.full(1000, -1.0)}
+    with caplog.at_level(logging.WARNING):
+        held = aggregate(updates, clip=1.0, protocol=protocol, max_norm_unenforced=0.1)
+    assert np.abs(np.asarray(held.mean)).max() < 0.002
+    assert "the update of 7 has a norm of 31.6, and is scaled down to 0.1" in caplog.text
+    for wrong in (0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(InvalidParameters, match="max_norm_unenforced is a positive number"):
+            aggregate(updates, clip=1.0, protocol=protocol, max_norm_unenforced=wrong)
 
 
 @pytest.mark.parametrize("norm", [0, -1.0, 1e-6, float("nan"), "3"])

@@ -53,6 +53,8 @@ def update(tmp_path: Path) -> str:
         (("--clients", "5", "--set", "roster"), "NAME=VALUE"),
         (("--clients", "5", "--set", "colour=red"), "colour is no setting of `secagg serve`; there are corrupted"),
         (("--clients", "5", "--set", "protocol=enclave"), "--set cannot change protocol"),
+        (("--clients", "5", "--set", "max-norm=1.0"), "take --protocol enclave and --values, or leave it out"),
+        (("--clients", "5", "--set", "max-norm-unenforced=1.0"), "--set max-norm-unenforced would do nothing here"),
         (("--clients", "5", "--set", "weighting=examples"), "--set cannot change weighting"),
         (("--set", "rooster=keys/roster.json"), "--set rooster is no setting of `secagg serve`; did you mean roster?"),
         (("--set", "secagg-roster=keys/roster.json"), "--set roster is no setting"),

@@ -244,6 +244,18 @@ def test_a_server_that_cannot_go_on_says_so(town: Town) -> None:
     assert server.terminate() == 130
 
 
+def test_a_norm_that_an_enclave_bounds_stays_the_same_in_a_task(town: Town) -> None:
+    """A server that sweeps it bisects a client's norm."""
+    options = ["--protocol", "enclave", "--set", f"roster={town.make_keys()}"]
+    server = town.serve(*options, "--set", "max-norm=50")
+    require_mean(town, server, *(town.contribute(number, *SIMULATED) for number in range(5)))
+    server = town.serve(*options, "--set", "max-norm=25", "--round", "9999999999")
+    again = town.contribute(0, *SIMULATED)
+    again.wait_for("max_norm is 25.0, and was 50.0")
+    assert again.ended() == 2
+    assert server.terminate() == 130
+
+
 def test_a_file_that_was_uploaded_before_is_refused_before_a_server_waits_for_it(town: Town) -> None:
     """It would leave a session that all are needed for, when the others have sent their keys."""
     server = town.serve("--clients", "5")
