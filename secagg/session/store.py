@@ -268,6 +268,8 @@ class Store(Confined):
             rows.executemany("INSERT INTO about VALUES (?, ?)", new.items())
             return 0
         about = dict(rows.execute("SELECT name, value FROM about"))
+        if trusts:
+            self._mark_begun()  # Its marks may be new, and this transaction may retire the other one.
         number = int(about["mark"]) if trusts else self._newest()
         if about["boot"] == boot and about["device"] != self._device and not trusts:
             raise self._refused(_TRUST)
@@ -308,12 +310,16 @@ class Store(Confined):
         """Touch the mark of the state before, which nothing may be taken for any more."""
         if not self._marks:
             return
-        if slot == 0 and not os.fstat(self._marks[0]).st_size:
-            # From here on a folder without a database is one from which it was removed.
+        if slot == 0:
+            self._mark_begun()
+        os.utime(self._marks[slot])
+
+    def _mark_begun(self) -> None:
+        """Let a folder without a database be one from which it was removed, from here on."""
+        if not os.fstat(self._marks[0]).st_size:
             os.pwrite(self._marks[0], _BEGUN, 0)
             os.fsync(self._marks[0])
             sync_folder(self._folder)  # type: ignore[arg-type]
-        os.utime(self._marks[slot])
 
     def close(self) -> None:
         """Close the file; a store that ``at`` returned stays open as long as its process."""

@@ -142,6 +142,19 @@ def test_what_may_not_be_the_newest_is_refused(folder: Path, spoil: Callable[[Pa
         reached(folder)
 
 
+@pytest.mark.parametrize("uploads", [1, 2])
+def test_a_state_that_is_trusted_without_its_marks_cannot_be_removed_either(tmp_path: Path, uploads: int) -> None:
+    store = Store(tmp_path / "state")
+    for number in range(uploads):
+        store.reach(b"a", 1, number + 1)
+    store.close()
+    _marks_removed(tmp_path / "state")
+    Store(tmp_path / "state", trusts=True).close()
+    _removed(tmp_path / "state")
+    with pytest.raises(InvalidParameters, match="was removed"):
+        reached(tmp_path / "state")
+
+
 def test_a_backup_from_before_the_last_upload_is_refused(folder: Path, tmp_path: Path) -> None:
     """The state before the last one names a mark that was touched after the last commit."""
     shutil.copy2(folder / "state.db", tmp_path / "backup")
