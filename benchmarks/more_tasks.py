@@ -4,7 +4,6 @@ Nothing is tuned to the code, which has 1.6 bits a weight for the whole cohort: 
 of the uncompressed run. The last of them has clients that agree, where a mean keeps the most of what it is made of.
 
     python benchmarks/more_tasks.py build/tasks.jsonl --vader FILE --digits FILE --fashion FOLDER
-    python benchmarks/more_tasks.py build/tasks.jsonl --json benchmarks/results/more_tasks.json
 """
 
 from __future__ import annotations
