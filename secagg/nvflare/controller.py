@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.abstract.model import ModelLearnableKey
 from nvflare.app_common.app_constant import AlgorithmConstants, AppConstants
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_common.workflows.fedavg import FedAvg
 from nvflare.app_common.workflows.scaffold import Scaffold
 from nvflare.app_common.workflows.scatter_and_gather import ScatterAndGather
@@ -268,6 +269,16 @@ class SecureRounds:
                 raise
         return self._run(sent, content, sites, task_name, timeout)
 
+    def handed(self, task: Task, result: Shareable, engine: Any) -> None:  # noqa: ANN401 -- NVFlare's own
+        """Hand the one result to what the controller's task does with that of every site."""
+        # Components look at the peer's result, and at what it says of its round.
+        with engine.new_context() as fl_ctx, engine.new_context() as peer:
+            peer.set_prop(FLContextKey.SHAREABLE, result, private=True, sticky=False)
+            fl_ctx.set_peer_context(peer)
+            replied = ClientTask(Client(SUM, ""), task)
+            replied.result = result
+            task.result_received_cb(replied, fl_ctx)
+
     def _record(self, outcome: dict[str, Any]) -> None:
         """Write what became of a round into the job's result."""
         controller: Any = self
@@ -282,32 +293,23 @@ class SecureModels(SecureRounds):
 
     task_name = TRAIN
 
-    def send_model(  # noqa: PLR0913, PLR0917 -- NVFlare's own
+    def broadcast(
         self,
-        task_name: str = TRAIN,
-        data: FLModel = None,
+        task: Task,
+        fl_ctx: FLContext,
         targets: list[str] | None = None,
-        min_responses: int | None = None,
-        timeout: int = 0,
-        callback: Callable[[FLModel], None] | None = None,
+        *_: Any,  # noqa: ANN401 -- NVFlare's own
+        **__: Any,  # noqa: ANN401 -- NVFlare's own
     ) -> None:
-        """Run a session in the place of a broadcast, and hand its mean to the callback."""
-        del min_responses
-        if task_name != self.task_name:
-            raise Misuse(f"{task_name} would go to the sites in the clear; only {self.task_name} is summed here")
-        controller: Any = self
-        sites = list(targets or (client.name for client in controller.engine.get_clients()))
-        controller.set_fl_context(data)
-        mean = self._mean(data, sites, timeout)
-        task = controller._prepare_task(data=data, task_name=task_name, timeout=0, callback=callback)  # noqa: SLF001
-        # Components look at the peer's result, and at what it says of its round.
-        with controller.engine.new_context() as fl_ctx, controller.engine.new_context() as peer:
-            result = self.shareable_of(mean)
-            peer.set_prop(FLContextKey.SHAREABLE, result, private=True, sticky=False)
-            fl_ctx.set_peer_context(peer)
-            replied = ClientTask(Client(SUM, ""), task)
-            replied.result = result
-            controller._process_result(replied, fl_ctx)  # noqa: SLF001 -- the controller's own
+        """Run a session in the place of a broadcast, and hand its mean to the task's callback."""
+        if task.name != self.task_name:
+            raise Misuse(f"{task.name} would go to the sites in the clear; only {self.task_name} is summed here")
+        engine = fl_ctx.get_engine()
+        sites = list(targets or (client.name for client in engine.get_clients()))
+        mean = self._mean(FLModelUtils.from_shareable(task.data), sites, task.timeout)
+        self.handed(task, _shareable_of(mean), engine)
+
+    broadcast_and_wait = broadcast
 
     def send_model_and_wait(
         self,
@@ -315,22 +317,23 @@ class SecureModels(SecureRounds):
         data: FLModel = None,
         **others: Any,  # noqa: ANN401 -- NVFlare's own
     ) -> list[FLModel]:
-        found = list[FLModel]()
-        self.send_model(task_name, data, callback=found.append, **others)
+        found, controller = list[FLModel](), cast("Any", self)
+        controller.send_model(task_name, data, callback=found.append, **others)
         return found
 
     def _mean(self, data: FLModel, sites: list[str], timeout: float) -> FLModel:
         params, controls = self.sessions.restored(arrays_in(data.params), self.task), controls_in(data.meta)
 
         def content(arrays: Arrays) -> Shareable:
+            # The mean metrics of the round before are the server's.
             model = FLModel(
                 params=like(data.params, {name: arrays[name] for name in params}),
                 params_type=ParamsType.FULL,
                 current_round=data.current_round,
                 total_rounds=data.total_rounds,
-                meta=dict(data.meta or {}),
+                meta={name: value for name, value in data.meta.items() if name != MetaKey.INITIAL_METRICS},
             )
-            return self.shareable_of(model)
+            return _shareable_of(model)
 
         sent = {**params, **controls}
         found = self.summed(sent, content, sites, self.task_name, timeout)
@@ -362,10 +365,12 @@ class SecureModels(SecureRounds):
         updated: FLModel = controller.update_model(model, aggr_result)
         return updated
 
-    def shareable_of(self, model: FLModel) -> Shareable:
-        controller: Any = self
-        made: Shareable = controller._build_shareable(model)  # noqa: SLF001 -- the controller's own
-        return made
+
+def _shareable_of(model: FLModel) -> Shareable:
+    """Return a model as NVFlare's controllers send it."""
+    made: Shareable = FLModelUtils.to_shareable(model)
+    made.add_cookie(AppConstants.CONTRIBUTION_ROUND, made.get_header(AppConstants.CURRENT_ROUND))
+    return made
 
 
 class SecureFedAvg(SecureModels, FedAvg):
@@ -443,7 +448,4 @@ class SecureScatterAndGather(SecureRounds, ScatterAndGather):
         result = DXO(DataKind.WEIGHT_DIFF, data=data, meta=meta).to_shareable()
         result.add_cookie(AppConstants.CONTRIBUTION_ROUND, task.data.get_cookie(AppConstants.CONTRIBUTION_ROUND))
         result.set_peer_props({ReservedKey.IDENTITY_NAME: SUM})
-        with engine.new_context() as peer:
-            peer.set_prop(FLContextKey.SHAREABLE, result, private=True, sticky=False)
-            fl_ctx.set_peer_context(peer)
-            self._accept_train_result(client_name=SUM, result=result, fl_ctx=fl_ctx)
+        self.handed(task, result, engine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from math import inf
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from nvflare.fuel.utils.class_utils import get_component_init_parameters
 from nvflare.job_config.api import ClientApp
 from nvflare.recipe.spec import Recipe
 
-from secagg.errors import InvalidParameters
+from secagg.errors import InvalidParameters, Reason
 from secagg.platforms import LOG
 from secagg.platforms.settings import SUMS, SecAggSettings
 
@@ -78,9 +79,10 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
     ):
         if not is_valid:
             raise InvalidParameters(f"{name} is a number of seconds, or of times, that is not negative; got {value!r}")
-    recipe._ensure_client_apps_prepared()  # noqa: SLF001 -- NVFlare makes them as late as this, and has no other door
-    job: Any = recipe._job  # noqa: SLF001 -- a job has no list of its apps
-    apps: dict[str, Any] = job._deploy_map  # noqa: SLF001 -- the same
+    job: Any = _inside(recipe, "_job")
+    apps: dict[str, Any] = _inside(job, "_deploy_map")
+    add = _inside(recipe, "_add_to_client_apps")
+    _inside(recipe, "_ensure_client_apps_prepared")()
     sites = [app for app in apps.values() if isinstance(app, ClientApp)]
     if _SERVER not in apps or not sites:
         raise InvalidParameters("the recipe has no server or no client yet; make it secure when it is complete")
@@ -109,7 +111,6 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
     tasks = [trained, *([EVALUATION] if checked.evaluated_names else [])]
     for app in sites:
         _narrow(app.app_config.executors, tasks)
-    add = recipe._add_to_client_apps  # noqa: SLF001 -- of executors and components there is no public one
     add(SecAggClient(floors, scheme), id=COMPONENT)
     add(SecAggExecutor(), tasks=[STAGE_TASK])
     recipe.add_client_input_filter(SecAggFilter(), tasks=tasks)
@@ -118,6 +119,18 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
     # Sites run the library that they have installed, and none that a job brings.
     job.set_app_packages([*job.job.app_packages, _PACKAGE])
     LOG.warning("metrics that scripts log still travel in the clear; name in `metrics` those to be averaged")
+
+
+def _inside(owner: object, name: str) -> Any:  # noqa: ANN401 -- whatever NVFlare has there
+    """Return a private part of NVFlare's: it has no public name for a recipe's apps, executors and components."""
+    try:
+        return getattr(owner, name)
+    except AttributeError:
+        raise InvalidParameters(
+            f"NVFlare {version('nvflare')} has no {type(owner).__name__}.{name}, by which a recipe's apps are found: "
+            "install a version that the extra 'nvflare' of this library allows",
+            reason=Reason.BACKEND_MISSING,
+        ) from None
 
 
 def _only_workflow(server: Any, metrics: tuple[str, ...]) -> Any:  # noqa: ANN401 -- NVFlare's own records
