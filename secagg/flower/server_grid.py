@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
-from flwr.server.workflow.default_workflows import default_fit_workflow
+from flwr.server.workflow import DefaultWorkflow
 from flwr.serverapp import Grid
 
 from secagg.compression.model_update.summed_values import Arrays, model_digest
@@ -357,6 +357,7 @@ class SecAggFitWorkflow:
         self._given = settings
         self._grid: SecAggGrid | None = None
         self._round, self._is_stopped = 0, False
+        self._plain: Any = DefaultWorkflow().fit_workflow
 
     def __call__(self, grid: Grid, context: Context) -> None:
         strategy: object = getattr(context, "strategy", None)
@@ -368,7 +369,7 @@ class SecAggFitWorkflow:
         self._round += 1
         try:
             if not self._is_stopped:
-                default_fit_workflow(self._grid, context)
+                self._plain(self._grid, context)
                 return
         except FAILURES as error:
             self._is_stopped = not self._grid.failed.is_skipped(error)

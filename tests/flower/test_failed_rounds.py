@@ -266,11 +266,9 @@ def test_a_legacy_strategy_with_its_own_aggregation_is_refused() -> None:
     require_sum_suffices(legacy.FedAvgM())
 
 
-def test_a_failed_round_of_the_legacy_workflow_is_skipped_and_in_its_history(
-    folders: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_round_of_the_legacy_workflow_is_skipped_and_in_its_history(folders: Path) -> None:
     legacy, history = pytest.importorskip("flwr.server.strategy"), pytest.importorskip("flwr.server.history")
-    from secagg.flower import SecAggFitWorkflow, server_grid  # noqa: PLC0415 -- needs Flower
+    from secagg.flower import SecAggFitWorkflow  # noqa: PLC0415 -- needs Flower
 
     rounds = list[int]()
 
@@ -280,9 +278,9 @@ def test_a_failed_round_of_the_legacy_workflow_is_skipped_and_in_its_history(
             raise ThresholdNotMet(needed=4, present=3, what="contributors")
         grid.failed.succeeded()
 
-    monkeypatch.setattr(server_grid, "default_fit_workflow", workflow)
     context = SimpleNamespace(strategy=legacy.FedAvg(), history=history.History(), run_config={})
     chosen = SecAggFitWorkflow(weighting="uniform", failed_rounds=1)
+    chosen._plain = workflow  # noqa: SLF001 -- in the place of Flower's
     for _ in range(7):
         chosen(MemoryGrid(lenient(folders), adding(0.125)), context)  # type: ignore[arg-type]
     # The fifth is the second in a row, after which nobody is asked.
