@@ -201,7 +201,7 @@ def malformed(name: str) -> MalformedMessage:
 _SEED_BYTES: Final = 32
 TRAINED: Final = "secagg-trained"
 FAILED: Final = "secagg-failed"
-_NOISE_DEVIATIONS: Final = 4
+_NOISE_DEVIATIONS: Final = 5
 _AT_BOUND: Final = 0.999
 """Share of the bound from which a mean counts as cut off."""
 _LIGHT: Final = float(LIGHTEST) * 1.25
@@ -354,12 +354,14 @@ class RoundTask:
                 clients,
             )
         if counted.is_empty or least < self.settings.minimum_trained:
-            raise TooFewTrained(
+            error = TooFewTrained(
                 needed=self.settings.minimum_trained,
                 counted=counted,
                 has_model=any(is_weighted(name, scheme) for name, scheme in self.update.schemes.items()),
                 numbers=(*([self.terms.weighted_by] if self.terms.full > 1 else []), *self.terms.metrics),
             )
+            LOG.error("round %d failed: %s", number, error)
+            raise error
 
 
 class TooFewTrained(ThresholdNotMet):

@@ -130,9 +130,10 @@ def test_a_round_in_which_nobody_trained_is_refused(log: pytest.LogCaptureFixtur
     """All six clients raised, the run succeeded with a loss of 0.0, and the model did not move."""
     for settings in SETTINGS:
         made = Rounds(SecAggSettings(metrics="loss", **settings))
+        log.clear()
         with pytest.raises(TooFewTrained, match="0 trained, with 0 examples in all, and secagg-minimum-trained is 1"):
             play(made, failing(set(range(CLIENTS))), model())
-    log.clear()
+        assert "round 1 failed: training failed at too many clients: of 6 uploads 0 trained" in log.text
 
 
 def test_a_client_logs_values_that_are_cut_off_with_the_setting_to_change(log: pytest.LogCaptureFixture) -> None:
