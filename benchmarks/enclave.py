@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 import figures
 from figures import Figure, best_seconds
+from secagg.choices import Accumulation, ReleaseForm
 from secagg.compression.byte_accounting import Accounting, plain_bytes, product_quantization_layout, upload_bytes
 from secagg.contract import Layout, Payload
 from secagg.contract.codewords import CodewordTable
@@ -29,12 +30,12 @@ from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.planning.models import CELEBA, FEMNIST_3_CHANNEL
 from secagg.protocols.enclave.client import Client, SealLedger, Upload, VerifiedEnclave
-from secagg.protocols.enclave.floors import EnclaveFloors
 from secagg.protocols.enclave.remote_enclave import SimulatedEnclave, SimulatedJudge
 from secagg.protocols.enclave.session import EnclaveMember, EnclaveSettings
-from secagg.protocols.enclave.trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm
+from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
 from secagg.protocols.enclave.trusted.messages import ModelStamp
 from secagg.session.certificates import Authority, SigningKey, issue_certificate
+from secagg.session.client_policy import ClientPolicy
 from secagg.session.roles import Subject
 
 _CLIENTS: Final = 40
@@ -93,13 +94,13 @@ class _Bench:
         member = EnclaveMember(
             certificate=issue_certificate(self.authority, ClientId(number), identity.public_key),
             signing_key=identity,
-            floors=EnclaveFloors(
+            policy=ClientPolicy(
                 suites=frozenset(Suite),
                 minimum_cohort=2,
                 maximum_length=1 << 40,
                 authority=self.authority.public_key,
-                histograms_accepted=True,
-                direct_accepted=True,
+                forms=frozenset(ReleaseForm),
+                accumulations=frozenset(Accumulation),
             ),
             judge=SimulatedJudge(),
             ledger=lambda _: ledger,

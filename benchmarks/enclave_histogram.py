@@ -8,12 +8,12 @@ from functools import partial
 import numpy as np
 
 from figures import Figure, best_seconds
+from secagg.choices import Accumulation
 from secagg.contract import IndexSegment
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.mask_expansion import expand
 from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Secret
-from secagg.protocols.enclave.trusted.configuration import Accumulation
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 
 ROUNDS = 7

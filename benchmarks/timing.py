@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from figures import machine
+from secagg.choices import Accumulation
 from secagg.contract import IndexSegment
 from secagg.crypto import shamir
 from secagg.crypto.check_words import check_words
@@ -29,7 +30,6 @@ from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.noise import sample
 from secagg.privacy.noise_table import add_noise_into
 from secagg.privacy.rounding import rounded, rounded_norm
-from secagg.protocols.enclave.trusted.configuration import Accumulation
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 from secagg.protocols.one_message.lattice import Sampler
 from secagg.protocols.two_servers.point_functions.generation import generate_shares

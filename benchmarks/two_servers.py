@@ -18,14 +18,14 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from figures import Figure, best_seconds
+from secagg.choices import SharingMode
 from secagg.contract import Payload
 from secagg.contract.layout import IndexSegment, Layout
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
-from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
-from secagg.protocols.two_servers.floors import IndexingFloors
+from secagg.protocols.two_servers.configuration import IndexingConfiguration
 from secagg.protocols.two_servers.opened_upload import HistogramShare
 from secagg.protocols.two_servers.point_functions.generation import ServerShare, generate_shares
 from secagg.protocols.two_servers.point_functions.one_hot_check import OneHotVerifier, RoundChallenges
@@ -33,6 +33,7 @@ from secagg.protocols.two_servers.point_functions.one_hot_proof import OneHotPro
 from secagg.protocols.two_servers.point_functions.shares import ExplicitShare
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.session.certificates import SigningKey, issue_certificate
+from secagg.session.client_policy import ClientPolicy
 from tests.harness.indexing_rounds import SharingClient
 
 BLOCKS: Final = 100_000
@@ -130,13 +131,13 @@ class _Bench:
         return SharingClient(
             certificate=issue_certificate(self.keys[2], ClientId(number), key.public_key),
             signing_key=key,
-            floors=IndexingFloors(
+            policy=ClientPolicy(
                 suites=frozenset({Suite.CLASSIC}),
                 authority=self.keys[2].public_key,
                 server_keys=self.configuration.server_keys,
                 minimum_cohort=2,
                 maximum_length=BLOCKS,
-                modes=frozenset({self.mode}),
+                sharings=frozenset({self.mode}),
             ),
             layout=_LAYOUT,
             capacity=CLIENTS,

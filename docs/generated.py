@@ -231,7 +231,13 @@ def _marked(key: str, value: str) -> str:
     return f"`{value}`"
 
 
-_HANDED: Final = ("session.roles", "session.ledger", "session.privacy_ledger", "privacy.client_noise")
+_HANDED: Final = (
+    "session.roles",
+    "session.client_policy",
+    "session.ledger",
+    "session.privacy_ledger",
+    "privacy.client_noise",
+)
 _SUSPENDED: Final = {"pairwise_mask": ("session.sealed_state", "protocols.pairwise_mask.client_record")}
 """Modules of values that an application hands to a client, and of what a client needs that is suspended."""
 

@@ -21,7 +21,7 @@ LINES_OF_A_MODULE = 800
 
 LINES_OF_THE_LIBRARY = 67_200
 
-ROLES = ("configuration", "floors", "client", "session", "simulation", "run")
+ROLES = ("configuration", "client", "session", "simulation", "run")
 """The files that every protocol has, beside ``server`` or ``host``."""
 PROTOCOLS = ("pairwise_mask", "enclave", "two_servers", "one_message", "light_secagg")
 LISTENING = {
@@ -114,6 +114,7 @@ def check_trusted_part(root: Path) -> None:
         "blame",
         "wire",
         "declared",
+        "choices",
         "parameters",
         "crypto",
         "contract",

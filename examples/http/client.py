@@ -9,7 +9,8 @@ import numpy as np
 from secagg import Session
 from secagg.crypto.entropy import SystemCoins
 from secagg.platforms.keys import load_identity
-from secagg.protocols.pairwise_mask import ClientFloors, PairwiseMember
+from secagg.protocols.pairwise_mask import PairwiseMember
+from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import Spent, SpentUpdates
 from secagg.transport.client import contribute
 from secagg.transport.proof import Prover
@@ -21,7 +22,7 @@ keys = {"authority": me.authority, "signing_key": me.signing_key, "certificate":
 # A file in the place of memory holds over restarts.
 ledger = SpentUpdates()
 member = PairwiseMember(
-    me.client, floors=ClientFloors.usual(5), coins=coins, charge=lambda *one: ledger.charge(Spent(*one)), **keys
+    me.client, policy=ClientPolicy.among(5), coins=coins, charge=lambda *one: ledger.charge(Spent(*one)), **keys
 )
 update = plan.update(np.full(1000, me.client.value / 10), subject=subject, coins=coins)
 prover = Prover(me.client, coins, me.signing_key)

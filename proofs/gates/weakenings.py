@@ -194,7 +194,7 @@ WEAKENINGS = (
     Weakening(
         "round 0: the check of the population",
         ROUND_0,
-        "        configuration.require_protected(member.floors, present)\n",
+        "        configuration.require_protected(member.policy, present)\n",
         "        pass\n",
         f"{OFFERS}::test_a_threshold_below_the_rule_for_the_advertisers_ends_the_session_for_the_client",
     ),
@@ -213,9 +213,9 @@ WEAKENINGS = (
         f"{ROSTERS}::test_a_bad_key_that_the_server_lets_pass_is_stopped_by_every_neighbour",
     ),
     Weakening(
-        "round 0: the floors of an offer",
+        "round 0: the policy of a client",
         ROUND_0,
-        "    configuration.require_floors(member.floors)\n",
+        "    configuration.require_accepted(member.policy)\n",
         "",
         f"{OFFERS}::test_an_offer_below_the_floors_is_refused_before_anything_is_drawn",
     ),

@@ -22,7 +22,6 @@ from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.two_servers import opened_upload
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
-from secagg.protocols.two_servers.floors import IndexingFloors
 from secagg.protocols.two_servers.offers import Due, Entry, Invitation, RoundOffers, RoundStamp, UploadHalves
 from secagg.protocols.two_servers.opened_upload import OpenedUpload, RoundTotals
 from secagg.protocols.two_servers.server import IndexingServer
@@ -30,6 +29,7 @@ from secagg.protocols.two_servers.server_messages import AcceptedList, OutputSha
 from secagg.protocols.two_servers.session import TwoServersMember
 from secagg.protocols.two_servers.upload import HalfForm, Upload, ring_bytes
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
+from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import SpentUpdates
 from secagg.session.roles import LazyUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins
@@ -233,7 +233,7 @@ class Place:
         member = UnboundMember(
             certificate=certificate,
             signing_key=signing_key,
-            floors=IndexingFloors(
+            policy=ClientPolicy(
                 suites=frozenset({Suite.CLASSIC}),
                 authority=configuration.authority,
                 server_keys=configuration.server_keys,

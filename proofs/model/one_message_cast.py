@@ -32,7 +32,6 @@ from secagg.protocols.one_message import client as one_message_client
 from secagg.protocols.one_message import configuration, parameters, requests
 from secagg.protocols.one_message.client import Ledger, OneMessageMember
 from secagg.protocols.one_message.configuration import Agreement, HolderSignature, Offer
-from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.one_message.parameters import FIELD
@@ -40,6 +39,7 @@ from secagg.protocols.one_message.requests import DeliveredShare, Delivery, List
 from secagg.protocols.one_message.session import plan_offer
 from secagg.protocols.one_message.sharing import Dealing, deal
 from secagg.session.certificates import issue_certificate
+from secagg.session.client_policy import ClientPolicy
 from secagg.session.roles import LazyUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
@@ -145,19 +145,19 @@ class Cast:
         self.agreement: Agreement = self.offers[0].agree()
 
     @property
-    def floors(self) -> Floors:
+    def policy(self) -> ClientPolicy:
         """What clients insist on, and holders in their place."""
-        return Floors(
+        return ClientPolicy(
             authority=self.authority.public_key,
             suites=frozenset({Suite.CLASSIC}),
             modes=frozenset({SecurityMode.ACTIVE}),
-            least_holders=self.setting.holders,
-            assumed_corrupted=self.setting.corrupted,
-            assumed_corrupted_clients=len(self.setting.bad_clients),
+            minimum_holders=self.setting.holders,
+            assumed_corrupted_holders=self.setting.corrupted,
+            assumed_corrupted=len(self.setting.bad_clients),
             minimum_cohort=self.setting.cohort,
             minimum_modulus_bits=1,
             maximum_length=1,
-            maximum_capacity=CAPACITY + 1,
+            maximum_population=CAPACITY + 1,
         )
 
     def subject(self, round_number: int, capacity: int = CAPACITY, model: bytes = MODEL) -> Subject:
@@ -189,7 +189,7 @@ class Cast:
             self.record,
             position,
             coins=InsecureSeededCoins(b"holder %d, start %d" % (position, start)),
-            floors=self.floors,
+            policy=self.policy,
             clock=lambda: NOW,
             signing_key=self.keys[position],
             ticks=lambda: 0.0,
@@ -244,7 +244,7 @@ class Cast:
         ledger = Ledger(TASK, store, stored, attempts=1)
         return OneMessageMember(
             ClientId(number),
-            floors=self.floors,
+            policy=self.policy,
             ledger=lambda _: ledger,
             coins=InsecureSeededCoins(f"{number}/{coins}".encode()),
             clock=lambda: NOW,

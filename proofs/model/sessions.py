@@ -15,6 +15,7 @@ import numpy as np
 
 import ideal
 from duplicates import duplicate
+from secagg.choices import Topology
 from secagg.contract import Payload
 from secagg.crypto.secret import Secret
 from secagg.errors import SecAggError
@@ -30,12 +31,11 @@ from secagg.protocols.pairwise_mask.configuration import (
     SessionConfiguration,
     commit_to_opening,
 )
-from secagg.protocols.pairwise_mask.floors import ClientFloors
-from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.round0_advertise_keys import Advertised
 from secagg.protocols.pairwise_mask.round1_share_keys import Shared
 from secagg.protocols.pairwise_mask.suites import key_suite
 from secagg.session.certificates import Authority, SigningKey, issue_certificate
+from secagg.session.client_policy import ClientPolicy
 from secagg.session.roles import LazyUpdate, Subject, Update
 from secagg.session.sealed_state import MemoryLatch
 from secagg.simulation.insecure_coins import InsecureSeededCoins
@@ -160,7 +160,7 @@ class Clients:
         issuer = self.authority if kind == GENUINE else self.rogue
         return PairwiseMember(
             client_id(number),
-            floors=self.floors,
+            policy=self.policy,
             coins=InsecureSeededCoins(hashlib.sha256(repr((party, attempt, restarts)).encode()).digest()),
             authority=Authority(self.authority.public_key) if active else None,
             signing_key=signing_key if active else None,
@@ -195,9 +195,9 @@ class Clients:
                 pass
 
     @cached_property
-    def floors(self) -> ClientFloors:
+    def policy(self) -> ClientPolicy:
         """What the clients insist on: what the case offers."""
-        return ClientFloors(
+        return ClientPolicy(
             suites=frozenset({self.setup.suite}),
             modes=frozenset({self.setup.mode}),
             minimum_cohort=self.setup.cohort,

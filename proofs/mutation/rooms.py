@@ -199,6 +199,7 @@ ROOMS: Final = (
         "session: ledger, latch, certificates",
         _in(
             "secagg/session",
+            "client_policy.py",
             "ledger.py",
             "privacy_ledger.py",
             "store.py",
@@ -210,6 +211,7 @@ ROOMS: Final = (
             *_in(
                 "tests/session",
                 "test_certificates.py",
+                "test_client_policy.py",
                 "test_durable.py",
                 "test_latch.py",
                 "test_ledger.py",
@@ -225,8 +227,8 @@ ROOMS: Final = (
         ),
     ),
     Room(
-        "pairwise: thresholds, floors, sets",
-        _in("protocols/pairwise_mask", "graph.py", "floors.py", "plan.py", "configuration.py"),
+        "pairwise: thresholds, policy, sets",
+        _in("protocols/pairwise_mask", "graph.py", "plan.py", "configuration.py"),
         (
             *_in(
                 "tests/protocols/pairwise_mask",
@@ -351,7 +353,6 @@ ROOMS: Final = (
         _in(
             "protocols/one_message",
             "client.py",
-            "floors.py",
             "configuration.py",
             "tally.py",
             "opening.py",
@@ -381,7 +382,6 @@ ROOMS: Final = (
             "client.py",
             "configuration.py",
             "field.py",
-            "floors.py",
             "server.py",
             "session.py",
         ),
@@ -392,8 +392,8 @@ ROOMS: Final = (
         without=_OTHER_SESSIONS,
     ),
     Room(
-        "two servers: client, configuration, floors",
-        _in("protocols/two_servers", "client.py", "configuration.py", "floors.py"),
+        "two servers: client, configuration",
+        _in("protocols/two_servers", "client.py", "configuration.py"),
         (
             *_in("tests/protocols/two_servers", "test_client.py", "test_configuration.py", "test_floors.py"),
             *_TWO_SERVERS_ATTACKS,
@@ -401,11 +401,10 @@ ROOMS: Final = (
         ),
     ),
     Room(
-        "enclave: client, floors, host",
+        "enclave: client, host",
         _in(
             "protocols/enclave",
             "client.py",
-            "floors.py",
             "server.py",
             "session.py",
         ),

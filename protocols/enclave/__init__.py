@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 from secagg.lazy import public_names
 
 if TYPE_CHECKING:
+    from secagg.choices import Accumulation as Accumulation
+    from secagg.choices import ReleaseForm as ReleaseForm
+
     from .attestation import EvidenceFormat as EvidenceFormat
     from .attestation import PinnedMeasurement as PinnedMeasurement
     from .attestation import Policy as Policy
@@ -18,7 +21,6 @@ if TYPE_CHECKING:
     from .client import Judge as Judge
     from .client import Judgement as Judgement
     from .client import SealLedger as SealLedger
-    from .floors import EnclaveFloors as EnclaveFloors
     from .judge import HardwareJudge as HardwareJudge
     from .judge import read_policy as read_policy
     from .machine.serving import serve_at as serve_at
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
     from .session import EnclaveSettings as EnclaveSettings
     from .session import epsilon_of as epsilon_of
     from .session import open_session as open_session
-    from .trusted.configuration import Accumulation as Accumulation
-    from .trusted.configuration import ReleaseForm as ReleaseForm
     from .trusted.enclave import DEFAULT_MEMORY_BYTES as DEFAULT_MEMORY_BYTES
 else:
     __getattr__, __dir__, __all__ = public_names(
@@ -41,7 +41,6 @@ else:
         {
             "attestation": "EvidenceFormat PinnedMeasurement Policy Verifier",
             "client": "Judge Judgement SealLedger",
-            "floors": "EnclaveFloors",
             "judge": "HardwareJudge read_policy",
             "machine.serving": "serve_at",
             "remote_enclave": "RemoteEnclave SimulatedEnclave SimulatedEvidence SimulatedJudge",

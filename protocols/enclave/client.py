@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from math import isqrt
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Protocol
 
@@ -19,7 +20,8 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from secagg.blame import from_server
-from secagg.contract.layout import IndexSegment, Payload, RingSegment
+from secagg.contract.codewords import Tables, tables_digest
+from secagg.contract.layout import IndexSegment, Layout, Payload, RingSegment
 from secagg.crypto.hpke import sealing_key
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.mask_expansion import accumulate, segment_count
@@ -34,7 +36,6 @@ from secagg.session.ledger import Spent, SpentUpdates
 from secagg.session.one_answer import OneStageClientSession
 from secagg.wire import MessageKind, Reader, Writer
 
-from .floors import EnclaveFloors
 from .trusted.bounded import LANES, WORD, runs
 from .trusted.configuration import EnclaveConfiguration
 from .trusted.messages import (
@@ -58,9 +59,10 @@ from .trusted.messages import (
 )
 
 if TYPE_CHECKING:
+    from secagg.session.client_policy import ClientPolicy, Compared
     from secagg.session.roles import LazyUpdate, Subject
 
-    from .session import EnclaveMember
+    from .session import EnclaveMember, PrivacyLimit
 
 VECTOR_NONCE_BYTES: Final = 32
 _LOG: Final = logging.getLogger("secagg.protocols.enclave")
@@ -124,6 +126,90 @@ class Upload:
         return writer.finish()
 
 
+def require_accepted(  # noqa: PLR0913 -- what a client has, and what it is offered
+    policy: ClientPolicy,
+    privacy: PrivacyLimit | None,
+    configuration: EnclaveConfiguration,
+    *,
+    layout: Layout,
+    tables: Tables,
+    maximum_seals: int | None,
+    now: datetime,
+    max_norms: tuple[int, ...] | None = None,
+) -> None:
+    """Refuse a configuration that is weaker than a client accepts, or made for another codec; the slow checks last.
+
+    Args:
+        layout: of the client's own codec, as are the tables.
+        maximum_seals: the client's own limit on uploads for the task.
+        max_norms: bounds of the client's task, where it knows them; a server that changes them bisects norms.
+    Raises:
+        InvalidParameters: with reason ``below_floor``, naming the weak value.
+    """
+    has_authority = policy.authority is not None or privacy is None
+    policy.admit("this enclave", KEEPS, compared(configuration, now, has_authority=has_authority))
+    if max_norms not in {None, configuration.max_norms}:
+        raise weaker("its max_norms are not those of this client's task")
+    if configuration.layout != layout:
+        raise weaker("its layout or codebooks, or floors on rows, are not those of this client")
+    if configuration.tables and tables_digest(configuration.tables) != tables_digest(tables):
+        raise weaker("its codebooks are not those that this client encodes with")
+    if privacy is not None:
+        privacy.require(configuration, maximum_seals)
+
+
+def weaker(sentence: str) -> InvalidParameters:
+    """Return the error of an offer that a client does not accept."""
+    return InvalidParameters(
+        f"this enclave is refused: {sentence}; change its configuration", reason=Reason.BELOW_FLOOR
+    )
+
+
+KEEPS: Final = frozenset(
+    (
+        *("suites", "modes", "minimum_cohort", "authority", "maximum_length", "forms", "accumulations"),
+        *("maximum_codeword_bits", "maximum_released_bits", "minimum_codeword_bound", "minimum_root_mean_square"),
+        *("sealed_vectors_accepted", "maximum_key_lifetime"),
+    )
+)
+"""Names in a client's policy that this protocol keeps; it trusts no server, so every mode is kept."""
+
+
+def compared(configuration: EnclaveConfiguration, now: datetime, *, has_authority: bool) -> Iterator[Compared]:
+    """Yield what a client's policy is compared with, the slow ones last.
+
+    Args:
+        has_authority: False for a client that trusts no authority and asks for noise instead.
+    """
+    yield "suites", configuration.suite, "suite {offered} is not accepted"
+    yield "minimum_cohort", configuration.minimum_cohort, "a cohort of {offered} is below {own}"
+    if has_authority:
+        yield "authority", configuration.authority, "clients are certified by another authority than this client's"
+    length = sum(segment.length for segment in configuration.layout.segments)
+    yield "maximum_length", length, "its vectors are longer than {own}"
+    if configuration.index_segments:
+        yield "forms", configuration.form, "it releases histograms, which reveal more than a decoded sum"
+        sentence = "it counts in direct form, whose memory accesses reveal indices in part"
+        yield "accumulations", configuration.accumulation, sentence
+    entries = [table for run in configuration.tables for table in run]
+    widest = max((table.largest.bit_length() + 1 for table in entries), default=0)
+    yield "maximum_codeword_bits", widest, "an entry of a codebook has more than {own} bits"
+    widest = max(segment.ring.modulus_bits for segment in configuration.released.segments)
+    yield "maximum_released_bits", widest, "a released element has more than {own} bits"
+    if configuration.codeword_bound:
+        sentence = "choices over a norm of {offered} count as the least codewords"
+        yield "minimum_codeword_bound", configuration.codeword_bound, sentence
+    is_seen = bool(configuration.max_norms)
+    yield "sealed_vectors_accepted", is_seen, "its program sees every client's values, to bound their norm (max_norms)"
+    norms = configuration.max_norms or (configuration.noise.l2_bounds if configuration.noise is not None else ())
+    for bound, segment in zip(norms, configuration.ring_segments, strict=bool(norms)):
+        if bound > 0:
+            sentence = "an L2 bound leaves values less than {own} steps on average"
+            yield "minimum_root_mean_square", isqrt(bound * bound // segment.length), sentence
+    left = configuration.expiry - now.timestamp()
+    yield "maximum_key_lifetime", left, "its keys last {offered:.0f} s, and at most {own} are accepted"
+
+
 class Client(OneStageClientSession):
     """A client's side of one buffer.
 
@@ -142,20 +228,25 @@ class Client(OneStageClientSession):
         super().__init__(member.certificate.client, subject, update, suspended)
         certificate = member.certificate
         self.ledger = member.ledger(subject.task)
-        if type(self.ledger) is not SealLedger or type(member.floors) is not EnclaveFloors:
-            raise Misuse("a client has EnclaveFloors and a SealLedger")
+        if type(self.ledger) is not SealLedger:
+            raise Misuse("a client has a SealLedger")
+        if member.policy.authority is None and member.privacy is None:
+            raise InvalidParameters(
+                "without an authority a host can invent every other client, and only noise protects this one; name an "
+                "authority in its policy, or ask for privacy"
+            )
         if certificate.public_key != member.signing_key.public_key:
             raise InvalidParameters("the certificate is for another key than the signing key")
-        authority = certificate.public_key if member.floors.authority is None else member.floors.authority
+        authority = member.policy.authority or certificate.public_key
         Authority(authority).verify(certificate, culprits=NOBODY)
-        if member.floors.privacy is not None and self.ledger.maximum_seals is None:
+        if member.privacy is not None and self.ledger.maximum_seals is None:
             raise InvalidParameters(
                 "a client that asks for privacy limits its uploads: give its ledger maximum_seals, which epsilon is "
                 "computed for"
             )
-        if self.ledger.repeats_allowed and member.floors.privacy is None:
+        if self.ledger.repeats_allowed and member.privacy is None:
             raise InvalidParameters(
-                "repeats are for sums whose noise protects each release, and without EnclaveFloors(privacy=...) the "
+                "repeats are for sums whose noise protects each release, and without EnclaveMember(privacy=...) the "
                 "host chooses how much noise there is: ask for privacy, or leave repeats_allowed out"
             )
         self._member = member
@@ -183,14 +274,22 @@ class Client(OneStageClientSession):
         return upload.shortened() if invited.is_short else upload.encode()
 
     def admit(self, enclave: VerifiedEnclave, now: datetime) -> None:
-        """Refuse an enclave that is below the floors or no longer verified; ``charge`` and ``sealed`` follow."""
+        """Refuse an enclave that is weaker than the policy or no longer verified; ``charge`` and ``sealed`` follow."""
         if type(enclave) is not VerifiedEnclave:
             raise Misuse("an update is sealed to a VerifiedEnclave")
         enclave.require_current(now)
         configuration, subject = enclave.configuration, self._subject
         tables = subject.tables if configuration.index_segments else ()
-        self._member.floors.admit(
-            configuration, layout=subject.layout, tables=tables, maximum_seals=self.ledger.maximum_seals, now=now
+        member, most = self._member, self.ledger.maximum_seals
+        require_accepted(
+            member.policy,
+            member.privacy,
+            configuration,
+            layout=subject.layout,
+            tables=tables,
+            maximum_seals=most,
+            now=now,
+            max_norms=member.max_norms,
         )
         if configuration.max_norms and configuration.zero_points != subject.zero_points:
             raise InvalidParameters(

@@ -13,6 +13,7 @@ from decimal import ROUND_DOWN
 from fractions import Fraction
 from typing import Final
 
+from secagg.choices import Accumulation, ReleaseForm
 from secagg.contract.codewords import Tables, require_tables
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.crypto.entropy import Coins
@@ -26,18 +27,18 @@ from secagg.privacy.accounting import Adjacency, ReleasePart, epsilon, of_decode
 from secagg.privacy.kinds import NoiseKind, require_delta
 from secagg.privacy.rounding import room_for_noise, rounded_root
 from secagg.session.certificates import IDENTITY_KEY_BYTES, Authority, Certificate, SigningKey
+from secagg.session.client_policy import ClientPolicy, require_policy
 from secagg.session.registry import Clock
 from secagg.session.roles import LazyUpdate, Subject
 from secagg.session.simulated import AES_BLOCK_BYTES, Costs, Work, mask_cipher_calls, ring_length
 from secagg.wire import HEADER_BYTES
 
 from .attestation import Collateral, Evidence
-from .client import VECTOR_NONCE_BYTES, Client, Invitation, Judge, SealLedger, VerifiedEnclave, stamp_of
+from .client import VECTOR_NONCE_BYTES, Client, Invitation, Judge, SealLedger, VerifiedEnclave, stamp_of, weaker
 from .collateral import encode_collateral
-from .floors import EnclaveFloors
 from .remote_enclave import SimulatedEvidence, decode_attested_offer
 from .server import EnclaveConnection, Server
-from .trusted.configuration import NO_AUTHORITY, Accumulation, EnclaveConfiguration, Noise, ReleaseForm
+from .trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise
 from .trusted.messages import (
     DIGEST_BYTES,
     EPOCH_BYTES,
@@ -270,7 +271,7 @@ def epsilon_of(
 
 
 @dataclass(frozen=True, slots=True)
-class PrivacyFloor:
+class PrivacyLimit:
     """The differential privacy that a client asks for over all uploads of a task; its ledger then needs a limit."""
 
     epsilon: float
@@ -283,8 +284,12 @@ class PrivacyFloor:
             raise InvalidParameters(f"epsilon is a number above 0; got {self.epsilon!r}")
         require_delta(self.delta)
 
-    def holds(self, configuration: EnclaveConfiguration, releases: int | None) -> bool:
-        return epsilon_of(configuration, self.delta, self.adjacency, releases=releases) <= self.epsilon
+    def require(self, configuration: EnclaveConfiguration, releases: int | None) -> None:
+        """Refuse a configuration without noise, or with too little."""
+        if configuration.noise is None:
+            raise weaker("it adds no noise")
+        if not epsilon_of(configuration, self.delta, self.adjacency, releases=releases) <= self.epsilon:
+            raise weaker(f"its noise does not keep epsilon to {self.epsilon}")
 
 
 # --- The host ---------------------------------------------------------------------------------------------------------
@@ -351,17 +356,22 @@ class EnclaveMember(Confined):
     certificate: Certificate
     """Of the signing key, by the authority; without one, by the client itself."""
     signing_key: SigningKey
-    floors: EnclaveFloors
+    policy: ClientPolicy
     judge: Judge
     ledger: Callable[[bytes], SealLedger]
     """Returns the ledger of a task, with ``SpentUpdates`` of a file in production."""
     clock: Clock
     coins: Coins
     """``SystemCoins()`` in production."""
+    privacy: PrivacyLimit | None = None
+    """Differential privacy that this client asks for; needed without an authority in its policy."""
+    max_norms: tuple[int, ...] | None = None
+    """Bounds of the client's task in steps, where something else tells it of them."""
     threads: int = 1
 
     def join(self, subject: Subject, update: LazyUpdate | None = None, suspended: Secret | None = None) -> Client:
         """Begin; a session cannot be resumed."""
+        require_policy(self.policy)
         return Client(self, subject, update, suspended)
 
     def verified(self, attested: bytes, collateral: bytes, configuration: EnclaveConfiguration) -> VerifiedEnclave:

@@ -10,16 +10,15 @@ from secagg.contract.layout import RowSegment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Confined
 from secagg.identifiers import ClientId
+from secagg.session.client_policy import ClientPolicy
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 from secagg.session.simulated import SimulatedKeys
 
-from .client import SealLedger
-from .floors import EnclaveFloors
+from .client import KEEPS, SealLedger
 from .remote_enclave import SimulatedEnclave, SimulatedJudge
 from .server import STAGE, Server
 from .session import EnclaveHelpers, EnclaveMember, EnclaveSettings, costs, open_session
-from .trusted.configuration import Accumulation, ReleaseForm
 
 
 def describe(session: Server) -> tuple[str, ...]:
@@ -77,14 +76,14 @@ class EnclaveSimulation(Confined):
         return EnclaveMember(
             certificate=certificate,
             signing_key=key,
-            floors=EnclaveFloors(
+            policy=ClientPolicy(
                 suites=frozenset({settings.suite}),
+                forms=frozenset({settings.form}),
+                accumulations=frozenset({settings.accumulation}),
+                authority=self._keys.authority.public_key,
                 minimum_cohort=settings.minimum_cohort,
                 maximum_length=1 << 40,
-                authority=self._keys.authority.public_key,
-                histograms_accepted=settings.form is ReleaseForm.HISTOGRAM,
-                direct_accepted=settings.accumulation is Accumulation.DIRECT,
-                minimum_codeword_bound=settings.codeword_bound,
+                minimum_codeword_bound=settings.codeword_bound or 1 << 40,
             ),
             judge=SimulatedJudge(),
             ledger=partial(self._ledger, client),
@@ -129,6 +128,7 @@ ENTRY: Final = ProtocolEntry(
     stages=(STAGE,),
     describe=describe,
     open_session=open_session,
+    keeps=KEEPS,
     helpers=EnclaveHelpers,
     simulate=EnclaveSimulation,
     costs=costs,

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from secagg.lazy import public_names
 
 if TYPE_CHECKING:
-    from .floors import Floors as Floors
     from .session import LightSecAggHelpers as LightSecAggHelpers
     from .session import LightSecAggMember as LightSecAggMember
     from .session import LightSecAggSettings as LightSecAggSettings
@@ -16,7 +15,6 @@ else:
     __getattr__, __dir__, __all__ = public_names(
         __name__,
         {
-            "floors": "Floors",
             "session": "LightSecAggHelpers LightSecAggMember LightSecAggSettings open_session",
         },
     )

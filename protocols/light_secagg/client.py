@@ -83,7 +83,7 @@ class Client(Confined):
         return self._member.client
 
     def answer(self, message: bytes) -> bytes:
-        """Return the answer to a message; that to the offer, which floors and subject have to admit, is a key."""
+        """Return the answer to a message; that to the offer, which policy and subject have to admit, is a key."""
         if self._is_over:
             raise Misuse("the client has left this session", reason=Reason.ALREADY_SPENT)
         with blaming(*from_server()):
@@ -92,7 +92,7 @@ class Client(Confined):
     def _answer(self, message: bytes) -> bytes:
         if self._held is None:
             configuration = Configuration.decode(message)
-            self._member.floors.admit(configuration)
+            self._member.admit(configuration)
             configuration.require_subject(self._subject)
             self._held = Held(configuration, self._member.coins)
             return encode_body(MessageKind.LIGHT_SECAGG_KEY, configuration, self._held.pair.public_key.encoded)

@@ -12,6 +12,7 @@ from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.secret import Confined
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
+from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import SpentUpdates
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
@@ -19,9 +20,8 @@ from secagg.session.simulated import ONE_IN, Costs, Work
 
 from .configuration import MAXIMUM_CLIENTS, NONCE_BYTES
 from .field import ELEMENT_BYTES
-from .floors import Floors
 from .server import STAGES, Server
-from .session import LightSecAggHelpers, LightSecAggMember, LightSecAggSettings, open_session
+from .session import KEEPS, LightSecAggHelpers, LightSecAggMember, LightSecAggSettings, open_session
 
 
 def describe(session: Server) -> tuple[str, ...]:
@@ -53,18 +53,18 @@ class LightSecAggSimulation(Confined):
     def member(self, client: ClientId) -> LightSecAggMember:
         if client not in self._members:
             settings = self._settings
-            floors = Floors(
+            policy = ClientPolicy(
                 modes=frozenset({settings.mode}),
                 suites=frozenset({settings.suite}),
                 minimum_cohort=settings.minimum_cohort,
-                assumed_corrupted=settings.corrupted,
                 minimum_modulus_bits=1,
                 maximum_length=1 << 40,
                 maximum_population=settings.population or MAXIMUM_CLIENTS,
+                assumed_corrupted=settings.corrupted,
             )
             # A simulation may be run again with the updates of before; its rounds go up all the same.
             charge = partial(SpentUpdates().charge, is_repeat_allowed=True)
-            self._members[client] = LightSecAggMember(client, floors=floors, coins=self._coins, charge=charge)
+            self._members[client] = LightSecAggMember(client, policy=policy, coins=self._coins, charge=charge)
         return self._members[client]
 
     @property
@@ -124,6 +124,7 @@ ENTRY: Final = ProtocolEntry(
     takes=LightSecAggSettings.takes,
     describe=describe,
     open_session=open_session,
+    keeps=KEEPS,
     helpers=LightSecAggHelpers,
     simulate=LightSecAggSimulation,
     costs=costs,

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from .configuration import EpochRecord as EpochRecord
     from .configuration import HolderIdentity as HolderIdentity
     from .configuration import verify_epoch as verify_epoch
-    from .floors import Floors as Floors
     from .holder import Holder as Holder
     from .holder import require_believed as require_believed
     from .messages import Upload as Upload
@@ -34,7 +33,6 @@ else:
         {
             "client": "Client ClientRecord Ledger OneMessageMember",
             "configuration": "EpochRecord HolderIdentity verify_epoch",
-            "floors": "Floors",
             "holder": "Holder require_believed",
             "messages": "Upload",
             "opening": "OneMessageCut joined",

@@ -27,8 +27,7 @@ from secagg.session.certificates import Certificate, SigningKey
 from secagg.session.one_answer import OneStageClientSession
 from secagg.wire import MessageKind
 
-from .configuration import DIGEST_BYTES, NO_KEY, Agreement, Offer, SumTerms, draw_nonce, noise_of
-from .floors import Floors
+from .configuration import DIGEST_BYTES, Agreement, Offer, SumTerms, draw_nonce, noise_of
 from .masks import epoch_ring
 from .messages import (
     Upload,
@@ -45,6 +44,7 @@ from .sharing import deal
 
 if TYPE_CHECKING:
     from secagg.privacy.client_noise import NoiseSettings
+    from secagg.session.client_policy import ClientPolicy
     from secagg.session.privacy_ledger import PrivacyLedger
     from secagg.session.roles import LazyUpdate, Subject
 
@@ -157,7 +157,7 @@ class OneMessageMember(Confined):
         self,
         client: ClientId,
         *,
-        floors: Floors,
+        policy: ClientPolicy,
         ledger: Callable[[bytes], Ledger],
         coins: Coins,
         clock: Callable[[], datetime],
@@ -178,15 +178,15 @@ class OneMessageMember(Confined):
         if (signing_key is None) is not (certificate is None):
             raise InvalidParameters("a client has a signing key and its certificate, or neither")
         # Later it would be refused where the update is made and charged.
-        if (signing_key is None) is not (floors.authority == NO_KEY):
+        if (signing_key is None) is not (policy.authority is None):
             raise InvalidParameters(
-                "a client has a key where its floors name an authority, and none in semi_honest mode"
+                "a client has a key where its policy names an authority, and none in semi_honest mode"
             )
         if certificate is not None and certificate.client != client:
             raise InvalidParameters("the certificate is for another client")
         if signing_key is not None and certificate is not None and certificate.public_key != signing_key.public_key:
             raise InvalidParameters("the certificate is for another key")
-        self.client, self.floors, self.ledger, self.coins, self.clock = client, floors, ledger, coins, clock
+        self.client, self.policy, self.ledger, self.coins, self.clock = client, policy, ledger, coins, clock
         self.signing_key, self.certificate, self.noise = signing_key, certificate, noise
         self.privacy = privacy
 
@@ -222,7 +222,7 @@ class Client(OneStageClientSession):
         # A server that starts again may hear of other holders; its offer is the same.
         offer = replace(decoded, receipts=()).encode()
         agreement, terms = decoded.agree(), decoded.terms
-        member.floors.admit(agreement, member.clock())
+        agreement.require_accepted(member.policy, member.clock())
         _require_subject(agreement, terms, subject, update.model_for(subject), member.noise)
         # Without them a server could show keys of holders that have restarted since, and whose memory it stole.
         agreement.require_quorum(decoded.receipts, Label.ONE_MESSAGE_OFFER_RECEIPT, terms.digest)

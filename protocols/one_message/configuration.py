@@ -11,8 +11,9 @@ that was told something else cannot use what the others say.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
@@ -34,12 +35,21 @@ from .parameters import MAXIMUM_HOLDERS, Committee, Parameters
 if TYPE_CHECKING:
     from secagg.crypto.hybrid_key_agreement import HybridKeyPair, HybridPublicKey
     from secagg.privacy.client_noise import ClientNoise, NoiseSettings
+    from secagg.session.client_policy import ClientPolicy, Compared
 
 
 DIGEST_BYTES: Final = 32
 NONCE_BYTES: Final = 32
 NO_KEY: Final = bytes(IDENTITY_KEY_BYTES)
 """Key in the place of the authority and of identities in ``semi_honest`` mode, where nobody certifies and signs."""
+KEEPS: Final = frozenset(
+    (
+        *("suites", "modes", "authority", "maximum_key_lifetime", "minimum_holders", "assumed_corrupted_holders"),
+        *("assumed_corrupted", "minimum_cohort", "minimum_modulus_bits", "maximum_length", "maximum_population"),
+        "minimum_security_bits",
+    )
+)
+"""Names in a client's policy that this protocol keeps."""
 _MAXIMUM_KEY_BYTES: Final = 1 << 11
 
 
@@ -364,6 +374,40 @@ class Agreement:
         """Digest of everything that the parties agree on."""
         encoded = self.configuration.encode()
         return hashlib.sha256(bind(Label.ONE_MESSAGE_CONFIGURATION, self.epoch.digest, encoded)).digest()
+
+    def compared(self, now: datetime) -> Iterator[Compared]:
+        """Yield what a client's policy is compared with."""
+        record, configuration = self.record, self.configuration
+        yield "suites", record.suite, "suite {offered} is not accepted"
+        yield "modes", record.mode, "mode {offered} is not accepted"
+        if record.mode is SecurityMode.ACTIVE:
+            yield "authority", record.authority, "another authority signs for its holders and clients"
+        left = max((keys.until - now.timestamp() for keys in self.epoch.keys if keys is not None), default=0)
+        yield "maximum_key_lifetime", left, "the keys of a holder last {offered:.0f} s, more than {own}"
+        yield "minimum_holders", len(record.holders), "{offered} holders are fewer than {own}"
+        yield "assumed_corrupted_holders", record.corrupted, "it allows for {offered} corrupted holders only"
+        # A configuration has two more clients in its cohort, so that no honest input is a sum.
+        yield "assumed_corrupted", configuration.corrupted_clients, "it allows for {offered} corrupted clients only"
+        yield "minimum_cohort", configuration.minimum_cohort, "a cohort of {offered} is below {own}"
+        width = min(segment.modulus_bits for segment in configuration.layout.require_rings())
+        yield "minimum_modulus_bits", width, "a ring of {offered} bits is below {own}"
+        length = sum(segment.length for segment in configuration.layout.segments)
+        yield "maximum_length", length, "a vector of {offered} is longer than {own}"
+        yield "maximum_population", self.parameters.capacity, "a list of {offered} is longer than {own}"
+        security = self.parameters.security_bits
+        yield "minimum_security_bits", security, "its masks have {offered} bits of security by our count, below {own}"
+
+    def require_accepted(self, policy: ClientPolicy, now: datetime) -> None:
+        """Refuse an offer that is over, or weaker than a client's policy, as ``ClientPolicy.admit`` does."""
+        policy.admit("the offered sum", KEEPS, self.compared(now))
+        ends = {keys.position: keys.until for keys in self.epoch.keys if keys is not None}
+        over = [HolderId(position) for position, until in ends.items() if until <= now.timestamp()]
+        for is_wrong, sentence in (
+            (now.timestamp() >= self.record.expiry, "its epoch has expired"),
+            (bool(over), f"the keys of {', '.join(map(str, over))} have ended; ask for others"),
+        ):
+            if is_wrong:
+                raise InvalidParameters(f"the offered sum is refused: {sentence}", reason=Reason.BELOW_FLOOR)
 
     def require_quorum(
         self, signed: Sequence[HolderSignature], label: Label, digest: bytes, culprits: Iterable[Party] = UNDECIDED

@@ -1,6 +1,6 @@
 """A holder: it keeps shares of one epoch, puts an upload on one list ever, and answers for all of a list or nothing.
 
-The client has left when the list is made, so the holder enforces its floors. Keys, shares and promises exist only in
+The client has left when the list is made, so the holder enforces its policy. Keys, shares and promises exist only in
 the memory of one process, and last a few hours. They are wiped when the keys end, when the process forks, and when the
 clocks show that the machine stood still, as one that resumes from a snapshot did. The holder then has other keys: it
 opens nothing that was sealed to the old ones, and takes part in the sums that begin later.
@@ -39,11 +39,11 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId
 from secagg.session.certificates import SigningKey
+from secagg.session.client_policy import ClientPolicy
 from secagg.session.frames import encode_refusal
 from secagg.wire import MessageKind, message_kind
 
 from .configuration import NO_KEY, Agreement, EpochRecord, Offer, SumTerms, draw_nonce, make_holder_keys
-from .floors import Floors
 from .messages import challenge_of, leaf, sealing_info, share_context, upload_digest
 from .parameters import CHECK_WORDS, FIELD, Parameters
 from .requests import (
@@ -65,7 +65,7 @@ from .sharing import WORD, Elements, challenge_weights, decode_words, expand_sha
 MOST_UPLOADS: Final = 1 << 20
 """Limit on uploads of an epoch: all of them rest on one choice of the public polynomials."""
 USUAL_LIFE: Final = timedelta(hours=12)
-"""Lifetime of a holder's keys; clients refuse keys that last longer than ``floors.LONGEST_KEYS``."""
+"""Lifetime of a holder's keys; clients refuse keys of more than a day."""
 USUAL_MEMORY: Final = 1 << 30
 """Bytes of offers, and of shares that wait for a list."""
 MOST_TASKS: Final = 16
@@ -127,7 +127,7 @@ class Holder(Confined):
         position: int,
         *,
         coins: Coins,
-        floors: Floors,
+        policy: ClientPolicy,
         clock: Callable[[], datetime],
         signing_key: SigningKey | None = None,
         life: timedelta = USUAL_LIFE,
@@ -139,20 +139,20 @@ class Holder(Confined):
 
         Args:
             coins: each set of keys is drawn from them.
-            floors: floors of this holder's clients.
+            policy: that of this holder's clients.
             life: lifetime of a set of keys.
             tasks: the only tasks that it holds for; without any it takes the first ``MOST_TASKS``.
             memory: bytes of offers, and of shares that wait for a list.
             ticks: seconds of a clock that nobody sets, and that stands still with the machine.
         Raises:
             AuthenticationFailed: the record is not signed by its authority.
-            InvalidParameters: another authority than the floors', or another key at this position.
+            InvalidParameters: another authority than the policy's, or another key at this position.
         """
-        require_believed(record, floors)
+        require_believed(record, policy)
         if record.holders[position].public_key != (NO_KEY if signing_key is None else signing_key.public_key):
             raise InvalidParameters("another holder stands at this position; name the one that has this key")
         self.position, self._record = position, record
-        self._key, self._floors, self._clock, self._coins = signing_key, floors, clock, coins
+        self._key, self._policy, self._clock, self._coins = signing_key, policy, clock, coins
         self._life, self._tasks, self._memory, self._ticks = life, frozenset(tasks), memory, ticks
         self._lock, self._process = RLock(), os.getpid()
         self._work, self._list_of, self._is_over = dict[bytes, _Work](), dict[bytes, bytes](), False
@@ -262,7 +262,7 @@ class Holder(Confined):
         offer = Offer.decode(request)
         agreement = offer.agree()
         self._require_own(agreement)
-        self._floors.admit(agreement, self._clock())
+        agreement.require_accepted(self._policy, self._clock())
         if agreement.t0 not in self._work:
             self._make_room(agreement.configuration.task)
             self._require_memory(len(request))
@@ -458,10 +458,10 @@ def _leave_fork() -> None:
 os.register_at_fork(after_in_child=_leave_fork)
 
 
-def require_believed(record: EpochRecord, floors: Floors) -> None:
+def require_believed(record: EpochRecord, policy: ClientPolicy) -> None:
     """Refuse an epoch that its holder's authority did not sign, before anything is kept for it."""
     record.verify(record.authority, record.signature, Label.ONE_MESSAGE_RECORD, record.statement)
-    if record.authority != floors.authority:
+    if record.authority != (policy.authority or NO_KEY):
         raise InvalidParameters("the epoch is of another authority than this holder believes; have that one sign it")
 
 

@@ -16,14 +16,14 @@ from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
 from secagg.privacy.noise_table import SeededCoins
 from secagg.session.certificates import SIGNATURE_BYTES, SigningKey, issue_certificate, new_signing_key
+from secagg.session.client_policy import ClientPolicy
 from secagg.session.privacy_ledger import PrivacyLedgers
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 from secagg.session.simulated import ONE_IN, Costs, Work
 
 from .client import Ledger, OneMessageMember
-from .configuration import DIGEST_BYTES, NO_KEY, NONCE_BYTES, EpochRecord, HolderIdentity, HolderSignature
-from .floors import Floors
+from .configuration import DIGEST_BYTES, KEEPS, NO_KEY, NONCE_BYTES, EpochRecord, HolderIdentity, HolderSignature
 from .holder import Holder
 from .messages import IDENTITY_BYTES, Upload, UploadHeader
 from .session import UPLOAD, OneMessageHelpers, OneMessageSettings, Server, open_session, plan_epoch, plan_offer
@@ -125,25 +125,25 @@ class OneMessageSimulation(Confined):
             record,
             position,
             coins=self._coins,
-            floors=self._floors(),
+            policy=self._policy(),
             clock=self._clock,
             signing_key=key,
             ticks=lambda: self._clock().timestamp(),
         )
 
-    def _floors(self) -> Floors:
+    def _policy(self) -> ClientPolicy:
         settings = self._settings
-        return Floors(
-            authority=NO_KEY if self._authority is None else self._authority.public_key,
+        return ClientPolicy(
             suites=frozenset({settings.suite}),
             modes=frozenset({settings.mode}),
-            least_holders=settings.holders,
-            assumed_corrupted=settings.corrupted_holders,
-            assumed_corrupted_clients=settings.corrupted,
+            authority=None if self._authority is None else self._authority.public_key,
             minimum_cohort=settings.minimum_cohort,
             minimum_modulus_bits=1,
             maximum_length=_LONGEST,
-            maximum_capacity=_MOST_CLIENTS,
+            maximum_population=_MOST_CLIENTS,
+            assumed_corrupted=settings.corrupted,
+            minimum_holders=settings.holders,
+            assumed_corrupted_holders=settings.corrupted_holders,
         )
 
     def _ask_all(self, requests: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
@@ -163,7 +163,7 @@ class OneMessageSimulation(Confined):
             certificate = issue_certificate(self._authority, client, key.public_key)
         return OneMessageMember(
             client,
-            floors=self._floors(),
+            policy=self._policy(),
             ledger=lambda task: self._ledgers.setdefault((client, task), _Ledger(task, lambda _: None)),
             coins=self._coins,
             clock=self._clock,
@@ -238,6 +238,7 @@ ENTRY: Final = ProtocolEntry(
     stages=(UPLOAD,),
     describe=describe,
     open_session=open_session,
+    keeps=KEEPS,
     helpers=OneMessageHelpers,
     simulate=OneMessageSimulation,
     costs=costs,

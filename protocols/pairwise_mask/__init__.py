@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from secagg.lazy import public_names
 
 if TYPE_CHECKING:
+    from secagg.choices import Topology as Topology
+
     from .client import Client as Client
     from .client import ClientState as ClientState
     from .client import PairwiseMember as PairwiseMember
     from .client import charged_elsewhere as charged_elsewhere
     from .client_record import Recorder as Recorder
     from .configuration import SessionConfiguration as SessionConfiguration
-    from .floors import ClientFloors as ClientFloors
     from .graph import CURIOUS_PRIVACY_BITS as CURIOUS_PRIVACY_BITS
-    from .graph import Topology as Topology
     from .plan import LARGEST_WHOLE_COMMITTEE as LARGEST_WHOLE_COMMITTEE
     from .plan import PairwiseSettings as PairwiseSettings
     from .plan import SessionPlan as SessionPlan
@@ -33,7 +33,6 @@ else:
             "client": "Client ClientState PairwiseMember charged_elsewhere",
             "client_record": "Recorder",
             "configuration": "SessionConfiguration",
-            "floors": "ClientFloors",
             "graph": "CURIOUS_PRIVACY_BITS Topology",
             "plan": "LARGEST_WHOLE_COMMITTEE PairwiseSettings SessionPlan plan_session",
             "recovery": "Transcript revealed_sets",

@@ -37,7 +37,6 @@ from secagg.session.certificates import Authority, Certificate, SigningKey
 from secagg.wire import MessageKind, message_kind, owned_bytes
 
 from .configuration import Seat, SessionConfiguration, noise_of
-from .floors import ClientFloors
 from .graph import require_number
 from .round0_advertise_keys import Advertised, AdvertisedKeys, accept_advertised_keys, advertise_keys
 from .round1_share_keys import DeliveredShares, Shared, share_keys
@@ -46,6 +45,7 @@ from .rounds3_4_unmasking import Confirmed, SurvivorSet, UnmaskingRequest, confi
 
 if TYPE_CHECKING:
     from secagg.privacy.client_noise import ClientNoise, NoiseSettings
+    from secagg.session.client_policy import ClientPolicy
     from secagg.session.privacy_ledger import PrivacyLedger
     from secagg.session.roles import LazyUpdate, Subject
 
@@ -117,13 +117,13 @@ def charged_elsewhere(task: bytes, round_number: int, model: bytes) -> None:
 
 
 class PairwiseMember(Confined):
-    """A client from one session to the next: its identity, its floors, its coins and its ledgers."""
+    """A client from one session to the next: its identity, its policy, its coins and its ledgers."""
 
     def __init__(  # noqa: PLR0913 -- what a client brings
         self,
         client: ClientId,
         *,
-        floors: ClientFloors,
+        policy: ClientPolicy,
         coins: Coins,
         authority: Authority | None = None,
         signing_key: SigningKey | None = None,
@@ -137,7 +137,7 @@ class PairwiseMember(Confined):
         """Prepare to join sessions.
 
         Args:
-            floors: what the client insists on, whatever the server offers.
+            policy: the weakest session that the client accepts.
             coins: ``SystemCoins()`` in production.
             authority: who certifies identities; for active mode, with the client's own key and certificate.
             charge: spends task, round and model for good before the update is made; raises to refuse. ``SpentUpdates``
@@ -152,7 +152,7 @@ class PairwiseMember(Confined):
             raise InvalidParameters(f"the certificate is that of {certificate.client} and not of {client}")
         if certificate is not None and signing_key is not None and certificate.public_key != signing_key.public_key:
             raise InvalidParameters("the certificate is for another key than the signing key")
-        self.client, self.floors, self.coins, self.threads = client, floors, coins, threads
+        self.client, self.policy, self.coins, self.threads = client, policy, coins, threads
         self.authority, self.signing_key, self.certificate = authority, signing_key, certificate
         self.charge, self.recording, self.noise, self.privacy = charge, recording, noise, privacy
 
@@ -234,8 +234,8 @@ class Client(Confined):
             UnexpectedMessage: it is not expected now, or was answered with the upload, which is handed out once;
                 nothing has changed.
             MalformedMessage: its header does not read; nothing has changed. If the rest does not read, as below.
-            InvalidParameters, CapacityExceeded: an offer goes below this client's floors, is about something else, or
-                has no room for the noise; nothing was drawn, and nothing has changed. Later, as below.
+            InvalidParameters, CapacityExceeded: an offer is weaker than this client's policy, is about something else,
+                or has no room for the noise; nothing was drawn, and nothing has changed. Later, as below.
             PeerError, ThresholdNotMet: the session is over for this client, and its secrets are overwritten.
         Security: deliver the same bytes as often as you like. Different bytes of a kind that was answered are an attack
             and end the session. The answer to ``DELIVERED_SHARES`` is the upload: from the moment that it is
@@ -345,7 +345,7 @@ class Client(Confined):
         """
         subject, noise, terms = self._subject, self._member.noise, self._subject.terms_digest
         if noise is not None:
-            terms = noise.bound_to(terms, self._member.floors.assumed_corrupted)
+            terms = noise.bound_to(terms, self._member.policy.assumed_corrupted)
         for name, mine, offered in (
             ("task", subject.task, configuration.task),
             ("round_number", subject.round_number, configuration.round_number),
@@ -391,7 +391,7 @@ class Client(Confined):
         return payload if noise is None else noise.add_to(payload, member.coins)
 
     def _noise_of(self, configuration: SessionConfiguration) -> ClientNoise | None:
-        return noise_of(configuration, self._member.noise, self._member.floors.assumed_corrupted)
+        return noise_of(configuration, self._member.noise, self._member.policy.assumed_corrupted)
 
     def _abort(self) -> None:
         self._state = ClientState.ABORTED
@@ -434,7 +434,7 @@ class Client(Confined):
             Misuse: it was resumed before, is not the newest, is another client's, or its session is over; or this
                 client has no latch, or has begun a session itself. Another client's record stays as it is.
             MalformedMessage, PeerError: it is not a record, or was changed where it was kept.
-            InvalidParameters: the session goes below floors that were raised meanwhile, or is about something else.
+            InvalidParameters: the session is weaker than the policy of now, or is about something else.
         """
         with self._lock:
             self._require_own_process()
@@ -463,7 +463,7 @@ class Client(Confined):
 
     def _admit(self, configuration: SessionConfiguration) -> None:
         """Compare a session that is resumed with what this client insists on now."""
-        configuration.require_floors(self._member.floors)
+        configuration.require_accepted(self._member.policy)
         self._require_subject(configuration)
 
     def _unexpected(self, kind: MessageKind) -> UnexpectedMessage:

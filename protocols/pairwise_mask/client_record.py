@@ -299,7 +299,7 @@ def _step_of(record: ClientRecord, member: PairwiseMember, configuration: Sessio
         return advertise_keys(member, configuration, coins)[0]
     message = AdvertisedKeys.decode(record.advertised_keys, configuration)
     roster = roster_of(configuration, message.clients, message.root, message.opening)
-    configuration.require_protected(member.floors, roster.population)
+    configuration.require_protected(member.policy, roster.population)
     if record.state is ClientState.AWAITING_DELIVERED_SHARES:
         advertised, _ = advertise_keys(member, configuration, coins)
         key_set = accept_advertised_keys(member, advertised, message)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final, NamedTuple, TypeVar
 
+from secagg.choices import Topology
 from secagg.contract.layout import Layout, RingSegment
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.mask_expansion import KEY_LIMIT_BYTES, SEGMENT_BYTES, segment_count
@@ -33,12 +34,11 @@ from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 from secagg.wire import MessageKind, Reader
 
-from .floors import ClientFloors
 from .graph import (
     LEAST_DEGREE,
     MAXIMUM_POPULATION,
     Graph,
-    Topology,
+    least_privacy_bits,
     least_threshold,
     require_committee,
     require_number,
@@ -46,6 +46,7 @@ from .graph import (
 
 if TYPE_CHECKING:
     from secagg.privacy.client_noise import ClientNoise, NoiseSettings
+    from secagg.session.client_policy import ClientPolicy, Compared
 
 Known = TypeVar("Known")
 Place = TypeVar("Place")
@@ -61,6 +62,13 @@ _MAXIMUM_TASK_BYTES = 256
 _MAXIMUM_LAYOUT_BYTES = 1 << 21
 NO_DIGEST: Final = bytes(DIGEST_BYTES)
 NO_AUTHORITY: Final = bytes(IDENTITY_KEY_BYTES)
+KEEPS: Final = frozenset(
+    (
+        *("suites", "modes", "topologies", "maximum_degree", "minimum_cohort", "minimum_threshold"),
+        *("minimum_modulus_bits", "maximum_length", "maximum_population", "assumed_corrupted", "privacy_bits"),
+    )
+)
+"""Names in a client's policy that this protocol keeps; the last two where clients have advertised."""
 _GAP_BITS: Final = 7
 _MORE: Final = 1 << _GAP_BITS
 _CACHED_ROSTERS: Final = 4
@@ -237,46 +245,32 @@ class SessionConfiguration(Message):
                 )
             require_committee(population, corrupted, size, self.quorum, privacy_bits)
 
-    def require_floors(self, floors: ClientFloors) -> None:
-        """Refuse a configuration that goes below what a client insists on, whatever the number of advertisers.
-
-        Raises:
-            InvalidParameters: with reason ``below_floor``, naming the value and the floor.
-        """
-        cohort, threshold, population = self.minimum_cohort, self.threshold, self.maximum_population
+    def compared(self) -> Iterator[Compared]:
+        """Yield what a client's policy is compared with, whatever the number of advertisers."""
+        yield "suites", self.suite, "suite {offered} is not among {own}"
+        yield "modes", self.mode, "mode {offered} is not among {own}"
+        yield "topologies", self.topology, "a {offered} graph is not among {own}"
+        yield "maximum_degree", self.degree_among(self.maximum_population), "a degree of {offered} exceeds {own}"
+        yield "minimum_cohort", self.minimum_cohort, "a cohort of {offered} is below {own}"
+        yield "minimum_threshold", self.threshold, "a threshold of {offered} is below {own}"
         width = min(segment.modulus_bits for segment in self.layout.require_rings())
-        length, degree = sum(segment.length for segment in self.layout.segments), self.degree_among(population)
-        for weak, sentence in (
-            (self.suite not in floors.suites, f"suite {self.suite} is not among {_names(floors.suites)}"),
-            (self.mode not in floors.modes, f"mode {self.mode} is not among {_names(floors.modes)}"),
-            (
-                self.topology not in floors.topologies,
-                f"a {self.topology} graph is not among {_names(floors.topologies)}",
-            ),
-            (degree > floors.maximum_degree, f"a degree of {degree} exceeds {floors.maximum_degree}"),
-            (cohort < floors.minimum_cohort, f"a cohort of {cohort} is below {floors.minimum_cohort}"),
-            (threshold < floors.minimum_threshold, f"a threshold of {threshold} is below {floors.minimum_threshold}"),
-            (width < floors.minimum_modulus_bits, f"a ring of {width} bits is below {floors.minimum_modulus_bits}"),
-            (length > floors.maximum_length, f"a vector of {length} is longer than {floors.maximum_length}"),
-            (
-                population > floors.maximum_population,
-                f"a population of {population} exceeds {floors.maximum_population}",
-            ),
-        ):
-            if weak:
-                raise InvalidParameters(
-                    f"the offered session is refused: {sentence}; change the offer or this client's floors",
-                    reason=Reason.BELOW_FLOOR,
-                )
+        yield "minimum_modulus_bits", width, "a ring of {offered} bits is below {own}"
+        length = sum(segment.length for segment in self.layout.segments)
+        yield "maximum_length", length, "a vector of {offered} is longer than {own}"
+        yield "maximum_population", self.maximum_population, "a population of {offered} exceeds {own}"
 
-    def require_protected(self, floors: ClientFloors, population: int) -> None:
-        """Refuse a number of advertisers for which these parameters do not protect a client with these floors.
+    def require_accepted(self, policy: ClientPolicy) -> None:
+        """Refuse a configuration that is weaker than a client's policy, as ``ClientPolicy.admit`` does."""
+        policy.admit("the offered session", KEEPS, self.compared())
+
+    def require_protected(self, policy: ClientPolicy, population: int) -> None:
+        """Refuse a number of advertisers for which these parameters do not protect a client with this policy.
 
         Raises:
             InvalidParameters: as for ``require_population``.
         """
-        bits = floors.privacy_bits_in(self.mode)
-        self.require_population(population, corrupted=floors.assumed_corrupted, privacy_bits=bits)
+        bits = max(policy.privacy_bits, least_privacy_bits(self.mode))
+        self.require_population(population, corrupted=policy.assumed_corrupted, privacy_bits=bits)
 
 
 def noise_of(configuration: SessionConfiguration, noise: NoiseSettings | None, corrupted: int) -> ClientNoise | None:
@@ -515,10 +509,6 @@ def certain(value: Known | None) -> Known:
     if value is None:
         raise InternalError("a round reads what no round before it has settled")
     return value
-
-
-def _names(members: frozenset[Suite] | frozenset[SecurityMode] | frozenset[Topology]) -> str:
-    return ", ".join(sorted(members))
 
 
 def _hash(label: Label, *parts: bytes) -> bytes:

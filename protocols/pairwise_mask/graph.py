@@ -22,12 +22,12 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
 from math import inf, lgamma, log
 from typing import Final
 
+from secagg.choices import Topology
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, Misuse
 from secagg.parameters import LEAST_THRESHOLD, SecurityMode
@@ -42,15 +42,6 @@ _WORD: Final = struct.Struct(">I")
 _FIRST_STREAM_BYTES: Final = 1 << 12
 _CACHED_RINGS: Final = 4
 _CACHED_NEIGHBOURHOODS: Final = 1 << 14
-
-
-class Topology(StrEnum):
-    """Which pairs of clients share a mask."""
-
-    FULL = "full"
-    """Every pair ([BIK+17])."""
-    SPARSE = "sparse"
-    """Neighbours on a ring lattice in a random order ([BBG+20])."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +286,7 @@ def least_threshold(  # noqa: PLR0913 -- the offer, and the client's own assumpt
         raise InvalidParameters(
             f"with {corrupted} corrupted of {population} clients the threshold would be {threshold}, and a client of "
             f"degree {degree} has no more than {degree} holders; plan the session for as many corrupted clients, or "
-            "assume fewer (ClientFloors.assumed_corrupted)"
+            "assume fewer (assumed_corrupted of the policy)"
         )
     return threshold
 

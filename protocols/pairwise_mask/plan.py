@@ -9,6 +9,7 @@ from itertools import chain
 from math import log
 from typing import Annotated, Final
 
+from secagg.choices import Topology
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import draw_exactly
 from secagg.declared import encoded, fixed, unsigned
@@ -34,7 +35,6 @@ from .graph import (
     MAXIMUM_BITS,
     MAXIMUM_POPULATION,
     PRIVACY_BITS,
-    Topology,
     corrupted_in_window,
     corrupted_members,
     corrupted_neighbours,

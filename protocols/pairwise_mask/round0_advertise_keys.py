@@ -255,10 +255,10 @@ def advertise_keys(
 
     Implements: [BIK+17] Fig. 4, Round 0, client.
     Raises:
-        InvalidParameters: the offer goes below this client's floors; nothing was drawn.
+        InvalidParameters: the offer is weaker than this client's policy; nothing was drawn.
         Misuse: the signing key was wiped, and nothing was drawn; or the coins repeat.
     """
-    configuration.require_floors(member.floors)
+    configuration.require_accepted(member.policy)
     if configuration.mode is SecurityMode.ACTIVE:
         if member.authority is None or member.signing_key is None or member.certificate is None:
             raise InvalidParameters("active mode needs an authority, a signing key and a certificate; configure them")
@@ -354,7 +354,7 @@ def _checked_roster(member: PairwiseMember, configuration: SessionConfiguration,
         needed = configuration.minimum_cohort
         raise ThresholdNotMet(needed=needed, present=present, what="clients", must="complete the key exchange")
     try:
-        configuration.require_protected(member.floors, present)
+        configuration.require_protected(member.policy, present)
     except InvalidParameters as error:
         raise PeerMisbehaved(
             f"the session uses parameters that do not protect this client: {error}",

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Annotated, ClassVar, Final
 
 from secagg.blame import unverified
+from secagg.choices import Topology
 from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Confined, Secret
@@ -47,7 +48,7 @@ from .configuration import (
     certain,
     noise_of,
 )
-from .graph import Graph, Topology, require_number
+from .graph import Graph, require_number
 from .plan import PairwiseSettings, SessionPlan
 from .recovery import Recovery, count_revealed_sets, release_sum, remove_masks
 from .relay import (

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
+from secagg.choices import Topology
 from secagg.contract import Layout, RingSegment
 from secagg.crypto.aead import TAG_BYTES
 from secagg.crypto.entropy import Coins
@@ -18,6 +19,7 @@ from secagg.errors import InvalidParameters
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId
 from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES
+from secagg.session.client_policy import ClientPolicy
 from secagg.session.privacy_ledger import PrivacyLedgers
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
@@ -26,9 +28,8 @@ from secagg.session.simulated import ONE_IN, Costs, SimulatedKeys, Work, mask_ci
 
 from .client import PairwiseMember, charged_elsewhere
 from .client_record import Recorder
-from .configuration import DIGEST_BYTES, NO_AUTHORITY, SessionConfiguration, set_bytes
-from .floors import ClientFloors
-from .graph import MAXIMUM_POPULATION, Topology, least_privacy_bits
+from .configuration import DIGEST_BYTES, KEEPS, NO_AUTHORITY, SessionConfiguration, set_bytes
+from .graph import MAXIMUM_POPULATION, least_privacy_bits
 from .plan import PairwiseSettings, plan_session
 from .session import STAGES, PairwiseHelpers, Server, open_session
 from .suites import COMMITMENT_BYTES, SHARES_BYTES
@@ -86,13 +87,14 @@ class PairwiseSimulation(Confined):
         key, certificate = (None, None) if self._keys is None else self._keys.of(client)
         return PairwiseMember(
             client,
-            floors=ClientFloors.usual(
-                settings.population or MAXIMUM_POPULATION,
-                settings.mode,
-                corrupted=settings.corrupted,
-                minimum_cohort=settings.minimum_cohort or LEAST_COHORT,
-                maximum_length=1 << 40,
+            policy=ClientPolicy(
                 suites=frozenset({settings.suite}),
+                modes=frozenset({settings.mode}),
+                minimum_cohort=settings.minimum_cohort or LEAST_COHORT,
+                minimum_modulus_bits=1,
+                maximum_length=1 << 40,
+                maximum_population=settings.population or MAXIMUM_POPULATION,
+                assumed_corrupted=settings.corrupted,
                 privacy_bits=settings.privacy_bits or least_privacy_bits(settings.mode),
             ),
             coins=self._coins,
@@ -231,6 +233,7 @@ ENTRY: Final = ProtocolEntry(
     takes=PairwiseSettings.takes,
     describe=describe,
     open_session=open_session,
+    keeps=KEEPS,
     helpers=PairwiseHelpers,
     simulate=PairwiseSimulation,
     restore=Server.restore,

@@ -9,7 +9,6 @@ from secagg.lazy import public_names
 if TYPE_CHECKING:
     from .configuration import SERVERS as SERVERS
     from .configuration import IndexingConfiguration as IndexingConfiguration
-    from .floors import IndexingFloors as IndexingFloors
     from .offers import simulated_servers as simulated_servers
     from .point_functions.lanes import MODULI as MODULI
     from .point_functions.lanes import RingLanes as RingLanes
@@ -37,7 +36,6 @@ else:
         __name__,
         {
             "configuration": "IndexingConfiguration SERVERS",
-            "floors": "IndexingFloors",
             "server_messages": "exchange_bytes",
             "offers": "simulated_servers",
             "point_functions.lanes": "MODULI RingLanes",

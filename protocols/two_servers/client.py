@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,7 @@ from secagg.identifiers import ServerId
 from secagg.session.certificates import Authority
 from secagg.session.one_answer import OneStageClientSession
 
-from .configuration import IndexingConfiguration, clipped
-from .floors import IndexingFloors
+from .configuration import KEEPS, IndexingConfiguration, clipped
 from .offers import Invitation, RoundStamp, ServerOffer, UploadHalves
 from .upload import (
     UPLOAD_SEED_BYTES,
@@ -43,12 +43,12 @@ class Client(OneStageClientSession):
         self, member: TwoServersMember, subject: Subject, update: LazyUpdate | None, suspended: Secret | None = None
     ) -> None:
         """Prepare to upload once."""
-        certificate, floors = member.certificate, member.floors
-        if type(floors) is not IndexingFloors:
-            raise Misuse("a client has IndexingFloors")
+        certificate, policy = member.certificate, member.policy
+        if policy.authority is None or policy.server_keys is None:
+            raise InvalidParameters("a client pins both servers: set authority and server_keys in its policy")
         if certificate.public_key != member.signing_key.public_key:
             raise InvalidParameters("the certificate is for another key than the signing key")
-        Authority(floors.authority).verify(certificate, culprits=NOBODY)
+        Authority(policy.authority).verify(certificate, culprits=NOBODY)
         super().__init__(certificate.client, subject, update, suspended)
         self._member, self._noise = member, member.noise_for(subject)
 
@@ -97,7 +97,14 @@ class Client(OneStageClientSession):
             raise _below("the second server is simulated by the first, which protects nobody from it")
 
     def _admit(self, configuration: IndexingConfiguration, layout: Layout) -> None:
-        self._member.floors.admit(configuration, layout=layout, now=self._member.clock())
+        member, now = self._member, self._member.clock()
+        if type(now) is not datetime or now.utcoffset() is None:
+            raise Misuse("the time is a datetime with a time zone")
+        member.policy.admit("the offered round", KEEPS, configuration.compared())
+        if configuration.layout != layout:
+            raise _below("its layout or codebooks are not those that this client encodes with")
+        if now.timestamp() >= configuration.expiry:
+            raise _below("the offered round has expired; begin another")
         if configuration.maximum_cohort > self._subject.capacity:
             raise InvalidParameters(
                 f"a round may count {configuration.maximum_cohort} clients, and the codec's capacity is "

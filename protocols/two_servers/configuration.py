@@ -8,13 +8,14 @@ nobody can see.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import IntEnum
 from fractions import Fraction
 from functools import cached_property
 from math import ceil, sqrt
-from typing import Annotated, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
+from secagg.choices import SharingMode
 from secagg.contract.layout import IndexSegment, Layout, Payload, RingSegment, RowSegment
 from secagg.crypto.labels import Label, bind
 from secagg.declared import (
@@ -44,6 +45,9 @@ from .point_functions.lanes import MODULI, LaneField, LaneGroup, RingLanes
 from .point_functions.one_hot_proof import CheckShape
 from .point_functions.shape import MAXIMUM_BLOCKS, MAXIMUM_CODEWORDS, PointFunctionShape
 
+if TYPE_CHECKING:
+    from secagg.session.client_policy import Compared
+
 SERVERS: Final = 2
 MAXIMUM_COHORT: Final = (1 << 24) - 1
 _MAXIMUM_TASK_BYTES: Final = 256
@@ -58,13 +62,10 @@ _DEVIATIONS: Final = 6
 _VARIANCES: Final = repeated(unsigned(12), MAXIMUM_SEGMENTS)
 
 
-class SharingMode(IntEnum):
-    """Sharing of a client's indices between the servers; messages of one mode have no meaning in another."""
-
-    CHECKED_POINT_FUNCTIONS = 1
-    """Point functions, and a check that rejects a client unless it votes exactly once in every block."""
-    UNCHECKED_POINT_FUNCTIONS = 2
-    """Point functions alone: a client can set any histogram to anything. Private against one malicious server."""
+KEEPS: Final = frozenset(
+    ("suites", "modes", "sharings", "authority", "server_keys", "minimum_cohort", "maximum_length")
+)
+"""Names in a client's policy that this protocol keeps; it trusts no server, so every mode is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +216,16 @@ class IndexingConfiguration(Message):
             self.shape(segment)
             if self.is_checked:
                 self.check_shape(segment)
+
+    def compared(self) -> Iterator[Compared]:
+        """Yield what a client's policy is compared with."""
+        yield "suites", self.suite, "suite {offered} is not accepted"
+        yield "sharings", self.mode, "mode {offered.name} is not accepted"
+        yield "authority", self.authority, "clients are certified by another authority than this client's"
+        yield "server_keys", self.server_keys, "the servers are not the two that this client trusts not to collude"
+        yield "minimum_cohort", self.minimum_cohort, "a cohort of {offered} is below {own}"
+        length = sum(segment.length for segment in self.layout.segments)
+        yield "maximum_length", length, "its vectors are longer than {own}"
 
     @property
     def is_checked(self) -> bool:

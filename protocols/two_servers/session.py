@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
+from secagg.choices import SharingMode
 from secagg.contract import IndexSegment, Layout
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
@@ -18,14 +19,14 @@ from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
 from secagg.session.certificates import Certificate, SigningKey
+from secagg.session.client_policy import ClientPolicy, require_policy
 from secagg.session.ledger import Spent
 from secagg.session.registry import Clock
 from secagg.session.roles import LazyUpdate, Subject
 from secagg.session.sockets import Ask
 
 from .client import Client
-from .configuration import IndexingConfiguration, ServerNoise, SharingMode
-from .floors import IndexingFloors
+from .configuration import IndexingConfiguration, ServerNoise
 from .release import require_held, server_noise
 from .server import IndexingServer, Server
 from .server_keys import OperatorKeys, ServerKeys
@@ -147,7 +148,7 @@ class TwoServersMember(Confined):
     certificate: Certificate
     """The authority's word for the signing key."""
     signing_key: SigningKey
-    floors: IndexingFloors
+    policy: ClientPolicy
     charge: Callable[[Spent], None]
     """Told of an upload before its update is made; raises to refuse, and is durable when it returns, as
     ``SpentUpdates.charge`` is.
@@ -163,6 +164,7 @@ class TwoServersMember(Confined):
     kind: type[Client] = Client
 
     def join(self, subject: Subject, update: LazyUpdate | None = None, suspended: Secret | None = None) -> Client:
+        require_policy(self.policy)
         return self.kind(self, subject, update, suspended)
 
     def spend(self, task: bytes, round_number: int, model: bytes) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from secagg.choices import SharingMode
 from secagg.contract import IndexSegment, Layout, Payload, RingSegment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.hpke import ClassicSealingKey
@@ -19,14 +20,14 @@ from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.privacy.client_noise import said_epsilon
 from secagg.session.certificates import IDENTITY_KEY_BYTES
+from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import SpentUpdates
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 from secagg.session.simulated import Costs, SimulatedKeys, Work, mask_cipher_calls, ring_length
 
 from .client import Client
-from .configuration import SERVERS, IndexingConfiguration, SharingMode
-from .floors import IndexingFloors
+from .configuration import KEEPS, SERVERS, IndexingConfiguration
 from .offers import Invitation, RoundOffers
 from .point_functions.generation import ServerShare
 from .point_functions.lanes import LaneGroup, Lanes
@@ -159,13 +160,13 @@ class TwoServersSimulation(Confined):
         return TwoServersMember(
             certificate=certificate,
             signing_key=key,
-            floors=IndexingFloors(
+            policy=ClientPolicy(
                 suites=frozenset({settings.suite}),
+                sharings=frozenset({settings.mode}),
                 authority=self._keys.authority.public_key,
                 server_keys=self._server_keys,
                 minimum_cohort=settings.minimum_cohort,
                 maximum_length=_MOST_LANES,
-                modes=frozenset({settings.mode}),
             ),
             charge=self._ledgers[client].charge,
             clock=self._clock,
@@ -291,6 +292,7 @@ ENTRY: Final = ProtocolEntry(
     describe=describe,
     simulate_cheater=cheater,
     open_session=open_session,
+    keeps=KEEPS,
     helpers=TwoServersHelpers,
     simulate=TwoServersSimulation,
     costs=costs,

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from secagg.blame import between_servers
+from secagg.choices import SharingMode
 from secagg.contract.layout import IndexSegment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Confined, Secret
@@ -37,7 +38,7 @@ from secagg.session.frames import decode_refusal, encode_refusal
 from secagg.session.store import Store
 from secagg.wire import MessageKind, message_kind
 
-from .configuration import IndexingConfiguration, SharingMode, require_keys
+from .configuration import IndexingConfiguration, require_keys
 from .server import IndexingServer
 from .server_keys import OperatorKeys, ServerKeys
 from .server_messages import MAXIMUM_BEGINNING_BYTES, BatchRequest, Beginning, Done, exchange_bytes

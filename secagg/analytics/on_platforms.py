@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from secagg.compression.model_update import encode_parameters
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Reason
+from secagg.platforms.client_node import ClientNode
 from secagg.platforms.client_round import Node, NodeRound
-from secagg.platforms.floors import NodeSettings
 from secagg.platforms.keys import ClientIdentity
 from secagg.platforms.round_task import Rounds, RoundTask, Terms
 from secagg.platforms.settings import SecAggSettings
@@ -21,7 +21,7 @@ from .data import Site
 from .declaration import Declaration
 from .plan import Plan
 
-ONCE = NodeSettings(attempts=1)
+ONCE = ClientNode(attempts=1)
 """Usual floors of a site: the same people are counted again only where their data have another version."""
 
 
@@ -30,7 +30,7 @@ class Answering:
     """A site that answers its declaration, under its floors."""
 
     site: Site
-    settings: NodeSettings = ONCE
+    settings: ClientNode = ONCE
     plan: Plan = field(init=False)
 
     def __post_init__(self) -> None:
@@ -44,10 +44,10 @@ class Answering:
             )
 
     @property
-    def floors(self) -> NodeSettings:
+    def floors(self) -> ClientNode:
         """Floors for the session itself, in which the site's own noise and budget have no part."""
-        least = max(self.settings.minimum_cohort, self.site.declaration.least_clients)
-        return replace(self.settings, minimum_cohort=least, noise=0.0, norm=0.0, epsilon=0.0, delta=USUAL_DELTA)
+        policy = self.settings.policy.raised_by({"minimum_cohort": self.site.declaration.least_clients})
+        return replace(self.settings, policy=policy, noise=0.0, norm=0.0, epsilon=0.0, delta=USUAL_DELTA)
 
     def late(
         self, charges: SpentUpdates, task: str, number: int, identity: ClientIdentity | None, *, is_new: bool

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import fields, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from secagg.crypto.secret import Secret
     from secagg.errors import Fault
     from secagg.identifiers import ClientId
-    from secagg.platforms.floors import NodeSettings
+    from secagg.platforms.client_node import ClientNode
     from secagg.platforms.keys import ClientIdentity
     from secagg.session.ledger import SpentUpdates
     from secagg.session.roles import ClientSession, LazyUpdate, Member, Subject
@@ -74,21 +74,21 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
 
     def joined(card: Card, suspended: Secret | None) -> tuple[Subject, LazyUpdate]:
         floors.require_protocol(card.protocol)
-        if card.mode not in floors.modes:
+        modes = floors.policy.modes
+        if card.mode not in modes:
             advice = (
                 "its clients have keys: give this client's with --identity FILE"
                 if identity is None
                 else "start the server with --set roster=FILE, or give --set modes=semi_honest if you trust it"
             )
             raise InvalidParameters(
-                f"the server holds a session that is {card.mode}, and this client accepts {', '.join(floors.modes)}; "
-                + advice
+                f"the server holds a session that is {card.mode}, and this client accepts {', '.join(modes)}; " + advice
             )
         # Before a name is claimed: nobody waits for a client that is refused here.
-        if type(clients := card.terms.get("clients")) is int and clients < floors.minimum_cohort:
+        if type(clients := card.terms.get("clients")) is int and clients < floors.policy.minimum_cohort:
             raise InvalidParameters(
-                f"the sum is of {clients} clients, and this client accepts {floors.minimum_cohort} or more; lower "
-                "--set minimum_cohort, or take part in another sum",
+                f"the sum is of {clients} clients, and this client accepts {floors.policy.minimum_cohort} or more; "
+                "lower --set minimum_cohort, or take part in another sum",
                 reason=Reason.BELOW_FLOOR,
             )
         if said[-1:] != [card.session]:
@@ -123,17 +123,17 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
     )
 
 
-def _offered(options: argparse.Namespace, identity: ClientIdentity | None) -> tuple[NodeSettings, _UpdateFor]:
-    """Return this client's floors, and what makes its update for a card: from values, or from people."""
-    from secagg.platforms.floors import NodeSettings
-
-    # A client with a key has somebody to believe but the server.
-    mode = "semi_honest" if options.identity is None else "active"
-    usual = NodeSettings(protocols=(options.protocol,), modes=(mode,))
+def _offered(options: argparse.Namespace, identity: ClientIdentity | None) -> tuple[ClientNode, _UpdateFor]:
+    """Return this client's node, and what makes its update for a card: from values, or from people."""
+    # A client with a key trusts its authority, and not the server.
+    usual = {
+        "protocols": (options.protocol,),
+        "modes": "semi_honest" if options.identity is None else "active",
+    }
     if options.statistics is not None:
         return _statistics(options, usual, identity)
     values = _values(options.update)
-    return replace(usual, **_floors(usual, options.set, _UNPLANNED)), partial(_update_of, values, options.task)
+    return _node(usual, options.set, _UNPLANNED), partial(_update_of, values, options.task)
 
 
 def _update_of(
@@ -173,16 +173,16 @@ def _update_of(
 
 
 def _statistics(
-    options: argparse.Namespace, usual: NodeSettings, identity: ClientIdentity | None
-) -> tuple[NodeSettings, _UpdateFor]:
+    options: argparse.Namespace, usual: Mapping[str, Any], identity: ClientIdentity | None
+) -> tuple[ClientNode, _UpdateFor]:
     from secagg.analytics import Declaration, read_site
     from secagg.analytics.on_platforms import ONCE, Answering
 
     if options.data is None:
         raise InvalidParameters("--statistics counts people: name their file with --data")
     site = read_site(Declaration.read(options.statistics), options.data, options.data_version)
-    usual = replace(usual, attempts=ONCE.attempts)
-    answering = Answering(site, replace(usual, **_floors(usual, options.set, {"norm", "identity"})))
+    usual = {**usual, "attempts": ONCE.attempts}
+    answering = Answering(site, _node(usual, options.set, {"norm", "identity"}))
 
     def update_for(card: Card, charges: SpentUpdates, suspended: Secret | None) -> tuple[Subject, LazyUpdate]:
         plan = plan_for(site.declaration, card.protocol, card.terms)
@@ -233,13 +233,17 @@ class _PluggedSession:
             self._session.abort()
 
 
-def _floors(usual: NodeSettings, assignments: Iterable[str], others: Collection[str]) -> dict[str, Any]:
+def _node(usual: Mapping[str, Any], assignments: Iterable[str], others: Collection[str]) -> ClientNode:
+    """Return this client with the values of ``--set`` in place of the usual ones."""
+    from secagg.platforms.client_node import RULES, ClientNode
+    from secagg.session.client_policy import RULES as LIMITS
+    from secagg.session.client_policy import ClientPolicy
     from secagg.session.registry import suggestion
 
-    known = {field.name for field in fields(usual)} - {*others}
-    given = assigned(assignments, type(usual))
+    given = assigned(assignments, ClientNode, ClientPolicy)
+    known = {*RULES, *LIMITS} - {*others, "authority", "server_keys"}
     if strange := sorted(given.keys() - known):
         raise InvalidParameters(
-            f"--set {strange[0]} is not a floor of a client; {suggestion(strange[0], sorted(known))}"
+            f"--set {strange[0]} is not an option of a client; {suggestion(strange[0], sorted(known))}"
         )
-    return given
+    return ClientNode.of({**usual, **given})

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Thread
@@ -80,6 +79,7 @@ def make_all_keys(options: argparse.Namespace) -> int:
 _MOST_FILE_BYTES: Final = 1 << 20
 _MOST_NUMBERS: Final = 1 << 64
 _MOST_HOURS: Final = 24 * 366
+_MOST_LISTED: Final = 1 << 14
 _MOST_KEY_HOURS: Final = 24
 _LEAST_PAUSE, _MOST_PAUSE = 0.01, 30.0
 
@@ -129,14 +129,16 @@ def sign_record(options: argparse.Namespace) -> int:
 
 def serve_holder(options: argparse.Namespace) -> int:
     """Hold until SIGTERM or SIGINT."""
-    from secagg.protocols.one_message import EpochRecord, Floors, Holder
+    from secagg.protocols.one_message import EpochRecord, Holder
+    from secagg.session.client_policy import ClientPolicy
 
-    floors = replace(
-        Floors.usual(_authority(options.authority)),
-        least_holders=options.minimum_holders,
+    policy = ClientPolicy(
+        authority=_authority(options.authority),
+        minimum_holders=options.minimum_holders,
         minimum_cohort=options.minimum_cohort,
-        assumed_corrupted=options.corrupted,
-        assumed_corrupted_clients=max(0, min(1, options.minimum_cohort - LEAST_COHORT)),
+        assumed_corrupted_holders=options.corrupted,
+        assumed_corrupted=max(0, min(1, options.minimum_cohort - LEAST_COHORT)),
+        maximum_population=_MOST_LISTED,
     )
     if not 0 < options.key_hours <= _MOST_KEY_HOURS:
         raise InvalidParameters(f"--key-hours must be above 0 and at most {_MOST_KEY_HOURS}; got {options.key_hours}")
@@ -158,7 +160,7 @@ def serve_holder(options: argparse.Namespace) -> int:
                 record,
                 position,
                 coins=SystemCoins(),
-                floors=floors,
+                policy=policy,
                 clock=lambda: datetime.now(UTC),
                 signing_key=key,
                 life=timedelta(hours=options.key_hours),

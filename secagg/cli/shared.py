@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, get_origin, get_type_hints
 
 from secagg.errors import InvalidParameters, Misuse, Reason, SecAggError
 
@@ -179,11 +179,13 @@ def address(option: str, text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def assigned(assignments: Iterable[str], settings: type[Any]) -> dict[str, Any]:
-    """Read ``name=value``, each of the type that a class of settings gives it; a name that it lacks keeps its text."""
+def assigned(assignments: Iterable[str], *settings: type[Any]) -> dict[str, Any]:
+    """Read ``name=value``, each of the type that a class gives it; choices and names that it lacks keep their text."""
     from secagg.session.registry import parsed
 
-    hints, given = get_type_hints(settings), dict[str, Any]()
+    hints, given = dict[str, Any](), dict[str, Any]()
+    for each in settings:
+        hints |= {name: hint for name, hint in get_type_hints(each).items() if get_origin(hint) is not frozenset}
     for assignment in assignments:
         option, equals, text = assignment.partition("=")
         if not equals:

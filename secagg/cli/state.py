@@ -9,7 +9,7 @@ from secagg.errors import InvalidParameters
 
 def run_trust(options: argparse.Namespace) -> int:
     """Trust a client's own state again, and say what that means."""
-    from secagg.platforms.floors import state_folder
+    from secagg.platforms.client_node import state_folder
     from secagg.session.store import Store
 
     folder = options.folder or state_folder()

@@ -40,7 +40,7 @@ class SiteStatistics:
 
         Args:
             site: returns the node's own declaration and functions, such as from files that its ``node_config`` names.
-            floors: of ``NodeSettings``; one declaration is answered once for each version of the data.
+            floors: of ``ClientNode``; one declaration is answered once for each version of the data.
         """
         self._site = site
         self._settings, _ = begun_app({"attempts": ONCE.attempts, **floors}, None)

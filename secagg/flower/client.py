@@ -28,8 +28,8 @@ from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.flower.strategies import write_where_flower_does
 from secagg.identifiers import ClientId
 from secagg.platforms import LOG, Left, code_of, code_said, log_leaving
+from secagg.platforms.client_node import REQUIRED, ClientNode
 from secagg.platforms.client_round import Node, NodeRound, Trained, Training, begun_app
-from secagg.platforms.floors import REQUIRED, NodeSettings
 from secagg.platforms.held_models import followed, is_told, parted, restored, stored
 from secagg.platforms.round_task import RECORD, Record, Terms, message_in
 from secagg.platforms.settings import PREFIX
@@ -43,7 +43,7 @@ class SecAggMod:
     List it before other mods, so that what they change (such as clipping) happens before masking.
 
     The floors are this client's. A node's operator can raise them, and cannot lower them, by ``--node-config`` with the
-    keys of ``secagg.platforms.floors``. The server's settings never lower any.
+    keys of ``secagg.platforms.client_node``. The server's settings never lower any.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class SecAggMod:
             state_directory: where the keys to sealed states stand; by default a folder in memory.
             scheme: a custom scheme, as the server's secagg-compression names it; none that a server names is
                 imported.
-            floors: of ``NodeSettings``, such as ``minimum_cohort=10``.
+            floors: of ``ClientNode``, such as ``minimum_cohort=10``.
         """
         self._settings, self._custom = begun_app(floors, scheme)
         if enclave_judge is not None and self._settings.enclave_policy is not None:
@@ -111,7 +111,7 @@ class ClientRound:
 
     def __init__(
         self,
-        settings: NodeSettings,
+        settings: ClientNode,
         judge: object | None,
         states: StateDirectory,
         custom: Mapping[str, Factory] = MappingProxyType({}),

@@ -57,7 +57,7 @@ def statistics_job(
     """Return a job that asks all sites once; its server writes ``statistics.json`` into the folder of its run.
 
     Args:
-        floors: what sites insist on, by the names of ``NodeSettings``; operators raise them in ``local/secagg.json``.
+        floors: what sites insist on, by the names of ``ClientNode``; operators raise them in ``local/secagg.json``.
         timeout: seconds for the stage of the cells; 0 waits for every site that is alive.
         poll: how often a site asks for its next task, in seconds.
         settings: of ``SecAggSettings``, such as ``protocol="one-message"``.

@@ -36,8 +36,8 @@ from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.identifiers import CLIENT_ID_BYTES, ClientId
 from secagg.platforms import Left, code_of, code_said, log_leaving
+from secagg.platforms.client_node import PARTITION
 from secagg.platforms.client_round import Node, NodeRound, Trained, Training, begun_app
-from secagg.platforms.floors import PARTITION
 from secagg.platforms.held_models import followed, is_told, parted
 from secagg.platforms.round_task import RECORD, Record, Terms, message_in
 from secagg.platforms.settings import PREFIX
@@ -51,7 +51,7 @@ SITE: Final = "secagg-site"
 TASK_FILE: Final = "secagg_task"
 """File in a job's folder at a site: the one task whose sums the site is in."""
 SITE_FILE: Final = "secagg.json"
-"""The operator's own floors, in the ``local`` folder of the site: the keys of ``secagg.platforms.floors``."""
+"""The operator's own floors, in the ``local`` folder of the site: the keys of ``secagg.platforms.client_node``."""
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ class SecAggClient(FLComponent):
     """One site in the sessions of a job."""
 
     def __init__(self, floors: dict[str, Any] | None = None, scheme: str | None = None) -> None:
-        """Set the floors of the job, by the names of ``NodeSettings``; the site's operator raises them.
+        """Set the floors of the job, by the names of ``ClientNode``; the site's operator raises them.
 
         Args:
             scheme: a custom scheme, as the server's compression names it; no other is imported.

@@ -59,7 +59,7 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
     Call it last, after filters and components were added: its filter has to be the last that sees a result.
 
     Args:
-        floors: what sites insist on, by the names of ``NodeSettings``; operators raise them in ``local/secagg.json``.
+        floors: what sites insist on, by the names of ``ClientNode``; operators raise them in ``local/secagg.json``.
         scheme: a custom scheme, as ``compression`` names it.
         invited: how many sites a round asks; by default the recipe's ``min_clients``, and more where a round and its
             job are to outlive a site that is lost.

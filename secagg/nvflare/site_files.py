@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from secagg.errors import InvalidParameters
-from secagg.platforms.floors import NodeSettings
+from secagg.platforms.client_node import ClientNode
 from secagg.platforms.settings import PREFIX
 from secagg.session.durable import replace
 
@@ -109,7 +109,7 @@ def _floors(local: Path, given: list[str]) -> dict[str, Any]:
         except ValueError:
             read = value
         found[PREFIX + key.removeprefix(PREFIX)] = read
-    NodeSettings().raised_by(found)
+    ClientNode().raised_by(found)
     return found
 
 

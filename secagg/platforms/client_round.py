@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import hypot, inf, isnan
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,9 +47,9 @@ from secagg.session.roles import ClientSession, LazyUpdate, Member, Update
 from secagg.session.sealed_state import StateDirectory
 
 from . import LOG
-from .floors import NodeSettings
+from .client_node import ClientNode
 from .keys import ClientIdentity
-from .plugs import NodeSide, floors_of, plug_of
+from .plugs import NodeSide, plug_of
 from .round_task import Record, Terms, record_of
 from .schemes import COARSE, FINER, norms_in_steps
 
@@ -237,25 +237,16 @@ class Training:
 # --- A client's round -------------------------------------------------------------------------------------------------
 
 
-def begun_app(floors: Mapping[str, Any], scheme: str | None) -> tuple[NodeSettings, dict[str, Factory]]:
-    """Return the floors of an app, and the custom scheme that it brings."""
-    known = [item.name for item in fields(NodeSettings)]
-    if unknown := [name for name in floors if name not in known]:
-        raise InvalidParameters(f"{unknown[0]} is not a floor of a client; there are {', '.join(known)}")
-    given: dict[str, Any] = {
-        name: tuple(cast("Iterable[object]", value)) if isinstance(value, list) else value
-        for name, value in floors.items()
-    }
-    settings = NodeSettings(**given)
-    floors_of(settings)
-    return settings, {} if scheme is None else {scheme: custom_factory(scheme)}
+def begun_app(options: Mapping[str, Any], scheme: str | None) -> tuple[ClientNode, dict[str, Factory]]:
+    """Return the node of an app's options, and the custom scheme that it brings."""
+    return ClientNode.of(options), {} if scheme is None else {scheme: custom_factory(scheme)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """A node of a platform: the floors of its app, raised by its operator, and where it keeps what must last."""
 
-    settings: NodeSettings
+    settings: ClientNode
     config: Mapping[str, Any]
     client: ClientId
     """The client where clients have no keys."""

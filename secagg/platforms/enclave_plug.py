@@ -6,14 +6,13 @@ sealed before is kept by their ledgers, not by the enclave.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from secagg.errors import InvalidParameters, Reason
 from secagg.protocols.enclave import (
-    EnclaveFloors,
     EnclaveHelpers,
     EnclaveMember,
     EnclaveSettings,
@@ -34,7 +33,7 @@ from secagg.session.roles import ServerSession
 from secagg.session.store import Store
 
 from . import LOG
-from .floors import MOST_LENGTH, NodeSettings, state_folder
+from .client_node import ClientNode, state_folder
 from .plugs import NodeSide, ServerSide
 from .settings import PREFIX
 
@@ -73,7 +72,7 @@ def opened(side: ServerSide) -> ServerSession:
 class NodeJudge:
     """Judges evidence as a node's settings say; a simulated enclave's is accepted only where they allow it."""
 
-    settings: NodeSettings
+    settings: ClientNode
     own: Judge | None
 
     def judge(self, evidence: Any, binding: bytes, now: datetime) -> Judgement:  # noqa: ANN401 -- judged by type
@@ -112,14 +111,8 @@ def member(side: NodeSide) -> EnclaveMember:
     return EnclaveMember(
         certificate=identity.certificate,
         signing_key=identity.signing_key,
-        floors=EnclaveFloors(
-            suites=side.settings.accepted_suites,
-            minimum_cohort=side.settings.minimum_cohort,
-            maximum_length=MOST_LENGTH,
-            authority=identity.authority.public_key,
-            sealed_vectors_accepted=side.settings.sealed_vectors_accepted,
-            max_norms=side.max_norms,
-        ),
+        policy=replace(side.settings.policy, authority=identity.authority.public_key),
+        max_norms=side.max_norms,
         judge=NodeJudge(side.settings, own),
         ledger=SealLedger,
         clock=side.clock,

@@ -6,6 +6,7 @@ asked outside of Flower.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Iterable, Mapping
@@ -15,11 +16,9 @@ from typing import Final
 
 from secagg.errors import InvalidParameters, PeerError
 from secagg.identifiers import HolderId
-from secagg.parameters import SecurityMode
 from secagg.protocols.one_message import (
     ClientRecord,
     EpochRecord,
-    Floors,
     Ledger,
     OneMessageHelpers,
     OneMessageMember,
@@ -33,8 +32,7 @@ from secagg.session.store import Store
 from secagg.wire import MessageKind, message_kind
 
 from . import LOG
-from .floors import MOST_LENGTH, NodeSettings, state_folder
-from .keys import ClientIdentity
+from .client_node import state_folder
 from .plugs import NodeSide, ServerSide
 from .settings import PREFIX, SUITES
 
@@ -163,26 +161,9 @@ class StandingHolders:
         return ", ".join(f"{HolderId(position)} at {self._sockets[position]}" for position in sorted(positions))
 
 
-def floors_of(settings: NodeSettings, identity: ClientIdentity) -> Floors:
-    """Return the floors that every offer is compared with."""
-    return Floors(
-        authority=identity.authority.public_key,
-        suites=settings.accepted_suites,
-        modes=frozenset({SecurityMode.ACTIVE}),
-        least_holders=settings.minimum_holders,
-        assumed_corrupted=settings.assumed_corrupted_holders,
-        assumed_corrupted_clients=settings.assumed_corrupted,
-        minimum_cohort=settings.minimum_cohort,
-        minimum_modulus_bits=settings.minimum_modulus_bits,
-        maximum_length=MOST_LENGTH,
-        maximum_capacity=settings.maximum_population,
-    )
-
-
 def member(side: NodeSide) -> OneMessageMember:
     """Return a client; what it has uploaded is charged where its update is made."""
     identity = side.identity
-    floors = floors_of(side.settings, identity)
 
     newest, who = Store.at(state_folder()), (identity.authority.public_key, side.client.value)
 
@@ -192,7 +173,7 @@ def member(side: NodeSide) -> OneMessageMember:
 
     return OneMessageMember(
         side.client,
-        floors=floors,
+        policy=dataclasses.replace(side.settings.policy, authority=identity.authority.public_key),
         ledger=lambda task: Ledger(task, store, ClientRecord(task=task, newest_epoch=newest.newest(*who)).encode()),
         coins=side.coins,
         clock=side.clock,

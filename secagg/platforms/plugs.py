@@ -19,10 +19,9 @@ from secagg.crypto.entropy import Coins, SystemCoins
 from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
 from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
-from secagg.protocols.light_secagg import Floors as LightSecAggFloors
 from secagg.protocols.light_secagg import LightSecAggHelpers, LightSecAggMember
 from secagg.protocols.light_secagg import open_session as open_light_secagg
-from secagg.protocols.pairwise_mask import ClientFloors, PairwiseHelpers, PairwiseMember, Recorder, charged_elsewhere
+from secagg.protocols.pairwise_mask import PairwiseHelpers, PairwiseMember, Recorder, charged_elsewhere
 from secagg.protocols.pairwise_mask import open_session as open_pairwise_mask
 from secagg.session.certificates import Certificate
 from secagg.session.privacy_ledger import PrivacyLedger
@@ -31,7 +30,7 @@ from secagg.session.roles import Member, ServerSession, Subject
 from secagg.session.sealed_state import StateDirectory
 from secagg.session.store import Store
 
-from .floors import MOST_LENGTH, NodeSettings
+from .client_node import ClientNode
 from .keys import ClientIdentity, Roster
 from .settings import ENCLAVE, LIGHT_SECAGG, ONE_MESSAGE, PAIRWISE, PREFIX, PROTOCOLS, TWO_SERVERS, SecAggSettings
 
@@ -84,7 +83,7 @@ class ServerSide:
 class NodeSide:
     """Parts of one session at a node."""
 
-    settings: NodeSettings
+    settings: ClientNode
     client: ClientId
     certified: ClientIdentity | None
     """The node's key, where clients are known by certificates."""
@@ -167,26 +166,11 @@ def _open_pairwise(side: ServerSide) -> ServerSession:
     return open_pairwise_mask(side.subject, side.chosen, side.invited, helpers)
 
 
-def floors_of(settings: NodeSettings) -> ClientFloors:
-    """Return the floors that every offer is compared with, or refuse those that protect nobody."""
-    return ClientFloors(
-        suites=settings.accepted_suites,
-        modes=settings.accepted_modes,
-        minimum_cohort=settings.minimum_cohort,
-        minimum_threshold=settings.minimum_threshold,
-        minimum_modulus_bits=settings.minimum_modulus_bits,
-        maximum_length=MOST_LENGTH,
-        maximum_population=settings.maximum_population,
-        assumed_corrupted=settings.assumed_corrupted,
-        privacy_bits=settings.privacy_bits,
-    )
-
-
 def _pairwise_member(side: NodeSide) -> Member:
     identity = side.certified
     return PairwiseMember(
         side.client,
-        floors=floors_of(side.settings),
+        policy=side.settings.policy,
         coins=side.coins,
         authority=identity.authority if identity else None,
         signing_key=identity.signing_key if identity else None,
@@ -204,17 +188,8 @@ def _open_light_secagg(side: ServerSide) -> ServerSession:
 
 
 def _light_secagg_member(side: NodeSide) -> Member:
-    settings = side.settings
-    floors = LightSecAggFloors(
-        modes=settings.accepted_modes,
-        suites=settings.accepted_suites,
-        minimum_cohort=settings.minimum_cohort,
-        assumed_corrupted=settings.assumed_corrupted,
-        minimum_modulus_bits=settings.minimum_modulus_bits,
-        maximum_length=MOST_LENGTH,
-        maximum_population=settings.maximum_population,
-    )
-    return LightSecAggMember(side.client, floors=floors, coins=side.coins, charge=lambda _: None)
+    policy = side.settings.policy
+    return LightSecAggMember(side.client, policy=policy, coins=side.coins, charge=lambda _: None)
 
 
 _MASKS: Final = {

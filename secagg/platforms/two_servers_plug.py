@@ -6,6 +6,7 @@ part within floors of its operator's; clients hold both servers to it, and name 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -13,7 +14,6 @@ from typing import Final
 from secagg.errors import InvalidParameters, Reason
 from secagg.parameters import LEAST_COHORT
 from secagg.protocols.two_servers import (
-    IndexingFloors,
     PeerLink,
     StandingFloors,
     StandingRounds,
@@ -32,12 +32,12 @@ from secagg.session.roles import ServerSession
 from secagg.session.sockets import HelperLost
 
 from . import LOG
-from .floors import MOST_LENGTH
 from .keys import load_server_keys, load_server_pair
 from .plugs import NodeSide, ServerSide
 from .settings import PREFIX
 
 _LONGEST: Final = timedelta(hours=24)
+_MOST_LANES: Final = 1 << 34
 
 
 def opened(side: ServerSide) -> ServerSession:
@@ -90,7 +90,7 @@ def _simulated(side: ServerSide) -> TwoServersHelpers:
         server_keys=(zero.public.signing_key, one.public.signing_key),
         minimum_cohort=LEAST_COHORT,
         maximum_cohort=side.population,
-        maximum_lanes=MOST_LENGTH,
+        maximum_lanes=_MOST_LANES,
         maximum_lifetime=_LONGEST,
     )
     standing = StandingServer(one, zero.public, floors, StandingRounds(), coins=side.coins)
@@ -112,13 +112,7 @@ def member(side: NodeSide) -> TwoServersMember:
     return TwoServersMember(
         certificate=identity.certificate,
         signing_key=identity.signing_key,
-        floors=IndexingFloors(
-            suites=settings.accepted_suites,
-            authority=identity.authority.public_key,
-            server_keys=_believed(side),
-            minimum_cohort=settings.minimum_cohort,
-            maximum_length=MOST_LENGTH,
-        ),
+        policy=replace(settings.policy, authority=identity.authority.public_key, server_keys=_believed(side)),
         charge=lambda _: None,
         clock=side.clock,
         coins=side.coins,

@@ -89,6 +89,8 @@ class ProtocolEntry:
     helpers: type[Any]
     """Resources of the server: coins, keys, connections."""
     simulate: Simulate
+    keeps: frozenset[str] = frozenset()
+    """Names in a client's policy that it keeps; a stricter value of another name refuses it."""
     restore: Callable[..., ServerSession] | None = None
     """``restore(snapshot, invited)`` resumes a session, where that is supported; its clients can be suspended too."""
     describe: Callable[[Any], tuple[str, ...]] = field(default=lambda _: ())

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from secagg.choices import Topology
 from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, ThresholdNotMet
@@ -25,7 +26,6 @@ from secagg.privacy.client_noise import ClientNoise, NoiseSettings, noise_in
 from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.one_message.session import OneMessageSettings
 from secagg.protocols.pairwise_mask import PairwiseSettings
-from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.session.registry import find
 from secagg.session.roles import LazyUpdate, Released, Subject, Update
 from secagg.session.run import Measured, run

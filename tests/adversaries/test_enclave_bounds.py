@@ -358,12 +358,12 @@ def test_no_value_of_a_client_is_left(end: str) -> None:
 
 def test_a_client_can_refuse_that_a_program_sees_its_values() -> None:
     session = opened()
-    floors = replace(session.floors, sealed_vectors_accepted=False)
+    policy = replace(session.policy, sealed_vectors_accepted=False)
     with pytest.raises(InvalidParameters, match="sees every client's values") as caught:
-        session.new_client(1, floors=floors).admit(session.verified(), session.now)
+        session.new_client(1, policy=policy).admit(session.verified(), session.now)
     assert caught.value.reason is Reason.BELOW_FLOOR
     plain = InsecureEnclaveSession(replace(SETUP, max_norms=()))
-    plain.new_client(1, floors=floors).admit(plain.verified(), plain.now)
+    plain.new_client(1, policy=policy).admit(plain.verified(), plain.now)
 
 
 def test_a_bound_that_leaves_nothing_of_anybody_is_refused() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.choices import ReleaseForm
 from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret, overwrite
@@ -21,7 +22,6 @@ from secagg.parameters import Suite
 from secagg.protocols.enclave.client import seal_indices
 from secagg.protocols.enclave.server import read_release
 from secagg.protocols.enclave.trusted import enclave as enclave_module
-from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from secagg.protocols.enclave.trusted.enclave import Enclave
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 from secagg.protocols.enclave.trusted.messages import open_indices, proof_of, secret_bytes

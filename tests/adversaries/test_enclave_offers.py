@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from secagg.choices import Accumulation, ReleaseForm
 from secagg.contract import IndexSegment, Layout, Payload, RingSegment
 from secagg.contract.codewords import CodewordTable, Tables
 from secagg.crypto.entropy import SystemCoins
@@ -41,21 +42,15 @@ from secagg.protocols.enclave.attestation import (
     SnpTcb,
     Verifier,
 )
-from secagg.protocols.enclave.client import VerifiedEnclave
-from secagg.protocols.enclave.floors import EnclaveFloors
+from secagg.protocols.enclave.client import VerifiedEnclave, require_accepted
 from secagg.protocols.enclave.judge import HardwareJudge
 from secagg.protocols.enclave.remote_enclave import SimulatedEvidence, SimulatedJudge
 from secagg.protocols.enclave.session import EnclaveSettings
 from secagg.protocols.enclave.trusted import enclave as trusted
-from secagg.protocols.enclave.trusted.configuration import (
-    NO_AUTHORITY,
-    Accumulation,
-    EnclaveConfiguration,
-    ReleaseForm,
-    least_squared,
-)
+from secagg.protocols.enclave.trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, least_squared
 from secagg.protocols.enclave.trusted.enclave import bounded_choices
 from secagg.protocols.enclave.trusted.messages import EnclaveOffer, ModelStamp
+from secagg.session.client_policy import ClientPolicy
 from secagg.session.registry import find
 from secagg.session.roles import LazyUpdate, Released, Subject, Update
 from secagg.session.run import Measured, run
@@ -270,26 +265,27 @@ def test_a_low_order_sealing_key_is_refused_even_with_evidence(session: Insecure
 
 
 def judged(
-    floors: EnclaveFloors,
+    policy: ClientPolicy,
     configuration: EnclaveConfiguration,
     session: InsecureEnclaveSession,
     tables: Tables | None = None,
 ) -> None:
     own = session.setup.tables if tables is None else tables
-    floors.admit(configuration, layout=session.setup.layout, tables=own, maximum_seals=1, now=session.now)
+    given: dict[str, Any] = {"layout": session.setup.layout, "tables": own, "maximum_seals": 1, "now": session.now}
+    require_accepted(policy, None, configuration, **given)
 
 
-def admit(session: InsecureEnclaveSession, configuration: EnclaveConfiguration, **floors: Any) -> None:
-    chosen: EnclaveFloors = replace(session.floors, **floors)
+def admit(session: InsecureEnclaveSession, configuration: EnclaveConfiguration, **policy: Any) -> None:
+    chosen: ClientPolicy = replace(session.policy, **policy)
     judged(chosen, configuration, session)
 
 
 def is_below_the_floor(
-    session: InsecureEnclaveSession, changed: EnclaveConfiguration, saying: str, **floors: Any
+    session: InsecureEnclaveSession, changed: EnclaveConfiguration, saying: str, **policy: Any
 ) -> None:
-    admit(session, session.configuration, **floors)
+    admit(session, session.configuration, **policy)
     with pytest.raises(InvalidParameters, match=saying) as caught:
-        admit(session, changed, **floors)
+        admit(session, changed, **policy)
     assert caught.value.reason is Reason.BELOW_FLOOR
 
 
@@ -301,12 +297,15 @@ def test_clients_certified_by_the_host_itself_are_no_company(session: InsecureEn
 def test_without_an_authority_there_is_noise_or_nothing(session: InsecureEnclaveSession) -> None:
     with pytest.raises(InvalidParameters, match="only noise"):
         replace(session.configuration, authority=NO_AUTHORITY)
+    bare_policy = replace(session.policy, authority=None)
     with pytest.raises(InvalidParameters, match="only noise"):
-        replace(session.floors, authority=None)
+        session.new_client(1, policy=bare_policy)
+    with pytest.raises(InvalidParameters, match=r"another authority.*set authority"):
+        judged(bare_policy, session.configuration, session)
     noised = InsecureEnclaveSession(replace(session.setup, noise_multiplier=Fraction(1), l2_bounds=(9, 9)))
     bare = replace(noised.configuration, authority=NO_AUTHORITY)
     with pytest.raises(InvalidParameters, match="another authority"):
-        judged(session.floors, bare, session)
+        judged(session.policy, bare, session)
 
 
 def test_codewords_can_spell_out_the_histogram_so_that_their_entries_are_bounded() -> None:
@@ -322,18 +321,18 @@ def test_codewords_can_spell_out_the_histogram_so_that_their_entries_are_bounded
     tables = ((CodewordTable(5, powers),),)
     spelled = replace(session.configuration, form=ReleaseForm.DECODED_SUM, tables=tables)
     # Even a client that was given this codebook as its own refuses it if its entries are bounded to what values need.
-    bounded = replace(session.floors, maximum_codeword_bits=20), replace(session.floors, maximum_released_bits=22)
-    for floors, saying in zip(bounded, ("entry", "element"), strict=True):
+    bounded = replace(session.policy, maximum_codeword_bits=20), replace(session.policy, maximum_released_bits=22)
+    for policy, saying in zip(bounded, ("entry", "element"), strict=True):
         with pytest.raises(InvalidParameters, match=saying) as caught:
-            judged(floors, spelled, session, tables)
+            judged(policy, spelled, session, tables)
         assert caught.value.reason is Reason.BELOW_FLOOR
-    judged(replace(session.floors, maximum_codeword_bits=21), spelled, session, tables)
+    judged(replace(session.policy, maximum_codeword_bits=21), spelled, session, tables)
 
 
 def test_keys_that_live_for_more_than_a_day_are_refused(session: InsecureEnclaveSession) -> None:
     expiry = int((session.now + timedelta(days=1)).timestamp())
     admit(session, replace(session.configuration, expiry=expiry))
-    is_below_the_floor(session, replace(session.configuration, expiry=expiry + 1), "longer than a day")
+    is_below_the_floor(session, replace(session.configuration, expiry=expiry + 1), "and at most 86400 are accepted")
 
 
 # --- A bound on what a client chooses ---------------------------------------------------------------------------------
@@ -358,16 +357,17 @@ def test_a_host_gets_no_sum_of_the_one_client_that_keeps_its_bound() -> None:
     configuration = replace(session.configuration, codeword_bound=20)
 
     def admit(least: int) -> None:
-        accepting = replace(session.floors, minimum_codeword_bound=least)
-        accepting.admit(configuration, layout=LAYOUT, tables=TABLES, maximum_seals=None, now=NOW)
+        accepting = replace(session.policy, minimum_codeword_bound=least)
+        given: dict[str, Any] = {"layout": LAYOUT, "tables": TABLES, "maximum_seals": None, "now": NOW}
+        require_accepted(accepting, None, configuration, **given)
 
-    assert session.floors.minimum_codeword_bound == 0
-    for least in (0, 21):
+    assert session.policy.minimum_codeword_bound == 1 << 40, "by default no bound is accepted"
+    for least in (1 << 40, 21):
         with pytest.raises(InvalidParameters, match="count as the least") as caught:
             admit(least)
         assert caught.value.reason is Reason.BELOW_FLOOR
     admit(20)
-    for wrong in (-1, 1 << 40):
+    for wrong in (0, -1, (1 << 40) + 1):
         with pytest.raises(InvalidParameters, match="minimum_codeword_bound"):
             admit(wrong)
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.choices import ReleaseForm
 from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegment
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.ring import RingVector
@@ -23,11 +24,10 @@ from secagg.parameters import Suite
 from secagg.protocols.enclave.client import Invitation, stamp_of
 from secagg.protocols.enclave.remote_enclave import SimulatedEnclave
 from secagg.protocols.enclave.server import read_release
-from secagg.protocols.enclave.session import EnclaveSettings, PrivacyFloor
+from secagg.protocols.enclave.session import EnclaveSettings, PrivacyLimit
 from secagg.protocols.enclave.simulation import EnclaveSimulation
 from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.buffer import BufferState
-from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 from secagg.protocols.enclave.trusted.messages import ModelStamp
 from secagg.session.roles import LazyUpdate, Subject, Update
@@ -198,7 +198,7 @@ def test_an_update_is_not_sealed_again_to_the_epoch_after_a_restart() -> None:
 
 def test_a_privacy_floor_holds_across_restarts() -> None:
     """The epsilon that the client asks for is that of two releases; a host restarts the enclave after each."""
-    privacy = PrivacyFloor(epsilon=100.0, delta=1e-6)
+    privacy = PrivacyLimit(epsilon=100.0, delta=1e-6)
     session = InsecureEnclaveSession(replace(NOISED, releases_per_client=2, privacy=privacy))
     for version in (0, 1):
         session.seal(1, version=version)

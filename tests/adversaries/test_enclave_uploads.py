@@ -21,7 +21,7 @@ from secagg.errors import UNDECIDED, AuthenticationFailed, MalformedMessage, Pee
 from secagg.identifiers import AttemptContext, ClientId, Party, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.enclave.client import Upload, seal_indices, vector_digest
-from secagg.protocols.enclave.session import EnclaveSettings, PrivacyFloor
+from secagg.protocols.enclave.session import EnclaveSettings, PrivacyLimit
 from secagg.protocols.enclave.simulation import EnclaveSimulation
 from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.buffer import ReleaseRules
@@ -293,7 +293,7 @@ def test_without_an_authority_no_client_is_blamed_alone(fault: str) -> None:
         has_authority=False,
         noise_multiplier=Fraction(1),
         l2_bounds=(99, 99),
-        privacy=PrivacyFloor(epsilon=1e6, delta=1e-6),
+        privacy=PrivacyLimit(epsilon=1e6, delta=1e-6),
     )
     session = InsecureEnclaveSession(setup)
     session.host.open_buffer(0, bytes(32))

@@ -16,9 +16,9 @@ from secagg.errors import InvalidParameters, PeerMisbehaved, Reason, SecAggError
 from secagg.identifiers import ServerId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import ClientState, Server, SessionConfiguration, SessionPlan, Topology
-from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.relay import PublishedRoster
 from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement
+from secagg.session.client_policy import ClientPolicy
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import (
     InsecurePairwiseSession,
@@ -58,7 +58,7 @@ OWN_AUTHORITY = insecure_signing_key("the server's own authority", b"").public_k
 
 
 @pytest.mark.parametrize(
-    ("offered", "floors"),
+    ("offered", "policy"),
     [
         ({"threshold": 4}, {}),
         ({"minimum_cohort": 2}, {}),
@@ -73,13 +73,13 @@ OWN_AUTHORITY = insecure_signing_key("the server's own authority", b"").public_k
     ids=["threshold", "cohort", "population", "suite", "mode", "authority", "another ring", "a narrow ring", "length"],
 )
 def test_an_offer_below_the_floors_is_refused_before_anything_is_drawn(
-    offered: dict[str, Any], floors: dict[str, Any], goes_on: GoesOn
+    offered: dict[str, Any], policy: dict[str, Any], goes_on: GoesOn
 ) -> None:
     session = InsecurePairwiseSession()
     victim, coins = session.client_ids[2], CountedCoins(session)
     own, threshold = session.update_of(victim), session.server.configuration.threshold
-    insists: ClientFloors = replace(session.floors, minimum_threshold=threshold, **floors)
-    client = session.clients[victim] = session.enrol(victim, floors=insists, coins=coins, update=own)
+    insists: ClientPolicy = replace(session.policy, minimum_threshold=threshold, **policy)
+    client = session.clients[victim] = session.enrol(victim, policy=insists, coins=coins, update=own)
     with pytest.raises(InvalidParameters) as caught:
         client.answer(replace(session.server.configuration, **offered).encode())
     reason = Reason.PARAMETER_OUT_OF_RANGE if "authority" in offered and len(offered) == 1 else Reason.BELOW_FLOOR
@@ -87,7 +87,7 @@ def test_an_offer_below_the_floors_is_refused_before_anything_is_drawn(
     assert client.state is ClientState.AWAITING_OFFER
     assert not is_spent(own)
     # A better offer may come.
-    goes_on(session, without=[victim] if floors else [])
+    goes_on(session, without=[victim] if policy else [])
 
 
 # --- Parameters that only show when it is known how many advertised ---------------------------------------------------
@@ -117,9 +117,9 @@ def test_a_threshold_below_the_rule_for_the_advertisers_ends_the_session_for_the
 ) -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=mode))
     weak = {SecurityMode.SEMI_HONEST: 3, SecurityMode.ACTIVE: 5}[mode]
-    floors = replace(session.floors, assumed_corrupted=3)
+    policy = replace(session.policy, assumed_corrupted=3)
     victim = session.client_ids[4]
-    session.clients[victim] = session.enrol(victim, floors=floors)
+    session.clients[victim] = session.enrol(victim, policy=policy)
     careless(session, replace(session.server.configuration, threshold=weak))
     roster = roster_for(session)
     message = roster.message_to(4).encode()
@@ -130,8 +130,8 @@ def test_a_threshold_for_a_graph_that_is_drawn_once_ends_a_session_in_active_mod
     # At 40 bits 31 would do for 30 corrupted of 100 clients. This server may try many rosters.
     session = InsecurePairwiseSession(SessionSetup(population=100, topology=Topology.SPARSE))
     victim = session.client_ids[4]
-    floors = replace(session.floors, assumed_corrupted=30, privacy_bits=40)
-    session.clients[victim] = session.enrol(victim, floors=floors)
+    policy = replace(session.policy, assumed_corrupted=30, privacy_bits=40)
+    session.clients[victim] = session.enrol(victim, policy=policy)
     careless(session, replace(session.server.configuration, degree=32, threshold=31, quorum=66))
     message = roster_for(session).message_to(4).encode()
     error = refused(session, victim, message, PeerMisbehaved, Reason.BELOW_FLOOR, {ServerId()})

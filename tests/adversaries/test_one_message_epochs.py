@@ -17,9 +17,9 @@ from secagg.identifiers import HolderId
 from secagg.parameters import ATTEMPTS, SecurityMode, Suite
 from secagg.protocols.one_message.client import Ledger
 from secagg.protocols.one_message.configuration import HolderIdentity, HolderKeys, verify_epoch
-from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.one_message.tally import Tally
+from secagg.session.client_policy import ClientPolicy
 from secagg.session.roles import LazyUpdate, Update
 from tests.harness.one_message_sums import COINS, MODEL, NOW, TASK, InsecureSum, SumSetup, for_any_task
 
@@ -218,36 +218,36 @@ def test_coins_that_repeat_mask_nothing_twice(mode: SecurityMode, changed: str) 
     assert one.polynomial != other.polynomial
 
 
-def weaker(world: InsecureSum) -> dict[str, Floors]:
-    floors = world.floors
+def weaker(world: InsecureSum) -> dict[str, ClientPolicy]:
+    policy = world.policy
     return {
-        "another authority": replace(floors, authority=b"a" * 32),
-        "suite": replace(floors, suites=frozenset({Suite.HYBRID})),
-        "mode": replace(floors, modes=frozenset({SecurityMode.SEMI_HONEST})),
-        "fewer than 6": replace(floors, least_holders=6),
-        "1 corrupted holders only": replace(floors, assumed_corrupted=2),
-        "1 corrupted clients only": replace(floors, assumed_corrupted_clients=2, minimum_cohort=4),
-        "a cohort of 3 is below 4": replace(floors, minimum_cohort=4),
-        "a ring of 9 bits is below 10": replace(floors, minimum_modulus_bits=10),
-        "a vector of 9 is longer than 8": replace(floors, maximum_length=8),
-        "a list of 16 is longer than 15": replace(floors, maximum_capacity=15),
-        "bits of security": replace(floors, least_security_bits=1000),
+        "another authority": replace(policy, authority=b"a" * 32),
+        "suite": replace(policy, suites=frozenset({Suite.HYBRID})),
+        "mode": replace(policy, modes=frozenset({SecurityMode.SEMI_HONEST})),
+        "fewer than 6": replace(policy, minimum_holders=6),
+        "1 corrupted holders only": replace(policy, assumed_corrupted_holders=2),
+        "1 corrupted clients only": replace(policy, assumed_corrupted=2),
+        "a cohort of 3 is below 4": replace(policy, minimum_cohort=4),
+        "a ring of 9 bits is below 10": replace(policy, minimum_modulus_bits=10),
+        "a vector of 9 is longer than 8": replace(policy, maximum_length=8),
+        "a list of 16 is longer than 15": replace(policy, maximum_population=15),
+        "bits of security": replace(policy, minimum_security_bits=1000),
     }
 
 
 def test_offers_below_the_floors_are_refused_by_clients_and_by_holders() -> None:
     world = InsecureSum(SumSetup())
     offer, client = world.offer(), world.setup.clients[0]
-    for sentence, floors in weaker(world).items():
+    for sentence, policy in weaker(world).items():
         world.stored.clear()
-        insisting = world.member(client, floors=floors).join(world.setup.subject, world.update(client))
+        insisting = world.member(client, policy=policy).join(world.setup.subject, world.update(client))
         with pytest.raises(InvalidParameters, match=sentence) as refused:
             insisting.answer(offer.encode())
         assert refused.value.reason is Reason.BELOW_FLOOR
         assert not world.stored, "nothing was charged"
         if sentence != "another authority":
             holder = world.holder(0)
-            holder._floors = floors  # noqa: SLF001 -- another holder's  # pyright: ignore[reportPrivateUsage]
+            holder._policy = policy  # noqa: SLF001 -- another holder's  # pyright: ignore[reportPrivateUsage]
             with pytest.raises(InvalidParameters, match=sentence):
                 holder.respond(offer.encode())
 

@@ -207,7 +207,7 @@ def holder_for_hours(world: InsecureSum, hours: int = 12, **brought: Any) -> Any
     """Return holder 0 of an epoch of two days, with keys that last so many hours."""
     usual: dict[str, Any] = {
         "coins": COINS,
-        "floors": world.floors,
+        "policy": world.policy,
         "clock": world.clock,
         "life": timedelta(hours=hours),
         "ticks": lambda: world.now - world.stood_still,

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.choices import Topology
 from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Reason, SecAggError
@@ -29,7 +30,6 @@ from secagg.privacy.client_noise import ClientNoise, NoiseSettings, noise_in
 from secagg.protocols.one_message.client import Ledger
 from secagg.protocols.one_message.session import OneMessageSettings
 from secagg.protocols.pairwise_mask import PairwiseSettings
-from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.session.ledger import Spent, SpentUpdates
 from secagg.session.privacy_ledger import PrivacyLedger, PrivacyLedgers
 from secagg.session.registry import Simulation, find

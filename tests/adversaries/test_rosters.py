@@ -340,7 +340,7 @@ def test_a_server_that_may_try_many_rosters_finds_a_graph_that_is_rare_in_one_tr
     configuration, opening = session.server.configuration, session.server.roster.opening
     configuration = replace(configuration, degree=8, threshold=8)
     listed, bad = encode_clients(session.client_ids), set(range(8))
-    once, many = corrupted_in_window(24, 8, 8, 5), corrupted_in_window(24, 8, 8, session.floors.privacy_bits)
+    once, many = corrupted_in_window(24, 8, 8, 5), corrupted_in_window(24, 8, 8, session.policy.privacy_bits)
     worst = 0
     for attempt in range(3000):
         graph = roster_of(configuration, listed, attempt.to_bytes(32, "big"), opening).graph

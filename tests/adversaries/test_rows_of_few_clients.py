@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import secagg
+from secagg.choices import Accumulation, ReleaseForm
 from secagg.contract import IndexSegment, Layout, Payload, RingSegment
 from secagg.contract.decoder import Aggregate
 from secagg.contract.layout import RowSegment
@@ -22,7 +23,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.identifiers import ClientId
 from secagg.protocols.enclave.server import read_release
-from secagg.protocols.enclave.trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm
+from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
 from secagg.quick import in_process
 from secagg.quick.in_process import simulated
 from secagg.quick.model_session import Session

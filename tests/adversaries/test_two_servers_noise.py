@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from secagg.choices import SharingMode
 from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegment
 from secagg.contract.codewords import CodewordTable
 from secagg.crypto.entropy import SystemCoins
@@ -23,7 +24,7 @@ from secagg.privacy.accounting import Adjacency
 from secagg.privacy.client_noise import noise_in
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.rounding import summed_deviation, unrounded_norm
-from secagg.protocols.two_servers.configuration import IndexingConfiguration, ServerNoise, SharingMode, clipped
+from secagg.protocols.two_servers.configuration import IndexingConfiguration, ServerNoise, clipped
 from secagg.protocols.two_servers.release import (
     Release,
     ReleasedNoise,

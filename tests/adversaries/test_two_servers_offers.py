@@ -13,6 +13,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from secagg.blame import unverified
+from secagg.choices import SharingMode
 from secagg.contract import Payload
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import AuthenticationFailed, InvalidParameters, PeerError, PeerMisbehaved, Reason
@@ -20,12 +21,11 @@ from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import ATTEMPTS, Suite
 from secagg.protocols.two_servers import upload as upload_module
 from secagg.protocols.two_servers.client import Client
-from secagg.protocols.two_servers.configuration import SharingMode
-from secagg.protocols.two_servers.floors import IndexingFloors
 from secagg.protocols.two_servers.offers import ServerOffer
 from secagg.protocols.two_servers.opened_upload import HalfOpener, OpenedUpload
 from secagg.protocols.two_servers.upload import Upload
 from secagg.session.certificates import issue_certificate
+from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import NO_MODEL
 from tests.harness.indexing_rounds import MIXED_LAYOUT, NOW, IndexingSetup, InsecureIndexingRound, SharingClient
 
@@ -41,7 +41,7 @@ class NoCoins:
         raise AssertionError(f"{count} coins are drawn for servers that are refused")
 
 
-def client_of(made: InsecureIndexingRound, floors: IndexingFloors | None = None, **named: Any) -> SharingClient:
+def client_of(made: InsecureIndexingRound, policy: ClientPolicy | None = None, **named: Any) -> SharingClient:
     setup = made.setup
     key = setup.signing_key_of("client 1")
     brings: dict[str, Any] = {
@@ -50,7 +50,7 @@ def client_of(made: InsecureIndexingRound, floors: IndexingFloors | None = None,
         "capacity": setup.capacity,
         "coins": NoCoins(),
     }
-    return SharingClient(signing_key=key, floors=floors or made.floors, **{**brings, **named})
+    return SharingClient(signing_key=key, policy=policy or made.policy, **{**brings, **named})
 
 
 def shares(made: InsecureIndexingRound, client: SharingClient, **named: Any) -> Any:
@@ -79,7 +79,7 @@ def key_of(party: str) -> bytes:
 
 WEAKER: dict[str, tuple[dict[str, Any], str]] = {
     "suite": ({"suite": Suite.CLASSIC}, "suite"),
-    "mode": ({"mode": SharingMode.UNCHECKED_POINT_FUNCTIONS}, "mode unchecked_point_functions"),
+    "mode": ({"mode": SharingMode.UNCHECKED_POINT_FUNCTIONS}, "mode UNCHECKED_POINT_FUNCTIONS"),
     "authority": ({"authority": key_of("client 9")}, "another authority"),
     "server 0": ({"server_keys": (key_of("client 9"), key_of("server 1"))}, "the servers are not the two"),
     "server 1": ({"server_keys": (key_of("server 0"), key_of("client 9"))}, "the servers are not the two"),
@@ -110,16 +110,16 @@ def test_a_configuration_that_just_meets_the_floors_is_followed() -> None:
 
 def test_a_client_with_default_floors_refuses_all_modes_but_the_checked_one() -> None:
     made = InsecureIndexingRound(SETUP)
-    floors = made.floors
-    default = IndexingFloors(
-        suites=floors.suites,
-        authority=floors.authority,
-        server_keys=floors.server_keys,
-        minimum_cohort=floors.minimum_cohort,
-        maximum_length=floors.maximum_length,
+    policy = made.policy
+    default = ClientPolicy(
+        suites=policy.suites,
+        authority=policy.authority,
+        server_keys=policy.server_keys,
+        minimum_cohort=policy.minimum_cohort,
+        maximum_length=policy.maximum_length,
     )
-    assert default.modes == {SharingMode.CHECKED_POINT_FUNCTIONS}
-    for mode in set(SharingMode) - default.modes:
+    assert default.sharings == {SharingMode.CHECKED_POINT_FUNCTIONS}
+    for mode in set(SharingMode) - default.sharings:
         is_below(
             made,
             client_of(made, default),
@@ -130,7 +130,7 @@ def test_a_client_with_default_floors_refuses_all_modes_but_the_checked_one() ->
 
 def test_longer_vectors_than_a_client_will_share_are_refused() -> None:
     made = InsecureIndexingRound(SETUP)
-    short = replace(made.floors, maximum_length=made.floors.maximum_length - 1)
+    short = replace(made.policy, maximum_length=made.policy.maximum_length - 1)
     is_below(made, client_of(made, short), "longer than")
 
 

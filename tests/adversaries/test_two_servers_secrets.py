@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.choices import SharingMode
 from secagg.crypto.secret import Secret
 from secagg.errors import Misuse, PeerError, Reason, SecAggError, UnexpectedMessage
 from secagg.identifiers import ClientId
@@ -23,7 +24,6 @@ from secagg.parameters import Suite
 from secagg.protocols.two_servers import client as client_module
 from secagg.protocols.two_servers import upload as upload_module
 from secagg.protocols.two_servers.client import Client
-from secagg.protocols.two_servers.configuration import SharingMode
 from secagg.protocols.two_servers.point_functions.one_hot_proof import prove
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 from tests.harness.made_secrets import Made, shows

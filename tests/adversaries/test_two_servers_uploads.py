@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from secagg.blame import between_servers, unverified
+from secagg.choices import SharingMode
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import AuthenticationFailed, MalformedMessage, PeerError, PeerMisbehaved, Reason, UnexpectedMessage
 from secagg.identifiers import ClientId, ServerId
@@ -18,7 +19,6 @@ from secagg.parameters import Suite
 from secagg.protocols.two_servers import client as client_module
 from secagg.protocols.two_servers import opened_upload
 from secagg.protocols.two_servers import upload as upload_module
-from secagg.protocols.two_servers.configuration import SharingMode
 from secagg.protocols.two_servers.point_functions.one_hot_proof import OneHotProof
 from secagg.protocols.two_servers.point_functions.shares import CorrectionWords, ExplicitShare, TreeShare
 from secagg.protocols.two_servers.server import IndexingServer

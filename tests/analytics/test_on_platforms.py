@@ -15,8 +15,8 @@ from secagg.analytics.on_platforms import Answering, round_of, settings_of
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId
+from secagg.platforms.client_node import DIRECTORY_VARIABLE, ClientNode, state_folder
 from secagg.platforms.client_round import Node
-from secagg.platforms.floors import DIRECTORY_VARIABLE, NodeSettings, state_folder
 from secagg.platforms.round_task import Rounds, RoundTask
 from secagg.platforms.settings import SecAggSettings
 from secagg.session.ledger import SpentUpdates
@@ -111,7 +111,7 @@ def test_more_sites_than_rings_are_made_for_are_refused() -> None:
 
 def test_data_are_read_after_both_ledgers_were_charged(charges: SpentUpdates) -> None:
     watched = Watched(epsilon=1)
-    answering = Answering(watched.site, NodeSettings(epsilon=3.0, attempts=1))
+    answering = Answering(watched.site, ClientNode(epsilon=3.0, attempts=1))
     late = answering.late(charges, RUN, 1, IDENTITY, is_new=True)
     assert watched.read == 0
     late.take(answering.plan.update.layout)
@@ -128,7 +128,7 @@ def test_data_are_read_after_both_ledgers_were_charged(charges: SpentUpdates) ->
 def test_a_budget_that_is_spent_refuses_before_data_are_read(charges: SpentUpdates) -> None:
     del charges
     watched, many = Watched(epsilon=1), SpentUpdates(state_folder(), attempts=100)
-    answering = Answering(watched.site, NodeSettings(epsilon=1.5, attempts=100))
+    answering = Answering(watched.site, ClientNode(epsilon=1.5, attempts=100))
     for number in range(2):
         answering.late(many, RUN, number, IDENTITY, is_new=True).take(answering.plan.update.layout)
     assert watched.read == 2 * len(declared().variables)
@@ -143,15 +143,15 @@ def test_a_budget_that_is_spent_refuses_before_data_are_read(charges: SpentUpdat
 
 def test_a_site_with_a_budget_or_a_floor_of_noise_answers_nothing_without(charges: SpentUpdates) -> None:
     watched = Watched()
-    budgeted = Answering(watched.site, NodeSettings(epsilon=3.0, attempts=1))
+    budgeted = Answering(watched.site, ClientNode(epsilon=3.0, attempts=1))
     with pytest.raises(InvalidParameters, match="uploads nothing without noise"):
         budgeted.late(charges, RUN, 1, IDENTITY, is_new=True)
     with pytest.raises(InvalidParameters, match="insists on noise of 2, and the declaration has none"):
-        Answering(watched.site, NodeSettings(noise=2.0, norm=1.0))
+        Answering(watched.site, ClientNode(noise=2.0, norm=1.0))
     noised = Watched(epsilon=8)
     with pytest.raises(InvalidParameters, match=r"insists on noise of 9, and the declaration has noise of 0\.7"):
-        Answering(noised.site, NodeSettings(noise=9.0, norm=1.0))
-    assert Answering(noised.site, NodeSettings(noise=0.5, norm=1.0)).floors.noise == 0
+        Answering(noised.site, ClientNode(noise=9.0, norm=1.0))
+    assert Answering(noised.site, ClientNode(noise=0.5, norm=1.0)).floors.noise == 0
     assert watched.read == 0
 
 

@@ -19,7 +19,6 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.protocols.one_message.client import Ledger, OneMessageMember
-from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.session import (
     OneMessageHelpers,
     OneMessageSettings,
@@ -27,6 +26,7 @@ from secagg.protocols.one_message.session import (
     open_session,
 )
 from secagg.session.certificates import SigningKey, issue_certificate
+from secagg.session.client_policy import ClientPolicy
 from secagg.session.roles import LazyUpdate, Released, Update
 from secagg.session.sockets import NumberedHelpers
 from secagg.wire import MessageKind, message_kind
@@ -80,7 +80,7 @@ class Deployment(StandingHolders):
         key = SETUP.key_of(str(client))
         return OneMessageMember(
             client,
-            floors=Floors.usual(authority.public_key),
+            policy=ClientPolicy(authority=authority.public_key),
             ledger=lambda task: Ledger(task, lambda _: None),
             coins=SystemCoins(),
             clock=lambda: datetime.now(UTC),
@@ -185,10 +185,10 @@ def test_arguments_that_are_no_deployment(tmp_path: Path, capsys: pytest.Capture
     assert main([*record, *others, "--holder", public]) == 0
     serve = ["holder", "serve", "--record", str(tmp_path / "record"), "--socket", str(tmp_path / "socket")]
     serve += ["--authority", public, "--key"]
-    for floors in (["--minimum-holders", "5"], ["--corrupted", "2"]):
-        assert "lower --minimum-holders or --corrupted" in refusal(capsys, *serve, str(key), *floors)
+    for policy in (["--minimum-holders", "5"], ["--corrupted", "2"]):
+        assert "lower --minimum-holders or --corrupted" in refusal(capsys, *serve, str(key), *policy)
     assert main([*serve, str(key), "--minimum-cohort", "1"]) == 2
-    assert "with 0 corrupted clients it is at least 2" in capsys.readouterr().err
+    assert "minimum_cohort is an integer in 2" in capsys.readouterr().err
     other = tmp_path / "other"
     assert main(["holder", "keys", "--out", str(other)]) == 0
     capsys.readouterr()

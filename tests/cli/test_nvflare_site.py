@@ -100,7 +100,7 @@ def test_filters_that_an_operator_has_stay_and_come_first(kit: Path) -> None:
     ("more", "said"),
     [
         (["--floors", "minimum-cohort"], "takes KEY=VALUE"),
-        (["--floors", "minimum-cohort=many"], "is not a floor"),
+        (["--floors", "minimum-cohort=many"], "minimum_cohort is an integer"),
         (["--script", "train.py"], "are for --closed"),
     ],
 )

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.choices import Accumulation, ReleaseForm
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.model_update import (
     Calibration,
@@ -28,7 +29,6 @@ from secagg.compression.product_quantization import ProductQuantization, calibra
 from secagg.compression.scalar_quantization import ScalarQuantization
 from secagg.contract import Aggregate, IndexSegment, ideal_aggregate
 from secagg.contract.codewords import Tables
-from secagg.protocols.enclave.trusted.configuration import Accumulation, ReleaseForm
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, model_digest
 

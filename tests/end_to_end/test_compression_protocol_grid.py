@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.choices import Topology
 from secagg.compression.common import PublicStream
 from secagg.compression.count_sketch import CountSketch
 from secagg.compression.fixed_point import FixedPoint, Identity
@@ -36,7 +37,6 @@ from secagg.contract import Aggregate, LinearDecoder
 from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
-from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.session import ServerState
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, plan_of, same_sum

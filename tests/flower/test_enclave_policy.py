@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from secagg.errors import InvalidParameters, PeerMisbehaved, SecAggError
+from secagg.platforms.client_node import ClientNode
 from secagg.platforms.enclave_plug import NodeJudge, load_judge
-from secagg.platforms.floors import NodeSettings
 from secagg.protocols.enclave.attestation import Evidence, EvidenceFormat, PinnedMeasurement, Policy, Verifier
 from secagg.protocols.enclave.judge import HardwareJudge
 from secagg.protocols.enclave.remote_enclave import SimulatedEvidence
@@ -20,7 +20,7 @@ from secagg.protocols.enclave.remote_enclave import SimulatedEvidence
 PINS = dict.fromkeys(("PCR0", "PCR1", "PCR2"), "ab" * 48)
 SNP = {"MEASUREMENT": "cd" * 48}
 NITRO = PinnedMeasurement(EvidenceFormat.NITRO, {name: bytes.fromhex(value) for name, value in PINS.items()})
-NODE = NodeSettings()
+NODE = ClientNode()
 
 
 def policy(folder: Path, content: Any) -> Path:

@@ -11,7 +11,7 @@ from secagg.cli import main
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
-from secagg.platforms.floors import NodeSettings
+from secagg.platforms.client_node import ClientNode
 from secagg.platforms.keys import load_authority, load_identity, load_roster, make_identities
 from secagg.session.certificates import issue_certificate
 
@@ -118,13 +118,13 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 
 def test_a_simulated_client_finds_its_key_by_its_partition(tmp_path: Path) -> None:
     make_identities(tmp_path, map(ClientId, range(2)), SystemCoins())
-    settings = NodeSettings(identity=str(tmp_path))
+    settings = ClientNode(identity=str(tmp_path))
     assert settings.load_identity({"partition-id": 1}).client == ClientId(1)
     named = settings.raised_by({"secagg-identity": str(tmp_path / "client-0.key")})
     assert named.load_identity({"partition-id": 1}).client == ClientId(0)
 
 
 def test_active_mode_without_a_key_says_where_to_name_it() -> None:
-    settings = NodeSettings()
+    settings = ClientNode()
     with pytest.raises(InvalidParameters, match="secagg-identity"):
         settings.load_identity({})

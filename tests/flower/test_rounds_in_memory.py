@@ -18,7 +18,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.platforms import round_task, server_round
-from secagg.platforms.floors import DIRECTORY_VARIABLE
+from secagg.platforms.client_node import DIRECTORY_VARIABLE
 from secagg.platforms.keys import make_identities
 from secagg.platforms.round_task import RoundTask, message_in, record_of
 from secagg.platforms.settings import SecAggSettings
@@ -639,7 +639,7 @@ def test_a_node_that_requires_it_answers_nothing_in_the_clear_and_names_the_run(
     reply = inner.mod(message, inner.contexts[0], lambda *given: called.append(given))  # type: ignore[arg-type]
     assert reply.has_error()
     assert not called
-    said = "is not a floor" if required == "yes" else f"run {RUN} asks for {kind!r} in the clear"
+    said = "must be True or False" if required == "yes" else f"run {RUN} asks for {kind!r} in the clear"
     assert said in log.text
 
 

@@ -11,16 +11,15 @@ import pytest
 
 from secagg.errors import InvalidParameters
 from secagg.parameters import SecurityMode, usual_dropped
-from secagg.platforms.floors import NodeSettings
-from secagg.platforms.plugs import floors_of, plug_of
+from secagg.platforms.client_node import ClientNode
+from secagg.platforms.plugs import plug_of
 from secagg.platforms.settings import SecAggSettings
 from secagg.quick.model_session import planned
+from secagg.session.client_policy import ClientPolicy
 from secagg.session.registry import find, planned_settings
 
-NODE = NodeSettings(
-    maximum_population=100,
-    allow_simulated_enclave=True,
-    allow_simulated_second_server=True,
+NODE = ClientNode.of(
+    {"maximum_population": 100, "allow_simulated_enclave": True, "allow_simulated_second_server": True}
 )
 
 
@@ -231,10 +230,10 @@ def test_metrics_are_named_by_a_string_or_by_a_tuple() -> None:
     ("key", "value", "name", "kept", "raised"),
     [
         ("secagg-minimum-cohort", 10, "minimum_cohort", 2, 10),
-        ("secagg-minimum-threshold", 5, "minimum_threshold", 1, 5),
+        ("secagg-minimum-threshold", 5, "minimum_threshold", 2, 5),
         ("secagg-minimum-modulus-bits", 16, "minimum_modulus_bits", 1, 16),
         ("secagg-assumed-corrupted", 4, "assumed_corrupted", 0, 4),
-        ("secagg-privacy-bits", 60, "privacy_bits", 10, 60),
+        ("secagg-privacy-bits", 60, "privacy_bits", 40, 60),
         ("secagg-minimum-holders", 5, "minimum_holders", 3, 5),
         ("secagg-assumed-corrupted-holders", 2, "assumed_corrupted_holders", 0, 2),
         ("secagg-maximum-population", 50, "maximum_population", 1000, 50),
@@ -244,15 +243,31 @@ def test_metrics_are_named_by_a_string_or_by_a_tuple() -> None:
     ],
 )
 def test_an_operator_raises_a_floor_and_lowers_none(key: str, value: int, name: str, kept: int, raised: int) -> None:
-    assert getattr(NODE.raised_by({key: value}), name) == raised
+    changed = NODE.raised_by({key: value})
+    assert getattr(changed if hasattr(changed, name) else changed.policy, name) == raised
     assert NODE.raised_by({key: kept}) == NODE
 
 
 def test_an_operator_narrows_modes_and_adds_none() -> None:
-    assert NODE.raised_by({"secagg-modes": "active"}).modes == ("active",)
-    assert NODE.raised_by({"secagg-modes": "active,none"}).modes == ("active",)
-    with pytest.raises(InvalidParameters):
-        floors_of(NODE.raised_by({"secagg-modes": "none"}))
+    assert NODE.raised_by({"secagg-modes": "active"}).policy.modes == {SecurityMode.ACTIVE}
+    assert NODE.raised_by({"secagg-modes": "active,semi-honest"}).policy == NODE.policy
+    with pytest.raises(InvalidParameters, match="modes must be some of semi_honest, active"):
+        NODE.raised_by({"secagg-modes": "active,none"})
+    with pytest.raises(InvalidParameters, match="at least one SecurityMode"):
+        NODE.raised_by({"secagg-modes": "active"}).raised_by({"secagg-modes": "semi_honest"})
+
+
+@pytest.mark.parametrize("key", ["secagg-minimum-cohort", "secagg-noise", "secagg-attempts", "secagg-epsilon"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), True, "5", None, -1])
+def test_nothing_but_a_number_is_one(key: str, value: Any) -> None:
+    with pytest.raises(InvalidParameters, match=key.removeprefix("secagg-").replace("-", "_")):
+        NODE.raised_by({key: value})
+
+
+def test_an_operator_cannot_loosen_a_policy_below_what_is_safe() -> None:
+    for key, value in (("minimum-cohort", 1), ("privacy-bits", 10), ("minimum-threshold", 1)):
+        with pytest.raises(InvalidParameters, match=key.replace("-", "_")):
+            NODE.raised_by({f"secagg-{key}": value})
 
 
 def test_an_operator_cannot_allow_what_the_app_does_not() -> None:
@@ -265,7 +280,7 @@ def test_an_operator_names_the_two_servers() -> None:
 
 
 def test_an_operator_names_the_protocols() -> None:
-    narrowed = replace(NODE, maximum_population=10_000).raised_by({"secagg-protocols": "enclave"})
+    narrowed = replace(NODE, policy=ClientPolicy()).raised_by({"secagg-protocols": "enclave"})
     narrowed.require_protocol("enclave")
     with pytest.raises(InvalidParameters, match="accepts enclave"):
         narrowed.require_protocol("pairwise")
@@ -273,5 +288,5 @@ def test_an_operator_names_the_protocols() -> None:
 
 @pytest.mark.parametrize("config", [{"secagg-minimum-cohort": "10"}, {"secagg-cohort": 3}, {"secagg-identity": 3}])
 def test_a_node_key_that_is_none_is_refused(config: dict[str, Any]) -> None:
-    with pytest.raises(InvalidParameters, match="is not a floor"):
+    with pytest.raises(InvalidParameters, match=r"an option of the node"):
         NODE.raised_by({"partition-id": 1, **config})

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from secagg.choices import Accumulation, ReleaseForm
 from secagg.contract import Aggregate, Layout, Payload, ideal_aggregate
 from secagg.contract.codewords import CodewordTable, Tables
 from secagg.contract.layout import IndexSegment, RingSegment
@@ -29,11 +30,10 @@ from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave.client import Client, SealLedger, Upload, VerifiedEnclave, seal_indices, vector_digest
-from secagg.protocols.enclave.floors import EnclaveFloors
 from secagg.protocols.enclave.remote_enclave import SimulatedEnclave, SimulatedJudge
 from secagg.protocols.enclave.server import EnclaveConnection, Server
-from secagg.protocols.enclave.session import EnclaveMember, EnclaveSettings, PrivacyFloor
-from secagg.protocols.enclave.trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm
+from secagg.protocols.enclave.session import EnclaveMember, EnclaveSettings, PrivacyLimit
+from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
 from secagg.protocols.enclave.trusted.messages import (
     ModelStamp,
     Receipt,
@@ -44,6 +44,7 @@ from secagg.protocols.enclave.trusted.messages import (
     sealing_info,
 )
 from secagg.session.certificates import Authority, Certificate, SigningKey, issue_certificate
+from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import SpentUpdates
 from secagg.session.roles import LazyUpdate, Subject
 from secagg.simulation.insecure_coins import InsecureSeededCoins
@@ -81,7 +82,7 @@ class EnclaveSetup:
     noise_kind: NoiseKind = NoiseKind.DISCRETE_GAUSSIAN
     l2_bounds: tuple[int, ...] = ()
     releases_per_client: int = 1
-    privacy: PrivacyFloor | None = None
+    privacy: PrivacyLimit | None = None
     has_authority: bool = True
     maximum_seals: int | None = None
     """Of each client's ledger; where privacy is asked for, what an epoch allows unless it is given."""
@@ -261,7 +262,8 @@ class InsecureEnclaveSession:
         member = EnclaveMember(
             certificate=self.certificate_of(number, signing_key),
             signing_key=signing_key,
-            floors=self.floors,
+            policy=self.policy,
+            privacy=setup.privacy,
             judge=SimulatedJudge(),
             ledger=lambda _: ledger,
             clock=lambda: self.now,
@@ -283,15 +285,14 @@ class InsecureEnclaveSession:
         )
 
     @property
-    def floors(self) -> EnclaveFloors:
-        return EnclaveFloors(
+    def policy(self) -> ClientPolicy:
+        return ClientPolicy(
             suites=frozenset({self.setup.suite}),
+            forms=frozenset({ReleaseForm.DECODED_SUM, self.setup.form}),
+            accumulations=frozenset({Accumulation.OBLIVIOUS, self.setup.accumulation}),
+            authority=self.authority.public_key if self.setup.has_authority else None,
             minimum_cohort=self.setup.minimum_cohort,
             maximum_length=sum(segment.length for segment in self.setup.layout.segments),
-            authority=self.authority.public_key if self.setup.has_authority else None,
-            histograms_accepted=self.setup.form is ReleaseForm.HISTOGRAM,
-            direct_accepted=self.setup.accumulation is Accumulation.DIRECT,
-            privacy=self.setup.privacy,
         )
 
     def verified(self, enclave: SimulatedEnclave | None = None) -> VerifiedEnclave:

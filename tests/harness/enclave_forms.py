@@ -8,11 +8,11 @@ from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
+from secagg.choices import Accumulation, ReleaseForm
 from secagg.contract.layout import Layout, RingSegment, RowSegment
 from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave.remote_enclave import RemoteEnclave
-from secagg.protocols.enclave.trusted.configuration import Accumulation, ReleaseForm
 from tests.harness.enclave_buffers import RING_LAYOUT, EnclaveSetup, Host, InsecureEnclaveSession, model_digest
 
 NORMS = (9, 0)

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from secagg.choices import SharingMode
 from secagg.contract import Aggregate, Layout, Payload, ideal_aggregate
 from secagg.contract.layout import IndexSegment, RingSegment
 from secagg.crypto.ring import RingVector, low_bits
@@ -24,8 +25,7 @@ from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.two_servers.client import Client
-from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
-from secagg.protocols.two_servers.floors import IndexingFloors
+from secagg.protocols.two_servers.configuration import IndexingConfiguration
 from secagg.protocols.two_servers.offers import Invitation, RoundOffers, RoundStamp, UploadHalves
 from secagg.protocols.two_servers.release import RoundResult
 from secagg.protocols.two_servers.run import check
@@ -35,6 +35,7 @@ from secagg.protocols.two_servers.session import TwoServersMember
 from secagg.protocols.two_servers.standing_server import StandingFloors, lanes_of
 from secagg.protocols.two_servers.upload import HalfForm, Upload, index_body_bytes, public_bytes, ring_bytes
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
+from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import NO_MODEL, SpentUpdates
 from secagg.session.roles import LazyUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins
@@ -162,7 +163,7 @@ class SharingClient:
 
     certificate: Certificate
     signing_key: SigningKey
-    floors: IndexingFloors
+    policy: ClientPolicy
     layout: Layout
     capacity: int
     coins: Any
@@ -187,7 +188,7 @@ class SharingClient:
         member = UnboundMember(
             certificate=self.certificate,
             signing_key=self.signing_key,
-            floors=self.floors,
+            policy=self.policy,
             charge=self.ledger.charge,
             clock=always(now),
             coins=self.coins,
@@ -281,7 +282,7 @@ class InsecureIndexingRound:
         return SharingClient(
             certificate=issue_certificate(authority, ClientId(number), signing_key.public_key),
             signing_key=signing_key,
-            floors=self.floors,
+            policy=self.policy,
             layout=setup.layout,
             capacity=setup.capacity,
             ledger=ledger or SpentUpdates(),
@@ -289,15 +290,15 @@ class InsecureIndexingRound:
         )
 
     @property
-    def floors(self) -> IndexingFloors:
+    def policy(self) -> ClientPolicy:
         configuration = self.setup.configuration
-        return IndexingFloors(
+        return ClientPolicy(
             suites=frozenset({configuration.suite}),
             authority=configuration.authority,
             server_keys=configuration.server_keys,
             minimum_cohort=configuration.minimum_cohort,
             maximum_length=sum(segment.length for segment in configuration.layout.segments),
-            modes=frozenset({configuration.mode}),
+            sharings=frozenset({configuration.mode}),
         )
 
     def share(

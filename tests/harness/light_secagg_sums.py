@@ -11,9 +11,9 @@ from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.light_secagg.client import Client
 from secagg.protocols.light_secagg.configuration import MAXIMUM_CLIENTS, Configuration
-from secagg.protocols.light_secagg.floors import Floors
 from secagg.protocols.light_secagg.server import Server
 from secagg.protocols.light_secagg.session import LightSecAggMember
+from secagg.session.client_policy import ClientPolicy
 from secagg.session.roles import LazyUpdate, Subject, Update
 from tests.harness.planted import always
 
@@ -44,7 +44,7 @@ def subject_of(configuration: Configuration) -> Subject:
 
 def member_of(client: ClientId, coins: Coins) -> LightSecAggMember:
     """Return a client with the lowest floors and no ledger."""
-    floors = Floors(
+    policy = ClientPolicy(
         modes=frozenset({SecurityMode.SEMI_HONEST}),
         suites=frozenset(Suite),
         minimum_cohort=2,
@@ -53,7 +53,7 @@ def member_of(client: ClientId, coins: Coins) -> LightSecAggMember:
         maximum_length=1 << 40,
         maximum_population=MAXIMUM_CLIENTS,
     )
-    return LightSecAggMember(client, floors=floors, coins=coins, charge=always(None))
+    return LightSecAggMember(client, policy=policy, coins=coins, charge=always(None))
 
 
 def client_with(configuration: Configuration, client: ClientId, payload: Payload, coins: Coins) -> Client:

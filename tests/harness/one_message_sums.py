@@ -21,7 +21,6 @@ from secagg.identifiers import ClientId
 from secagg.parameters import ATTEMPTS, SecurityMode, Suite
 from secagg.protocols.one_message.client import Client, ClientRecord, Ledger, OneMessageMember
 from secagg.protocols.one_message.configuration import NO_KEY, EpochRecord, HolderIdentity, HolderSignature, Offer
-from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.masks import EpochRing
 from secagg.protocols.one_message.messages import Upload
@@ -39,6 +38,7 @@ from secagg.protocols.one_message.session import (
 )
 from secagg.protocols.one_message.tally import Tally
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
+from secagg.session.client_policy import ClientPolicy
 from secagg.session.roles import LazyUpdate, Subject, Update
 from secagg.session.sockets import AskAll
 from secagg.simulation.insecure_coins import InsecureSeededCoins
@@ -174,19 +174,19 @@ class InsecureSum:
         self.stored = dict[ClientId, bytes]()
 
     @property
-    def floors(self) -> Floors:
+    def policy(self) -> ClientPolicy:
         setup = self.setup
-        return Floors(
-            authority=self.record.authority,
+        return ClientPolicy(
+            authority=self.record.authority if setup.is_active else None,
             suites=frozenset({setup.suite}),
             modes=frozenset({setup.mode}),
-            least_holders=setup.holders,
-            assumed_corrupted=setup.corrupted,
-            assumed_corrupted_clients=setup.corrupted_clients,
+            minimum_holders=setup.holders,
+            assumed_corrupted_holders=setup.corrupted,
+            assumed_corrupted=setup.corrupted_clients,
             minimum_cohort=setup.minimum_cohort,
             minimum_modulus_bits=1,
             maximum_length=1 << 20,
-            maximum_capacity=setup.capacity,
+            maximum_population=setup.capacity,
         )
 
     def clock(self) -> datetime:
@@ -210,7 +210,7 @@ class InsecureSum:
             record,
             position,
             coins=coins or COINS,
-            floors=self.floors,
+            policy=self.policy,
             clock=self.clock,
             signing_key=key,
             ticks=lambda: self.now - self.stood_still,
@@ -251,7 +251,7 @@ class InsecureSum:
 
         ledger = Ledger(TASK, store, self.stored.get(client), attempts=self.attempts)
         usual: dict[str, Any] = {
-            "floors": self.floors,
+            "policy": self.policy,
             "ledger": for_any_task(ledger),
             "coins": self.setup.coins_of(f"{client} in round {self.setup.round_number}{self.salt}"),
             "clock": self.clock,

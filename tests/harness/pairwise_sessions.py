@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from secagg.choices import Topology
 from secagg.contract import Aggregate, Layout, Payload, RingSegment, ideal_aggregate
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
@@ -35,14 +36,13 @@ from secagg.protocols.pairwise_mask.configuration import (
     Seat,
     SessionConfiguration,
 )
-from secagg.protocols.pairwise_mask.floors import ClientFloors
-from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.plan import PairwiseSettings, SessionPlan, plan_session
 from secagg.protocols.pairwise_mask.relay import RelayedShares, Settled, deliver_shares
 from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares
 from secagg.protocols.pairwise_mask.rounds3_4_unmasking import AnsweredFor, Asked, UnmaskingShares, signed_unmasking
 from secagg.protocols.pairwise_mask.session import Server, ServerState
 from secagg.session.certificates import Authority, Certificate, SigningKey, issue_certificate
+from secagg.session.client_policy import ClientPolicy
 from secagg.session.roles import LazyUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, message_kind
@@ -122,8 +122,8 @@ class SessionSetup:
         return tuple(ClientId(1000 + 7 * index) for index in range(self.population))
 
     @property
-    def floors(self) -> ClientFloors:
-        return ClientFloors(
+    def policy(self) -> ClientPolicy:
+        return ClientPolicy(
             suites=frozenset({self.suite}),
             modes=frozenset({self.mode}),
             minimum_cohort=self.minimum_cohort,
@@ -242,7 +242,7 @@ class InsecurePairwiseSession:
         setup: SessionSetup | None = None,
         *,
         adversary: Adversary = pass_on,
-        floors: ClientFloors | None = None,
+        policy: ClientPolicy | None = None,
         payload_of: Callable[[ClientId], Payload] | None = None,
     ) -> None:
         """Certify and enrol the clients, and start the server.
@@ -253,7 +253,7 @@ class InsecurePairwiseSession:
         """
         self.setup = setup or SessionSetup()
         self.adversary = adversary
-        self.floors = floors or self.setup.floors
+        self.policy = policy or self.setup.policy
         self.authority_key = insecure_signing_key("authority", self.setup.seed)
         self.authority = Authority(self.authority_key.public_key)
         self.signing_keys = {
@@ -282,14 +282,14 @@ class InsecurePairwiseSession:
         self,
         client: ClientId,
         *,
-        floors: ClientFloors | None = None,
+        policy: ClientPolicy | None = None,
         update: LazyUpdate | None = None,
         capacity: int = MUCH,
         coins: Coins | None = None,
         certificate: Certificate | None = None,
     ) -> Client:
         """Make a client as the session makes them, but for what is given; it is not online until somebody says so."""
-        member = self.member(client, floors=floors, coins=coins, certificate=certificate)
+        member = self.member(client, policy=policy, coins=coins, certificate=certificate)
         return Client(member, replace(self.setup.subject, capacity=capacity), update or self.update_of(client))
 
     def update_of(self, client: ClientId) -> LazyUpdate:
@@ -387,7 +387,7 @@ class InsecurePairwiseSession:
         self,
         client: ClientId,
         *,
-        floors: ClientFloors | None = None,
+        policy: ClientPolicy | None = None,
         coins: Coins | None = None,
         signing_key: SigningKey | None = None,
         certificate: Certificate | None = None,
@@ -398,7 +398,7 @@ class InsecurePairwiseSession:
         certified = certificate or issue_certificate(self.authority_key, client, key.public_key)
         return PairwiseMember(
             client,
-            floors=floors or self.floors,
+            policy=policy or self.policy,
             coins=coins or self.setup.coins_of(str(client)),
             authority=self.authority if active else None,
             signing_key=key if active else None,

@@ -12,8 +12,9 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId
 from secagg.platforms.keys import AUTHORITY_FILE, load_authority, make_identities
-from secagg.protocols.one_message import Floors, Holder, HolderIdentity, plan_epoch
+from secagg.protocols.one_message import Holder, HolderIdentity, plan_epoch
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SigningKey
+from secagg.session.client_policy import ClientPolicy
 from secagg.session.sockets import Service
 
 PROTOCOLS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -54,7 +55,7 @@ def holding(folder: Path, number: int = 1) -> dict[str, str]:
             record,
             position,
             coins=SystemCoins(),
-            floors=Floors.usual(authority.public_key),
+            policy=ClientPolicy(authority=authority.public_key),
             clock=lambda: datetime.now(UTC),
             signing_key=key,
         )

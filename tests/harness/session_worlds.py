@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from secagg.choices import Topology
 from secagg.conformance.sessions import MODEL, SessionCandidate
 from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.entropy import SystemCoins
@@ -18,7 +19,6 @@ from secagg.protocols.enclave.session import EnclaveSettings
 from secagg.protocols.light_secagg.session import LightSecAggSettings
 from secagg.protocols.one_message.session import OneMessageSettings
 from secagg.protocols.pairwise_mask import PairwiseSettings
-from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.two_servers.session import TwoServersSettings
 from secagg.session.registry import ProtocolEntry, find
 from secagg.session.roles import Subject

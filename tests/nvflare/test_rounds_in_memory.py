@@ -192,7 +192,7 @@ def test_a_server_names_one_task_in_a_job(folder: Path, caplog: pytest.LogCaptur
         ("[", "holds floors by keys such as"),
         ("[]", "holds floors by keys such as"),
         ('{"minimum-cohort": 9}', "holds floors by keys such as"),
-        ('{"secagg-minimum-cohort": "9"}', "is not a floor"),
+        ('{"secagg-minimum-cohort": "9"}', "minimum_cohort is an integer"),
     ],
 )
 def test_an_operator_raises_the_floors_of_a_job_and_a_file_that_cannot_be_read_is_not_passed_over(

@@ -18,14 +18,16 @@ import pytest
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId
-from secagg.platforms import floors
+from secagg.platforms import client_node
+from secagg.platforms.client_node import ClientNode
 from secagg.platforms.client_round import begun_app
-from secagg.platforms.floors import NodeSettings
 from secagg.platforms.keys import make_identities
 from secagg.platforms.one_message_plug import StandingHolders
 from secagg.platforms.round_task import Rounds
 from secagg.platforms.settings import SecAggSettings
+from secagg.session import registry
 from secagg.session.ledger import Spent
+from secagg.session.registry import find, names
 from secagg.session.sealed_state import StateDirectory
 from secagg.session.store import Store
 from tests.harness.one_message_sums import InsecureSum, SumSetup
@@ -42,7 +44,7 @@ STRICTER: dict[str, Any] = {
 @pytest.mark.parametrize("name", STRICTER)
 @pytest.mark.parametrize("protocol", ["enclave", "two-servers"])
 def test_a_floor_that_would_act_nowhere_is_refused(name: str, protocol: str) -> None:
-    floors = replace(NodeSettings(), **{name: STRICTER[name]})
+    floors = ClientNode.of({name: STRICTER[name]})
     with pytest.raises(InvalidParameters, match=f"secagg-{name.replace('_', '-')}, which {protocol} does not") as found:
         floors.require_protocol(protocol)
     assert found.value.reason is Reason.BELOW_FLOOR
@@ -58,52 +60,63 @@ def test_a_floor_that_would_act_nowhere_is_refused(name: str, protocol: str) -> 
         ("one-message", {"privacy_bits": 41}),
         ("lightsecagg", {"minimum_threshold": 3}),
         ("lightsecagg", {"minimum_holders": 9}),
+        ("pairwise", {"minimum_holders": 9}),
+        ("two-servers", {"assumed_corrupted_holders": 2}),
+        ("enclave", {"topologies": "full"}),
         ("registered", {"minimum_cohort": 4}),
         ("registered", {"maximum_population": 9}),
     ],
 )
-def test_other_floors_that_would_act_nowhere_are_refused_too(protocol: str, floor: dict[str, Any]) -> None:
-    floors = NodeSettings(protocols=(protocol,), **floor)
-    with pytest.raises(InvalidParameters, match="would act nowhere"):
+def test_other_floors_that_would_act_nowhere_are_refused_too(
+    monkeypatch: pytest.MonkeyPatch, protocol: str, floor: dict[str, Any]
+) -> None:
+    """A protocol that was registered keeps what its entry names, and nothing by default."""
+    registered = replace(find("lightsecagg"), name="registered", keeps=frozenset())
+    monkeypatch.setattr(registry, "_REGISTERED", {name: find(name) for name in names()} | {"registered": registered})
+    floors = ClientNode.of({"protocols": protocol, **floor})
+    with pytest.raises(InvalidParameters, match="would have no effect"):
         floors.require_protocol(protocol)
 
 
 @pytest.mark.parametrize("floor", [{"minimum_cohort": 9}, {"assumed_corrupted": 2}, {"maximum_population": 9}])
 def test_floors_that_light_secaggs_have_are_not_refused(floor: dict[str, Any]) -> None:
-    NodeSettings(protocols=("lightsecagg",), **floor).require_protocol("lightsecagg")
+    ClientNode.of({"protocols": "lightsecagg", **floor}).require_protocol("lightsecagg")
 
 
 @pytest.mark.parametrize("zero", [0, 0.0])
 def test_an_operator_who_writes_zero_takes_no_budget_and_no_norm_away(zero: float) -> None:
-    own = NodeSettings(noise=1.0, norm=0.5, epsilon=2.0, delta=1e-7)
+    own = ClientNode(noise=1.0, norm=0.5, epsilon=2.0, delta=1e-7)
     assert own.raised_by({f"secagg-{name}": zero for name in ("noise", "norm", "epsilon", "delta")}) == own
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("-inf")])
 @pytest.mark.parametrize("own", [0.0, 2.0])
 def test_a_budget_that_is_no_number_above_zero_is_refused(value: float, own: float) -> None:
-    floors = NodeSettings(noise=1.0, norm=0.5, epsilon=own).raised_by({"secagg-epsilon": value})
-    with pytest.raises(InvalidParameters, match="epsilon of a budget is a number above 0"):
-        floors.privacy_ledger(None)
+    with pytest.raises(InvalidParameters, match="epsilon must be a number of at least 0"):
+        ClientNode(noise=1.0, norm=0.5, epsilon=own).raised_by({"secagg-epsilon": value})
 
 
 def test_a_delta_without_an_epsilon_is_refused() -> None:
     with pytest.raises(InvalidParameters, match="secagg-delta is of secagg-epsilon, which is 0"):
-        NodeSettings().raised_by({"secagg-delta": 1e-9}).privacy_ledger(None)
+        ClientNode().raised_by({"secagg-delta": 1e-9}).privacy_ledger(None)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("allow_simulated_enclave", "no", "is true or false"),
-        ("allow_repeats", 0, "is true or false"),
-        ("protocols", "pairwise", "is a tuple of strings"),
-        ("suites", (1,), "is a tuple of strings"),
+        ("allow_simulated_enclave", "no", "must be True or False"),
+        ("allow_repeats", 0, "must be True or False"),
+        ("protocols", 3, "must be names"),
+        ("suites", (1,), "must be some of classic, hybrid"),
         ("minimum_cohort", "10", "is an integer"),
         ("minimum_cohort", True, "is an integer"),
-        ("noise", "1", "is a number"),
-        ("servers", 3, "is a string"),
-        ("minimum_cohorts", 3, "is not a floor of a client; there are minimum_cohort"),
+        ("minimum_cohort", float("nan"), "is an integer"),
+        ("noise", "1", "is a number|must be a number"),
+        ("noise", True, "must be a number"),
+        ("noise", float("nan"), "must be a number"),
+        ("servers", 3, "must be text"),
+        ("minimum_cohorts", 3, "did you mean minimum_cohort"),
+        ("authority", bytes(32), "there is no option authority"),
     ],
 )
 def test_a_floor_of_another_type_or_name_is_refused(name: str, value: object, said: str) -> None:
@@ -135,13 +148,13 @@ def identity_of(client: int, authority: bytes = bytes(32)) -> Any:
 
 @pytest.fixture
 def states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StateDirectory:
-    monkeypatch.setenv(floors.DIRECTORY_VARIABLE, str(tmp_path / "ledgers"))
+    monkeypatch.setenv(client_node.DIRECTORY_VARIABLE, str(tmp_path / "ledgers"))
     return StateDirectory(tmp_path / "states", coins=SystemCoins())
 
 
 def test_an_epoch_that_a_client_reached_is_never_older(states: StateDirectory) -> None:
     del states
-    newest = Store.at(floors.state_folder())
+    newest = Store.at(client_node.state_folder())
     for number in (2, 3, 1):
         newest.reach(b"authority", 7, number)
     assert [newest.newest(b"authority", 7), newest.newest(b"authority", 8), newest.newest(b"another", 7)] == [3, 0, 0]
@@ -150,7 +163,7 @@ def test_an_epoch_that_a_client_reached_is_never_older(states: StateDirectory) -
 def test_a_new_key_or_another_authority_brings_no_new_ledger(states: StateDirectory) -> None:
     """A server that has clients certified once more would ask each for the same updates again."""
     spent = Spent(b"a task", 1, b"m" * 32)
-    usual, named = NodeSettings(attempts=1), NodeSettings(attempts=1, data_name="ward 3")
+    usual, named = ClientNode(attempts=1), ClientNode(attempts=1, data_name="ward 3")
     usual.charges(identity_of(3), states, ClientId(3)).charge(spent)
     with pytest.raises(PeerMisbehaved):
         usual.charges(identity_of(3, b"another"), states, ClientId(3)).charge(spent)
@@ -166,14 +179,14 @@ def test_a_new_key_or_another_authority_brings_no_new_ledger(states: StateDirect
 
 def test_clients_of_one_authority_have_ledgers_of_their_own(states: StateDirectory) -> None:
     for client in (3, 4):
-        NodeSettings(attempts=1).charges(identity_of(client), states, ClientId(client)).charge(
+        ClientNode(attempts=1).charges(identity_of(client), states, ClientId(client)).charge(
             Spent(b"a task", 1, b"m" * 32)
         )
 
 
 def test_a_budget_belongs_to_data(states: StateDirectory) -> None:
     del states
-    settings = NodeSettings(noise=1.0, norm=0.5, epsilon=2.0, data_name="ward 3")
+    settings = ClientNode(noise=1.0, norm=0.5, epsilon=2.0, data_name="ward 3")
     ledgers = [settings.privacy_ledger(each) for each in (identity_of(1), identity_of(2, b"another"), None)]
     assert {repr(each) for each in ledgers} == {repr(ledgers[0])}
     with pytest.raises(InvalidParameters, match=r"no key that it is known by: name its data"):
@@ -182,12 +195,12 @@ def test_a_budget_belongs_to_data(states: StateDirectory) -> None:
 
 def test_a_client_without_a_key_has_its_updates_counted(states: StateDirectory) -> None:
     """Once they were known by numbers only, and any number of sums held one model's update."""
-    charges = NodeSettings(attempts=2).charges(None, states, ClientId(5))
+    charges = ClientNode(attempts=2).charges(None, states, ClientId(5))
     for number in (1, 2):
         charges.charge(Spent(b"a task", number, b"m" * 32))
     with pytest.raises(PeerMisbehaved, match="2 times for the model"):
         charges.charge(Spent(b"a task", 3, b"m" * 32))
-    again = NodeSettings(attempts=2).charges(None, states, ClientId(5))
+    again = ClientNode(attempts=2).charges(None, states, ClientId(5))
     with pytest.raises(PeerMisbehaved, match="2 times for the model"):
         again.charge(Spent(b"another run", 1, b"m" * 32))
 
@@ -196,21 +209,21 @@ def test_a_client_without_a_key_or_a_name_is_told_how_it_is_known(
     states: StateDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    NodeSettings(data_name="ward 3").charges(None, states, ClientId(5))
+    ClientNode(data_name="ward 3").charges(None, states, ClientId(5))
     assert "no key" not in caplog.text
-    NodeSettings().charges(None, states, ClientId(5))
+    ClientNode().charges(None, states, ClientId(5))
     assert "no key and no secagg-data-name: its uploads are known by its number 5 only" in caplog.text
 
 
 def test_an_operator_who_raises_such_a_floor_is_heard() -> None:
-    floors = NodeSettings().raised_by({"secagg-assumed-corrupted": 3})
+    floors = ClientNode().raised_by({"secagg-assumed-corrupted": 3})
     with pytest.raises(InvalidParameters, match="leave enclave out of secagg-protocols"):
         floors.require_protocol("enclave")
     floors.raised_by({"secagg-protocols": "pairwise"}).require_protocol("pairwise")
 
 
 def test_floors_that_protocols_have_are_no_obstacle() -> None:
-    floors = NodeSettings(minimum_cohort=9, minimum_threshold=2, suites=("hybrid",))
+    floors = ClientNode.of({"minimum_cohort": 9, "minimum_threshold": 2, "suites": ("hybrid",)})
     floors.require_protocol("enclave")
     floors.require_protocol("two-servers")
 

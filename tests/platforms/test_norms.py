@@ -16,8 +16,8 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Reason, SecAggError
 from secagg.identifiers import ClientId
 from secagg.platforms import LOG
+from secagg.platforms.client_node import DIRECTORY_VARIABLE, PARTITION, ClientNode
 from secagg.platforms.client_round import Node, NodeRound, Trained, Training
-from secagg.platforms.floors import DIRECTORY_VARIABLE, PARTITION, NodeSettings
 from secagg.platforms.keys import ROSTER_FILE, make_identities
 from secagg.platforms.round_task import Means, Rounds, RoundTask
 from secagg.platforms.schemes import SchemeChoice, norms_in_steps
@@ -47,7 +47,9 @@ def enclave(folder: Path, **settings: Any) -> SecAggSettings:
 def joined(folder: Path, task: RoundTask, number: int, **floors: Any) -> NodeRound:
     identity = str(folder / "keys") if task.terms.is_certified else None
     node = Node(
-        settings=NodeSettings(identity=identity, allow_simulated_enclave=True, data_name=f"data {number}", **floors),
+        settings=ClientNode.of(
+            {"identity": identity, "allow_simulated_enclave": True, "data_name": f"data {number}", **floors}
+        ),
         config={PARTITION: number},
         client=ClientId(number),
         run="t",
@@ -143,8 +145,8 @@ def test_an_enclave_with_another_bound_than_the_terms_say_is_refused(
 def test_an_operator_can_refuse_that_a_program_sees_values(folder: Path) -> None:
     with pytest.raises(SecAggError, match="sees every client's values"):
         played(folder, Rounds(enclave(folder, max_norm=NORM)), lambda _: 0.01, sealed_vectors_accepted=False)
-    strict = NodeSettings(sealed_vectors_accepted=False)
-    assert not strict.raised_by({"secagg-sealed-vectors-accepted": True}).sealed_vectors_accepted
+    strict = ClientNode.of({"sealed_vectors_accepted": False})
+    assert strict.raised_by({"secagg-sealed-vectors-accepted": True}) == strict
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved
 from secagg.identifiers import ClientId
 from secagg.parameters import ATTEMPTS
 from secagg.platforms import LOG, Left, code_of
+from secagg.platforms.client_node import DIRECTORY_VARIABLE, ClientNode
 from secagg.platforms.client_round import Node, NodeRound, Trained, Training, bounds_of
-from secagg.platforms.floors import DIRECTORY_VARIABLE, NodeSettings
 from secagg.platforms.round_task import Means, Rounds, RoundTask, TooFewTrained
 from secagg.platforms.schemes import noise_settings
 from secagg.platforms.settings import SecAggSettings
@@ -229,7 +229,7 @@ def test_rounding_of_examples_is_unbiased_and_remembered() -> None:
 
 def node(folder: Path) -> Node:
     return Node(
-        settings=NodeSettings(data_name="mine"),
+        settings=ClientNode(data_name="mine"),
         config={},
         client=ClientId(1),
         run="t",

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from secagg.choices import Topology
 from secagg.compression.scalar_quantization import DitheredQuantization, dithered_ring
 from secagg.contract import Layout, Payload, RingSegment, ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
@@ -31,7 +32,6 @@ from secagg.parameters import SecurityMode
 from secagg.protocols.enclave.session import EnclaveSettings
 from secagg.protocols.one_message.session import OneMessageSettings
 from secagg.protocols.pairwise_mask import PairwiseSettings
-from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.session.registry import find, names
 from secagg.session.roles import LazyUpdate, Released, Subject, Update
 from secagg.session.run import Measured, run

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
-from types import ModuleType
+from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,14 +26,10 @@ from secagg import Session
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
 from secagg.identifiers import ClientId
-from secagg.parameters import usual_corrupted, usual_dropped
-from secagg.protocols.enclave import simulation as enclave
-from secagg.protocols.light_secagg import simulation as light_secagg
-from secagg.protocols.one_message import simulation as one_message
-from secagg.protocols.pairwise_mask import simulation as pairwise_mask
-from secagg.protocols.two_servers import simulation as two_servers
+from secagg.parameters import SecurityMode, usual_corrupted, usual_dropped
 from secagg.quick.trees import Shapes, digest_of, leaves
-from secagg.session.registry import ProtocolName, names
+from secagg.session.client_policy import ClientPolicy
+from secagg.session.registry import ProtocolName, find, names
 from secagg.session.run import Measured, run
 
 PROTOCOLS = [name for name in names() if name != "plain-sum"]
@@ -291,7 +288,7 @@ def test_names_that_repeat_drop_one_client() -> None:
 def test_too_few_says_why_clients_left() -> None:
     with pytest.raises(ThresholdNotMet) as caught:
         secagg.aggregate([np.ones(2)] * 3, clip=1.0, protocol="enclave", lifetime=timedelta(days=3))
-    assert [note for note in caught.value.__notes__ if "its keys live longer than a day" in note]
+    assert [note for note in caught.value.__notes__ if "its keys last" in note]
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -533,51 +530,50 @@ def test_the_quick_interface_is_loaded_when_it_is_used_and_not_before() -> None:
         secagg.sum  # type: ignore[attr-defined]  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
 
-Usual = Callable[[Any, int, dict[str, Any]], Any]
-FLOORS: dict[str, tuple[ModuleType, str, Usual]] = {
-    "pairwise": (pairwise_mask, "ClientFloors", lambda floors, clients, _: floors.usual(clients)),
-    "enclave": (enclave, "EnclaveFloors", lambda floors, clients, had: floors.usual(clients, had["authority"])),
-    "two-servers": (
-        two_servers,
-        "IndexingFloors",
-        lambda floors, clients, had: floors.usual(clients, had["authority"], had["server_keys"]),
-    ),
-    "one-message": (one_message, "Floors", lambda floors, _, had: floors.usual(had["authority"])),
-    "lightsecagg": (light_secagg, "Floors", lambda floors, clients, _: floors.usual(clients)),
-}
-
-
 def test_one_in_ten_works_with_the_server_and_one_in_twenty_leaves() -> None:
     assert [usual_corrupted(clients) for clients in (2, 3, 10, 11, 200)] == [1, 1, 1, 2, 20]
     assert [usual_dropped(clients) for clients in (3, 4, 20, 30, 100, 101, 200)] == [0, 1, 6, 10, 10, 10, 20]
 
 
-@pytest.mark.parametrize("protocol", FLOORS)
+def pinned(had: dict[str, Any]) -> ClientPolicy:
+    """Return the policy of a client that names other parties and no number."""
+    return ClientPolicy(authority=had.get("authority"), server_keys=had.get("server_keys"))
+
+
+def among(clients: int, mode: SecurityMode, had: dict[str, Any]) -> ClientPolicy:
+    del had
+    return ClientPolicy.among(clients, mode)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "made"),
+    [
+        *((name, pinned) for name in names()),
+        ("pairwise", partial(among, mode=SecurityMode.ACTIVE)),
+        ("lightsecagg", partial(among, mode=SecurityMode.SEMI_HONEST)),
+    ],
+)
 @given(clients=st.integers(3, 200))
 @example(3)
 @example(4)
 @example(5)
 @settings(max_examples=6, deadline=None)
-def test_usual_floors_admit_what_is_planned_without_numbers(protocol: ProtocolName, clients: int) -> None:
-    module, name, usual = FLOORS[protocol]
-    coins, kept = SystemCoins(), vars(module)[name]
+def test_a_policy_without_numbers_admits_what_is_planned_without_numbers(
+    protocol: ProtocolName, made: Any, clients: int
+) -> None:
+    coins = SystemCoins()
     plan = Session.for_model(np.zeros(4), clients=clients, clip=1.0, protocol=protocol)
     subject = plan.subject(task=b"usual", round_number=1, model=())
     with pytest.MonkeyPatch.context() as patch:
 
-        class WithoutNumbers:
-            """Floors as a client has them that names no number."""
+        def without_numbers(**had: Any) -> ClientPolicy:
+            return made(had) if made is pinned else made(clients, had=had)
 
-            def __new__(cls, *_: Any, **had: Any) -> Any:
-                return usual(kept, clients, had)
-
-            usual = __new__
-
-        patch.setattr(module, name, WithoutNumbers)
+        patch.setattr(import_module(find(protocol).simulate.__module__), "ClientPolicy", without_numbers)
         world = plan.simulate(coins=coins, clock=lambda: datetime.now(UTC))
         session = world.open(subject, frozenset(map(ClientId, range(clients))))
         member = world.member(ClientId(0)).join(subject, plan.update(np.zeros(4), subject=subject, coins=coins))
-        # A client that finds the offer below its floors raises.
+        # A client whose policy refuses the offer raises.
         session.receive(ClientId(0), member.answer(session.invitation))
         session.abort()
 

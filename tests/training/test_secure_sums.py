@@ -202,7 +202,7 @@ class RefusingSimulation:
 
     def member(self, client: Any) -> Any:
         member: Any = self._world.member(client)
-        return replace(member, floors=replace(member.floors, minimum_cohort=9))
+        return replace(member, policy=replace(member.policy, minimum_cohort=9))
 
     bytes_between = 0
 

@@ -19,7 +19,7 @@ from secagg.contract import ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import Misuse
 from secagg.identifiers import ClientId
-from secagg.platforms.floors import DIRECTORY_VARIABLE
+from secagg.platforms.client_node import DIRECTORY_VARIABLE
 from secagg.platforms.keys import make_identities
 from secagg.session.durable import claim
 from secagg.session.roles import LazyUpdate, Released, ServerSession, Subject
@@ -90,11 +90,11 @@ def test_noise_is_refused(capsys: pytest.CaptureFixture[str], update: str, tmp_p
     noise = ("--set", "noise=1.0", "--set", "norm=1.0")
     assert "plans no noise" in refusal(capsys, *SERVE, "--clients", "5", *noise)
     client = ("contribute", URL, "--update", update, "--client", "0", "--state", str(tmp_path / "state"))
-    assert "noise is not a floor" in refusal(capsys, *client, "--set", "noise=1.0")
+    assert "noise is not an option" in refusal(capsys, *client, "--set", "noise=1.0")
     assert "--set minimum_cohort is an integer; got 'many'" in refusal(capsys, *client, "--set", "minimum_cohort=many")
     assert "is yes or no; got '0'" in refusal(capsys, *client, "--set", "allow_simulated_enclave=0")
     assert "is lost" in refusal(capsys, *client, "--set", "allow_simulated_enclave=true", "--patience", "0")
-    assert "epsilon is not a floor" in refusal(capsys, *client, "--set", "epsilon=1.0")
+    assert "epsilon is not an option" in refusal(capsys, *client, "--set", "epsilon=1.0")
 
 
 def test_a_client_refuses(capsys: pytest.CaptureFixture[str], update: str, tmp_path: Path) -> None:

@@ -139,4 +139,4 @@ def test_what_cannot_be_asked_is_refused(capsys: pytest.CaptureFixture[str], tmp
     assert "no function gives 'weight'" in refusal(capsys, *mine, "--data", str(tmp_path / "other.csv"))
     assert "is lost" in refusal(capsys, *mine, "--data", data, "--patience", "0")
     assert "this site insists on noise of 3" in refusal(capsys, *mine, "--data", data, "--set", "noise=3.0")
-    assert "norm is not a floor" in refusal(capsys, *mine, "--data", data, "--set", "norm=3.0")
+    assert "norm is not an option" in refusal(capsys, *mine, "--data", data, "--set", "norm=3.0")

@@ -32,9 +32,9 @@ from secagg.protocols.pairwise_mask import (
     Topology,
     charged_elsewhere,
 )
-from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.session import SERVER_TRANSITIONS
 from secagg.session.certificates import Authority, SigningKey, issue_certificate
+from secagg.session.client_policy import ClientPolicy
 from secagg.wire import MessageKind, message_kind
 from tests.harness.pairwise_sessions import OfferedSubject, close_round, plan_of, unmask, update_of
 from tests.harness.recorded_coins import InsecureRecordedCoins
@@ -352,8 +352,8 @@ def client_of(vector: Vector, role: str, configuration: SessionConfiguration, co
         authority, own = _signing_key(identities["authority"]), _signing_key(identities[role])
         signed["authority"], signed["signing_key"] = Authority(authority.public_key), own
         signed["certificate"] = issue_certificate(authority, client, own.public_key)
-    accepted = ClientFloors(suites=frozenset(Suite), modes=frozenset(SecurityMode), **floors)
-    member = PairwiseMember(client, floors=accepted, coins=coins, charge=charged_elsewhere, **signed)
+    accepted = ClientPolicy(suites=frozenset(Suite), modes=frozenset(SecurityMode), **floors)
+    member = PairwiseMember(client, policy=accepted, coins=coins, charge=charged_elsewhere, **signed)
     payload = _payload(configuration.layout, vector["inputs"][role])
     subject = OfferedSubject.of(configuration, capacity)
     return Client(member, subject, update_of(payload, configuration.model_digest))

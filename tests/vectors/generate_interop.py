@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from secagg.choices import Topology
 from secagg.cli.shared import plan_of
 from secagg.contract import Layout, RingSegment
 from secagg.crypto import mask_expansion
@@ -28,7 +29,7 @@ from secagg.crypto.ring import Ring
 from secagg.crypto.shamir import split_many
 from secagg.identifiers import AttemptContext, ClientId, SessionContext
 from secagg.protocols.pairwise_mask.configuration import ClientSet, encode_clients
-from secagg.protocols.pairwise_mask.graph import Graph, Topology
+from secagg.protocols.pairwise_mask.graph import Graph
 from secagg.session.certificates import issue_certificate
 from secagg.transport.card import Card, terms_digest
 from secagg.transport.proof import header_of

@@ -14,12 +14,12 @@ from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.one_message.client import Ledger, OneMessageMember
 from secagg.protocols.one_message.configuration import NO_KEY, Agreement, EpochRecord, HolderIdentity, Offer
-from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.one_message.session import plan_epoch, plan_offer
 from secagg.protocols.one_message.tally import Tally
 from secagg.session.certificates import SigningKey, issue_certificate
+from secagg.session.client_policy import ClientPolicy
 from secagg.session.roles import ClientSession, LazyUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.recorded_coins import InsecureRecordedCoins
@@ -68,19 +68,19 @@ class Play:
         return self.keys[role].public_key if self.keys else NO_KEY
 
     @property
-    def floors(self) -> Floors:
+    def policy(self) -> ClientPolicy:
         """What clients insist on, and holders in their place."""
-        return Floors(
-            authority=self._public_key("authority"),
+        return ClientPolicy(
+            authority=self._public_key("authority") if self.keys else None,
             suites=frozenset({self.suite}),
             modes=frozenset({self.mode}),
-            least_holders=len(self.positions),
-            assumed_corrupted=self.setting["corrupted"],
-            assumed_corrupted_clients=1,
+            minimum_holders=len(self.positions),
+            assumed_corrupted_holders=self.setting["corrupted"],
+            assumed_corrupted=1,
             minimum_cohort=3,
             minimum_modulus_bits=1,
             maximum_length=1 << 10,
-            maximum_capacity=self.setting["capacity"],
+            maximum_population=self.setting["capacity"],
         )
 
     @property
@@ -103,7 +103,7 @@ class Play:
                 EpochRecord.decode(self.messages["record"]),
                 position,
                 coins=InsecureRecordedCoins(drawn),
-                floors=self.floors,
+                policy=self.policy,
                 clock=_clock,
                 signing_key=self.keys.get(role),
                 ticks=lambda: 0.0,
@@ -116,7 +116,7 @@ class Play:
         key = self.keys.get(role)
         return OneMessageMember(
             client,
-            floors=self.floors,
+            policy=self.policy,
             ledger=lambda task: Ledger(task, lambda _: None),
             coins=self.coins[role],
             clock=_clock,

@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from secagg.choices import Accumulation, ReleaseForm
 from secagg.contract.codewords import CodewordTable
 from secagg.contract.layout import IndexSegment, Layout, RingSegment, RowSegment
 from secagg.crypto.entropy import SystemCoins
@@ -19,10 +20,8 @@ from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.noise import sample
 from secagg.protocols.enclave.trusted.configuration import (
     NO_AUTHORITY,
-    Accumulation,
     EnclaveConfiguration,
     Noise,
-    ReleaseForm,
 )
 from secagg.protocols.enclave.trusted.enclave import Enclave
 from secagg.protocols.enclave.trusted.service import SIMULATED, EnclaveService

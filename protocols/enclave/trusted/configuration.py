@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum
 from fractions import Fraction
 from math import ceil, isqrt
 from typing import Final
@@ -17,6 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from secagg.choices import Accumulation, ReleaseForm
 from secagg.contract.codewords import CodewordTable, Tables, require_tables, summed_layout, tables_digest
 from secagg.contract.layout import IndexSegment, Layout, RingSegment, RowSegment, Segment
 from secagg.crypto.labels import Label, bind
@@ -52,22 +52,6 @@ _TAIL_DEVIATIONS: Final = 10
 _LAST_SECOND: Final = 253402300799
 """Last second of the year 9999, the last that a datetime has."""
 _SUITES: Final = tuple(Suite)
-
-
-class Accumulation(Enum):
-    """Which counters an addition touches: those that the indices name, or all."""
-
-    DIRECT = 1
-    OBLIVIOUS = 2
-
-
-class ReleaseForm(IntEnum):
-    """Form in which index segments are released."""
-
-    DECODED_SUM = 1
-    """The sum of the codewords that were chosen, block by block: what a model needs, and no more."""
-    HISTOGRAM = 2
-    """Number of choices of each codeword for each block; never less informative than the decoded sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.blame import Evidence, culprits, from_server, unverified
+from secagg.choices import ReleaseForm
 from secagg.contract.codewords import CodewordTable, Tables, sum_of_codewords
 from secagg.contract.decoder import Aggregate, Histogram
 from secagg.contract.layout import IndexSegment, RingSegment, RowSegment
@@ -33,7 +34,7 @@ from secagg.wire import owned_bytes
 
 from .bounded import BoundedSum, packed_bytes
 from .buffer import BufferState, Entry, ReleaseRules
-from .configuration import EnclaveConfiguration, ReleaseForm, squared_norms
+from .configuration import EnclaveConfiguration, squared_norms
 from .histogram import HistogramAccumulator
 from .messages import (
     EPOCH_BYTES,

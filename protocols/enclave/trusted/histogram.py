@@ -20,12 +20,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from secagg.choices import Accumulation
 from secagg.contract.layout import IndexSegment, RowSegment
 from secagg.crypto.ring import Ring, RingVector
 from secagg.crypto.secret import Confined
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, require_length
-
-from .configuration import Accumulation
 
 Counters = npt.NDArray[np.unsignedinteger[Any]]
 

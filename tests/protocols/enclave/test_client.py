@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from secagg.choices import ReleaseForm
 from secagg.contract import Layout, Payload, RingSegment
 from secagg.contract.codewords import CodewordTable
 from secagg.crypto.secret import Secret
@@ -28,10 +29,9 @@ from secagg.privacy.accounting import Adjacency
 from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave import client as client_module
 from secagg.protocols.enclave import session as session_module
-from secagg.protocols.enclave.client import Client, SealLedger
-from secagg.protocols.enclave.floors import EnclaveFloors
-from secagg.protocols.enclave.session import PrivacyFloor, epsilon_of
-from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise, ReleaseForm
+from secagg.protocols.enclave.client import Client, SealLedger, require_accepted
+from secagg.protocols.enclave.session import PrivacyLimit, epsilon_of
+from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise
 from secagg.protocols.enclave.trusted.messages import ModelStamp
 from secagg.session.ledger import Spent, SpentUpdates
 from tests.harness.enclave_buffers import (
@@ -88,16 +88,20 @@ def seals_nothing(
     return caught.value
 
 
-def judged(floors: EnclaveFloors, configuration: EnclaveConfiguration, session: InsecureEnclaveSession) -> None:
-    setup = session.setup
-    floors.admit(configuration, layout=setup.layout, tables=setup.tables, maximum_seals=2, now=session.now)
+def judged(
+    privacy: PrivacyLimit | None, configuration: EnclaveConfiguration, session: InsecureEnclaveSession, **own: Any
+) -> None:
+    given: dict[str, Any] = {"layout": session.setup.layout, "tables": session.setup.tables, "maximum_seals": 2}
+    require_accepted(session.policy, privacy, configuration, now=session.now, **(given | own))
 
 
 # --- Floors, one by one -----------------------------------------------------------------------------------------------
 
 
-def is_below(session: InsecureEnclaveSession, saying: str, **floors: Any) -> None:
-    error = seals_nothing(session, InvalidParameters, saying, of={"floors": replace(session.floors, **floors)})
+def is_below(session: InsecureEnclaveSession, saying: str, **policy: Any) -> None:
+    privacy = {"privacy": policy.pop("privacy")} if "privacy" in policy else {}
+    own = {"policy": replace(session.policy, **policy), **privacy}
+    error = seals_nothing(session, InvalidParameters, saying, of=own)
     assert error.reason is Reason.BELOW_FLOOR
 
 
@@ -108,26 +112,26 @@ def test_floors_that_are_just_met_let_a_client_seal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("floors", "saying", "setup"),
+    ("policy", "saying", "setup"),
     [
         ({"suites": frozenset({Suite.HYBRID})}, "suite", {}),
         ({"minimum_cohort": 4}, "cohort of 3 is below 4", {}),
         ({"maximum_length": 13}, "longer than 13", {}),
         ({"maximum_codeword_bits": 6}, "more than 6 bits", {}),
         ({"maximum_released_bits": 19}, "more than 19 bits", {}),
-        ({"privacy": PrivacyFloor(1.0, 1e-6)}, "adds no noise", {}),
-        ({"histograms_accepted": False}, "histograms", {"form": ReleaseForm.HISTOGRAM}),
+        ({"privacy": PrivacyLimit(1.0, 1e-6)}, "adds no noise", {}),
+        ({"forms": frozenset({ReleaseForm.DECODED_SUM})}, "histograms", {"form": ReleaseForm.HISTOGRAM}),
     ],
 )
-def test_each_floor_is_the_clients_own(floors: dict[str, Any], saying: str, setup: dict[str, Any]) -> None:
+def test_each_floor_is_the_clients_own(policy: dict[str, Any], saying: str, setup: dict[str, Any]) -> None:
     session = InsecureEnclaveSession(EnclaveSetup(**setup))
-    is_below(session, saying, **floors)
+    is_below(session, saying, **policy)
     sealing(session, client_of(session))()
 
 
 def test_histograms_of_rings_alone_are_no_histograms() -> None:
     rings = InsecureEnclaveSession(EnclaveSetup(form=ReleaseForm.HISTOGRAM, layout=RING_LAYOUT))
-    sealing(rings, client_of(rings, floors=replace(rings.floors, histograms_accepted=False)))()
+    sealing(rings, client_of(rings, policy=replace(rings.policy, forms=frozenset({ReleaseForm.DECODED_SUM}))))()
 
 
 def test_codebooks_and_layout_are_those_of_the_clients_codec() -> None:
@@ -146,19 +150,19 @@ def test_codebooks_and_layout_are_those_of_the_clients_codec() -> None:
 
 def test_a_client_that_asks_for_privacy_limits_its_uploads() -> None:
     session = InsecureEnclaveSession(NOISED)
-    floors = replace(session.floors, privacy=PrivacyFloor(1e6, 1e-6))
+    privacy = PrivacyLimit(1e6, 1e-6)
     with pytest.raises(InvalidParameters, match="maximum_seals"):
-        client_of(session, floors=floors, ledger=SealLedger(session.setup.task))
-    client_of(session, floors=floors, ledger=SealLedger(session.setup.task, maximum_seals=1))
+        client_of(session, privacy=privacy, ledger=SealLedger(session.setup.task))
+    client_of(session, privacy=privacy, ledger=SealLedger(session.setup.task, maximum_seals=1))
 
 
 @pytest.mark.parametrize("adjacency", Adjacency)
 def test_the_epsilon_of_the_noise_is_held_to_the_floor(adjacency: Adjacency) -> None:
     session = InsecureEnclaveSession(NOISED)
     cost = epsilon_of(session.configuration, 1e-6, adjacency, releases=9)
-    is_below(session, "does not keep epsilon", privacy=PrivacyFloor(cost * 0.999, 1e-6, adjacency))
-    floors = replace(session.floors, privacy=PrivacyFloor(cost, 1e-6, adjacency))
-    sealing(session, client_of(session, floors=floors))()
+    is_below(session, "does not keep epsilon", privacy=PrivacyLimit(cost * 0.999, 1e-6, adjacency))
+    privacy = PrivacyLimit(cost, 1e-6, adjacency)
+    sealing(session, client_of(session, privacy=privacy))()
 
 
 @pytest.mark.parametrize(
@@ -175,17 +179,20 @@ def test_the_epsilon_of_the_noise_is_held_to_the_floor(adjacency: Adjacency) -> 
         {"maximum_released_bits": 0},
         {"maximum_released_bits": 65},
         {"minimum_root_mean_square": 0},
-        {"minimum_root_mean_square": 1 << 40},
-        {"authority": None},
+        {"minimum_root_mean_square": True},
+        {"minimum_codeword_bound": 0},
+        {"minimum_codeword_bound": (1 << 40) + 1},
+        {"maximum_key_lifetime": 24 * 3600 + 1},
+        {"sealed_vectors_accepted": 1},
         {"authority": bytes(32)},
         {"authority": b"a" * 31},
         {"authority": b""},
     ],
 )
 def test_floors_that_protect_nobody_are_not_made(changes: dict[str, Any]) -> None:
-    floors = InsecureEnclaveSession(EnclaveSetup(population=1)).floors
+    policy = InsecureEnclaveSession(EnclaveSetup(population=1)).policy
     with pytest.raises(InvalidParameters):
-        replace(floors, **changes)
+        replace(policy, **changes)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +213,7 @@ def test_floors_that_protect_nobody_are_not_made(changes: dict[str, Any]) -> Non
 )
 def test_a_privacy_floor_is_a_number(epsilon: Any, delta: Any) -> None:
     with pytest.raises(InvalidParameters):
-        PrivacyFloor(epsilon, delta)
+        PrivacyLimit(epsilon, delta)
 
 
 CHEAP: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -225,7 +232,7 @@ def test_what_takes_long_is_not_computed_for_an_enclave_that_is_refused_anyway(
 ) -> None:
     """The server chooses the codebooks of its configuration, and with them how long an epsilon would take."""
     session = InsecureEnclaveSession(NOISED)
-    floors = replace(session.floors, privacy=PrivacyFloor(1e6, 1e-6))
+    privacy = PrivacyLimit(1e6, 1e-6)
     computed = list[object]()
 
     def counted(*args: Any, **named: Any) -> float:
@@ -233,11 +240,10 @@ def test_what_takes_long_is_not_computed_for_an_enclave_that_is_refused_anyway(
         return epsilon_of(*args, **named)
 
     monkeypatch.setattr(session_module, "epsilon_of", counted)
-    given: Any = {"layout": session.setup.layout, "tables": session.setup.tables, "maximum_seals": 2, "now": NOW}
-    floors.admit(session.configuration, **given)
+    judged(privacy, session.configuration, session)
     assert len(computed) == 1, "it is computed where everything else has passed"
     with pytest.raises(InvalidParameters) as caught:
-        floors.admit(replace(session.configuration, **changes), **(given | own))
+        judged(privacy, replace(session.configuration, **changes), session, **own)
     assert caught.value.reason is Reason.BELOW_FLOOR
     assert len(computed) == 1
 
@@ -299,8 +305,8 @@ def test_a_bound_that_leaves_nothing_is_refused_whatever_the_values_are() -> Non
         refused.add(str(error))
     assert len(refused) == 1
     session = InsecureEnclaveSession(replace(NOISED, l2_bounds=(30, 30)))
-    stricter = replace(session.floors, minimum_root_mean_square=13)
-    seals_nothing(session, InvalidParameters, "less than 13 steps", of={"floors": stricter})
+    stricter = replace(session.policy, minimum_root_mean_square=13)
+    seals_nothing(session, InvalidParameters, "less than 13 steps", of={"policy": stricter})
     four = InsecureEnclaveSession(replace(NOISED, layout=Layout((RingSegment(20, 4),)), l2_bounds=(2,)))
     sealing(four, client_of(four))()
 
@@ -322,10 +328,10 @@ def test_a_client_is_whom_its_authority_certified() -> None:
         client_of(session, signing_key=session.setup.signing_key_of("client 2"))
     stranger = session.setup.signing_key_of("client 1")
     forged = replace(session.certificate_of(1, stranger), client=ClientId(2))
-    for uncertified in ({"certificate": forged}, {"floors": replace(session.floors, authority=b"z" * 32)}):
+    for uncertified in ({"certificate": forged}, {"policy": replace(session.policy, authority=b"z" * 32)}):
         with pytest.raises(AuthenticationFailed):
             client_of(session, **uncertified)
-    for wrong in ({"ledger": None}, {"floors": None}, {"ledger": b""}):
+    for wrong in ({"ledger": None}, {"policy": None}, {"ledger": b""}):
         with pytest.raises(Misuse):
             client_of(session, **wrong)
     assert repr(client_of(session)) == "<Client client/1, <SealLedger b'a task': 0 of 9 sealed, the last for model -1>>"
@@ -427,18 +433,18 @@ def test_noise_of_one_segment_does_not_stand_for_another() -> None:
     assert noise is not None
     cost = epsilon_of(session.configuration, 1e-6)
     uneven: Noise = replace(noise, variances=(Fraction(1, 4), *(4 * variance for variance in noise.variances[1:])))
-    floors: EnclaveFloors = replace(session.floors, privacy=PrivacyFloor(cost, 1e-6))
+    privacy = PrivacyLimit(cost, 1e-6)
     changed = replace(session.configuration, noise=uneven)
     with pytest.raises(InvalidParameters, match="epsilon"):
-        judged(floors, changed, session)
+        judged(privacy, changed, session)
     assert noise.kind is NoiseKind.DISCRETE_GAUSSIAN
 
 
 @pytest.mark.parametrize("setup", [EnclaveSetup(), NOISED], ids=["exact", "noised"])
 def test_a_client_that_allows_repeats_makes_them_under_noise_alone(setup: EnclaveSetup) -> None:
     session = InsecureEnclaveSession(setup)
-    floors = replace(session.floors, privacy=PrivacyFloor(1e9, 1e-6))
-    client = client_of(session, ledger=SealLedger(setup.task, maximum_seals=4, repeats_allowed=True), floors=floors)
+    privacy = PrivacyLimit(1e9, 1e-6)
+    client = client_of(session, ledger=SealLedger(setup.task, maximum_seals=4, repeats_allowed=True), privacy=privacy)
     client.charge(session.configuration, 0, b"m" * 32)
     with nullcontext() if setup is NOISED else pytest.raises(PeerMisbehaved, match="numbers go up"):
         client.charge(session.configuration, 0, b"m" * 32)

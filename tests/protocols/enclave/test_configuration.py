@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.choices import Accumulation, ReleaseForm
 from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.contract.codewords import CodewordTable, summed_layout, tables_digest
 from secagg.errors import (
@@ -25,14 +26,7 @@ from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave.remote_enclave import encode_start
 from secagg.protocols.enclave.trusted import configuration as configuration_module
-from secagg.protocols.enclave.trusted.configuration import (
-    NO_AUTHORITY,
-    Accumulation,
-    EnclaveConfiguration,
-    Noise,
-    ReleaseForm,
-    decode_start,
-)
+from secagg.protocols.enclave.trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise, decode_start
 
 LAYOUT = Layout((RingSegment(20, 6), IndexSegment(3, 4), RingSegment(7, 2)), b"v" * 32)
 RINGS = Layout((RingSegment(20, 6), RingSegment(7, 2)))

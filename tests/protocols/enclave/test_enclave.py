@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from secagg.choices import ReleaseForm
 from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegment, ideal_aggregate
 from secagg.crypto.ring import RingVector, add_into, low_bits
 from secagg.errors import (
@@ -38,7 +39,6 @@ from secagg.protocols.enclave.server import Server, read_release
 from secagg.protocols.enclave.session import EnclaveHelpers, EnclaveSettings, open_session
 from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.buffer import BufferState, Entry, ReleaseRules
-from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 from secagg.protocols.enclave.trusted.messages import SealedUpload, uploads_digest
 from secagg.session.roles import LazyUpdate, Subject, Update
@@ -373,7 +373,7 @@ def test_a_client_answers_for_its_own_task_round_and_model_and_charges_them() ->
         with pytest.raises(InvalidParameters, match=saying) as caught:
             other.answer(server.invitation)
         assert (caught.value.reason, other.ledger.seals) == (Reason.BELOW_FLOOR, 0)
-    stricter = session.new_client(2, update=update, floors=replace(session.floors, minimum_cohort=4))
+    stricter = session.new_client(2, update=update, policy=replace(session.policy, minimum_cohort=4))
     with pytest.raises(InvalidParameters, match="cohort of 3 is below 4"):
         stricter.answer(server.invitation)
     assert stricter.ledger.seals == 0

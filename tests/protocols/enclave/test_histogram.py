@@ -13,11 +13,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from secagg.choices import Accumulation
 from secagg.contract import IndexSegment, Layout, Payload, ideal_aggregate
 from secagg.crypto.ring import Ring
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.protocols.enclave.trusted import histogram as module
-from secagg.protocols.enclave.trusted.configuration import Accumulation
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 
 Client = list[int]

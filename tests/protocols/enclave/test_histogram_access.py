@@ -19,11 +19,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from secagg.choices import Accumulation
 from secagg.contract import IndexSegment
 from secagg.crypto.ring import Ring
 from secagg.errors import MalformedMessage, Reason
 from secagg.protocols.enclave.trusted import histogram as module
-from secagg.protocols.enclave.trusted.configuration import Accumulation
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 
 SEGMENT = IndexSegment(5, 21)

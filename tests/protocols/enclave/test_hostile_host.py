@@ -31,12 +31,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from secagg.choices import ReleaseForm
 from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.contract.codewords import CodewordTable
 from secagg.errors import InternalError, InvalidParameters, MalformedMessage, Reason
 from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave.remote_enclave import RemoteEnclave, encode_start
-from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise, ReleaseForm, decode_start
+from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise, decode_start
 from secagg.protocols.enclave.trusted.hosts import serve
 from secagg.protocols.enclave.trusted.service import SIMULATED, EnclaveService
 from secagg.session.frames import decode_refusal, listening, receive_frame, send_frame

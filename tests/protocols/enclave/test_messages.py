@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from secagg.choices import ReleaseForm
 from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.crypto.aead import TAG_BYTES
 from secagg.crypto.hpke import sealing_sizes
@@ -17,7 +18,7 @@ from secagg.identifiers import AttemptContext, ClientId
 from secagg.parameters import Suite
 from secagg.protocols.enclave.client import read_offer
 from secagg.protocols.enclave.server import read_release
-from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, ReleaseForm
+from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
 from secagg.protocols.enclave.trusted.messages import (
     BufferRelease,
     EnclaveOffer,

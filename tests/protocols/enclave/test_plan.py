@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from secagg.choices import Accumulation, ReleaseForm
 from secagg.contract import Layout, RingSegment
 from secagg.errors import CapacityExceeded, InvalidParameters, Reason
 from secagg.parameters import Suite
 from secagg.privacy.accounting import Adjacency
 from secagg.protocols.enclave.session import DEFAULT_LIFETIME, EnclaveSettings, squared_sensitivities
-from secagg.protocols.enclave.trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm
+from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
 from secagg.session.certificates import Authority
 from secagg.session.roles import Subject
 from tests.harness.enclave_buffers import MIXED_LAYOUT, EnclaveSetup

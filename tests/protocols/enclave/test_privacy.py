@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.choices import ReleaseForm
 from secagg.contract import Aggregate
 from secagg.contract.codewords import sum_of_codewords
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
@@ -17,7 +18,6 @@ from secagg.privacy.accounting import Adjacency
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.noise import sample
 from secagg.protocols.enclave.session import epsilon_of, squared_sensitivities
-from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession
 
 LAYOUT = Layout((RingSegment(32, 400), IndexSegment(8, 40), RingSegment(24, 30)))

@@ -22,7 +22,6 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.light_secagg.floors import Floors
 from secagg.protocols.light_secagg.server import STAGES, Server
 from secagg.protocols.light_secagg.session import (
     LightSecAggHelpers,
@@ -30,6 +29,7 @@ from secagg.protocols.light_secagg.session import (
     LightSecAggSettings,
     open_session,
 )
+from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import Spent, SpentUpdates
 from secagg.session.roles import ClientSession, LazyUpdate, Participation, Released, Subject, Update
 from secagg.session.run import Measured, run
@@ -38,7 +38,9 @@ from tests.harness.session_worlds import CAPACITY, LAYOUT, NOW, client_ids, entr
 CLIENTS = client_ids(9)
 SETTINGS = LightSecAggSettings(dropped=3, corrupted=2, minimum_cohort=5)
 SUBJECT = Subject(task=b"a task", round_number=3, layout=LAYOUT, capacity=CAPACITY, model_digest=MODEL)
-FLOORS = replace(Floors.usual(9), minimum_cohort=5, assumed_corrupted=2)
+FLOORS = replace(
+    ClientPolicy.among(9, SecurityMode.SEMI_HONEST), minimum_modulus_bits=1, minimum_cohort=5, assumed_corrupted=2
+)
 NAMES = [stage.name for stage in STAGES.values()]
 
 
@@ -51,9 +53,9 @@ def opened(settings: LightSecAggSettings = SETTINGS, *, invited: frozenset[Clien
     return open_session(SUBJECT, settings, frozenset(CLIENTS) if invited is None else invited, helpers)
 
 
-def member(client: ClientId, floors: Floors = FLOORS, ledger: SpentUpdates | None = None) -> LightSecAggMember:
+def member(client: ClientId, policy: ClientPolicy = FLOORS, ledger: SpentUpdates | None = None) -> LightSecAggMember:
     charge = (ledger or SpentUpdates()).charge
-    return LightSecAggMember(client, floors=floors, coins=SystemCoins(), charge=charge)
+    return LightSecAggMember(client, policy=policy, coins=SystemCoins(), charge=charge)
 
 
 def joined(subject: Subject = SUBJECT) -> dict[ClientId, ClientSession]:
@@ -210,7 +212,7 @@ def test_a_client_that_the_ledger_refuses_is_wiped_before_anything_of_its_update
         raise OSError(f"no room for {spent.number}")
 
     session, clients = opened(), joined()
-    refused = LightSecAggMember(CLIENTS[0], floors=FLOORS, coins=SystemCoins(), charge=refuse)
+    refused = LightSecAggMember(CLIENTS[0], policy=FLOORS, coins=SystemCoins(), charge=refuse)
     clients[CLIENTS[0]] = refused.join(SUBJECT, update_of(CLIENTS[0]))
     reach(session, clients, 2)
     message = session.message_to(CLIENTS[0])
@@ -223,7 +225,7 @@ def test_a_client_that_the_ledger_refuses_is_wiped_before_anything_of_its_update
 
 def test_the_ledger_is_not_charged_for_an_update_that_was_taken() -> None:
     session, clients, charged, update = opened(), joined(), list[Spent](), update_of(CLIENTS[0])
-    once = LightSecAggMember(CLIENTS[0], floors=FLOORS, coins=SystemCoins(), charge=charged.append)
+    once = LightSecAggMember(CLIENTS[0], policy=FLOORS, coins=SystemCoins(), charge=charged.append)
     clients[CLIENTS[0]] = once.join(SUBJECT, update)
     reach(session, clients, 2)
     update.take(LAYOUT)

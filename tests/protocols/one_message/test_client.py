@@ -125,7 +125,7 @@ def test_a_client_has_its_own_key_and_its_own_certificate_or_neither() -> None:
         with pytest.raises(InvalidParameters, match=sentence):
             OneMessageMember(
                 FIRST,
-                floors=world.floors,
+                policy=world.policy,
                 ledger=lambda task: Ledger(task, lambda _: None),
                 coins=world.setup.coins_of("a client"),
                 clock=world.clock,
@@ -140,8 +140,8 @@ def test_a_client_that_cannot_sign_is_told_before_its_update_is_taken() -> None:
         (SecurityMode.SEMI_HONEST, SecurityMode.ACTIVE),
     ):
         world, foreign = InsecureSum(SumSetup(mode=mode)), InsecureSum(SumSetup(mode=other))
-        with pytest.raises(InvalidParameters, match="where its floors name an authority"):
-            world.member(FIRST, floors=foreign.floors)
+        with pytest.raises(InvalidParameters, match="where its policy names an authority"):
+            world.member(FIRST, policy=foreign.policy)
         assert FIRST not in world.stored
 
 
@@ -164,44 +164,43 @@ def test_a_ledger_is_for_one_task() -> None:
     [
         {"authority": b"a" * 31},
         {"authority": bytearray(32)},
-        {"minimum_cohort": 1, "assumed_corrupted_clients": 0},
-        {"minimum_cohort": 3, "assumed_corrupted_clients": 2},
-        {"least_holders": 1},
-        {"least_holders": 4.0},
-        {"assumed_corrupted": -1},
+        {"minimum_cohort": 1, "assumed_corrupted": 0},
+        {"minimum_holders": 1},
+        {"minimum_holders": 4.0},
+        {"assumed_corrupted_holders": -1},
         {"minimum_modulus_bits": 0},
         {"maximum_length": 0},
-        {"maximum_capacity": 2},
-        {"least_security_bits": 0},
-        {"least_security_bits": True},
+        {"maximum_population": 2},
+        {"minimum_security_bits": 0},
+        {"minimum_security_bits": True},
     ],
 )
 def test_floors_that_protect_nobody_are_not_made(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameters):
-        replace(InsecureSum().floors, **changes)
+        replace(InsecureSum().policy, **changes)
 
 
 def test_floors_may_be_the_least() -> None:
-    least: dict[str, Any] = {"least_holders": 2, "assumed_corrupted": 0, "minimum_modulus_bits": 1}
-    least |= {"maximum_length": 1, "maximum_capacity": 3, "least_security_bits": 1}
-    floors = replace(InsecureSum().floors, **least)
-    assert (floors.minimum_cohort, floors.assumed_corrupted_clients) == (3, 1)
-    assert replace(floors, minimum_cohort=2, assumed_corrupted_clients=0).minimum_cohort == 2
+    least: dict[str, Any] = {"minimum_holders": 2, "assumed_corrupted_holders": 0, "minimum_modulus_bits": 1}
+    least |= {"maximum_length": 1, "maximum_population": 3, "minimum_security_bits": 1}
+    policy = replace(InsecureSum().policy, **least)
+    assert (policy.minimum_cohort, policy.assumed_corrupted) == (3, 1)
+    assert replace(policy, minimum_cohort=2, assumed_corrupted=0).minimum_cohort == 2
 
 
-def admitted(**floors: Any) -> None:
+def admitted(**policy: Any) -> None:
     world = InsecureSum()
-    replace(world.floors, **floors).admit(world.offer().agree(), world.clock())
+    world.offer().agree().require_accepted(replace(world.policy, **policy), world.clock())
 
 
 JUST_MET: dict[str, Any] = {
-    "least_holders": 5,
+    "minimum_holders": 5,
+    "assumed_corrupted_holders": 1,
     "assumed_corrupted": 1,
-    "assumed_corrupted_clients": 1,
     "minimum_cohort": 3,
     "minimum_modulus_bits": 9,
     "maximum_length": 9,
-    "maximum_capacity": 16,
+    "maximum_population": 16,
 }
 
 

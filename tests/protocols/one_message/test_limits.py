@@ -1,4 +1,4 @@
-"""Floors, bounds and certificates where they just hold, and where they just do not."""
+"""ClientPolicy, bounds and certificates where they just hold, and where they just do not."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ import pytest
 from secagg.contract import Layout, RingSegment
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters
-from secagg.parameters import SecurityMode
 from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
-from secagg.protocols.one_message.configuration import NO_KEY, noise_of
-from secagg.protocols.one_message.floors import Floors
+from secagg.protocols.one_message.configuration import noise_of
 from secagg.protocols.one_message.parameters import Parameters
 from secagg.protocols.one_message.session import masked_values
 from secagg.protocols.one_message.sharing import Dealing, deal
@@ -25,20 +23,14 @@ NOISE = NoiseSettings(noise_multiplier=Fraction(1), l2_bounds=(100, 100))
 WIDE = Layout((RingSegment(30, 6), RingSegment(30, 3)))
 
 
-def test_the_usual_floors_ask_for_signatures_where_there_is_an_authority() -> None:
-    assert Floors.usual().modes == frozenset({SecurityMode.SEMI_HONEST})
-    assert Floors.usual(NO_KEY) == Floors.usual()
-    assert Floors.usual(bytes([1]) * 32).modes == frozenset({SecurityMode.ACTIVE})
-
-
 def test_masks_of_just_the_security_that_a_client_asks_for_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     world = InsecureSum()
     agreement = world.offer().agree()
     monkeypatch.setattr(Parameters, "security_bits", 128.0)
     for least in (127, 128):
-        replace(world.floors, least_security_bits=least).admit(agreement, world.clock())
+        agreement.require_accepted(replace(world.policy, minimum_security_bits=least), world.clock())
     with pytest.raises(InvalidParameters, match="bits of security"):
-        replace(world.floors, least_security_bits=129).admit(agreement, world.clock())
+        agreement.require_accepted(replace(world.policy, minimum_security_bits=129), world.clock())
 
 
 @pytest.mark.parametrize(("bounds", "noise"), [(None, NO_NOISE), (BOUNDS, NO_NOISE), (None, NOISE), (BOUNDS, NOISE)])

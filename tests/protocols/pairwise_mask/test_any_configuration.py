@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from secagg.choices import Topology
 from secagg.contract import Layout, RingSegment
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.mask_expansion import SEGMENT_BYTES
@@ -16,7 +17,6 @@ from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.parameters import SecurityMode, Suite
 from secagg.privacy.client_noise import NoiseSettings
 from secagg.protocols.pairwise_mask.client import ClientState
-from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.plan import PairwiseSettings, plan_session
 from secagg.protocols.pairwise_mask.session import ServerState
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum
@@ -90,7 +90,7 @@ def test_the_most_segments_that_a_key_masks_are_taken() -> None:
 def test_an_offer_without_room_for_noise_is_refused_and_the_next_one_taken() -> None:
     setup = SessionSetup(mode=SecurityMode.SEMI_HONEST, layout=Layout((RingSegment(16, 6),)), population=8)
     session = InsecurePairwiseSession(setup)
-    member = session.member(session.client_ids[0], floors=replace(setup.floors, maximum_population=100_000))
+    member = session.member(session.client_ids[0], policy=replace(setup.policy, maximum_population=100_000))
     member.noise = NoiseSettings(noise_multiplier=Fraction(1), l2_bounds=(100,))
     terms = member.noise.bound_to(setup.subject.terms_digest, 1)
     good = replace(session.server.configuration, application_digest=terms)

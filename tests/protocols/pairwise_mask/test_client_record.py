@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from secagg.choices import Topology
 from secagg.crypto.secret import Secret
 from secagg.errors import (
     NOBODY,
@@ -28,7 +29,6 @@ from secagg.protocols.pairwise_mask import Client, ClientState, ServerState, cli
 from secagg.protocols.pairwise_mask.client import PairwiseMember
 from secagg.protocols.pairwise_mask.client_record import ClientRecord, RecordedCoins, Recorder
 from secagg.protocols.pairwise_mask.configuration import ClientSet
-from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.session.roles import LazyUpdate, Update
 from secagg.session.sealed_state import Latch, MemoryLatch
 from secagg.session.store import Store
@@ -45,7 +45,7 @@ class PutAside:
     def __init__(self, session: InsecurePairwiseSession, client: ClientId, latch: Latch | None = None) -> None:
         self.client = client
         self.brings: dict[str, Any] = {
-            "floors": session.floors,
+            "policy": session.policy,
             "subject": session.setup.subject,
             "latch": latch or MemoryLatch(),
         }
@@ -62,7 +62,7 @@ class PutAside:
         brought = {**self.brings, **changes}
         latch, coins = brought["latch"], self.session.setup.coins_of(f"client {self.client.value}, in parts")
         recording = None if latch is None else partial(Recorder, latch)
-        member = self.session.member(client or self.client, floors=brought["floors"], coins=coins, recording=recording)
+        member = self.session.member(client or self.client, policy=brought["policy"], coins=coins, recording=recording)
         return member.join(brought["subject"], LazyUpdate(self.make))
 
     def resumed(self, **changes: Any) -> Client:
@@ -214,7 +214,7 @@ def test_floors_are_compared_again_when_a_client_is_made_of_its_snapshot(
     session.reach(state)
     held = vars(session)["clients"][session.client_ids[0]]
     with pytest.raises(InvalidParameters, match=sentence):
-        held.resumed(floors=replace(held.brings["floors"], **{floor: 8}))
+        held.resumed(policy=replace(held.brings["policy"], **{floor: 8}))
 
 
 def test_a_session_about_something_else_than_the_client_knows_by_now_is_not_gone_on_with() -> None:
@@ -238,7 +238,7 @@ def test_what_was_read_from_a_record_is_overwritten_when_it_is_refused(monkeypat
 
     monkeypatch.setattr(ClientRecord, "from_secret", decoded)
     with pytest.raises(InvalidParameters):
-        held.resumed(floors=replace(held.brings["floors"], minimum_cohort=8))  # type: ignore[attr-defined]
+        held.resumed(policy=replace(held.brings["policy"], minimum_cohort=8))  # type: ignore[attr-defined]
     (refused,) = read
     assert refused.shares
     assert all(share.is_wiped for share in refused.shares.values())
@@ -311,7 +311,7 @@ def test_of_a_session_that_is_not_gone_on_with_the_store_knows_nothing(tmp_path:
     held = PutAside(session, session.client_ids[0], latch=Store.at(tmp_path / "latch"))
     held.answer(session.server.invitation)
     with pytest.raises(InvalidParameters, match="below 8"):
-        held.resumed(floors=replace(held.brings["floors"], minimum_cohort=8))
+        held.resumed(policy=replace(held.brings["policy"], minimum_cohort=8))
     assert suspended(tmp_path / "latch") == 0
 
 

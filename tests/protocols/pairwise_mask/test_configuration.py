@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
+from secagg.choices import Topology
 from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.mask_expansion import SEGMENT_BYTES
@@ -34,9 +35,8 @@ from secagg.protocols.pairwise_mask.configuration import (
     commit_to_opening,
     require_context,
 )
-from secagg.protocols.pairwise_mask.floors import ClientFloors
-from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.plan import PairwiseSettings, SessionPlan, plan_session
+from secagg.session.client_policy import ClientPolicy
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.pairwise_sessions import OfferedSubject, plan_of
 
@@ -363,10 +363,10 @@ def test_a_layout_takes_no_more_parts_of_a_masks_stream_than_a_key_has(monkeypat
 
 
 def test_a_client_judges_the_advertisers_by_its_own_floors() -> None:
-    floors = ClientFloors.usual(8, corrupted=1, minimum_cohort=4)
-    ACTIVE_FULL.require_protected(floors, 8)
+    policy = ClientPolicy.among(8)
+    ACTIVE_FULL.require_protected(policy, 8)
     with pytest.raises(InvalidParameters, match="must lie in"):
-        ACTIVE_FULL.require_protected(replace(floors, assumed_corrupted=2), 8)
+        ACTIVE_FULL.require_protected(replace(policy, assumed_corrupted=2), 8)
 
 
 def test_the_tag_of_another_session_and_what_no_round_settled_are_refused() -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from secagg.choices import Topology
 from secagg.contract import Layout, RingSegment
 from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
 from secagg.errors import InvalidParameters, Reason
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask.floors import ClientFloors
-from secagg.protocols.pairwise_mask.graph import Topology
+from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
+from secagg.session.client_policy import ClientPolicy
 from tests.harness.pairwise_sessions import SessionSetup
 
 FLOORS: dict[str, Any] = {
@@ -64,52 +65,52 @@ NO_FLOORS = [
 ]
 
 
-def floors(**changes: Any) -> ClientFloors:
-    return ClientFloors(**(FLOORS | COSTS | changes))
+def policy(**changes: Any) -> ClientPolicy:
+    return ClientPolicy(**(FLOORS | COSTS | changes))
 
 
 def test_an_offer_exactly_at_every_floor_is_admitted() -> None:
-    AT_THE_FLOOR.require_floors(floors())
+    AT_THE_FLOOR.require_accepted(policy())
 
 
 def test_the_strongest_offer_that_can_be_is_admitted() -> None:
     strongest = Layout((RingSegment(MAXIMUM_MODULUS_BITS, 1),))
-    replace(AT_THE_FLOOR, minimum_cohort=500, threshold=80, layout=strongest).require_floors(floors())
+    replace(AT_THE_FLOOR, minimum_cohort=500, threshold=80, layout=strongest).require_accepted(policy())
 
 
 @pytest.mark.parametrize(("offered", "named"), BELOW, ids=[" ".join(row[0]) for row in BELOW])
 def test_an_offer_one_step_below_a_floor_is_refused_by_name(offered: dict[str, Any], named: tuple[str, str]) -> None:
     with pytest.raises(InvalidParameters) as caught:
-        replace(AT_THE_FLOOR, **offered).require_floors(floors())
+        replace(AT_THE_FLOOR, **offered).require_accepted(policy())
     assert caught.value.reason is Reason.BELOW_FLOOR
     assert all(name in str(caught.value) for name in named)
 
 
 @pytest.mark.parametrize("floor", [name for name, value in FLOORS.items() if isinstance(value, int)])
 def test_a_floor_that_is_no_integer_is_refused(floor: str) -> None:
-    with pytest.raises(InvalidParameters, match="integers"):
-        floors(**{floor: float("nan")})
+    with pytest.raises(InvalidParameters, match=f"{floor} is an integer"):
+        policy(**{floor: float("nan")})
 
 
 @pytest.mark.parametrize("members", ["mlkem768x25519-aes256", frozenset({"x25519-aes128"}), {Suite.CLASSIC}])
 def test_suites_that_are_no_set_of_suites_are_refused(members: object) -> None:
     # In a string, every part of it would be found.
     with pytest.raises(InvalidParameters, match="suites is a frozenset"):
-        floors(suites=members)
+        policy(suites=members)
 
 
 @pytest.mark.parametrize(("floor", "outside", "inside"), NO_FLOORS)
 def test_a_floor_that_protects_nobody_is_refused(floor: str, outside: int, inside: int) -> None:
-    with pytest.raises(InvalidParameters, match=f"{floor} is {outside}") as caught:
-        floors(**{floor: outside})
+    with pytest.raises(InvalidParameters, match=floor) as caught:
+        policy(**{floor: outside})
     assert caught.value.reason is Reason.PARAMETER_OUT_OF_RANGE
-    assert getattr(floors(**{floor: inside}), floor) == inside
+    assert getattr(policy(**{floor: inside}), floor) == inside
 
 
 @pytest.mark.parametrize("floor", ["suites", "modes", "topologies"])
 def test_floors_that_accept_nothing_are_refused(floor: str) -> None:
     with pytest.raises(InvalidParameters, match=f"{floor} is a frozenset of at least one"):
-        floors(**{floor: frozenset[object]()})
+        policy(**{floor: frozenset[object]()})
 
 
 def test_a_population_for_a_sparse_graph_lets_no_full_one_in() -> None:
@@ -119,48 +120,50 @@ def test_a_population_for_a_sparse_graph_lets_no_full_one_in() -> None:
         large = replace(setup.plan().configuration, maximum_population=65_535, degree=degree, threshold=100)
         low: dict[str, Any] = {"modes": frozenset({SecurityMode.SEMI_HONEST}), "minimum_cohort": 2,
                                "minimum_modulus_bits": 1, "maximum_population": 65_535}  # fmt: skip
-        accepting = ClientFloors(**(FLOORS | low))
+        accepting = ClientPolicy(**(FLOORS | low))
         if not refused:
-            large.require_floors(accepting)
+            large.require_accepted(accepting)
             continue
         with pytest.raises(InvalidParameters, match="degree of 65534 exceeds 1024") as caught:
-            large.require_floors(accepting)
+            large.require_accepted(accepting)
         assert caught.value.reason is Reason.BELOW_FLOOR
 
 
-def test_floors_have_no_defaults_but_those_on_cost_and_cannot_be_lowered() -> None:
-    for floor in FLOORS:
-        with pytest.raises(TypeError):
-            ClientFloors(**{name: value for name, value in FLOORS.items() if name != floor})
-    hostile: Any = floors()
+def test_a_policy_cannot_be_changed() -> None:
+    hostile: Any = policy()
     with pytest.raises(AttributeError):
         hostile.minimum_cohort = 2
 
 
 @pytest.mark.parametrize("clients", [2, 3, 4, 20, 1000])
 @pytest.mark.parametrize("mode", SecurityMode)
-def test_usual_floors_fit_the_number_of_clients(clients: int, mode: SecurityMode) -> None:
-    usual = ClientFloors.usual(clients, mode)
+def test_a_policy_among_clients_fits_their_number(clients: int, mode: SecurityMode) -> None:
+    usual = ClientPolicy.among(clients, mode)
     assert usual.modes == {mode}
     assert usual.maximum_population == clients
     assert usual.minimum_cohort == max(2, clients // 2)
     assert 10 * usual.assumed_corrupted >= clients
-    assert usual.privacy_bits_in(mode) == (100 if mode is SecurityMode.ACTIVE else 40)
 
 
-@pytest.mark.parametrize("clients", [1, 0, -3])
-def test_usual_floors_for_nobody_are_refused(clients: int) -> None:
-    with pytest.raises(InvalidParameters, match="maximum_population"):
-        ClientFloors.usual(clients)
+@pytest.mark.parametrize("clients", [1, 0, -3, True, 100.0, "100", None])
+def test_a_policy_is_among_a_number_of_clients(clients: Any) -> None:
+    with pytest.raises(InvalidParameters, match="clients is an integer"):
+        ClientPolicy.among(clients)
 
 
-@pytest.mark.parametrize("clients", [True, 100.0, "100", None])
-def test_usual_floors_are_for_a_number_of_clients(clients: Any) -> None:
-    with pytest.raises(InvalidParameters, match="integers"):
-        ClientFloors.usual(clients)
+@pytest.mark.parametrize(("mode", "bits"), [(SecurityMode.ACTIVE, 100), (SecurityMode.SEMI_HONEST, 40)])
+def test_a_graph_betrays_a_client_with_at_most_the_chance_of_its_mode(
+    monkeypatch: pytest.MonkeyPatch, mode: SecurityMode, bits: int
+) -> None:
+    """Advertisers are judged by the policy's bits, or by the mode's where these are more."""
+    seen = list[int]()
 
+    def noted(_: object, __: int, *, corrupted: int, privacy_bits: int) -> None:
+        del corrupted
+        seen.append(privacy_bits)
 
-def test_usual_floors_take_an_application_s_own_values() -> None:
-    own = ClientFloors.usual(100, corrupted=3, minimum_cohort=80, maximum_length=5, suites=frozenset({Suite.HYBRID}))
-    assert (own.assumed_corrupted, own.minimum_cohort, own.maximum_length) == (3, 80, 5)
-    assert own.suites == {Suite.HYBRID}
+    configuration = SessionSetup(mode=mode).plan(b"a" * 32).configuration
+    monkeypatch.setattr(SessionConfiguration, "require_population", noted)
+    for own in (40, 120):
+        configuration.require_protected(policy(privacy_bits=own), 8)
+    assert seen == [bits, 120]

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from secagg.choices import Topology
 from secagg.crypto.labels import Label
 from secagg.errors import InvalidParameters, Misuse
-from secagg.protocols.pairwise_mask.graph import MAXIMUM_POPULATION, Graph, Topology
+from secagg.protocols.pairwise_mask.graph import MAXIMUM_POPULATION, Graph
 
 SEED = bytes(range(32))
 

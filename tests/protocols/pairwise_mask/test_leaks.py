@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.choices import Topology
 from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.ring import low_bits
 from secagg.crypto.secret import Confined, Secret
@@ -20,7 +21,6 @@ from secagg.errors import Misuse, Reason, SecAggError
 from secagg.identifiers import ClientId, SessionContext
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.client import Client
-from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.round2_masked_input import (
     MaskedInput,
     MaskedVector,

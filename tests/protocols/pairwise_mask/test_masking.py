@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from secagg.choices import Topology
 from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import Ring
@@ -17,7 +18,6 @@ from secagg.errors import CapacityExceeded, MalformedMessage, Misuse, PeerMisbeh
 from secagg.identifiers import ClientId, SessionContext
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
-from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.round2_masked_input import (
     MaskedVector,
     adds_pairwise_mask,

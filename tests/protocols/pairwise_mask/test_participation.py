@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from secagg.choices import Topology
 from secagg.errors import Misuse, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask import relay
-from secagg.protocols.pairwise_mask.graph import Graph, Topology
+from secagg.protocols.pairwise_mask.graph import Graph
 from secagg.protocols.pairwise_mask.session import OpenRound, ServerState
 from secagg.session.roles import Participation
 from secagg.wire import MessageKind, Writer

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from secagg.blame import unverified
+from secagg.choices import Topology
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Secret
 from secagg.crypto.shamir import Corrected, Share, correct, split_many
@@ -26,7 +27,6 @@ from secagg.identifiers import ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import recovery, round1_share_keys
 from secagg.protocols.pairwise_mask.configuration import Seat
-from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.round2_masked_input import Complaint
 from secagg.protocols.pairwise_mask.rounds3_4_unmasking import (
     AnsweredFor,

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from secagg.choices import Topology
 from secagg.errors import Misuse
 from secagg.identifiers import ClientId
-from secagg.protocols.pairwise_mask.graph import Graph, Topology
+from secagg.protocols.pairwise_mask.graph import Graph
 from secagg.protocols.pairwise_mask.recovery import Transcript, revealed_sets
 
 Clients = frozenset[ClientId]

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from secagg.choices import Topology
 from secagg.contract import Layout, RingSegment
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
@@ -21,7 +22,6 @@ from secagg.protocols.pairwise_mask.configuration import (
     roster_of,
     set_bytes,
 )
-from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.pairwise_sessions import plan_of
 

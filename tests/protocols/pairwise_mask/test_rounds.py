@@ -8,12 +8,12 @@ from threading import get_ident
 
 import pytest
 
+from secagg.choices import Topology
 from secagg.errors import NOBODY, MalformedMessage, PeerMisbehaved, Reason
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.client import Client, PairwiseMember, charged_elsewhere
 from secagg.protocols.pairwise_mask.configuration import Seat, set_bytes
-from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.round0_advertise_keys import (
     AdvertisedKeys,
     KeyAdvertisement,
@@ -74,7 +74,7 @@ def test_a_client_with_an_identity_signs_nothing_where_nobody_does(suite: Suite)
     client = session.client_ids[0]
     member = PairwiseMember(
         client,
-        floors=session.floors,
+        policy=session.policy,
         coins=session.setup.coins_of(str(client)),
         signing_key=session.signing_keys[client],
         charge=charged_elsewhere,

@@ -9,11 +9,11 @@ from itertools import pairwise
 
 import pytest
 
+from secagg.choices import Topology
 from secagg.contract import Layout, RingSegment
 from secagg.errors import MalformedMessage, Reason
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.session import Server, ServerState
 from secagg.wire import MessageKind, message_kind
 from tests.harness.pairwise_sessions import (

@@ -11,6 +11,7 @@ from time import sleep
 import numpy as np
 import pytest
 
+from secagg.choices import Topology
 from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.labels import Label
 from secagg.crypto.ring import low_bits
@@ -18,7 +19,6 @@ from secagg.errors import Fault, InvalidParameters, PeerMisbehaved, SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask.client import Client, ClientState
-from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.plan import PairwiseSettings
 from secagg.protocols.pairwise_mask.rounds3_4_unmasking import SurvivorSet
 from secagg.protocols.pairwise_mask.run import run

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from secagg.choices import Topology
 from secagg.errors import InvalidParameters
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask.graph import (
     MAXIMUM_BITS,
     MAXIMUM_POPULATION,
     Graph,
-    Topology,
     corrupted_in_window,
     corrupted_neighbours,
     least_privacy_bits,

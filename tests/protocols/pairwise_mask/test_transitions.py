@@ -331,7 +331,7 @@ def test_an_active_offer_needs_a_certified_client(missing: str) -> None:
     member = complete._member  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
     lacking = PairwiseMember(
         session.client_ids[2],
-        floors=session.floors,
+        policy=session.policy,
         coins=session.setup.coins_of("a client"),
         authority=other if missing == "another authority" else None if missing == "authority" else member.authority,
         signing_key=None if missing == "signing_key" else member.signing_key,
@@ -361,7 +361,7 @@ def test_a_number_of_threads_is_at_least_one(threads: Any) -> None:
     with pytest.raises(InvalidParameters, match="threads is at least 1"):
         PairwiseMember(
             session.client_ids[0],
-            floors=session.floors,
+            policy=session.policy,
             coins=session.setup.coins_of("a client"),
             charge=charged_elsewhere,
             threads=threads,

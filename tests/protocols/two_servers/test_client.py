@@ -35,7 +35,7 @@ def client_of(**changes: Any) -> SharingClient:
     chosen: dict[str, Any] = {
         "certificate": issue_certificate(SETUP.signing_key_of("authority"), ClientId(1), key.public_key),
         "signing_key": key,
-        "floors": ROUND.floors,
+        "policy": ROUND.policy,
         "layout": LAYOUT,
         "capacity": 60,
         "coins": SETUP.coins_of("client 1"),
@@ -138,7 +138,7 @@ def test_one_key_of_both_servers_would_be_one_party() -> None:
 
 def test_floors_are_of_their_own_type() -> None:
     with pytest.raises(Misuse):
-        share(client_of(floors=None))
+        share(client_of(policy=None))
 
 
 def test_nothing_secret_is_left_of_an_upload_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:

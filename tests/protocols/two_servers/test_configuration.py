@@ -8,16 +8,12 @@ from typing import Any
 
 import pytest
 
+from secagg.choices import SharingMode
 from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.errors import InvalidParameters, Misuse
 from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
-from secagg.protocols.two_servers.configuration import (
-    MAXIMUM_SEGMENTS,
-    IndexingConfiguration,
-    ServerNoise,
-    SharingMode,
-)
+from secagg.protocols.two_servers.configuration import MAXIMUM_SEGMENTS, IndexingConfiguration, ServerNoise
 from secagg.protocols.two_servers.point_functions.lanes import RingLanes
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape, greatest_depth
 

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 
+from secagg.choices import SharingMode
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import SecAggError, ThresholdNotMet
 from secagg.parameters import Suite
-from secagg.protocols.two_servers.configuration import MAXIMUM_COHORT, SharingMode
+from secagg.protocols.two_servers.configuration import MAXIMUM_COHORT
 from secagg.protocols.two_servers.point_functions.shape import greatest_depth
 from secagg.protocols.two_servers.server_messages import batch_bytes, exchange_bytes, half_bytes, release_bytes
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound

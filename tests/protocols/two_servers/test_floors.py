@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 import pytest
 
+from secagg.choices import ReleaseForm, SharingMode
 from secagg.contract import IndexSegment, Layout, RingSegment
-from secagg.errors import InvalidParameters, Misuse
+from secagg.errors import InvalidParameters
 from secagg.parameters import Suite
-from secagg.protocols.two_servers.configuration import SharingMode
-from secagg.protocols.two_servers.floors import IndexingFloors
-from tests.harness.indexing_rounds import indexing_configuration
+from secagg.session.client_policy import ClientPolicy
 
 CHECKED, _ = SharingMode
 LAYOUT = Layout((RingSegment(20, 6), IndexSegment(8, 5)))
 AUTHORITY, ZERO, ONE, OTHER = (bytes([byte] * 32) for byte in (1, 2, 3, 4))
 
 
-def floors(**changes: Any) -> IndexingFloors:
+def policy(**changes: Any) -> ClientPolicy:
     chosen: dict[str, Any] = {
         "suites": frozenset({Suite.HYBRID}),
         "authority": AUTHORITY,
@@ -27,12 +25,7 @@ def floors(**changes: Any) -> IndexingFloors:
         "minimum_cohort": 5,
         "maximum_length": 11,
     }
-    return IndexingFloors(**(chosen | changes))
-
-
-def test_the_time_has_a_zone() -> None:
-    with pytest.raises(Misuse, match="time zone"):
-        floors().admit(indexing_configuration(layout=LAYOUT), layout=LAYOUT, now=datetime(2026, 1, 1))  # noqa: DTZ001
+    return ClientPolicy(**(chosen | changes))
 
 
 @pytest.mark.parametrize(
@@ -41,12 +34,12 @@ def test_the_time_has_a_zone() -> None:
         {"suites": frozenset[Suite]()},
         {"suites": {Suite.HYBRID}},
         {"suites": frozenset({"x25519-aes128"})},
-        {"modes": frozenset[SharingMode]()},
-        {"modes": {CHECKED}},
-        {"modes": frozenset({1})},
+        {"sharings": frozenset[SharingMode]()},
+        {"sharings": {CHECKED}},
+        {"sharings": frozenset({1})},
+        {"sharings": frozenset({ReleaseForm.DECODED_SUM})},
         {"authority": b""},
         {"authority": b"a" * 31},
-        {"authority": None},
         {"server_keys": (ZERO, b"1" * 33)},
         {"server_keys": (None, ONE)},
         {"minimum_cohort": 1},
@@ -58,10 +51,10 @@ def test_the_time_has_a_zone() -> None:
 )
 def test_floors_that_protect_nobody_are_not_made(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameters):
-        floors(**changes)
+        policy(**changes)
 
 
-@pytest.mark.parametrize("server_keys", [(ZERO,), (ZERO, ONE, OTHER), [ZERO, ONE], None])
+@pytest.mark.parametrize("server_keys", [(ZERO,), (ZERO, ONE, OTHER), [ZERO, ONE], (ZERO, ZERO)])
 def test_servers_are_two(server_keys: Any) -> None:
-    with pytest.raises(Misuse, match="server 0 and of server 1"):
-        floors(server_keys=server_keys)
+    with pytest.raises(InvalidParameters, match="2 different public keys"):
+        policy(server_keys=server_keys)

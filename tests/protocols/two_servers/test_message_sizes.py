@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from secagg.choices import SharingMode
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.identifiers import ServerId
 from secagg.parameters import Suite
-from secagg.protocols.two_servers.configuration import SharingMode
 from secagg.protocols.two_servers.server_messages import (
     batch_bytes,
     half_bytes,

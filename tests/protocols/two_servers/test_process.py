@@ -68,7 +68,7 @@ if step:
     setattr(Deadly, step, deadly(getattr(Deadly, step)))
 standing_server.IndexingServer = Deadly
 server = StandingServer(
-    SETUP.keys_of(1), SETUP.keys_of(0).public, Pair(SETUP).floors, StandingRounds(folder / "rounds"),
+    SETUP.keys_of(1), SETUP.keys_of(0).public, Pair(SETUP).policy, StandingRounds(folder / "rounds"),
     coins=SystemCoins(), clock=lambda: NOW,
 )
 with serving():

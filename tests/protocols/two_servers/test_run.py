@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from secagg.choices import SharingMode
 from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegment, ideal_aggregate
 from secagg.identifiers import ClientId
 from secagg.protocols.two_servers.client import Client
-from secagg.protocols.two_servers.configuration import SharingMode
 from secagg.protocols.two_servers.release import RoundResult
 from secagg.protocols.two_servers.run import run
 from secagg.protocols.two_servers.server import IndexingServer

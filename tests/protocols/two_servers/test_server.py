@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from secagg.choices import SharingMode
 from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.crypto.secret import Secret
 from secagg.errors import (
@@ -21,7 +22,6 @@ from secagg.errors import (
     UnexpectedMessage,
 )
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.two_servers.configuration import SharingMode
 from secagg.protocols.two_servers.opened_upload import RoundTotals
 from secagg.protocols.two_servers.release import RoundResult
 from secagg.protocols.two_servers.server import IndexingServer

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from secagg.choices import SharingMode
 from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
 from secagg.identifiers import AttemptContext, ClientId, ServerId
-from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
+from secagg.protocols.two_servers.configuration import IndexingConfiguration
 from secagg.protocols.two_servers.offers import Due, Entry, RoundStamp, ServerOffer
 from secagg.protocols.two_servers.server_messages import (
     AcceptedList,

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
+from secagg.choices import SharingMode
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.parameters import Suite
 from secagg.protocols.two_servers import standing_server
-from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
+from secagg.protocols.two_servers.configuration import IndexingConfiguration
 from secagg.protocols.two_servers.standing_server import StandingRounds, lanes_of
 from tests.harness.indexing_rounds import NOW, IndexingSetup
 

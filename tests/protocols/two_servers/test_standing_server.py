@@ -53,7 +53,7 @@ class Pair:
 
     def __post_init__(self) -> None:
         self.rig = InsecureIndexingRound(self.setup)
-        self.floors = self.setup.standing_floors()
+        self.policy = self.setup.standing_floors()
         self.rounds = StandingRounds()
         self.start()
         self.rig.servers[0] = self.rig.new_server(0, pair_key=self.keys(0).pair_key(self.keys(1).public))
@@ -65,7 +65,7 @@ class Pair:
         self.standing = StandingServer(
             self.keys(1),
             self.keys(0).public,
-            self.floors,
+            self.policy,
             self.rounds,
             coins=self.setup.coins_of(f"one, started {self.starts} times"),
             clock=lambda: NOW,
@@ -211,7 +211,7 @@ def test_the_keys_of_server_0_do_not_stand_as_server_1() -> None:
     crossed = ServerKeys(ServerId(1), zero.signing_seed, one.exchange_seed)
     for keys, peer in ((zero, one), (crossed, zero), (one, crossed)):
         with pytest.raises(InvalidParameters, match="not those that the floors name for server 1"):
-            StandingServer(keys, peer.public, pair.floors, StandingRounds(), coins=SETUP.coins_of("one"))
+            StandingServer(keys, peer.public, pair.policy, StandingRounds(), coins=SETUP.coins_of("one"))
 
 
 def test_an_error_that_nobody_thought_of_ends_the_round(

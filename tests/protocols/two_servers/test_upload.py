@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from secagg.choices import SharingMode
 from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.crypto.aead import TAG_BYTES
 from secagg.crypto.labels import Label
@@ -19,7 +20,7 @@ from secagg.identifiers import AttemptContext, ClientId, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.two_servers import client as client_module
 from secagg.protocols.two_servers import opened_upload
-from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
+from secagg.protocols.two_servers.configuration import IndexingConfiguration
 from secagg.protocols.two_servers.upload import (
     SegmentHeader,
     Upload,

@@ -1,0 +1,312 @@
+"""A client's node: its policy, its files and allowances, and the ledger of its uploads.
+
+All are set in the code of the client, made stricter by its node's operator, and never loosened. An operator gives a
+SuperNode ``--node-config 'secagg-minimum-cohort=10 secagg-identity="/etc/secagg/client-3.key"'``.
+
+Two sums that differ in one client give that client away. So a round of a task is uploaded for once, numbers go up
+within a task, and the updates of one model go into a few sums at most, whatever the server calls task and round. The
+ledger belongs to the client's data, which ``secagg-data-name`` names, and not to its key or to who certified it. That
+of a client with a key or a name for its data is kept for good in ``SECAGG_LEDGER_DIRECTORY`` (by default in
+``$XDG_STATE_HOME/secagg`` or ``~/.local/state/secagg``). Any other client is known by a number that its platform gives
+it, and its ledger ends with the memory of the machine.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Final, cast, get_args, get_type_hints
+
+from secagg.compression.model_update import ModelUpdate
+from secagg.errors import InvalidParameters, Reason
+from secagg.identifiers import ClientId
+from secagg.parameters import ATTEMPTS
+from secagg.privacy.accounting import NOT_NOISED, PrivacyBudget
+from secagg.privacy.client_noise import USUAL_DELTA, NoiseSettings
+from secagg.session import durable
+from secagg.session.client_policy import RULES as LIMITS
+from secagg.session.client_policy import Accepted, Allowed, ClientPolicy, Pinned, maximum
+from secagg.session.ledger import SpentUpdates
+from secagg.session.privacy_ledger import PrivacyLedger
+from secagg.session.registry import find, suggestion
+from secagg.session.sealed_state import StateDirectory
+from secagg.session.store import Store
+
+from . import LOG
+from .keys import ClientIdentity, client_file, load_identity
+from .schemes import noise_settings
+from .settings import NOISED, PREFIX, PROTOCOLS
+
+PARTITION: Final = "partition-id"
+REQUIRED: Final = "required"
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Text that an operator may replace: a file, or a name."""
+
+    purpose: str
+
+    def check(self, name: str, own: object) -> None:
+        if own is not None and type(own) is not str:
+            raise InvalidParameters(f"{name} must be text; got {own!r}")
+
+    def stricter(self, _: str | None, given: str | None) -> str | None:
+        return given
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Names, of which an operator may take some away."""
+
+    purpose: str
+
+    def check(self, name: str, own: object) -> None:
+        if type(own) is not tuple or any(type(one) is not str for one in cast("tuple[object, ...]", own)):
+            raise InvalidParameters(f"{name} must be names; got {own!r}")
+
+    def stricter(self, own: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(one for one in own if one in given)
+
+
+@dataclass(frozen=True, slots=True)
+class Required:
+    """Something that an operator may demand."""
+
+    purpose: str
+
+    def check(self, name: str, own: object) -> None:
+        Allowed(self.purpose).check(name, own)
+
+    def stricter(self, own: bool, given: bool) -> bool:  # noqa: FBT001 -- both are flags
+        return own or given
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """A number from 0 on, where 0 stands for none: noise, of which more is stricter, or a bound."""
+
+    purpose: str
+    is_minimum: bool = False
+
+    def check(self, name: str, own: object) -> None:
+        if type(own) not in (int, float) or not 0 <= cast("float", own) < math.inf:
+            raise InvalidParameters(f"{name} must be a number of at least 0; got {own!r}")
+
+    def stricter(self, own: float, given: float) -> float:
+        return max(own, given) if self.is_minimum else min(own, given, key=lambda one: one or math.inf)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientNode:
+    """A client's node, whose options have the names of these fields and of those of its policy."""
+
+    policy: ClientPolicy = field(default_factory=ClientPolicy)
+    identity: Annotated[str | None, Named("key file of this client, or a folder of them for simulations")] = None
+    """In a folder the partition's number names the client. For active mode and protocols of certified clients."""
+    protocols: Annotated[tuple[str, ...], Chosen("accepted protocols")] = PROTOCOLS
+    """A protocol that the library does not bring has to be named."""
+    allow_simulated_enclave: Annotated[bool, Allowed("whether to seal to a program that nobody vouches for")] = False
+    enclave_policy: Annotated[str | None, Named("file with the measurements that this client accepts")] = None
+    """As ``secagg.platforms.enclave_plug.load_judge`` reads it."""
+    allow_simulated_second_server: Annotated[bool, Allowed("whether one server may simulate the other")] = False
+    servers: Annotated[str | None, Named("file with the keys of two servers that do not collude")] = None
+    data_name: Annotated[str, Named("name of this client's data, to which uploads and budgets are charged")] = ""
+    """Under any key and any authority; empty for the client's number. Clients that train on the same data have the same
+    name."""
+    attempts: Annotated[int, maximum(1 << 32, "maximum number of uploads for one model, in all runs")] = ATTEMPTS
+    allow_repeats: Annotated[bool, Allowed("whether runs may repeat uploads, in simulations")] = False
+    required: Annotated[bool, Required("whether a Flower node refuses every message but the protocol's")] = False
+    """Evaluation in the clear as well."""
+    noise: Annotated[float, Amount("deviation of all clients' noise over what one can change", is_minimum=True)] = 0.0
+    norm: Annotated[float, Amount("norm to which this client clips its change")] = 0.0
+    """A session with other noise, or with none, is refused."""
+    epsilon: Annotated[float, Amount("privacy cost of all sums together that this client is ever in; 0: any")] = 0.0
+    delta: Annotated[float, Amount("delta of epsilon")] = USUAL_DELTA
+
+    def __post_init__(self) -> None:
+        for name, rule in RULES.items():
+            rule.check(name, getattr(self, name))
+        for name in ("noise", "norm", "epsilon", "delta"):
+            object.__setattr__(self, name, float(getattr(self, name)))
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> ClientNode:
+        """Return a node from the options of an app, by their names; choices may be text."""
+        own, policy = _read(given)
+        return cls(policy=ClientPolicy(**policy), **own)
+
+    def raised_by(self, node_config: Mapping[str, Any]) -> ClientNode:
+        """Return the stricter of these options and an operator's, whose other keys are its own."""
+        given = {
+            key.removeprefix(PREFIX).replace("-", "_"): value
+            for key, value in node_config.items()
+            if key.startswith(PREFIX)
+        }
+        try:
+            own, policy = _read(given)
+            for name, value in own.items():
+                RULES[name].check(name, value)
+            stricter = {name: RULES[name].stricter(getattr(self, name), value) for name, value in own.items()}
+            return replace(self, policy=self.policy.raised_by(policy), **stricter)
+        except InvalidParameters as error:
+            raise InvalidParameters(f"an option of the node, {PREFIX}..., is wrong: {error}") from None
+
+    def require_protocol(self, protocol: str) -> None:
+        """Refuse a protocol that this client does not accept, or that does not keep something in its policy."""
+        if protocol not in self.protocols:
+            raise InvalidParameters(
+                f"the server asks for {protocol}, and this client accepts {', '.join(self.protocols) or 'no protocol'}"
+                f"; name it in {PREFIX}protocols if you trust whom it trusts",
+                reason=Reason.BELOW_FLOOR,
+            )
+        if unkept := self.policy.unkept(find(protocol).keeps):
+            raise InvalidParameters(
+                f"this client requires {PREFIX}{unkept[0].replace('_', '-')}, which {protocol} does not have, so that "
+                f"it would have no effect; remove it, or leave {protocol} out of {PREFIX}protocols",
+                reason=Reason.BELOW_FLOOR,
+            )
+
+    def noise_for(self, protocol: str, update: ModelUpdate) -> NoiseSettings:
+        """Return the noise that this client insists on, for the public parameters of a round."""
+        if bool(self.noise) != bool(self.norm):
+            raise InvalidParameters(
+                f"a client that adds noise has {PREFIX}noise and {PREFIX}norm above 0; got {self.noise} and {self.norm}"
+            )
+        if self.noise and protocol not in NOISED:
+            raise InvalidParameters(
+                f"this client insists on noise of its own, which clients add under {' and '.join(NOISED)}, and the "
+                f"server asks for {protocol}",
+                reason=Reason.BELOW_FLOOR,
+            )
+        return noise_settings(self.noise, self.norm, update)
+
+    def data_of(self, identity: ClientIdentity | None, client: ClientId | None = None) -> str:
+        """Return the name of a client's data, in the ledgers that are kept for good.
+
+        Raises:
+            InvalidParameters: the data have no name, and may be those of a client of another authority.
+        """
+        if identity is None:
+            return self.data_name or f"client {client.value if client else 0} without a key"
+        data, authority = self.data_name or f"client {identity.client.value}", identity.authority.public_key
+        with Store.at(state_folder()).transaction() as rows:
+            known = dict(rows.execute("SELECT data, authority FROM names"))
+            if not self.data_name and data not in known and {*known.values()} - {authority}:
+                raise InvalidParameters(
+                    f"{state_folder()} holds the uploads of {', '.join(map(repr, sorted(known)[:4]))} under another "
+                    f"authority, and the data of {data!r} may be the same: name them with {PREFIX}data-name, alike "
+                    f"where they are the same, or name another folder in {DIRECTORY_VARIABLE}"
+                )
+            rows.execute("INSERT OR IGNORE INTO names VALUES (?, ?)", (data, authority))
+        return data
+
+    def privacy_ledger(self, identity: ClientIdentity | None) -> PrivacyLedger | None:
+        """Return what was spent of the budget of a client's data, over all runs; None where there is no budget."""
+        if not self.epsilon:
+            if self.delta != USUAL_DELTA:
+                raise InvalidParameters(f"{PREFIX}delta is of {PREFIX}epsilon, which is 0; set both, or none")
+            return None
+        budget = PrivacyBudget(epsilon=self.epsilon, delta=self.delta)
+        if not self.noise:
+            raise InvalidParameters(f"{PREFIX}epsilon is set, with {PREFIX}noise = 0: {NOT_NOISED}")
+        if identity is None and not self.data_name:
+            raise InvalidParameters(
+                f"{PREFIX}epsilon is for all runs that a client is ever in, and this one has no key that it is known "
+                f"by: name its data with {PREFIX}data-name, take {PREFIX}mode = 'active' or one message, or take the "
+                "budget away",
+                reason=Reason.BELOW_FLOOR,
+            )
+        return PrivacyLedger(budget, data=self.data_of(identity), folder=state_folder())
+
+    def charges(
+        self, identity: ClientIdentity | None, states: StateDirectory, client: ClientId, *, is_one_folder: bool = False
+    ) -> SpentUpdates:
+        """Return the ledger of a client's uploads.
+
+        Args:
+            is_one_folder: whether a client without a key is known by the folder of its ledger.
+        """
+        attempts, data = None if self.allow_repeats else self.attempts, self.data_of(identity, client)
+        if identity is None and not self.data_name and not is_one_folder:
+            LOG.info(
+                "this client has no key and no %sdata-name: its uploads are known by its number %d only, so a server "
+                "that gives it another number can ask for another update of the same model",
+                *(PREFIX, client.value),
+            )
+            return SpentUpdates(states.folder / "state", data=data, attempts=attempts)
+        is_keyless = identity is None
+        return SpentUpdates(state_folder(), data=data, attempts=attempts, is_one_folder=is_keyless and is_one_folder)
+
+    def load_identity(self, node_config: Mapping[str, Any]) -> ClientIdentity:
+        if self.identity is None:
+            raise InvalidParameters(
+                "active mode, the enclave, two servers and one message need this client's key; give the node "
+                f"{PREFIX}identity, or SecAggMod(identity=...)"
+            )
+        path = Path(self.identity)
+        if path.is_dir():
+            path /= client_file(ClientId(int(node_config.get(PARTITION, 0))))
+        return load_identity(path)
+
+
+RULES: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        name: get_args(hint)[1]
+        for name, hint in get_type_hints(ClientNode, include_extras=True).items()
+        if name != "policy"
+    }
+)
+
+
+def _read(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of a node and those of its policy, with choices as members of their enumerations."""
+    own, policy = dict[str, Any](), dict[str, Any]()
+    limits = {name: rule for name, rule in LIMITS.items() if not isinstance(rule, Pinned)}
+    for name, value in given.items():
+        if name not in RULES and name not in limits:
+            raise InvalidParameters(f"there is no option {name}; {suggestion(name, [*limits, *RULES])}")
+        if isinstance(value, list):
+            value = tuple(cast("list[object]", value))  # noqa: PLW2901 -- as JSON has tuples
+        if isinstance(rule := limits.get(name), Accepted):
+            policy[name] = _members(name, value, rule.kind)
+        elif name in limits:
+            policy[name] = value
+        elif isinstance(RULES[name], Chosen) and isinstance(value, str):
+            own[name] = tuple(part.strip() for part in value.split(","))
+        else:
+            own[name] = value
+    return own, policy
+
+
+def _members(name: str, value: object, kind: type[Enum]) -> object:
+    if not isinstance(value, str | tuple):
+        return value
+    known = {each.name.lower(): each for each in kind} | {each.name.lower().replace("_", "-"): each for each in kind}
+    parts = value.split(",") if isinstance(value, str) else cast("tuple[object, ...]", value)
+    members = [known.get(part.strip(), part) if isinstance(part, str) else part for part in parts]
+    if strange := [one for one in members if not isinstance(one, kind)]:
+        raise InvalidParameters(f"{name} must be some of {', '.join(known)}; got {strange[0]!r}")
+    return frozenset(members)
+
+
+# --- The folder of ledgers --------------------------------------------------------------------------------------------
+
+DIRECTORY_VARIABLE: Final = "SECAGG_LEDGER_DIRECTORY"
+
+
+def state_folder() -> Path:
+    """Return where this user's clients keep what they must not forget, over all runs."""
+    if named := os.environ.get(DIRECTORY_VARIABLE):
+        folder = Path(named)
+    else:
+        state = os.environ.get("XDG_STATE_HOME")
+        folder = (Path(state) if state else Path.home() / ".local" / "state") / "secagg"
+    durable.require_own_folder(folder, DIRECTORY_VARIABLE)
+    durable.require_one_layer(folder, DIRECTORY_VARIABLE)
+    return folder

@@ -1,0 +1,273 @@
+"""Policy of a client: the weakest session that it accepts, whatever a server offers; one class for all protocols.
+
+A protocol yields what it compares as ``(name, offered, sentence)``, and lists the names that it keeps. A policy that is
+stricter than the default in a name that a protocol does not keep refuses the protocol, because it would have no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Self, cast, get_args, get_type_hints
+
+from secagg.choices import Accumulation, ReleaseForm, SharingMode, Topology
+from secagg.errors import InvalidParameters, Misuse, Reason
+from secagg.parameters import (
+    LEAST_COHORT,
+    LEAST_THRESHOLD,
+    SecurityMode,
+    Suite,
+    require_integer,
+    require_members,
+    usual_corrupted,
+)
+
+Compared = tuple[str, Any, str]
+"""Name in the policy, offered value, and the sentence that refuses it, with ``{offered}`` and ``{own}``."""
+_KEY_BYTES: Final = 32
+_MOST_CLIENTS: Final = (1 << 32) - 1
+_MOST_NORM: Final = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """An integer, the range that is safe, and whether larger values are stricter."""
+
+    purpose: str
+    minimum: int
+    maximum: int | None
+    is_minimum: bool
+
+    def check(self, name: str, own: object) -> None:
+        require_integer(name, cast("int", own), self.minimum, self.maximum)
+
+    def holds(self, offered: int, own: int) -> bool:
+        return offered >= own if self.is_minimum else offered <= own
+
+    def stricter(self, own: int, other: int) -> int:
+        return max(own, other) if self.is_minimum else min(own, other)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Members of one enumeration; those of two may be equal, so types are compared."""
+
+    purpose: str
+    kind: type[Enum]
+
+    def check(self, name: str, own: object) -> None:
+        require_members(name, own, self.kind)
+
+    def holds(self, offered: object, own: frozenset[Enum]) -> bool:
+        return type(offered) is self.kind and offered in own
+
+    def stricter(self, own: frozenset[Enum], other: frozenset[Enum]) -> frozenset[Enum]:
+        return own & other
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Something that a client may refuse."""
+
+    purpose: str
+
+    def check(self, name: str, own: object) -> None:
+        if type(own) is not bool:
+            raise InvalidParameters(f"{name} must be True or False; got {own!r}")
+
+    def holds(self, offered: bool, own: bool) -> bool:  # noqa: FBT001 -- both are flags
+        return own or not offered
+
+    def stricter(self, own: bool, other: bool) -> bool:  # noqa: FBT001 -- both are flags
+        return own and other
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """Public keys of other parties. There is no "any": without them a protocol that has such parties is refused."""
+
+    purpose: str
+    count: int
+
+    def check(self, name: str, own: object) -> None:
+        keys = (own,) if self.count == 1 else cast("tuple[object, ...]", own)
+        if own is not None and not (
+            type(keys) is tuple
+            and all(type(key) is bytes and len(key) == _KEY_BYTES and any(key) for key in keys)
+            and len({*keys}) == len(keys) == self.count
+        ):
+            many = f"{self.count} different public keys" if self.count > 1 else "a public key"
+            raise InvalidParameters(f"{name} must be {many} of {_KEY_BYTES} bytes, not all of them zero")
+
+    def holds(self, offered: object, own: object) -> bool:
+        return own is not None and type(offered) is type(own) and offered == own
+
+    def stricter(self, own: object, other: object) -> object:
+        """Return the party that either names; an operator who names another one gets a refusal, not a change."""
+        if own is not None and other is not None and own != other:
+            raise InvalidParameters("another party is pinned already; name the same one, or none")
+        return other if own is None else own
+
+
+def minimum(least: int, purpose: str, most: int | None = None) -> Limit:
+    """Return a limit of which larger values are stricter, from ``least`` on."""
+    return Limit(purpose, least, most, is_minimum=True)
+
+
+def maximum(most: int, purpose: str, least: int = 1) -> Limit:
+    """Return a limit of which smaller values are stricter, up to ``most``."""
+    return Limit(purpose, least, most, is_minimum=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientPolicy:
+    """The weakest session that a client accepts.
+
+    Without one a client would follow a server to a cohort of one, to a ring that wraps, or to parties that are all the
+    server's own.
+    """
+
+    suites: Annotated[frozenset[Suite], Accepted("accepted suites", Suite)] = frozenset(Suite)
+    modes: Annotated[frozenset[SecurityMode], Accepted("accepted modes", SecurityMode)] = frozenset(SecurityMode)
+    """A client that accepts ``active`` only refuses protocols that trust the server."""
+    topologies: Annotated[frozenset[Topology], Accepted("accepted graphs", Topology)] = frozenset(Topology)
+    sharings: Annotated[frozenset[SharingMode], Accepted("accepted sharings of indices", SharingMode)] = frozenset(
+        {SharingMode.CHECKED_POINT_FUNCTIONS}
+    )
+    forms: Annotated[frozenset[ReleaseForm], Accepted("accepted forms of release", ReleaseForm)] = frozenset(
+        {ReleaseForm.DECODED_SUM}
+    )
+    accumulations: Annotated[frozenset[Accumulation], Accepted("accepted forms of counting", Accumulation)] = frozenset(
+        {Accumulation.OBLIVIOUS}
+    )
+    authority: Annotated[bytes | None, Pinned("public key of the authority that certifies clients", 1)] = None
+    server_keys: Annotated[tuple[bytes, bytes] | None, Pinned("public keys of two servers that do not collude", 2)] = (
+        None
+    )
+    minimum_cohort: Annotated[int, minimum(LEAST_COHORT, "minimum number of clients in a sum", _MOST_CLIENTS)] = 3
+    minimum_threshold: Annotated[int, minimum(LEAST_THRESHOLD, "minimum number of shares that open a secret")] = 2
+    minimum_modulus_bits: Annotated[int, minimum(1, "minimum width of a ring, in bits", 64)] = 4
+    maximum_length: Annotated[int, maximum(1 << 48, "maximum number of values of an update")] = 1 << 34
+    maximum_population: Annotated[int, maximum(_MOST_CLIENTS, "maximum number of invited clients")] = 10_000
+    maximum_degree: Annotated[int, maximum(_MOST_CLIENTS, "maximum number of neighbours")] = 1024
+    """Sharing costs their number times the threshold, seconds for some thousands and minutes for tens of thousands."""
+    assumed_corrupted: Annotated[int, minimum(0, "number of clients that may collude with the server")] = 1
+    """Among all that could ever be invited, counted absolutely: a server could raise a fraction by inviting fewer."""
+    privacy_bits: Annotated[int, minimum(40, "a random graph betrays a client with chance 2^-n")] = 40
+    """In ``active`` mode it is 100 at least, because the server may try many graphs."""
+    minimum_holders: Annotated[int, minimum(2, "minimum number of holders of an epoch")] = 4
+    assumed_corrupted_holders: Annotated[int, minimum(0, "number of holders that may collude with the server")] = 1
+    minimum_security_bits: Annotated[int, minimum(1, "minimum security of masks, in bits of our estimate")] = 128
+    maximum_key_lifetime: Annotated[int, maximum(24 * 3600, "maximum lifetime of keys of enclaves and holders, s")] = (
+        24 * 3600
+    )
+    """Evidence of most kinds has no time in it; keys that last a day at most are fresh enough without."""
+    maximum_codeword_bits: Annotated[int, maximum(64, "maximum width of an entry of a codebook, in bits", 2)] = 25
+    """A wide entry can carry more than a value."""
+    maximum_released_bits: Annotated[int, maximum(64, "maximum width of a released element, in bits")] = 64
+    minimum_root_mean_square: Annotated[int, minimum(1, "minimum average value that an L2 bound leaves, in steps")] = 1
+    """With noise a client scales its values down to the bound, and a small one leaves nothing but zeros."""
+    minimum_codeword_bound: Annotated[int, minimum(1, "minimum bound on the norm of chosen codewords", _MOST_NORM)] = (
+        _MOST_NORM
+    )
+    """In the steps of the tables; by default no bound is accepted. Clients over it count as the least codewords, so one
+    that only one client keeps would give the host that client's update."""
+    sealed_vectors_accepted: Annotated[bool, Allowed("whether an enclave may see the values, to bound norms")] = True
+
+    @classmethod
+    def among(cls, clients: int, mode: SecurityMode = SecurityMode.ACTIVE) -> Self:
+        """Return a policy for masks, where a client knows how many clients could ever be invited.
+
+        At least half of them are in a sum, and one in ten is corrupted.
+
+        Args:
+            mode: the one mode that is accepted.
+        """
+        require_integer("clients", clients, LEAST_COHORT, _MOST_CLIENTS)
+        return cls(
+            modes=frozenset({mode}),
+            minimum_cohort=max(LEAST_COHORT, clients // 2),
+            maximum_population=clients,
+            assumed_corrupted=usual_corrupted(clients),
+        )
+
+    def __post_init__(self) -> None:
+        for name, rule in RULES.items():
+            # Nothing but its own type: a NaN, which a parser of JSON may hand over, is below no limit.
+            rule.check(name, getattr(self, name))
+        if self.maximum_population < self.minimum_cohort:
+            raise InvalidParameters(
+                f"maximum_population is {self.maximum_population}, below minimum_cohort {self.minimum_cohort}"
+            )
+
+    def admit(self, what: str, keeps: frozenset[str], compared: Iterable[Compared]) -> None:
+        """Refuse an offer that is weaker than this policy.
+
+        Args:
+            what: the offer, as errors call it.
+            keeps: names in this policy that its protocol keeps.
+            compared: the comparisons, the slow ones last.
+        Raises:
+            InvalidParameters: with reason ``below_floor``, naming the value and the limit.
+        """
+        if unkept := self.unkept(keeps):
+            raise _below(f"this client requires {unkept[0]}, which {what} cannot keep; choose another protocol")
+        pinned = {name for name in keeps if isinstance(RULES[name], Pinned) and getattr(self, name) is not None}
+        for name, offered, sentence in compared:
+            if name not in keeps:
+                raise TypeError(f"{name} is compared, and not among the names that a protocol keeps")
+            own = getattr(self, name)
+            pinned.discard(name)
+            if not RULES[name].holds(offered, own):
+                advice = f"set {name}" if own is None else "change the offer or this client's policy"
+                raise _below(f"{what} is refused: {sentence.format(offered=offered, own=said(own))}; {advice}")
+        if pinned:
+            raise _below(f"{what} is refused: it names no {min(pinned)}, and this client does")
+
+    def unkept(self, keeps: frozenset[str]) -> list[str]:
+        """Return the names of values that are stricter than the default, and that a protocol does not keep."""
+        return [
+            name
+            for name, default in DEFAULTS.items()
+            if name not in keeps
+            and (own := getattr(self, name)) != default
+            and RULES[name].stricter(own, default) == own
+        ]
+
+    def raised_by(self, given: Mapping[str, Any]) -> Self:
+        """Return the stricter of this policy and an operator's values, each by its name."""
+        stricter = dict[str, Any]()
+        for name, value in given.items():
+            rule: Any = RULES[name]
+            rule.check(name, value)
+            stricter[name] = rule.stricter(getattr(self, name), value)
+        return replace(self, **stricter)
+
+
+RULES: Final[Mapping[str, Limit | Accepted | Allowed | Pinned]] = MappingProxyType(
+    {name: get_args(hint)[1] for name, hint in get_type_hints(ClientPolicy, include_extras=True).items()}
+)
+DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({each.name: each.default for each in fields(ClientPolicy)})
+
+
+def require_policy(policy: object) -> None:
+    """Refuse what is not a policy, before anything is compared with it.
+
+    Raises:
+        Misuse: it is of another type.
+    """
+    if type(policy) is not ClientPolicy:
+        raise Misuse("a client has a ClientPolicy")
+
+
+def said(value: object) -> str:
+    """Return a value of a policy as errors show it."""
+    if isinstance(value, frozenset):
+        return ", ".join(sorted(str(each) for each in cast("frozenset[object]", value)))
+    return "another" if isinstance(value, (bytes, tuple)) else f"{value}"
+
+
+def _below(sentence: str) -> InvalidParameters:
+    return InvalidParameters(sentence, reason=Reason.BELOW_FLOOR)

@@ -1,0 +1,187 @@
+"""Offers that a policy must refuse, whatever the server says, and numbers that are none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from secagg.choices import Accumulation, ReleaseForm, SharingMode, Topology
+from secagg.errors import InvalidParameters, Misuse, Reason
+from secagg.parameters import SecurityMode, Suite
+from secagg.session.client_policy import DEFAULTS, RULES, ClientPolicy, Compared, Limit, Pinned, require_policy
+from secagg.session.registry import find, names
+
+OWN, HOSTILE = bytes([1]) * 32, bytes([7]) * 32
+LIMITS = [name for name, rule in RULES.items() if isinstance(rule, Limit)]
+ENCLAVE, PAIRWISE, TWO_SERVERS = (find(name).keeps for name in ("enclave", "pairwise", "two-servers"))
+
+
+def enclave(
+    form: object = ReleaseForm.DECODED_SUM,
+    accumulation: object = Accumulation.OBLIVIOUS,
+    authority: object = HOSTILE,
+) -> Iterator[Compared]:
+    yield "suites", Suite.HYBRID, "suite"
+    yield "minimum_cohort", 3, "cohort"
+    yield "authority", authority, "another authority"
+    yield "forms", form, "it releases histograms"
+    yield "accumulations", accumulation, "direct form"
+
+
+def two_servers(keys: object = (HOSTILE, bytes([8]) * 32)) -> Iterator[Compared]:
+    yield "sharings", SharingMode.CHECKED_POINT_FUNCTIONS, "mode"
+    yield "authority", OWN, "another authority"
+    yield "server_keys", keys, "not the two servers"
+
+
+def pairwise(**offered: Any) -> Iterator[Compared]:
+    most: dict[str, Any] = {"suites": Suite.CLASSIC, "modes": SecurityMode.ACTIVE, "topologies": Topology.SPARSE}
+    for name, value in (most | {"minimum_cohort": 60} | offered).items():
+        yield name, value, f"{name} is {{offered}}, and not {{own}}"
+
+
+def refused(policy: ClientPolicy, keeps: frozenset[str], offer: Iterator[Compared], said: str) -> None:
+    with pytest.raises(InvalidParameters, match=said) as error:
+        policy.admit("the offer", keeps, offer)
+    assert error.value.reason is Reason.BELOW_FLOOR
+
+
+def test_a_client_that_names_no_authority_follows_no_enclave() -> None:
+    refused(ClientPolicy(), ENCLAVE, enclave(), "another authority; set authority")
+    refused(ClientPolicy(), ENCLAVE, enclave(authority=None), "set authority")
+    refused(ClientPolicy(authority=OWN), ENCLAVE, enclave(), "another authority")
+    ClientPolicy(authority=OWN).admit("the offer", ENCLAVE, enclave(authority=OWN))
+
+
+def test_a_client_that_names_no_servers_follows_no_two_of_one_operator() -> None:
+    refused(ClientPolicy(authority=OWN), TWO_SERVERS, two_servers(), "set server_keys")
+    pinned = ClientPolicy(authority=OWN, server_keys=(OWN, HOSTILE))
+    refused(pinned, TWO_SERVERS, two_servers(keys=(HOSTILE, OWN)), "not the two servers")
+    refused(pinned, TWO_SERVERS, two_servers(keys=[OWN, HOSTILE]), "not the two servers")
+    for keys in ((OWN, OWN), (OWN, bytes(32)), (OWN,), [OWN, HOSTILE], (OWN, "b" * 32)):
+        with pytest.raises(InvalidParameters, match="2 different public keys"):
+            ClientPolicy(server_keys=keys)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def test_a_server_that_names_no_authority_is_not_followed_by_a_client_that_does() -> None:
+    """An offer in semi-honest mode names none, so that nothing would be compared."""
+    keeps = find("one-message").keeps
+    refused(ClientPolicy(authority=OWN), keeps, iter([("suites", Suite.CLASSIC, "suite")]), "names no authority")
+
+
+def test_a_pinned_party_that_a_protocol_does_not_have_refuses_it() -> None:
+    refused(ClientPolicy(server_keys=(OWN, HOSTILE)), PAIRWISE, pairwise(), "requires server_keys")
+
+
+def test_the_default_policy_admits_usual_offers() -> None:
+    ClientPolicy().admit("the offer", PAIRWISE, pairwise())
+    # Compared only when it is known how many advertised.
+    ClientPolicy(assumed_corrupted=2).admit("the offer", PAIRWISE, pairwise())
+
+
+@pytest.mark.parametrize(
+    ("policy", "keeps", "offer"),
+    [
+        (ClientPolicy(privacy_bits=60, authority=OWN), ENCLAVE, enclave(authority=OWN)),
+        (ClientPolicy(minimum_holders=5), PAIRWISE, pairwise()),
+        (ClientPolicy(sealed_vectors_accepted=False), PAIRWISE, pairwise()),
+        (ClientPolicy(topologies=frozenset({Topology.FULL}), authority=OWN), ENCLAVE, enclave(authority=OWN)),
+    ],
+    ids=["a limit", "another limit", "a refusal", "a choice"],
+)
+def test_a_stricter_value_that_a_protocol_does_not_keep_refuses_it(
+    policy: ClientPolicy, keeps: frozenset[str], offer: Iterator[Compared]
+) -> None:
+    refused(policy, keeps, offer, "which the offer cannot keep")
+
+
+def test_a_looser_value_that_a_protocol_does_not_keep_refuses_nothing() -> None:
+    loose = ClientPolicy(
+        authority=OWN, maximum_population=1 << 20, minimum_modulus_bits=1, sharings=frozenset(SharingMode)
+    )
+    loose.admit("the offer", ENCLAVE, enclave(authority=OWN))
+
+
+def test_members_of_two_enumerations_that_are_equal_are_not_the_same() -> None:
+    one, other = (int(each(1)) for each in (SharingMode, ReleaseForm))
+    assert one == other
+    own = ClientPolicy(authority=OWN)
+    refused(own, ENCLAVE, enclave(form=SharingMode(1), authority=OWN), "releases histograms")
+    refused(own, ENCLAVE, enclave(form=1, authority=OWN), "releases histograms")
+    refused(own, ENCLAVE, enclave(form=ReleaseForm.HISTOGRAM, authority=OWN), "releases histograms")
+    refused(own, ENCLAVE, enclave(accumulation=Accumulation.DIRECT, authority=OWN), "direct form")
+    for wrong in ({SharingMode(1)}, frozenset({SharingMode(1)}), frozenset({1}), frozenset[Any](), "DECODED_SUM"):
+        with pytest.raises(InvalidParameters, match="forms is a frozenset of at least one ReleaseForm"):
+            ClientPolicy(forms=wrong)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), True, "60", 60.0, None, -1, b"\3"])
+def test_nothing_but_an_integer_is_a_limit(name: str, value: object) -> None:
+    given: Any = {name: value}
+    with pytest.raises(InvalidParameters, match=f"^{name} is an integer"):
+        ClientPolicy(**given)
+    with pytest.raises(InvalidParameters, match=f"^{name} is an integer"):
+        ClientPolicy().raised_by(given)
+
+
+@pytest.mark.parametrize("value", [1, 0, None, "no", float("nan")])
+def test_nothing_but_a_flag_is_one(value: object) -> None:
+    with pytest.raises(InvalidParameters, match="must be True or False"):
+        ClientPolicy().raised_by({"sealed_vectors_accepted": value})
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_an_operator_makes_a_limit_stricter_and_never_looser(name: str) -> None:
+    rule, default = RULES[name], DEFAULTS[name]
+    assert isinstance(rule, Limit)
+    for value in (default + 1, default - 1):
+        if not rule.minimum <= value <= (rule.maximum or value):
+            continue
+        is_stricter = rule.is_minimum == (value > default)
+        assert getattr(ClientPolicy().raised_by({name: value}), name) == (value if is_stricter else default)
+
+
+def test_an_operator_takes_choices_away_and_adds_none() -> None:
+    narrow = ClientPolicy().raised_by({"modes": frozenset({SecurityMode.ACTIVE}), "sharings": frozenset(SharingMode)})
+    assert narrow.modes == {SecurityMode.ACTIVE}
+    assert narrow.sharings == {SharingMode.CHECKED_POINT_FUNCTIONS}
+    with pytest.raises(InvalidParameters, match="at least one SecurityMode"):
+        narrow.raised_by({"modes": frozenset({SecurityMode.SEMI_HONEST})})
+    assert (
+        not replace(narrow, sealed_vectors_accepted=False)
+        .raised_by({"sealed_vectors_accepted": True})
+        .sealed_vectors_accepted
+    )
+
+
+def test_an_operator_who_pins_another_party_gets_a_refusal() -> None:
+    assert ClientPolicy().raised_by({"authority": OWN}).authority == OWN
+    assert ClientPolicy(authority=OWN).raised_by({"authority": OWN}).authority == OWN
+    with pytest.raises(InvalidParameters, match="another party is pinned"):
+        ClientPolicy(authority=OWN).raised_by({"authority": HOSTILE})
+
+
+def test_every_name_that_a_protocol_keeps_is_in_the_policy() -> None:
+    kept = {name: find(name).keeps for name in names()}
+    assert all(keeps <= RULES.keys() for keeps in kept.values())
+    assert frozenset[str]().union(*kept.values()) == RULES.keys(), "what no protocol keeps has no effect"
+    assert all({"suites", "modes", "minimum_cohort", "maximum_length"} <= keeps for keeps in kept.values())
+    assert {name for name in names() if any(isinstance(RULES[each], Pinned) for each in kept[name])} == {
+        *("enclave", "one-message", "two-servers"),
+    }
+
+
+def test_a_comparison_that_a_protocol_does_not_declare_is_a_mistake() -> None:
+    with pytest.raises(TypeError, match="minimum_holders is compared"):
+        ClientPolicy().admit("the offer", PAIRWISE, pairwise(minimum_holders=9))
+
+
+def test_only_a_policy_is_one() -> None:
+    require_policy(ClientPolicy())
+    for wrong in (None, {"minimum_cohort": 3}, ClientPolicy):
+        with pytest.raises(Misuse, match="ClientPolicy"):
+            require_policy(wrong)
