@@ -7,6 +7,7 @@ import logging
 import sys
 from dataclasses import replace
 from fractions import Fraction
+from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -142,6 +143,19 @@ def test_no_client_moves_a_sum_by_more_than_its_bound(data: st.DataObject, bits:
         if whole <= (norm**2 or whole) and least <= values.min() and values.max() <= greatest:
             assert (moved == about).all()
         sums = after
+
+
+@pytest.mark.parametrize("bits", [24, 32])
+def test_a_factor_is_rounded_down(bits: int) -> None:
+    """A norm that is longer by a step has a factor that is 1 as a float."""
+    segment = RingSegment(bits, 1000)
+    values = np.full(1000, segment.ring.greatest)
+    square = sum(value**2 for value in values.tolist())
+    total = bounded.BoundedSum(segment, isqrt(square) - 1, 0, 1)
+    sealed = b"".join(client_module.side_by_side(segment, segment.ring.from_integers(values)))
+    total.add(total.measure(memoryview(sealed)))
+    moved = lifted(total.released(1), segment.ring).tolist()
+    assert 0.999 * square < sum(value**2 for value in moved) <= (isqrt(square) - 1) ** 2
 
 
 @pytest.mark.usefixtures("lying")
@@ -364,6 +378,45 @@ def test_a_client_can_refuse_that_a_program_sees_its_values() -> None:
     assert caught.value.reason is Reason.BELOW_FLOOR
     plain = InsecureEnclaveSession(replace(SETUP, max_norms=()))
     plain.new_client(1, policy=policy).admit(plain.verified(), plain.now)
+
+
+@pytest.mark.parametrize("bounds", ["max_norms", "l2_bounds"])
+def test_a_client_holds_a_task_to_its_first_bounds(bounds: str) -> None:
+    """A host that chooses a bound for each buffer bisects a client's norm; without any it learns nothing new."""
+    noised = {"noise_multiplier": Fraction(1, 100), "releases_per_client": 9} if bounds == "l2_bounds" else {}
+    setup = replace(SETUP, **({"max_norms": ()} | noised | {bounds: (400, 90)}))
+    first, other = opened(setup), opened(replace(setup, **{bounds: (300, 90)}))
+    client = first.new_client(1)
+    client.charge(first.configuration, 0, model_digest(0))
+    with pytest.raises(InvalidParameters, match=r"max_norms is \(300, 90\), and was \(400, 90\)") as caught:
+        client.charge(other.configuration, 1, model_digest(1))
+    assert caught.value.reason is Reason.BELOW_FLOOR
+    client.charge(first.configuration, 1, model_digest(1))
+
+
+# --- Noise covers every value -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"l2_bounds": (400,)},
+        {"l2_bounds": (400, 0)},
+        {"max_norms": (400, 0), "l2_bounds": (400, 9)},
+        {"max_norms": (), "l2_bounds": ()},
+    ],
+)
+def test_with_noise_every_segment_has_a_bound_and_noise(changes: dict[str, Any]) -> None:
+    """Counts up to 1,024 beside a vector whose bound is 10 have a sensitivity of 1,024."""
+    noised = {"noise_multiplier": Fraction(1), "l2_bounds": (400, 9), "max_norms": (400, 9)}
+    opened(replace(SETUP, **noised))
+    with pytest.raises(InvalidParameters, match=r"[Bb]ound|variance"):
+        opened(replace(SETUP, **(noised | changes)))
+    planned = opened(replace(SETUP, **noised)).configuration.noise
+    assert planned is not None
+    for variances in (planned.variances[:1], (planned.variances[0], Fraction(0))):
+        with pytest.raises(InvalidParameters, match="variance"):
+            replace(opened().configuration, max_norms=(400, 9), noise=replace(planned, variances=variances))
 
 
 def test_a_bound_that_leaves_nothing_of_anybody_is_refused() -> None:
