@@ -30,7 +30,7 @@ from secagg.session.registry import find, names
 from secagg.session.roles import Released, ServerSession, Stage, Subject
 from secagg.session.run import Limits
 from secagg.session.stages import Checked, StagedServerSession
-from secagg.transport.card import WireLimits
+from secagg.transport.description import WireLimits
 from secagg.transport.listener import allow_connections, listening
 from secagg.transport.proof import header_of
 from secagg.transport.server import SumServer
@@ -101,14 +101,14 @@ async def taken(
     limits = WireLimits(stages=Limits(exchange=600.0, training=600.0), answer_bytes=1 << 28, memory=1 << 33)
     allow_connections(limits)
     server = SumServer(limits=limits)
-    card = server.card(subject, "throughput")
+    description = server.description(subject, "throughput")
     async with listening(server.app, "127.0.0.1", 0, limits=limits) as port:
-        running = asyncio.create_task(server.run(session, card, number=number))
+        running = asyncio.create_task(server.run(session, description, number=number))
         while not server.is_open:  # noqa: ASYNC110 -- for a moment
             await asyncio.sleep(0.01)
         started, used, child = time.perf_counter(), time.process_time(), os.fork()
         if child == 0:
-            os._exit(send_all(port, f"/v1/sessions/{card.session}/answers/{number}", uploads))
+            os._exit(send_all(port, f"/v1/sessions/{description.session}/answers/{number}", uploads))
         counted = f'secagg_answers_total{{verdict="taken"}} {len(uploads)}'
         while counted not in server.metrics.text():
             assert not running.done(), running

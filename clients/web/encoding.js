@@ -1,5 +1,5 @@
 /**
- * What a card's terms make of values: codes of a few bits, their layout, and what an offer binds.
+ * What a session description's terms make of values: codes of a few bits, their layout, and what an offer binds.
  * Implements secagg/transport/README.md, "Terms", and compression/README.md, "Scalar quantization".
  * @module
  */
@@ -7,7 +7,7 @@ import { random } from "./crypto.js";
 import { concat, hash, header, integer, json, must, utf8 } from "./wire.js";
 
 /**
- * What a server sums, as its card says.
+ * What a server sums, as its session description says.
  * @typedef {object} Terms
  * @property {number} clients @property {number} all_clients @property {number} group
  * @property {number} groups @property {number} values @property {number} clip @property {number} bits
@@ -66,7 +66,7 @@ export async function layoutOf(terms) {
   return concat(header(LAYOUT), integer(1, 4), segment, await layoutVersion(terms));
 }
 
-/** What an offer binds of the terms. @param {string} text of the card @param {Terms} terms */
+/** What an offer binds of the terms. @param {string} text of the session description @param {Terms} terms */
 export async function applicationDigest(text, terms) {
   const digest = await hash("http-terms", utf8(text));
   return hash("session-terms", integer(planOf(terms).capacity, 8), digest);

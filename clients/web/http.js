@@ -13,7 +13,7 @@ import { Refused, as, equal, hash, hex, integer, json, must, requireSubject, unh
 
 /** @typedef {import("./pairwise.js").Identity} Identity */
 /** @typedef {import("./pairwise.js").Floors & import("./one_message.js").HolderFloors} Floors */
-/** What a server says of the session that it holds. @typedef {ReturnType<typeof readCard>} Card */
+/** What a server says of the session that it holds. @typedef {ReturnType<typeof readDescription>} SessionDescription */
 /**
  * @typedef {object} Options
  * @property {Identity} [identity] a certified key, for active mode
@@ -26,7 +26,7 @@ import { Refused, as, equal, hash, hex, integer, json, must, requireSubject, unh
  * @property {AbortSignal} [signal]
  * @property {number} [patience] seconds to wait for a server that is lost
  * @property {(stage: Stage) => void} [onStage]
- * @property {(card: Card, isFull: boolean) => void} [onCard] full: another session is waited for
+ * @property {(description: SessionDescription, isFull: boolean) => void} [onDescription] full: another session is waited for
  * @property {(progress: Progress) => void} [onProgress] called now and then while others are waited for
  */
 /** @typedef {{number: number, answer: Uint8Array, received: number, milliseconds: number}} Stage */
@@ -34,7 +34,7 @@ import { Refused, as, equal, hash, hex, integer, json, must, requireSubject, unh
 /**
  * @typedef {object} Outcome
  * @property {boolean} isReleased whether a sum with this client's values was released, as the server says
- * @property {string} sentence of the server @property {Card} card
+ * @property {string} sentence of the server @property {SessionDescription} description
  * @property {{mean: number[], count: number} | null} result where the server shows it
  * @property {number} clamped how many values were out of range
  */
@@ -66,36 +66,36 @@ export const NEAR = ["localhost", "127.0.0.1", "[::1]"];
 export async function contribute(url, values, options = {}) {
   // A copy, because the caller may keep training: the ledger must spend the values that are sent.
   const given = Float64Array.from(values);
-  const { task = "sum", ledger = new RoundLedger(), identity, onCard = () => {} } = options;
+  const { task = "sum", ledger = new RoundLedger(), identity, onDescription = () => {} } = options;
   const server = new Server(url, options);
   // Without a key a client is this browser; one with a key never sends one update twice.
   const name = `${identity ? hex(identity.key.public) : ""}:${task}`;
   const update = identity ? hex(await hash("spent-values", new Uint8Array(given.buffer))) : "";
-  let card = await server.card(options.after ?? "");
+  let description = await server.description(options.after ?? "");
   /** @type {bigint | null} */
   let id = null;
   for (;;) {
-    requireWanted(card, given, options);
-    await ledger.requireOpen(name, { round: card.round, update });
-    id = await server.join(card, options);
-    onCard(card, id === null);
+    requireWanted(description, given, options);
+    await ledger.requireOpen(name, { round: description.round, update });
+    id = await server.join(description, options);
+    onDescription(description, id === null);
     if (id !== null) break;
     await server.rest();
-    card = await server.card(card.session);
+    description = await server.description(description.session);
   }
   let clamped = NOT_MADE;
   const make = async (/** @type {bigint | undefined} */ epoch) => {
-    await ledger.charge(name, { round: card.round, update, epoch });
-    const encoded = encode(given, card.terms);
+    await ledger.charge(name, { round: description.round, update, epoch });
+    const encoded = encode(given, description.terms);
     clamped = encoded.clamped;
     return encoded.codes;
   };
-  const client = card.protocol === "pairwise"
-    ? await pairwiseClient(card, id, options, make)
-    : oneMessageClient(card, id, options, make);
+  const client = description.protocol === "pairwise"
+    ? await pairwiseClient(description, id, options, make)
+    : oneMessageClient(description, id, options, make);
   const watch = watched(server, options);
   try {
-    const end = { ...endOf(await exchange(server, client, options), card), card };
+    const end = { ...endOf(await exchange(server, client, options), description), description };
     if (clamped !== NOT_MADE) return { ...end, clamped };
     return { ...end, isReleased: false, sentence: `without this client: ${end.sentence}`, clamped: 0 };
   } catch (error) {
@@ -120,14 +120,14 @@ function watched(server, { onProgress }) {
   };
 }
 
-/** Refuse a session of another kind than this client's. @param {Card} card @param {ArrayLike<number>} values @param {Options} options */
-function requireWanted(card, values, { task = "sum", protocols = Object.keys(USUAL), identity, floors: own }) {
-  const { protocol, terms } = card;
+/** Refuse a session of another kind than this client's. @param {SessionDescription} description @param {ArrayLike<number>} values @param {Options} options */
+function requireWanted(description, values, { task = "sum", protocols = Object.keys(USUAL), identity, floors: own }) {
+  const { protocol, terms } = description;
   const isSpoken = Object.hasOwn(USUAL, protocol) && protocols.includes(protocol);
   must(isSpoken, "below_floor", `this client takes no part in a sum by ${protocol.slice(0, 40)}`);
-  must(card.task === task, "below_floor", "the server sums something else");
+  must(description.task === task, "below_floor", "the server sums something else");
   must(
-    card.mode === (identity ? "active" : "semi_honest"),
+    description.mode === (identity ? "active" : "semi_honest"),
     "below_floor", "clients with a key take part in active mode, and others in semi_honest mode",
   );
   const sentence = `this sum is of ${terms.values} values, and ${values.length} are here`;
@@ -145,24 +145,24 @@ function requireWanted(card, values, { task = "sum", protocols = Object.keys(USU
 /** @typedef {{answer: (message: Uint8Array) => Promise<Uint8Array>, abort: () => void}} Client */
 /** @typedef {(epoch?: bigint) => Promise<Uint32Array>} Make */
 
-/** @param {Card} card @param {bigint} id @param {Options} options @param {Make} make @returns {Promise<Client>} */
-async function pairwiseClient(card, id, { identity, floors }, make) {
-  const { ringBits, capacity } = planOf(card.terms);
+/** @param {SessionDescription} description @param {bigint} id @param {Options} options @param {Make} make @returns {Promise<Client>} */
+async function pairwiseClient(description, id, { identity, floors }, make) {
+  const { ringBits, capacity } = planOf(description.terms);
   return new PairwiseClient({
     id,
     identity,
     floors: { ...floors, modes: identity ? ["active"] : ["semi_honest"] },
     about: {
-      ...(await subjectOf(card)), capacity, layout: [[ringBits, card.terms.values]],
-      layoutVersion: await layoutVersion(card.terms),
+      ...(await subjectOf(description)), capacity, layout: [[ringBits, description.terms.values]],
+      layoutVersion: await layoutVersion(description.terms),
     },
     input: async () => [await make()],
   });
 }
 
-/** @param {Card} card @param {bigint} id @param {Options} options @param {Make} make @returns {Client} */
-function oneMessageClient(card, id, { identity, floors }, make) {
-  const { ringBits, capacity } = planOf(card.terms);
+/** @param {SessionDescription} description @param {bigint} id @param {Options} options @param {Make} make @returns {Client} */
+function oneMessageClient(description, id, { identity, floors }, make) {
+  const { ringBits, capacity } = planOf(description.terms);
   const authority = identity ? identity.authority : new Uint8Array(32);
   return {
     abort: () => {},
@@ -173,14 +173,14 @@ function oneMessageClient(card, id, { identity, floors }, make) {
         "below_floor", "one message in active mode takes a key, and in semi_honest mode none",
       );
       requireHolderFloors(offer, floorsOf(HOLDER_FLOORS, floors), Date.now() / 1000, authority);
-      requireSubject(await subjectOf(card), offer);
+      requireSubject(await subjectOf(description), offer);
       await requireReceipts(offer);
       const [segment, ...others] = offer.segments;
       must(
-        equal(offer.layout, await layoutOf(card.terms)) && others.length === 1 &&
-          segment.ringBits === ringBits && segment.length === card.terms.values && !segment.bounds &&
+        equal(offer.layout, await layoutOf(description.terms)) && others.length === 1 &&
+          segment.ringBits === ringBits && segment.length === description.terms.values && !segment.bounds &&
           offer.capacity <= capacity,
-        "below_floor", "the offer has another layout, or other bounds, than the card's terms",
+        "below_floor", "the offer has another layout, or other bounds, than the session description's terms",
       );
       const signed = new Int32Array((await make(offer.epoch)).buffer);
       const shift = 32 - ringBits;
@@ -190,7 +190,7 @@ function oneMessageClient(card, id, { identity, floors }, make) {
   };
 }
 
-/** What an offer has to be about. These values come from no model. @param {Card} card */
+/** What an offer has to be about. These values come from no model. @param {SessionDescription} description */
 const subjectOf = async ({ task, round, text, terms }) => ({
   task: utf8(task), round, model: await sha256(new Uint8Array(0)),
   application: await applicationDigest(text, terms),
@@ -223,7 +223,7 @@ async function exchange(server, client, { onStage = () => {} }) {
   }
 }
 
-/** How a session ended, as its server says. @param {Reply} reply @param {Card} card */
+/** How a session ended, as its server says. @param {Reply} reply @param {SessionDescription} description */
 function endOf({ status, bytes, isJson }, { terms }) {
   const isReleased = status === 200;
   if (!isJson) return { isReleased, sentence: sentenceOf(bytes), result: null };
@@ -239,27 +239,27 @@ function sentenceOf(bytes) {
   return text.replace(/[\p{C}\p{Zl}\p{Zp}]/gu, " ").trim();
 }
 
-// --- Cards -----------------------------------------------------------------------------------
+// --- Session descriptions -----------------------------------------------------------------------------------
 
-/** Fields of a card that this client knows. */
+/** Fields of a session description that this client knows. */
 const KNOWN = ["session", "protocol", "mode", "task", "round_number", "answer_bytes", "terms", "must_know"];
 
-/** Read a card; fields that are not known here are passed over, unless they must be known. @param {string} text */
-export function readCard(text) {
-  const card = json(text, "not_canonical");
-  const { session, protocol, mode, task, round_number, answer_bytes, terms, must_know = [] } = card;
-  must(Array.isArray(must_know), "not_canonical", "this is not a card of a session");
+/** Read a session description; fields that are not known here are passed over, unless they must be known. @param {string} text */
+export function readDescription(text) {
+  const description = json(text, "not_canonical");
+  const { session, protocol, mode, task, round_number, answer_bytes, terms, must_know = [] } = description;
+  must(Array.isArray(must_know), "not_canonical", "this is not a session description");
   must(
     must_know.every((/** @type {any} */ name) => KNOWN.includes(name)),
     "wrong_version", "this session takes a newer client: get the server's version",
   );
   const texts = { session, protocol, mode, task, round_number, terms };
   const areTexts = Object.values(texts).every((value) => typeof value === "string" && !/\p{C}/u.test(value));
-  must(areTexts && /^[0-9a-f]{32}$/.test(session), "not_canonical", "this is not a card of a session");
+  must(areTexts && /^[0-9a-f]{32}$/.test(session), "not_canonical", "this is not a session description");
   must(
     /^(0|[1-9][0-9]{0,18})$/.test(round_number) && BigInt(round_number) < 1n << 63n &&
       Number.isInteger(answer_bytes) && answer_bytes > 0,
-    "not_canonical", "the card has no round, or no longest answer",
+    "not_canonical", "the session description has no round, or no longest answer",
   );
   json(terms, "not_canonical");
   /** @type {Record<"session" | "protocol" | "mode" | "task" | "text", string>} The text is that of the terms as it stands. */
@@ -308,8 +308,8 @@ class Server {
     return new Promise((resolve) => setTimeout(resolve, milliseconds * this.spread));
   }
 
-  /** The session that runs, or the next one. @param {string} after @returns {Promise<Card>} */
-  async card(after) {
+  /** The session that runs, or the next one. @param {string} after @returns {Promise<SessionDescription>} */
+  async description(after) {
     const query = after ? `?after=${encodeURIComponent(after)}` : "";
     for (;;) {
       const reply = await this.ask("GET", `/v1/session${query}`);
@@ -317,15 +317,15 @@ class Server {
         await this.rest();
         continue;
       }
-      return readCard(new TextDecoder().decode(reply.bytes));
+      return readDescription(new TextDecoder().decode(reply.bytes));
     }
   }
 
-  /** The id to take part under: of a key, or of a seat; null if no seat is free. @param {Card} card @param {Options} options */
-  async join(card, { identity, seat }) {
-    this.path = `/v1/sessions/${card.session}`;
+  /** The id to take part under: of a key, or of a seat; null if no seat is free. @param {SessionDescription} description @param {Options} options */
+  async join(description, { identity, seat }) {
+    this.path = `/v1/sessions/${description.session}`;
     if (identity) {
-      this.authorization = await authorizationOf(card.session, identity);
+      this.authorization = await authorizationOf(description.session, identity);
       return identity.id;
     }
     const proof = hex(random(64));

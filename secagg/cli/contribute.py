@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from secagg.platforms.keys import ClientIdentity
     from secagg.session.ledger import SpentUpdates
     from secagg.session.roles import ClientSession, LazyUpdate, Member, Subject
-    from secagg.transport.card import Card
     from secagg.transport.client import Outcome
+    from secagg.transport.description import SessionDescription
 
-    _UpdateFor = Callable[[Card, SpentUpdates, Secret | None], tuple[Subject, LazyUpdate]]
+    _UpdateFor = Callable[[SessionDescription, SpentUpdates, Secret | None], tuple[Subject, LazyUpdate]]
 
 _UNPLANNED: Final = {"noise", "norm", "epsilon", "delta", "identity"}
 """Settings that this command cannot encode, and those that have an option of their own."""
@@ -72,39 +72,44 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
     charges = floors.charges(identity, states, client, is_one_folder=True)
     side = NodeSide(settings=floors, client=client, certified=identity, states=states)
 
-    def joined(card: Card, suspended: Secret | None) -> tuple[Subject, LazyUpdate]:
-        floors.require_protocol(card.protocol)
+    def joined(description: SessionDescription, suspended: Secret | None) -> tuple[Subject, LazyUpdate]:
+        floors.require_protocol(description.protocol)
         modes = floors.policy.modes
-        if card.mode not in modes:
+        if description.mode not in modes:
             advice = (
                 "its clients have keys: give this client's with --identity FILE"
                 if identity is None
                 else "start the server with --set roster=FILE, or give --set modes=semi_honest if you trust it"
             )
             raise InvalidParameters(
-                f"the server holds a session that is {card.mode}, and this client accepts {', '.join(modes)}; " + advice
+                f"the server holds a session that is {description.mode}, and this client accepts {', '.join(modes)}; "
+                + advice
             )
         # Before a name is claimed: nobody waits for a client that is refused here.
-        if type(clients := card.terms.get("clients")) is int and clients < floors.policy.minimum_cohort:
+        if type(clients := description.terms.get("clients")) is int and clients < floors.policy.minimum_cohort:
             raise InvalidParameters(
                 f"the sum is of {clients} clients, and this client accepts {floors.policy.minimum_cohort} or more; "
                 "lower --set minimum_cohort, or take part in another sum",
                 reason=Reason.BELOW_FLOOR,
             )
-        if said[-1:] != [card.session]:
-            said.append(card.session)
-            print(f"session {card.session}: {card.protocol}, {card.mode}, {TRUST[card.mode == ACTIVE]}", flush=True)
-        return update_for(card, charges, suspended)
+        if said[-1:] != [description.session]:
+            said.append(description.session)
+            print(
+                f"session {description.session}: {description.protocol}, {description.mode}, "
+                f"{TRUST[description.mode == ACTIVE]}",
+                flush=True,
+            )
+        return update_for(description, charges, suspended)
 
-    def join(card: Card, suspended: Secret | None) -> ClientSession:
-        subject, update = joined(card, suspended)
+    def join(description: SessionDescription, suspended: Secret | None) -> ClientSession:
+        subject, update = joined(description, suspended)
 
         def begin(message: bytes) -> ClientSession:
             # A plug looks at the first message; the member that it makes may then keep a suspended state.
             if not members:
                 first = message if suspended is None else b""
-                plug = plug_of(card.protocol, is_suspended=False)
-                norms = max_norms_in(card.protocol, card.terms)
+                plug = plug_of(description.protocol, is_suspended=False)
+                norms = max_norms_in(description.protocol, description.terms)
                 members.append(plug.member(replace(side, invitation=first, max_norms=norms)))
             return members[0].join(subject, update, suspended)
 
@@ -124,7 +129,7 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
 
 
 def _offered(options: argparse.Namespace, identity: ClientIdentity | None) -> tuple[ClientNode, _UpdateFor]:
-    """Return this client's node, and what makes its update for a card: from values, or from people."""
+    """Return this client's node, and what makes its update for a session description: from values, or from people."""
     # A client with a key trusts its authority, and not the server.
     usual = {
         "protocols": (options.protocol,),
@@ -137,23 +142,27 @@ def _offered(options: argparse.Namespace, identity: ClientIdentity | None) -> tu
 
 
 def _update_of(
-    values: NDArray[np.float64], task: str, card: Card, charges: SpentUpdates, suspended: Secret | None
+    values: NDArray[np.float64],
+    task: str,
+    description: SessionDescription,
+    charges: SpentUpdates,
+    suspended: Secret | None,
 ) -> tuple[Subject, LazyUpdate]:
     from secagg.crypto.entropy import SystemCoins
     from secagg.crypto.labels import Label, bind
     from secagg.session.ledger import NO_MODEL, Spent
     from secagg.session.roles import LazyUpdate, Update
 
-    plan, coins = plan_of(card.protocol, card.terms), SystemCoins()
-    if card.task != task or values.shape != (card.terms["values"],):
+    plan, coins = plan_of(description.protocol, description.terms), SystemCoins()
+    if description.task != task or values.shape != (description.terms["values"],):
         raise InvalidParameters(
-            f"the server sums {card.terms['values']} values of {card.task!r}; this client has an array of "
-            f"shape {values.shape} for {task!r}; name another --update or --task, or another server"
+            f"the server sums {description.terms['values']} values of {description.task!r}; this client has an array "
+            f"of shape {values.shape} for {task!r}; name another --update or --task, or another server"
         )
-    subject = subject_of(plan, card.task, card.round_number, card.terms)
+    subject = subject_of(plan, description.task, description.round_number, description.terms)
 
     # A server that changes a bound from sum to sum bisects what it cuts.
-    bounds = {name: repr(card.terms.get(name, 0.0)) for name in ("clip", "max_norm")}
+    bounds = {name: repr(description.terms.get(name, 0.0)) for name in ("clip", "max_norm")}
     charges.require_kept(subject.task, bounds)
 
     # The file was there before any server was asked, so it may be known by its values.
@@ -184,12 +193,16 @@ def _statistics(
     usual = {**usual, "attempts": ONCE.attempts}
     answering = Answering(site, _node(usual, options.set, {"norm", "identity"}))
 
-    def update_for(card: Card, charges: SpentUpdates, suspended: Secret | None) -> tuple[Subject, LazyUpdate]:
-        plan = plan_for(site.declaration, card.protocol, card.terms)
-        if card.task != options.task:
-            raise InvalidParameters(f"the server asks for {card.task!r}, and this site answers {options.task!r}")
-        subject = subject_of(plan, card.task, card.round_number, card.terms)
-        return subject, answering.late(charges, card.task, card.round_number, identity, is_new=suspended is None)
+    def update_for(
+        description: SessionDescription, charges: SpentUpdates, suspended: Secret | None
+    ) -> tuple[Subject, LazyUpdate]:
+        plan = plan_for(site.declaration, description.protocol, description.terms)
+        if description.task != options.task:
+            raise InvalidParameters(f"the server asks for {description.task!r}, and this site answers {options.task!r}")
+        subject = subject_of(plan, description.task, description.round_number, description.terms)
+        return subject, answering.late(
+            charges, description.task, description.round_number, identity, is_new=suspended is None
+        )
 
     return answering.floors, update_for
 

@@ -19,7 +19,7 @@ from secagg.platforms.keys import Roster
 from secagg.scale.tree import MOST_IN_A_GROUP, divided, joined
 from secagg.session.durable import PUBLIC, replace, replacing
 from secagg.session.roles import Released
-from secagg.transport.card import CARD_BYTES, Card
+from secagg.transport.description import DESCRIPTION_BYTES, SessionDescription
 from secagg.wire import MessageKind
 
 from .shared import plan_of
@@ -44,7 +44,7 @@ class GroupSum(Message):
     """Release of one group's session; its operator knows all of it."""
 
     kind = MessageKind.GROUP_SUM
-    card: Annotated[bytes, variable(CARD_BYTES)]
+    description: Annotated[bytes, variable(DESCRIPTION_BYTES)]
     aggregate: Annotated[bytes, variable(_MOST)] = field(repr=False)
     counted: Annotated[tuple[ClientId, ...], _CLIENTS]
     revealed: Annotated[tuple[tuple[ClientId, ...], ...], repeated(_CLIENTS, MOST_IN_A_GROUP)]
@@ -90,10 +90,10 @@ def group_of(
     return frozenset(invited), roster, terms | planned
 
 
-def write_sum(path: Path, card: Card, released: Released) -> None:
+def write_sum(path: Path, description: SessionDescription, released: Released) -> None:
     """Keep what a group's session released, for this user alone; it is on disk when this returns."""
     sums = GroupSum(
-        card=card.encode(),
+        description=description.encode(),
         aggregate=released.aggregate.encode(),
         counted=tuple(sorted(released.counted)),
         revealed=tuple(sorted(tuple(sorted(each)) for each in released.revealed)),
@@ -110,7 +110,7 @@ def write_mean(path: Path, mean: ArrayLike) -> None:
         np.save(file, mean, allow_pickle=False)
 
 
-def read_sum(path: Path) -> tuple[Card, GroupSum]:
+def read_sum(path: Path) -> tuple[SessionDescription, GroupSum]:
     """Read what ``write_sum`` wrote."""
     data = path.read_bytes()
     sums, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
@@ -120,7 +120,7 @@ def read_sum(path: Path) -> tuple[Card, GroupSum]:
         )
     try:
         found = GroupSum.decode(sums)
-        return Card.decode(found.card), found
+        return SessionDescription.decode(found.description), found
     except PeerError as error:
         raise InvalidParameters(f"{path} is not a sum of a group ({error}); all servers need one version") from None
 
@@ -130,22 +130,22 @@ def run_add(options: argparse.Namespace) -> int:
     first, *others = options.sums
     if any(options.out.exists() and path.exists() and path.samefile(options.out) for path in options.sums):
         raise InvalidParameters(f"--out {options.out} is one of the sums to add; name another file")
-    card, found = read_sum(first)
-    plan = plan_of(card.protocol, card.terms)
+    description, found = read_sum(first)
+    plan = plan_of(description.protocol, description.terms)
     layout, capacity = plan.codec.layout, plan.codec.capacity
-    total, groups = joined([_released(first, found, layout)], layout, capacity), {card.terms["group"]: first}
+    total, groups = joined([_released(first, found, layout)], layout, capacity), {description.terms["group"]: first}
     # One after another: there may be many, and two fit into memory.
     for path in others:
         other, found = read_sum(path)
-        _require_same(path, other, first, card)
+        _require_same(path, other, first, description)
         plan_of(other.protocol, other.terms)
         if (before := groups.get(other.terms["group"])) is not None:
             raise InvalidParameters(f"{before} and {path} are both of group {other.terms['group']}; leave one out")
         groups[other.terms["group"]] = path
         total = joined([total, _released(path, found, layout)], layout, capacity)
     write_mean(options.out, plan.mean(total))
-    count, of_groups = len(total.counted), card.terms["groups"]
-    print(f"{options.out}: the mean of {count:,} of {card.terms['all_clients']:,} clients' updates")
+    count, of_groups = len(total.counted), description.terms["groups"]
+    print(f"{options.out}: the mean of {count:,} of {description.terms['all_clients']:,} clients' updates")
     if missing := of_groups - len(groups):
         absent = (str(group) for group in range(1, of_groups + 1) if group not in groups)
         named = list(islice(absent, _NAMED))
@@ -183,8 +183,8 @@ def _released(path: Path, found: GroupSum, layout: Layout) -> Released:
         raise InvalidParameters(f"{path} is not a sum of its group ({error}); copy it again") from None
 
 
-def _require_same(path: Path, card: Card, first: Path, expected: Card) -> None:
-    one, other = _about(expected), _about(card)
+def _require_same(path: Path, description: SessionDescription, first: Path, expected: SessionDescription) -> None:
+    one, other = _about(expected), _about(description)
     if differing := sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name)):
         raise InvalidParameters(
             f"{first} and {path} differ in {', '.join(differing)}; give the servers of all groups the same arguments, "
@@ -192,9 +192,9 @@ def _require_same(path: Path, card: Card, first: Path, expected: Card) -> None:
         )
 
 
-def _about(card: Card) -> dict[str, Any]:
-    terms = {name: value.__class__ if name in _OWN else value for name, value in card.terms.items()}
-    return {"protocol": card.protocol, "task": card.task, "round": card.round_number, **terms}
+def _about(description: SessionDescription) -> dict[str, Any]:
+    terms = {name: value.__class__ if name in _OWN else value for name, value in description.terms.items()}
+    return {"protocol": description.protocol, "task": description.task, "round": description.round_number, **terms}
 
 
 def _digest(sums: bytes) -> bytes:

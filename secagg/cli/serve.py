@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from secagg.platforms.settings import SecAggSettings
     from secagg.quick.model_session import Session
     from secagg.session.roles import Released, ServerSession, Subject
-    from secagg.transport.card import Card, WireLimits
+    from secagg.transport.description import SessionDescription, WireLimits
     from secagg.transport.keeping import ServerRecord, ServerStore
     from secagg.transport.proof import Admission
     from secagg.transport.server import SumServer
@@ -115,7 +115,7 @@ def _write(options: argparse.Namespace, held: _Held, released: Released) -> str:
     if options.group is None:
         write_mean(options.out, held.plan.mean(released))
         return f"the mean of {len(released.counted)} clients' updates"
-    write_sum(options.out, held.card, released)
+    write_sum(options.out, held.description, released)
     return f"the sum of {len(released.counted)} clients of group {options.group}, for `secagg add`"
 
 
@@ -159,26 +159,31 @@ async def _serve(options: argparse.Namespace) -> None:
         workers = resources.enter_context(workers_for(find(options.protocol), options, Telling()))
         sums = _Sum(options, settings, resources, workers)
         held = sums.held()
-        limits = _limits(options, held.card)
+        limits = _limits(options, held.description)
         if options.out is not None:
             writable(options.out)
         server = SumServer(limits=limits, admission=held.admission, store=sums.store, operators=operators)
         workers.metrics = server.metrics
         app = _with_page(server.app, options)
         async with listening(app, host, port, tls=tls, limits=limits, is_behind_proxy=options.behind_proxy) as listened:
-            print(f"listening at {host}:{listened}, session {held.card.session}, {held.card.mode}", flush=True)
-            if held.card.mode != ACTIVE:
+            print(
+                f"listening at {host}:{listened}, session {held.description.session}, {held.description.mode}",
+                flush=True,
+            )
+            if held.description.mode != ACTIVE:
                 _LOG.warning("%s; --set roster=FILE has them trust certified keys", TRUST[False])
             if not settings.tolerated_dropouts(clients := len(sums.invited)):
                 _LOG.warning("all %d clients are needed for a sum; invite more, so that some may be lost", clients)
             try:
                 if held.session is None:
-                    server.recall(held.card, held.ending)
+                    server.recall(held.description, held.ending)
                     print(f"the process before this one wrote {options.out}: {held.ending}", flush=True)
                 elif options.page:
                     await _follow(options, server, sums, held)
                 else:
-                    await server.run(held.session, held.card, number=held.number, keep=partial(_keep, options, held))
+                    await server.run(
+                        held.session, held.description, number=held.number, keep=partial(_keep, options, held)
+                    )
                 # From here on a signal only cuts short what clients are told.
                 options.is_written = True
             finally:
@@ -189,10 +194,10 @@ async def _follow(options: argparse.Namespace, server: SumServer, sums: _Sum, he
     """Hold one session after another until a signal; one that ends without a sum ends no other."""
     while held.session is not None:
         try:
-            await server.run(held.session, held.card, keep=partial(_keep, options, held))
+            await server.run(held.session, held.description, keep=partial(_keep, options, held))
         except (SecAggError, ConnectionError) as error:
             _LOG.warning("a session ended without a sum: %s", str(error))
-        held = sums.held(held.card.round_number + 1)
+        held = sums.held(held.description.round_number + 1)
 
 
 def _with_page(app: Any, options: argparse.Namespace) -> Any:  # noqa: ANN401 -- ASGI applications
@@ -239,9 +244,9 @@ def _settings(options: argparse.Namespace) -> SecAggSettings:
     return settings
 
 
-def _limits(options: argparse.Namespace, card: Card) -> WireLimits:
+def _limits(options: argparse.Namespace, description: SessionDescription) -> WireLimits:
     from secagg.session.run import Limits
-    from secagg.transport.card import BACK_SECONDS, WireLimits
+    from secagg.transport.description import BACK_SECONDS, WireLimits
 
     return WireLimits(
         stages=Limits(
@@ -251,7 +256,7 @@ def _limits(options: argparse.Namespace, card: Card) -> WireLimits:
             training_patience=options.patience,
             least=BACK_SECONDS,
         ),
-        answer_bytes=card.answer_bytes,
+        answer_bytes=description.answer_bytes,
         memory=options.memory << 20,
     )
 
@@ -262,7 +267,7 @@ class _Held:
 
     session: ServerSession | None
     """None where its sum is written, and clients are only to be told."""
-    card: Card
+    description: SessionDescription
     plan: Session[Any] | Plan
     admission: Admission
     number: int = 0
@@ -291,16 +296,16 @@ class _Sum:
 
     def held(self, least: int = 0) -> _Held:
         """Resume the session of the store, or open another one, whose round is not below ``least``."""
-        from secagg.transport.card import Card
+        from secagg.transport.description import SessionDescription
 
         if self.store is None or (kept := self.store.get()) is None:
             return self._begun(least)
-        card = Card.decode(kept.card)
-        if kept.ending and self._is_about(card):
+        description = SessionDescription.decode(kept.description)
+        if kept.ending and self._is_about(description):
             # The sum is written, and its clients may not have been told.
-            return self._held_for(card, None, ending=kept.ending.decode())
+            return self._held_for(description, None, ending=kept.ending.decode())
         if not kept.ending and self._can_go_on(kept):
-            return self._gone_on(card, kept)
+            return self._gone_on(description, kept)
         _LOG.warning("the earlier session is over, or cannot be resumed; this is a new one")
         return self._begun()
 
@@ -314,40 +319,44 @@ class _Sum:
             )
         return bool(kept.snapshot) or is_spread
 
-    def _gone_on(self, card: Card, kept: ServerRecord) -> _Held:
-        if not self._is_about(card):
+    def _gone_on(self, description: SessionDescription, kept: ServerRecord) -> _Held:
+        if not self._is_about(description):
             raise InvalidParameters(
-                f"{self.options.state} keeps a session of {card.protocol} about {card.task!r}, round "
-                f"{card.round_number}, of other arguments; give the same ones again, or name another --state"
+                f"{self.options.state} keeps a session of {description.protocol} about {description.task!r}, round "
+                f"{description.round_number}, of other arguments; give the same ones again, or name another --state"
             )
         if kept.snapshot:
-            return self._held_for(card, self._session_of(kept.snapshot), number=kept.stage)
-        plan = plan_for(self.options.declared, card.protocol, card.terms)
-        subject = subject_of(plan, card.task, card.round_number, card.terms)
+            return self._held_for(description, self._session_of(kept.snapshot), number=kept.stage)
+        plan = plan_for(self.options.declared, description.protocol, description.terms)
+        subject = subject_of(plan, description.task, description.round_number, description.terms)
         session = self._spread.opened(partial(self._opened, subject))
-        return self._held_for(card, session, number=int(session.stage is None))
+        return self._held_for(description, session, number=int(session.stage is None))
 
-    def _held_for(self, card: Card, session: ServerSession | None, *, number: int = 0, ending: str = "") -> _Held:
-        """Return the session of a card; names that were claimed stay with who claimed them."""
+    def _held_for(
+        self, description: SessionDescription, session: ServerSession | None, *, number: int = 0, ending: str = ""
+    ) -> _Held:
+        """Return the session of a session description; names that were claimed stay with who claimed them."""
         from secagg.transport.proof import Certified, FirstCome
 
-        plan = plan_for(self.options.declared, card.protocol, card.terms)
+        plan = plan_for(self.options.declared, description.protocol, description.terms)
         if self.roster is not None:
             admission: Admission = Certified(self.roster.authority, self.roster.certificates)
         else:
-            claims = {} if self.store is None else self.store.claims(card.session)
-            admission = FirstCome(self.invited, card.session, claims)
-        return _Held(session=session, card=card, plan=plan, admission=admission, number=number, ending=ending)
+            claims = {} if self.store is None else self.store.claims(description.session)
+            admission = FirstCome(self.invited, description.session, claims)
+        return _Held(
+            session=session, description=description, plan=plan, admission=admission, number=number, ending=ending
+        )
 
     def _begun(self, least: int = 0) -> _Held:
         from secagg.crypto.entropy import SystemCoins
-        from secagg.transport.card import Card, new_name
+        from secagg.transport.description import SessionDescription, new_name
 
         options = self.options
         plan = plan_for(options.declared, options.protocol, self.terms)
         number = max(least, int(time.time())) if options.round is None else options.round
         subject = subject_of(plan, options.task, number, self.terms)
-        card = Card(
+        description = SessionDescription(
             session=new_name(SystemCoins()),
             protocol=options.protocol,
             task=options.task,
@@ -360,11 +369,11 @@ class _Sum:
             session = self._spread.opened(partial(self._opened, subject), begins=True)
         else:
             self.workers.opened(session := self._opened(subject))
-        return self._held_for(card, session)
+        return self._held_for(description, session)
 
     def _longest_answer(self, packed: int) -> int:
         """Return how long an answer may be: with room for every protocol's shares as far as memory has that."""
-        from secagg.transport.card import COPIES
+        from secagg.transport.description import COPIES
 
         base = _LEAST_ANSWER + _PER_CLIENT * len(self.invited)
         most: int = (self.options.memory << 20) // COPIES
@@ -375,10 +384,13 @@ class _Sum:
             )
         return min(base + _SHARES * packed, most)
 
-    def _is_about(self, card: Card) -> bool:
-        options, number = self.options, card.round_number
+    def _is_about(self, description: SessionDescription) -> bool:
+        options, number = self.options, description.round_number
         given = (options.protocol, options.task, number if options.round is None else options.round, self._mode)
-        return (card.protocol, card.task, number, card.mode, card.terms) == (*given, self.terms)
+        return (description.protocol, description.task, number, description.mode, description.terms) == (
+            *given,
+            self.terms,
+        )
 
     @property
     def _mode(self) -> str:

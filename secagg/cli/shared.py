@@ -80,7 +80,7 @@ def plan_for(declared: Declaration | None, protocol: str, terms: Mapping[str, An
 
 def subject_of(plan: Session[Any] | Plan, task: str, number: int, terms: Mapping[str, Any]) -> Subject:
     """Return what a sum is about, with the digest of its terms."""
-    from secagg.transport.card import terms_digest
+    from secagg.transport.description import terms_digest
 
     try:
         name = task.encode()

@@ -17,7 +17,7 @@ from secagg.errors import InvalidParameters, MalformedMessage, Reason, SecAggErr
 from secagg.identifiers import ClientId
 from secagg.session.roles import ClientSession
 from secagg.session.sealed_state import StateDirectory
-from secagg.transport.card import CARD_BYTES, LONGEST_PAUSE, STAGE_HEADER, Card, say
+from secagg.transport.description import DESCRIPTION_BYTES, LONGEST_PAUSE, STAGE_HEADER, SessionDescription, say
 from secagg.transport.exchange import Answer
 from secagg.transport.keeping import ClientProgress, ClientStore
 from secagg.transport.proof import Prover, header_of
@@ -28,7 +28,7 @@ try:
 except ImportError as error:
     raise InvalidParameters("a client of sums over HTTP needs httpx; pip install secagg[http]") from error
 
-Join = Callable[[Card, Secret | None], ClientSession]
+Join = Callable[[SessionDescription, Secret | None], ClientSession]
 """Returns ``member.join(subject, update, suspended)``: what the client takes a session to be about is its own word."""
 MESSAGE: Final = "/message"
 _RETRIED: Final = frozenset({408, 429, 500, 502, 503, 504})
@@ -177,7 +177,7 @@ class Requests:
                 if response.headers.get("content-encoding", "identity") != "identity":
                     raise MalformedMessage("the server sends a compressed body", reason=Reason.NOT_CANONICAL)
                 is_message = path == MESSAGE and response.status_code == Answer.MESSAGE.status
-                most = self._patience.message_bytes if is_message else CARD_BYTES
+                most = self._patience.message_bytes if is_message else DESCRIPTION_BYTES
                 parts, size, began = list[bytes](), 0, loop.time()
                 async for part in response.aiter_raw():
                     parts.append(part)
@@ -213,7 +213,7 @@ def _tls_reason(error: BaseException | None) -> str:
 class Outcome:
     """End of a session for a client that stayed."""
 
-    card: Card
+    description: SessionDescription
     stages: int
     """Number of stages that this process answered."""
     is_released: bool
@@ -241,7 +241,7 @@ async def contribute(  # noqa: PLR0913 -- all but three have defaults
         states: where progress is sealed, so that a process that is killed can be resumed.
         http: a client that is made already, and stays open.
     Raises:
-        SecAggError: this client left. The server is told that it did, and not why; nothing of a card that is refused.
+        SecAggError: this client left. The server is told that it did, and not why; nothing of what was refused.
         ConnectionError: the server refused this client, or could not be reached any more.
     """
     try:
@@ -286,18 +286,23 @@ class _Part:
 
     async def run(self, after: str) -> Outcome:
         progress = None if self.store is None else self.store.take()
-        card = await self._card("" if progress else after)
-        if progress is None or progress.session.hex() != card.session:
+        description = await self._description("" if progress else after)
+        if progress is None or progress.session.hex() != description.session:
             # A suspended state of a session that is over is of no use any more.
             progress = ClientProgress(
-                bytes.fromhex(card.session), self.prover.proof(card.session), 0, b"", is_last=False, suspended=b""
+                bytes.fromhex(description.session),
+                self.prover.proof(description.session),
+                0,
+                b"",
+                is_last=False,
+                suspended=b"",
             )
         if not progress.answer:
-            # A client that refuses the card has claimed no name yet, and may come back with other options.
-            self.session = await asyncio.to_thread(self.join, card, None)
-        self.requests.enter(card.session, header_of(self.prover.client, progress.proof))
+            # A client that refuses the description has claimed no name yet, and may come back with other options.
+            self.session = await asyncio.to_thread(self.join, description, None)
+        self.requests.enter(description.session, header_of(self.prover.client, progress.proof))
         try:
-            last = await self._exchange(card, progress)
+            last = await self._exchange(description, progress)
         except SecAggError:
             # Told once and never why; a server that does not hear it closes the stage without this client anyway.
             await self.requests.try_once("DELETE", "/client")
@@ -311,16 +316,16 @@ class _Part:
                 self.session.abort()
         self._forget()
         is_released = last.status == Answer.DONE.status
-        return Outcome(card=card, stages=self.stages, is_released=is_released, sentence=last.sentence)
+        return Outcome(description=description, stages=self.stages, is_released=is_released, sentence=last.sentence)
 
-    async def _card(self, after: str) -> Card:
+    async def _description(self, after: str) -> SessionDescription:
         while True:
             reply = await self.requests.ask("GET", "/v1/session", params={"after": after} if after else None)
             if reply.status != Answer.AGAIN.status:
-                return Card.decode(reply.body)
+                return SessionDescription.decode(reply.body)
             await self.requests.rest()
 
-    async def _exchange(self, card: Card, progress: ClientProgress) -> Reply:
+    async def _exchange(self, description: SessionDescription, progress: ClientProgress) -> Reply:
         if progress.answer:
             await self._send(progress)
         while True:
@@ -332,7 +337,7 @@ class _Part:
                 continue
             number = _number(reply)
             if not progress.answer or number != progress.stage:
-                progress = await self._answered(card, progress, number, reply.body)
+                progress = await self._answered(description, progress, number, reply.body)
             else:
                 await self.requests.rest()
             await self._send(progress)
@@ -341,15 +346,18 @@ class _Part:
         """Send an answer until it is taken, or comes too late; the next message says what follows from that."""
         await self.requests.ask("POST", f"/answers/{progress.stage}", body=progress.answer)
 
-    async def _answered(self, card: Card, before: ClientProgress, number: int, message: bytes) -> ClientProgress:
+    async def _answered(
+        self, description: SessionDescription, before: ClientProgress, number: int, message: bytes
+    ) -> ClientProgress:
         """Compute an answer in a thread of its own, and put it aside before it is sent."""
         if before.is_last:
             raise MalformedMessage("the server asks again after this client's last answer", reason=Reason.WRONG_KIND)
-        progress = await asyncio.to_thread(self._computed, card, before, number, message)
+        progress = await asyncio.to_thread(self._computed, description, before, number, message)
         self.stages += 1
-        if len(progress.answer) > card.answer_bytes:
+        if len(progress.answer) > description.answer_bytes:
             raise InvalidParameters(
-                f"an answer of {len(progress.answer)} bytes is too long: the server takes {card.answer_bytes} at most"
+                f"an answer of {len(progress.answer)} bytes is too long: the server takes {description.answer_bytes} "
+                "at most"
             )
         if self.store is not None:
             try:
@@ -359,10 +367,12 @@ class _Part:
                 raise InvalidParameters(f"this client's answer cannot be put aside ({error}); make room") from None
         return progress
 
-    def _computed(self, card: Card, before: ClientProgress, number: int, message: bytes) -> ClientProgress:
+    def _computed(
+        self, description: SessionDescription, before: ClientProgress, number: int, message: bytes
+    ) -> ClientProgress:
         if self.session is None:
             suspended = Secret("suspended session", before.suspended) if before.suspended else None
-            self.session = self.join(card, suspended)
+            self.session = self.join(description, suspended)
         answer = self.session.answer(message)
         for fault in self.session.faults:
             say("fault", client=self.prover.client.value, sentence=str(fault))

@@ -18,7 +18,7 @@ from secagg.errors import Fault, PeerError, SecAggError
 from secagg.identifiers import ClientId
 from secagg.session.roles import Participation, Released, ServerSession, Stage
 from secagg.session.run import Metrics
-from secagg.transport.card import COPIES, Card, WireLimits, say
+from secagg.transport.description import COPIES, SessionDescription, WireLimits, say
 from secagg.transport.exchange import Answer, Exchange, Verdict
 from secagg.transport.keeping import ServerRecord, ServerStore
 from secagg.transport.proof import Admission
@@ -173,7 +173,7 @@ class Conductor:
     def __init__(  # noqa: PLR0913 -- what a session is surrounded by
         self,
         session: ServerSession,
-        card: Card,
+        description: SessionDescription,
         *,
         limits: WireLimits,
         admission: Admission,
@@ -183,9 +183,9 @@ class Conductor:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare; ``number`` is that of the open stage, above zero for a session that was restored."""
-        self.card, self._session, self._admission = card, session, admission
+        self.description, self._session, self._admission = description, session, admission
         self._limits, self._metrics, self._store, self._clock = limits, metrics, store, clock
-        self.exchange = Exchange(limits.stages, card.answer_bytes, clock, number)
+        self.exchange = Exchange(limits.stages, description.answer_bytes, clock, number)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="secagg-session")
         self._places, self._invited = Places(0, limits.grace), 0
         self._heard, self._news = asyncio.Event(), asyncio.Event()
@@ -219,7 +219,7 @@ class Conductor:
                 await self._do(lambda: self._remember(b"", sentence.encode()))
             except OSError as error:
                 # The sum is safe; a server that is started again makes it again.
-                say("ending not kept", logging.WARNING, session=self.card.session, why=str(error))
+                say("ending not kept", logging.WARNING, session=self.description.session, why=str(error))
             outcome = "released"
             self._end(sentence, is_released=True, counted=released.counted, result=shown)
         except asyncio.CancelledError:
@@ -270,7 +270,12 @@ class Conductor:
         self._metrics.add("secagg_answers_total", verdict=verdict.answer.value[0])
         if verdict.answer is not Answer.TAKEN and (client, verdict.answer) not in self._noted:
             self._noted.add((client, verdict.answer))
-            say("answer not taken", session=self.card.session, client=client.value, verdict=verdict.answer.value[0])
+            say(
+                "answer not taken",
+                session=self.description.session,
+                client=client.value,
+                verdict=verdict.answer.value[0],
+            )
         return verdict
 
     @asynccontextmanager
@@ -314,7 +319,7 @@ class Conductor:
             self.exchange.leave(client, participation)
         if (client, Answer.OUT) not in self._noted:
             self._noted.add((client, Answer.OUT))
-            say("client left", session=self.card.session, client=client.value)
+            say("client left", session=self.description.session, client=client.value)
         self._heard.set()
 
     def tell(self) -> None:
@@ -325,7 +330,7 @@ class Conductor:
 
     def status(self, *, has_names: bool) -> dict[str, object]:
         """Return how the session stands, for its operator, as JSON has it; culprits of faults are always named."""
-        exchange, card, left = self.exchange, self.card, self.exchange.left()
+        exchange, description, left = self.exchange, self.description, self.exchange.left()
         awaited = None if self._awaited is None else self._awaited - exchange.away
 
         def shown(clients: frozenset[ClientId] | None) -> object:
@@ -334,11 +339,11 @@ class Conductor:
             return sorted(client.value for client in clients) if has_names else len(clients)
 
         return {
-            "session": card.session,
-            "protocol": card.protocol,
-            "mode": card.mode,
-            "task": card.task,
-            "round": card.round_number,
+            "session": description.session,
+            "protocol": description.protocol,
+            "mode": description.mode,
+            "task": description.task,
+            "round": description.round_number,
             "stage": {"number": exchange.number, "name": self._stage} if self.is_running else None,
             "seconds_left": round(left, 1) if isfinite(left) else None,
             "clients": {state: shown(who) for state, who in {**exchange.clients, "awaited": awaited}.items()},
@@ -366,7 +371,7 @@ class Conductor:
                 await self._wait()
                 self._close()
                 self._metrics.observe("secagg_stage_seconds", self._clock() - opened, stage=stage.name)
-                say("stage closed", session=self.card.session, stage=stage.name, **self.exchange.counts)
+                say("stage closed", session=self.description.session, stage=stage.name, **self.exchange.counts)
                 await self._do(self._session.close_stage)
             return await self._do(self._session.release)
         except Exception as found:  # noqa: BLE001 -- the one that ended the session is raised
@@ -389,7 +394,7 @@ class Conductor:
             self._invited = max(self._invited, awaited)
             self._places = Places(self._limits.memory, self._limits.grace)
             self.exchange.open(stage, participation, self._longest(stage))
-            say("stage opened", session=self.card.session, stage=stage.name, number=self.exchange.number)
+            say("stage opened", session=self.description.session, stage=stage.name, number=self.exchange.number)
             self._wake()
         return stage
 
@@ -414,7 +419,10 @@ class Conductor:
                     if str(error) != self._full:
                         self._full = str(error)
                         say(
-                            "store not written, tried again", logging.WARNING, session=self.card.session, why=self._full
+                            "store not written, tried again",
+                            logging.WARNING,
+                            session=self.description.session,
+                            why=self._full,
                         )
                     await asyncio.sleep(_AGAIN_SECONDS)
                 else:
@@ -439,13 +447,13 @@ class Conductor:
         """Put the session into the store, where it stands before the next stage or after the last."""
         if self._store is not None:
             number = self.exchange.number + (not ending)
-            self._store.put(ServerRecord(self.card.encode(), number, snapshot, ending))
+            self._store.put(ServerRecord(self.description.encode(), number, snapshot, ending))
 
     async def _claim(self, client: ClientId) -> None:
         """Keep who a name belongs to, before anything is told or taken under it."""
         store, digest = self._store, self._admission.claim_of(client)
         if store is not None and digest is not None and client not in self._claimed:
-            await self._written(lambda: store.claim(self.card.session, client, digest))
+            await self._written(lambda: store.claim(self.description.session, client, digest))
             self._claimed.add(client)
 
     async def _wait(self) -> None:
@@ -473,7 +481,7 @@ class Conductor:
         self, sentence: str, *, is_released: bool, counted: frozenset[ClientId] = frozenset(), result: bytes = b""
     ) -> None:
         self.exchange.end(sentence, is_released=is_released, counted=counted, result=result)
-        say("session ended", session=self.card.session, sentence=sentence)
+        say("session ended", session=self.description.session, sentence=sentence)
 
     def _wake(self) -> None:
         news, self._news = self._news, asyncio.Event()
@@ -533,8 +541,8 @@ class Conductor:
 
     def _longest(self, stage: Stage) -> int:
         if stage.per_client is None or (stage.per_client and not self._invited):
-            return self.card.answer_bytes
-        return min(self.card.answer_bytes, _FEW_BYTES + stage.per_client * self._invited)
+            return self.description.answer_bytes
+        return min(self.description.answer_bytes, _FEW_BYTES + stage.per_client * self._invited)
 
     def _dropped(self, client: ClientId) -> Participation:
         self._session.drop(client)

@@ -27,7 +27,7 @@ from secagg.session.durable import (
 from secagg.session.sealed_state import OpenState, StateDirectory
 from secagg.wire import MessageKind
 
-from .card import CARD_BYTES, NAME_BYTES, Card
+from .description import DESCRIPTION_BYTES, NAME_BYTES, SessionDescription
 
 _MOST: Final = (1 << 32) - 1
 _DIGEST_BYTES: Final = 32
@@ -40,7 +40,7 @@ class ServerRecord(Message):
     """A session as of the stage that was opened last."""
 
     kind = MessageKind.HTTP_SERVER_RECORD
-    card: Annotated[bytes, variable(CARD_BYTES)]
+    description: Annotated[bytes, variable(DESCRIPTION_BYTES)]
     stage: Annotated[int, unsigned(2)]
     snapshot: Annotated[bytes, variable(_MOST)] = field(repr=False)
     """Empty where a session must finish in the process that began it."""
@@ -66,7 +66,7 @@ class ServerStore:
             return None
         try:
             record = ServerRecord.decode(self._path.read_bytes())
-            Card.decode(record.card)
+            SessionDescription.decode(record.description)
         except PeerError as error:
             raise InvalidParameters(f"{self._path} is not a record of a session ({error}); remove it") from None
         return record

@@ -17,7 +17,7 @@ from typing import Any, Final
 from secagg.errors import InvalidParameters
 from secagg.session.roles import Released, ServerSession, Subject
 
-from .card import WireLimits, say
+from .description import WireLimits, say
 from .proof import Admission
 from .server import SumServer
 from .tls import ServerTls, is_loopback
@@ -279,6 +279,6 @@ async def hold(  # noqa: PLR0913 -- all but three have defaults
     server = SumServer(limits=limits, admission=admission)
     async with listening(server.app, host, port, tls=tls, limits=limits):
         try:
-            return await server.run(session, server.card(subject, protocol))
+            return await server.run(session, server.description(subject, protocol))
         finally:
             await server.told()

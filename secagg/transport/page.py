@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from secagg.errors import InvalidParameters
 
-from .card import STAGE_HEADER
+from .description import STAGE_HEADER
 
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]

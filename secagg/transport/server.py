@@ -2,7 +2,7 @@
 
 server = SumServer()
 async with listening(server.app, "127.0.0.1", 8750):
-    released = await server.run(session, server.card(subject, "pairwise"))
+    released = await server.run(session, server.description(subject, "pairwise"))
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from secagg.session.certificates import SIGNATURE_BYTES
 from secagg.session.roles import Released, ServerSession, Subject
 from secagg.session.run import CONTENT_TYPE
 
-from .card import BACK_SECONDS, STAGE_HEADER, Card, WireLimits, new_name, say
 from .conductor import RESTARTED, STOPPING, Conductor, Keep, counters, cut_short
+from .description import BACK_SECONDS, STAGE_HEADER, SessionDescription, WireLimits, new_name, say
 from .exchange import Answer, Verdict
 from .keeping import ServerStore
 from .proof import Admission, FirstCome, Operators, read_header
@@ -101,7 +101,7 @@ class SumServer:
         """By session, digests of the proofs that it admitted while it ran: who is shown its result."""
         self.app = Starlette(
             routes=[
-                Route("/v1/session", self._card, methods=["GET"]),
+                Route("/v1/session", self._description, methods=["GET"]),
                 Route("/v1/sessions/{name}/message", self._message, methods=["GET"]),
                 Route("/v1/sessions/{name}/answers/{stage}", self._answer, methods=["POST"]),
                 Route("/v1/sessions/{name}/client", self._leave, methods=["DELETE"]),
@@ -117,11 +117,11 @@ class SumServer:
 
     # --- Sessions -----------------------------------------------------------------------------------------------------
 
-    def card(
+    def description(
         self, subject: Subject, protocol: str, terms: Mapping[str, Any] | None = None, mode: str = "semi_honest"
-    ) -> Card:
-        """Return the card of a session that was opened about a subject."""
-        return Card(
+    ) -> SessionDescription:
+        """Return the session description that was opened about a subject."""
+        return SessionDescription(
             session=new_name(self._coins),
             protocol=protocol,
             task=subject.task.decode(),
@@ -131,7 +131,9 @@ class SumServer:
             mode=mode,
         )
 
-    async def run(self, session: ServerSession, card: Card, *, number: int = 0, keep: Keep | None = None) -> Released:
+    async def run(
+        self, session: ServerSession, description: SessionDescription, *, number: int = 0, keep: Keep | None = None
+    ) -> Released:
         """Hold a session until its sum is released.
 
         Args:
@@ -144,7 +146,7 @@ class SumServer:
             raise Misuse("a server holds one session at a time; wait for the one before")
         conductor = Conductor(
             session,
-            card,
+            description,
             limits=self.limits,
             admission=self._admission,
             metrics=self.metrics,
@@ -156,14 +158,14 @@ class SumServer:
         try:
             return await conductor.run(keep)
         finally:
-            self._past[card.session] = conductor.exchange.over or RESTARTED
+            self._past[description.session] = conductor.exchange.over or RESTARTED
             while len(self._past) > _REMEMBERED:
                 del self._past[oldest := next(iter(self._past))]
                 self._members.pop(oldest, None)
 
-    def recall(self, card: Card, sentence: str) -> None:
+    def recall(self, description: SessionDescription, sentence: str) -> None:
         """Tell the clients of a session whose sum another process has released and kept."""
-        self._past[card.session] = Verdict(Answer.DONE, sentence)
+        self._past[description.session] = Verdict(Answer.DONE, sentence)
 
     async def told(self, seconds: float = BACK_SECONDS) -> None:
         """Wait until the clients of the last session know how it ended, or for so long; then forget it, and hold none.
@@ -184,7 +186,7 @@ class SumServer:
     @property
     def is_open(self) -> bool:
         """Whether a stage is open."""
-        return self._open_card() is not None and self._current is not None and self._current.exchange.number >= 0
+        return self._open_description() is not None and self._current is not None and self._current.exchange.number >= 0
 
     def _wake(self) -> None:
         news, self._news = self._news, asyncio.Event()
@@ -192,12 +194,12 @@ class SumServer:
 
     # --- Requests -----------------------------------------------------------------------------------------------------
 
-    async def _card(self, request: Request) -> Response:
+    async def _description(self, request: Request) -> Response:
         """Say which session there is; wait for one that is not the one named in ``after``."""
         after = request.query_params.get("after", "")
         with suppress(TimeoutError):
             async with asyncio.timeout(self.limits.poll) as wait:
-                while (card := self._open_card()) is None or card.session == after:
+                while (description := self._open_description()) is None or description.session == after:
                     if self._is_closing:
                         return _response(STOPPING)
                     self._asking[wait] = None
@@ -210,11 +212,11 @@ class SumServer:
                         await self._news.wait()
                     finally:
                         self._asking.pop(wait, None)
-                return Response(card.encode(), media_type="application/json", headers=_HEADERS)
+                return Response(description.encode(), media_type="application/json", headers=_HEADERS)
         return _response(STOPPING if self._is_closing else Verdict(Answer.AGAIN))
 
-    def _open_card(self) -> Card | None:
-        return self._current.card if self._current is not None and self._current.is_running else None
+    def _open_description(self) -> SessionDescription | None:
+        return self._current.description if self._current is not None and self._current.is_running else None
 
     async def _message(self, request: Request) -> Response:
         found = self._admitted(request)
@@ -278,7 +280,7 @@ class SumServer:
         if (conductor := self._current) is None:
             return _response(_STARTING)
         # Who comes after the first stage has no part in the sum, and is not to wait for its end.
-        is_open = conductor.is_running and conductor.exchange.number <= 0 and name == conductor.card.session
+        is_open = conductor.is_running and conductor.exchange.number <= 0 and name == conductor.description.session
         seat = self._admission.seat(name, bytes.fromhex(proof.decode())) if is_open else None
         return _response(_NO_SEAT) if seat is None else Response(str(seat.value), 201, _HEADERS, _PLAIN)
 
@@ -288,7 +290,7 @@ class SumServer:
             return _WRONG
         name, sender = request.path_params["name"], read_header(request.headers.get("authorization", ""))
         conductor = self._current
-        if conductor is None or name != conductor.card.session:
+        if conductor is None or name != conductor.description.session:
             return self._past.get(name, _STARTING if conductor is None else RESTARTED)
         if sender is None or not self._admission.admits(name, *sender):
             self.metrics.add("secagg_strangers_total")

@@ -14,7 +14,7 @@ from typing import Final
 
 from secagg.errors import InvalidParameters
 from secagg.session.frames import listening
-from secagg.transport.card import say
+from secagg.transport.description import say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,17 +22,17 @@ from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.platforms.keys import load_roster, make_identities
 from secagg.session.roles import Released
-from secagg.transport.card import Card
+from secagg.transport.description import SessionDescription
 from secagg.transport.keeping import ServerRecord
 
 VALUES, CLIP, BITS = 3, 1.0, 8
 
 
-def card_of(clients: int, *, round_number: int = 7, **others: float) -> Card:
-    """Return the card of the first of three groups, of nine clients in all, unless it is said otherwise."""
+def description_of(clients: int, *, round_number: int = 7, **others: float) -> SessionDescription:
+    """Return the description of the first of three groups, of nine clients in all, unless it is said otherwise."""
     numbers = {"clients": clients, "all_clients": 9, "group": 1, "groups": 3}
     planned = {"values": VALUES, "clip": CLIP, "bits": BITS}
-    return Card(
+    return SessionDescription(
         session=bytes(16).hex(),
         protocol="pairwise",
         task="sum",
@@ -42,9 +42,9 @@ def card_of(clients: int, *, round_number: int = 7, **others: float) -> Card:
     )
 
 
-def released_of(card: Card, *clients: int, steps: int = 1) -> Released:
+def released_of(description: SessionDescription, *clients: int, steps: int = 1) -> Released:
     """Return the sum of updates of so many steps."""
-    plan, members = plan_of(card.protocol, card.terms), frozenset(map(ClientId, clients))
+    plan, members = plan_of(description.protocol, description.terms), frozenset(map(ClientId, clients))
     update = np.full(VALUES, steps * plan.step)
     payloads = [plan.encode(update, SystemCoins()) for _ in clients]
     return Released(
@@ -56,8 +56,8 @@ def released_of(card: Card, *clients: int, steps: int = 1) -> Released:
     )
 
 
-def kept(path: Path, card: Card, *clients: int, steps: int = 1) -> str:
-    write_sum(path, card, released_of(card, *clients, steps=steps))
+def kept(path: Path, description: SessionDescription, *clients: int, steps: int = 1) -> str:
+    write_sum(path, description, released_of(description, *clients, steps=steps))
     return str(path)
 
 
@@ -81,12 +81,15 @@ def refusal(capsys: pytest.CaptureFixture[str], tmp_path: Path, *sums: str) -> s
 def test_a_sum_is_read_as_it_was_released(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory, clients: set[int], steps: int
 ) -> None:
-    path, card = tmp_path_factory.mktemp("sums") / "a.sum", card_of(len(clients), groups=data.draw(st.integers(1, 9)))
-    released = released_of(card, *clients, steps=steps)
-    write_sum(path, card, released)
+    path, description = (
+        tmp_path_factory.mktemp("sums") / "a.sum",
+        description_of(len(clients), groups=data.draw(st.integers(1, 9))),
+    )
+    released = released_of(description, *clients, steps=steps)
+    write_sum(path, description, released)
     assert path.stat().st_mode & 0o077 == 0
     read, found = read_sum(path)
-    assert read == card
+    assert read == description
     assert GroupSum.decode(found.encode()) == found
     again = found.released(released.aggregate.layout)
     assert again.counted == released.counted
@@ -98,7 +101,7 @@ def test_a_sum_is_read_as_it_was_released(
 
 def test_a_damaged_file_is_refused_wherever_the_damage_is(tmp_path: Path) -> None:
     path = tmp_path / "a.sum"
-    kept(path, card_of(3), 1, 2, 3)
+    kept(path, description_of(3), 1, 2, 3)
     whole = path.read_bytes()
     wrong = [whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :] for place in range(len(whole))]
     for data in (*wrong, whole[:-1], whole + b"\0", b"", whole[:40]):
@@ -126,10 +129,12 @@ def test_a_sum_that_names_other_clients_than_it_counts_is_refused(
 ) -> None:
     """A client that it does not name could be in another sum as well."""
     path = tmp_path / "a.sum"
-    kept(path, card_of(3), 1, 2, 3)
+    kept(path, description_of(3), 1, 2, 3)
     _, found = read_sum(path)
     path.write_bytes(
-        sealed(GroupSum(found.card, found.aggregate, tuple(map(ClientId, counted)), found.revealed, found.unbounded))
+        sealed(
+            GroupSum(found.description, found.aggregate, tuple(map(ClientId, counted)), found.revealed, found.unbounded)
+        )
     )
     assert "names other clients than it counts" in refusal(capsys, tmp_path, str(path))
 
@@ -140,10 +145,10 @@ def test_a_sum_that_does_not_say_what_was_revealed_is_refused(
 ) -> None:
     """What `secagg add` says of it would be wrong, or nothing could be said."""
     path = tmp_path / "a.sum"
-    kept(path, card_of(3), 1, 2, 3)
+    kept(path, description_of(3), 1, 2, 3)
     _, found = read_sum(path)
     sets = tuple(tuple(map(ClientId, each)) for each in revealed)
-    path.write_bytes(sealed(GroupSum(found.card, found.aggregate, found.counted, sets, found.unbounded)))
+    path.write_bytes(sealed(GroupSum(found.description, found.aggregate, found.counted, sets, found.unbounded)))
     assert "says of no sum with them" in refusal(capsys, tmp_path, str(path))
 
 
@@ -159,19 +164,21 @@ def test_a_sum_of_no_group_is_refused(
     others: dict[str, object],
     is_first: bool,  # noqa: FBT001 -- a case
 ) -> None:
-    card = card_of(3, group=2)
+    description = description_of(3, group=2)
     strange = replace(
-        card, terms={name: value for name, value in {**card.terms, **others}.items() if value is not None}
+        description, terms={name: value for name, value in {**description.terms, **others}.items() if value is not None}
     )
-    write_sum(tmp_path / "b.sum", strange, released_of(card, 4, 5, 6))
-    sums = [kept(tmp_path / "a.sum", card_of(3), 1, 2, 3), str(tmp_path / "b.sum")]
+    write_sum(tmp_path / "b.sum", strange, released_of(description, 4, 5, 6))
+    sums = [kept(tmp_path / "a.sum", description_of(3), 1, 2, 3), str(tmp_path / "b.sum")]
     said = refusal(capsys, tmp_path, *(reversed(sums) if is_first else sums))
     assert "terms of a sum are" in said or (not is_first and "differ in" in said)
 
 
-def test_a_sum_of_another_layout_than_its_card_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_sum_of_another_layout_than_its_description_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     path = tmp_path / "a.sum"
-    write_sum(path, card_of(3), released_of(card_of(3, clip=2.0), 1, 2, 3))
+    write_sum(path, description_of(3), released_of(description_of(3, clip=2.0), 1, 2, 3))
     assert "made for another layout" in refusal(capsys, tmp_path, str(path))
 
 
@@ -179,7 +186,7 @@ def test_the_mean_is_that_of_all_groups_and_what_is_known_is_said(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     sums = [
-        kept(tmp_path / f"{group}.sum", card_of(len(clients), group=group), *clients, steps=steps)
+        kept(tmp_path / f"{group}.sum", description_of(len(clients), group=group), *clients, steps=steps)
         for group, clients, steps in ((1, (1, 2, 3, 4), 127), (3, (5, 6, 7), -120))
     ]
     assert main(["add", *sums, "--out", str(tmp_path / "mean.npy")]) == 0
@@ -194,8 +201,8 @@ def test_the_mean_is_that_of_all_groups_and_what_is_known_is_said(
 
 def test_of_one_group_the_sum_is_all_that_is_known(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """And of a number of groups that nobody has, no list is made."""
-    card = card_of(3, group=2, groups=1 << 40, all_clients=1 << 42)
-    assert main(["add", kept(tmp_path / "a.sum", card, 1, 2, 3), "--out", str(tmp_path / "mean")]) == 0
+    description = description_of(3, group=2, groups=1 << 40, all_clients=1 << 42)
+    assert main(["add", kept(tmp_path / "a.sum", description, 1, 2, 3), "--out", str(tmp_path / "mean")]) == 0
     said = capsys.readouterr().out
     assert (tmp_path / "mean").exists()  # numpy would name it otherwise
     assert "revealed: the sum of all 3, and no other" in said
@@ -207,7 +214,7 @@ def test_rings_have_room_for_the_sums_of_all_groups(tmp_path: Path) -> None:
     """Every value at its clip: a ring that was planned for a group of three would wrap at the fifth client."""
     numbers = [range(first, first + 3) for first in range(0, 9, 3)]
     sums = [
-        kept(tmp_path / f"{group}.sum", card_of(3, group=group), *clients, steps=-127)
+        kept(tmp_path / f"{group}.sum", description_of(3, group=group), *clients, steps=-127)
         for group, clients in enumerate(numbers, 1)
     ]
     assert main(["add", *sums, "--out", str(tmp_path / "mean.npy")]) == 0
@@ -216,7 +223,7 @@ def test_rings_have_room_for_the_sums_of_all_groups(tmp_path: Path) -> None:
 
 def test_an_output_is_never_an_input(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     first, second = (
-        kept(tmp_path / f"{group}.sum", card_of(3, group=group, groups=2), *range(3 * group, 3 * group + 3))
+        kept(tmp_path / f"{group}.sum", description_of(3, group=group, groups=2), *range(3 * group, 3 * group + 3))
         for group in (1, 2)
     )
     before = Path(first).read_bytes()
@@ -229,7 +236,10 @@ def test_an_output_is_never_an_input(capsys: pytest.CaptureFixture[str], tmp_pat
 
 
 def test_a_group_counts_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    one, again = kept(tmp_path / "a.sum", card_of(3), 1, 2, 3), kept(tmp_path / "b.sum", card_of(3), 4, 5, 6)
+    one, again = (
+        kept(tmp_path / "a.sum", description_of(3), 1, 2, 3),
+        kept(tmp_path / "b.sum", description_of(3), 4, 5, 6),
+    )
     assert "both of group 1; leave one out" in refusal(capsys, tmp_path, one, again)
     assert "a.sum are both of group 1; leave one out" in refusal(capsys, tmp_path, one, one)
 
@@ -237,19 +247,19 @@ def test_a_group_counts_once(capsys: pytest.CaptureFixture[str], tmp_path: Path)
 @pytest.mark.parametrize(
     ("other", "differing"),
     [
-        (card_of(3, group=2, round_number=8), "differ in round;"),
-        (card_of(3, group=2, clip=2.0), "differ in clip;"),
-        (replace(card_of(3, group=2), task="another"), "differ in task;"),
-        (replace(card_of(3, group=2), protocol="enclave"), "differ in protocol;"),
-        (card_of(3, group=2, groups=2, all_clients=6), "differ in all_clients, groups;"),
-        (card_of(3, group=2.0), "differ in group;"),
+        (description_of(3, group=2, round_number=8), "differ in round;"),
+        (description_of(3, group=2, clip=2.0), "differ in clip;"),
+        (replace(description_of(3, group=2), task="another"), "differ in task;"),
+        (replace(description_of(3, group=2), protocol="enclave"), "differ in protocol;"),
+        (description_of(3, group=2, groups=2, all_clients=6), "differ in all_clients, groups;"),
+        (description_of(3, group=2.0), "differ in group;"),
     ],
 )
 def test_sums_of_other_rounds_and_plans_are_not_added(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, other: Card, differing: str
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, other: SessionDescription, differing: str
 ) -> None:
-    sums = [kept(tmp_path / "a.sum", card_of(3), 1, 2, 3), str(tmp_path / "b.sum")]
-    write_sum(tmp_path / "b.sum", other, released_of(card_of(3), 4, 5, 6))
+    sums = [kept(tmp_path / "a.sum", description_of(3), 1, 2, 3), str(tmp_path / "b.sum")]
+    write_sum(tmp_path / "b.sum", other, released_of(description_of(3), 4, 5, 6))
     assert differing in refusal(capsys, tmp_path, *sums)
 
 
@@ -295,6 +305,6 @@ def test_groups_are_of_one_round_and_no_smaller_than_a_cohort() -> None:
 
 
 def test_a_client_is_told_of_no_fewer_clients_than_its_group_has() -> None:
-    terms = {**card_of(3).terms, "all_clients": 2}
+    terms = {**description_of(3).terms, "all_clients": 2}
     with pytest.raises(InvalidParameters, match="got 2 in all"):
         plan_of("pairwise", terms)

@@ -16,8 +16,8 @@ from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId
 from secagg.session.roles import ClientSession, LazyUpdate, Released, ServerSession, Subject, Update
 from secagg.session.run import Limits
-from secagg.transport.card import Card, WireLimits
 from secagg.transport.client import Join, Outcome, contribute
+from secagg.transport.description import SessionDescription, WireLimits
 from secagg.transport.listener import listening
 from secagg.transport.proof import Prover, header_of
 from secagg.transport.server import SumServer
@@ -64,8 +64,8 @@ def plain_session(
 def joining(client: ClientId, subject: Subject = SUBJECT) -> Join:
     """Return how a client joins a plain sum."""
 
-    def join(card: Card, suspended: Secret | None) -> ClientSession:
-        del card
+    def join(description: SessionDescription, suspended: Secret | None) -> ClientSession:
+        del description
         return PlainMember(client).join(subject, update_of(client, subject.layout), suspended)
 
     return join
@@ -92,9 +92,11 @@ async def in_memory(server: SumServer) -> AsyncGenerator[httpx.AsyncClient]:
 class Held:
     """A server that holds a plain sum, for requests by hand."""
 
-    def __init__(self, server: SumServer, http: httpx.AsyncClient, session: ServerSession, card: Card) -> None:
-        self.server, self.http, self.session, self.card = server, http, session, card
-        self.base = f"/v1/sessions/{card.session}"
+    def __init__(
+        self, server: SumServer, http: httpx.AsyncClient, session: ServerSession, description: SessionDescription
+    ) -> None:
+        self.server, self.http, self.session, self.description = server, http, session, description
+        self.base = f"/v1/sessions/{description.session}"
 
     async def post(self, client: ClientId, body: bytes | None = None, stage: int | str = 0, **headers: str) -> int:
         """Send an answer, and return the status."""
@@ -140,12 +142,12 @@ async def holding(
 ) -> AsyncGenerator[tuple[Held, asyncio.Task[Released]]]:
     """Hold a plain sum, whose task ends with the block."""
     server, session = server or SumServer(limits=quick_limits()), session or plain_session()
-    card = server.card(SUBJECT, "plain")
+    description = server.description(SUBJECT, "plain")
     async with in_memory(server) as http:
-        task = asyncio.create_task(server.run(session, card))
+        task = asyncio.create_task(server.run(session, description))
         try:
-            # The card is there before the first stage is open, and a message only after.
-            held = Held(server, http, session, card)
+            # The session description is there before the first stage is open, and a message only after.
+            held = Held(server, http, session, description)
             await held.http.get("/v1/session")
             await until(lambda: server.is_open)
             yield held, task
@@ -158,12 +160,12 @@ async def holding(
 async def served(limits: WireLimits, tls: ServerTls | None = None) -> AsyncGenerator[tuple[SumServer, int, str]]:
     """Serve a plain sum at a socket; yields the server, its port, and the path of the session."""
     server = SumServer(limits=limits)
-    card = server.card(SUBJECT, "plain")
+    description = server.description(SUBJECT, "plain")
     async with listening(server.app, "127.0.0.1", 0, tls=tls, limits=limits) as port:
-        task = asyncio.create_task(server.run(plain_session(), card))
+        task = asyncio.create_task(server.run(plain_session(), description))
         try:
             await until(lambda: server.is_open)
-            yield server, port, f"/v1/sessions/{card.session}"
+            yield server, port, f"/v1/sessions/{description.session}"
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

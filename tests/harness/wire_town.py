@@ -57,9 +57,9 @@ def pause(stops: Connection) -> None:
     part: Any = vars(client)["_Part"]  # Where a client would be killed.
     answered = part._answered  # noqa: SLF001
 
-    async def stopping(self: Any, card: Any, before: Any, number: int, message: bytes) -> Any:
+    async def stopping(self: Any, description: Any, before: Any, number: int, message: bytes) -> Any:
         await stop(f"asked {number}")
-        progress = await answered(self, card, before, number, message)
+        progress = await answered(self, description, before, number, message)
         await stop(f"stored {number}")
         return progress
 

@@ -29,7 +29,7 @@ from secagg.protocols.one_message.lattice import Sampler
 from secagg.protocols.one_message.requests import Receipt
 from secagg.protocols.pairwise_mask.configuration import decode_clients
 from secagg.session.certificates import Certificate, SigningKey, VerifiedIdentity
-from secagg.transport.card import Card
+from secagg.transport.description import SessionDescription
 from secagg.transport.proof import read_header
 from secagg.wire import MessageKind, message_kind
 from tests.harness.recorded_coins import InsecureRecordedCoins
@@ -140,8 +140,8 @@ def play_proofs(case: Case) -> None:
 
 
 def play_cards(case: Case) -> None:
-    card = Card.decode(case["card"].encode())
-    assert (str(card.round_number), card.terms) == (case["round"], json.loads(case["terms"]))
+    description = SessionDescription.decode(case["description"].encode())
+    assert (str(description.round_number), description.terms) == (case["round"], json.loads(case["terms"]))
 
 
 PLAYS = {name.removeprefix("play_"): made for name, made in globals().items() if name.startswith("play_")}
@@ -264,8 +264,8 @@ def test_a_refused_text(case: Case, tmp_path: Path) -> None:
         match case["what"]:
             case "terms":
                 return plan_of("pairwise", json.loads(case["text"]))
-            case "card":
-                return Card.decode(case["text"].encode())
+            case "description":
+                return SessionDescription.decode(case["text"].encode())
             case _:
                 return load_identity(written(case["text"], tmp_path))
 

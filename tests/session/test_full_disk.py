@@ -22,17 +22,19 @@ from secagg.session.ledger import NO_MODEL, Spent, SpentUpdates
 from secagg.session.sealed_state import StateDirectory
 from secagg.session.store import Store
 from secagg.training.records import write_arrays, write_text
-from secagg.transport.card import Card
+from secagg.transport.description import SessionDescription
 from secagg.transport.keeping import ClientProgress, ClientStore, ServerRecord, ServerStore
 
-CARD = Card(session=bytes(16).hex(), protocol="plain", task="a task", round_number=3, answer_bytes=1000)
+DESCRIPTION = SessionDescription(
+    session=bytes(16).hex(), protocol="plain", task="a task", round_number=3, answer_bytes=1000
+)
 MANY = 240_000
 Write = Callable[[Path, int], object]
 """Writes a file in a folder, which differs with a number and has tens of thousands of bytes."""
 
 
 def _record(folder: Path, number: int) -> None:
-    ServerStore(folder).put(ServerRecord(CARD.encode(), number, bytes(MANY)))
+    ServerStore(folder).put(ServerRecord(DESCRIPTION.encode(), number, bytes(MANY)))
 
 
 def _progress(folder: Path, number: int) -> None:

@@ -23,9 +23,9 @@ from secagg.platforms.client_node import DIRECTORY_VARIABLE
 from secagg.platforms.keys import make_identities
 from secagg.session.durable import claim
 from secagg.session.roles import LazyUpdate, Released, ServerSession, Subject
-from secagg.transport.card import Card
 from secagg.transport.client import Join, Reply
 from secagg.transport.conductor import Keep
+from secagg.transport.description import SessionDescription
 from secagg.transport.keeping import ServerRecord, ServerStore
 from secagg.transport.server import SumServer
 from tests.harness.certificates_of_tests import make_credentials
@@ -166,10 +166,12 @@ def test_a_client_says_whom_it_trusts_or_is_refused(
 ) -> None:
     planned = {"clients": 5, "all_clients": 5, "group": 1, "groups": 1, "values": 4, "clip": 1.0, "bits": 8}
     name = bytes(16).hex()
-    card = Card(session=name, protocol=protocol, task="sum", round_number=1, answer_bytes=1, mode=mode, terms=planned)
+    description = SessionDescription(
+        session=name, protocol=protocol, task="sum", round_number=1, answer_bytes=1, mode=mode, terms=planned
+    )
 
     async def joined(_: str, join: Join, **__: object) -> None:
-        join(card, None)
+        join(description, None)
         raise Misuse("it has joined")
 
     monkeypatch.setattr("secagg.transport.client.contribute", joined)
@@ -204,11 +206,13 @@ def test_a_file_is_in_one_sum_of_a_folder_whatever_number_its_client_has(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], update: str, tmp_path: Path
 ) -> None:
     planned = {"clients": 5, "all_clients": 5, "group": 1, "groups": 1, "values": 4, "clip": 1.0, "bits": 8}
-    card = Card(session="0" * 32, protocol="pairwise", task="sum", round_number=1, answer_bytes=1, terms=planned)
-    cards = [card, card, replace(card, round_number=2)]
+    description = SessionDescription(
+        session="0" * 32, protocol="pairwise", task="sum", round_number=1, answer_bytes=1, terms=planned
+    )
+    descriptions = [description, description, replace(description, round_number=2)]
 
     async def joined(_: str, join: Join, **__: object) -> None:
-        join(cards.pop(0), None).answer(b"")
+        join(descriptions.pop(0), None).answer(b"")
 
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "ledgers"))
     monkeypatch.setattr("secagg.transport.client.contribute", joined)
@@ -232,12 +236,14 @@ def test_a_server_without_certified_keys_says_that_it_is_trusted(
     protocol: str,
 ) -> None:
     """LightSecAgg is for a server that is trusted, also where clients have keys."""
-    cards = list[Card]()
+    descriptions = list[SessionDescription]()
 
-    async def begun(self: SumServer, session: ServerSession, card: Card, *, number: int, keep: Keep) -> Released:
+    async def begun(
+        self: SumServer, session: ServerSession, description: SessionDescription, *, number: int, keep: Keep
+    ) -> Released:
         del self, number, keep
         session.abort()
-        cards.append(card)
+        descriptions.append(description)
         raise Misuse("it has begun")
 
     monkeypatch.setattr(SumServer, "run", begun)
@@ -245,7 +251,7 @@ def test_a_server_without_certified_keys_says_that_it_is_trusted(
     make_identities(tmp_path / "keys", [ClientId(number) for number in range(5)], SystemCoins())
     clients = ("--clients", "5") if protocol == "pairwise" else ("--set", f"roster={tmp_path / 'keys' / 'roster.json'}")
     assert main([*SERVE, "--protocol", protocol, "--listen", "127.0.0.1:0", *clients]) == 2
-    assert cards[0].mode == "semi_honest"
+    assert descriptions[0].mode == "semi_honest"
     assert capsys.readouterr().out.endswith(", semi_honest\n")
     assert "clients trust the server to follow the protocol" in caplog.text
 
@@ -270,12 +276,14 @@ def test_a_sum_of_too_few_is_refused_before_the_server_hears_a_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], update: str, tmp_path: Path
 ) -> None:
     planned = {"clients": 5, "all_clients": 5, "group": 1, "groups": 1, "values": 4, "clip": 1.0, "bits": 8}
-    card = Card(session="0" * 32, protocol="pairwise", task="sum", round_number=1, answer_bytes=1, terms=planned)
+    description = SessionDescription(
+        session="0" * 32, protocol="pairwise", task="sum", round_number=1, answer_bytes=1, terms=planned
+    )
     asked = list[str]()
 
     async def ask(_: object, method: str, path: str, **__: object) -> Reply:
         asked.append(f"{method} {path}")
-        return Reply(200, card.encode(), "")
+        return Reply(200, description.encode(), "")
 
     monkeypatch.setattr("secagg.transport.client.Requests.ask", ask)
     client = ("contribute", URL, "--update", update, "--client", "0", "--state", str(tmp_path / "s"))
@@ -296,19 +304,21 @@ def test_a_tunnel_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
 
 def test_a_server_goes_on_with_its_own_session_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = tmp_path / "state"
-    card = Card(session=bytes(16).hex(), protocol="pairwise", task="another", round_number=1, answer_bytes=1)
-    ServerStore(folder).put(ServerRecord(card.encode(), 0, b"snapshot"))
+    description = SessionDescription(
+        session=bytes(16).hex(), protocol="pairwise", task="another", round_number=1, answer_bytes=1
+    )
+    ServerStore(folder).put(ServerRecord(description.encode(), 0, b"snapshot"))
     said = refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
     assert "keeps a session of pairwise about 'another'" in said
     planned = {"clients": 5, "all_clients": 5, "group": 1, "groups": 1, "values": 4, "clip": 1.0, "bits": 8}
-    ServerStore(folder).put(ServerRecord(replace(card, task="sum", terms=planned).encode(), 0, b"snapshot"))
+    ServerStore(folder).put(ServerRecord(replace(description, task="sum", terms=planned).encode(), 0, b"snapshot"))
     said = refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
     assert "about 'sum', round 1, of other arguments; give the same ones again" in said
-    ServerStore(folder).put(ServerRecord(replace(card, task="sum", terms=planned).encode(), 0, b"snapshot"))
+    ServerStore(folder).put(ServerRecord(replace(description, task="sum", terms=planned).encode(), 0, b"snapshot"))
     said = refusal(capsys, *SERVE, "--bits", "8", "--clients", "5", "--state", str(folder), "--round", "2")
     assert "about 'sum', round 1, of other arguments" in said
     for round_number, mode in ((1, "semi_honest"), (0, "active")):
-        kept = replace(card, task="sum", terms=planned, round_number=round_number, mode=mode)
+        kept = replace(description, task="sum", terms=planned, round_number=round_number, mode=mode)
         ServerStore(folder).put(ServerRecord(kept.encode(), 0, b"snapshot"))
         said = refusal(capsys, *SERVE, "--bits", "8", "--clients", "5", "--state", str(folder), "--round", "0")
         assert f"about 'sum', round {round_number}, of other arguments" in said
@@ -339,10 +349,12 @@ def test_what_was_released_is_written_before_clients_are_told(
     out, said = tmp_path / "mean", list[bool]()
     members = frozenset(map(ClientId, range(5)))
 
-    async def run(self: SumServer, session: ServerSession, card: Card, *, number: int, keep: Keep) -> Released:
+    async def run(
+        self: SumServer, session: ServerSession, description: SessionDescription, *, number: int, keep: Keep
+    ) -> Released:
         del self, number
         session.abort()
-        plan = plan_of(card.protocol, card.terms)
+        plan = plan_of(description.protocol, description.terms)
         total = ideal_aggregate(plan.codec.layout, [plan.encode(np.zeros(4), SystemCoins())] * 5)
         released = Released(
             aggregate=total, counted=members, left_out={}, revealed=frozenset({members}), unbounded=tuple[int, ...]()
@@ -381,8 +393,10 @@ def test_a_storage_within_the_state_leaves_it_to_its_user(
 def test_a_server_whose_sum_could_not_be_written_does_not_begin(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    async def begun(self: SumServer, session: ServerSession, card: Card, *, number: int, keep: Keep) -> Released:
-        del self, session, card, number, keep
+    async def begun(
+        self: SumServer, session: ServerSession, description: SessionDescription, *, number: int, keep: Keep
+    ) -> Released:
+        del self, session, description, number, keep
         raise Misuse("it has begun")
 
     monkeypatch.setattr(SumServer, "run", begun)

@@ -119,7 +119,7 @@ def test_strangers_who_wait_at_the_end_leave_nothing_in_the_log(caplog: pytest.L
     async def scene() -> None:
         server, limits = SumServer(limits=quick_limits(poll=60.0)), quick_limits(poll=60.0)
         async with listening(server.app, "127.0.0.1", 0, limits=limits) as port:
-            running = asyncio.create_task(server.run(plain_session(), server.card(SUBJECT, "plain")))
+            running = asyncio.create_task(server.run(plain_session(), server.description(SUBJECT, "plain")))
             await until(lambda: server.is_open)
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
@@ -257,7 +257,7 @@ async def test_five_hundred_clients() -> None:
     limits = quick_limits(seconds=120, connections=2000, bodies=16)
     allow_connections(limits)
     server = SumServer(limits=limits)
-    card = server.card(SUBJECT, "plain")
+    description = server.description(SUBJECT, "plain")
     async with listening(server.app, "127.0.0.1", 0, limits=limits) as port:
         context = client_context()
 
@@ -266,7 +266,7 @@ async def test_five_hundred_clients() -> None:
             async with httpx.AsyncClient(verify=context, trust_env=False) as http:
                 return await contribute(f"http://127.0.0.1:{port}", joining(client), prover=prover, http=http)
 
-        running = asyncio.create_task(server.run(plain_session(clients), card))
+        running = asyncio.create_task(server.run(plain_session(clients), description))
         outcomes = await asyncio.gather(*map(one, clients))
         released = await running
         assert released.aggregate.values[0].tolist() == [500 * 501 // 2] * 4

@@ -16,7 +16,7 @@ from secagg.cli import main
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import SecAggError
 from secagg.platforms.keys import load_roster, make_identities
-from secagg.transport.card import Card
+from secagg.transport.description import SessionDescription
 from secagg.transport.listener import listening
 from secagg.transport.proof import Certified
 from secagg.transport.server import SumServer
@@ -103,11 +103,11 @@ def keyed_server(folder: Path) -> Iterator[int]:
 
     async def serve() -> None:
         server = SumServer(admission=Certified(roster.authority, roster.certificates), limits=quick_limits())
-        card = Card(
+        description = SessionDescription(
             session=bytes(16).hex(), protocol="pairwise", task="sum", round_number=1, answer_bytes=1000, terms=PLANNED
         )
         async with listening(server.app, "127.0.0.1", 0, limits=quick_limits()) as port:
-            task = asyncio.create_task(server.run(plain_session(), card))
+            task = asyncio.create_task(server.run(plain_session(), description))
             await until(lambda: server.is_open)
             ports.append(port)
             begun.set()

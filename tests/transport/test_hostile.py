@@ -18,8 +18,8 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.session.roles import Stage
-from secagg.transport.card import Card, WireLimits
 from secagg.transport.client import Outcome, Patience, contribute
+from secagg.transport.description import SessionDescription, WireLimits
 from secagg.transport.proof import FirstCome, Prover
 from secagg.transport.server import SumServer
 from tests.harness.wire_sums import (
@@ -252,7 +252,7 @@ async def test_a_crowd_that_waits_for_a_session_keeps_nobody_from_this_one_or_th
     server = SumServer(limits=patient_limits(connections=6))
     async with holding(server) as (held, task):
         began = time.monotonic()
-        after = {"after": held.card.session}
+        after = {"after": held.description.session}
         crowd = [asyncio.create_task(held.http.get("/v1/session", params=after)) for _ in range(30)]
         await until(lambda: sum(each.done() for each in crowd) == 27)
         assert {each.result().status_code for each in crowd if each.done()} == {204}
@@ -263,9 +263,9 @@ async def test_a_crowd_that_waits_for_a_session_keeps_nobody_from_this_one_or_th
         for client in CLIENTS:
             assert await held.post(client) == 202
         await task
-        following = server.card(SUBJECT, "plain")
+        following = server.description(SUBJECT, "plain")
         running = asyncio.create_task(server.run(plain_session(), following))
-        assert Card.decode((await honest).content) == following
+        assert SessionDescription.decode((await honest).content) == following
         assert time.monotonic() - began < PATIENT / 2
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -299,7 +299,9 @@ async def test_no_path_leads_elsewhere() -> None:
 
 
 Reaction = Callable[[str, str], tuple[int, dict[str, str], AsyncIterator[bytes]]]
-CARD = Card(session=bytes(16).hex(), protocol="plain", task="a task", round_number=3, answer_bytes=1000)
+DESCRIPTION = SessionDescription(
+    session=bytes(16).hex(), protocol="plain", task="a task", round_number=3, answer_bytes=1000
+)
 
 
 async def once(body: bytes) -> AsyncIterator[bytes]:
@@ -344,13 +346,13 @@ async def part(url: str, patience: Patience | None = None) -> Outcome:
     return await contribute(url, joining(ONE), prover=Prover(ONE, SystemCoins()), patience=patience)
 
 
-@pytest.mark.parametrize("kind", ["card", "message", "answer"])
+@pytest.mark.parametrize("kind", ["description", "message", "answer"])
 async def test_a_server_that_has_nothing_new_makes_no_client_spin(kind: str) -> None:
     invitation = plain_session().invitation
 
     def react(method: str, path: str) -> tuple[int, dict[str, str], AsyncIterator[bytes]]:
         if path == "/v1/session":
-            return (204, {}, once(b"")) if kind == "card" else (200, {}, once(CARD.encode()))
+            return (204, {}, once(b"")) if kind == "description" else (200, {}, once(DESCRIPTION.encode()))
         if method == "POST":
             return 409, {}, once(b"late")
         if kind == "message":
@@ -365,7 +367,7 @@ async def test_a_server_that_has_nothing_new_makes_no_client_spin(kind: str) -> 
         await asyncio.gather(task, return_exceptions=True)
 
 
-@pytest.mark.parametrize("kind", ["card", "refusal"])
+@pytest.mark.parametrize("kind", ["description", "refusal"])
 async def test_only_a_message_may_be_long(kind: str) -> None:
     async def zeros() -> AsyncIterator[bytes]:
         for _ in range(1 << 10):
@@ -374,8 +376,8 @@ async def test_only_a_message_may_be_long(kind: str) -> None:
     def react(method: str, path: str) -> tuple[int, dict[str, str], AsyncIterator[bytes]]:
         del method
         if path == "/v1/session" and kind == "refusal":
-            return 200, {}, once(CARD.encode())
-        return (200 if kind == "card" else 403), {}, zeros()
+            return 200, {}, once(DESCRIPTION.encode())
+        return (200 if kind == "description" else 403), {}, zeros()
 
     async with hostile(react) as (url, _):
         with pytest.raises(MalformedMessage, match="at most 1048576 bytes"):
@@ -390,7 +392,7 @@ async def test_a_server_that_dribbles_is_given_up() -> None:
 
     def react(method: str, path: str) -> tuple[int, dict[str, str], AsyncIterator[bytes]]:
         del method
-        return 200, {"secagg-stage": "0"}, once(CARD.encode()) if path == "/v1/session" else dribble()
+        return 200, {"secagg-stage": "0"}, once(DESCRIPTION.encode()) if path == "/v1/session" else dribble()
 
     async with hostile(react) as (url, _), asyncio.timeout(PATIENT):
         with pytest.raises(ConnectionError, match=r"is lost \(the server's answer dribbles"):
@@ -444,7 +446,7 @@ async def test_a_client_that_is_told_to_wait_is_patient() -> None:
     def react(method: str, path: str) -> tuple[int, dict[str, str], AsyncIterator[bytes]]:
         del method
         if path == "/v1/session":
-            return 200, {}, once(CARD.encode())
+            return 200, {}, once(DESCRIPTION.encode())
         asks.append(time.monotonic())
         is_over = asks[-1] - asks[0] > 1.5
         return (410 if is_over else 429), {}, once(b"it is over" if is_over else b"being read")

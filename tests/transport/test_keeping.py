@@ -16,8 +16,8 @@ from secagg.identifiers import ClientId
 from secagg.session.roles import Released
 from secagg.session.run import Metrics
 from secagg.session.sealed_state import StateDirectory
-from secagg.transport.card import Card
 from secagg.transport.client import Outcome, contribute
+from secagg.transport.description import SessionDescription
 from secagg.transport.keeping import ClientProgress, ClientStore, ServerRecord, ServerStore
 from secagg.transport.proof import FirstCome, Prover
 from secagg.transport.server import SumServer
@@ -36,7 +36,9 @@ from tests.harness.wire_sums import (
 
 ONE = ClientId(1)
 URL = "http://sums"
-CARD = Card(session=bytes(16).hex(), protocol="plain", task="a task", round_number=3, answer_bytes=1000)
+DESCRIPTION = SessionDescription(
+    session=bytes(16).hex(), protocol="plain", task="a task", round_number=3, answer_bytes=1000
+)
 
 
 def progress(stage: int) -> ClientProgress:
@@ -87,11 +89,11 @@ def test_nothing_of_a_client_lies_about_in_the_clear(tmp_path: Path) -> None:
 def test_a_server_keeps_one_record(tmp_path: Path) -> None:
     store = ServerStore(tmp_path / "server")
     assert store.get() is None
-    record = ServerRecord(CARD.encode(), 2, b"a snapshot")
-    store.put(ServerRecord(CARD.encode(), 1, b""))
+    record = ServerRecord(DESCRIPTION.encode(), 2, b"a snapshot")
+    store.put(ServerRecord(DESCRIPTION.encode(), 1, b""))
     store.put(record)
     assert ServerStore(tmp_path / "server").get() == record
-    assert Card.decode(record.card) == CARD
+    assert SessionDescription.decode(record.description) == DESCRIPTION
     store.erase()
     assert store.get() is None
     assert not list((tmp_path / "server").iterdir())
@@ -99,18 +101,18 @@ def test_a_server_keeps_one_record(tmp_path: Path) -> None:
 
 def test_names_that_were_claimed_stay_with_who_claimed_them(tmp_path: Path) -> None:
     store, other = ServerStore(tmp_path / "server"), bytes([1] * 16).hex()
-    store.claim(CARD.session, ONE, bytes(32))
+    store.claim(DESCRIPTION.session, ONE, bytes(32))
     store.claim(other, ClientId(2), bytes([1] * 32))
     # A claim that a crash cut off was never answered.
     with (tmp_path / "server" / "session.claims").open("ab") as file:
         file.write(bytes(20))
     again = ServerStore(tmp_path / "server")
-    assert again.claims(CARD.session) == {ONE: bytes(32)}
-    again.claim(CARD.session, ClientId(3), bytes([2] * 32))
-    assert store.claims(CARD.session) == {ONE: bytes(32), ClientId(3): bytes([2] * 32)}
+    assert again.claims(DESCRIPTION.session) == {ONE: bytes(32)}
+    again.claim(DESCRIPTION.session, ClientId(3), bytes([2] * 32))
+    assert store.claims(DESCRIPTION.session) == {ONE: bytes(32), ClientId(3): bytes([2] * 32)}
     assert store.claims(other) == {ClientId(2): bytes([1] * 32)}
     store.erase()
-    assert store.claims(CARD.session) == {}
+    assert store.claims(DESCRIPTION.session) == {}
 
 
 async def test_a_name_is_kept_before_anything_is_said_to_it(tmp_path: Path) -> None:
@@ -118,12 +120,12 @@ async def test_a_name_is_kept_before_anything_is_said_to_it(tmp_path: Path) -> N
     async with holding(server) as (held, _):
         assert (await held.ask(ONE)).status_code == 200
         assert await held.post(ClientId(2)) == 202
-        kept = ServerStore(tmp_path / "server").claims(held.card.session)
+        kept = ServerStore(tmp_path / "server").claims(held.description.session)
         assert set(kept) == {ONE, ClientId(2)}
         # The next process continues with these.
-        admission = FirstCome(None, held.card.session, kept)
-        assert admission.admits(held.card.session, ONE, PROOF)
-        assert not admission.admits(held.card.session, ONE, bytes([1]) * 64)
+        admission = FirstCome(None, held.description.session, kept)
+        assert admission.admits(held.description.session, ONE, PROOF)
+        assert not admission.admits(held.description.session, ONE, bytes([1]) * 64)
 
 
 class FullStore(ServerStore):
@@ -154,7 +156,7 @@ async def test_a_stage_waits_until_the_disk_has_room_for_it(
 
     server = SumServer(limits=quick_limits(), store=FullStore(tmp_path / "server", 3))
     async with in_memory(server) as http:
-        running = asyncio.create_task(server.run(plain_session(), server.card(SUBJECT, "plain")))
+        running = asyncio.create_task(server.run(plain_session(), server.description(SUBJECT, "plain")))
         await asyncio.gather(*(taking_part("http://sums", client, http=http) for client in CLIENTS))
         assert (await running).counted == frozenset(CLIENTS)
     assert [record.getMessage() for record in caplog.records].count("store not written, tried again") == 1
@@ -171,7 +173,7 @@ async def test_a_name_waits_until_the_disk_has_room_for_it(tmp_path: Path, monke
         assert (await held.ask(ClientId(2))).status_code == 204
         store.refusals = 3
         assert await held.post(ClientId(2)) == 202
-        assert set(store.claims(held.card.session)) == {ONE, ClientId(2)}
+        assert set(store.claims(held.description.session)) == {ONE, ClientId(2)}
 
 
 class StuckStore(ServerStore):
@@ -196,7 +198,7 @@ async def test_a_disk_that_takes_nothing_is_seen_from_outside(
     store = StuckStore(folder, let) if is_stuck else FullStore(folder, 1_000_000)
     server = SumServer(limits=quick_limits(), store=store)
     async with in_memory(server) as http:
-        running = asyncio.create_task(server.run(plain_session(), server.card(SUBJECT, "plain")))
+        running = asyncio.create_task(server.run(plain_session(), server.description(SUBJECT, "plain")))
         async with asyncio.timeout(20):
             while (health := await http.get("/health")).status_code == 200:
                 await asyncio.wait([running], timeout=0.01)
@@ -256,12 +258,12 @@ async def test_a_sum_that_cannot_be_kept_is_told_to_nobody(tmp_path: Path) -> No
 
     server = SumServer(limits=quick_limits(), store=store)
     async with in_memory(server) as http:
-        card = server.card(SUBJECT, "plain")
-        running = asyncio.create_task(server.run(plain_session(), card, keep=full))
+        description = server.description(SUBJECT, "plain")
+        running = asyncio.create_task(server.run(plain_session(), description, keep=full))
         clients = [asyncio.create_task(taking_part("http://sums", client, http=http)) for client in CLIENTS]
         with pytest.raises(OSError, match="no space left"):
             await running
-        reply = await http.get(f"/v1/sessions/{card.session}/message", headers=headers_of(CLIENTS[0]))
+        reply = await http.get(f"/v1/sessions/{description.session}/message", headers=headers_of(CLIENTS[0]))
         assert reply.status_code in {401, 503}
         for client in clients:
             client.cancel()

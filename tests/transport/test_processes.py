@@ -162,7 +162,7 @@ def test_a_sum_that_cannot_be_written_is_not_lost(town: Town, *, is_stopped: boo
 
 
 def test_a_client_that_corrects_its_options_takes_part_after_all(town: Town) -> None:
-    """One is refused by the card, and the other by the first message, after it has said its name."""
+    """One is refused by the session description, and the other by the first message, after it has said its name."""
     server = town.serve("--clients", "5")
     clients = [town.contribute(number) for number in range(3)]
     wrong = [town.contribute(3, "--set", "minimum_cohort=10"), town.contribute(4, "--set", "minimum_threshold=9")]

@@ -23,8 +23,8 @@ from secagg.identifiers import ClientId
 from secagg.session.roles import ClientSession
 from secagg.session.simulated import SimulatedKeys
 from secagg.transport import client as requests
-from secagg.transport.card import BACK_SECONDS, Card
 from secagg.transport.client import Outcome, Patience, Refused, contribute
+from secagg.transport.description import BACK_SECONDS, SessionDescription
 from secagg.transport.proof import Certified, FirstCome, Prover, read_header
 from secagg.transport.server import SumServer
 from tests.harness.wire_sums import (
@@ -55,8 +55,8 @@ def everybody(http: httpx.AsyncClient) -> list[Coroutine[Any, Any, Outcome]]:
 async def test_a_sum_over_http_is_that_of_its_updates() -> None:
     server = SumServer(limits=quick_limits())
     async with in_memory(server) as http:
-        card = server.card(SUBJECT, "plain", {"clip": 1.0})
-        running = asyncio.create_task(server.run(plain_session(), card))
+        description = server.description(SUBJECT, "plain", {"clip": 1.0})
+        running = asyncio.create_task(server.run(plain_session(), description))
         outcomes = await asyncio.gather(*everybody(http))
         released = await running
         assert released.aggregate.values[0].tolist() == [15] * 4
@@ -64,22 +64,22 @@ async def test_a_sum_over_http_is_that_of_its_updates() -> None:
         for outcome in outcomes:
             assert outcome.is_released
             assert outcome.sentence == "the sum of 5 clients was released"
-            assert outcome.card == card
+            assert outcome.description == description
         await server.told()
 
 
 async def test_sessions_follow_one_another_and_a_client_waits_for_the_next() -> None:
     server = SumServer(limits=quick_limits())
     async with in_memory(server) as http:
-        first = server.card(SUBJECT, "plain")
+        first = server.description(SUBJECT, "plain")
         await asyncio.gather(
             server.run(plain_session(), first),
             *everybody(http),
         )
         waiting = asyncio.create_task(http.get("/v1/session", params={"after": first.session}))
-        second = server.card(SUBJECT, "plain")
+        second = server.description(SUBJECT, "plain")
         running = asyncio.create_task(server.run(plain_session(), second))
-        assert Card.decode((await waiting).content) == second
+        assert SessionDescription.decode((await waiting).content) == second
         with pytest.raises(Misuse, match="one session at a time"):
             await server.run(plain_session(), first)
         running.cancel()
@@ -100,8 +100,8 @@ async def test_a_client_that_leaves_is_told_of_and_the_others_go_on() -> None:
         assert (await task).counted == frozenset(CLIENTS[1:])
 
 
-def failing(card: Card, suspended: Secret | None) -> ClientSession:
-    session = joining(ONE)(card, suspended)
+def failing(description: SessionDescription, suspended: Secret | None) -> ClientSession:
+    session = joining(ONE)(description, suspended)
 
     def answer(message: bytes) -> bytes:
         del message
@@ -111,9 +111,9 @@ def failing(card: Card, suspended: Secret | None) -> ClientSession:
     return session
 
 
-def test_a_client_that_refuses_the_card_comes_back_with_other_options() -> None:
-    def refusing(card: Card, suspended: Secret | None) -> ClientSession:
-        del card, suspended
+def test_a_client_that_refuses_the_description_comes_back_with_other_options() -> None:
+    def refusing(description: SessionDescription, suspended: Secret | None) -> ClientSession:
+        del description, suspended
         raise InvalidParameters("another task")
 
     async def scene() -> None:
@@ -229,7 +229,13 @@ def test_a_header_has_one_form(header: str) -> None:
 async def test_a_request_for_another_session_gets_nothing_of_this_one() -> None:
     async with holding() as (held, _):
         answer = answer_of(ONE, held.session)
-        for name in (bytes(16).hex(), held.card.session.upper() + "0", "..", "%2e%2e", held.card.session + "%00"):
+        for name in (
+            bytes(16).hex(),
+            held.description.session.upper() + "0",
+            "..",
+            "%2e%2e",
+            held.description.session + "%00",
+        ):
             for method, path in (("GET", "message"), ("POST", "answers/0"), ("DELETE", "client")):
                 reply = await held.http.request(
                     method, f"/v1/sessions/{name}/{path}", headers=headers_of(ONE), content=answer
@@ -254,7 +260,7 @@ async def test_a_request_for_another_session_gets_nothing_of_this_one() -> None:
 )
 async def test_paths_have_one_form(path: str) -> None:
     async with holding() as (held, _):
-        url = path.format(held.card.session)
+        url = path.format(held.description.session)
         reply = await held.http.post(url, headers=headers_of(ONE), content=answer_of(ONE, held.session))
         assert reply.status_code in (400, 404)
         assert await held.post(ONE) == 202
@@ -356,16 +362,18 @@ async def test_only_the_methods_that_there_are() -> None:
 async def test_a_client_is_not_led_on(
     status: int, headers: dict[str, str], body: bytes, error: type[Exception], match: str
 ) -> None:
-    card = Card(session=bytes(16).hex(), protocol="plain", task="a task", round_number=3, answer_bytes=1000)
+    description = SessionDescription(
+        session=bytes(16).hex(), protocol="plain", task="a task", round_number=3, answer_bytes=1000
+    )
     asked = list[str]()
 
     async def hostile(scope: Any, receive: Any, send: Any) -> None:
         del receive
         asked.append(f"{scope['method']} {scope['path']}")
-        is_card = scope["path"] == "/v1/session"
-        named = [] if is_card else [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": 200 if is_card else status, "headers": named})
-        await send({"type": "http.response.body", "body": card.encode() if is_card else body})
+        is_description = scope["path"] == "/v1/session"
+        named = [] if is_description else [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": 200 if is_description else status, "headers": named})
+        await send({"type": "http.response.body", "body": description.encode() if is_description else body})
 
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=hostile)) as http:
         prover, patience = Prover(ONE, SystemCoins()), Patience(message_bytes=2000)
@@ -373,35 +381,39 @@ async def test_a_client_is_not_led_on(
             await contribute("http://sums", joining(ONE), prover=prover, http=http, patience=patience)
     assert not any("elsewhere" in each for each in asked)
     if issubclass(error, PeerError):
-        assert asked[-1] == f"DELETE /v1/sessions/{card.session}/client"
+        assert asked[-1] == f"DELETE /v1/sessions/{description.session}/client"
 
 
 @pytest.mark.parametrize(
     "encoded",
     [b"", b"[]", b"{}", b"null", b"[" * 100_000, b'{"session": 3}', b"\xff", b'{"session": "..", "protocol": "x"}'],
 )
-def test_a_card_that_is_none_is_refused(encoded: bytes) -> None:
-    with pytest.raises(MalformedMessage, match="not a card"):
-        Card.decode(encoded)
+def test_a_description_that_is_none_is_refused(encoded: bytes) -> None:
+    with pytest.raises(MalformedMessage, match="not a session description"):
+        SessionDescription.decode(encoded)
 
 
 def test_a_field_of_another_version_is_passed_over_unless_it_must_be_known() -> None:
-    card = Card(session=bytes(16).hex(), protocol="plain", task="a task", round_number=3, answer_bytes=1000)
-    later = json.loads(card.encode()) | {"deadline": 3}
-    assert Card.decode(json.dumps(later).encode()) == card
+    description = SessionDescription(
+        session=bytes(16).hex(), protocol="plain", task="a task", round_number=3, answer_bytes=1000
+    )
+    later = json.loads(description.encode()) | {"deadline": 3}
+    assert SessionDescription.decode(json.dumps(later).encode()) == description
     with pytest.raises(MalformedMessage, match=r"'deadline', '\\x1b\[2J'; install the server's version") as refused:
-        Card.decode(json.dumps(later | {"must_know": ["terms", "deadline", "\x1b[2J"]}).encode())
+        SessionDescription.decode(json.dumps(later | {"must_know": ["terms", "deadline", "\x1b[2J"]}).encode())
     assert refused.value.reason is Reason.WRONG_VERSION
-    needed = replace(card, must_know=("terms",))
-    assert Card.decode(needed.encode()) == needed
+    needed = replace(description, must_know=("terms",))
+    assert SessionDescription.decode(needed.encode()) == needed
 
 
 @pytest.mark.parametrize("name", ["protocol", "task", "mode"])
-def test_a_card_that_a_terminal_would_obey_is_refused(name: str) -> None:
-    card = Card(session=bytes(16).hex(), protocol="plain", task="a task", round_number=3, answer_bytes=1000)
-    encoded = json.dumps({**json.loads(card.encode()), name: "\x1b[2J"}).encode()
+def test_a_description_that_a_terminal_would_obey_is_refused(name: str) -> None:
+    description = SessionDescription(
+        session=bytes(16).hex(), protocol="plain", task="a task", round_number=3, answer_bytes=1000
+    )
+    encoded = json.dumps({**json.loads(description.encode()), name: "\x1b[2J"}).encode()
     with pytest.raises(MalformedMessage, match="control characters"):
-        Card.decode(encoded)
+        SessionDescription.decode(encoded)
 
 
 async def test_a_client_asks_in_the_clear_on_this_machine_alone() -> None:

@@ -45,10 +45,10 @@ async def kept(released: Released) -> bytes:
 async def test_a_result_is_shown_to_the_clients_of_its_sum_alone() -> None:
     server = SumServer(limits=quick_limits(), admission=FirstCome(frozenset(CLIENTS)))
     async with in_memory(server) as http:
-        session, card = plain_session(), server.card(SUBJECT, "plain")
-        running = asyncio.create_task(server.run(session, card, keep=kept))
+        session, description = plain_session(), server.description(SUBJECT, "plain")
+        running = asyncio.create_task(server.run(session, description, keep=kept))
         await until(lambda: server.is_open)
-        base, members = f"/v1/sessions/{card.session}", CLIENTS[:4]
+        base, members = f"/v1/sessions/{description.session}", CLIENTS[:4]
         for client in members:
             body = answer_of(client, session)
             await http.post(f"{base}/answers/0", content=body, headers=headers_of(client))
@@ -68,7 +68,7 @@ async def test_a_result_is_shown_to_the_clients_of_its_sum_alone() -> None:
             assert not await shown("POST", "/seats", {}, LATE.hex().encode())
 
         await look()
-        other = server.card(SUBJECT, "plain")
+        other = server.description(SUBJECT, "plain")
         following = asyncio.create_task(server.run(plain_session(), other))
         await until(lambda: server.is_open)
         await look()
@@ -80,14 +80,14 @@ async def test_a_name_that_nobody_took_shows_nobody_a_result_after_the_end() -> 
     invited = frozenset({*CLIENTS, ClientId(99)})
     server = SumServer(limits=quick_limits(), admission=FirstCome(invited))
     async with in_memory(server) as http:
-        session, card = plain_session(), server.card(SUBJECT, "plain")
-        running = asyncio.create_task(server.run(session, card, keep=kept))
+        session, description = plain_session(), server.description(SUBJECT, "plain")
+        running = asyncio.create_task(server.run(session, description, keep=kept))
         await until(lambda: server.is_open)
         for client in CLIENTS:
-            path = f"/v1/sessions/{card.session}/answers/0"
+            path = f"/v1/sessions/{description.session}/answers/0"
             await http.post(path, content=answer_of(client, session), headers=headers_of(client))
         await running
-        path = f"/v1/sessions/{card.session}/message"
+        path = f"/v1/sessions/{description.session}/message"
         assert (await http.get(path, headers=headers_of(CLIENTS[0]))).json() == RESULT
         late = await http.get(path, headers=headers_of(ClientId(99), LATE))
         assert late.text.strip() == "the sum of 5 clients was released"

@@ -31,7 +31,7 @@ from secagg.identifiers import AttemptContext, ClientId, SessionContext
 from secagg.protocols.pairwise_mask.configuration import ClientSet, encode_clients
 from secagg.protocols.pairwise_mask.graph import Graph
 from secagg.session.certificates import issue_certificate
-from secagg.transport.card import Card, terms_digest
+from secagg.transport.description import SessionDescription, terms_digest
 from secagg.transport.proof import header_of
 from secagg.wire import MessageKind, Writer
 from tests.harness.recorded_coins import InsecureRecordedCoins
@@ -249,7 +249,7 @@ def text_of(terms: Mapping[str, Any]) -> str:
 
 
 def encodings() -> Files:
-    """Make plans and codes, digests of terms, cards and proofs of requests."""
+    """Make plans and codes, digests of terms, descriptions and proofs of requests."""
     plans, codes, digests = list[Vector](), list[Vector](), list[Vector]()
     for name, changes in TERMS_OF.items():
         terms = TERMS | changes
@@ -280,19 +280,21 @@ def encodings() -> Files:
         digest = hashed(Label.LAYOUT_DIGEST, layout.encode())
         layouts.append(written | {"bytes": layout.encode().hex(), "digest": digest.hex()})
     yield "encoding/layouts", cases("Layouts, and H<layout> of them.", layouts)
-    proofs, cards = list[Vector](), list[Vector]()
+    proofs, descriptions = list[Vector](), list[Vector]()
     for number in (0, 9, 2**64 - 1):
         session, seed = drawn("session", number, size=16), drawn("identity", number)
         proof = signing(seed).sign(Label.HTTP_PROOF, session, ClientId(number).encode())
         told = {"session": session.hex(), "id": str(number), "seed": seed.hex()}
         proofs.append(told | {"authorization": header_of(ClientId(number), proof)})
-        card = Card(session=session.hex(), protocol="pairwise", task="sum", round_number=number >> 1, answer_bytes=9)
-        said = json.loads(card.encode()) | {"terms": text_of(TERMS)}
+        description = SessionDescription(
+            session=session.hex(), protocol="pairwise", task="sum", round_number=number >> 1, answer_bytes=9
+        )
+        said = json.loads(description.encode()) | {"terms": text_of(TERMS)}
         if number == 9:
             said |= {"deadline": 3, "must_know": ["terms"]}  # A field of a later version, which is passed over.
-        cards.append({"card": json.dumps(said), "round": said["round_number"], "terms": said["terms"]})
+        descriptions.append({"description": json.dumps(said), "round": said["round_number"], "terms": said["terms"]})
     yield "http/proofs", cases("The Authorization of a client that has a key.", proofs)
-    yield "http/cards", cases("Cards of sessions: the round is digits, the terms are a text.", cards)
+    yield "http/descriptions", cases("Session descriptions: the round is digits, the terms are a text.", descriptions)
 
 
 def _codes(name: str, terms: Vector, values: Sequence[Any], bits: int, scale: float) -> Vector:
@@ -310,7 +312,7 @@ def _codes(name: str, terms: Vector, values: Sequence[Any], bits: int, scale: fl
 
 
 def texts() -> Iterator[Vector]:
-    """Change one thing in a card, in terms or in a key file."""
+    """Change one thing in a session description, in terms or in a key file."""
     wrong: dict[str, Any] = {"values": 0, "clip": -1.0, "clients": 11, "group": 2, "groups": 0, "bits": 17}
     wrong |= {"all_clients": 0, "values ": 8}
     for name, value in [*wrong.items(), ("bits", 1), ("values", 2**28 + 1), ("clip", "0.5"), ("clients", True)]:
@@ -347,7 +349,7 @@ def texts() -> Iterator[Vector]:
     for name, value in bad:
         shown = "no text" if value is TERMS else json.dumps(value)
         yield {
-            "what": "card",
+            "what": "description",
             "name": f"{name} is {shown}",
             "text": json.dumps(good | {name: value}),
             "reason": "wrong_version" if value == ["deadline"] else "not_canonical",
@@ -383,7 +385,10 @@ def suite() -> Files:
             taken = [case for case in found if case["taker"].startswith(party)]
             if taken:
                 yield f"refusals/{protocol}_{party}", cases(f"What a {party} refuses in a session.", taken)
-    yield "refusals/texts", cases("What a client refuses of a card, of terms and of its own key file.", list(texts()))
+    yield (
+        "refusals/texts",
+        cases("What a client refuses of a session description, of terms and of its own key file.", list(texts())),
+    )
 
 
 def main() -> None:

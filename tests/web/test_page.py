@@ -153,8 +153,8 @@ def test_a_tab_that_is_closed_has_dropped_out_and_the_next_sum_begins(town: Any,
         tab.wait_for_selector("body[data-ended=yes]", timeout=LONG)
         ended.add(tab.inner_text("#say"))
     assert ended <= {"the sum of 4 clients was released", "the sum of 5 clients was released"}
-    card = httpx.get(f"{url}/v1/session", timeout=60).json()
-    assert card["protocol"] == "pairwise"
+    description = httpx.get(f"{url}/v1/session", timeout=60).json()
+    assert description["protocol"] == "pairwise"
 
 
 def test_a_tab_that_leaves_before_the_others_came_gives_its_seat_back(town: Any, browser: Any) -> None:
@@ -268,14 +268,14 @@ class Hostile(BaseHTTPRequestHandler):
     """Serves the page of an honest server, and answers of its own."""
 
     honest: ClassVar[str] = ""
-    card: ClassVar[dict[str, Any]] = {}
+    description: ClassVar[dict[str, Any]] = {}
     message: ClassVar[bytes] = b""
     heard: ClassVar[list[tuple[str, bytes]]] = []
     stages: ClassVar[Iterator[int]] = repeat(0)
 
     def do_GET(self) -> None:
         if self.path.startswith("/v1/session") and not self.path.startswith("/v1/sessions"):
-            self._answer(200, json.dumps(self.card).encode(), "application/json")
+            self._answer(200, json.dumps(self.description).encode(), "application/json")
         elif self.path.endswith("/message"):
             self._answer(200, self.message, "application/octet-stream", stage=str(next(self.stages)))
         else:
@@ -307,10 +307,10 @@ class Hostile(BaseHTTPRequestHandler):
 @pytest.fixture
 def hostile(town: Any) -> Iterator[str]:
     Hostile.honest, Hostile.heard, Hostile.stages = town.serve("--page"), [], repeat(0)
-    Hostile.card = httpx.get(f"{Hostile.honest}/v1/session", timeout=60).json()
-    seat = httpx.post(f"{Hostile.honest}/v1/sessions/{Hostile.card['session']}/seats", content=b"1" * 128)
+    Hostile.description = httpx.get(f"{Hostile.honest}/v1/session", timeout=60).json()
+    seat = httpx.post(f"{Hostile.honest}/v1/sessions/{Hostile.description['session']}/seats", content=b"1" * 128)
     authorization = {"authorization": f"Secagg {seat.text}:{'1' * 128}"}
-    path = f"{Hostile.honest}/v1/sessions/{Hostile.card['session']}/message"
+    path = f"{Hostile.honest}/v1/sessions/{Hostile.description['session']}/message"
     Hostile.message = httpx.get(path, headers=authorization, timeout=60).content
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hostile)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -320,7 +320,7 @@ def hostile(town: Any) -> Iterator[str]:
 
 
 def altered(terms: str, **changes: Any) -> dict[str, Any]:
-    return {**Hostile.card, "terms": json.dumps(json.loads(terms) | changes, sort_keys=True)}
+    return {**Hostile.description, "terms": json.dumps(json.loads(terms) | changes, sort_keys=True)}
 
 
 @pytest.mark.parametrize(
@@ -331,29 +331,29 @@ def altered(terms: str, **changes: Any) -> dict[str, Any]:
     ],
 )
 def test_a_hostile_server_gets_no_drawing(hostile: str, browser: Any, attack: str) -> None:
-    terms, message = Hostile.card["terms"], bytearray(Hostile.message)
+    terms, message = Hostile.description["terms"], bytearray(Hostile.message)
     match attack:
         case "more clients":
-            Hostile.card = altered(terms, all_clients=1000)
+            Hostile.description = altered(terms, all_clients=1000)
         case "another clip":
-            Hostile.card = altered(terms, clip=1000.0)
+            Hostile.description = altered(terms, clip=1000.0)
         case "another round":
-            Hostile.card = {**Hostile.card, "round_number": "1"}
+            Hostile.description = {**Hostile.description, "round_number": "1"}
         case "another task":
-            Hostile.card = {**Hostile.card, "task": "another"}
+            Hostile.description = {**Hostile.description, "task": "another"}
         case "a cohort of two":
             # The offer's fields stand at fixed places behind the task: the minimum cohort is the 13th.
-            at = 7 + 1 + 4 + len(Hostile.card["task"]) + 32 + 8 + 4 + 3 + 16
+            at = 7 + 1 + 4 + len(Hostile.description["task"]) + 32 + 8 + 4 + 3 + 16
             assert int.from_bytes(message[at : at + 4], "big") >= 3
             message[at : at + 4] = (2).to_bytes(4, "big")
             Hostile.message = bytes(message)
         case "another model":
-            message[7 + 1 + 4 + len(Hostile.card["task"])] ^= 1
+            message[7 + 1 + 4 + len(Hostile.description["task"])] ^= 1
             Hostile.message = bytes(message)
         case "a mode that it says":
-            Hostile.card = {**Hostile.card, "mode": "active"}
+            Hostile.description = {**Hostile.description, "mode": "active"}
         case "markup":
-            Hostile.card = {**Hostile.card, "task": "<img src=x onerror=document.body.dataset.error=1>"}
+            Hostile.description = {**Hostile.description, "task": "<img src=x onerror=document.body.dataset.error=1>"}
         case "garbage":
             Hostile.message = b"SAGG\x01\x00\x10" + bytes(100)
         case _:

@@ -71,9 +71,9 @@ function maskedLevels(upload, bits, head) {
   });
 }
 
-/** @param {import("../http.js").Card} card @param {boolean} isFull @param {Uint8Array} [authority] */
-function showCard(card, isFull, authority) {
-  const { clients } = card.terms;
+/** @param {import("../http.js").SessionDescription} description @param {boolean} isFull @param {Uint8Array} [authority] */
+function showDescription(description, isFull, authority) {
+  const { clients } = description.terms;
   say(isFull
     ? "This sum has begun, or is full. You take part in the next one: stay here."
     : `A sum of up to ${clients} drawings is open. It waits for the others.`);
@@ -85,18 +85,18 @@ function showCard(card, isFull, authority) {
       "authority that is not the server change that.";
 }
 
-/** @param {import("../http.js").Progress} progress @param {import("../http.js").Card} card */
+/** @param {import("../http.js").Progress} progress @param {import("../http.js").SessionDescription} description */
 function showProgress({ present, secondsLeft }, { terms }) {
   const time = secondsLeft === null ? "" : ` This step ends in ${Math.ceil(secondsLeft)} s at the latest.`;
   element("progress").textContent = `${present} of up to ${terms.clients} visitors are here.${time}`;
 }
 
-/** @param {import("../http.js").Stage} stage @param {import("../http.js").Card} card */
-function showStage({ number, answer }, card) {
+/** @param {import("../http.js").Stage} stage @param {import("../http.js").SessionDescription} description */
+function showStage({ number, answer }, description) {
   showStages(number + 1);
   if (number !== UPLOAD_STAGE) return;
-  const head = card.mode === "active" ? HEAD.active : HEAD.semi_honest;
-  show(seen, maskedLevels(answer, planOf(card.terms).ringBits, head));
+  const head = description.mode === "active" ? HEAD.active : HEAD.semi_honest;
+  show(seen, maskedLevels(answer, planOf(description.terms).ringBits, head));
   const note = `${answer.length} bytes, random to everybody who lacks the others' masks.`;
   element("seen-note").textContent = note;
   seen.setAttribute("aria-label", `Noise: ${note}`);
@@ -148,23 +148,23 @@ async function takePart() {
 async function takePartOnce(identity, signal) {
   show(seen, BLANK);
   showStages(0);
-  /** @type {import("../http.js").Card} */
-  let card;
+  /** @type {import("../http.js").SessionDescription} */
+  let description;
   const outcome = await contribute(location.origin, drawing.ink, {
     identity,
     ledger: identity ? new RoundLedger() : ofTab,
     protocols: ["pairwise"],
     after: last,
     signal,
-    onCard: (given, isFull) => {
-      card = given;
-      showCard(given, isFull, identity?.authority);
+    onDescription: (given, isFull) => {
+      description = given;
+      showDescription(given, isFull, identity?.authority);
     },
-    onProgress: (progress) => showProgress(progress, card),
-    onStage: (stage) => showStage(stage, card),
+    onProgress: (progress) => showProgress(progress, description),
+    onStage: (stage) => showStage(stage, description),
   });
-  const isSame = outcome.card.session === last;
-  last = outcome.card.session;
+  const isSame = outcome.description.session === last;
+  last = outcome.description.session;
   showOutcome(outcome);
   if (!outcome.isReleased && !isSame) say(`${outcome.sentence}. You take part in the next sum: stay here.`);
   return outcome.isReleased || isSame;

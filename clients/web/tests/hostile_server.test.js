@@ -14,14 +14,14 @@ import { fieldElement } from "../shamir.js";
 import { Refused, commit, concat, hash, idsOf, integer, treeRoot, unhex } from "../wire.js";
 
 const TERMS = { all_clients: 3, bits: 16, clip: 1, clients: 3, group: 1, groups: 1, values: 2 };
-const CARD = {
+const DESCRIPTION = {
   session: "0".repeat(32), protocol: "pairwise", mode: "semi_honest", task: "sum", round_number: "7",
   answer_bytes: 1, terms: JSON.stringify(TERMS),
 };
 const SEAT = { status: 201, body: "0" };
 const DONE = { status: 200, body: "the sum of 3 clients was released" };
-/** @type {{card: any, message: any, seats: any[]}} */
-const says = { card: CARD, message: DONE, seats: [] };
+/** @type {{description: any, message: any, seats: any[]}} */
+const says = { description: DESCRIPTION, message: DONE, seats: [] };
 /** @type {string[]} */
 let heard = [];
 const server = createServer((request, response) => {
@@ -29,7 +29,7 @@ const server = createServer((request, response) => {
   request.resume();
   const path = request.url ?? "";
   const given = path.startsWith("/v1/session?") || path === "/v1/session"
-    ? { status: 200, body: typeof says.card === "string" ? says.card : JSON.stringify(says.card) }
+    ? { status: 200, body: typeof says.description === "string" ? says.description : JSON.stringify(says.description) }
     : path.endsWith("/seats") ? says.seats.shift() ?? SEAT : says.message;
   const { status, body, ...headers } = given;
   response.writeHead(status, headers);
@@ -46,33 +46,33 @@ after(() => {
 });
 
 /** @param {object} changes @param {object} [options] */
-function take({ card = CARD, message = DONE, values = [0, 0] }, options = {}) {
-  Object.assign(says, { card, message });
+function take({ description = DESCRIPTION, message = DONE, values = [0, 0] }, options = {}) {
+  Object.assign(says, { description, message });
   heard = [];
   return contribute(url, values, { ledger: new RoundLedger(inMemory()), patience: 1, ...options });
 }
 
-for (const [name, card] of Object.entries({
-  "another number of values": { ...CARD, terms: JSON.stringify({ ...TERMS, values: 3 }) },
-  "codes of 36 bits": { ...CARD, terms: JSON.stringify({ ...TERMS, all_clients: 10 ** 6 }) },
-  "terms that nobody knows": { ...CARD, terms: JSON.stringify({ ...TERMS, noise: 1 }) },
-  "a clip that is no number": { ...CARD, terms: JSON.stringify({ ...TERMS, clip: "1" }) },
-  "a step of zero": { ...CARD, terms: JSON.stringify({ ...TERMS, clip: 1e-300 }) },
-  "a mode that it says": { ...CARD, mode: "active" },
-  "another protocol": { ...CARD, protocol: "one-message" },
-  "a list for a name": { ...CARD, session: [CARD.session] },
+for (const [name, description] of Object.entries({
+  "another number of values": { ...DESCRIPTION, terms: JSON.stringify({ ...TERMS, values: 3 }) },
+  "codes of 36 bits": { ...DESCRIPTION, terms: JSON.stringify({ ...TERMS, all_clients: 10 ** 6 }) },
+  "terms that nobody knows": { ...DESCRIPTION, terms: JSON.stringify({ ...TERMS, noise: 1 }) },
+  "a clip that is no number": { ...DESCRIPTION, terms: JSON.stringify({ ...TERMS, clip: "1" }) },
+  "a step of zero": { ...DESCRIPTION, terms: JSON.stringify({ ...TERMS, clip: 1e-300 }) },
+  "a mode that it says": { ...DESCRIPTION, mode: "active" },
+  "another protocol": { ...DESCRIPTION, protocol: "one-message" },
+  "a list for a name": { ...DESCRIPTION, session: [DESCRIPTION.session] },
   "no object": "null",
   "no JSON": "{",
-  "terms that are not an object": { ...CARD, terms: "null" },
+  "terms that are not an object": { ...DESCRIPTION, terms: "null" },
 })) {
-  test(`a card with ${name} gets no seat`, async () => {
-    await assert.rejects(take({ card }, { protocols: ["pairwise"] }), Refused);
+  test(`a session description with ${name} gets no seat`, async () => {
+    await assert.rejects(take({ description }, { protocols: ["pairwise"] }), Refused);
     assert.deepEqual(heard, ["GET /v1/session"]);
   });
 }
 
-test("a card longer than any is not read to its end", async () => {
-  await assert.rejects(take({ card: "x".repeat(2 ** 21) }), Left);
+test("a session description longer than any is not read to its end", async () => {
+  await assert.rejects(take({ description: "x".repeat(2 ** 21) }), Left);
 });
 
 test("a message longer than any is not read to its end", async () => {
@@ -131,14 +131,14 @@ test("a visitor without a seat waits for a session that has one", async () => {
   for (const status of [403, 410]) {
     says.seats = [{ status, body: "no seat" }];
     const shown = [];
-    await take({}, { onCard: (_, isFull) => shown.push(isFull) });
+    await take({}, { onDescription: (_, isFull) => shown.push(isFull) });
     assert.deepEqual(shown, [true, false]);
-    assert.equal(heard.filter((each) => each.endsWith(`?after=${CARD.session}`)).length, 1);
+    assert.equal(heard.filter((each) => each.endsWith(`?after=${DESCRIPTION.session}`)).length, 1);
   }
 });
 
 for (const floors of [{ minimumCohort: 4 }, { maximumPopulation: 2 }, { maximumLength: 1 }, { minimumCohort: NaN }]) {
-  test(`a card beyond the floors ${JSON.stringify(floors)} gets no seat`, async () => {
+  test(`a session description beyond the floors ${JSON.stringify(floors)} gets no seat`, async () => {
     await assert.rejects(take({}, { floors }), Refused);
     assert.deepEqual(heard, ["GET /v1/session"]);
   });

@@ -13,15 +13,15 @@ import { Refused, concat, hash, header, integer, utf8, variable } from "../wire.
 
 const TERMS = { all_clients: 3, bits: 16, clip: 1, clients: 3, group: 1, groups: 1, values: 2 };
 const text = JSON.stringify(TERMS);
-const CARD = {
+const DESCRIPTION = {
   session: "0".repeat(32), protocol: "one-message", mode: "semi_honest", task: "sum", round_number: "7",
   answer_bytes: 1, terms: text,
 };
 const DONE = { status: 200, body: "the sum of 3 clients was released" };
 /** What the server says to each request for a message, the last one for ever. @type {any[]} */
 let script = [];
-/** Cards, likewise. @type {any[]} */
-let cards = [];
+/** Session descriptions, likewise. @type {any[]} */
+let descriptions = [];
 /** @type {any[]} */
 let seats = [];
 /** @type {string[]} */
@@ -32,7 +32,7 @@ const server = createServer((request, response) => {
   heard.push(`${method} ${path}`);
   request.resume();
   let said = { status: 202, body: "" };
-  if (/session(\?|$)/.test(path)) said = next(cards);
+  if (/session(\?|$)/.test(path)) said = next(descriptions);
   else if (path.endsWith("/seats")) said = next(seats);
   else if (path.endsWith("/message")) said = next(script);
   const { status, body, cut, ...headers } = /** @type {any} */ (said);
@@ -51,11 +51,11 @@ after(() => {
   server.close();
 });
 beforeEach(() => {
-  [heard, cards, seats] = [[], [cardOf()], [{ status: 201, body: "0" }]];
+  [heard, descriptions, seats] = [[], [descriptionOf()], [{ status: 201, body: "0" }]];
 });
 
 /** @param {object} [changes] */
-const cardOf = (changes) => ({ status: 200, body: JSON.stringify({ ...CARD, ...changes }) });
+const descriptionOf = (changes) => ({ status: 200, body: JSON.stringify({ ...DESCRIPTION, ...changes }) });
 /** @param {number} stage @param {Uint8Array} bytes */
 const messageOf = (stage, bytes) => ({ status: 200, body: Buffer.from(bytes), "secagg-stage": String(stage) });
 /** Answers that the server was sent. */
@@ -68,7 +68,7 @@ function take(said, options = {}) {
   return contribute(url, [0.5, -0.5], { floors: FLOORS, ledger: new RoundLedger(inMemory()), patience: 1, ...options });
 }
 
-/** The offer of a server that is its own holders, for the card's terms, with changes. @param {any} [changes] */
+/** The offer of a server that is its own holders, for the session description's terms, with changes. @param {any} [changes] */
 async function offerOf(changes = {}) {
   const given = {
     epoch: 5n, mode: 0, suite: 0, threshold: 3, packing: 1, expiry: 2 ** 40, task: utf8("sum"), round: 7n,
@@ -112,7 +112,7 @@ async function offerOf(changes = {}) {
   );
 }
 
-test("an offer that fits the card gets one upload", async () => {
+test("an offer that fits the session description gets one upload", async () => {
   const { isReleased, clamped } = await take([messageOf(0, await offerOf()), DONE]);
   assert.deepEqual([isReleased, clamped, answers().length], [true, 0, 1]);
 });
@@ -191,19 +191,19 @@ test("a store that is full keeps the upload back, and the server hears that the 
   assert.ok(heard.some((each) => each.startsWith("DELETE")));
 });
 
-// --- Cards and bodies ------------------------------------------------------------------------
+// --- Session descriptions and bodies ------------------------------------------------------------------------
 
 for (const protocol of ["enclave", "two-servers", "lightsecagg", "__proto__", "constructor"]) {
-  test(`a card of ${protocol} is refused by its name before anything is sent`, async () => {
-    cards = [cardOf({ protocol })];
+  test(`a session description of ${protocol} is refused by its name before anything is sent`, async () => {
+    descriptions = [descriptionOf({ protocol })];
     await assert.rejects(take([DONE]), new RegExp(`no part in a sum by ${protocol}`));
     assert.deepEqual(heard, ["GET /v1/session"]);
   });
 }
 
-test("the card of the next session is held to the same floors as the first", async () => {
+test("the description of the next session is held to the same floors as the first", async () => {
   for (const changes of [{ task: "mus" }, { mode: "active" }, { terms: JSON.stringify({ ...TERMS, clients: 2 }) }]) {
-    [heard, cards, seats] = [[], [cardOf(), cardOf(changes)], [{ status: 403, body: "" }, { status: 201, body: "0" }]];
+    [heard, descriptions, seats] = [[], [descriptionOf(), descriptionOf(changes)], [{ status: 403, body: "" }, { status: 201, body: "0" }]];
     await assert.rejects(take([DONE]), Refused);
     assert.equal(heard.filter((each) => each.endsWith("/seats")).length, 1);
   }
@@ -220,7 +220,7 @@ test("a body that ends early is asked for again, and never taken for whole", asy
 
 test("a body that grows when it is unpacked is not read to its end", async () => {
   const body = gzipSync(Buffer.alloc(2 ** 27));
-  cards = [{ status: 200, body, "content-encoding": "gzip" }];
+  descriptions = [{ status: 200, body, "content-encoding": "gzip" }];
   await assert.rejects(take([DONE]), /longer than 1048576/);
 });
 

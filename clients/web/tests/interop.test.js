@@ -8,7 +8,7 @@ import {
   SEGMENT, SigningKey, agree, derive, expand, isCanonical, isLowOrder, isStrong, keyPair, sha256, stream, streamKey,
 } from "../crypto.js";
 import { applicationDigest, encode, layoutVersion, planOf, readTerms } from "../encoding.js";
-import { authorizationOf, identityOf, readCard } from "../http.js";
+import { authorizationOf, identityOf, readDescription } from "../http.js";
 import { gaussian } from "../lattice.js";
 import { HOLDER_FLOORS, payloadDigest, readOffer, requireHolderFloors, requireReceipts, upload } from "../one_message.js";
 import { PairwiseClient, committeeOf, graphOf } from "../pairwise.js";
@@ -122,8 +122,8 @@ const PLAYS = {
     const identity = { id: BigInt(id), key: await SigningKey.of(unhex(seed)) };
     assert.equal(await authorizationOf(session, identity), authorization);
   },
-  "http/cards": ({ card, round, terms }) => {
-    const made = readCard(card);
+  "http/descriptions": ({ description, round, terms }) => {
+    const made = readDescription(description);
     assert.deepEqual([String(made.round), made.text], [round, terms]);
   },
 };
@@ -302,7 +302,7 @@ for (const refusal of read("refusals/one_message_client").cases) {
   });
 }
 
-const READERS = { terms: readTerms, card: readCard, "key file": identityOf };
+const READERS = { terms: readTerms, description: readDescription, "key file": identityOf };
 for (const { what, name, text, reason } of read("refusals/texts").cases) {
   test(`${what}, ${name}: ${reason}`, async () => {
     await assert.rejects(async () => READERS[what](text), (error) => error instanceof Refused && error.reason === reason);

@@ -1,4 +1,4 @@
-"""What both ends of a wire know: the card of a session, the limits of its server, and how events are logged."""
+"""What both ends of a wire know: the session description, the limits of its server, and how events are logged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from secagg.errors import InvalidParameters, MalformedMessage, Reason
 from secagg.session.run import Limits
 
 NAME_BYTES: Final = 16
-CARD_BYTES: Final = 1 << 20
+DESCRIPTION_BYTES: Final = 1 << 20
 _NUMBERS: Final = 1 << 63
 STAGE_HEADER: Final = "secagg-stage"
 BACK_SECONDS: Final = 10.0
@@ -62,7 +62,7 @@ class WireLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
+class SessionDescription:
     """One session, as clients are told of it. They hold its server to nothing here but ``terms``."""
 
     session: str
@@ -83,23 +83,25 @@ class Card:
         kinds = dict.fromkeys(texts, str) | dict.fromkeys(numbers, int) | {"terms": dict}
         for name, kind in kinds.items():
             if type(getattr(self, name)) is not kind:
-                raise InvalidParameters(f"{name} of a card is of another type")
+                raise InvalidParameters(f"{name} of a session description is of another type")
         if not all(getattr(self, name).isprintable() for name in texts):
-            raise InvalidParameters("the texts of a card are shown to people; leave control characters out")
+            raise InvalidParameters(
+                "the texts of a session description are shown to people; leave control characters out"
+            )
         is_name = len(self.session) == 2 * NAME_BYTES and set(self.session) <= set("0123456789abcdef")
         if not is_name or not 0 <= self.round_number < _NUMBERS or not 0 < self.answer_bytes < _NUMBERS:
-            raise InvalidParameters("a card has a session's name, and numbers that are not negative")
+            raise InvalidParameters("a session description has a session's name, and numbers that are not negative")
 
     def encode(self) -> bytes:
-        """Return the card as JSON; terms are a text in it and the round is digits, so that every reader keeps them."""
+        """Return it as JSON; terms are a text in it and the round is digits, so that every reader keeps them."""
         said = asdict(self) | {"round_number": str(self.round_number), "terms": _text(self.terms)}
         if not self.must_know:
             del said["must_know"]
         return json.dumps(said).encode()
 
     @classmethod
-    def decode(cls, encoded: bytes) -> Card:
-        """Read a card; fields that this version does not know are passed over, unless it must know them."""
+    def decode(cls, encoded: bytes) -> SessionDescription:
+        """Read one; fields that this version does not know are passed over, unless it must know them."""
         try:
             given = cast("dict[str, Any]", json.loads(encoded))
             needed = tuple(given.get("must_know", ()))
@@ -112,12 +114,14 @@ class Card:
             known: dict[str, Any] = {name: given[name] for name in cls.__slots__ if name in given}
             known["round_number"], known["terms"] = int(given["round_number"]), json.loads(given["terms"])
             known["must_know"] = needed
-            card = cls(**known)
+            description = cls(**known)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise MalformedMessage(f"this is not a card of a session ({error})", reason=Reason.NOT_CANONICAL) from None
-        if (given["round_number"], given["terms"]) != (str(card.round_number), _text(card.terms)):
-            raise MalformedMessage("this is not a card of a session (another form)", reason=Reason.NOT_CANONICAL)
-        return card
+            raise MalformedMessage(
+                f"this is not a session description ({error})", reason=Reason.NOT_CANONICAL
+            ) from None
+        if (given["round_number"], given["terms"]) != (str(description.round_number), _text(description.terms)):
+            raise MalformedMessage("this is not a session description (another form)", reason=Reason.NOT_CANONICAL)
+        return description
 
 
 def new_name(coins: Coins) -> str:
