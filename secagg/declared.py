@@ -120,15 +120,7 @@ def borrowed(size: Sizing, row: str) -> Field:
     )
 
 
-REST: Final = Field(
-    lambda writer, value: writer.borrowed(value),
-    lambda reader, _: reader.rest(),
-    "all that is left",
-)
-"""The end of a message, without a copy."""
-
-
-def runs(size: Sizing, row: str) -> Field:
+def buffers(size: Sizing, row: str) -> Field:
     """Return runs of bytes, one after another and without copies; a reader has all of them in one."""
 
     def write(writer: Writer, value: Sequence[bytes | memoryview]) -> None:
@@ -230,13 +222,13 @@ class MessageIn(Generic[Place]):
 
     __slots__ = ()
     kind: ClassVar[MessageKind]
-    form: ClassVar[int | None] = None
+    edition: ClassVar[int | None] = None
     """Stands in a byte before the fields where another form is to be refused by name."""
 
     def encode(self) -> bytes:
         writer = Writer(self.kind)
-        if self.form is not None:
-            writer.integer(self.form, 1)
+        if self.edition is not None:
+            writer.integer(self.edition, 1)
         write_fields(writer, self)
         return writer.finish()
 
@@ -244,8 +236,8 @@ class MessageIn(Generic[Place]):
     def decode(cls, message: bytes, place: Place) -> Self:
         """Read the canonical encoding back, as it stands in one place; refuse anything else."""
         reader = Reader(message, cls.kind)
-        if cls.form is not None and (received := reader.integer(1)) != cls.form:
-            sentence = f"the message has format {received} and this end {cls.form}; both ends need the same"
+        if cls.edition is not None and (received := reader.integer(1)) != cls.edition:
+            sentence = f"the message has format {received} and this end {cls.edition}; both ends need the same"
             raise MalformedMessage(sentence, reason=Reason.WRONG_VERSION)
         decoded: Self = read_fields(reader, cls, place)
         reader.finish()

@@ -27,14 +27,14 @@ from secagg.crypto.labels import Label, bind
 from secagg.crypto.mask_expansion import accumulate, segment_count
 from secagg.crypto.ring import RingVector, low_bits, pack_group
 from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
-from secagg.declared import FLAG, Message, fixed, unsigned, variable
+from secagg.declared import CLIENT, FLAG, Message, MessageIn, buffers, encoded, fixed, sized, unsigned, variable
 from secagg.errors import NOBODY, AuthenticationFailed, InvalidParameters, Misuse, PeerMisbehaved, Reason
-from secagg.identifiers import CLIENT_ID_BYTES, CONTEXT_BYTES, AttemptContext
+from secagg.identifiers import ClientId
 from secagg.privacy.kinds import clip_into, squared_norm
-from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, verify_signature
+from secagg.session.certificates import IDENTITY_KEY_BYTES, Authority, verify_signature
 from secagg.session.ledger import Spent, SpentUpdates
 from secagg.session.one_answer import OneStageClientSession
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import MessageKind
 
 from .trusted.bounded import LANES, WORD, runs
 from .trusted.configuration import EnclaveConfiguration
@@ -42,10 +42,12 @@ from .trusted.messages import (
     DIGEST_BYTES,
     EPOCH_BYTES,
     GCM_NONCE_BYTES,
-    MAXIMUM_KEY_BYTES,
     PROOF_BYTES,
+    SEALED_INDICES,
+    SEALED_SEED,
     SEED_BYTES,
     TAG_BYTES,
+    VERSION_BYTES,
     EnclaveOffer,
     ModelStamp,
     Receipt,
@@ -67,7 +69,6 @@ if TYPE_CHECKING:
 VECTOR_NONCE_BYTES: Final = 32
 _LOG: Final = logging.getLogger("secagg.protocols.enclave")
 _MOST_BYTES: Final = (1 << 32) - 1
-_VERSION_BYTES: Final = 8
 MOST_COLLATERAL_BYTES: Final = 1 << 18
 """Limit on what a host relays for the verification of its evidence."""
 
@@ -82,7 +83,7 @@ class Invitation(Message):
     attested: Annotated[bytes, variable(_MOST_BYTES)]
     collateral: Annotated[bytes, variable(MOST_COLLATERAL_BYTES)]
     """What the evidence is verified with, where the host relays it."""
-    version: Annotated[int, unsigned(_VERSION_BYTES)]
+    version: Annotated[int, unsigned(VERSION_BYTES)]
     model_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
     is_short: Annotated[bool, FLAG]
 
@@ -95,35 +96,42 @@ def stamp_of(subject: Subject, model_digest: bytes | None) -> ModelStamp:
     return ModelStamp(version=subject.round_number, digest=hashlib.sha256(bound).digest())
 
 
+def _vector_bytes(configuration: EnclaveConfiguration) -> int:
+    return sum(segment.payload_bytes for segment in configuration.masked_segments)
+
+
+_PACKED: Final = buffers(_vector_bytes, "the masked vectors")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Upload:
+class Upload(MessageIn[EnclaveConfiguration]):
     """A client's message for one update: a sealed part for the enclave, and masked vectors for the host."""
 
-    sealed: SealedUpload = field(repr=False)
-    packed: Sequence[bytes | memoryview] = field(repr=False)
-    nonce: bytes = field(repr=False)
+    kind: ClassVar = MessageKind.ENCLAVE_UPLOAD
+    sealed: Annotated[SealedUpload, encoded(SealedUpload, _MOST_BYTES)] = field(repr=False)
+    nonce: Annotated[bytes, fixed(VECTOR_NONCE_BYTES)] = field(repr=False)
     """Nonce of the commitment to the masked vectors."""
-
-    def encode(self) -> bytes:
-        pieces = self.sealed.pieces()
-        writer = Writer(MessageKind.ENCLAVE_UPLOAD).integer(sum(map(len, pieces)), 8)
-        for piece in pieces:
-            writer.borrowed(piece)
-        writer.fixed(self.nonce, VECTOR_NONCE_BYTES)
-        for vector in self.packed:
-            writer.borrowed(vector)
-        return writer.finish()
+    packed: Annotated[Sequence[bytes | memoryview], _PACKED] = field(repr=False)
 
     def shortened(self) -> bytes:
         """Return the upload for a host that knows the epoch, the model and the certificate, and puts them back."""
-        sealed = self.sealed
-        writer = Writer(MessageKind.SHORT_UPLOAD).fixed(sealed.header.certificate.client.encode(), CLIENT_ID_BYTES)
-        writer.borrowed(sealed.sealed_seed).borrowed(sealed.sealed_indices)
-        if self.packed:
-            writer.fixed(self.nonce, VECTOR_NONCE_BYTES)
-        for vector in self.packed:
-            writer.borrowed(vector)
-        return writer.finish()
+        sealed, nonce = self.sealed, self.nonce if self.packed else b""
+        client = sealed.header.certificate.client
+        return ShortUpload(client, sealed.sealed_seed, sealed.sealed_indices, nonce, self.packed).encode()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShortUpload(MessageIn[EnclaveConfiguration]):
+    """An upload without what the host has."""
+
+    kind: ClassVar = MessageKind.SHORT_UPLOAD
+    client: Annotated[ClientId, CLIENT]
+    sealed_seed: Annotated[bytes, SEALED_SEED]
+    sealed_indices: Annotated[memoryview | bytes, SEALED_INDICES] = field(repr=False)
+    nonce: Annotated[
+        bytes, sized(lambda made: VECTOR_NONCE_BYTES if made.masked_segments else 0, "32 where vectors are masked")
+    ] = field(repr=False)
+    packed: Annotated[Sequence[bytes | memoryview], _PACKED] = field(repr=False)
 
 
 def require_accepted(  # noqa: PLR0913 -- what a client has, and what it is offered
@@ -341,7 +349,7 @@ class Client(OneStageClientSession):
                 sealed_seed = enclave.seal(secret, sealing_info(digest))
             beside = seal_indices(seed, digest, indices) if len(indices) and not is_one else b""
         sealed = SealedUpload(header=header, sealed_seed=sealed_seed, sealed_indices=beside)
-        return Upload(sealed, packed, nonce)
+        return Upload(sealed, nonce, packed)
 
     def _masked(
         self, payload: Payload, enclave: VerifiedEnclave, seed: Secret, version: int
@@ -458,37 +466,6 @@ class Judge(Protocol):
         ...
 
 
-def read_offer(message: bytes) -> EnclaveOffer:
-    """Read an offer; its evidence says whether it is true."""
-    reader = Reader(message, MessageKind.ENCLAVE_OFFER)
-    context, epoch = AttemptContext(reader.fixed(CONTEXT_BYTES)), reader.fixed(EPOCH_BYTES)
-    offer = EnclaveOffer(
-        context=context,
-        epoch=epoch,
-        sealing_key=reader.variable(MAXIMUM_KEY_BYTES),
-        receipt_key=reader.fixed(IDENTITY_KEY_BYTES),
-    )
-    reader.finish()
-    return offer
-
-
-def read_receipt(message: bytes) -> Receipt:
-    """Read the canonical encoding; ``VerifiedEnclave.verify_receipt`` says whether it is true."""
-    reader = Reader(message, MessageKind.RELEASE_RECEIPT)
-    receipt = Receipt(
-        context=AttemptContext(reader.fixed(CONTEXT_BYTES)),
-        epoch=reader.fixed(EPOCH_BYTES),
-        buffer=reader.integer(8),
-        uploads_digest=reader.fixed(DIGEST_BYTES),
-        contributors=reader.integer(8),
-        releases=reader.integer(8),
-        released_digest=reader.fixed(DIGEST_BYTES),
-        signature=reader.fixed(SIGNATURE_BYTES),
-    )
-    reader.finish()
-    return receipt
-
-
 class VerifiedEnclave(Confined):
     """The keys of an enclave that passed; making one is verifying it.
 
@@ -526,7 +503,7 @@ class VerifiedEnclave(Confined):
                 culprits=from_server(),
             )
         if len(offer.epoch) != EPOCH_BYTES or len(offer.receipt_key) != IDENTITY_KEY_BYTES:
-            raise Misuse("an offer is a value that read_offer returned")
+            raise Misuse("an offer is a value that EnclaveOffer.decode returned")
         judgement = judge.judge(evidence, offer.binding, now)
         self.offer = offer
         self.configuration = configuration

@@ -15,24 +15,28 @@ from typing import Any, Final, Self, TypeVar
 
 from secagg.blame import from_server
 from secagg.crypto.entropy import Coins
-from secagg.errors import MalformedMessage, PeerError, Reason, blaming
+from secagg.errors import MalformedMessage, PeerError, Reason, UnexpectedMessage, blaming
 from secagg.session.sockets import HelperLost, SocketAsk
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import MessageKind, message_kind
 
 from .attestation import Evidence, EvidenceFormat
 from .attestation.claims import refused
-from .client import Judgement, read_offer
-from .trusted.configuration import MAXIMUM_CONFIGURATION_BYTES, MAXIMUM_TABLE_BYTES, EnclaveConfiguration
+from .client import Judgement
+from .trusted.configuration import EnclaveConfiguration, Start
 from .trusted.enclave import DEFAULT_MEMORY_BYTES, Enclave
-from .trusted.messages import DIGEST_BYTES, EnclaveOffer, ModelStamp
-from .trusted.service import (
-    MAXIMUM_DOCUMENT_BYTES,
-    MAXIMUM_OFFER_BYTES,
-    MAXIMUM_WORD_BYTES,
-    SIMULATED,
-    VERSION_BYTES,
-    request_limit,
+from .trusted.messages import (
+    AnnounceModel,
+    AttestedOffer,
+    BufferRelease,
+    DestroyEnclave,
+    Done,
+    EnclaveOffer,
+    GiveUpBuffer,
+    ModelStamp,
+    OpenBuffer,
+    ReleaseBuffer,
 )
+from .trusted.service import SIMULATED, request_limit
 
 _SHORT_ANSWER_BYTES: Final = 1 << 21
 """No answer but a release is longer: a refusal, or an offer with its evidence."""
@@ -82,27 +86,23 @@ class RemoteEnclave:
         """
 
         def read(answer: bytes) -> tuple[EnclaveOffer, Evidence | SimulatedEvidence]:
-            offer, evidence = decode_attested_offer(answer)
+            offer, evidence = read_attested(answer)
             if offer.context != configuration.context:
                 raise MalformedMessage("the offer is for another configuration", reason=Reason.WRONG_SESSION)
             return offer, evidence
 
-        started = self._ask(encode_start(configuration), read)
+        started = self._ask(Start(configuration.encode(), configuration.tables).encode(), read)
         self._connection.limit = _SHORT_ANSWER_BYTES + _ELEMENT_BYTES * configuration.released_elements
         self._request_bytes = request_limit(configuration)
         return started
 
     def open_buffer(self, version: int, model_digest: bytes) -> None:
         """Begin to collect updates for a model."""
-        self._tell_model(MessageKind.OPEN_BUFFER, ModelStamp(version=version, digest=model_digest))
+        self._ask(OpenBuffer(ModelStamp(version=version, digest=model_digest)).encode(), Done.decode)
 
     def announce_model(self, version: int, model_digest: bytes) -> None:
         """Fix the digest of an older model whose updates count in the open buffer."""
-        self._tell_model(MessageKind.ANNOUNCE_MODEL, ModelStamp(version=version, digest=model_digest))
-
-    def _tell_model(self, kind: MessageKind, model: ModelStamp) -> None:
-        request = Writer(kind).integer(model.version, VERSION_BYTES).fixed(model.digest, DIGEST_BYTES)
-        self._ask(request.finish(), _read_done)
+        self._ask(AnnounceModel(ModelStamp(version=version, digest=model_digest)).encode(), Done.decode)
 
     def receive(self, message: bytes) -> None:
         """Take the sealed part of an upload.
@@ -113,25 +113,31 @@ class RemoteEnclave:
         # The bytes are a client's. As another request they would do what only the host may ask for, and as a frame that
         # is too long they would end the epoch for everybody.
         with blaming(*from_server()):
-            Reader(message, MessageKind.SEALED_UPLOAD)
+            if message_kind(message) is not MessageKind.SEALED_UPLOAD:
+                raise UnexpectedMessage(expected="a sealed upload", received=message_kind(message).name)
             if len(message) > self._request_bytes:
                 raise MalformedMessage(
                     f"an upload of {len(message)} bytes is over the limit of {self._request_bytes}",
                     reason=Reason.LENGTH_OVER_LIMIT,
                 )
-        self._ask(message, _read_done)
+        self._ask(message, Done.decode)
 
     def release(self) -> bytes:
         """Release the open buffer, or return the release again."""
-        return self._ask(Writer(MessageKind.RELEASE_BUFFER).finish(), _read_release)
+
+        def read(answer: bytes) -> bytes:
+            BufferRelease.decode(answer)
+            return answer
+
+        return self._ask(ReleaseBuffer().encode(), read)
 
     def give_up_buffer(self) -> None:
         """Discard the open buffer."""
-        self._ask(Writer(MessageKind.GIVE_UP_BUFFER).finish(), _read_done)
+        self._ask(GiveUpBuffer().encode(), Done.decode)
 
     def destroy(self) -> None:
         """End the epoch; another can be started."""
-        self._ask(Writer(MessageKind.DESTROY_ENCLAVE).finish(), _read_done)
+        self._ask(DestroyEnclave().encode(), Done.decode)
 
     def close(self) -> None:
         """Close the connection, by which the process ends the epoch."""
@@ -159,38 +165,15 @@ class RemoteEnclave:
             raise EnclaveLost(self._address, str(error)) from error
 
 
-def encode_start(configuration: EnclaveConfiguration) -> bytes:
-    """Return the request that starts an epoch: the configuration and its tables."""
-    writer = Writer(MessageKind.START_ENCLAVE).variable(configuration.encode(), MAXIMUM_CONFIGURATION_BYTES)
-    writer.integer(len(configuration.tables), 4)
-    for some in configuration.tables:
-        writer.integer(len(some), 4)
-        for table in some:
-            writer.variable(table.encode(), MAXIMUM_TABLE_BYTES)
-    return writer.finish()
-
-
-def decode_attested_offer(message: bytes) -> tuple[EnclaveOffer, Evidence | SimulatedEvidence]:
+def read_attested(message: bytes) -> tuple[EnclaveOffer, Evidence | SimulatedEvidence]:
     """Read an offer and its evidence; ``VerifiedEnclave`` says whether the one vouches for the other."""
-    reader = Reader(message, MessageKind.ATTESTED_OFFER)
-    offer = read_offer(reader.variable(MAXIMUM_OFFER_BYTES))
-    name, document = reader.variable(MAXIMUM_WORD_BYTES), reader.variable(MAXIMUM_DOCUMENT_BYTES)
-    reader.finish()
-    if name == SIMULATED.encode():
-        return offer, SimulatedEvidence(document)
+    attested = AttestedOffer.decode(message)
+    if attested.form == SIMULATED.encode():
+        return attested.offer, SimulatedEvidence(attested.document)
     try:
-        return offer, Evidence(EvidenceFormat(name.decode()), document)
+        return attested.offer, Evidence(EvidenceFormat(attested.form.decode()), attested.document)
     except ValueError:
         raise MalformedMessage("the evidence is of no known format", reason=Reason.NOT_CANONICAL) from None
-
-
-def _read_done(answer: bytes) -> None:
-    Reader(answer, MessageKind.ENCLAVE_DONE).finish()
-
-
-def _read_release(answer: bytes) -> bytes:
-    Reader(answer, MessageKind.BUFFER_RELEASE)
-    return answer
 
 
 # --- An enclave without hardware --------------------------------------------------------------------------------------

@@ -29,23 +29,20 @@ from secagg.errors import (
     Reason,
     SecAggError,
 )
-from secagg.identifiers import CLIENT_ID_BYTES, ClientId
+from secagg.identifiers import ClientId
 from secagg.session.certificates import Certificate
 from secagg.session.roles import Released, Stage, Subject
 from secagg.session.stages import Checked, StagedServerSession
-from secagg.wire import MessageKind, Reader, message_kind
+from secagg.wire import MessageKind, message_kind
 
-from .client import VECTOR_NONCE_BYTES, Invitation, read_receipt, stamp_of, vector_digest
+from .client import VECTOR_NONCE_BYTES, Invitation, ShortUpload, Upload, stamp_of, vector_digest
 from .trusted.configuration import EnclaveConfiguration
 from .trusted.messages import (
-    MAXIMUM_RECEIPT_BYTES,
     BufferRelease,
     ModelStamp,
     Receipt,
     SealedUpload,
     UploadHeader,
-    sealed_indices_bytes,
-    sealed_secret_bytes,
 )
 
 STAGE: Final = Stage(name="sealed upload", takes_update=True)
@@ -182,14 +179,15 @@ class Server(StagedServerSession[ReadUpload]):
 
     def read(self, message: bytes, sender: ClientId | None = None) -> ReadUpload:
         """Check what a host can check of an upload; nothing changes."""
-        sealed, certified, packed = self._whole(message)
+        sealed, packed = self._whole(message)
+        certified = sealed.header.certificate.client
         if sender is not None and certified != sender:
             raise PeerMisbehaved(
                 f"{sender} hands over an upload of {certified}",
                 reason=Reason.NOT_ELIGIBLE,
                 culprits=unverified(sender),
             )
-        return ReadUpload(sealed, self._unpacked(packed))
+        return ReadUpload(sealed.encode(), self._unpacked(packed))
 
     def add(self, upload: ReadUpload) -> None:
         """Relay the sealed part of an upload, and add its masked vectors once the enclave has taken it."""
@@ -206,26 +204,20 @@ class Server(StagedServerSession[ReadUpload]):
             at += segment.payload_bytes
         return vectors
 
-    def _whole(self, message: bytes) -> tuple[bytes, ClientId, memoryview]:
-        """Return the enclave's part of an upload, its claimed sender, and the packed vectors."""
+    def _whole(self, message: bytes) -> tuple[SealedUpload, memoryview]:
+        """Return the enclave's part of an upload, and the packed vectors."""
         if self._certificates and message_kind(message) is MessageKind.SHORT_UPLOAD:
-            return self._completed(message)
+            return self._completed(ShortUpload.decode(message, self.configuration))
         return split_upload(message, self.configuration)
 
-    def _completed(self, message: bytes) -> tuple[bytes, ClientId, memoryview]:
+    def _completed(self, upload: ShortUpload) -> tuple[SealedUpload, memoryview]:
         """Put back what a short upload leaves out: the epoch, the model of the buffer, and the client's certificate.
 
         Nothing here is evidence: the enclave opens the seal, which is bound to all that was put back.
         """
-        reader, configuration = Reader(message, MessageKind.SHORT_UPLOAD), self.configuration
-        client = ClientId(reader.integer(CLIENT_ID_BYTES))
-        sealed_seed = reader.fixed(sealed_secret_bytes(configuration))
-        indices = reader.view(sealed_indices_bytes(configuration))
-        nonce = reader.fixed(VECTOR_NONCE_BYTES) if configuration.masked_segments else bytes(VECTOR_NONCE_BYTES)
-        packed = read_vectors(reader, configuration)
-        if (certificate := self._certificates.get(client)) is None:
+        if (certificate := self._certificates.get(upload.client)) is None:
             raise PeerMisbehaved(
-                f"{client} is on no roster of this host, so its upload cannot be completed",
+                f"{upload.client} is on no roster of this host, so its upload cannot be completed",
                 reason=Reason.NOT_ELIGIBLE,
                 culprits=UNDECIDED,
             )
@@ -233,16 +225,16 @@ class Server(StagedServerSession[ReadUpload]):
             epoch=self._epoch,
             certificate=certificate,
             model=self._model,
-            vector_digest=vector_digest(nonce, (packed,)),
+            vector_digest=vector_digest(upload.nonce or bytes(VECTOR_NONCE_BYTES), upload.packed),
         )
-        upload = SealedUpload(header=header, sealed_seed=sealed_seed, sealed_indices=indices)
-        return upload.encode(), client, packed
+        sealed = SealedUpload(header=header, sealed_seed=upload.sealed_seed, sealed_indices=upload.sealed_indices)
+        return sealed, memoryview(upload.packed[0])
 
     def unmasked(self) -> tuple[Aggregate, Receipt]:
         """Have the enclave release the buffer, and return its sum with the enclave's receipt."""
         with self._lock:
             configuration, masked = self.configuration, iter(self._open_sums())
-            release = read_release(self._enclave.release())
+            release = BufferRelease.decode(self._enclave.release())
             if hashlib.sha256(release.aggregate).digest() != release.receipt.released_digest:
                 raise MalformedMessage("the release is not the one of its receipt", reason=Reason.NOT_CANONICAL)
             released = Aggregate.decode(release.aggregate, configuration.released)
@@ -265,27 +257,17 @@ class Server(StagedServerSession[ReadUpload]):
         return self._sums
 
 
-def read_release(message: bytes) -> BufferRelease:
-    """Read a release back."""
-    reader = Reader(message, MessageKind.BUFFER_RELEASE)
-    receipt = read_receipt(reader.variable(MAXIMUM_RECEIPT_BYTES))
-    return BufferRelease(receipt=receipt, aggregate=bytes(reader.rest()))
-
-
-def split_upload(message: bytes, configuration: EnclaveConfiguration) -> tuple[bytes, ClientId, memoryview]:
-    """Take an upload apart into the enclave's part, its claimed sender, and the host's packed vectors.
+def split_upload(message: bytes, configuration: EnclaveConfiguration) -> tuple[SealedUpload, memoryview]:
+    """Take an upload apart into the enclave's part and the host's packed vectors.
 
     Raises:
         AuthenticationFailed: the vectors are not those of the commitment, perhaps altered on the way.
     """
-    reader = Reader(message, MessageKind.ENCLAVE_UPLOAD)
-    sealed = bytes(reader.view(reader.integer(8)))
     # Relayed unread, a client's bytes could be another request, which only the host may make.
-    header = SealedUpload.decode(sealed, configuration).header
-    nonce, packed = reader.fixed(VECTOR_NONCE_BYTES), read_vectors(reader, configuration)
-    if not hmac.compare_digest(vector_digest(nonce, (packed,)), header.vector_digest):
+    upload = Upload.decode(message, configuration)
+    if not hmac.compare_digest(vector_digest(upload.nonce, upload.packed), upload.sealed.header.vector_digest):
         raise AuthenticationFailed(culprits=UNDECIDED)
-    return sealed, header.certificate.client, packed
+    return upload.sealed, memoryview(upload.packed[0])
 
 
 def _parts_of(configuration: EnclaveConfiguration) -> list[int]:
@@ -299,10 +281,3 @@ def _parts_of(configuration: EnclaveConfiguration) -> list[int]:
             position += len(configuration.tables[counted])
             counted += 1
     return positions
-
-
-def read_vectors(reader: Reader, configuration: EnclaveConfiguration) -> memoryview:
-    """Return the packed masked vectors, with which a message ends."""
-    packed = reader.view(sum(segment.payload_bytes for segment in configuration.masked_segments))
-    reader.finish()
-    return packed

@@ -36,18 +36,19 @@ from secagg.wire import HEADER_BYTES
 from .attestation import Collateral, Evidence
 from .client import VECTOR_NONCE_BYTES, Client, Invitation, Judge, SealLedger, VerifiedEnclave, stamp_of, weaker
 from .collateral import encode_collateral
-from .remote_enclave import SimulatedEvidence, decode_attested_offer
+from .remote_enclave import SimulatedEvidence, read_attested
 from .server import EnclaveConnection, Server
 from .trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise
 from .trusted.messages import (
     DIGEST_BYTES,
     EPOCH_BYTES,
+    AttestedOffer,
     EnclaveOffer,
     sealed_indices_bytes,
     sealed_secret_bytes,
     sealed_upload_bytes,
 )
-from .trusted.service import SIMULATED, encode_attested_offer
+from .trusted.service import SIMULATED
 
 DEFAULT_LIFETIME: Final = timedelta(hours=12)
 _MOST_UPLOADS: Final = 1 << 20
@@ -208,7 +209,7 @@ def _invitation(configuration: EnclaveConfiguration) -> bytes:
         sealing_key=bytes(sealing_sizes(configuration.suite)[0]),
         receipt_key=bytes(IDENTITY_KEY_BYTES),
     )
-    attested = encode_attested_offer(offer, SIMULATED, b"")
+    attested = AttestedOffer(offer, SIMULATED.encode(), b"").encode()
     return Invitation(configuration.encode(), attested, b"", 0, bytes(DIGEST_BYTES), True).encode()  # noqa: FBT003 -- is_short
 
 
@@ -329,14 +330,14 @@ def open_session(
     has_all = invited is None or invited <= helpers.certificates.keys()
     certificates = helpers.certificates if has_all else dict[ClientId, Certificate]()
     if isinstance(evidence := helpers.evidence, SimulatedEvidence):
-        shown = SIMULATED, evidence.binding
+        form, document = SIMULATED, evidence.binding
     else:
-        shown = evidence.format.value, evidence.document
+        form, document = evidence.format.value, evidence.document
     session = Server(
         configuration,
         helpers.connection,
         stamp_of(subject, subject.model_digest),
-        attested=encode_attested_offer(helpers.offer, *shown),
+        attested=AttestedOffer(helpers.offer, form.encode(), document).encode(),
         collateral=encode_collateral(helpers.collateral),
         invited=invited,
         epoch=helpers.offer.epoch,
@@ -375,7 +376,7 @@ class EnclaveMember(Confined):
         return Client(self, subject, update, suspended)
 
     def verified(self, attested: bytes, collateral: bytes, configuration: EnclaveConfiguration) -> VerifiedEnclave:
-        offer, evidence = decode_attested_offer(attested)
+        offer, evidence = read_attested(attested)
         if isinstance(evidence, Evidence):
             evidence = replace(evidence, relayed=collateral)
         return VerifiedEnclave(offer, evidence, configuration=configuration, judge=self.judge, now=self.clock())

@@ -80,7 +80,7 @@ class SessionConfiguration(Message):
     """Everything that the parties of one attempt agree on; make one with ``plan_session``."""
 
     kind: ClassVar = MessageKind.SESSION_OFFER
-    form: ClassVar = FORMAT_VERSION
+    edition: ClassVar = FORMAT_VERSION
     task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
     """Training task, as the platform names it."""
     model_digest: Annotated[bytes, fixed(DIGEST_BYTES)]

@@ -33,7 +33,7 @@ from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.ring import RingVector, add_into, reduce_into
 from secagg.crypto.secret import Confined, Secret, abandoned_on_error
 from secagg.crypto.shamir import check_value
-from secagg.declared import MessageIn, fixed, runs, sized
+from secagg.declared import MessageIn, buffers, fixed, sized
 from secagg.errors import NOBODY, UNDECIDED, Fault, MalformedMessage, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, SessionContext
 from secagg.parameters import SecurityMode
@@ -240,7 +240,7 @@ class MaskedInput(MessageIn[Roster]):
     signature: Annotated[bytes, sized(signature_bytes, "64 in active mode")]
     """Empty in semi-honest mode."""
     packed: Annotated[
-        tuple[bytes | memoryview, ...], runs(lambda roster: roster.configuration.masked_bytes, "the masked vector")
+        tuple[bytes | memoryview, ...], buffers(lambda roster: roster.configuration.masked_bytes, "the masked vector")
     ] = field(repr=False)
     """The vectors, one after another; in one run of bytes when they were received."""
 

@@ -39,7 +39,6 @@ from secagg.crypto.mask_expansion import accumulate, segment_count
 from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Confined, Secret, overwrite
 from secagg.declared import (
-    CLIENT,
     SERVER,
     At,
     Field,
@@ -68,15 +67,6 @@ ROUND_BYTES: Final = 8
 CERTIFICATE_BYTES: Final = CLIENT_ID_BYTES + IDENTITY_KEY_BYTES + SIGNATURE_BYTES
 
 
-CERTIFICATE: Final = Field(
-    lambda writer, one: writer.fixed(one.client.encode() + one.public_key + one.signature, CERTIFICATE_BYTES),
-    lambda reader, at: Certificate(
-        CLIENT.read(reader, at), reader.fixed(IDENTITY_KEY_BYTES), reader.fixed(SIGNATURE_BYTES)
-    ),
-    f"client {CLIENT_ID_BYTES}, key {IDENTITY_KEY_BYTES}, signature {SIGNATURE_BYTES}",
-)
-
-
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
     """Public part of one index segment's point functions."""
@@ -91,7 +81,7 @@ class UploadHeader:
     """Header of an upload: its round, its sender and its public values."""
 
     round_number: Annotated[int, unsigned(ROUND_BYTES)]
-    certificate: Annotated[Certificate, CERTIFICATE]
+    certificate: Annotated[Certificate, nested(Certificate)]
     segments: Annotated[
         tuple[SegmentHeader, ...],
         listed(

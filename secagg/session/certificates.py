@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Annotated, Final
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -21,6 +21,7 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.key_derivation import derive
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined, Secret, require_secret
+from secagg.declared import CLIENT, fixed
 from secagg.errors import UNDECIDED, AuthenticationFailed, InvalidParameters, Misuse, Reason
 from secagg.identifiers import ClientId, Party
 
@@ -103,9 +104,9 @@ def new_signing_key(coins: Coins) -> SigningKey:
 class Certificate:
     """An authority's word that a key belongs to a client."""
 
-    client: ClientId
-    public_key: bytes
-    signature: bytes
+    client: Annotated[ClientId, CLIENT]
+    public_key: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
+    signature: Annotated[bytes, fixed(SIGNATURE_BYTES)]
 
     def __post_init__(self) -> None:
         if type(self.client) is not ClientId or type(self.public_key) is not bytes or type(self.signature) is not bytes:

@@ -20,11 +20,10 @@ from secagg.crypto.secret import Secret, overwrite
 from secagg.errors import AuthenticationFailed, Misuse, PeerError, Reason, SecAggError
 from secagg.parameters import Suite
 from secagg.protocols.enclave.client import seal_indices
-from secagg.protocols.enclave.server import read_release
 from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.enclave import Enclave
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
-from secagg.protocols.enclave.trusted.messages import open_indices, proof_of, secret_bytes
+from secagg.protocols.enclave.trusted.messages import BufferRelease, open_indices, proof_of, secret_bytes
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, crafted, model_digest
 from tests.harness.made_secrets import Made, shows
 
@@ -228,7 +227,7 @@ def everything(session: InsecureEnclaveSession) -> Iterator[object]:
     for number in (2, 3, 4):
         enclave.receive(session.seal(number).sealed.encode())
     yield from (vars(enclave)["_mask_keys"], vars(enclave)["_histograms"], vars(enclave)["_pair"])
-    yield read_release(enclave.release())
+    yield BufferRelease.decode(enclave.release())
 
 
 @pytest.mark.parametrize("suite", Suite)

@@ -23,13 +23,12 @@ from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.enclave.client import Invitation, stamp_of
 from secagg.protocols.enclave.remote_enclave import SimulatedEnclave
-from secagg.protocols.enclave.server import read_release
 from secagg.protocols.enclave.session import EnclaveSettings, PrivacyLimit
 from secagg.protocols.enclave.simulation import EnclaveSimulation
 from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.buffer import BufferState
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
-from secagg.protocols.enclave.trusted.messages import ModelStamp
+from secagg.protocols.enclave.trusted.messages import BufferRelease, ModelStamp
 from secagg.session.roles import LazyUpdate, Subject, Update
 from tests.harness.enclave_buffers import (
     RING_LAYOUT,
@@ -77,7 +76,7 @@ def test_a_host_that_asks_after_every_upload_gets_one_sum_and_none_before(form: 
         session.upload(number)
     session.upload(4)
     first = session.enclave.release()
-    assert read_release(first).receipt.contributors == 4
+    assert BufferRelease.decode(first).receipt.contributors == 4
     assert session.enclave.release() == first
     with pytest.raises(Misuse):
         session.enclave.receive(session.seal(5).sealed.encode())
@@ -172,7 +171,7 @@ def test_what_an_enclave_releases_unmasks_the_whole_sum_and_no_part_of_it(chosen
         upload = session.seal(number)
         session.host.receive(upload.encode())
         masked += masked_of(upload, BYTES)
-    release = read_release(session.enclave.release())
+    release = BufferRelease.decode(session.enclave.release())
     masks: Any = Aggregate.decode(release.aggregate, session.configuration.released).values[0]
     assert not looks_uniform(ring.subtract(ring.sum(masked, 4096), masks)), "the sum is what it is meant to be"
     part = ring.sum([masked[place] for place in chosen], 4096)

@@ -34,9 +34,8 @@ from secagg.protocols.enclave.collateral import decode_collateral, encode_collat
 from secagg.protocols.enclave.judge import HardwareJudge
 from secagg.protocols.enclave.server import Server
 from secagg.protocols.enclave.trusted.messages import ModelStamp
-from secagg.protocols.enclave.trusted.service import encode_attested_offer
 from secagg.session.store import Store
-from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession
+from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, attested_of
 from tests.harness.evidence_makers import evidence_makers
 
 MODELS = count(1)
@@ -116,7 +115,7 @@ def verify(session: InsecureEnclaveSession, evidence: Evidence, collateral: Coll
         session.configuration,
         session.enclave,
         ModelStamp(version=next(MODELS), digest=bytes(32)),
-        attested=encode_attested_offer(session.enclave.offer, evidence.format.value, evidence.document),
+        attested=attested_of(session.enclave.offer, evidence.format.value, evidence.document),
         collateral=encode_collateral(collateral),
     )
     message = server.message_to(ClientId(1))

@@ -22,8 +22,8 @@ from secagg.contract.layout import RowSegment
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.identifiers import ClientId
-from secagg.protocols.enclave.server import read_release
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
+from secagg.protocols.enclave.trusted.messages import BufferRelease
 from secagg.quick import in_process
 from secagg.quick.in_process import simulated
 from secagg.quick.model_session import Session
@@ -86,7 +86,7 @@ def test_a_row_of_enough_clients_is_exact_and_any_other_is_zeros(data: st.DataOb
     setup = setup_of(layout, accumulation=data.draw(st.sampled_from(Accumulation)))
     session = uploaded(setup, payloads)
     aggregate, receipt = session.host.release()
-    assert EnclaveConfiguration.decode(session.configuration.encode()) == session.configuration
+    assert EnclaveConfiguration.decode(session.configuration.encode(), ()) == session.configuration
     assert aggregate.contributors == receipt.contributors == clients
     for place, segment in enumerate(segments):
         if isinstance(segment, RowSegment):
@@ -106,7 +106,7 @@ def test_a_row_that_one_client_alone_touched_does_not_leave_the_enclave() -> Non
     payloads = [payload_of(LAYOUT, [each], number) for number, each in enumerate(touches)]
     session = uploaded(setup_of(LAYOUT), payloads)
     masked = vars(session.host.server)["_sums"][1].copy()
-    release = read_release(session.enclave.release())
+    release = BufferRelease.decode(session.enclave.release())
     masks = Aggregate.decode(release.aggregate, session.configuration.released).values[1]
     due = LAYOUT.segments[1].ring.sum((payload.values[1] for payload in payloads), ROWS * WIDTH)
     opened = LAYOUT.segments[1].ring.subtract(masked, masks).reshape(ROWS, WIDTH)

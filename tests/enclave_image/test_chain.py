@@ -20,10 +20,10 @@ from secagg.protocols.enclave import HardwareJudge, Verifier
 from secagg.protocols.enclave.attestation import Roots
 from secagg.protocols.enclave.client import VerifiedEnclave
 from secagg.protocols.enclave.machine.evidence import SecurityModule
-from secagg.protocols.enclave.remote_enclave import decode_attested_offer, encode_start
+from secagg.protocols.enclave.remote_enclave import read_attested
 from secagg.protocols.enclave.trusted.service import EnclaveService
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession
+from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, start_of
 from tests.harness.evidence_makers import evidence_makers
 
 PARTS = {"vmlinuz": b"kernel", "initramfs": b"the program and all below it", "cmdline": b"secagg.evidence=nsm"}
@@ -72,7 +72,7 @@ def test_clients_accept_the_image_that_was_measured_and_no_other(
         coins=InsecureSeededCoins(b"chain"), quote=lambda report: (source.format, source.quote(report))
     )
     session = InsecureEnclaveSession(EnclaveSetup(), now=makers.authority.NOW)
-    offer, evidence = decode_attested_offer(service.answer(encode_start(session.configuration)))
+    offer, evidence = read_attested(service.answer(start_of(session.configuration)))
 
     def verify() -> None:
         VerifiedEnclave(offer, evidence, configuration=session.configuration, judge=judge, now=session.now)

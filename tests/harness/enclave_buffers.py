@@ -33,8 +33,10 @@ from secagg.protocols.enclave.client import Client, SealLedger, Upload, Verified
 from secagg.protocols.enclave.remote_enclave import SimulatedEnclave, SimulatedJudge
 from secagg.protocols.enclave.server import EnclaveConnection, Server
 from secagg.protocols.enclave.session import EnclaveMember, EnclaveSettings, PrivacyLimit
-from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
+from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Start
 from secagg.protocols.enclave.trusted.messages import (
+    AttestedOffer,
+    EnclaveOffer,
     ModelStamp,
     Receipt,
     SealedUpload,
@@ -361,3 +363,18 @@ def crafted(
             sealed_seed=session.verified().seal(both, sealing_info(digest)),
             sealed_indices=b"" if has_one_seal(configuration) else bytes(seal_indices(seed, digest, packed)),
         ).encode()
+
+
+def start_of(configuration: EnclaveConfiguration) -> bytes:
+    """Return the request that starts an epoch."""
+    return Start(configuration.encode(), configuration.tables).encode()
+
+
+def started_by(request: bytes) -> EnclaveConfiguration:
+    """Return the configuration that a request starts."""
+    return Start.decode(request).configuration()
+
+
+def attested_of(offer: EnclaveOffer, form: str, document: bytes) -> bytes:
+    """Return an offer with its evidence, as one message."""
+    return AttestedOffer(offer, form.encode(), document).encode()

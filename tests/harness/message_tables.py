@@ -8,6 +8,6 @@ from secagg.declared import Declared, fields_of
 def table_of(declared: Declared) -> str:
     """Return the table of a message's bytes, as the README has it."""
     rows = [f"| {name} | {field.row} |\n" for name, field in fields_of(declared).items()]
-    if getattr(declared, "form", None) is not None:
-        rows.insert(0, f"| form | 1: {declared.form} |\n")
+    if getattr(declared, "edition", None) is not None:
+        rows.insert(0, f"| form | 1: {declared.edition} |\n")
     return "| field | bytes |\n|---|---|\n" + "".join(rows)

@@ -24,9 +24,18 @@ from secagg.crypto.secret import Secret
 from secagg.declared import MessageIn
 from secagg.errors import MalformedMessage, PeerError, Reason, UnexpectedMessage
 from secagg.identifiers import ClientId, ServerId
+from secagg.protocols.enclave.client import Upload
 from secagg.protocols.enclave.collateral import RelayedCollateral
-from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
-from secagg.protocols.enclave.trusted.messages import SealedUpload
+from secagg.protocols.enclave.trusted.configuration import Start
+from secagg.protocols.enclave.trusted.messages import (
+    AnnounceModel,
+    DestroyEnclave,
+    GiveUpBuffer,
+    ModelStamp,
+    OpenBuffer,
+    ReleaseBuffer,
+)
+from secagg.protocols.enclave.trusted.messages import Done as EnclaveDone
 from secagg.protocols.light_secagg import client as light_secagg_client
 from secagg.protocols.light_secagg import configuration as light_secagg_messages
 from secagg.protocols.light_secagg import server as light_secagg_server
@@ -45,6 +54,7 @@ from secagg.protocols.two_servers.process import PeerChallenge, PeerProof, PeerW
 from secagg.protocols.two_servers.server_keys import OperatorKeys, ServerKeys
 from secagg.protocols.two_servers.server_messages import decode_batch, encode_batch
 from secagg.wire import MessageKind
+from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, stored
 from tests.harness.session_worlds import SETTINGS, candidate_of
@@ -59,6 +69,13 @@ EXAMPLES: Final[tuple[MessageIn[Any], ...]] = (
     RelayedCollateral((b"tcb info", b"", b"a chain")),
     OperatorKeys(server=ServerId(1), signing_key=b"s" * 32, exchange_key=b"e" * 32, signature=b"g" * 64),
     PeerChallenge(b"n" * 32),
+    Start(b"a configuration", ()),
+    OpenBuffer(ModelStamp(version=7, digest=b"d" * 32)),
+    AnnounceModel(ModelStamp(version=6, digest=b"d" * 32)),
+    ReleaseBuffer(),
+    GiveUpBuffer(),
+    DestroyEnclave(),
+    EnclaveDone(),
     PeerProof(b"n" * 32, b"t" * 32),
     PeerWelcome(b"t" * 32),
     PairwiseRecord(
@@ -75,12 +92,10 @@ EXAMPLES: Final[tuple[MessageIn[Any], ...]] = (
 ENCODED: Final[tuple[Any, ...]] = (
     Aggregate,
     Configuration,
-    EnclaveConfiguration,
     Layout,
     OneHotOpening,
     OneHotProof,
     Payload,
-    SealedUpload,
 )
 """What has a decoder of its own."""
 IN_THEIR_PLACE: Final = (OneHotOpening, OneHotProof)
@@ -231,6 +246,8 @@ def heard() -> Heard:
             check_law("sum_of_all", candidate_of(name))
         with ServerKeys(ServerId(1), Secret("seed", b"s" * 32), Secret("seed", b"e" * 32)) as keys:
             ServerKeys.decode(keys.encode())
+        enclave = InsecureEnclaveSession(EnclaveSetup())
+        Upload.decode(enclave.seal(1).encode(), enclave.configuration)
         (offer, *_) = found.of("one_message.configuration: Offer")
         type(made := offer.decode(offer.encoded).configuration).decode(made.encode())
     return found

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from fractions import Fraction
-from math import ceil, isqrt
-from typing import Final
+from math import ceil, gcd, isqrt
+from typing import Annotated, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +21,27 @@ from secagg.contract.codewords import CodewordTable, Tables, require_tables, sum
 from secagg.contract.layout import IndexSegment, Layout, RingSegment, RowSegment, Segment
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import Ring
-from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, UnexpectedMessage
+from secagg.declared import (
+    At,
+    Field,
+    Message,
+    MessageIn,
+    choice,
+    encoded,
+    fixed,
+    nested,
+    numbered,
+    optional,
+    repeated,
+    unsigned,
+    variable,
+)
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.identifiers import AttemptContext
 from secagg.parameters import LEAST_COHORT, Suite, require_integer
 from secagg.privacy.kinds import NoiseKind, require_variance
 from secagg.session.certificates import IDENTITY_KEY_BYTES
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import MessageKind, Reader
 
 NO_AUTHORITY: Final = bytes(IDENTITY_KEY_BYTES)
 _MAXIMUM_TASK_BYTES: Final = 256
@@ -37,6 +52,7 @@ _ENTRY_BYTES: Final = 4
 _MOST_BOUNDED_BITS: Final = 32
 _ZERO_OFFSET: Final = 1 << 32
 """Widest ring whose values are measured exactly in floats of halves."""
+_MOST_RINGS: Final = (1 << 16) - 1
 _MAXIMUM_OLDEST: Final = (1 << 10) - 1
 _MAXIMUM_TABLES: Final = 1 << 16
 """Limit on tables in all segments together, and on variances and bounds: what a message may allocate before it is
@@ -51,19 +67,49 @@ _TAIL_DEVIATIONS: Final = 10
 """Noised histograms have room for this many standard deviations beyond the counts."""
 _LAST_SECOND: Final = 253402300799
 """Last second of the year 9999, the last that a datetime has."""
-_SUITES: Final = tuple(Suite)
+
+
+def _read_variance(reader: Reader, _: object) -> Fraction:
+    numerator, denominator = reader.integer(16), reader.integer(16)
+    if gcd(numerator, denominator) != 1 or not denominator:
+        raise MalformedMessage("a variance is a fraction in lowest terms", reason=Reason.NOT_CANONICAL)
+    return Fraction(numerator, denominator)
+
+
+def _read_tables(reader: Reader, at: At) -> Tables:
+    digest = reader.fixed(_DIGEST_BYTES)
+    # Histograms are released without tables, whatever the reader has.
+    tables: Tables = at.place if digest != tables_digest(()) else ()
+    if tables_digest(tables) != digest:
+        raise MalformedMessage("the configuration is for other codebooks", reason=Reason.NOT_CANONICAL)
+    return tables
+
+
+_VARIANCE: Final = Field(
+    lambda writer, value: writer.integer(value.numerator, 16).integer(value.denominator, 16),
+    _read_variance,
+    "16, 16: numerator and denominator",
+)
+_TABLES: Final = Field(
+    lambda writer, tables: writer.fixed(tables_digest(tables), _DIGEST_BYTES), _read_tables, "32: their digest"
+)
+_ZERO: Final = Field(
+    lambda writer, zero: writer.integer(zero + _ZERO_OFFSET, 5),
+    lambda reader, _: reader.integer(5) - _ZERO_OFFSET,
+    "5, plus the offset",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
     """Noise that the enclave adds to everything that it releases, and how often one client may be in a release."""
 
-    kind: NoiseKind
-    variances: tuple[Fraction, ...]
+    kind: Annotated[NoiseKind, numbered(NoiseKind)]
+    releases_per_client: Annotated[int, unsigned(4)]
+    variances: Annotated[tuple[Fraction, ...], repeated(_VARIANCE, _MAXIMUM_TABLES)]
     """One for each released segment, in its integer steps squared."""
-    l2_bounds: tuple[int, ...]
+    l2_bounds: Annotated[tuple[int, ...], repeated(unsigned(5), _MAXIMUM_TABLES)]
     """One for each ring segment of the layout: the largest norm of a client's own values, which it enforces itself."""
-    releases_per_client: int
 
     def __post_init__(self) -> None:
         if type(self.kind) is not NoiseKind or type(self.variances) is not tuple or type(self.l2_bounds) is not tuple:
@@ -76,35 +122,36 @@ class Noise:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnclaveConfiguration:
+class EnclaveConfiguration(MessageIn[Tables]):
     """Everything that an enclave does for its clients, and nothing that it does not."""
 
-    task: bytes
-    suite: Suite
-    authority: bytes
+    kind: ClassVar = MessageKind.ENCLAVE_CONFIGURATION
+    task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
+    suite: Annotated[Suite, choice(tuple(Suite))]
+    authority: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
     """The public key of who certifies clients; zeros for nobody, which needs noise."""
-    layout: Layout
-    form: ReleaseForm = ReleaseForm.DECODED_SUM
-    tables: Tables = ()
+    layout: Annotated[Layout, encoded(Layout, _MAXIMUM_LAYOUT_BYTES)]
+    form: Annotated[ReleaseForm, numbered(ReleaseForm)] = ReleaseForm.DECODED_SUM
+    accumulation: Annotated[Accumulation, numbered(Accumulation)] = Accumulation.OBLIVIOUS
+    tables: Annotated[Tables, _TABLES] = ()
     """The codebooks for each index segment; none where histograms are released."""
-    accumulation: Accumulation = Accumulation.OBLIVIOUS
-    minimum_cohort: int
-    maximum_cohort: int
-    oldest: int = 0
+    minimum_cohort: Annotated[int, unsigned(4)]
+    maximum_cohort: Annotated[int, unsigned(4)]
+    oldest: Annotated[int, unsigned(2)] = 0
     """How many versions behind the buffer's model the model of an upload may be; older ones are refused."""
-    noise: Noise | None = None
-    max_norms: tuple[int, ...] = ()
+    max_norms: Annotated[tuple[int, ...], repeated(unsigned(5), _MOST_RINGS, size=2)] = ()
     """The largest norm of one client's values for each ring segment, in its steps, and 0 for none; longer values are
     scaled down. Where it is given, clients seal vectors to the enclave, which adds them itself.
     """
-    zero_points: tuple[int, ...] = ()
+    zero_points: Annotated[tuple[int, ...], repeated(_ZERO, _MOST_RINGS, size=2)] = ()
     """The element of each ring segment that stands for 0, where norms are measured about another one than 0."""
-    codeword_bound: int = 0
+    codeword_bound: Annotated[int, unsigned(5)] = 0
     """The largest norm of the codewords that one client chooses, in the steps of the tables; 0 for none. Longer choices
     count as the least codewords.
     """
-    expiry: int
+    expiry: Annotated[int, unsigned(5)]
     """When clients stop sealing to the keys, in seconds since 1970."""
+    noise: Annotated[Noise | None, optional(nested(Noise))] = None
     context: AttemptContext = field(init=False, repr=False, compare=False)
     released: Layout = field(init=False, repr=False, compare=False)
     """The layout of the aggregate."""
@@ -289,123 +336,31 @@ class EnclaveConfiguration:
         """Segments that are sealed and counted by the enclave."""
         return tuple(segment for segment in self.layout.segments if isinstance(segment, IndexSegment))
 
-    def encode(self) -> bytes:
-        """Return the canonical encoding, in which tables are known by their digest."""
-        writer = Writer(MessageKind.ENCLAVE_CONFIGURATION).variable(self.task, _MAXIMUM_TASK_BYTES)
-        writer.integer(_SUITES.index(self.suite), 1).fixed(self.authority, IDENTITY_KEY_BYTES)
-        writer.variable(self.layout.encode(), _MAXIMUM_LAYOUT_BYTES)
-        writer.integer(self.form, 1).integer(self.accumulation.value, 1)
-        writer.fixed(tables_digest(self.tables), _DIGEST_BYTES)
-        writer.integer(self.minimum_cohort, 4).integer(self.maximum_cohort, 4)
-        writer.integer(self.oldest, 2).integer(len(self.max_norms), 2)
-        for norm in self.max_norms:
-            writer.integer(norm, 5)
-        writer.integer(len(self.zero_points), 2)
-        for zero in self.zero_points:
-            writer.integer(zero + _ZERO_OFFSET, 5)
-        writer.integer(self.codeword_bound, 5).integer(self.expiry, 5)
-        if self.noise is None:
-            return writer.integer(0, 1).finish()
-        writer.integer(self.noise.kind.value, 1).integer(self.noise.releases_per_client, 4)
-        writer.integer(len(self.noise.variances), 4).integer(len(self.noise.l2_bounds), 4)
-        for variance in self.noise.variances:
-            writer.integer(variance.numerator, 16).integer(variance.denominator, 16)
-        for bound in self.noise.l2_bounds:
-            writer.integer(bound, 5)
-        return writer.finish()
-
-    @classmethod
-    def decode(cls, message: bytes, tables: Tables = ()) -> EnclaveConfiguration:
-        """Read the canonical encoding back.
-
-        Args:
-            tables: those that it names, from the reader's own codec.
-        """
-        if len(message) > MAXIMUM_CONFIGURATION_BYTES:
-            sentence = f"a configuration has at most {MAXIMUM_CONFIGURATION_BYTES} bytes; got {len(message)}"
-            raise MalformedMessage(sentence, reason=Reason.LENGTH_OVER_LIMIT)
-        reader = Reader(message, MessageKind.ENCLAVE_CONFIGURATION)
-        try:
-            configuration = cls(
-                task=reader.variable(_MAXIMUM_TASK_BYTES),
-                suite=_SUITES[reader.integer(1)],
-                authority=reader.fixed(IDENTITY_KEY_BYTES),
-                layout=Layout.decode(reader.variable(_MAXIMUM_LAYOUT_BYTES)),
-                form=ReleaseForm(reader.integer(1)),
-                accumulation=Accumulation(reader.integer(1)),
-                tables=_require_named(reader.fixed(_DIGEST_BYTES), tables),
-                minimum_cohort=reader.integer(4),
-                maximum_cohort=reader.integer(4),
-                oldest=reader.integer(2),
-                max_norms=tuple(reader.integer(5) for _ in range(reader.integer(2))),
-                zero_points=tuple(reader.integer(5) - _ZERO_OFFSET for _ in range(reader.integer(2))),
-                codeword_bound=reader.integer(5),
-                expiry=reader.integer(5),
-                noise=_read_noise(reader),
-            )
-            reader.finish()
-            is_canonical = configuration.encode() == bytes(message)
-        except (InvalidParameters, CapacityExceeded, UnexpectedMessage, IndexError, ValueError) as error:
-            raise MalformedMessage(f"this is not a configuration: {error}", reason=Reason.NOT_CANONICAL) from None
-        if not is_canonical:
-            raise MalformedMessage("the configuration has another encoding", reason=Reason.NOT_CANONICAL)
-        return configuration
-
 
 def _tail(variance: Fraction) -> int:
     """Return how far noise reaches, in all but one of some 10^22 draws."""
     return _TAIL_DEVIATIONS * (isqrt(ceil(variance)) + 1)
 
 
-def _count(reader: Reader, limit: int) -> int:
-    """Read a number of parts, and refuse more than the limit before one of them is read."""
-    count = reader.integer(4)
-    if count > limit:
-        sentence = f"a configuration declares {count} parts and {limit} is the limit"
-        raise MalformedMessage(sentence, reason=Reason.LENGTH_OVER_LIMIT)
-    return count
+@dataclass(frozen=True, slots=True)
+class Start(Message):
+    """The request that starts an epoch: the configuration and its tables."""
 
+    kind: ClassVar = MessageKind.START_ENCLAVE
+    body: Annotated[bytes, variable(MAXIMUM_CONFIGURATION_BYTES)]
+    tables: Annotated[
+        Tables, repeated(repeated(encoded(CodewordTable, MAXIMUM_TABLE_BYTES), _MAXIMUM_TABLES), _MAXIMUM_TABLES)
+    ]
 
-def _require_named(digest: bytes, tables: Tables) -> Tables:
-    # Histograms are released without tables, whatever the reader has.
-    named = tables if digest != tables_digest(()) else ()
-    if tables_digest(named) != digest:
-        raise MalformedMessage("the configuration is for other codebooks", reason=Reason.NOT_CANONICAL)
-    return named
+    def __post_init__(self) -> None:
+        if sum(map(len, self.tables)) > _MAXIMUM_TABLES:
+            raise InvalidParameters(f"an enclave has at most {_MAXIMUM_TABLES} tables")
 
-
-def decode_start(request: bytes) -> EnclaveConfiguration:
-    """Read the request that starts an epoch: the configuration and its tables."""
-    reader = Reader(request, MessageKind.START_ENCLAVE)
-    encoded, tables = reader.variable(MAXIMUM_CONFIGURATION_BYTES), _read_tables(reader)
-    reader.finish()
-    configuration = EnclaveConfiguration.decode(encoded, tables)
-    if configuration.tables != tables:
-        raise MalformedMessage("the configuration has no tables", reason=Reason.NOT_CANONICAL)
-    return configuration
-
-
-def _read_tables(reader: Reader) -> Tables:
-    tables = list[tuple[CodewordTable, ...]]()
-    left = _MAXIMUM_TABLES
-    for _ in range(_count(reader, _MAXIMUM_TABLES)):
-        count = _count(reader, left)
-        left -= count
-        tables.append(tuple(CodewordTable.decode(reader.variable(MAXIMUM_TABLE_BYTES)) for _ in range(count)))
-    return tuple(tables)
-
-
-def _read_noise(reader: Reader) -> Noise | None:
-    kind = reader.integer(1)
-    if not kind:
-        return None
-    releases, variances, bounds = reader.integer(4), _count(reader, _MAXIMUM_TABLES), _count(reader, _MAXIMUM_TABLES)
-    return Noise(
-        kind=NoiseKind(kind),
-        variances=tuple(Fraction(reader.integer(16), reader.integer(16) or -1) for _ in range(variances)),
-        l2_bounds=tuple(reader.integer(5) for _ in range(bounds)),
-        releases_per_client=releases,
-    )
+    def configuration(self) -> EnclaveConfiguration:
+        configuration = EnclaveConfiguration.decode(self.body, self.tables)
+        if configuration.tables != self.tables:
+            raise MalformedMessage("the configuration has no tables", reason=Reason.NOT_CANONICAL)
+        return configuration
 
 
 def least_squared(tables: Tables) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Annotated, ClassVar, Final
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -23,11 +23,23 @@ from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.key_derivation import expand
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Secret, overwrite
+from secagg.declared import (
+    CONTEXT,
+    Message,
+    MessageIn,
+    borrowed,
+    encoded,
+    fixed,
+    nested,
+    sized,
+    unsigned,
+    variable,
+)
 from secagg.errors import UNDECIDED, AuthenticationFailed, Misuse
-from secagg.identifiers import CLIENT_ID_BYTES, CONTEXT_BYTES, AttemptContext, ClientId, Party
+from secagg.identifiers import CLIENT_ID_BYTES, AttemptContext, ClientId, Party
 from secagg.parameters import Suite
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate, SigningKey
-from secagg.wire import HEADER_BYTES, MessageKind, Reader, Writer
+from secagg.wire import HEADER_BYTES, MessageKind
 
 from .bounded import packed_bytes
 from .configuration import EnclaveConfiguration
@@ -35,6 +47,7 @@ from .configuration import EnclaveConfiguration
 EPOCH_BYTES: Final = 32
 DIGEST_BYTES: Final = 32
 SEED_BYTES: Final = 32
+VERSION_BYTES: Final = 8
 MAXIMUM_RECEIPT_BYTES: Final = 1 << 10
 MAXIMUM_KEY_BYTES: Final = 1 << 12
 MOST_SEALED_INDICES: Final = 1 << 12
@@ -42,14 +55,15 @@ MOST_SEALED_INDICES: Final = 1 << 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnclaveOffer:
+class EnclaveOffer(Message):
     """An enclave's description of itself, for its evidence to vouch for."""
 
-    context: AttemptContext
-    epoch: bytes
+    kind: ClassVar = MessageKind.ENCLAVE_OFFER
+    context: Annotated[AttemptContext, CONTEXT]
+    epoch: Annotated[bytes, fixed(EPOCH_BYTES)]
     """32 random bytes that its keys live and die with."""
-    sealing_key: bytes
-    receipt_key: bytes
+    sealing_key: Annotated[bytes, variable(MAXIMUM_KEY_BYTES)]
+    receipt_key: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
     """Signs receipts, and agrees with each client's key on the proof in what that client seals."""
 
     @property
@@ -58,18 +72,13 @@ class EnclaveOffer:
         statement = bind(Label.ENCLAVE_BINDING, self.context.digest, self.epoch, self.sealing_key, self.receipt_key)
         return hashlib.sha512(statement).digest()
 
-    def encode(self) -> bytes:
-        writer = Writer(MessageKind.ENCLAVE_OFFER).fixed(self.context.digest, CONTEXT_BYTES)
-        writer.fixed(self.epoch, EPOCH_BYTES).variable(self.sealing_key, MAXIMUM_KEY_BYTES)
-        return writer.fixed(self.receipt_key, IDENTITY_KEY_BYTES).finish()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStamp:
     """Which model an update was trained from: its number, and its digest as the client has it."""
 
-    version: int
-    digest: bytes
+    version: Annotated[int, unsigned(VERSION_BYTES)]
+    digest: Annotated[bytes, fixed(DIGEST_BYTES)]
 
     def __post_init__(self) -> None:
         if type(self.version) is not int or not 0 <= self.version < 1 << 64:
@@ -82,10 +91,10 @@ class ModelStamp:
 class UploadHeader:
     """Header of an upload, with its sender and purpose: the part in the clear, which is bound to the sealed part."""
 
-    epoch: bytes
-    certificate: Certificate
-    model: ModelStamp
-    vector_digest: bytes
+    epoch: Annotated[bytes, fixed(EPOCH_BYTES)]
+    certificate: Annotated[Certificate, nested(Certificate)]
+    model: Annotated[ModelStamp, nested(ModelStamp)]
+    vector_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
     """The client's commitment to its masked vector, which the host compares; the enclave never sees the vector."""
 
     def digest(self, context: AttemptContext) -> bytes:
@@ -101,64 +110,6 @@ class UploadHeader:
             self.vector_digest,
         )
         return hashlib.sha256(statement).digest()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SealedUpload:
-    """The part of an upload that the enclave takes; the masked vector stays with the host."""
-
-    header: UploadHeader
-    sealed_seed: bytes
-    """Sealed with HPKE: a proof; a seed, or the packed indices themselves."""
-    sealed_indices: memoryview | bytes = field(repr=False)
-    """The packed indices and bounded values under AES-256-GCM; nothing where there are none, or HPKE seals them."""
-
-    @property
-    def upload_id(self) -> bytes:
-        """No two seals are alike."""
-        return hashlib.sha256(self.sealed_seed).digest()
-
-    def pieces(self) -> tuple[bytes, bytes | memoryview]:
-        """Return the canonical encoding in two pieces, so that indices are not copied to be sent."""
-        header, certificate = self.header, self.header.certificate
-        writer = Writer(MessageKind.SEALED_UPLOAD).fixed(header.epoch, EPOCH_BYTES)
-        writer.fixed(certificate.client.encode(), CLIENT_ID_BYTES)
-        writer.fixed(certificate.public_key, IDENTITY_KEY_BYTES).fixed(certificate.signature, SIGNATURE_BYTES)
-        writer.integer(header.model.version, 8).fixed(header.model.digest, DIGEST_BYTES)
-        writer.fixed(header.vector_digest, DIGEST_BYTES).fixed(self.sealed_seed, len(self.sealed_seed))
-        return writer.finish(), self.sealed_indices
-
-    def encode(self) -> bytes:
-        return b"".join(self.pieces())
-
-    @classmethod
-    def decode(cls, message: bytes, configuration: EnclaveConfiguration) -> SealedUpload:
-        """Read the canonical encoding, whose lengths follow from the configuration."""
-        reader = Reader(message, MessageKind.SEALED_UPLOAD)
-        epoch = reader.fixed(EPOCH_BYTES)
-        certificate = Certificate(
-            ClientId(reader.integer(CLIENT_ID_BYTES)), reader.fixed(IDENTITY_KEY_BYTES), reader.fixed(SIGNATURE_BYTES)
-        )
-        header = UploadHeader(
-            epoch=epoch,
-            certificate=certificate,
-            model=ModelStamp(version=reader.integer(8), digest=reader.fixed(DIGEST_BYTES)),
-            vector_digest=reader.fixed(DIGEST_BYTES),
-        )
-        upload = cls(
-            header=header,
-            sealed_seed=reader.fixed(sealed_secret_bytes(configuration)),
-            sealed_indices=reader.view(sealed_indices_bytes(configuration)),
-        )
-        reader.finish()
-        return upload
-
-
-def sealed_upload_bytes(configuration: EnclaveConfiguration) -> int:
-    """Return how long the sealed part of each upload is."""
-    fixed = EPOCH_BYTES + CLIENT_ID_BYTES + IDENTITY_KEY_BYTES + SIGNATURE_BYTES
-    fixed += 8 + 2 * DIGEST_BYTES + sealed_secret_bytes(configuration)
-    return HEADER_BYTES + fixed + sealed_indices_bytes(configuration)
 
 
 def has_one_seal(configuration: EnclaveConfiguration) -> bool:
@@ -188,26 +139,55 @@ def _packed_bytes(configuration: EnclaveConfiguration) -> int:
     return indices + sum(map(packed_bytes, bounded_segments(configuration)))
 
 
+SEALED_SEED: Final = sized(sealed_secret_bytes, "a proof, and a seed or what is sealed, under HPKE")
+SEALED_INDICES: Final = borrowed(sealed_indices_bytes, "the rest under AES-256-GCM")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedUpload(MessageIn[EnclaveConfiguration]):
+    """The part of an upload that the enclave takes; the masked vector stays with the host."""
+
+    kind: ClassVar = MessageKind.SEALED_UPLOAD
+    header: Annotated[UploadHeader, nested(UploadHeader)]
+    sealed_seed: Annotated[bytes, SEALED_SEED]
+    """Sealed with HPKE: a proof; a seed, or the packed indices themselves."""
+    sealed_indices: Annotated[memoryview | bytes, SEALED_INDICES] = field(repr=False)
+    """The packed indices and bounded values under AES-256-GCM; nothing where there are none, or HPKE seals them."""
+
+    @property
+    def upload_id(self) -> bytes:
+        """No two seals are alike."""
+        return hashlib.sha256(self.sealed_seed).digest()
+
+
+def sealed_upload_bytes(configuration: EnclaveConfiguration) -> int:
+    """Return how long the sealed part of each upload is."""
+    fixed = EPOCH_BYTES + CLIENT_ID_BYTES + IDENTITY_KEY_BYTES + SIGNATURE_BYTES
+    fixed += 8 + 2 * DIGEST_BYTES + sealed_secret_bytes(configuration)
+    return HEADER_BYTES + fixed + sealed_indices_bytes(configuration)
+
+
 def bounded_segments(configuration: EnclaveConfiguration) -> tuple[RingSegment, ...]:
     """Return the ring segments whose values are sealed, after all indices."""
     return configuration.ring_segments if configuration.max_norms else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt:
+class Receipt(Message):
     """Receipt of a release, signed by the enclave: one for each buffer."""
 
-    context: AttemptContext
-    epoch: bytes
-    buffer: int
+    kind: ClassVar = MessageKind.RELEASE_RECEIPT
+    context: Annotated[AttemptContext, CONTEXT]
+    epoch: Annotated[bytes, fixed(EPOCH_BYTES)]
+    buffer: Annotated[int, unsigned(8)]
     """The number of its model."""
-    uploads_digest: bytes
+    uploads_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
     """Over the sorted upload ids: a client can see whether its own is among those that a host publishes."""
-    contributors: int
-    releases: int
+    contributors: Annotated[int, unsigned(8)]
+    releases: Annotated[int, unsigned(8)]
     """Number of releases of the epoch, including this one."""
-    released_digest: bytes
-    signature: bytes = b""
+    released_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
+    signature: Annotated[bytes, fixed(SIGNATURE_BYTES)] = b""
 
     def signed_parts(self) -> tuple[bytes, ...]:
         numbers = (self.buffer, self.contributors, self.releases)
@@ -217,12 +197,6 @@ class Receipt:
     def signed_with(self, signing_key: SigningKey) -> Receipt:
         return replace(self, signature=signing_key.sign(Label.ENCLAVE_RECEIPT, *self.signed_parts()))
 
-    def encode(self) -> bytes:
-        writer = Writer(MessageKind.RELEASE_RECEIPT).fixed(self.context.digest, CONTEXT_BYTES)
-        writer.fixed(self.epoch, EPOCH_BYTES).integer(self.buffer, 8).fixed(self.uploads_digest, DIGEST_BYTES)
-        writer.integer(self.contributors, 8).integer(self.releases, 8)
-        return writer.fixed(self.released_digest, DIGEST_BYTES).fixed(self.signature, SIGNATURE_BYTES).finish()
-
 
 def uploads_digest(upload_ids: list[bytes]) -> bytes:
     """Return the digest of a set of uploads that a receipt holds."""
@@ -230,7 +204,7 @@ def uploads_digest(upload_ids: list[bytes]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BufferRelease:
+class BufferRelease(Message):
     """Output of the enclave for one buffer.
 
     A ring segment of the aggregate is the sum of the masks, less the noise, for the host to take from its sum
@@ -238,13 +212,72 @@ class BufferRelease:
     with their noise.
     """
 
-    receipt: Receipt
-    aggregate: bytes = field(repr=False)
+    kind: ClassVar = MessageKind.BUFFER_RELEASE
+    receipt: Annotated[Receipt, encoded(Receipt, MAXIMUM_RECEIPT_BYTES)]
+    aggregate: Annotated[bytes, variable((1 << 32) - 1)] = field(repr=False)
     """Encoded, as the receipt's digest has it."""
 
-    def encode(self) -> bytes:
-        writer = Writer(MessageKind.BUFFER_RELEASE).variable(self.receipt.encode(), MAXIMUM_RECEIPT_BYTES)
-        return writer.borrowed(self.aggregate).finish()
+
+# --- Requests of the host, and their answers --------------------------------------------------------------------------
+
+MAXIMUM_OFFER_BYTES: Final = 1 << 14
+MAXIMUM_WORD_BYTES: Final = 1 << 6
+MAXIMUM_DOCUMENT_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class AttestedOffer(Message):
+    """An offer with the evidence that vouches for it, as a host relays it to clients."""
+
+    kind: ClassVar = MessageKind.ATTESTED_OFFER
+    offer: Annotated[EnclaveOffer, encoded(EnclaveOffer, MAXIMUM_OFFER_BYTES)]
+    form: Annotated[bytes, variable(MAXIMUM_WORD_BYTES)]
+    """The value of an ``EvidenceFormat``, or ``SIMULATED``."""
+    document: Annotated[bytes, variable(MAXIMUM_DOCUMENT_BYTES)]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBuffer(Message):
+    """The request to collect updates for a model."""
+
+    kind: ClassVar = MessageKind.OPEN_BUFFER
+    model: Annotated[ModelStamp, nested(ModelStamp)]
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceModel(Message):
+    """The request to fix the digest of an older model."""
+
+    kind: ClassVar = MessageKind.ANNOUNCE_MODEL
+    model: Annotated[ModelStamp, nested(ModelStamp)]
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseBuffer(Message):
+    """The request to release the open buffer."""
+
+    kind: ClassVar = MessageKind.RELEASE_BUFFER
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpBuffer(Message):
+    """The request to discard it."""
+
+    kind: ClassVar = MessageKind.GIVE_UP_BUFFER
+
+
+@dataclass(frozen=True, slots=True)
+class DestroyEnclave(Message):
+    """The request to end the epoch."""
+
+    kind: ClassVar = MessageKind.DESTROY_ENCLAVE
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Message):
+    """The answer to a request that has no other."""
+
+    kind: ClassVar = MessageKind.ENCLAVE_DONE
 
 
 # --- What one seed and the two signing keys give ----------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Final
 from secagg.blame import from_server
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Confined
+from secagg.declared import Message
 from secagg.errors import (
     CapacityExceeded,
     InternalError,
@@ -20,32 +21,28 @@ from secagg.errors import (
     UnexpectedMessage,
     blaming,
 )
-from secagg.protocols.enclave.trusted.configuration import MAXIMUM_START_BYTES, EnclaveConfiguration, decode_start
+from secagg.protocols.enclave.trusted.configuration import MAXIMUM_START_BYTES, EnclaveConfiguration, Start
 from secagg.protocols.enclave.trusted.enclave import DEFAULT_MEMORY_BYTES, Enclave
 from secagg.protocols.enclave.trusted.messages import (
-    DIGEST_BYTES,
-    EnclaveOffer,
-    ModelStamp,
+    AnnounceModel,
+    AttestedOffer,
+    DestroyEnclave,
+    Done,
+    GiveUpBuffer,
+    OpenBuffer,
+    ReleaseBuffer,
     sealed_upload_bytes,
 )
 from secagg.session.frames import encode_refusal
-from secagg.wire import MessageKind, Reader, Writer, message_kind
+from secagg.wire import MessageKind, message_kind
 
 # --- Requests ---------------------------------------------------------------------------------------------------------
 
-MAXIMUM_OFFER_BYTES: Final = 1 << 14
-MAXIMUM_WORD_BYTES: Final = 1 << 6
-MAXIMUM_DOCUMENT_BYTES: Final = 1 << 20
-VERSION_BYTES: Final = 8
 SIMULATED: Final = "simulated"
 """The format of evidence that no hardware has made."""
-_BARE_REQUESTS: Final = (
-    MessageKind.OPEN_BUFFER,
-    MessageKind.ANNOUNCE_MODEL,
-    MessageKind.RELEASE_BUFFER,
-    MessageKind.GIVE_UP_BUFFER,
-    MessageKind.DESTROY_ENCLAVE,
-)
+_REQUESTS: Final[dict[MessageKind, type[Message]]] = {
+    request.kind: request for request in (Start, OpenBuffer, AnnounceModel, ReleaseBuffer, GiveUpBuffer, DestroyEnclave)
+}
 
 Quote = Callable[[bytes], tuple[str, bytes]]
 """Makes evidence that holds 64 bytes: the name of its format, as ``EvidenceFormat`` has it, and the document."""
@@ -91,26 +88,28 @@ class EnclaveService(Confined):
     def _answered(self, request: bytes) -> bytes:
         with blaming(*from_server()):
             kind = message_kind(request)
-            if kind is MessageKind.START_ENCLAVE:
-                return self._start(decode_start(request))
-            read = None if kind is MessageKind.SEALED_UPLOAD else _read_bare(request, kind)
-        if kind is MessageKind.DESTROY_ENCLAVE:
+            if kind is not MessageKind.SEALED_UPLOAD and kind not in _REQUESTS:
+                raise UnexpectedMessage(expected="a request of a host", received=kind.name)
+            asked = _REQUESTS[kind].decode(request) if kind in _REQUESTS else None
+            if isinstance(asked, Start):
+                return self._start(asked.configuration())
+        if isinstance(asked, DestroyEnclave):
             self.destroy()
-            return Writer(MessageKind.ENCLAVE_DONE).finish()
+            return Done().encode()
         if self._enclave is None:
             raise Misuse("no epoch runs here; start one with a configuration first")
-        match kind, read:
-            case MessageKind.SEALED_UPLOAD, _:
-                self._enclave.receive(request)
-            case MessageKind.RELEASE_BUFFER, _:
+        match asked:
+            case ReleaseBuffer():
                 return self._enclave.release()
-            case MessageKind.OPEN_BUFFER, ModelStamp() as model:
+            case OpenBuffer(model):
                 self._enclave.open_buffer(model.version, model.digest)
-            case MessageKind.ANNOUNCE_MODEL, ModelStamp() as model:
+            case AnnounceModel(model):
                 self._enclave.announce_model(model.version, model.digest)
-            case _:
+            case GiveUpBuffer():
                 self._enclave.give_up_buffer()
-        return Writer(MessageKind.ENCLAVE_DONE).finish()
+            case _:
+                self._enclave.receive(request)
+        return Done().encode()
 
     def _start(self, configuration: EnclaveConfiguration) -> bytes:
         self.destroy()
@@ -121,7 +120,8 @@ class EnclaveService(Confined):
             threads=self._threads,
             memory_bytes=self._memory_bytes,
         )
-        answer = encode_attested_offer(enclave.offer, *enclave.evidence)
+        name, document = enclave.evidence
+        answer = AttestedOffer(enclave.offer, name.encode(), document).encode()
         self._enclave = enclave
         return answer
 
@@ -129,28 +129,7 @@ class EnclaveService(Confined):
         return f"<EnclaveService {self._enclave!r}>"
 
 
-# --- Messages ---------------------------------------------------------------------------------------------------------
-
-
-def encode_attested_offer(offer: EnclaveOffer, evidence_format: str, document: bytes) -> bytes:
-    """Return an offer with the evidence that vouches for it, as one message that a host relays to clients."""
-    writer = Writer(MessageKind.ATTESTED_OFFER).variable(offer.encode(), MAXIMUM_OFFER_BYTES)
-    writer.variable(evidence_format.encode(), MAXIMUM_WORD_BYTES)
-    return writer.variable(document, MAXIMUM_DOCUMENT_BYTES).finish()
-
-
 def request_limit(configuration: EnclaveConfiguration | None) -> int:
     """Return the longest request while an epoch of this configuration runs, or none."""
     upload = 0 if configuration is None else sealed_upload_bytes(configuration)
     return max(MAXIMUM_START_BYTES, upload)
-
-
-def _read_bare(request: bytes, kind: MessageKind) -> ModelStamp | None:
-    if kind not in _BARE_REQUESTS:
-        raise UnexpectedMessage(expected="a request of a host", received=kind.name)
-    reader = Reader(request, kind)
-    read: ModelStamp | None = None
-    if kind in (MessageKind.OPEN_BUFFER, MessageKind.ANNOUNCE_MODEL):
-        read = ModelStamp(version=reader.integer(VERSION_BYTES), digest=reader.fixed(DIGEST_BYTES))
-    reader.finish()
-    return read

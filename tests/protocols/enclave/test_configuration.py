@@ -24,9 +24,9 @@ from secagg.errors import (
 )
 from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
-from secagg.protocols.enclave.remote_enclave import encode_start
 from secagg.protocols.enclave.trusted import configuration as configuration_module
-from secagg.protocols.enclave.trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise, decode_start
+from secagg.protocols.enclave.trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise
+from tests.harness.enclave_buffers import start_of, started_by
 
 LAYOUT = Layout((RingSegment(20, 6), IndexSegment(3, 4), RingSegment(7, 2)), b"v" * 32)
 RINGS = Layout((RingSegment(20, 6), RingSegment(7, 2)))
@@ -103,31 +103,32 @@ def test_the_encoding_is_the_documented_one() -> None:
         + number(1_800_000_000, 5),
     ]
     variances = [(5, 1), (7, 2), (9, 1), (1, 4)]
-    noise = b"\x02" + number(6, 4) + number(4, 4) + number(2, 4)
-    noise += b"".join(number(top, 16) + number(bottom, 16) for top, bottom in variances) + number(30, 5) + number(40, 5)
+    noise = b"\x01\x02" + number(6, 4) + number(4, 4)
+    noise += b"".join(number(top, 16) + number(bottom, 16) for top, bottom in variances)
+    noise += number(2, 4) + number(30, 5) + number(40, 5)
     assert configuration().encode() == b"".join(parts) + b"\0"
     assert KINDS["noised"].encode() == b"".join(parts) + noise
     start = b"SAGG\x01" + number(40, 2) + framed(KINDS["noised"].encode())
-    assert encode_start(KINDS["noised"]) == start + number(1, 4) + number(2, 4) + b"".join(map(framed, tables))
+    assert start_of(KINDS["noised"]) == start + number(1, 4) + number(2, 4) + b"".join(map(framed, tables))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_start_is_read_back_with_its_own_tables_and_no_others(kind: str) -> None:
     original = KINDS[kind]
-    request = encode_start(original)
-    again = decode_start(request)
+    request = start_of(original)
+    again = started_by(request)
     assert again.context == original.context
     assert tables_digest(again.tables) == tables_digest(original.tables)
     for length in range(len(request)):
         with pytest.raises(MalformedMessage):
-            decode_start(request[:length])
+            started_by(request[:length])
     others = ((CodewordTable(4, TABLES[0][0].entries),),)
     for tables in (others, (TABLES[0][:1],), (), (*TABLES, ()), ((),)):
         if tables_digest(tables) != tables_digest(original.tables):
             with pytest.raises(MalformedMessage, match="other codebooks" if original.tables else "has no tables"):
-                decode_start(encode_start(with_tables(original, tables)))
+                started_by(start_of(with_tables(original, tables)))
     with pytest.raises(MalformedMessage) as caught:
-        decode_start(request + b"\0")
+        started_by(request + b"\0")
     assert caught.value.reason is Reason.TRAILING_BYTES
 
 
@@ -169,10 +170,8 @@ def test_a_configuration_has_a_greatest_size(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(configuration_module, "MAXIMUM_CONFIGURATION_BYTES", len(encoded) + entries - 1)
     with pytest.raises(InvalidParameters, match="use smaller codebooks"):
         replace(KINDS["noised"])
-    monkeypatch.setattr(configuration_module, "MAXIMUM_CONFIGURATION_BYTES", len(encoded) - 1)
-    with pytest.raises(MalformedMessage) as caught:
+    with pytest.raises(MalformedMessage, match="use smaller codebooks"):
         read_back(encoded)
-    assert caught.value.reason is Reason.LENGTH_OVER_LIMIT
     bare = KINDS["only rings"].encode()
     for most in (len(bare), len(bare) - 1):
         monkeypatch.setattr(configuration_module, "MAXIMUM_CONFIGURATION_BYTES", most)
@@ -347,9 +346,9 @@ def test_tables_are_of_their_own_types_also_where_none_are_needed_or_a_bound_is_
 
 
 def test_as_many_tables_as_there_may_be_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = encode_start(KINDS["decoded sums"])
+    request = start_of(KINDS["decoded sums"])
     monkeypatch.setattr(configuration_module, "_MAXIMUM_TABLES", len(TABLES[0]))
-    assert decode_start(request).context == KINDS["decoded sums"].context
+    assert started_by(request).context == KINDS["decoded sums"].context
 
 
 @pytest.mark.parametrize("kind", KINDS)

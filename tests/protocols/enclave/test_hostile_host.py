@@ -36,14 +36,14 @@ from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.contract.codewords import CodewordTable
 from secagg.errors import InternalError, InvalidParameters, MalformedMessage, Reason
 from secagg.privacy.kinds import NoiseKind
-from secagg.protocols.enclave.remote_enclave import RemoteEnclave, encode_start
-from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise, decode_start
+from secagg.protocols.enclave.remote_enclave import RemoteEnclave
+from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise
 from secagg.protocols.enclave.trusted.hosts import serve
 from secagg.protocols.enclave.trusted.service import SIMULATED, EnclaveService
 from secagg.session.frames import decode_refusal, listening, receive_frame, send_frame
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, Writer, message_kind
-from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, model_digest
+from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, model_digest, start_of, started_by
 
 if sys.platform == "win32":
     pytest.skip("there are no Unix sockets", allow_module_level=True)
@@ -53,7 +53,7 @@ import socket
 ANSWERED_IN = 30
 SESSION = InsecureEnclaveSession(EnclaveSetup())
 CONFIGURATION = SESSION.configuration
-START = encode_start(CONFIGURATION)
+START = start_of(CONFIGURATION)
 MEBIBYTE = 1 << 20
 
 
@@ -97,7 +97,7 @@ COSTLY = {
 
 @pytest.mark.parametrize("name", COSTLY)
 def test_a_costly_configuration_is_refused_before_anything_is_allocated(name: str) -> None:
-    request = encode_start(COSTLY[name])
+    request = start_of(COSTLY[name])
     assert len(request) < 1000
     served = service()
     tracemalloc.start()
@@ -115,7 +115,7 @@ def test_a_costly_configuration_is_refused_before_anything_is_allocated(name: st
 def test_an_enclave_takes_what_fits_its_memory_and_needs_no_more_than_it_was_told() -> None:
     configuration = configured(Layout((IndexSegment(256, 1 << 10), RingSegment(20, 1 << 18))), maximum_cohort=6)
     least = configuration.memory_bytes
-    request = encode_start(configuration)
+    request = start_of(configuration)
     assert message_kind(service(memory_bytes=least - 1).answer(request)) is MessageKind.REFUSAL
     assert message_kind(service(memory_bytes=least).answer(request)) is MessageKind.ATTESTED_OFFER
     session = InsecureEnclaveSession(EnclaveSetup(layout=configuration.layout, form=ReleaseForm.HISTOGRAM))
@@ -136,7 +136,7 @@ def test_more_parts_than_a_configuration_has_are_refused_before_one_is_read(coun
     place = 7 + 4 + len(CONFIGURATION.encode())
     for start in (place, place + 4):
         with pytest.raises(MalformedMessage) as caught:
-            decode_start(START[:start] + count.to_bytes(4, "big") + START[start + 4 :])
+            started_by(START[:start] + count.to_bytes(4, "big") + START[start + 4 :])
         assert caught.value.reason is Reason.LENGTH_OVER_LIMIT
 
 
@@ -147,7 +147,7 @@ SETUPS = [
     EnclaveSetup(form=ReleaseForm.HISTOGRAM, oldest=1),
     EnclaveSetup(noise_multiplier=Fraction(1), l2_bounds=(100, 100), releases_per_client=3),
 ]
-STARTS = [encode_start(InsecureEnclaveSession(setup).configuration) for setup in SETUPS]
+STARTS = [start_of(InsecureEnclaveSession(setup).configuration) for setup in SETUPS]
 MESSAGES: list[Callable[[bytes], bytes]] = [
     lambda _: opening(2),
     lambda upload: upload,

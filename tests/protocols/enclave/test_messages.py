@@ -16,8 +16,6 @@ from secagg.crypto.secret import Secret
 from secagg.errors import MalformedMessage, Misuse, PeerError
 from secagg.identifiers import AttemptContext, ClientId
 from secagg.parameters import Suite
-from secagg.protocols.enclave.client import read_offer
-from secagg.protocols.enclave.server import read_release
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
 from secagg.protocols.enclave.trusted.messages import (
     BufferRelease,
@@ -82,11 +80,11 @@ RELEASE = BufferRelease(receipt=RECEIPT, aggregate=b"an aggregate").encode()
 def test_a_release_holds_one_whole_receipt() -> None:
     for length in range(len(RELEASE) - len(b"an aggregate")):
         with pytest.raises(MalformedMessage):
-            read_release(RELEASE[:length])
+            BufferRelease.decode(RELEASE[:length])
     for receipt in (RECEIPT.encode() + b"\0", RECEIPT.encode()[:-1], b"r" * 1025):
         message = Writer(MessageKind.BUFFER_RELEASE).variable(receipt, 2000).finish()
         with pytest.raises(PeerError):
-            read_release(message)
+            BufferRelease.decode(message)
 
 
 @pytest.mark.parametrize("suite", Suite)
@@ -186,6 +184,6 @@ def test_the_digest_of_a_model_has_32_bytes(digest: Any) -> None:
 
 
 def test_nothing_stands_behind_an_offer() -> None:
-    assert read_offer(OFFER.encode()) == OFFER
+    assert EnclaveOffer.decode(OFFER.encode()) == OFFER
     with pytest.raises(MalformedMessage):
-        read_offer(OFFER.encode() + b"\0")
+        EnclaveOffer.decode(OFFER.encode() + b"\0")

@@ -30,22 +30,23 @@ from secagg.errors import (
 from secagg.identifiers import ServerId
 from secagg.protocols.enclave.client import Client, Upload, VerifiedEnclave
 from secagg.protocols.enclave.machine.serving import serve_at
-from secagg.protocols.enclave.remote_enclave import (
-    EnclaveLost,
-    RemoteEnclave,
-    SimulatedJudge,
-    decode_attested_offer,
-    encode_start,
-)
-from secagg.protocols.enclave.server import read_release
+from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave, SimulatedJudge, read_attested
 from secagg.protocols.enclave.trusted.enclave import Enclave
 from secagg.protocols.enclave.trusted.hosts import serve
-from secagg.protocols.enclave.trusted.messages import EnclaveOffer, ModelStamp
+from secagg.protocols.enclave.trusted.messages import BufferRelease, EnclaveOffer, ModelStamp
 from secagg.protocols.enclave.trusted.service import SIMULATED, EnclaveService, request_limit
 from secagg.session.frames import decode_refusal, encode_refusal, listening, receive_frame, send_frame
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, Writer, message_kind
-from tests.harness.enclave_buffers import NOW, EnclaveSetup, Host, InsecureEnclaveSession, model_digest, sealed_by
+from tests.harness.enclave_buffers import (
+    NOW,
+    EnclaveSetup,
+    Host,
+    InsecureEnclaveSession,
+    model_digest,
+    sealed_by,
+    start_of,
+)
 from tests.harness.planted import always
 
 if sys.platform == "win32":
@@ -73,7 +74,7 @@ with listening(Path(sys.argv[1]), replaces_dead=True) as listener:
 """
 
 
-START = encode_start(CONFIGURATION)
+START = start_of(CONFIGURATION)
 RELEASE = Writer(MessageKind.RELEASE_BUFFER).finish()
 GIVE_UP = Writer(MessageKind.GIVE_UP_BUFFER).finish()
 DESTROY = Writer(MessageKind.DESTROY_ENCLAVE).finish()
@@ -166,7 +167,7 @@ class RawHost:
         return decode_refusal(self.ask(request))
 
     def start(self) -> VerifiedEnclave:
-        return verified(*decode_attested_offer(self.ask(START)))
+        return verified(*read_attested(self.ask(START)))
 
     def is_closed(self) -> bool:
         try:
@@ -336,7 +337,7 @@ def test_a_malformed_request_is_refused_and_changes_nothing(host: RawHost, name:
         assert type(refusal) in (MalformedMessage, UnexpectedMessage)
         assert isinstance(refusal, PeerError)
         assert (refusal.reason, refusal.culprits) == (reason, frozenset({ServerId()}))
-    release = read_release(host.ask(RELEASE))
+    release = BufferRelease.decode(host.ask(RELEASE))
     trusted.verify_receipt(release.receipt)
     assert release.receipt.contributors == 3
 
@@ -380,12 +381,12 @@ def test_a_second_host_is_let_go_and_touches_nothing(child: Child, host: RawHost
 def test_a_frame_may_come_byte_by_byte_and_requests_may_come_ahead(host: RawHost) -> None:
     for byte in len(START).to_bytes(8, "big") + START:
         host.socket.sendall(bytes([byte]))
-    trusted = verified(*decode_attested_offer(host.answer()))
+    trusted = verified(*read_attested(host.answer()))
     uploads = [sealed(trusted, number, version=int(number < 4)) for number in range(1, 7)]
     for request in (opening(1), opening(0, MessageKind.ANNOUNCE_MODEL), *uploads, RELEASE):
         send_frame(host.socket, request)
     assert [host.answer() for _ in range(8)] == [DONE] * 8
-    assert read_release(host.answer()).receipt.contributors == 6
+    assert BufferRelease.decode(host.answer()).receipt.contributors == 6
 
 
 def test_an_error_that_nobody_thought_of_ends_the_epoch_and_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,18 +28,12 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId, Party, ServerId
 from secagg.protocols.enclave.attestation import Evidence, EvidenceFormat
-from secagg.protocols.enclave.remote_enclave import (
-    EnclaveLost,
-    RemoteEnclave,
-    SimulatedEvidence,
-    decode_attested_offer,
-    encode_start,
-)
-from secagg.protocols.enclave.trusted.service import SIMULATED, EnclaveService, encode_attested_offer
+from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave, SimulatedEvidence, read_attested
+from secagg.protocols.enclave.trusted.service import SIMULATED, EnclaveService
 from secagg.session.frames import REFUSALS, decode_refusal, encode_refusal, receive_frame
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, Writer
-from tests.harness.enclave_buffers import RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession
+from tests.harness.enclave_buffers import RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession, attested_of, start_of
 
 if sys.platform == "win32":
     pytest.skip("there are no Unix sockets", allow_module_level=True)
@@ -203,7 +197,7 @@ def fake(tmp_path: Path) -> Iterator[FakeFactory]:
 @pytest.fixture(scope="module")
 def offered() -> bytes:
     service = EnclaveService(coins=InsecureSeededCoins(b"coins"), quote=lambda binding: (SIMULATED, binding))
-    return service.answer(encode_start(CONFIGURATION))
+    return service.answer(start_of(CONFIGURATION))
 
 
 def done(more: bytes = b"") -> bytes:
@@ -299,23 +293,23 @@ def test_an_interrupted_request_is_not_answered_by_the_next_answer(
 
 
 def test_evidence_keeps_its_format(offered: bytes) -> None:
-    offer, _ = decode_attested_offer(offered)
+    offer, _ = read_attested(offered)
     for evidence_format in EvidenceFormat:
-        message = encode_attested_offer(offer, evidence_format.value, b"document")
-        assert decode_attested_offer(message) == (offer, Evidence(evidence_format, b"document"))
-    simulated = encode_attested_offer(offer, SIMULATED, offer.binding)
-    assert decode_attested_offer(simulated) == (offer, SimulatedEvidence(offer.binding))
+        message = attested_of(offer, evidence_format.value, b"document")
+        assert read_attested(message) == (offer, Evidence(evidence_format, b"document"))
+    simulated = attested_of(offer, SIMULATED, offer.binding)
+    assert read_attested(simulated) == (offer, SimulatedEvidence(offer.binding))
 
 
 @pytest.mark.parametrize("name", ["", "simulatee", "SGX", "sgx\0", "Simulated"])
 def test_evidence_of_another_format_is_none(offered: bytes, name: str) -> None:
-    message = encode_attested_offer(decode_attested_offer(offered)[0], name, b"document")
+    message = attested_of(read_attested(offered)[0], name, b"document")
     with pytest.raises(MalformedMessage):
-        decode_attested_offer(message)
+        read_attested(message)
 
 
 def test_an_offer_with_more_or_less_than_its_evidence_is_none(offered: bytes) -> None:
     for message, reason in ((offered + b"\0", Reason.TRAILING_BYTES), (offered[:-1], Reason.TRUNCATED)):
         with pytest.raises(MalformedMessage) as caught:
-            decode_attested_offer(message)
+            read_attested(message)
         assert caught.value.reason is reason

@@ -21,7 +21,8 @@ AROUND = {f"{TRUSTED}.{name}" for name in ("service", "hosts", "protection")} | 
 }
 """The process around the trusted part: the only modules that see a socket, a file, a signal or the time."""
 CORE = tuple(
-    f"secagg.{room}" for room in ("errors", "identifiers", "blame", "parameters", "wire", "crypto", "contract")
+    f"secagg.{room}"
+    for room in ("errors", "identifiers", "blame", "parameters", "choices", "wire", "declared", "crypto", "contract")
 )
 ADMITTED = {
     "secagg.privacy.kinds",
@@ -52,6 +53,7 @@ OUTSIDE = {
     "functools",
     "hashlib",
     "hmac",
+    "inspect",
     "itertools",
     "math",
     "numpy",
@@ -66,9 +68,9 @@ FRAMES = "secagg.session.frames"
 OUTSIDE_OF_THE_PROCESS = {
     *("argparse", "ctypes", "pathlib", "platform", "resource", "select", "signal", "socket", "sys", "time", "types")
 }
-MOST_OWN_LINES = 1_120
+MOST_OWN_LINES = 1_060
 MOST_LINES_AROUND = 600
-MOST_CORE_LINES = 2_180
+MOST_CORE_LINES = 2_350
 
 
 def within(module: str, rooms: Iterable[str]) -> bool:

@@ -13,7 +13,7 @@ from secagg.crypto.hpke import sealing_sizes
 from secagg.errors import AuthenticationFailed, MalformedMessage, Misuse, PeerMisbehaved, Reason
 from secagg.identifiers import AttemptContext, ServerId
 from secagg.parameters import Suite
-from secagg.protocols.enclave.client import Judgement, VerifiedEnclave, read_receipt
+from secagg.protocols.enclave.client import Judgement, VerifiedEnclave
 from secagg.protocols.enclave.remote_enclave import SimulatedEvidence, SimulatedJudge
 from secagg.protocols.enclave.trusted.messages import EnclaveOffer, Receipt
 from secagg.session.certificates import SigningKey
@@ -80,7 +80,7 @@ def test_only_an_offer_and_a_configuration_are_verified(
 )
 def test_an_offer_that_no_decoder_made_is_refused(session: InsecureEnclaveSession, change: dict[str, Any]) -> None:
     offer: EnclaveOffer = replace(session.enclave.offer, **change)
-    with pytest.raises(Misuse, match="read_offer"):
+    with pytest.raises(Misuse, match=r"EnclaveOffer\.decode"):
         verified(session, offer=offer, evidence=SimulatedEvidence(offer.binding))
 
 
@@ -152,7 +152,7 @@ def test_a_receipt_of_the_enclave_verifies_wherever_it_was_carried(session: Inse
     receipt = receipt_of(session)
     enclave = verified(session)
     enclave.verify_receipt(receipt)
-    enclave.verify_receipt(read_receipt(receipt.encode()))
+    enclave.verify_receipt(Receipt.decode(receipt.encode()))
 
 
 CHANGES: dict[str, Any] = {
