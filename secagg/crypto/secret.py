@@ -5,11 +5,13 @@ from __future__ import annotations
 import hmac
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import NoReturn, Self, SupportsIndex
+from typing import Final, NoReturn, Self, SupportsIndex
 
 from secagg.errors import InvalidParameters, Misuse, Reason
 
 from .entropy import Coins
+
+_ZEROS: Final = bytes(1 << 16)
 
 
 class Confined:
@@ -149,5 +151,8 @@ def draw_exactly(count: int, coins: Coins) -> bytearray:
 
 
 def overwrite(buffer: bytearray) -> None:
-    """Fill a buffer with zeros in place."""
-    buffer[:] = bytes(len(buffer))
+    """Fill a buffer with zeros in place, without another buffer of its size."""
+    view = memoryview(buffer)
+    for start in range(0, len(view), len(_ZEROS)):
+        part = view[start : start + len(_ZEROS)]
+        part[:] = _ZEROS[: len(part)]
