@@ -443,6 +443,16 @@ def test_bounds_that_nobody_can_enforce_are_refused(changes: dict[str, Any], exp
         InsecureEnclaveSession(replace(SETUP, **changes))
 
 
+@pytest.mark.parametrize(
+    ("layout", "norms"),
+    [(Layout((RingSegment(32, 1 << 29),)), (1 << 30,)), (Layout((IndexSegment(256, 1 << 31),)), ())],
+)
+def test_more_than_one_seal_holds_is_refused_before_an_update_is_spent(layout: Layout, norms: tuple[int, ...]) -> None:
+    made = opened().configuration
+    with pytest.raises(InvalidParameters, match="one seal holds 2147483631"):
+        replace(made, layout=layout, max_norms=norms, tables=())
+
+
 def test_a_client_says_in_its_own_log_that_it_was_scaled(caplog: pytest.LogCaptureFixture) -> None:
     session = opened()
     with caplog.at_level(logging.WARNING):

@@ -43,6 +43,8 @@ from secagg.privacy.kinds import NoiseKind, require_variance
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 from secagg.wire import MessageKind, Reader
 
+from .bounded import packed_bytes
+
 NO_AUTHORITY: Final = bytes(IDENTITY_KEY_BYTES)
 _MAXIMUM_TASK_BYTES: Final = 256
 _MAXIMUM_LAYOUT_BYTES: Final = 1 << 21
@@ -51,6 +53,8 @@ _DIGEST_BYTES: Final = 32
 _ENTRY_BYTES: Final = 4
 _MOST_BOUNDED_BITS: Final = 32
 _ZERO_OFFSET: Final = 1 << 32
+_MOST_SEALED_BYTES: Final = (1 << 31) - 1 - 16
+"""What one call of AES-GCM takes, with its tag; a client that found out later would have spent its update."""
 """Widest ring whose values are measured exactly in floats of halves."""
 _MOST_RINGS: Final = (1 << 16) - 1
 _MAXIMUM_OLDEST: Final = (1 << 10) - 1
@@ -171,6 +175,7 @@ class EnclaveConfiguration(MessageIn[Tables]):
         require_integer("oldest", self.oldest, 0, _MAXIMUM_OLDEST)
         require_integer("expiry", self.expiry, 1, _LAST_SECOND)
         self._check_norms()
+        self._check_seal()
         self._check_noise()
         self._check_rows()
         object.__setattr__(self, "released", self._released())
@@ -211,6 +216,15 @@ class EnclaveConfiguration(MessageIn[Tables]):
         for ring, zero in zip(rings, self.zero_points, strict=True):
             least, greatest = -(-ring.least // self.maximum_cohort), ring.greatest // self.maximum_cohort
             require_integer("a zero point of the largest cohort", zero, least, greatest)
+
+    def _check_seal(self) -> None:
+        sealed = sum(segment.payload_bytes for segment in self.index_segments)
+        sealed += sum(packed_bytes(segment) for segment in self.ring_segments if self.max_norms)
+        if sealed > _MOST_SEALED_BYTES:
+            raise InvalidParameters(
+                f"one client seals {sealed} bytes of indices and bounded values, and one seal holds "
+                f"{_MOST_SEALED_BYTES}: take fewer values or narrower rings"
+            )
 
     def _check_noise(self) -> None:
         if self.noise is None:
