@@ -37,7 +37,7 @@ def test_keys_of_the_app_itself_are_left_alone() -> None:
 
 def test_the_example_lists_the_defaults(repository: Path) -> None:
     project = tomllib.loads((repository / "examples/flower_quickstart/pyproject.toml").read_text(encoding="utf-8"))
-    config = {**project["tool"]["flwr"]["app"]["config"], "secagg-metrics": ""}
+    config = {**project["tool"]["flwr"]["app"]["config"], "secagg-metrics": "", "secagg-full-weight": 1024}
     assert SecAggSettings.from_run_config(config) == SecAggSettings()
 
 
