@@ -140,6 +140,11 @@ class Federation:
         assert found is not None
         return found[1]
 
+    def runs(self) -> str:
+        """Return what Flower's command says of the last run."""
+        said: str = self.place.run("flwr", "list", self.name, "--limit", "1", "--format", "json", timeout=300)
+        return said
+
     def stop(self, run: str) -> None:
         """Stop a run, as its operator does."""
         self.place.run("flwr", "stop", run, self.name, timeout=300)

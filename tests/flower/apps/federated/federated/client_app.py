@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from federated.lab_app import kind_of, train
+from federated.lab_app import chaos, kind_of, train
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
@@ -37,5 +37,5 @@ def site(context: Any) -> Site:
 
 LENIENT: dict[str, Any] = {"allow_simulated_enclave": True, "allow_simulated_second_server": True}
 app = ClientApp()
-app.train(mods=[killed, SecAggMod(minimum_cohort=4, **LENIENT)])(train)
+app.train(mods=[killed, chaos, SecAggMod(minimum_cohort=4, **LENIENT)])(train)
 app.query("statistics", mods=[killed])(SiteStatistics(site, **LENIENT))

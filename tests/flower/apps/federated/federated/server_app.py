@@ -1,14 +1,17 @@
 """What is asked in one way after another, such as ``model:semi_honest``; a test reads what came out."""
 
 import json
+import os
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from federated.lab_app import CHAOS_FILE
 from federated.lab_truth import initial_model
 from flwr.app import Array, ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import FedAvg, FedAvgM
 
 from secagg.errors import SecAggError
 from secagg.flower import SecAggGrid, SecAggSettings, ask
@@ -28,8 +31,8 @@ def main(grid: Grid, context: Context) -> None:
                 raise SystemExit(f"{found} nodes are there")
             time.sleep(0.5)
         what, _, mode = way.partition(":")
-        settings = SecAggSettings.from_run_config({**given, "secagg-mode": mode})
-        result = trained(grid, given, settings) if what == "model" else asked(grid, context, settings)
+        settings = SecAggSettings.from_run_config({**given, **({"secagg-mode": mode} if mode else {})})
+        result = asked(grid, context, settings) if what == "statistics" else WAYS[what](grid, given, settings)
         print("RESULT", json.dumps(result), flush=True)  # noqa: T201 -- the test reads it
         if "error" in result:
             raise SystemExit(1)
@@ -64,6 +67,49 @@ def trained(grid: Grid, given: Any, settings: SecAggSettings) -> dict[str, Any]:
         "stages": stages(used),
         "seconds": time.monotonic() - began,
     }
+
+
+def tell(chaos: dict[int, dict[str, Any]]) -> None:
+    """Tell clients what to do in the rounds that follow."""
+    Path(os.environ[CHAOS_FILE]).write_text(json.dumps(chaos), encoding="utf-8")
+
+
+def phase(used: SecAggGrid, given: Any, strategy: FedAvg, rounds: int, model: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the model after some rounds, and the metrics of each."""
+    result = strategy.start(
+        grid=used,
+        initial_arrays=ArrayRecord({name: Array(np.asarray(values)) for name, values in model.items()}),
+        num_rounds=rounds,
+        timeout=float(given["training-timeout"]),
+    )
+    arrays = {name: array.numpy() for name, array in result.arrays.items()}
+    return arrays, [dict(record) for record in result.train_metrics_clientapp.values()]
+
+
+def failing(grid: Grid, given: Any, settings: SecAggSettings) -> dict[str, Any]:
+    """Fail two trainings in round 2 and lose two nodes in round 3; then another phase; then nobody trains any more."""
+    nodes = range(int(given["nodes"]))
+    failed, lost = {"do": "fail", "rounds": [2]}, {"at": "TRAIN", "do": "raise", "rounds": [3]}
+    tell({0: failed, 1: failed, 3: lost, 4: lost})
+    averaging = {"fraction_evaluate": 0.0, "min_available_nodes": len(nodes)}
+    first, metrics = phase(SecAggGrid(grid, settings=settings), given, FedAvg(**averaging), 3, initial_model())
+    tell({})
+    # As many a strategy gives it back.
+    floats = {**first, "steps": first["steps"].astype(np.float64)}
+    second, more = phase(SecAggGrid(grid, settings=settings), given, FedAvgM(**averaging), 1, floats)
+    tell({p: {"do": "fail"} for p in nodes})
+    found = {
+        "metrics": [*metrics, *more],
+        "types": [str(model["steps"].dtype) for model in (first, second)],
+        "steps": [int(model["steps"]) for model in (first, second)],
+        "layers": [model["layer"].astype(float).ravel()[:1000].tolist() for model in (first, second)],
+    }
+    print("RESULT", json.dumps(found), flush=True)  # noqa: T201 -- what follows ends the run
+    phase(SecAggGrid(grid, settings=settings), given, FedAvg(**averaging), 2, second)
+    return {}
+
+
+WAYS = {"model": trained, "failing": failing}
 
 
 def stages(grid: SecAggGrid) -> list[list[object]]:
