@@ -72,7 +72,7 @@ def build_image(lock: Path, inputs: Path, words: dict[str, str]) -> Image:
     for name, content in locked_packages(lock, inputs):
         (of_kernel if name.startswith("linux-image") else files).update(unpacked(name, content))
     if f"{PACKAGES}/secagg/__init__.py" not in files:
-        raise InvalidParameters(f"{lock} names no wheel of secagg; build one with `make dist` and add its line")
+        raise InvalidParameters(f"{lock} names no wheel of secagg; add the line of its file")
     kernel, drivers = _kernel_of(lock, of_kernel)
     chosen = compiled(selected(files, _loaded_modules(files)))
     image = with_start(chosen) | drivers
