@@ -14,7 +14,7 @@ from math import prod
 from typing import Final
 
 from secagg.contract import DIGEST_BYTES, IndexSegment, Layout, RingSegment, Segment
-from secagg.wire import MessageKind, Writer
+from secagg.wire import HEADER_BYTES
 
 from .product_quantization import block_geometry, is_quantizable
 from .random_pruning import kept_count
@@ -54,8 +54,7 @@ def upload_bytes(layout: Layout, accounting: Accounting) -> Fraction:
             rings = ((s.sent_ring if isinstance(s, RingSegment) else s.ring, s.length) for s in layout.segments)
             return Fraction(sum(ring.modulus_bits * length for ring, length in rings), 8)
         case Accounting.WIRE:
-            header = Writer(MessageKind.PAYLOAD).fixed(layout.digest, DIGEST_BYTES).finish()
-            return Fraction(len(header) + layout.payload_bytes)
+            return Fraction(HEADER_BYTES + DIGEST_BYTES + layout.payload_bytes)
 
 
 def plain_bytes(shapes: Shapes) -> int:

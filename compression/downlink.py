@@ -23,9 +23,10 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -33,9 +34,10 @@ import numpy.typing as npt
 from secagg.contract import DIGEST_BYTES
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import Ring
+from secagg.declared import At, Field, MessageIn, fixed, sized, unsigned
 from secagg.errors import UNDECIDED, MalformedMessage, Misuse, PeerMisbehaved, Reason
 from secagg.parameters import require_integer
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import MessageKind, Reader
 
 from .common import LARGEST, PublicStream, finite, require_floats
 from .peak import block_size_for
@@ -279,50 +281,50 @@ _ROUND_BYTES: Final = 8
 _MOST_SCALES: Final = 1 << 20
 
 
+def _read_scales(reader: Reader, _: object) -> tuple[float, ...]:
+    scales = _floats(reader.variable(4 * _MOST_SCALES))
+    if np.any(scales < 2.0**-60) or np.any(scales > 2.0**60):
+        raise MalformedMessage("scales are in 2^-60..2^60", reason=Reason.NOT_CANONICAL)
+    return tuple(scales.tolist())
+
+
+def _read_gains(reader: Reader, at: At) -> Gains:
+    gain, last_gain = _floats(reader.fixed(8)).tolist()
+    if (last := reader.integer(4)) > at.place:
+        raise MalformedMessage("no more values are last than there are", reason=Reason.NOT_CANONICAL)
+    return Gains(gain, last, last_gain)
+
+
+_SCALES: Final = Field(
+    lambda writer, scales: writer.variable(_encoded(scales), 4 * _MOST_SCALES), _read_scales, "4 + 4 for each"
+)
+_GAINS: Final = Field(
+    lambda writer, gains: writer.fixed(_encoded([gains.gain, gains.last_gain]), 8).integer(gains.last, 4),
+    _read_gains,
+    "4, 4, 4",
+)
+_SUMS: Final = Field(
+    lambda writer, sums: writer.borrowed(encode_sums(sums)),
+    lambda reader, at: decode_sums(bytes(reader.rest()), at.place),
+    "coded sums",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DownlinkSum:
+class DownlinkSum(MessageIn[int]):
     """The sum of a round: the held model of that round plus its decoding is that of the next, before rounding."""
 
-    round_number: int
+    kind: ClassVar = MessageKind.DOWNLINK_SUM
+    round_number: Annotated[int, unsigned(_ROUND_BYTES)]
     """The round whose updates were added up."""
-    scales: tuple[float, ...]
+    scales: Annotated[tuple[float, ...], _SCALES]
     """Scales of the tensors in the round's rotation."""
-    gains: Gains
+    gains: Annotated[Gains, _GAINS]
     """Factors of the sums, with the server's rate, the length of updates and the number of uploads in them."""
-    digest: bytes
+    digest: Annotated[bytes, fixed(DIGEST_BYTES)]
     """Digest of the model that results."""
-    sums: Sums = field(repr=False)
-
-    def encode(self) -> bytes:
-        writer = Writer(MessageKind.DOWNLINK_SUM).integer(self.round_number, _ROUND_BYTES)
-        scales = np.array(self.scales, ">f4").tobytes()
-        gains = np.array([self.gains.gain, self.gains.last_gain], ">f4").tobytes()
-        writer.variable(scales, 4 * _MOST_SCALES).fixed(gains, 8).integer(self.gains.last, 4)
-        return writer.fixed(self.digest, DIGEST_BYTES).borrowed(encode_sums(self.sums)).finish()
-
-    @classmethod
-    def decode(cls, message: bytes, padded: int) -> DownlinkSum:
-        """Read a message back, of so many values.
-
-        Raises:
-            MalformedMessage, UnexpectedMessage: the message is not one of these.
-        """
-        reader = Reader(message, MessageKind.DOWNLINK_SUM)
-        round_number = reader.integer(_ROUND_BYTES)
-        scales, gains = (_floats(data) for data in (reader.variable(4 * _MOST_SCALES), reader.fixed(8)))
-        last, digest = reader.integer(4), reader.fixed(DIGEST_BYTES)
-        if last > padded or np.any(scales < 2.0**-60) or np.any(scales > 2.0**60):
-            raise MalformedMessage(
-                "scales are in 2^-60..2^60, and no more values are last than there are", reason=Reason.NOT_CANONICAL
-            )
-        sums = decode_sums(bytes(reader.rest()), padded)
-        return cls(
-            round_number=round_number,
-            scales=tuple(scales.tolist()),
-            gains=Gains(float(gains[0]), last, float(gains[1])),
-            digest=digest,
-            sums=sums,
-        )
+    sums: Annotated[Sums, _SUMS] = field(repr=False)
+    """As many values as the place says."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -372,9 +374,7 @@ class HeldModel:
 
     def encode(self) -> bytes:
         """Return the message for clients that do not have the model."""
-        writer = Writer(MessageKind.HELD_MODEL).integer(self.round_number, _ROUND_BYTES)
-        steps = self.steps.astype(">f4").tobytes()
-        return writer.fixed(steps, len(steps)).borrowed(encode_sums(self.codes)).finish()
+        return _Values(self.round_number, self.steps.astype(">f4").tobytes(), self.codes).encode()
 
     @classmethod
     def decode(cls, message: bytes, *, seed: bytes, name: str, sizes: tuple[int, ...]) -> HeldModel:
@@ -383,16 +383,14 @@ class HeldModel:
         Raises:
             MalformedMessage, UnexpectedMessage: the message is not one of these.
         """
-        reader, count = Reader(message, MessageKind.HELD_MODEL), sum(sizes)
-        round_number = reader.integer(_ROUND_BYTES)
-        steps = _floats(reader.fixed(4 * -(-count // RUN)))
-        codes = decode_sums(bytes(reader.rest()), count)
+        read = _Values.decode(message, sum(sizes))
+        steps, codes = _floats(read.steps), read.codes
         if np.any(steps < _LEAST_STEP) or np.any(steps > LARGEST) or int(np.abs(codes).max(initial=0)) > _STEPS:
             raise MalformedMessage(
                 f"values of a model are {_STEPS} steps at most, each in 2^-100..2^100", reason=Reason.NOT_CANONICAL
             )
         narrow = codes.astype(np.int8)
-        return cls(seed=seed, name=name, sizes=sizes, round_number=round_number, steps=steps, codes=narrow)
+        return cls(seed=seed, name=name, sizes=sizes, round_number=read.round_number, steps=steps, codes=narrow)
 
     def advanced(
         self, round_number: int, sums: Sums, scales: tuple[float, ...], gains: Gains
@@ -435,6 +433,20 @@ class HeldModel:
         moved = rotation.turned_back(sums.astype(np.float32), gains)
         moved += self.values
         return HeldModel.rounded(moved, seed=self.seed, name=self.name, sizes=self.sizes, round_number=round_number + 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Values(MessageIn[int]):
+    """A held model without what both ends know."""
+
+    kind: ClassVar = MessageKind.HELD_MODEL
+    round_number: Annotated[int, unsigned(_ROUND_BYTES)]
+    steps: Annotated[bytes, sized(lambda count: 4 * -(-count // RUN), "4 for each run")]
+    codes: Annotated[Any, _SUMS]
+
+
+def _encoded(values: Sequence[float]) -> bytes:
+    return np.array(values, ">f4").tobytes()
 
 
 def _floats(data: bytes) -> Floats:

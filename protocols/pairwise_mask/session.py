@@ -18,7 +18,7 @@ from secagg.choices import Topology
 from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Confined, Secret
-from secagg.declared import CLIENT, At, Field, Message, choice, fixed, nested, variable
+from secagg.declared import CLIENT, At, Field, Message, choice, fixed, nested, optional, variable
 from secagg.errors import (
     NOBODY,
     AuthenticationFailed,
@@ -36,7 +36,7 @@ from secagg.privacy.client_noise import ClientNoise
 from secagg.session.roles import Released, Stage, Subject
 from secagg.session.stages import Checked, StagedServerSession
 from secagg.tables import mapped
-from secagg.wire import MessageKind, Reader, Writer, message_kind
+from secagg.wire import MessageKind, Reader, message_kind
 
 from .client import Transitions, advance
 from .configuration import (
@@ -581,20 +581,14 @@ class OpenRound(Confined, Mapping[ClientId, bytes]):
 _KEPT: Final = mapped(CLIENT, variable((1 << 32) - 1))
 
 
-def _write_total(writer: Writer, total: MaskedVector | None) -> None:
-    packed = b"" if total is None else b"".join(total.pack())
-    writer.integer(len(packed), 8).borrowed(packed)
-
-
-def _read_total(reader: Reader, at: At) -> MaskedVector | None:
+def _read_total(reader: Reader, at: At) -> MaskedVector:
     configuration = at.before["plan"].configuration
-    if not (size := reader.integer(8)):
-        return None
-    if size != configuration.masked_bytes:
-        raise MalformedMessage("the sum has another length than the session's", reason=Reason.NOT_CANONICAL)
     total = MaskedVector(configuration)
-    total.add_packed(reader.view(size))
+    total.add_packed(reader.view(configuration.masked_bytes))
     return total
+
+
+_TOTAL: Final = Field(lambda writer, total: writer.borrowed(b"".join(total.pack())), _read_total, "the sum so far")
 
 
 @dataclass(slots=True)
@@ -626,9 +620,7 @@ class ServerRecord(Message):
     )
     out: Annotated[set[ClientId], mapped(CLIENT)] = field(default_factory=set[ClientId])
     """Clients that left, or were put out; they count as dropped from then on."""
-    total: Annotated[MaskedVector | None, Field(_write_total, _read_total, "8 + the sum so far")] = field(
-        default=None, repr=False
-    )
+    total: Annotated[MaskedVector | None, optional(_TOTAL)] = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         is_active = self.plan.configuration.is_active

@@ -8,9 +8,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Annotated, ClassVar, Final, Protocol
 
+from secagg.declared import Message, fixed, repeated, unsigned, variable
 from secagg.errors import (
     AuthenticationFailed,
     CapacityExceeded,
@@ -28,7 +30,7 @@ from secagg.errors import (
     named,
 )
 from secagg.identifiers import CLIENT_ID_BYTES, ClientId, HolderId, Party, ServerId
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import MessageKind
 
 # --- Frames -----------------------------------------------------------------------------------------------------------
 
@@ -149,6 +151,26 @@ def _is_dead(path: Path) -> bool:
 # --- Refusals ---------------------------------------------------------------------------------------------------------
 
 
+_TEXT: Final = variable(MAXIMUM_TEXT_BYTES)
+_PARTIES: Final = (ClientId, ServerId, HolderId)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal(Message):
+    """An error as another process is told it."""
+
+    kind: ClassVar = MessageKind.REFUSAL
+    error: Annotated[int, unsigned(1)]
+    """Its class, by its place in ``REFUSALS``."""
+    reason: Annotated[bytes, _TEXT]
+    sentence: Annotated[bytes, _TEXT]
+    expected: Annotated[bytes, _TEXT]
+    received: Annotated[bytes, _TEXT]
+    needed: Annotated[int, unsigned(8)]
+    present: Annotated[int, unsigned(8)]
+    culprits: Annotated[tuple[bytes, ...], repeated(fixed(PARTY_BYTES), 255, size=1)]
+
+
 def encode_refusal(error: SecAggError) -> bytes:
     """Return an error as a message: its class, reason, sentence and culprits, and what two classes have besides."""
     needed, present, expected, received = 0, 0, "", ""
@@ -157,13 +179,20 @@ def encode_refusal(error: SecAggError) -> bytes:
     if isinstance(error, UnexpectedMessage):
         expected, received = error.expected, error.received
     culprits = error.culprits if isinstance(error, PeerError) else frozenset[Party]()
-    writer = Writer(MessageKind.REFUSAL).integer(REFUSALS.index(type(error)), 1)
-    for text in (error.reason.value, str(error), expected, received):
-        writer.variable(text[:MAXIMUM_TEXT_CHARACTERS].encode(errors="replace"), MAXIMUM_TEXT_BYTES)
-    writer.integer(needed, 8).integer(present, 8).integer(len(culprits), 1)
-    for party in sorted(map(_encode_party, culprits)):
-        writer.fixed(party, PARTY_BYTES)
-    return writer.finish()
+    return Refusal(
+        error=REFUSALS.index(type(error)),
+        reason=_cut(error.reason.value),
+        sentence=_cut(str(error)),
+        expected=_cut(expected),
+        received=_cut(received),
+        needed=needed,
+        present=present,
+        culprits=tuple(sorted(map(_encode_party, culprits))),
+    ).encode()
+
+
+def _cut(text: str) -> bytes:
+    return text[:MAXIMUM_TEXT_CHARACTERS].encode(errors="replace")
 
 
 def _encode_party(party: Party) -> bytes:
@@ -184,29 +213,22 @@ def decode_refusal(message: bytes) -> SecAggError:
     Raises:
         MalformedMessage: anything that ``encode_refusal`` would not have written.
     """
-    reader = Reader(message, MessageKind.REFUSAL)
+    refusal = Refusal.decode(message)
     try:
-        kind = REFUSALS[reader.integer(1)]
-        reason, sentence, expected, received = (reader.variable(MAXIMUM_TEXT_BYTES).decode() for _ in range(4))
-        needed, present = reader.integer(8), reader.integer(8)
-        culprits = frozenset(_read_party(reader) for _ in range(reader.integer(1)))
+        kind = REFUSALS[refusal.error]
         # As when an error is unpickled: the constructors would compose the sentence again.
-        error = kind.__new__(kind, sentence)
-        error.reason = Reason(reason)
+        error = kind.__new__(kind, refusal.sentence.decode())
+        error.reason = Reason(refusal.reason.decode())
+        culprits = frozenset(_PARTIES[party[0]](int.from_bytes(party[1:], "big")) for party in refusal.culprits)
+        expected, received = refusal.expected.decode(), refusal.received.decode()
     except (IndexError, ValueError):
         raise MalformedMessage("this is not a refusal", reason=Reason.NOT_CANONICAL) from None
-    reader.finish()
     if isinstance(error, PeerError):
         error.culprits = named(culprits)
     if isinstance(error, UnexpectedMessage):
         error.expected, error.received = expected, received
     if isinstance(error, ThresholdNotMet):
-        error.needed, error.present = needed, present
+        error.needed, error.present = refusal.needed, refusal.present
     if encode_refusal(error) != message or _REASONS.get(kind, error.reason) is not error.reason:
         raise MalformedMessage("the refusal says what its class does not", reason=Reason.NOT_CANONICAL)
     return error
-
-
-def _read_party(reader: Reader) -> Party:
-    tag, number = reader.integer(1), reader.integer(CLIENT_ID_BYTES)
-    return (ClientId, ServerId, HolderId)[tag](number)

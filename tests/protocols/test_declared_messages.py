@@ -53,6 +53,7 @@ from secagg.protocols.two_servers.point_functions.one_hot_proof import OneHotPro
 from secagg.protocols.two_servers.process import PeerChallenge, PeerProof, PeerWelcome
 from secagg.protocols.two_servers.server_keys import OperatorKeys, ServerKeys
 from secagg.protocols.two_servers.server_messages import decode_batch, encode_batch
+from secagg.session.frames import Refusal
 from secagg.wire import MessageKind
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
@@ -76,6 +77,9 @@ EXAMPLES: Final[tuple[MessageIn[Any], ...]] = (
     GiveUpBuffer(),
     DestroyEnclave(),
     EnclaveDone(),
+    Refusal(
+        error=0, reason=b"r", sentence=b"s", expected=b"e", received=b"v", needed=1, present=2, culprits=(bytes(9),)
+    ),
     PeerProof(b"n" * 32, b"t" * 32),
     PeerWelcome(b"t" * 32),
     PairwiseRecord(

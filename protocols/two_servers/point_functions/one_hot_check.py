@@ -34,11 +34,11 @@ from secagg.blame import Evidence, answered_twice, between_servers, culprits, si
 from secagg.crypto.key_derivation import expand
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined, Secret
-from secagg.declared import SERVER, Message, fixed
+from secagg.declared import SERVER, Message, MessageIn, borrowed, fixed, listed
 from secagg.errors import Misuse, PeerError, PeerMisbehaved, Reason, blaming
 from secagg.identifiers import AttemptContext, ClientId, ServerId
 from secagg.parameters import require_integer
-from secagg.wire import HEADER_BYTES, MessageKind, Reader, Writer, owned_bytes
+from secagg.wire import HEADER_BYTES, MessageKind, owned_bytes
 
 from .lanes import Elements, Floats, Integers, Lanes, centre, exact_product, float_type, reduce, reduce_signed
 from .one_hot_proof import (
@@ -50,7 +50,6 @@ from .one_hot_proof import (
     OneHotShare,
     UploadContext,
     query_point,
-    read_server,
     require_seed,
 )
 from .shape import RUN_BLOCKS
@@ -96,20 +95,40 @@ class OneHotOpening:
         return HEADER_BYTES + 1 + 2 * DIGEST_BYTES + _opened_bytes(shape)
 
     def encode(self, shape: CheckShape) -> bytes:
-        writer = Writer(MessageKind.ONE_HOT_OPENING).integer(self.server.index, 1)
-        writer.fixed(self.statement, DIGEST_BYTES).fixed(self.joint, DIGEST_BYTES)
-        packed = b"".join(shape.field.pack(part) for part in (self.rows, self.polynomial, self.linear))
-        return writer.fixed(packed, _opened_bytes(shape)).finish()
+        packed = tuple(shape.field.pack(part) for part in (self.rows, self.polynomial, self.linear))
+        return _Opening(self.server, self.statement, self.joint, packed).encode()
 
     @classmethod
     def decode(cls, message: bytes, shape: CheckShape) -> OneHotOpening:
-        reader = Reader(message, MessageKind.ONE_HOT_OPENING)
-        server, statement, joint = read_server(reader), reader.fixed(DIGEST_BYTES), reader.fixed(DIGEST_BYTES)
-        packed = [reader.fixed(shape.field.packed_bytes(count)) for count in (shape.rows, 1, 1)]
-        reader.finish()
-        rows = shape.field.unpack(packed[0], shape.rows)
-        polynomial, linear = (shape.field.unpack(one, 1)[0] for one in packed[1:])
-        return cls(server=server, statement=statement, joint=joint, rows=rows, polynomial=polynomial, linear=linear)
+        read = _Opening.decode(message, shape)
+        counts = shape.rows, 1, 1
+        rows, polynomial, linear = (
+            shape.field.unpack(memoryview(part), count) for part, count in zip(read.packed, counts, strict=True)
+        )
+        return cls(
+            server=read.server,
+            statement=read.statement,
+            joint=read.joint,
+            rows=rows,
+            polynomial=polynomial[0],
+            linear=linear[0],
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Opening(MessageIn[CheckShape]):
+    kind: ClassVar = MessageKind.ONE_HOT_OPENING
+    server: Annotated[ServerId, SERVER]
+    statement: Annotated[bytes, fixed(DIGEST_BYTES)]
+    joint: Annotated[bytes, fixed(DIGEST_BYTES)]
+    packed: Annotated[
+        tuple[bytes | memoryview, ...],
+        listed(
+            borrowed(lambda size: size, "elements"),
+            lambda at: map(at.place.field.packed_bytes, (at.place.rows, 1, 1)),
+            "rows, polynomial and linear part",
+        ),
+    ]
 
 
 _CHUNK_LANES = 1 << 17

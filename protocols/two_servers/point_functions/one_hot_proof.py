@@ -27,7 +27,7 @@ import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import isqrt
-from typing import Any, Final, Protocol
+from typing import Annotated, Any, ClassVar, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -36,10 +36,11 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.key_derivation import expand
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Secret, abandoned_on_error, require_secret
-from secagg.errors import CapacityExceeded, InternalError, InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.declared import SERVER, Field, MessageIn, fixed
+from secagg.errors import CapacityExceeded, InternalError, InvalidParameters, Misuse, Reason
 from secagg.identifiers import AttemptContext, ClientId, ServerId
 from secagg.parameters import require_integer
-from secagg.wire import HEADER_BYTES, MessageKind, Reader, Writer
+from secagg.wire import HEADER_BYTES, MessageKind
 
 from .lanes import (
     ATTEMPTS,
@@ -314,33 +315,36 @@ class OneHotProof:
         return HEADER_BYTES + 1 + SEED_BYTES + DIGEST_BYTES + packed
 
     def encode(self, shape: CheckShape) -> bytes:
-        writer = Writer(MessageKind.ONE_HOT_PROOF).integer(self.server.index, 1)
-        writer.fixed(bytes(self.seed.expose()), SEED_BYTES).fixed(self.other_part, DIGEST_BYTES)
-        packed = self.packed_polynomial(shape)
-        return writer.fixed(packed, len(packed)).finish()
+        return _Proof(self.server, bytes(self.seed.expose()), self.other_part, self.packed_polynomial(shape)).encode()
 
     @classmethod
     def decode(cls, message: bytes, shape: CheckShape) -> OneHotProof:
-        reader = Reader(message, MessageKind.ONE_HOT_PROOF)
-        server = read_server(reader)
-        seed, other_part = Secret("one-hot seed", reader.fixed(SEED_BYTES)), reader.fixed(DIGEST_BYTES)
-        values = _polynomial_values(shape, server)
-        packed = reader.fixed(shape.field.packed_bytes(values))
-        reader.finish()
-        polynomial = shape.field.unpack(packed, values)
-        return cls(server=server, seed=seed, other_part=other_part, polynomial=polynomial)
+        read = _Proof.decode(message, shape)
+        polynomial = shape.field.unpack(memoryview(read.packed), _polynomial_values(shape, read.server))
+        seed = Secret("one-hot seed", read.seed)
+        return cls(server=read.server, seed=seed, other_part=read.other_part, polynomial=polynomial)
 
 
 def _polynomial_values(shape: CheckShape, server: ServerId) -> int:
     return shape.proof_points if server.index else 0
 
 
-def read_server(reader: Reader) -> ServerId:
-    """Read which of the two servers a message is from or for."""
-    index = reader.integer(1)
-    if index not in (0, 1):
-        raise MalformedMessage(f"{index} is the index of no server", reason=Reason.NOT_CANONICAL)
-    return ServerId(index)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Proof(MessageIn[CheckShape]):
+    kind: ClassVar = MessageKind.ONE_HOT_PROOF
+    server: Annotated[ServerId, SERVER]
+    seed: Annotated[bytes, fixed(SEED_BYTES)] = field(repr=False)
+    other_part: Annotated[bytes, fixed(DIGEST_BYTES)]
+    packed: Annotated[
+        bytes,
+        Field(
+            lambda writer, packed: writer.borrowed(packed),
+            lambda reader, at: reader.fixed(
+                at.place.field.packed_bytes(_polynomial_values(at.place, at.before["server"]))
+            ),
+            "the polynomial, for server 1",
+        ),
+    ] = field(repr=False)
 
 
 # --- Proof ------------------------------------------------------------------------------------------------------------
