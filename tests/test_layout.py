@@ -39,7 +39,7 @@ WITHOUT_MODULES = {"secagg.web", "secagg.web.page"}
 
 CORE_LEVELS = (
     {"errors", "lazy", "version"},
-    {"choices", "identifiers", "parameters"},
+    {"choices", "identifiers", "options", "parameters"},
     {"blame", "wire"},
     {"declared", "tables"},
     {"crypto"},

@@ -33,10 +33,11 @@ from secagg.crypto.entropy import Coins, SystemCoins
 from secagg.crypto.ring import add_into, reduce_into
 from secagg.errors import InternalError, InvalidParameters, Misuse, PeerError, ThresholdNotMet
 from secagg.identifiers import ClientId
+from secagg.options import declared
 from secagg.parameters import LEAST_COHORT
 from secagg.privacy.accounting import Adjacency
 from secagg.privacy.client_noise import ClientNoise, is_near, noise_in
-from secagg.session.registry import Simulation, find, known_settings, planned_settings
+from secagg.session.registry import Simulation, find, planned_settings
 from secagg.session.roles import ClientSession, LazyUpdate, Released, ServerSession, Subject, Update
 from secagg.session.run import Measured, StageFigures, run
 from secagg.simulation.insecure_coins import InsecureSeededCoins
@@ -494,7 +495,7 @@ class RealSum:
         self._noise = noise
         self._chosen: Any = None
         self._world: Simulation | None = None
-        known = known_settings(self._entry)
+        known = declared(self._entry.settings)
         if noise is not None and "noise_multiplier" not in known:
             raise InvalidParameters(
                 f"privacy.noise_multiplier is above 0, and {settings.protocol} releases sums as they are: take "

@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 
 import secagg
 from secagg.errors import InvalidParameters, SecAggError
-from secagg.session.registry import suggestion
+from secagg.options import suggestion
 
 from . import options as command_options
 from . import train

@@ -248,10 +248,10 @@ class _PluggedSession:
 
 def _node(usual: Mapping[str, Any], assignments: Iterable[str], others: Collection[str]) -> ClientNode:
     """Return this client with the values of ``--set`` in place of the usual ones."""
+    from secagg.options import suggestion
     from secagg.platforms.client_node import RULES, ClientNode
     from secagg.session.client_policy import RULES as LIMITS
     from secagg.session.client_policy import ClientPolicy
-    from secagg.session.registry import suggestion
 
     given = assigned(assignments, ClientNode, ClientPolicy)
     known = {*RULES, *LIMITS} - {*others, "authority", "server_keys"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from fractions import Fraction
 from importlib.resources import files
 from pathlib import Path
 from time import perf_counter
@@ -14,12 +13,13 @@ from typing import Any, Final, cast
 from secagg.compression.byte_accounting import Shapes
 from secagg.compression.random_pruning import exact_sparsity
 from secagg.errors import InvalidParameters
+from secagg.options import declared, spelled
 from secagg.parameters import Suite
 from secagg.planning.advice import PlannedNoise, advice
 from secagg.planning.costs import WHOLE_UPDATES, Comparison, Learned, Option, PlanRequest, compare, shapes_of_blocks
 from secagg.planning.models import CELEBA, FEMNIST_3_CHANNEL, SENT140
 from secagg.planning.seconds import Network, Seconds, seconds_of
-from secagg.session.registry import parsed
+from secagg.privacy.client_noise import NoiseSettings
 
 from .figures import Column, in_bytes, in_seconds, shown, table, writable, write_json
 
@@ -82,7 +82,8 @@ def _noise(options: argparse.Namespace) -> PlannedNoise | None:
     if options.noise is not None:
         releases = 1 if options.releases is None else options.releases
         delta = _USUAL_DELTA if options.delta is None else options.delta
-        return PlannedNoise(parsed("--noise", Fraction, options.noise), releases, delta)
+        with spelled("--noise"):
+            return PlannedNoise(declared(NoiseSettings)["noise_multiplier"].parsed(options.noise), releases, delta)
     if options.releases is not None or options.delta is not None:
         raise InvalidParameters("--releases and --delta are about --noise; give --noise as well, or leave them out")
     return None

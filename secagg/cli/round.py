@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from secagg.errors import InvalidParameters
-from secagg.session.registry import ProtocolEntry, find, known_settings, names, parsed, planned_settings
+from secagg.options import declared, spelled
+from secagg.privacy.client_noise import NoiseSettings
+from secagg.session.registry import ProtocolEntry, find, names, planned_settings
 
 from . import spreading
 from .figures import (
@@ -211,12 +213,13 @@ def _settings_of(entry: ProtocolEntry, facts: Mapping[str, Any], short: Mapping[
         short: the values of the options in ``SHORT`` that were given.
         assigned: ``name=value``, for every other setting.
     """
-    known = known_settings(entry)
+    known = declared(entry.settings)
     given = dict[str, Any]()
     for option, text in short.items():
         if SHORT[option] not in known:
             raise InvalidParameters(f"--{option} is not for {entry.name}, but for {_owners(SHORT[option])}")
-        given[SHORT[option]] = parsed(f"--{option}", known[SHORT[option]], text)
+        with spelled(f"--{option}"):
+            given[SHORT[option]] = known[SHORT[option]].parsed(text)
     return planned_settings(entry, facts, given, assigned, option="--set")
 
 
@@ -264,7 +267,8 @@ def _room_for_noise(options: argparse.Namespace) -> int:
     """Return how many bits more a ring has for the noise of a session that is rehearsed, whatever it is planned for."""
     if options.noise is None:
         return 0
-    multiplier = parsed("--noise", Fraction, options.noise)
+    with spelled("--noise"):
+        multiplier = declared(NoiseSettings)["noise_multiplier"].parsed(options.noise)
     if multiplier <= 0:
         raise InvalidParameters(f"--noise is positive; got {options.noise}")
     share: Fraction = multiplier * 2 * (math.isqrt(options.dimension) + 1)

@@ -10,13 +10,14 @@ import os
 import signal
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from secagg.errors import InternalError, InvalidParameters, SecAggError
-from secagg.session.registry import find, suggestion
+from secagg.options import declared, suggestion
+from secagg.session.registry import find
 
 from .figures import writable, write_json
 from .groups import group_of, write_mean, write_sum
@@ -47,11 +48,6 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("secagg")
 _AGAIN_SECONDS: Final = 1.0
-_USED: Final = (
-    *("corrupted", "enclave-socket", "epoch", "holders", "max-norm", "minimum-cohort", "mode", "privacy-bits"),
-    *("roster", "second-server", "server-keys", "servers", "stage-timeout", "suite", "threshold", "topology"),
-)
-"""The settings that a server takes here."""
 _OF_UPDATES: Final = ("values", "clip", "bits")
 """Terms of a sum of updates alone."""
 _DRAWING, _SEATS = 28 * 28, 3
@@ -218,14 +214,15 @@ def _settings(options: argparse.Namespace) -> SecAggSettings:
             f"--set cannot change {twice[0].removeprefix(PREFIX)}: --protocol chooses the protocol, and all updates "
             "weigh the same"
         )
-    if strange := [name for key in given if (name := key.removeprefix(PREFIX)) not in _USED]:
-        platforms = {each.name.replace("_", "-") for each in fields(SecAggSettings)}
-        name = strange[0].removeprefix(PREFIX)
+    used = {name.replace("_", "-"): not each.option.part for name, each in declared(SecAggSettings).items()}
+    known = sorted(name for name, is_used in used.items() if is_used and PREFIX + name not in alike)
+    if strange := [name for key in given if (name := key.removeprefix(PREFIX)) not in known]:
+        name = strange[0]
         raise InvalidParameters(
             f"--set {name} would do nothing here: `secagg serve` plans no noise, and --clip, --bits and --values say "
             "how updates are encoded; leave it out"
-            if strange[0] in platforms
-            else f"--set {name} is no setting of `secagg serve`; {suggestion(name, _USED)}"
+            if name in used
+            else f"--set {name} is no setting of `secagg serve`; {suggestion(name, known)}"
         )
     if f"{PREFIX}max-norm" in given and (options.protocol != ENCLAVE or options.declared is not None):
         raise InvalidParameters(

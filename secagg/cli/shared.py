@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, get_origin
 
 from secagg.errors import InvalidParameters, Misuse, Reason, SecAggError
 
@@ -179,19 +179,20 @@ def address(option: str, text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def assigned(assignments: Iterable[str], *settings: type[Any]) -> dict[str, Any]:
-    """Read ``name=value``, each of the type that a class gives it; choices and names that it lacks keep their text."""
-    from secagg.session.registry import parsed
+def assigned(assignments: Iterable[str], *classes: type[Any]) -> dict[str, Any]:
+    """Read ``name=value``, each as a class declares it; choices and names that none declares keep their text."""
+    from secagg.options import Declared, declared, spelled
 
-    hints, given = dict[str, Any](), dict[str, Any]()
-    for each in settings:
-        hints |= {name: hint for name, hint in get_type_hints(each).items() if get_origin(hint) is not frozenset}
+    known, given = dict[str, Declared](), dict[str, Any]()
+    for each in classes:
+        known |= {name: one for name, one in declared(each).items() if get_origin(one.kind) is not frozenset}
     for assignment in assignments:
         option, equals, text = assignment.partition("=")
         if not equals:
             raise InvalidParameters(f"--set takes NAME=VALUE; got {assignment!r}")
         name = option.replace("-", "_")
-        given[name] = parsed(f"--set {option}", hints[name], text) if name in hints else text
+        with spelled(f"--set {option}"):
+            given[name] = known[name].parsed(text) if name in known else text
     return given
 
 

@@ -25,6 +25,7 @@ from typing import Annotated, Any, Final, cast, get_args, get_type_hints
 from secagg.compression.model_update import ModelUpdate
 from secagg.errors import InvalidParameters, Reason
 from secagg.identifiers import ClientId
+from secagg.options import suggestion
 from secagg.parameters import ATTEMPTS
 from secagg.privacy.accounting import NOT_NOISED, PrivacyBudget
 from secagg.privacy.client_noise import USUAL_DELTA, NoiseSettings
@@ -33,7 +34,7 @@ from secagg.session.client_policy import RULES as LIMITS
 from secagg.session.client_policy import Accepted, Allowed, ClientPolicy, Pinned, maximum
 from secagg.session.ledger import SpentUpdates
 from secagg.session.privacy_ledger import PrivacyLedger
-from secagg.session.registry import find, suggestion
+from secagg.session.registry import find
 from secagg.session.sealed_state import StateDirectory
 from secagg.session.store import Store
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
-from types import NoneType
-from typing import Any, Final, cast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Final, cast
 
 from secagg.compression.cohort_bits import COHORT_BITS, places_for
 from secagg.compression.peak import MOST_SUMMED_PLACES
 from secagg.errors import InvalidParameters
+from secagg.options import Options, declared, escaped, option, spelled, suggestion
 from secagg.parameters import LEAST_COHORT, SecurityMode, Suite, usual_corrupted, usual_dropped
 from secagg.protocols.pairwise_mask import CURIOUS_PRIVACY_BITS, PairwiseSettings, Topology
 from secagg.session import registry
@@ -50,147 +50,180 @@ LEAST_CLIENTS: Final = 3
 """In a sum of two, each client knows the other's update."""
 
 
+OF_PAIRWISE: Final = ("protocol", (PAIRWISE,))
+OF_TWO_SERVERS: Final = ("protocol", (TWO_SERVERS,))
+OF_ONE_MESSAGE: Final = ("protocol", (ONE_MESSAGE,))
+OF_PEAK: Final = ("compression", ("peak",))
+of_updates, of_rounds = partial(option, part="updates"), partial(option, part="rounds")
+_KEYS, _RECORD = "`secagg keys`", "`secagg holder record`"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SecAggSettings:
+class SecAggSettings(Options):
     """The settings of a run; each field is the key of the same name, with ``secagg-`` before it and hyphens in it."""
 
-    protocol: str = PAIRWISE
-    mode: str | None = None
-    """Trust in the server, for pairwise masks; by default ``active`` with a roster, and ``semi_honest`` without."""
-    topology: str | None = None
+    protocol: Annotated[str, option("aggregation protocol")] = PAIRWISE
+    mode: Annotated[str | None, option("trust in the server", choices=tuple(MODES), only_with=OF_PAIRWISE)] = None
+    """By default ``active`` with a roster, and ``semi_honest`` without."""
+    topology: Annotated[str | None, option("who masks with whom", choices=TOPOLOGIES, only_with=OF_PAIRWISE)] = None
     """By default ``sparse``, and ``full`` where few clients have no sparse graph that tolerates the dropouts."""
-    suite: str | None = None
+    suite: Annotated[str | None, option("key agreement and ciphers", choices=tuple(SUITES))] = None
     """By default the protocol's: ``hybrid`` for the enclave, the epoch's for one message, otherwise ``classic``."""
-    threshold: float = 0.0
-    """Share of the invited clients that must stay to the end; 0 plans it (``usual_dropped``)."""
-    minimum_cohort: int = 0
-    """Minimum number of clients whose sum is released; 0 means what the threshold leaves."""
-    corrupted: int | None = None
-    """Clients that may work together with the server, in pairwise masks and one message; by default one in ten, and
-    with noise 1, because all clients have to use the same number.
-    """
-    privacy_bits: int = 0
-    """The chance that a sparse graph betrays a client is 2^-privacy_bits; 0 means the least of the mode."""
-    compression: str = FIXED_POINT
+    threshold: Annotated[float, option("share of clients that must stay; 0 plans it", minimum=0, maximum=1)] = 0.0
+    """See ``usual_dropped``."""
+    minimum_cohort: Annotated[
+        int, option("clients below which nothing is released; 0 plans it", minimum=LEAST_COHORT, or_zero=True)
+    ] = 0
+    corrupted: Annotated[
+        int | None,
+        option("clients that may collude with the server", minimum=0, only_with=("protocol", (PAIRWISE, ONE_MESSAGE))),
+    ] = None
+    """By default one in ten, and with noise 1, because all clients have to use the same number."""
+    privacy_bits: Annotated[
+        int,
+        option(
+            "a sparse graph betrays a client with chance 2^-n; 0: the least of the mode",
+            minimum=CURIOUS_PRIVACY_BITS,
+            or_zero=True,
+            only_with=OF_PAIRWISE,
+        ),
+    ] = 0
+    compression: Annotated[str, of_updates("encoding of an update")] = FIXED_POINT
     """``fixed-point``; ``scalar-8`` and the like for codes of so many bits; ``pruning-0.9`` and the like to send what
     is left of every matrix; where indices are counted ``peak`` (or ``peak-128``, in blocks of 128), and ``pq`` (or
     ``pq-64x8``, 64 codewords of 8); ``module:Name`` or ``path/to/file.py:Name`` for a custom scheme."""
-    cohort_bits: float = COHORT_BITS
-    """Bits for a value with ``peak``, of all clients of a round together."""
-    rate: str = "fixed"
-    """``auto`` finds the bits of ``peak`` from the clients' loss at the model with noise, every ten rounds; the loss is
-    the first of ``evaluation_metrics``."""
-    harm: float = 0.001
-    """How much the noise of one round may raise that loss, with ``auto``."""
-    down: str = "model"
-    """``sums`` sends nodes that have the last model the sum since, with ``peak``."""
-    fraction_bits: int = 16
-    """Fixed-point values have steps of 2^-fraction_bits, whatever the cohort is."""
-    modulus_bits: int = 0
-    """The ring of fixed-point values; 0 means as wide as clip, step and cohort need it."""
-    clip: float = 4.0
-    """The largest change of one value that fixed point can carry."""
-    tensors: str = ""
-    """Patterns of names, separated by commas, such as ``*lora*``: the tensors that are summed; empty for all."""
-    exclude: str | tuple[str, ...] = ""
-    """Patterns of those that are not, such as ``*norm*``: parts that each client keeps for itself."""
-    weighting: str = "examples"
-    full_weight: int = 1024
-    """Number of examples that count fully: a weight is examples / full_weight, at most 1 and at least a quarter."""
-    minimum_trained: int = 1
-    """The least number of clients whose training succeeded in a round; the server refuses a round of fewer."""
-    metrics: str | tuple[str, ...] = ""
-    """The metrics of training that are summed, separated by commas; no others leave a client."""
-    evaluation_metrics: str | tuple[str, ...] = ""
-    """The metrics of evaluation that are summed; if there are none, evaluation travels in the clear."""
-    metric_bound: float = 1024.0
-    stage_timeout: float = 120.0
-    """Seconds for the answers of one protocol stage; the first, and that of training, have the strategy's timeout."""
-    stage_patience: float = 2.0
-    """Once enough have answered a stage, the others get so many times as long as that took, 5 seconds at least."""
-    on_failure: str = "skip"
-    """What follows a failed round once one has succeeded: ``skip`` keeps the last good model and begins the next round,
-    ``stop`` ends the run with that model, and ``retry`` begins the round again if no client was asked for its update,
-    and otherwise skips it."""
-    failed_rounds: int = 2
-    """Maximum number of failed rounds in a row, and of attempts to begin a round again; one more stops the run. Clients
-    limit their uploads for one model as well (``attempts`` of their own settings, 3)."""
-    noise: float = 0.0
-    """The deviation of the noise that clients add together, over what one of them can change; 0 for none."""
-    norm: float = 0.0
-    """Largest norm of one client's change of all tensors, to which it clips; needed with noise."""
-    max_norm: float = 0.0
-    """Longest change of all tensors that counts as it is: an enclave scales longer ones down, also those of malicious
-    clients, and sees each to do so; 0 for any. It is the same in all of a task."""
-    max_norm_unenforced: float = 0.0
-    """The same under any protocol, and only honest clients scale their changes down."""
-    roster: str = ""
-    """The file that ``secagg keys`` wrote; for every protocol but pairwise masks, and for active mode."""
-    enclave_socket: str = ""
-    """Address of ``secagg enclave serve``; without it the enclave is simulated in the server's own process."""
-    second_server: str = ""
-    """Address of ``secagg two-servers serve``; without it server 1 is simulated in the server's own process."""
-    servers: str = ""
-    """The file with both servers' public keys, needed with a second server."""
-    server_keys: str = ""
-    """The key file of server 0, which is this one, needed with a second server."""
-    epoch: str = ""
-    """The record that ``secagg holder record`` wrote: who holds for one-message sums, and until when."""
-    holders: str | tuple[str, ...] = ""
-    """Addresses of ``secagg holder serve``, in the record's order, separated by commas; needed with it."""
-    metric_names: tuple[str, ...] = field(init=False)
-    evaluated_names: tuple[str, ...] = field(init=False)
-    tensor_patterns: tuple[str, ...] = field(init=False)
-    excluded_patterns: tuple[str, ...] = field(init=False)
-    holder_sockets: tuple[str, ...] = field(init=False)
+    cohort_bits: Annotated[
+        float,
+        option(
+            "bits per value of all clients together",
+            above=0,
+            maximum=_MOST_COHORT_BITS,
+            only_with=OF_PEAK,
+            part="updates",
+        ),
+    ] = COHORT_BITS
+    rate: Annotated[
+        str,
+        option(
+            "whether cohort-bits is fixed, or found from the loss",
+            choices=("fixed", AUTO),
+            only_with=OF_PEAK,
+            part="updates",
+        ),
+    ] = "fixed"
+    """``auto`` finds it from the clients' loss at the model with noise, every ten rounds; the loss is the first of
+    ``evaluation_metrics``."""
+    harm: Annotated[
+        float,
+        option(
+            "rise of the loss that one round's noise may cause", above=0, only_with=("rate", (AUTO,)), part="updates"
+        ),
+    ] = 0.001
+    down: Annotated[str, of_updates("what nodes with the last model are sent", choices=("model", SUMS))] = "model"
+    """``sums`` sends them the sum since, with ``peak``."""
+    fraction_bits: Annotated[
+        int, of_updates("fixed-point values have steps of 2^-n", minimum=1, maximum=_MOST_FRACTION_BITS)
+    ] = 16
+    modulus_bits: Annotated[
+        int,
+        option(
+            "width of the ring of fixed-point values; 0 plans it",
+            minimum=_LEAST_RING,
+            maximum=_GREATEST_RING,
+            or_zero=True,
+            part="updates",
+        ),
+    ] = 0
+    clip: Annotated[float, of_updates("maximum change of one fixed-point value", above=0)] = 4.0
+    tensors: Annotated[str | tuple[str, ...], of_updates("patterns of tensors that are summed; none: all")] = ()
+    exclude: Annotated[str | tuple[str, ...], of_updates("patterns of tensors that each client keeps")] = ()
+    weighting: Annotated[str, of_updates("weight of an update", choices=WEIGHTINGS)] = "examples"
+    full_weight: Annotated[
+        int,
+        option(
+            "number of examples that count fully",
+            minimum=_FULL_WEIGHTS[0],
+            maximum=_FULL_WEIGHTS[-1],
+            only_with=("weighting", ("examples",)),
+            part="updates",
+        ),
+    ] = 1024
+    """A weight is examples / full_weight, at most 1 and at least a quarter."""
+    minimum_trained: Annotated[int, of_updates("minimum number of clients that trained", minimum=1)] = 1
+    """The server refuses a round of fewer."""
+    metrics: Annotated[str | tuple[str, ...], of_updates("metrics of training that are summed")] = ()
+    """No others leave a client."""
+    evaluation_metrics: Annotated[str | tuple[str, ...], of_updates("metrics of evaluation that are summed")] = ()
+    """If there are none, evaluation travels in the clear."""
+    metric_bound: Annotated[float, of_updates("maximum absolute value of a metric", above=0)] = 1024.0
+    stage_timeout: Annotated[float, option("seconds for the answers of one stage", above=0)] = 120.0
+    """The first, and that of training, have the strategy's timeout."""
+    stage_patience: Annotated[float, of_rounds("multiple of the time so far for answers after enough", minimum=1)] = 2.0
+    """It is 5 seconds at least."""
+    on_failure: Annotated[str, of_rounds("what follows a failed round", choices=("skip", "retry", "stop"))] = "skip"
+    """Once one has succeeded: ``skip`` keeps the last good model and begins the next round, ``stop`` ends the run with
+    that model, and ``retry`` begins the round again if no client was asked for its update, and otherwise skips it."""
+    failed_rounds: Annotated[int, of_rounds("maximum number of failed rounds in a row, and of retries", minimum=1)] = 2
+    """One more stops the run. Clients limit their uploads for one model as well (``attempts`` of their node, 3)."""
+    noise: Annotated[
+        float,
+        option(
+            "deviation of the clients' noise over what one can change; 0: none",
+            minimum=_LEAST_NOISE,
+            maximum=_MOST_NOISE,
+            or_zero=True,
+            part="updates",
+        ),
+    ] = 0.0
+    norm: Annotated[float, of_updates("norm to which a client clips its change, with noise", minimum=0)] = 0.0
+    max_norm: Annotated[float, option("norm to which an enclave scales longer changes; 0: any", minimum=0)] = 0.0
+    """Of all tensors; also those of malicious clients, and it sees each to do so. It is the same in all of a task."""
+    max_norm_unenforced: Annotated[float, of_updates("norm to which honest clients scale; 0: any", minimum=0)] = 0.0
+    """Under any protocol."""
+    roster: Annotated[str, option("roster file of `secagg keys`")] = ""
+    """For every protocol but pairwise masks, and for active mode."""
+    enclave_socket: Annotated[
+        str, option("address of `secagg enclave serve`; none: simulated", only_with=("protocol", (ENCLAVE,)))
+    ] = ""
+    second_server: Annotated[
+        str, option("address of `secagg two-servers serve`; none: simulated", only_with=OF_TWO_SERVERS)
+    ] = ""
+    servers: Annotated[str, option("file with both servers' public keys", only_with=OF_TWO_SERVERS)] = ""
+    server_keys: Annotated[str, option("key file of server 0, which is this one", only_with=OF_TWO_SERVERS)] = ""
+    epoch: Annotated[str, option("record of `secagg holder record`", only_with=OF_ONE_MESSAGE)] = ""
+    holders: Annotated[
+        str | tuple[str, ...],
+        option("addresses of `secagg holder serve`, in the record's order", only_with=OF_ONE_MESSAGE),
+    ] = ()
 
     def __post_init__(self) -> None:
-        require_types(self)
-        for name, parsed in _LISTS:
-            object.__setattr__(self, parsed, _listed(name, getattr(self, name)))
-            object.__setattr__(self, name, ",".join(getattr(self, parsed)))
-        for name, is_wrong, sentence in self._checks():
-            if is_wrong:
-                raise _invalid(name, sentence)
+        with spelled(_key):
+            Options.__post_init__(self)
 
-    def _checks(self) -> Iterator[tuple[str, bool, str]]:
+    def rules(self) -> Iterator[tuple[str, bool, str]]:
         """Yield what may be wrong, whether it is, and what to say then; what follows relies on what came before."""
-        for name, choices in (("protocol", registry.names()), *_CHOICES):
-            value = getattr(self, name)
-            is_planned = value is None and name in _PLANNED
-            yield name, not is_planned and value not in choices, f"is one of {', '.join(choices)}; got {value!r}"
-        for name, is_valid, rule in _RULES:
-            value = getattr(self, name)
-            yield name, not is_valid(value), f"{rule}; got {value!r}"
-        yield from self._checks_of_compression()
+        choices = ", ".join(registry.names())
         yield (
-            "roster",
-            self.is_certified and not self.roster,
-            "names the roster file in active mode, for an enclave, two servers and one message; make one with " + _KEYS,
+            "protocol",
+            self.protocol not in registry.names(),
+            f"must be one of {choices}; got {escaped(self.protocol)}",
         )
-        for name, usual, *protocols in _BELONGING:
-            owners = " or ".join(map(repr, protocols))
-            sentence = f"belongs to {PREFIX}protocol = {owners}; leave it out, or change {PREFIX}protocol"
-            yield name, getattr(self, name) != usual and self.protocol not in protocols, sentence
+        yield from self._rules_of_compression()
+        sentence = "names the roster file in active mode, for an enclave, two servers and one message; make one with "
+        yield "roster", self.is_certified and not self.roster, sentence + _KEYS
         is_full = self.topology == Topology.FULL and self.privacy_bits != 0
-        yield "privacy_bits", is_full, f"is for sparse graphs; leave it out, or change {PREFIX}topology"
-        for name, unset, other, due in _READ_BESIDE:
-            is_ignored = getattr(self, name) != unset and getattr(self, other) != due
-            yield name, is_ignored, f"is for {_key(other)} = {due!r}; leave it out, or change {_key(other)}"
+        yield "privacy_bits", is_full, "is for sparse graphs; remove it, or change {topology}"
         is_one, is_two = self.protocol == ONE_MESSAGE, self.protocol == TWO_SERVERS
         yield "epoch", is_one and not self.epoch, "names the record of who holds; have one signed with " + _RECORD
         yield "holders", is_one and not self.holders, "names where the holders of the record listen, in its order"
         for name in ("servers", "server_keys"):
             is_alone = is_two and bool(getattr(self, name)) != bool(self.second_server)
-            yield name, is_alone, f"names a file with {PREFIX}second-server, and is left out where that is simulated"
-        yield (
-            "norm",
-            bool(self.noise) != bool(self.norm),
-            f"is the norm that clients clip to where {PREFIX}noise is above 0; set both, or none",
-        )
-        yield from self._checks_of_norms()
+            yield name, is_alone, "names a file with {second_server}, and is left out where that is simulated"
+        sentence = "is the norm that clients clip to where {noise} is above 0; set both, or none"
+        yield "norm", bool(self.noise) != bool(self.norm), sentence
+        yield from self._rules_of_norms()
         if self.noise:
-            whose = f"is for {PREFIX}protocol = {' or '.join(map(repr, NOISED))}, whose clients add it; change that"
+            whose = f"is for {{protocol}} = {' or '.join(map(repr, NOISED))}, whose clients add it; change that"
             yield "noise", self.protocol not in NOISED, whose
             yield "weighting", self.weighting != "uniform", "is 'uniform' with noise, which counts of examples lack"
             yield "minimum_trained", self.minimum_trained > 1, "is 1 with noise, which hides how many clients trained"
@@ -199,20 +232,19 @@ class SecAggSettings:
             for name in ("metrics", "evaluation_metrics"):
                 yield name, bool(getattr(self, name)), "are sums without noise of their own; leave them out"
 
-    def _checks_of_norms(self) -> Iterator[tuple[str, bool, str]]:
+    def _rules_of_norms(self) -> Iterator[tuple[str, bool, str]]:
         sentence = (
             f"is enforced by an enclave, and nobody sees an update alone under {self.protocol!r}: take "
-            f"{PREFIX}protocol = {ENCLAVE!r}, or {PREFIX}max-norm-unenforced, to which only honest clients scale"
+            f"{{protocol}} = {ENCLAVE!r}, or {{max_norm_unenforced}}, to which only honest clients scale"
         )
         yield "max_norm", bool(self.max_norm) and self.protocol != ENCLAVE, sentence
         for name in ("max_norm", "max_norm_unenforced"):
             is_set = bool(getattr(self, name))
-            sentence = f"is for {PREFIX}compression = {FIXED_POINT!r}, where all values have one step; change that"
+            sentence = f"is for {{compression}} = {FIXED_POINT!r}, where all values have one step; change that"
             yield name, is_set and self.compression != FIXED_POINT, sentence
-            sentence = f"is {PREFIX}norm where {PREFIX}noise is above 0; leave it out"
-            yield name, is_set and bool(self.noise), sentence
+            yield name, is_set and bool(self.noise), "is {norm} where {noise} is above 0; leave it out"
 
-    def _checks_of_compression(self) -> Iterator[tuple[str, bool, str]]:
+    def _rules_of_compression(self) -> Iterator[tuple[str, bool, str]]:
         if self.custom is not None:
             return
         found = _COMPRESSION.fullmatch(self.compression)
@@ -221,28 +253,46 @@ class SecAggSettings:
         sentence = (
             "is fixed-point, scalar-2 to scalar-16 for codes of so many bits, pruning-0.9 and the like, pq or "
             f"pq-64x8 and the like, peak or peak-1 to peak-{MOST_SUMMED_PLACES} where indices are counted, or "
-            f"module:Name for a custom scheme; got {self.compression!r}"
+            f"module:Name for a custom scheme; got {escaped(self.compression)}"
         )
         yield "compression", is_none, sentence
         has_indices = self.codebook is not None or self.has_peaks
         sentence = (
             f"is {self.compression}, which sends indices, and {self.protocol} sums vectors alone; change "
-            f"{PREFIX}protocol to {ENCLAVE!r} or {TWO_SERVERS!r}, or this to fixed-point, scalar-8 or pruning-0.9"
+            f"{{protocol}} to {ENCLAVE!r} or {TWO_SERVERS!r}, or this to fixed-point, scalar-8 or pruning-0.9"
         )
         yield "compression", has_indices and self.protocol in (PAIRWISE, ONE_MESSAGE), sentence
         is_auto, is_told = self.rate == AUTO, self.down == SUMS
-        sentence = f"is for {PREFIX}compression = 'peak'; change that, or leave it out"
-        yield "down", is_told and not self.has_peaks, sentence
-        sentence = f"is for {PREFIX}rate = 'fixed', as 'auto' sends whole models, too"
-        yield "down", is_told and is_auto, sentence
-        sentence = f"is found from the loss that {PREFIX}evaluation-metrics names first; name it there"
+        yield "down", is_told and not self.has_peaks, "is for {compression} = 'peak'; change that, or leave it out"
+        yield "down", is_told and is_auto, "is for {rate} = 'fixed', as 'auto' sends whole models, too"
+        sentence = "is found from the loss that {evaluation_metrics} names first; name it there"
         yield "rate", is_auto and not self.evaluated_names, sentence
-        yield "cohort_bits", is_auto and self.cohort_bits != COHORT_BITS, f"is found by {PREFIX}rate = 'auto'"
+        yield "cohort_bits", is_auto and self.cohort_bits != COHORT_BITS, "is found by {rate} = 'auto'"
         sentence = (
-            f"is {self.compression}, whose indices are votes, each counting once: take {PREFIX}weighting = 'uniform', "
+            f"is {self.compression}, whose indices are votes, each counting once: take {{weighting}} = 'uniform', "
             "or scalar-8 and the like"
         )
         yield "compression", has_indices and self.weighting != "uniform", sentence
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        return cast("tuple[str, ...]", self.metrics)
+
+    @property
+    def evaluated_names(self) -> tuple[str, ...]:
+        return cast("tuple[str, ...]", self.evaluation_metrics)
+
+    @property
+    def tensor_patterns(self) -> tuple[str, ...]:
+        return cast("tuple[str, ...]", self.tensors)
+
+    @property
+    def excluded_patterns(self) -> tuple[str, ...]:
+        return cast("tuple[str, ...]", self.exclude)
+
+    @property
+    def holder_sockets(self) -> tuple[str, ...]:
+        return cast("tuple[str, ...]", self.holders)
 
     @property
     def is_certified(self) -> bool:
@@ -303,12 +353,12 @@ class SecAggSettings:
     @classmethod
     def from_run_config(cls, run_config: Mapping[str, Any]) -> SecAggSettings:
         """Read the keys that begin with ``secagg-``; an app's other keys are its own."""
-        known = {_key(item.name): item.name for item in fields(cls) if item.init}
+        known = {_key(name): name for name in declared(cls)}
         given = {key: value for key, value in run_config.items() if key.startswith(PREFIX)}
         for key in given:
             if key not in known:
-                near = get_close_matches(key.removeprefix(PREFIX), [name.removeprefix(PREFIX) for name in known], n=1)
-                advice = f"did you mean {PREFIX}{near[0]}?" if near else f"there are {', '.join(known)}"
+                short = [name.replace("_", "-") for name in declared(cls)]
+                advice = suggestion(key.removeprefix(PREFIX), short, _key)
                 raise InvalidParameters(f"{key} is not a setting of secure aggregation; {advice}")
         return cls(**{known[key]: value for key, value in given.items()})
 
@@ -384,99 +434,3 @@ def _key(name: str) -> str:
 
 def _invalid(name: str, sentence: str) -> InvalidParameters:
     return InvalidParameters(f"{_key(name)} {sentence}")
-
-
-def _listed(name: str, given: str | tuple[str, ...]) -> tuple[str, ...]:
-    parts = given.split(",") if isinstance(given, str) else given
-    names = tuple(part.strip() for part in parts if part.strip())
-    if len(set(names)) < len(names):
-        raise _invalid(name, "names something twice")
-    return names
-
-
-def require_types(settings: Any) -> None:  # noqa: ANN401 -- a dataclass of settings
-    """Refuse values of other types than their fields have; TOML writes whole floats like integers."""
-    for item in fields(settings):
-        if not item.init:
-            continue
-        value: object = getattr(settings, item.name)
-        kind = type(value)
-        if item.type == "float" and type(value) is int:
-            object.__setattr__(settings, item.name, float(value))
-            continue
-        kinds, name = _KINDS[str(item.type)]
-        parts = cast("Iterable[object]", value) if isinstance(value, tuple) else ()
-        if kind not in kinds or any(type(part) is not str for part in parts):
-            raise _invalid(item.name, f"is {name}; got {value!r}")
-
-
-def _zero_or(least: float, most: float = math.inf) -> tuple[Callable[[Any], bool], str]:
-    said = f"is 0 or at least {least}" if most == math.inf else f"is 0 or lies in {least}..{most}"
-    return lambda value: value == 0 or least <= value <= most, said
-
-
-_KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
-    "str": ((str,), "a string"),
-    "int": ((int,), "an integer"),
-    "int | None": ((int, NoneType), "an integer"),
-    "float": ((float,), "a number"),
-    "bool": ((bool,), "true or false"),
-    "str | None": ((str, NoneType), "a string"),
-    "str | tuple[str, ...]": ((str, tuple), "a string or a tuple of strings"),
-    "tuple[str, ...]": ((tuple,), "a tuple of strings"),
-}
-_LISTS: Final = (
-    ("metrics", "metric_names"),
-    ("evaluation_metrics", "evaluated_names"),
-    ("tensors", "tensor_patterns"),
-    ("exclude", "excluded_patterns"),
-    ("holders", "holder_sockets"),
-)
-_KEYS, _RECORD = "`secagg keys`", "`secagg holder record`"
-_CHOICES: Final = (
-    *(("mode", MODES), ("topology", TOPOLOGIES), ("suite", SUITES), ("weighting", WEIGHTINGS)),
-    *(("rate", ("fixed", AUTO)), ("down", ("model", SUMS)), ("on_failure", ("skip", "retry", "stop"))),
-)
-_PLANNED: Final = ("mode", "topology", "suite")
-"""Settings that follow from others where they are left out."""
-_READ_BESIDE: Final = (
-    ("full_weight", 1024, "weighting", "examples"),
-    ("cohort_bits", COHORT_BITS, "compression", "peak"),
-    ("rate", "fixed", "compression", "peak"),
-    ("harm", 0.001, "rate", AUTO),
-)
-"""Settings that matter with one value of another setting alone, and their values where they are left out."""
-_BELONGING: Final = (
-    ("mode", None, PAIRWISE),
-    ("topology", None, PAIRWISE),
-    ("privacy_bits", 0, PAIRWISE),
-    ("corrupted", None, PAIRWISE, ONE_MESSAGE),
-    ("enclave_socket", "", ENCLAVE),
-    ("second_server", "", TWO_SERVERS),
-    ("servers", "", TWO_SERVERS),
-    ("server_keys", "", TWO_SERVERS),
-    ("epoch", "", ONE_MESSAGE),
-    ("holders", "", ONE_MESSAGE),
-)
-"""Settings of some protocols alone, their values where they are left out, and those protocols."""
-_RULES: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
-    ("threshold", lambda value: 0.0 <= value <= 1.0, "is a part of the clients, in 0.0..1.0"),
-    ("minimum_cohort", *_zero_or(LEAST_COHORT)),
-    ("privacy_bits", *_zero_or(CURIOUS_PRIVACY_BITS)),
-    ("modulus_bits", *_zero_or(_LEAST_RING, _GREATEST_RING)),
-    ("noise", *_zero_or(_LEAST_NOISE, _MOST_NOISE)),
-    ("corrupted", lambda value: value is None or value >= 0, "is not negative"),
-    ("fraction_bits", lambda value: 1 <= value <= _MOST_FRACTION_BITS, f"lies in 1..{_MOST_FRACTION_BITS}"),
-    ("clip", lambda value: 0.0 < value < math.inf, "is a positive number"),
-    ("cohort_bits", lambda value: 0.0 < value <= _MOST_COHORT_BITS, f"is above 0.0, and at most {_MOST_COHORT_BITS}"),
-    ("harm", lambda value: 0.0 < value < math.inf, "is a positive number"),
-    ("norm", lambda value: 0.0 <= value < math.inf, "is a number from 0 on"),
-    ("max_norm", lambda value: 0.0 <= value < math.inf, "is a number from 0 on"),
-    ("max_norm_unenforced", lambda value: 0.0 <= value < math.inf, "is a number from 0 on"),
-    ("metric_bound", lambda value: 0.0 < value < math.inf, "is a positive number"),
-    ("full_weight", lambda value: value in _FULL_WEIGHTS, f"must be between 2 and {_FULL_WEIGHTS[-1]}"),
-    ("minimum_trained", lambda value: value >= 1, "is at least 1"),
-    ("failed_rounds", lambda value: value >= 1, "is at least 1"),
-    ("stage_patience", lambda value: 1.0 <= value < math.inf, "is at least 1.0"),
-    ("stage_timeout", lambda value: 0.0 < value < math.inf, "is a positive number of seconds"),
-)

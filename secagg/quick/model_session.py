@@ -34,6 +34,7 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import RingVector
 from secagg.errors import InvalidParameters, ThresholdNotMet
 from secagg.identifiers import ClientId
+from secagg.options import declared, suggestion
 from secagg.parameters import LEAST_COHORT, require_integer, usual_corrupted, usual_dropped
 from secagg.session.registry import (
     Clock,
@@ -41,9 +42,7 @@ from secagg.session.registry import (
     ProtocolName,
     Simulation,
     find,
-    known_settings,
     planned_settings,
-    suggestion,
 )
 from secagg.session.roles import LazyUpdate, Released, ServerSession, Subject, Update
 
@@ -445,7 +444,7 @@ def require_cohort(clients: int, corrupted: int = 0) -> None:
 
 def _norms(entry: ProtocolEntry, max_norm: float, codec: ScalarQuantization, *, weighs: bool) -> tuple[int, ...]:
     """Return the norm of each ring segment in steps, where the protocol enforces one."""
-    if "max_norms" not in known_settings(entry):
+    if "max_norms" not in declared(entry.settings):
         raise InvalidParameters(
             f"nobody enforces max_norm with {entry.name}, whose servers see no update alone: take protocol='enclave', "
             "or max_norm_unenforced, to which only honest clients scale"
@@ -482,7 +481,7 @@ def planned(
             "the quick interface plans no noise: its rings have no room for any. Open a session of the protocol with "
             "a codec whose ring has, as `secagg round --noise` and training do"
         )
-    if strange := [name for name in settings if name not in (known := known_settings(entry))]:
+    if strange := [name for name in settings if name not in (known := declared(entry.settings))]:
         also = [
             *known,
             "clip",

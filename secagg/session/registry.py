@@ -11,18 +11,14 @@ A consumer (a command, a training driver, a platform's plug-in) names a protocol
 
 from __future__ import annotations
 
-import types
-import typing
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields
-from datetime import timedelta
-from enum import Enum
-from fractions import Fraction
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from secagg.errors import InvalidParameters, Misuse
+from secagg.options import declared, spelled, suggestion
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -165,14 +161,6 @@ def require_name(name: str) -> str:
     raise InvalidParameters(f"there is no protocol {name!r}; {suggestion(meant, _REGISTERED)}")
 
 
-def suggestion(name: str, known: Collection[str]) -> str:
-    """Return which name may be meant by one that is not known, or all of them."""
-    from difflib import get_close_matches  # noqa: PLC0415 -- for errors alone
-
-    near = get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-
-
 def register(protocol: ProtocolEntry) -> None:
     """Add a protocol of one's own.
 
@@ -190,15 +178,6 @@ def unregister(name: str) -> None:
 
 
 # --- Settings as text -------------------------------------------------------------------------------------------------
-
-_WORDS: Final = {"yes": True, "true": True, "no": False, "false": False}
-
-
-def known_settings(entry: ProtocolEntry) -> dict[str, Any]:
-    """Return the types of a protocol's settings, by name; its own stand before those that it shares with others."""
-    hints, own = typing.get_type_hints(entry.settings), entry.settings.__annotations__
-    chosen = sorted((field.name for field in fields(entry.settings) if field.init), key=lambda name: name not in own)
-    return {name: hints[name] for name in chosen}
 
 
 def planned_settings(
@@ -219,60 +198,21 @@ def planned_settings(
     Raises:
         InvalidParameters: a setting that this protocol does not have, or a value that it cannot take.
     """
-    known = known_settings(entry)
-    for name in given:
+    known = declared(entry.settings)
+
+    def require_known(name: str) -> None:
         if name not in known:
             raise InvalidParameters(f"{entry.name} has no setting {name!r}; {suggestion(name, known)}")
+
+    for name in given:
+        require_known(name)
     chosen = {name: value for name, value in {**facts, **given}.items() if name in known}
-    made = {name: parsed(name, known[name], value) if type(value) is str else value for name, value in chosen.items()}
+    made = {name: known[name].parsed(value) if type(value) is str else value for name, value in chosen.items()}
     for assignment in assigned:
         name, equals, text = assignment.partition("=")
         if not equals:
             raise InvalidParameters(f"{option} takes name=value; the settings of {entry.name} are {', '.join(known)}")
-        if name not in known:
-            raise InvalidParameters(f"{entry.name} has no setting {name!r}; {suggestion(name, known)}")
-        made[name] = parsed(f"{option} {name}", known[name], text)
+        require_known(name)
+        with spelled(f"{option} {name}"):
+            made[name] = known[name].parsed(text)
     return entry.settings(**made)
-
-
-def parsed(option: str, hint: Any, text: str) -> Any:  # noqa: ANN401 -- one return for each type
-    """Read a value of a type.
-
-    Raises:
-        InvalidParameters: the text is not such a value.
-    """
-    if isinstance(hint, types.UnionType):
-        inner = next(each for each in typing.get_args(hint) if each is not type(None))
-        return None if text == "none" else parsed(option, inner, text)
-    try:
-        match hint:
-            case _ if isinstance(hint, type) and issubclass(hint, Enum):
-                return hint[text.replace("-", "_").upper()]
-            case _ if hint is bool:
-                return _WORDS[text]
-            case _ if hint is timedelta:
-                return timedelta(hours=float(text))
-            case _ if typing.get_origin(hint) is tuple:
-                return tuple(typing.get_args(hint)[0](part) for part in text.split(","))
-            case _ if hint in {int, float, str, Fraction}:
-                return hint(text)
-            case _:
-                pass
-    except (KeyError, ValueError, ZeroDivisionError):
-        raise InvalidParameters(f"{option} is {_choices(hint)}; got {text!r}") from None
-    raise InvalidParameters(f"{option} cannot be written as text")
-
-
-def _choices(hint: Any) -> str:  # noqa: ANN401 -- any type
-    words = {
-        bool: "yes or no",
-        int: "an integer",
-        float: "a number",
-        Fraction: "a fraction",
-        timedelta: "a number of hours",
-    }
-    if hint in words:
-        return words[hint]
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return " or ".join(member.name.lower().replace("_", "-") for member in hint)
-    return "integers with commas between them"

@@ -228,7 +228,7 @@ def test_a_wrong_sum_is_said_and_fails(
         (["--bits", "62"], "take fewer clients or fewer bits"),
         (["--threads", "0"], "--threads is in 1.."),
         (["--noise", "-1"], "--noise is positive; got -1"),
-        (["--corrupted", "many"], "--corrupted is an integer; got 'many'"),
+        (["--corrupted", "many"], "--corrupted must be an integer; got 'many'"),
         (["--protocol", "enclave", "--topology", "full"], "--topology is not for enclave, but for pairwise"),
         (["--protocol", "enclave", "--mode", "active"], "--mode is not for enclave, but for pairwise"),
         (["--protocol", "enclave", "--epsilon", "8"], "--epsilon is not for enclave, but for pairwise and one-message"),

@@ -54,7 +54,7 @@ def test_a_wrong_key_ends_the_example_with_a_message_that_names_it(
     )
     server = importlib.import_module("quickstart.server_app")
     context = flwr.Context(1, 0, {}, flwr.RecordDict(), {"secagg-topology": "ring"})
-    with pytest.raises(InvalidParameters, match="secagg-topology is one of full, sparse; got 'ring'"):
+    with pytest.raises(InvalidParameters, match="secagg-topology must be one of full, sparse; got 'ring'"):
         server.app(SimpleNamespace(), context)
 
 

@@ -142,7 +142,7 @@ def test_what_no_sum_can_do_is_refused_by_name(tmp_path: Path) -> None:
         secure(recipe(tmp_path, aggregation_weights={"site-1": 2.0}))
     with pytest.raises(InvalidParameters, match="2 clients are too few"):
         secure(recipe(tmp_path, min_clients=2))
-    with pytest.raises(InvalidParameters, match="secagg-clip is a positive number"):
+    with pytest.raises(InvalidParameters, match="secagg-clip must be a number above 0"):
         secure(recipe(tmp_path), clip=-1.0)
     for given in ({"poll": 0.0}, {"training_timeout": -1.0}, {"training_patience": float("nan")}):
         with pytest.raises(InvalidParameters, match=f"{next(iter(given))} is a number of seconds"):

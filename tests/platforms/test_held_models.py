@@ -181,7 +181,7 @@ def test_tensors_of_16_bits_are_held_as_they_are_sent() -> None:
         ({"compression": "fixed-point"}, "secagg-down is for"),
         ({"compression": "peak", "weighting": "examples"}, "secagg-weighting = 'uniform'"),
         ({"compression": "peak", "rate": "auto", "evaluation_metrics": "loss"}, "secagg-rate = 'fixed'"),
-        ({"down": "deltas"}, "is one of model, sums"),
+        ({"down": "deltas"}, "must be one of model, sums"),
     ],
 )
 def test_settings_that_no_downlink_sum_fits_are_refused(changes: dict[str, Any], sentence: str) -> None:

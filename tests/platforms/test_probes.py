@@ -35,7 +35,7 @@ class Evaluations:
 def trained(count: int, **changes: Any) -> tuple[Rounds, Means, Model]:
     """Return the rounds of a model that was trained so often, with the last sum."""
     made, sent = rounds(), model()
-    for name, value in {"rate": "auto", "evaluated_names": ("loss",), **changes}.items():
+    for name, value in {"rate": "auto", "evaluation_metrics": ("loss",), **changes}.items():
         object.__setattr__(made.settings, name, value)
     _, means, sent = play(made, 1, sent, [0.1] * 4)
     for number in range(2, count + 1):

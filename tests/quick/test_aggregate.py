@@ -216,7 +216,7 @@ def test_an_update_below_one_step_is_said(caplog: pytest.LogCaptureFixture) -> N
         ({"updates": [np.ones(2)] * 2, "topology": "full"}, "invite 3 or more"),
         ({"updates": [np.array([1j])] * 3}, "holds complex numbers"),
         ({"updates": [{"w": np.array([1j])}] * 3}, "'w' holds complex numbers"),
-        ({"mode": "strict"}, "mode is semi-honest or active; got 'strict'"),
+        ({"mode": "strict"}, "mode must be one of semi-honest, active; got 'strict'"),
         ({"noise_multiplier": Fraction(1), "l2_bounds": (9,)}, "plans no noise"),
     ],
 )

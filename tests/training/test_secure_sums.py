@@ -233,7 +233,7 @@ def test_a_protocol_that_there_is_not_is_refused_by_name() -> None:
     ("protocol", "setting", "message"),
     [
         ("pairwise", "depth=1", "pairwise has no setting 'depth'; there are mode, suite"),
-        ("enclave", "form=round", "secagg.settings form is "),
+        ("enclave", "form=round", "secagg.settings form must be one of "),
         ("two-servers", "is_checked", "secagg.settings takes name=value"),
     ],
 )

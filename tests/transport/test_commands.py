@@ -59,7 +59,7 @@ def update(tmp_path: Path) -> str:
         (("--set", "rooster=keys/roster.json"), "--set rooster is no setting of `secagg serve`; did you mean roster?"),
         (("--set", "secagg-roster=keys/roster.json"), "--set roster is no setting"),
         (("--set", "roster=none.json"), "there is no file none.json; make one with `secagg keys`"),
-        (("--clients", "5", "--set", "mode=semihonest"), "--set mode is one of"),
+        (("--clients", "5", "--set", "mode=semihonest"), "--set mode must be one of"),
         (("--clients", "4", "--set", "corrupted=3"), "invite more, or lower --set corrupted"),
         (("--clients", "5", "--values", "0"), "1 to 268,435,456 values; got 0"),
         (("--clients", "5", "--values", str(1 << 40)), "1 to 268,435,456 values"),
@@ -91,8 +91,10 @@ def test_noise_is_refused(capsys: pytest.CaptureFixture[str], update: str, tmp_p
     assert "plans no noise" in refusal(capsys, *SERVE, "--clients", "5", *noise)
     client = ("contribute", URL, "--update", update, "--client", "0", "--state", str(tmp_path / "state"))
     assert "noise is not an option" in refusal(capsys, *client, "--set", "noise=1.0")
-    assert "--set minimum_cohort is an integer; got 'many'" in refusal(capsys, *client, "--set", "minimum_cohort=many")
-    assert "is yes or no; got '0'" in refusal(capsys, *client, "--set", "allow_simulated_enclave=0")
+    assert "--set minimum_cohort must be an integer; got 'many'" in refusal(
+        capsys, *client, "--set", "minimum_cohort=many"
+    )
+    assert "must be yes or no; got '0'" in refusal(capsys, *client, "--set", "allow_simulated_enclave=0")
     assert "is lost" in refusal(capsys, *client, "--set", "allow_simulated_enclave=true", "--patience", "0")
     assert "epsilon is not an option" in refusal(capsys, *client, "--set", "epsilon=1.0")
 

@@ -1,0 +1,123 @@
+"""Options as they are declared: what passes as a value, what text means, and what errors say."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from fractions import Fraction
+from typing import Annotated, Any
+
+import pytest
+
+from secagg.errors import InvalidParameters
+from secagg.options import OptionError, Options, declared, option, rows, spelled, word
+from secagg.parameters import Suite
+from secagg.platforms.settings import SecAggSettings
+from secagg.session.registry import find, names
+
+WRONG: dict[Any, tuple[object, ...]] = {
+    int: (math.nan, 5.0, True, "5", None, b"5"),
+    float: (math.nan, math.inf, True, "5", None),
+    str: (5, None, True, b"text"),
+    bool: (1, 0, "yes", None),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made(Options):
+    """Options of every kind."""
+
+    suite: Annotated[Suite, option("ciphers")] = Suite.CLASSIC
+    cohort: Annotated[int | None, option("clients", minimum=2, maximum=9)] = None
+    share: Annotated[Fraction | float | None, option("a share", above=0)] = None
+    clip: Annotated[float, option("a bound", above=0)] = 1.0
+    bounds: Annotated[tuple[int, ...], option("bounds", minimum=1)] = ()
+    lifetime: Annotated[timedelta, option("lifetime")] = timedelta(hours=12)
+    is_checked: Annotated[bool, option("whether it is checked", only_with=("suite", (Suite.CLASSIC,)))] = True
+
+
+@pytest.mark.parametrize("name", declared(SecAggSettings))
+def test_nothing_but_its_own_type_is_a_setting(name: str) -> None:
+    each = declared(SecAggSettings)[name]
+    for wrong in WRONG[each.kind]:
+        if (wrong is None and each.is_optional) or (each.is_many and isinstance(wrong, str)):
+            continue
+        given: Any = {name: wrong}
+        with pytest.raises(InvalidParameters, match=f"^secagg-{name.replace('_', '-')} "):
+            SecAggSettings(**given)
+
+
+def test_every_setting_says_what_it_is_for() -> None:
+    assert [each.name for each in declared(SecAggSettings).values() if not each.option.purpose] == []
+    assert declared(SecAggSettings).keys() == {each.name for each in fields(SecAggSettings)}
+    assert [name for name, default, _ in rows(SecAggSettings) if default == "planned"] == [
+        *("mode", "topology", "suite", "corrupted")
+    ]
+
+
+@pytest.mark.parametrize("protocol", names())
+def test_a_protocols_default_is_read_from_its_own_text(protocol: str) -> None:
+    for each in declared(find(protocol).settings).values():
+        if each.kind in WRONG or hasattr(each.kind, "__members__"):
+            assert each.parsed("none" if each.default is None else word(each.default)) == each.default
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"cohort": 1}, "cohort must be an integer between 2 and 9; got 1"),
+        ({"cohort": math.nan}, "cohort must be an integer between 2 and 9; got nan"),
+        ({"cohort": True}, "cohort must be an integer"),
+        ({"share": math.nan}, "share must be a fraction above 0; got nan"),
+        ({"share": math.inf}, "share must be a fraction above 0"),
+        ({"share": True}, "share must be a fraction above 0"),
+        ({"clip": "1"}, "clip must be a number above 0; got '1'"),
+        ({"bounds": (1, True)}, "bounds must be an integer with commas between them of at least 1"),
+        ({"bounds": 5}, "bounds must be an integer with commas"),
+        ({"suite": "x25519-aes128"}, "suite must be one of classic, hybrid; got 'x25519-aes128'"),
+        ({"lifetime": 5}, "lifetime must be a number of hours"),
+        ({"suite": Suite.HYBRID, "is_checked": False}, "is_checked only applies with suite = .*; remove it, or change"),
+    ],
+)
+def test_a_wrong_option_is_refused_with_its_limits(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        Made(**given)
+
+
+def test_values_are_converted_where_nothing_is_lost() -> None:
+    made = Made(share=0.1, clip=2, bounds=[3, 4])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert (made.share, made.clip, made.bounds) == (Fraction(1, 10), 2.0, (3, 4))
+    assert type(made.clip) is float
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        *(("suite", text, Suite.HYBRID) for text in ("hybrid", "HYBRID", "mlkem768x25519-aes256")),
+        *(("cohort", text, value) for text, value in (("5", 5), ("none", None))),
+        ("share", "1/3", Fraction(1, 3)),
+        ("bounds", "1, 2", (1, 2)),
+        ("lifetime", "1.5", timedelta(hours=1.5)),
+        ("is_checked", "no", False),
+    ],
+)
+def test_text_is_read(name: str, text: str, value: object) -> None:
+    assert declared(Made)[name].parsed(text) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *(("suite", "rsa"), ("cohort", "many"), ("cohort", "5.0"), ("share", "1/0"), ("bounds", "x")),
+        *(("is_checked", "0"), ("lifetime", "nan"), ("lifetime", "inf"), ("lifetime", "soon")),
+    ],
+)
+def test_text_that_is_no_value_is_refused_by_the_front_ends_name(name: str, text: str) -> None:
+    with pytest.raises(OptionError, match=rf"^--set {name} must be .*; got '{text}'$"), spelled(f"--set {name}"):
+        declared(Made)[name].parsed(text)
+
+
+def test_values_with_braces_are_quoted_as_they_are() -> None:
+    with pytest.raises(OptionError, match=r"clip must be a number above 0; got '\{clip\}'"):
+        Made(clip="{clip}")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
