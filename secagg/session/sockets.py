@@ -1,4 +1,4 @@
-"""The two ends of a connection to a helper: one that asks, and one that serves at a Unix socket."""
+"""Addresses of helpers, and the two ends of a connection: one that asks, and one that serves."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import BoundedSemaphore, Lock, Thread, Timer
 from typing import Final, Protocol, Self
 
-from secagg.errors import InternalError, MalformedMessage, PeerError, SecAggError
+from secagg.errors import InternalError, InvalidParameters, MalformedMessage, PeerError, SecAggError
 from secagg.wire import MessageKind, message_kind
 
-from .addresses import Address
 from .frames import decode_refusal, encode_refusal, listening, receive_frame, send_frame
 
 # --- One end that asks ------------------------------------------------------------------------------------------------
@@ -27,6 +27,53 @@ Ask = Callable[[bytes], bytes]
 """Sends a request and returns its answer; raises the helper's refusal, or ``ConnectionError`` if it is lost."""
 AskAll = Callable[[Mapping[int, bytes]], Iterable[tuple[int, bytes]]]
 """The same for numbered helpers at once; those that are lost, late or refuse are missing from the answers."""
+_ADDRESS_PARTS: Final = 2
+_ADDRESS_LIMIT: Final = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a helper listens."""
+
+    family: int
+    place: str | tuple[int, int]
+
+    @classmethod
+    def of(cls, text: str | Path) -> Address:
+        """Read ``unix:PATH``, or ``vsock:CONTEXT:PORT`` of a machine within this one; a path is one of a Unix socket.
+
+        Raises:
+            InvalidParameters: it is none.
+        """
+        kind, _, rest = str(text).partition(":")
+        if isinstance(text, Path) or kind not in ("unix", "vsock"):
+            return cls(socket.AF_UNIX, str(text))
+        if kind == "unix" and rest:
+            return cls(socket.AF_UNIX, rest)
+        numbers = rest.split(":")
+        if len(numbers) == _ADDRESS_PARTS and all(each.isdecimal() and int(each) < _ADDRESS_LIMIT for each in numbers):
+            return cls(getattr(socket, "AF_VSOCK", -1), (int(numbers[0]), int(numbers[1])))
+        raise InvalidParameters(f"an address is unix:PATH or vsock:CONTEXT:PORT; got {str(text)!r}")
+
+    def connect(self, timeout: float | None) -> socket.socket:
+        """Return a connection.
+
+        Raises:
+            OSError: nothing listens there, or this system has no such sockets.
+        """
+        if self.family < 0:
+            raise OSError("this system has no vsock")
+        connection = socket.socket(self.family, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(timeout)
+            connection.connect(self.place)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def __str__(self) -> str:
+        return self.place if isinstance(self.place, str) else f"vsock:{self.place[0]}:{self.place[1]}"
 
 
 class Helper(Protocol):

@@ -16,7 +16,7 @@ from secagg.protocols.enclave.machine import self_test
 from secagg.protocols.enclave.machine.serving import serve_at
 from secagg.protocols.enclave.remote_enclave import RemoteEnclave
 from secagg.protocols.enclave.trusted.enclave import Enclave
-from secagg.session.addresses import Address
+from secagg.session.sockets import Address
 from tests.harness.enclave_buffers import EnclaveSetup
 from tests.harness.enclave_forms import released_by, released_here, require_same, setups
 from tests.harness.planted import always
