@@ -30,7 +30,7 @@ import numpy as np
 from secagg.crypto.entropy import SystemCoins
 from secagg.identifiers import ClientId
 from secagg.platforms.client_node import DIRECTORY_VARIABLE
-from secagg.platforms.keys import AUTHORITY_FILE, load_authority, make_identities
+from secagg.session.identities import AUTHORITY_FILE, load_authority, make_identities
 
 CLIENTS = 20
 WEIGHTS = 1_000_000

@@ -8,9 +8,9 @@ import numpy as np
 
 from secagg import Session
 from secagg.crypto.entropy import SystemCoins
-from secagg.platforms.keys import load_identity
 from secagg.protocols.pairwise_mask import PairwiseMember
 from secagg.session.client_policy import ClientPolicy
+from secagg.session.identities import load_identity
 from secagg.session.ledger import Spent, SpentUpdates
 from secagg.transport.client import contribute
 from secagg.transport.proof import Prover

@@ -21,6 +21,16 @@ if TYPE_CHECKING:
     from .server_keys import ServerKeys as ServerKeys
     from .server_keys import trial_server_keys as trial_server_keys
     from .server_messages import exchange_bytes as exchange_bytes
+    from .server_pair import SERVERS_FILE as SERVERS_FILE
+    from .server_pair import ServerPair as ServerPair
+    from .server_pair import load_operator_keys as load_operator_keys
+    from .server_pair import load_server_keys as load_server_keys
+    from .server_pair import load_server_pair as load_server_pair
+    from .server_pair import make_server_keys as make_server_keys
+    from .server_pair import make_trial_pair as make_trial_pair
+    from .server_pair import public_file as public_file
+    from .server_pair import server_file as server_file
+    from .server_pair import write_server_pair as write_server_pair
     from .session import TwoServersHelpers as TwoServersHelpers
     from .session import TwoServersMember as TwoServersMember
     from .session import TwoServersSettings as TwoServersSettings
@@ -41,6 +51,10 @@ else:
             "point_functions.lanes": "MODULI RingLanes",
             "process": "PeerLink serve_standing",
             "server_keys": "OperatorKeys ServerKeys trial_server_keys",
+            "server_pair": (
+                "SERVERS_FILE ServerPair load_operator_keys load_server_keys load_server_pair make_server_keys "
+                "make_trial_pair public_file server_file write_server_pair"
+            ),
             "standing_server": "StandingFloors StandingRounds StandingServer asking lanes_of",
             "point_functions.shape": "MAXIMUM_CODEWORDS PointFunctionShape tree_bits",
             "session": ("TwoServersHelpers TwoServersMember TwoServersSettings configure open_session"),

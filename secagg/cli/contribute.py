@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from secagg.errors import Fault
     from secagg.identifiers import ClientId
     from secagg.platforms.client_node import ClientNode
-    from secagg.platforms.keys import ClientIdentity
+    from secagg.session.identities import ClientIdentity
     from secagg.session.ledger import SpentUpdates
     from secagg.session.roles import ClientSession, LazyUpdate, Member, Subject
     from secagg.transport.client import Outcome
@@ -58,8 +58,8 @@ def run_contribute(options: argparse.Namespace) -> int:
 async def _contribute(options: argparse.Namespace) -> Outcome:
     from secagg.crypto.entropy import SystemCoins
     from secagg.identifiers import ClientId
-    from secagg.platforms.keys import load_identity
     from secagg.platforms.plugs import NodeSide, plug_of
+    from secagg.session.identities import load_identity
     from secagg.session.sealed_state import StateDirectory
     from secagg.transport.client import Patience, contribute
     from secagg.transport.proof import Prover

@@ -17,33 +17,27 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, PeerError
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, Suite
-from secagg.platforms.keys import (
-    AUTHORITY_FILE,
-    ROSTER_FILE,
-    SERVERS_FILE,
-    load_authority,
-    load_operator_keys,
-    load_roster,
-    load_server_keys,
-    load_server_pair,
-    make_identities,
-    make_server_keys,
-    make_trial_pair,
-    public_file,
-    server_file,
-    write_server_pair,
-)
 from secagg.protocols.two_servers import (
     SERVERS,
+    SERVERS_FILE,
     IndexingConfiguration,
     StandingFloors,
     StandingRounds,
     StandingServer,
     lanes_of,
+    load_operator_keys,
+    load_server_keys,
+    load_server_pair,
+    make_server_keys,
+    make_trial_pair,
+    public_file,
     serve_standing,
+    server_file,
+    write_server_pair,
 )
 from secagg.session import durable
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SigningKey
+from secagg.session.identities import AUTHORITY_FILE, ROSTER_FILE, load_authority, load_roster, make_identities
 from secagg.session.sockets import Service
 
 from .shared import serving

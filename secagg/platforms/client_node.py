@@ -32,6 +32,7 @@ from secagg.privacy.client_noise import USUAL_DELTA, NoiseSettings
 from secagg.session import durable
 from secagg.session.client_policy import RULES as LIMITS
 from secagg.session.client_policy import Accepted, Allowed, ClientPolicy, Pinned, maximum
+from secagg.session.identities import ClientIdentity, client_file, load_identity
 from secagg.session.ledger import SpentUpdates
 from secagg.session.privacy_ledger import PrivacyLedger
 from secagg.session.registry import find
@@ -39,7 +40,6 @@ from secagg.session.sealed_state import StateDirectory
 from secagg.session.store import Store
 
 from . import LOG
-from .keys import ClientIdentity, client_file, load_identity
 from .schemes import noise_settings
 from .settings import NOISED, PREFIX, PROTOCOLS
 

@@ -42,13 +42,13 @@ from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, Reason
 from secagg.identifiers import ClientId
 from secagg.session.durable import create
+from secagg.session.identities import ClientIdentity
 from secagg.session.ledger import Spent, SpentUpdates
 from secagg.session.roles import ClientSession, LazyUpdate, Member, Update
 from secagg.session.sealed_state import StateDirectory
 
 from . import LOG
 from .client_node import ClientNode
-from .keys import ClientIdentity
 from .plugs import NodeSide, plug_of
 from .round_task import Record, Terms, record_of
 from .schemes import COARSE, FINER, norms_in_steps

@@ -24,6 +24,7 @@ from secagg.protocols.light_secagg import open_session as open_light_secagg
 from secagg.protocols.pairwise_mask import PairwiseHelpers, PairwiseMember, Recorder, charged_elsewhere
 from secagg.protocols.pairwise_mask import open_session as open_pairwise_mask
 from secagg.session.certificates import Certificate
+from secagg.session.identities import ClientIdentity, Roster
 from secagg.session.privacy_ledger import PrivacyLedger
 from secagg.session.registry import Clock, find, planned_settings
 from secagg.session.roles import Member, ServerSession, Subject
@@ -31,7 +32,6 @@ from secagg.session.sealed_state import StateDirectory
 from secagg.session.store import Store
 
 from .client_node import ClientNode
-from .keys import ClientIdentity, Roster
 from .settings import ENCLAVE, LIGHT_SECAGG, ONE_MESSAGE, PAIRWISE, PREFIX, PROTOCOLS, TWO_SERVERS, SecAggSettings
 
 

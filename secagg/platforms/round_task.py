@@ -49,12 +49,12 @@ from secagg.errors import MalformedMessage, Misuse, Reason, ThresholdNotMet
 from secagg.identifiers import CLIENT_ID_BYTES, ClientId
 from secagg.platforms import LOG
 from secagg.platforms.held_models import HeldModels, parted
-from secagg.platforms.keys import Roster, load_roster
 from secagg.platforms.plugs import ServerSide, plug_of
 from secagg.platforms.schemes import COARSE, FINER, SchemeChoice, noise_settings, norms_in_steps
 from secagg.platforms.settings import AUTO, SUMS, SecAggSettings
 from secagg.privacy.client_noise import ClientNoise, noise_in
 from secagg.privacy.guessing import said_guessable
+from secagg.session.identities import Roster, load_roster
 from secagg.session.registry import find
 from secagg.session.roles import ServerSession, Subject
 

@@ -24,6 +24,8 @@ from secagg.protocols.two_servers import (
     asking,
     configure,
     exchange_bytes,
+    load_server_keys,
+    load_server_pair,
     open_session,
     simulated_servers,
     trial_server_keys,
@@ -32,7 +34,6 @@ from secagg.session.roles import ServerSession
 from secagg.session.sockets import HelperLost
 
 from . import LOG
-from .keys import load_server_keys, load_server_pair
 from .plugs import NodeSide, ServerSide
 from .settings import PREFIX
 

@@ -15,8 +15,9 @@ from secagg.cli import main
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
-from secagg.platforms.keys import load_server_keys, load_server_pair, make_identities, make_trial_pair
+from secagg.protocols.two_servers import load_server_keys, load_server_pair, make_trial_pair
 from secagg.protocols.two_servers.standing_server import StandingRounds, StandingServer
+from secagg.session.identities import make_identities
 from tests.harness.commands import refusal
 from tests.harness.indexing_rounds import IndexingSetup
 

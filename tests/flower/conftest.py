@@ -25,7 +25,8 @@ import pytest
 
 from secagg.crypto.entropy import SystemCoins
 from secagg.identifiers import ClientId
-from secagg.platforms.keys import make_identities, make_trial_pair
+from secagg.protocols.two_servers import make_trial_pair
+from secagg.session.identities import make_identities
 
 APPS = Path(__file__).resolve().parent / "apps"
 GRACE_SECONDS = 2

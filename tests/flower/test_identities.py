@@ -12,8 +12,8 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.platforms.client_node import ClientNode
-from secagg.platforms.keys import load_authority, load_identity, load_roster, make_identities
 from secagg.session.certificates import issue_certificate
+from secagg.session.identities import load_authority, load_identity, load_roster, make_identities
 
 
 def test_the_command_makes_keys_that_belong_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ sys.modules["flwr"] = None
 from secagg.errors import InvalidParameters
 import secagg.flower
 from secagg.platforms import settings
-import secagg.platforms.keys
+import secagg.session.identities
 try:
     secagg.flower.{name}
 except InvalidParameters as error:

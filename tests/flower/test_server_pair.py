@@ -11,7 +11,8 @@ from secagg.cli import main
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
-from secagg.platforms.keys import load_roster, load_server_keys, load_server_pair, make_identities, make_trial_pair
+from secagg.protocols.two_servers import load_server_keys, load_server_pair, make_trial_pair
+from secagg.session.identities import load_roster, make_identities
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from typing import Any, Final
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId
-from secagg.platforms.keys import AUTHORITY_FILE, load_authority, make_identities
 from secagg.protocols.one_message import Holder, HolderIdentity, plan_epoch
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SigningKey
 from secagg.session.client_policy import ClientPolicy
+from secagg.session.identities import AUTHORITY_FILE, load_authority, make_identities
 from secagg.session.sockets import Service
 
 PROTOCOLS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [

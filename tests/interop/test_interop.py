@@ -24,11 +24,11 @@ from secagg.crypto.secret import Secret
 from secagg.crypto.shamir import Share, reconstruct
 from secagg.errors import Reason, SecAggError
 from secagg.identifiers import ClientId
-from secagg.platforms.keys import load_identity
 from secagg.protocols.one_message.lattice import Sampler
 from secagg.protocols.one_message.requests import Receipt
 from secagg.protocols.pairwise_mask.configuration import decode_clients
 from secagg.session.certificates import Certificate, SigningKey, VerifiedIdentity
+from secagg.session.identities import load_identity
 from secagg.transport.description import SessionDescription
 from secagg.transport.proof import read_header
 from secagg.wire import MessageKind, message_kind

@@ -21,11 +21,11 @@ from secagg.identifiers import ClientId
 from secagg.platforms import client_node
 from secagg.platforms.client_node import ClientNode
 from secagg.platforms.client_round import begun_app
-from secagg.platforms.keys import make_identities
 from secagg.platforms.one_message_plug import StandingHolders
 from secagg.platforms.round_task import Rounds
 from secagg.platforms.settings import SecAggSettings
 from secagg.session import registry
+from secagg.session.identities import make_identities
 from secagg.session.ledger import Spent
 from secagg.session.registry import find, names
 from secagg.session.sealed_state import StateDirectory

@@ -18,11 +18,11 @@ from secagg.identifiers import ClientId
 from secagg.platforms import LOG
 from secagg.platforms.client_node import DIRECTORY_VARIABLE, PARTITION, ClientNode
 from secagg.platforms.client_round import Node, NodeRound, Trained, Training
-from secagg.platforms.keys import ROSTER_FILE, make_identities
 from secagg.platforms.round_task import Means, Rounds, RoundTask
 from secagg.platforms.schemes import SchemeChoice, norms_in_steps
 from secagg.platforms.settings import SecAggSettings
 from secagg.protocols.enclave import client as client_module
+from secagg.session.identities import ROSTER_FILE, make_identities
 from secagg.session.sealed_state import StateDirectory
 from tests.harness.planted import always
 

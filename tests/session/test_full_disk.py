@@ -16,8 +16,8 @@ from secagg.cli.figures import write_json
 from secagg.cli.groups import write_mean
 from secagg.crypto.entropy import SystemCoins
 from secagg.identifiers import ClientId
-from secagg.platforms.keys import make_identities
 from secagg.session.durable import append_whole, create, erase, replace
+from secagg.session.identities import make_identities
 from secagg.session.ledger import NO_MODEL, Spent, SpentUpdates
 from secagg.session.sealed_state import StateDirectory
 from secagg.session.store import Store

@@ -20,8 +20,8 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import Misuse
 from secagg.identifiers import ClientId
 from secagg.platforms.client_node import DIRECTORY_VARIABLE
-from secagg.platforms.keys import make_identities
 from secagg.session.durable import claim
+from secagg.session.identities import make_identities
 from secagg.session.roles import LazyUpdate, Released, ServerSession, Subject
 from secagg.transport.client import Join, Reply
 from secagg.transport.conductor import Keep

@@ -17,9 +17,9 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import SecAggError
 from secagg.flower import SecAggGrid, SecAggSettings
 from secagg.identifiers import ClientId
-from secagg.platforms.keys import make_identities
 from secagg.platforms.round_task import RECORD
 from secagg.platforms.schemes import SchemeChoice
+from secagg.session.identities import make_identities
 
 LIED_TO = 2
 Scenario = Callable[[Any], dict[str, Any]]

@@ -39,11 +39,11 @@ from secagg.errors import SecAggError
 from secagg.flower import SecAggGrid, SecAggSettings, ask
 from secagg.flower.client import record_in, with_record
 from secagg.identifiers import ClientId
-from secagg.platforms.keys import make_identities
 from secagg.platforms.round_task import RECORD, message_in, record_of
 from secagg.protocols.pairwise_mask import SessionConfiguration, plan_session
 from secagg.protocols.pairwise_mask import plan as pairwise_plan
 from secagg.protocols.pairwise_mask.configuration import ClientSet
+from secagg.session.identities import make_identities
 from secagg.session.sealed_state import DIRECTORY_VARIABLE
 from tests.harness.town_of_sites import declared
 

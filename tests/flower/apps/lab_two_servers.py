@@ -21,8 +21,9 @@ from lab_strategies import Lenient, PlainTwin
 from secagg.crypto.entropy import SystemCoins
 from secagg.flower import server_grid
 from secagg.identifiers import ClientId
-from secagg.platforms.keys import make_identities, make_trial_pair
+from secagg.protocols.two_servers import make_trial_pair
 from secagg.protocols.two_servers.process import PeerLink
+from secagg.session.identities import make_identities
 from secagg.session.ledger import SpentUpdates
 
 READY_SECONDS = 60

@@ -13,7 +13,7 @@ from nvflare.recipe import SimEnv
 from secagg.crypto.entropy import SystemCoins
 from secagg.identifiers import ClientId
 from secagg.nvflare import secure
-from secagg.platforms.keys import make_identities
+from secagg.session.identities import make_identities
 
 SITES = 3
 GOAL = np.random.default_rng(3).normal(size=(60, 200)).astype(np.float32)

@@ -21,7 +21,7 @@ from nvflare.recipe import SimEnv
 from secagg.crypto.entropy import SystemCoins
 from secagg.identifiers import ClientId
 from secagg.nvflare import secure
-from secagg.platforms.keys import make_identities
+from secagg.session.identities import make_identities
 
 SITES, ROUNDS = 3, 3
 OPTIMIZER = {"path": "torch.optim.SGD", "args": {"lr": 0.9, "momentum": 0.6}, "config_type": "dict"}
