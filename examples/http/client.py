@@ -11,7 +11,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.protocols.pairwise_mask import PairwiseMember
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.identities import load_identity
-from secagg.session.ledger import Spent, SpentUpdates
+from secagg.session.ledger import SpentUpdates
 from secagg.transport.client import contribute
 from secagg.transport.proof import Prover
 
@@ -21,9 +21,7 @@ subject = plan.subject(task=b"example", round_number=1, model=())
 keys = {"authority": me.authority, "signing_key": me.signing_key, "certificate": me.certificate}
 # A file in the place of memory holds over restarts.
 ledger = SpentUpdates()
-member = PairwiseMember(
-    me.client, policy=ClientPolicy.among(5), coins=coins, charge=lambda *one: ledger.charge(Spent(*one)), **keys
-)
+member = PairwiseMember(me.client, policy=ClientPolicy.among(5), coins=coins, charge=ledger.charge, **keys)
 update = plan.update(np.full(1000, me.client.value / 10), subject=subject, coins=coins)
 prover = Prover(me.client, coins, me.signing_key)
 url = "http://127.0.0.1:8750"

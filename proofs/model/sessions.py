@@ -22,7 +22,7 @@ from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask import round2_masked_input
-from secagg.protocols.pairwise_mask.client import Client, PairwiseMember, charged_elsewhere
+from secagg.protocols.pairwise_mask.client import Client, PairwiseMember
 from secagg.protocols.pairwise_mask.client_record import Recorder
 from secagg.protocols.pairwise_mask.configuration import (
     NO_AUTHORITY,
@@ -36,6 +36,7 @@ from secagg.protocols.pairwise_mask.round1_share_keys import Shared
 from secagg.protocols.pairwise_mask.suites import key_suite
 from secagg.session.certificates import Authority, SigningKey, issue_certificate
 from secagg.session.client_policy import ClientPolicy
+from secagg.session.ledger import uncharged
 from secagg.session.roles import LazyUpdate, Subject, Update
 from secagg.session.sealed_state import MemoryLatch
 from secagg.simulation.insecure_coins import InsecureSeededCoins
@@ -165,7 +166,7 @@ class Clients:
             authority=Authority(self.authority.public_key) if active else None,
             signing_key=signing_key if active else None,
             certificate=issue_certificate(issuer, client_id(number), signing_key.public_key) if active else None,
-            charge=charged_elsewhere,
+            charge=uncharged,
         )
 
     def _name_masks(self, owner: KeyOwner, client: Client) -> None:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from math import isqrt
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Protocol
@@ -268,7 +269,7 @@ class Client(OneStageClientSession):
             raise InvalidParameters("the enclave counts for another task than this client's", reason=Reason.BELOW_FLOOR)
         if named.version != subject.round_number:
             raise InvalidParameters("the buffer is of another round than this client's", reason=Reason.BELOW_FLOOR)
-        if named != stamp_of(subject, model := update.model_for(subject)):
+        if named != stamp_of(subject, update.model_for(subject)):
             raise InvalidParameters(
                 "the buffer is about another model, capacity or terms than this client's", reason=Reason.BELOW_FLOOR
             )
@@ -277,7 +278,7 @@ class Client(OneStageClientSession):
         member.signing_key.require_usable()
         # The last check of the evidence's validity is before the charge: training may outlast it, and a refusal after
         # that would tell the host how long training took.
-        made = update.take(configuration.layout, charge=lambda: self.charge(configuration, named.version, model))
+        made = update.take(configuration.layout, charge=partial(self.charge, update.spent(subject), configuration))
         upload = self.sealed(made.payload, enclave=enclave, model=named)
         return upload.shortened() if invited.is_short else upload.encode()
 
@@ -311,13 +312,9 @@ class Client(OneStageClientSession):
                 f"{subject.capacity}; use a wider ring, or a smaller maximum_cohort"
             )
 
-    def charge(self, configuration: EnclaveConfiguration, version: int, model: bytes) -> None:
+    def charge(self, spent: Spent, configuration: EnclaveConfiguration) -> None:
         """Spend a model, named by its own digest, before its update is made; durable where the ledger has a file."""
-        self.ledger.charge(
-            Spent(configuration.task, version, model),
-            is_noised=configuration.noise is not None,
-            bounds=_bounds_of(configuration),
-        )
+        self.ledger.charge(spent, is_noised=configuration.noise is not None, bounds=_bounds_of(configuration))
 
     def sealed(self, payload: Payload, *, enclave: VerifiedEnclave, model: ModelStamp) -> Upload:
         """Seal and mask an update that was charged; it is of the enclave's layout.

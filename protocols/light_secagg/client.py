@@ -172,7 +172,7 @@ class Client(Confined):
                 "the sum is about another model than the update was trained from", reason=Reason.BELOW_FLOOR
             )
         # Nothing is refused after that.
-        charge = partial(self._member.charge, configuration)
+        charge = partial(self._member.charge, self._update.spent(self._subject))
         elements = elements_of(configuration, self._update.take(configuration.layout, charge=charge).payload)
         masked = (elements + held.mask) % FIELD
         elements[:] = held.mask[:] = 0

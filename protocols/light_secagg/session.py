@@ -128,7 +128,7 @@ class LightSecAggMember(Confined):
             charge: told of an upload before its update is made; raises to refuse, and is durable when it returns, as
                 ``SpentUpdates.charge`` is.
         """
-        self.client, self.policy, self.coins, self._charge = client, policy, coins, charge
+        self.client, self.policy, self.coins, self.charge = client, policy, coins, charge
         self._suspended = dict[bytes, Held]()
 
     def join(self, subject: Subject, update: LazyUpdate | None = None, suspended: Secret | None = None) -> Client:
@@ -152,9 +152,6 @@ class LightSecAggMember(Confined):
     def admit(self, configuration: Configuration) -> None:
         """Refuse an offer that is weaker than this client's policy."""
         self.policy.admit("the offered sum", KEEPS, compared(configuration))
-
-    def charge(self, configuration: Configuration) -> None:
-        self._charge(Spent(configuration.task, configuration.round_number, configuration.model_digest))
 
     def keep(self, held: Held) -> Secret:
         """Keep a suspended state, and return the key by which it is fetched."""

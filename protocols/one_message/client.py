@@ -45,6 +45,7 @@ from .sharing import deal
 if TYPE_CHECKING:
     from secagg.privacy.client_noise import NoiseSettings
     from secagg.session.client_policy import ClientPolicy
+    from secagg.session.ledger import Spent
     from secagg.session.privacy_ledger import PrivacyLedger
     from secagg.session.roles import LazyUpdate, Subject
 
@@ -100,13 +101,14 @@ class Ledger(Confined):
         is_same = self._record.upload and self._record.offer == hashlib.sha256(offer).digest()
         return self._record.upload if is_same else None
 
-    def charge(self, task: bytes, epoch: int, round_number: int, model: bytes = NO_MODEL) -> None:
+    def charge(self, spent: Spent, epoch: int) -> None:
         """Count one upload, or refuse it; nothing is given back if it fails later.
 
         Claim OM-6: a round has one upload, and a model as many as it has attempts, wherever the process ends.
         """
         with self._lock:
-            if task != self._record.task:
+            round_number, model = spent.number, spent.model
+            if spent.task != self._record.task:
                 raise Misuse(f"this ledger counts uploads for {self._record.task!r}; keep one for each task")
             if epoch < self._record.newest_epoch:
                 raise PeerMisbehaved(
@@ -233,11 +235,11 @@ class Client(OneStageClientSession):
             member.privacy.require_room(noise)
         if member.signing_key is not None:
             member.signing_key.require_usable()
-        configuration = agreement.configuration
+        configuration, spent = agreement.configuration, update.spent(subject)
 
         def charge() -> None:
             # The budget comes last: it is not spent on an upload that the other ledgers refuse.
-            ledger.charge(configuration.task, agreement.record.number, terms.round_number, terms.model_digest)
+            ledger.charge(spent, agreement.record.number)
             if member.privacy is not None:
                 member.privacy.charge(noise)
 

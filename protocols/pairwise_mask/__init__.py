@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from .client import Client as Client
     from .client import ClientState as ClientState
     from .client import PairwiseMember as PairwiseMember
-    from .client import charged_elsewhere as charged_elsewhere
     from .client_record import Recorder as Recorder
     from .configuration import SessionConfiguration as SessionConfiguration
     from .graph import CURIOUS_PRIVACY_BITS as CURIOUS_PRIVACY_BITS
@@ -30,7 +29,7 @@ else:
     __getattr__, __dir__, __all__ = public_names(
         __name__,
         {
-            "client": "Client ClientState PairwiseMember charged_elsewhere",
+            "client": "Client ClientState PairwiseMember",
             "client_record": "Recorder",
             "configuration": "SessionConfiguration",
             "graph": "CURIOUS_PRIVACY_BITS Topology",

@@ -46,6 +46,7 @@ from .rounds3_4_unmasking import Confirmed, SurvivorSet, UnmaskingRequest, confi
 if TYPE_CHECKING:
     from secagg.privacy.client_noise import ClientNoise, NoiseSettings
     from secagg.session.client_policy import ClientPolicy
+    from secagg.session.ledger import Spent
     from secagg.session.privacy_ledger import PrivacyLedger
     from secagg.session.roles import LazyUpdate, Subject
 
@@ -112,10 +113,6 @@ Answers = dict[MessageKind, tuple[bytes, bytes]]
 """Digest of each answered message, and the answer, by kind; the upload, which is as large as the model, is not kept."""
 
 
-def charged_elsewhere(task: bytes, round_number: int, model: bytes) -> None:
-    """Charge nothing: the ``LazyUpdate`` does, or nothing outlives the session, as in a simulation."""
-
-
 class PairwiseMember(Confined):
     """A client from one session to the next: its identity, its policy, its coins and its ledgers."""
 
@@ -128,7 +125,7 @@ class PairwiseMember(Confined):
         authority: Authority | None = None,
         signing_key: SigningKey | None = None,
         certificate: Certificate | None = None,
-        charge: Callable[[bytes, int, bytes], None],
+        charge: Callable[[Spent], None],
         recording: Callable[[Coins], Recorder] | None = None,
         threads: int = 1,
         noise: NoiseSettings | None = None,
@@ -140,8 +137,8 @@ class PairwiseMember(Confined):
             policy: the weakest session that the client accepts.
             coins: ``SystemCoins()`` in production.
             authority: who certifies identities; for active mode, with the client's own key and certificate.
-            charge: spends task, round and model for good before the update is made; raises to refuse. ``SpentUpdates``
-                does that, and ``charged_elsewhere`` does nothing.
+            charge: told of an upload before its update is made; raises to refuse, and is durable when it returns, as
+                ``SpentUpdates.charge`` is.
             recording: makes what remembers a session that can be suspended: ``partial(Recorder, latch)``.
             threads: how many threads expand masks and verify signatures.
             noise: what this client adds to every update; an offer that says otherwise is refused.
@@ -373,8 +370,8 @@ class Client(Confined):
         member, noise = self._member, self._noise_of(configuration)
         if self._update is None:
             raise InvalidParameters("the message that an upload answers brings the model, and this one did not")
-        model = self._update.model_for(self._subject)
-        if model != configuration.model_digest:
+        spent = self._update.spent(self._subject)
+        if spent.model != configuration.model_digest:
             raise InvalidParameters(
                 "the session is about another model than the update was trained from", reason=Reason.BELOW_FLOOR
             )
@@ -383,7 +380,7 @@ class Client(Confined):
 
         def charge() -> None:
             # The budget comes last: it is not spent on an upload that the other ledgers refuse.
-            member.charge(configuration.task, configuration.round_number, model)
+            member.charge(spent)
             if member.privacy is not None:
                 member.privacy.charge(noise)
 

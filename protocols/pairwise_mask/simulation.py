@@ -20,13 +20,14 @@ from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId
 from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES
 from secagg.session.client_policy import ClientPolicy
+from secagg.session.ledger import uncharged
 from secagg.session.privacy_ledger import PrivacyLedgers
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 from secagg.session.sealed_state import MemoryLatch
 from secagg.session.simulated import ONE_IN, Costs, SimulatedKeys, Work, mask_cipher_calls, ring_length
 
-from .client import PairwiseMember, charged_elsewhere
+from .client import PairwiseMember
 from .client_record import Recorder
 from .configuration import DIGEST_BYTES, KEEPS, NO_AUTHORITY, SessionConfiguration, set_bytes
 from .graph import MAXIMUM_POPULATION, least_privacy_bits
@@ -101,7 +102,7 @@ class PairwiseSimulation(Confined):
             authority=None if self._keys is None else self._keys.authority,
             signing_key=key,
             certificate=certificate,
-            charge=charged_elsewhere,
+            charge=uncharged,
             recording=partial(Recorder, self._latch),
             threads=self._threads,
             noise=settings,

@@ -71,8 +71,7 @@ class Client(OneStageClientSession):
             for offer in self._verified(configuration, round_number, invited.shown.offers)
         ]
         member.signing_key.require_usable()
-        charge = partial(member.spend, configuration.task, round_number, model)
-        made = update.take(self._subject.layout, charge=charge)
+        made = update.take(self._subject.layout, charge=partial(member.charge, update.spent(self._subject)))
         # Nothing is refused after that.
         payload = Payload(layout, clipped(made.payload, configuration.noise).values)
         indices = SharedIndices(configuration, round_number, self.client, payload, member.coins, threads=member.threads)

@@ -167,9 +167,6 @@ class TwoServersMember(Confined):
         require_policy(self.policy)
         return self.kind(self, subject, update, suspended)
 
-    def spend(self, task: bytes, round_number: int, model: bytes) -> None:
-        self.charge(Spent(task, round_number, model))
-
     def layout_for(self, subject: Subject, model: bytes) -> Layout:
         """Return the layout that servers have to count for a model, by its digest."""
         return bound_layout(subject, model)

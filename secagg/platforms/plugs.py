@@ -21,10 +21,11 @@ from secagg.identifiers import ClientId
 from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
 from secagg.protocols.light_secagg import LightSecAggHelpers, LightSecAggMember
 from secagg.protocols.light_secagg import open_session as open_light_secagg
-from secagg.protocols.pairwise_mask import PairwiseHelpers, PairwiseMember, Recorder, charged_elsewhere
+from secagg.protocols.pairwise_mask import PairwiseHelpers, PairwiseMember, Recorder
 from secagg.protocols.pairwise_mask import open_session as open_pairwise_mask
 from secagg.session.certificates import Certificate
 from secagg.session.identities import ClientIdentity, Roster
+from secagg.session.ledger import uncharged
 from secagg.session.privacy_ledger import PrivacyLedger
 from secagg.session.registry import Clock, find, planned_settings
 from secagg.session.roles import Member, ServerSession, Subject
@@ -175,7 +176,7 @@ def _pairwise_member(side: NodeSide) -> Member:
         authority=identity.authority if identity else None,
         signing_key=identity.signing_key if identity else None,
         certificate=identity.certificate if identity else None,
-        charge=charged_elsewhere,
+        charge=uncharged,
         recording=partial(Recorder, Store.at(side.states.folder / "state")),
         noise=side.noise,
         privacy=side.privacy,
@@ -189,7 +190,7 @@ def _open_light_secagg(side: ServerSide) -> ServerSession:
 
 def _light_secagg_member(side: NodeSide) -> Member:
     policy = side.settings.policy
-    return LightSecAggMember(side.client, policy=policy, coins=side.coins, charge=lambda _: None)
+    return LightSecAggMember(side.client, policy=policy, coins=side.coins, charge=uncharged)
 
 
 _MASKS: Final = {

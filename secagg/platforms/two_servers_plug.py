@@ -30,6 +30,7 @@ from secagg.protocols.two_servers import (
     simulated_servers,
     trial_server_keys,
 )
+from secagg.session.ledger import uncharged
 from secagg.session.roles import ServerSession
 from secagg.session.sockets import HelperLost
 
@@ -114,7 +115,7 @@ def member(side: NodeSide) -> TwoServersMember:
         certificate=identity.certificate,
         signing_key=identity.signing_key,
         policy=replace(settings.policy, authority=identity.authority.public_key, server_keys=_believed(side)),
-        charge=lambda _: None,
+        charge=uncharged,
         clock=side.clock,
         coins=side.coins,
         accepts_simulated=settings.allow_simulated_second_server,

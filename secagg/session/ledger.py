@@ -43,6 +43,10 @@ class Spent:
     """The digest of the update itself, only where its client had it before it knew of any session, as in a file."""
 
 
+def uncharged(_: Spent) -> None:
+    """Charge nothing: the update itself is charged, or nothing outlives the session, as in a simulation."""
+
+
 class SpentUpdates(Confined):
     """The uploads that were made of some data, in memory or in the store of a folder, which processes share.
 

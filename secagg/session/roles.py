@@ -25,6 +25,8 @@ from secagg.crypto.secret import Confined, Secret
 from secagg.errors import Fault, Misuse, Reason
 from secagg.identifiers import ClientId
 
+from .ledger import Spent
+
 if TYPE_CHECKING:
     from secagg.contract.codewords import Tables
     from secagg.contract.decoder import Aggregate
@@ -91,6 +93,10 @@ class LazyUpdate(Confined):
         if self._model_digest is None:
             raise Misuse("the subject names no model; give LazyUpdate the digest of the one that was sent")
         return self._model_digest
+
+    def spent(self, subject: Subject) -> Spent:
+        """Return the upload that every ledger of its session is charged with."""
+        return Spent(subject.task, subject.round_number, self.model_for(subject))
 
     def take(
         self,

@@ -25,6 +25,7 @@ from secagg.protocols.enclave import client as client_module
 from secagg.protocols.enclave.trusted import bounded
 from secagg.protocols.enclave.trusted.buffer import BufferState
 from secagg.protocols.enclave.trusted.service import EnclaveService
+from secagg.session.ledger import Spent
 from secagg.session.registry import ProtocolName
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, model_digest
 from tests.harness.planted import always
@@ -387,11 +388,11 @@ def test_a_client_holds_a_task_to_its_first_bounds(bounds: str) -> None:
     setup = replace(SETUP, **({"max_norms": ()} | noised | {bounds: (400, 90)}))
     first, other = opened(setup), opened(replace(setup, **{bounds: (300, 90)}))
     client = first.new_client(1)
-    client.charge(first.configuration, 0, model_digest(0))
+    client.charge(Spent(first.configuration.task, 0, model_digest(0)), first.configuration)
     with pytest.raises(InvalidParameters, match=r"max_norms is \(300, 90\), and was \(400, 90\)") as caught:
-        client.charge(other.configuration, 1, model_digest(1))
+        client.charge(Spent(other.configuration.task, 1, model_digest(1)), other.configuration)
     assert caught.value.reason is Reason.BELOW_FLOOR
-    client.charge(first.configuration, 1, model_digest(1))
+    client.charge(Spent(first.configuration.task, 1, model_digest(1)), first.configuration)
 
 
 # --- Noise covers every value -----------------------------------------------------------------------------------------

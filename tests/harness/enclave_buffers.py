@@ -47,7 +47,7 @@ from secagg.protocols.enclave.trusted.messages import (
 )
 from secagg.session.certificates import Authority, Certificate, SigningKey, issue_certificate
 from secagg.session.client_policy import ClientPolicy
-from secagg.session.ledger import SpentUpdates
+from secagg.session.ledger import Spent, SpentUpdates
 from secagg.session.roles import LazyUpdate, Subject
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
@@ -146,7 +146,7 @@ def sealed_by(  # noqa: PLR0913 -- all but two by name
 ) -> Upload:
     """Let a client charge a model and seal an update, below the session."""
     client.admit(enclave, now)
-    client.charge(enclave.configuration, model.version, trained_from or model.digest)
+    client.charge(Spent(enclave.configuration.task, model.version, trained_from or model.digest), enclave.configuration)
     return client.sealed(payload, enclave=enclave, model=model)
 
 

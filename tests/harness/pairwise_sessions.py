@@ -27,7 +27,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import SecAggError
 from secagg.identifiers import ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask.client import Client, ClientState, PairwiseMember, charged_elsewhere
+from secagg.protocols.pairwise_mask.client import Client, ClientState, PairwiseMember
 from secagg.protocols.pairwise_mask.client_record import Recorder
 from secagg.protocols.pairwise_mask.configuration import (
     LEAST_CHECK_WORDS,
@@ -43,6 +43,7 @@ from secagg.protocols.pairwise_mask.rounds3_4_unmasking import AnsweredFor, Aske
 from secagg.protocols.pairwise_mask.session import Server, ServerState
 from secagg.session.certificates import Authority, Certificate, SigningKey, issue_certificate
 from secagg.session.client_policy import ClientPolicy
+from secagg.session.ledger import uncharged
 from secagg.session.roles import LazyUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, message_kind
@@ -403,7 +404,7 @@ class InsecurePairwiseSession:
             authority=self.authority if active else None,
             signing_key=key if active else None,
             certificate=certified if active else None,
-            charge=charged_elsewhere,
+            charge=uncharged,
             recording=recording,
         )
 

@@ -30,11 +30,11 @@ from secagg.protocols.pairwise_mask import (
     SessionConfiguration,
     SessionPlan,
     Topology,
-    charged_elsewhere,
 )
 from secagg.protocols.pairwise_mask.session import SERVER_TRANSITIONS
 from secagg.session.certificates import Authority, SigningKey, issue_certificate
 from secagg.session.client_policy import ClientPolicy
+from secagg.session.ledger import uncharged
 from secagg.wire import MessageKind, message_kind
 from tests.harness.pairwise_sessions import OfferedSubject, close_round, plan_of, unmask, update_of
 from tests.harness.recorded_coins import InsecureRecordedCoins
@@ -353,7 +353,7 @@ def client_of(vector: Vector, role: str, configuration: SessionConfiguration, co
         signed["authority"], signed["signing_key"] = Authority(authority.public_key), own
         signed["certificate"] = issue_certificate(authority, client, own.public_key)
     accepted = ClientPolicy(suites=frozenset(Suite), modes=frozenset(SecurityMode), **floors)
-    member = PairwiseMember(client, policy=accepted, coins=coins, charge=charged_elsewhere, **signed)
+    member = PairwiseMember(client, policy=accepted, coins=coins, charge=uncharged, **signed)
     payload = _payload(configuration.layout, vector["inputs"][role])
     subject = OfferedSubject.of(configuration, capacity)
     return Client(member, subject, update_of(payload, configuration.model_digest))

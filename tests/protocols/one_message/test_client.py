@@ -18,6 +18,7 @@ from secagg.protocols.one_message.client import Ledger, OneMessageMember
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.messages import Upload
 from secagg.session.certificates import issue_certificate
+from secagg.session.ledger import Spent
 from secagg.session.roles import LazyUpdate, Subject, Update
 from tests.harness.one_message_sums import TASK, InsecureSum, SumSetup
 from tests.harness.planted import always
@@ -83,7 +84,7 @@ def test_an_upload_is_charged_everywhere_and_kept_before_it_is_handed_over() -> 
     ledger = SimpleNamespace(sent_for=always(None), charge=noted("ledger"), keep=noted("kept"))
     member = world.member(FIRST, ledger=always(ledger), privacy=budget)
     upload = member.join(setup.subject, LazyUpdate(make, setup.model)).answer(offer.encode())
-    spent = (TASK, world.record.number, setup.round_number, setup.model)
+    spent = (Spent(TASK, setup.round_number, setup.model), world.record.number)
     charged = [("room", (None,)), ("ledger", spent), ("budget", (None,))]
     assert done == [*charged, ("made", ()), ("kept", (replace(offer, receipts=()).encode(), upload))]
 
@@ -92,7 +93,7 @@ def test_an_offer_of_an_old_epoch_costs_no_update() -> None:
     """A server that showed one first kept a client out of the sum that followed: its update was gone."""
     old, new = (InsecureSum(SumSetup(number=number, round_number=1)) for number in (1, 2))
     ledger = Ledger(TASK, lambda _: None)
-    ledger.charge(TASK, new.record.number, 0)
+    ledger.charge(Spent(TASK, 0), new.record.number)
     session = new.member(FIRST, ledger=always(ledger)).join(new.setup.subject, new.update(FIRST))
     with pytest.raises(PeerMisbehaved, match="older than 2"):
         session.answer(old.offer().encode())
@@ -151,11 +152,11 @@ def test_a_client_that_cannot_sign_is_told_before_its_update_is_taken() -> None:
 def test_a_ledger_is_for_one_task() -> None:
     stored = list[bytes]()
     ledger = Ledger(TASK, stored.append)
-    ledger.charge(TASK, 1, 0)
+    ledger.charge(Spent(TASK, 0), 1)
     with pytest.raises(Misuse, match="keep one for each task"):
         Ledger(b"another", stored.append, stored[-1])
     with pytest.raises(Misuse, match="keep one for each task"):
-        ledger.charge(b"another", 1, 1)
+        ledger.charge(Spent(b"another", 1), 1)
     assert len(stored) == 1
 
 
@@ -220,9 +221,9 @@ def test_a_charge_that_was_not_written_is_not_counted() -> None:
 
     ledger = Ledger(TASK, store)
     with pytest.raises(OSError, match="no space"):
-        ledger.charge(TASK, 1, 7)
+        ledger.charge(Spent(TASK, 7), 1)
     is_full = False
-    ledger.charge(TASK, 1, 7)
+    ledger.charge(Spent(TASK, 7), 1)
     assert len(written) == 1
     with pytest.raises(PeerMisbehaved, match="uploaded for round 7"):
-        ledger.charge(TASK, 1, 7)
+        ledger.charge(Spent(TASK, 7), 1)

@@ -12,7 +12,7 @@ from secagg.choices import Topology
 from secagg.errors import NOBODY, MalformedMessage, PeerMisbehaved, Reason
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask.client import Client, PairwiseMember, charged_elsewhere
+from secagg.protocols.pairwise_mask.client import Client, PairwiseMember
 from secagg.protocols.pairwise_mask.configuration import Seat, set_bytes
 from secagg.protocols.pairwise_mask.round0_advertise_keys import (
     AdvertisedKeys,
@@ -23,6 +23,7 @@ from secagg.protocols.pairwise_mask.round0_advertise_keys import (
 from secagg.protocols.pairwise_mask.round1_share_keys import DeliveredShares
 from secagg.protocols.pairwise_mask.rounds3_4_unmasking import UnmaskingRequest
 from secagg.protocols.pairwise_mask.session import ServerState
+from secagg.session.ledger import uncharged
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum
 
@@ -77,7 +78,7 @@ def test_a_client_with_an_identity_signs_nothing_where_nobody_does(suite: Suite)
         policy=session.policy,
         coins=session.setup.coins_of(str(client)),
         signing_key=session.signing_keys[client],
-        charge=charged_elsewhere,
+        charge=uncharged,
     )
     session.clients[client] = Client(member, session.setup.subject, session.update_of(client))
     assert same_sum(session.finish(), session.sum_of(session.client_ids))

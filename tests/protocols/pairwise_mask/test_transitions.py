@@ -39,7 +39,6 @@ from secagg.protocols.pairwise_mask.client import (
     ClientState,
     PairwiseMember,
     advance,
-    charged_elsewhere,
 )
 from secagg.protocols.pairwise_mask.configuration import NO_DIGEST, Seat
 from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement, authenticate
@@ -47,6 +46,7 @@ from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares
 from secagg.protocols.pairwise_mask.round2_masked_input import share_place
 from secagg.protocols.pairwise_mask.rounds3_4_unmasking import UnmaskingRequest, reveal_shares
 from secagg.protocols.pairwise_mask.session import SENT_INSTEAD, SERVER_TRANSITIONS, Server, ServerState
+from secagg.session.ledger import uncharged
 from secagg.session.roles import LazyUpdate, Update
 from secagg.wire import MessageKind, Writer, message_kind
 from tests.harness.pairwise_sessions import (
@@ -336,7 +336,7 @@ def test_an_active_offer_needs_a_certified_client(missing: str) -> None:
         authority=other if missing == "another authority" else None if missing == "authority" else member.authority,
         signing_key=None if missing == "signing_key" else member.signing_key,
         certificate=None if missing == "certificate" else member.certificate,
-        charge=charged_elsewhere,
+        charge=uncharged,
     )
     client = Client(lacking, session.setup.subject, session.update_of(session.client_ids[2]))
     with pytest.raises(InvalidParameters, match="authority"):
@@ -363,7 +363,7 @@ def test_a_number_of_threads_is_at_least_one(threads: Any) -> None:
             session.client_ids[0],
             policy=session.policy,
             coins=session.setup.coins_of("a client"),
-            charge=charged_elsewhere,
+            charge=uncharged,
             threads=threads,
         )
     with pytest.raises(InvalidParameters, match="threads is at least 1"):
