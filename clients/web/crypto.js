@@ -134,6 +134,15 @@ export async function verify(key, signature, label, ...parts) {
   must(holds, "authentication_failed", `a signature does not verify (${label})`);
 }
 
+/**
+ * Refuse a key for which an authority did not vouch; a grant is the certificate's number, its expiry and a signature.
+ * @param {Uint8Array} authority @param {Uint8Array} id @param {Uint8Array} key @param {Uint8Array} grant
+ */
+export async function requireCertified(authority, id, key, grant) {
+  must(isStrong(key), "authentication_failed", "a certified key is weak or not canonical");
+  await verify(authority, grant.slice(8), "certificate", authority, id, key, grant.slice(0, 8));
+}
+
 // --- AES -------------------------------------------------------------------------------------
 
 /** @param {Uint8Array} key @param {Uint8Array} nonce @param {Uint8Array} text @param {Uint8Array} data */

@@ -3,7 +3,7 @@
  * Implements secagg/transport/README.md.
  * @module
  */
-import { SigningKey, isStrong, random, sha256, verify } from "./crypto.js";
+import { SigningKey, random, requireCertified, sha256 } from "./crypto.js";
 import { applicationDigest, encode, layoutOf, layoutVersion, planOf, readTerms } from "./encoding.js";
 import { RoundLedger } from "./ledger.js";
 import { HOLDER_FLOORS, readOffer, requireHolderFloors, requireReceipts, upload } from "./one_message.js";
@@ -460,11 +460,10 @@ export async function identityOf(text) {
     const [seed, certificate, authority] = HEX.map(([name]) => unhex(file[name]));
     const key = await SigningKey.of(seed);
     seed.fill(0);
-    must(isStrong(key.public), "authentication_failed", "the key is weak");
-    await verify(authority, certificate, "certificate", authority, integer(id, 8), key.public);
+    await requireCertified(authority, integer(id, 8), key.public, certificate);
     return { id, key, certificate, authority };
   });
 }
 
 /** Fields of a key file, and how many digits each has. */
-const HEX = /** @type {const} */ ([["seed", 64], ["certificate", 128], ["authority", 64]]);
+const HEX = /** @type {const} */ ([["seed", 64], ["certificate", 144], ["authority", 64]]);

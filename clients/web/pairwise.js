@@ -5,7 +5,7 @@
  */
 import {
   SEGMENT, agree, derive, drawUpTo, expand, isCanonical, isLowOrder, keyPair, open, random, seal,
-  sha256, shakeWords, streamKey, verify,
+  requireCertified, sha256, shakeWords, streamKey, verify,
 } from "./crypto.js";
 import { addMasks, arrayOf, checkWords, pack, wordBytes } from "./ring.js";
 import { PRIME, deal, fieldElement } from "./shamir.js";
@@ -50,7 +50,7 @@ const KIND = Object.freeze({
 /** The kind that is expected once the session is over. */
 const OVER = -1;
 const FORMAT = 3;
-const [KEY, DIGEST, SIGNATURE] = [32, 32, 64];
+const [KEY, DIGEST, SIGNATURE, GRANT] = [32, 32, 64, 72];
 /** Two shares, sealed. */
 const SEALED = 80;
 const NONE = new Uint8Array(0);
@@ -445,7 +445,7 @@ export class PairwiseClient {
   async #readRoster(message) {
     const { offer, attempt } = this;
     const { population } = offer;
-    const size = 2 * KEY + (offer.isActive ? DIGEST + KEY + 2 * SIGNATURE : 0);
+    const size = 2 * KEY + (offer.isActive ? DIGEST + KEY + GRANT + SIGNATURE : 0);
     const { clients: ids, root, opening, entries, nodes } = decode(message, KIND.advertisedKeys, {
       attempt: tag(attempt),
       clients: sized(MOST.id * population),
@@ -498,9 +498,9 @@ export class PairwiseClient {
       must(!isLowOrder(key), "public_key_low_order", "a key of a neighbour is a point of low order");
     }
     if (this.offer.isActive) {
-      await this.#requireCertified(id, identity, entry.slice(128, 192));
+      await this.#requireCertified(id, identity, entry.slice(128, 200));
       const statement = [this.attempt, id, channel, mask, commitment];
-      await verify(identity, entry.slice(192), "signed-advertisement", ...statement);
+      await verify(identity, entry.slice(200), "signed-advertisement", ...statement);
     }
     return {
       id, channel, mask, identity,
@@ -512,7 +512,7 @@ export class PairwiseClient {
   /** @param {Uint8Array} id @param {Uint8Array} key @param {Uint8Array} certificate */
   async #requireCertified(id, key, certificate) {
     const { authority } = this.#certified();
-    await verify(authority, certificate, "certificate", authority, id, key);
+    await requireCertified(authority, id, key, certificate);
   }
 
   /** @param {number} position */
@@ -798,7 +798,7 @@ export class PairwiseClient {
   }
 }
 
-const ENDORSEMENT = { position: number(4), key: bytes(KEY), certificate: bytes(SIGNATURE), signature: bytes(SIGNATURE) };
+const ENDORSEMENT = { position: number(4), key: bytes(KEY), certificate: bytes(GRANT), signature: bytes(SIGNATURE) };
 const VIEW = { upload: bytes(DIGEST), signature: bytes(SIGNATURE) };
 
 /** @param {1 | -1} sign @param {Uint8Array} key which is overwritten @returns {Promise<import("./ring.js").Mask>} */

@@ -174,7 +174,7 @@ class World(Clients):
 
         def signed(member: int, key: SigningKey, *, is_certified: bool) -> Endorsement:
             issuer = self.authority if is_certified else self.rogue
-            certificate = issue_certificate(issuer, client_id(member), key.public_key).signature
+            certificate = issue_certificate(issuer, client_id(member), key.public_key).grant
             statement = self.endorsement_statement(shown, member, sharers, contributors)
             signature = ideal.IdealSignatureKey(key.public_key).sign(statement)
             return Endorsement(

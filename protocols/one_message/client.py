@@ -196,7 +196,7 @@ class OneMessageMember(Confined):
     def identity(self) -> bytes:
         """The client's key and the authority's signature on it; nothing in ``semi_honest`` mode."""
         certificate = self.certificate
-        return b"" if certificate is None else certificate.public_key + certificate.signature
+        return b"" if certificate is None else certificate.public_key + certificate.grant
 
     def join(self, subject: Subject, update: LazyUpdate | None = None, suspended: Secret | None = None) -> Client:
         return Client(self, subject, update, suspended)

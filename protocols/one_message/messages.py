@@ -15,13 +15,13 @@ from secagg.crypto.labels import Label, bind
 from secagg.crypto.merkle import MerkleTree
 from secagg.declared import CLIENT, Message, fixed, nested, repeated, variable
 from secagg.identifiers import ClientId
-from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES
+from secagg.session.certificates import GRANT_BYTES, IDENTITY_KEY_BYTES, SIGNATURE_BYTES
 from secagg.wire import MessageKind
 
 from .configuration import DIGEST_BYTES, NONCE_BYTES, Agreement, SumTerms
 from .parameters import MAXIMUM_COEFFICIENTS, MAXIMUM_HOLDERS, PIECE_COEFFICIENTS, pieces_of
 
-IDENTITY_BYTES: Final = IDENTITY_KEY_BYTES + SIGNATURE_BYTES
+IDENTITY_BYTES: Final = IDENTITY_KEY_BYTES + GRANT_BYTES
 MAXIMUM_VECTOR_BYTES: Final = (1 << 32) - 1
 _MAXIMUM_PIECES: Final = MAXIMUM_COEFFICIENTS // PIECE_COEFFICIENTS
 MAXIMUM_SHARE_BYTES: Final = 1 << 18

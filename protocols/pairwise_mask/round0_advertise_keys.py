@@ -30,7 +30,14 @@ from secagg.errors import (
 )
 from secagg.identifiers import CONTEXT_TAG_BYTES, AttemptContext, ClientId
 from secagg.parameters import SecurityMode
-from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, Certificate, VerifiedIdentity
+from secagg.session.certificates import (
+    GRANT_BYTES,
+    IDENTITY_KEY_BYTES,
+    SIGNATURE_BYTES,
+    Authority,
+    Certificate,
+    VerifiedIdentity,
+)
 from secagg.wire import MessageKind
 
 from .configuration import (
@@ -52,10 +59,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credential:
-    """Proof that an advertisement is a certified client's own: its identity key, its certificate, its signature."""
+    """Proof that an advertisement is a certified client's own: its identity key, the grant for it, its signature."""
 
     identity_key: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
-    certificate: Annotated[bytes, fixed(SIGNATURE_BYTES)]
+    certificate: Annotated[bytes, fixed(GRANT_BYTES)]
     signature: Annotated[bytes, fixed(SIGNATURE_BYTES)]
 
     def encode(self) -> bytes:
@@ -76,7 +83,7 @@ class KeyAdvertisement(MessageIn[SessionConfiguration]):
     mask_key: Annotated[bytes, _KEY]
     self_mask_commitment: Annotated[bytes, fixed(COMMITMENT_BYTES)]
     credential: Annotated[
-        Credential | None, optional(nested(Credential), lambda offer: offer.is_active, "160 in active mode")
+        Credential | None, optional(nested(Credential), lambda offer: offer.is_active, "168 in active mode")
     ]
 
     @property
@@ -112,7 +119,7 @@ def sign_advertisement(unsigned: KeyAdvertisement, member: PairwiseMember, attem
         raise InvalidParameters("active mode needs a certificate")
     credential = Credential(
         identity_key=member.certificate.public_key,
-        certificate=member.certificate.signature,
+        certificate=member.certificate.grant,
         signature=member.sign(Label.SIGNED_ADVERTISEMENT, *_signed_parts(unsigned, attempt)),
     )
     return replace(unsigned, credential=credential)
@@ -181,7 +188,7 @@ def entry_bytes(configuration: SessionConfiguration) -> int:
     """Return the length of what the roster holds of one client."""
     keys = 2 * key_suite(configuration.suite).public_key_bytes
     if configuration.mode is SecurityMode.ACTIVE:
-        return keys + COMMITMENT_BYTES + IDENTITY_KEY_BYTES + 2 * SIGNATURE_BYTES
+        return keys + COMMITMENT_BYTES + IDENTITY_KEY_BYTES + GRANT_BYTES + SIGNATURE_BYTES
     return keys
 
 

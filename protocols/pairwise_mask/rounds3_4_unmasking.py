@@ -24,7 +24,7 @@ from secagg.declared import Field, Message, MessageIn, fixed, nested, repeated, 
 from secagg.errors import MalformedMessage, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, SessionContext
 from secagg.parameters import SecurityMode
-from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate
+from secagg.session.certificates import GRANT_BYTES, IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate
 from secagg.wire import MessageKind
 
 from .configuration import DIGEST_BYTES, ClientSet, Roster, certain, client_set, require_context
@@ -69,7 +69,7 @@ class Endorsement:
 
     position: Annotated[int, unsigned(4)]
     identity_key: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
-    certificate: Annotated[bytes, fixed(SIGNATURE_BYTES)]
+    certificate: Annotated[bytes, fixed(GRANT_BYTES)]
     signature: Annotated[bytes, fixed(SIGNATURE_BYTES)]
 
 

@@ -18,7 +18,7 @@ from secagg.crypto.secret import Confined
 from secagg.errors import InvalidParameters
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId
 from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
-from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES
+from secagg.session.certificates import GRANT_BYTES, IDENTITY_KEY_BYTES, SIGNATURE_BYTES
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import uncharged
 from secagg.session.privacy_ledger import PrivacyLedgers
@@ -189,7 +189,7 @@ def _bytes(configuration: SessionConfiguration, clients: int, degree: int) -> tu
     is_hybrid = configuration.suite is Suite.HYBRID
     sealed = SHARES_BYTES + COMMITMENT_BYTES + (overhead if is_hybrid else TAG_BYTES)
     edges = degree * (COMMITMENT_BYTES + KEY_BYTES + overhead) // 2 if is_hybrid else 0
-    entry = 2 * key + COMMITMENT_BYTES + IDENTITY_KEY_BYTES + 2 * SIGNATURE_BYTES
+    entry = 2 * key + COMMITMENT_BYTES + IDENTITY_KEY_BYTES + GRANT_BYTES + SIGNATURE_BYTES
     # Where everybody is on the committee it is asked too; in a large one nearly nobody is.
     asked = not configuration.committee_size
     up = (
@@ -199,7 +199,7 @@ def _bytes(configuration: SessionConfiguration, clients: int, degree: int) -> tu
         asked * (_HEADER + SIGNATURE_BYTES),
         _HEADER + set_bytes(degree) + degree * (ELEMENT_BYTES + DIGEST_BYTES) + SIGNATURE_BYTES,
     )
-    endorsements = configuration.quorum * (_COUNT + IDENTITY_KEY_BYTES + 2 * SIGNATURE_BYTES)
+    endorsements = configuration.quorum * (_COUNT + IDENTITY_KEY_BYTES + GRANT_BYTES + SIGNATURE_BYTES)
     path = SIGNATURE_BYTES + 1 + NODE_BYTES * (degree - 1).bit_length()
     down = (
         len(configuration.encode()),

@@ -31,6 +31,7 @@ from secagg.declared import (
 from secagg.errors import MalformedMessage, Reason, blaming
 from secagg.identifiers import ClientId, ServerId
 from secagg.session.certificates import (
+    GRANT_BYTES,
     IDENTITY_KEY_BYTES,
     SIGNATURE_BYTES,
     Certificate,
@@ -255,7 +256,7 @@ def half_bytes(configuration: IndexingConfiguration, server: ServerId) -> int:
     place = SegmentHeader(bytes(SHARE_NONCE_BYTES), bytes(DIGEST_BYTES))
     header = UploadHeader(
         round_number=0,
-        certificate=Certificate(ClientId(0), bytes(IDENTITY_KEY_BYTES), bytes(SIGNATURE_BYTES)),
+        certificate=Certificate(ClientId(0), bytes(IDENTITY_KEY_BYTES), bytes(GRANT_BYTES)),
         segments=(place,) * len(configuration.index_segments),
     )
     fixed = len(Upload(header=header, server=server, sealed_seeds=(sealed, sealed), body=b"").encode())

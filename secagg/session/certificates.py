@@ -27,6 +27,10 @@ from secagg.identifiers import ClientId, Party
 
 IDENTITY_KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
+GRANT_BYTES: Final = 8 + SIGNATURE_BYTES
+"""Bytes of what an authority says of a key: the certificate's number, the hour of its expiry, and its signature."""
+HOUR: Final = 3600
+NO_EXPIRY: Final = (1 << 32) - 1
 _FIELD_PRIME: Final = 2**255 - 19
 _ORDER_EIGHT: Final = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
 _SMALL_ORDER: Final = frozenset({0, 1, _FIELD_PRIME - 1, _ORDER_EIGHT, _FIELD_PRIME - _ORDER_EIGHT})
@@ -106,15 +110,26 @@ class Certificate:
 
     client: Annotated[ClientId, CLIENT]
     public_key: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
-    signature: Annotated[bytes, fixed(SIGNATURE_BYTES)]
+    grant: Annotated[bytes, fixed(GRANT_BYTES)]
+    """Its number on the roster (4), the hour of its expiry since 1970 (4), and the authority's signature (64)."""
 
     def __post_init__(self) -> None:
-        if type(self.client) is not ClientId or type(self.public_key) is not bytes or type(self.signature) is not bytes:
-            raise Misuse("a certificate is made from a ClientId, a public key and a signature")
-        if (len(self.public_key), len(self.signature)) != (IDENTITY_KEY_BYTES, SIGNATURE_BYTES):
+        if type(self.client) is not ClientId or type(self.public_key) is not bytes or type(self.grant) is not bytes:
+            raise Misuse("a certificate is made from a ClientId, a public key and a grant")
+        if (len(self.public_key), len(self.grant)) != (IDENTITY_KEY_BYTES, GRANT_BYTES):
             raise InvalidParameters(
-                f"a certificate has a key of {IDENTITY_KEY_BYTES} bytes and a signature of {SIGNATURE_BYTES}"
+                f"a certificate has a key of {IDENTITY_KEY_BYTES} bytes and a grant of {GRANT_BYTES}"
             )
+
+    @property
+    def number(self) -> int:
+        """Its number, by which it can be revoked; an authority gives each to one certificate."""
+        return int.from_bytes(self.grant[:4], "big")
+
+    @property
+    def expiry(self) -> int:
+        """When it expires, in seconds since 1970."""
+        return int.from_bytes(self.grant[4:8], "big") * HOUR
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +170,14 @@ class Authority:
             raise AuthenticationFailed(culprits=culprits) from None
 
 
-def issue_certificate(authority: SigningKey, client: ClientId, public_key: bytes) -> Certificate:
+def issue_certificate(
+    authority: SigningKey, client: ClientId, public_key: bytes, *, number: int = 0, until: int = NO_EXPIRY
+) -> Certificate:
     """Vouch for a client's identity key, as the authority.
 
+    Args:
+        number: its place on the roster; 0 for a key that no roster lists and that nothing revokes.
+        until: hour of its expiry since 1970.
     Security: an authority checks first that the key is the client's, and gives one client one key. A client that
         holds two certified identities counts as two.
     """
@@ -165,8 +185,9 @@ def issue_certificate(authority: SigningKey, client: ClientId, public_key: bytes
         raise Misuse(f"an authority issues with its SigningKey; got {type(authority).__name__}")
     if not is_strong_key(public_key):
         raise InvalidParameters(f"the key of {client} is of small order or not canonical; certify one that was drawn")
-    signature = authority.sign(Label.CERTIFICATE, authority.public_key, client.encode(), public_key)
-    return Certificate(client, public_key, signature)
+    about = number.to_bytes(4, "big") + until.to_bytes(4, "big")
+    signature = authority.sign(Label.CERTIFICATE, authority.public_key, client.encode(), public_key, about)
+    return Certificate(client, public_key, about + signature)
 
 
 def is_strong_key(public_key: bytes) -> bool:
@@ -201,8 +222,9 @@ def verify_signature(
 @lru_cache(maxsize=_CACHED_CERTIFICATES)
 def _certified(authority: bytes, certificate: Certificate) -> VerifiedIdentity:
     """Verify a certificate; it is remembered, because a client meets the same peers round after round."""
-    statement = bind(Label.CERTIFICATE, authority, certificate.client.encode(), certificate.public_key)
-    _verify(authority, certificate.signature, statement, UNDECIDED)
+    about, signature = certificate.grant[:-SIGNATURE_BYTES], certificate.grant[-SIGNATURE_BYTES:]
+    statement = bind(Label.CERTIFICATE, authority, certificate.client.encode(), certificate.public_key, about)
+    _verify(authority, signature, statement, UNDECIDED)
     return VerifiedIdentity(certificate.client, certificate.public_key)
 
 

@@ -83,7 +83,7 @@ def make_identities(folder: Path, clients: Iterable[ClientId], coins: Coins) -> 
                 "kind": "client",
                 "id": client.value,
                 "seed": bytes(seed.expose()).hex(),
-                "certificate": certificate.signature.hex(),
+                "certificate": certificate.grant.hex(),
                 "authority": authority.public_key.hex(),
             }
             _write_key(own, fields)
@@ -93,7 +93,7 @@ def make_identities(folder: Path, clients: Iterable[ClientId], coins: Coins) -> 
         {
             "id": identity.client.value,
             "public_key": identity.signing_key.public_key.hex(),
-            "certificate": identity.certificate.signature.hex(),
+            "certificate": identity.certificate.grant.hex(),
         }
         for identity in identities
     ]

@@ -474,7 +474,7 @@ def test_a_host_cannot_put_one_clients_certificate_under_the_upload_of_another(n
     error = host_refuses(session, message)
     assert (type(error), error.culprits) == (AuthenticationFailed, frozenset({SECOND, HOST}))
     # Under the first one's name with the key of the second, which the authority never certified.
-    mixed = Certificate(FIRST, known[SECOND].public_key, known[SECOND].signature)
+    mixed = Certificate(FIRST, known[SECOND].public_key, known[SECOND].grant)
     putting_back(session, certificates={FIRST: mixed})
     assert type(host_refuses(session, message)) is AuthenticationFailed
 

@@ -65,7 +65,7 @@ def endorsement(session: InsecurePairwiseSession, position: int, signature: byte
     return Endorsement(
         position=position,
         identity_key=member.certificate.public_key,
-        certificate=member.certificate.signature,
+        certificate=member.certificate.grant,
         signature=signature,
     )
 
@@ -199,7 +199,7 @@ def forged_certificate(session: InsecurePairwiseSession, committee: list[int], f
             replace(
                 last,
                 identity_key=identity.public_key,
-                certificate=fake.signature,
+                certificate=fake.grant,
                 signature=identity.sign(Label.SIGNED_SURVIVORS, *parts),
             )
         ],
@@ -207,7 +207,7 @@ def forged_certificate(session: InsecurePairwiseSession, committee: list[int], f
             replace(
                 last,
                 identity_key=identity.public_key,
-                certificate=second.signature,
+                certificate=second.grant,
                 signature=identity.sign(Label.SIGNED_SURVIVORS, *parts),
             )
         ],

@@ -123,8 +123,8 @@ def test_a_certificate_is_for_one_client_and_one_key(made: InsecureIndexingRound
     genuine = half.header.certificate
     other = made.setup.signing_key_of("client 2").public_key
     for certificate in (
-        Certificate(ClientId(9), genuine.public_key, genuine.signature),
-        Certificate(FIRST, other, genuine.signature),
+        Certificate(ClientId(9), genuine.public_key, genuine.grant),
+        Certificate(FIRST, other, genuine.grant),
     ):
         refuses(
             made.zero.receive,

@@ -48,7 +48,7 @@ def test_private_keys_are_for_their_owner_alone(tmp_path: Path) -> None:
     "change",
     [
         {"id": 5},
-        {"certificate": "00" * 64},
+        {"certificate": "00" * 72},
         {"authority": "11" * 32},
         {"seed": "22" * 32},
         {"seed": "zz"},
@@ -93,7 +93,7 @@ def test_a_roster_with_two_keys_of_a_client_or_one_of_two_is_refused(tmp_path: P
     key = bytes.fromhex(roster["clients"][0]["public_key"]) if is_other else bytes(range(32))
     client = ClientId(9 if is_other else 0)
     certificate = issue_certificate(authority, client, key)
-    entry = {"id": client.value, "public_key": key.hex(), "certificate": certificate.signature.hex()}
+    entry = {"id": client.value, "public_key": key.hex(), "certificate": certificate.grant.hex()}
     path.write_text(json.dumps({**roster, "clients": [*roster["clients"], entry]}), encoding="utf-8")
     with pytest.raises(InvalidParameters, match="lists a client or a key twice"):
         load_roster(path)

@@ -101,8 +101,8 @@ def play_x25519(case: Case) -> None:
 def play_certificates(case: Case, tmp_path: Path) -> None:
     identity = load_identity(written(case["key_file"], tmp_path))
     assert identity.client == ClientId(int(case["id"]))
-    public, signature = bytes.fromhex(case["public"]), bytes.fromhex(case["certificate"])
-    assert identity.certificate == Certificate(identity.client, public, signature)
+    public, grant = bytes.fromhex(case["public"]), bytes.fromhex(case["certificate"])
+    assert identity.certificate == Certificate(identity.client, public, grant)
     assert identity.authority.public_key == SigningKey(secret(case["authority_seed"])).public_key
 
 

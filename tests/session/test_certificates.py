@@ -16,6 +16,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, InvalidParameters, Misuse, Reason
 from secagg.identifiers import ClientId, ServerId
 from secagg.session.certificates import (
+    GRANT_BYTES,
     IDENTITY_KEY_BYTES,
     SIGNATURE_BYTES,
     Authority,
@@ -107,10 +108,12 @@ def test_a_certificate_is_of_one_authority_for_one_client_and_one_key() -> None:
     identity = authority.verify(issued)
     assert (identity.client, identity.public_key) == (ANN, ANNS_KEY.public_key)
     for forged in (
-        Certificate(BOB, issued.public_key, issued.signature),
-        Certificate(ANN, signing_key(b"bob").public_key, issued.signature),
-        Certificate(ANN, issued.public_key, flipped(issued.signature, 300)),
-        Certificate(ANN, issued.public_key, bytes(64)),
+        Certificate(BOB, issued.public_key, issued.grant),
+        Certificate(ANN, signing_key(b"bob").public_key, issued.grant),
+        Certificate(ANN, issued.public_key, flipped(issued.grant, 300)),
+        Certificate(ANN, issued.public_key, bytes(GRANT_BYTES)),
+        Certificate(ANN, issued.public_key, flipped(issued.grant, 30)),
+        Certificate(ANN, issued.public_key, flipped(issued.grant, 40)),
         issue_certificate(signing_key(b"another authority"), ANN, ANNS_KEY.public_key),
         issue_certificate(ANNS_KEY, ANN, ANNS_KEY.public_key),
     ):
@@ -137,14 +140,14 @@ def test_a_key_of_small_order_vouches_for_nobody_and_belongs_to_nobody(key: byte
     with pytest.raises(InvalidParameters, match="small order"):
         issue_certificate(AUTHORITY, ANN, key)
     # An authority that was talked into one helps nobody.
-    signature = AUTHORITY.sign(Label.CERTIFICATE, AUTHORITY.public_key, ANN.encode(), key)
+    signature = AUTHORITY.sign(Label.CERTIFICATE, AUTHORITY.public_key, ANN.encode(), key, bytes(8))
     identity = VerifiedIdentity(ANN, key)
     for forged in (bytes(64), (1).to_bytes(32, "little") + bytes(32), key + bytes(32)):
         for attempt in range(16):
             with pytest.raises(AuthenticationFailed):
                 identity.verify(forged, Label.SIGNED_VIEW, attempt.to_bytes(2, "big"))
     with pytest.raises(AuthenticationFailed):
-        Authority(AUTHORITY.public_key).verify(Certificate(ANN, key, signature))
+        Authority(AUTHORITY.public_key).verify(Certificate(ANN, key, bytes(8) + signature))
 
 
 @pytest.mark.parametrize("key", [b"\xff" * 32, (PRIME + 3).to_bytes(32, "little")])
@@ -160,17 +163,17 @@ def test_an_authority_is_known_by_a_key_of_the_right_form(key: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [(1, bytes(32), bytes(64)), (ANN, bytearray(32), bytes(64)), (ANN, bytes(32), "signature")]
+    "fields", [(1, bytes(32), bytes(72)), (ANN, bytearray(32), bytes(72)), (ANN, bytes(32), "grant")]
 )
 def test_a_certificate_is_made_from_the_right_types(fields: tuple[Any, Any, Any]) -> None:
     with pytest.raises(Misuse, match="ClientId"):
         Certificate(*fields)
 
 
-@pytest.mark.parametrize(("key", "signature"), [(31, 64), (33, 64), (32, 63), (32, 65), (0, 0)])
-def test_a_certificate_has_parts_of_the_right_size(key: int, signature: int) -> None:
-    with pytest.raises(InvalidParameters, match="64"):
-        Certificate(ANN, bytes(key), bytes(signature))
+@pytest.mark.parametrize(("key", "grant"), [(31, 72), (33, 72), (32, 71), (32, 73), (0, 0)])
+def test_a_certificate_has_parts_of_the_right_size(key: int, grant: int) -> None:
+    with pytest.raises(InvalidParameters, match="72"):
+        Certificate(ANN, bytes(key), bytes(grant))
 
 
 # --- The private key --------------------------------------------------------------------------------------------------

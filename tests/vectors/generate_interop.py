@@ -164,7 +164,9 @@ def keys() -> Files:
     for number in (0, 7, 2**53 + 1, 2**64 - 1):
         seeds = [drawn("authority", number), drawn("identity", number)]
         authority, own = map(signing, seeds)
-        certificate = issue_certificate(authority, ClientId(number), own.public_key).signature.hex()
+        certificate = issue_certificate(
+            authority, ClientId(number), own.public_key, number=1, until=500_000
+        ).grant.hex()
         made_of = {"id": str(number), "authority_seed": seeds[0].hex(), "seed": seeds[1].hex()}
         public = {"authority": authority.public_key.hex(), "public": own.public_key.hex(), "certificate": certificate}
         file = {"format": "secagg/flower/1", "kind": "client", "id": number, "seed": seeds[1].hex()}
@@ -355,11 +357,11 @@ def texts() -> Iterator[Vector]:
             "reason": "wrong_version" if value == ["deadline"] else "not_canonical",
         }
     seeds = [signing(drawn("text", at)) for at in range(2)]
-    certificate = issue_certificate(seeds[0], ClientId(3), seeds[1].public_key).signature.hex()
+    certificate = issue_certificate(seeds[0], ClientId(3), seeds[1].public_key).grant.hex()
     file = {"format": "secagg/flower/1", "kind": "client", "id": 3, "seed": drawn("text", 1).hex()}
     file |= {"certificate": certificate, "authority": seeds[0].public_key.hex()}
     altered: list[tuple[str, Any]] = [("format", "secagg/flower/2"), ("kind", "authority"), ("id", 4), ("id", "three")]
-    altered += [("seed", "00" * 32), ("seed", "00" * 31), ("certificate", "00" * 64), ("authority", "00" * 32)]
+    altered += [("seed", "00" * 32), ("seed", "00" * 31), ("certificate", "00" * 72), ("authority", "00" * 32)]
     altered += [("authority", "01" + "00" * 31)]
     for name, value in altered:
         text = json.dumps(file | {name: value})

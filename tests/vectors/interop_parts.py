@@ -90,10 +90,10 @@ def pairwise_rows(*, is_active: bool, clients: int, packed: Sequence[int]) -> di
     flags = (clients + 7) // 8
     signature: Rows = [("signature", 64)] if is_active else []
     commitment: Rows = [("commitment", 32)] if is_active else []
-    credential: Rows = [("identity key", 32), ("certificate", 64), ("signature", 64)] if is_active else []
+    credential: Rows = [("identity key", 32), ("grant", 72), ("signature", 64)] if is_active else []
     path: Rows = [("path", b"\x01")] if is_active else []
     keys: Rows = [("channel key", 32), ("mask key", 32)]
-    endorsement = [("position", 4), ("identity key", 32), ("certificate", 64), ("signature", 64)]
+    endorsement = [("position", 4), ("identity key", 32), ("grant", 72), ("signature", 64)]
     digest: Rows = [("digest", 32)] if is_active else []
     return {
         "key_advertisement": [("client", 8), *keys, ("commitment", 32), *credential],

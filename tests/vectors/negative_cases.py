@@ -98,7 +98,7 @@ SPARSE, HYBRID = "semi_honest_sparse_dropouts_everywhere", "hybrid_semi_honest_s
 LEFT = "active_full_one_dropout_after_sharing"
 NEGATIVES: tuple[Negative, ...] = (
     # Round 0, the server takes an advertisement: T0 at 7, id at 15, channel key at 23, mask key at 55, commitment at
-    # 87, identity key at 119, certificate at 151, signature at 215.
+    # 87, identity key at 119, certificate at 151, signature at 223.
     *_server_refuses(
         PLAIN,
         "key_advertisement",
@@ -122,7 +122,7 @@ NEGATIVES: tuple[Negative, ...] = (
         "key_advertisement",
         {
             "bad_certificate": (flip(151), "authentication_failed"),
-            "bad_signature_on_advertisement": (flip(215), "authentication_failed"),
+            "bad_signature_on_advertisement": (flip(223), "authentication_failed"),
             "altered_commitment_under_signature": (flip(87), "authentication_failed"),
         },
     ),
@@ -360,7 +360,7 @@ NEGATIVES: tuple[Negative, ...] = (
         {"contributor_that_did_not_share": (flip(17, 0x08), "survivors_invalid")},
     ),
     # Round 4, a client takes the request: ctx at 7, contributors at 15, the number of endorsements at 16, endorsements
-    # of 164 bytes from 20 on (position, identity key, certificate, signature), the number of views at 512, views of 96
+    # of 172 bytes from 20 on (position, identity key, certificate, signature), the number of views at 536, views of 96
     # bytes: digest, signature.
     *_refused(
         SIGNED,
@@ -369,11 +369,11 @@ NEGATIVES: tuple[Negative, ...] = (
             "request_of_another_session": (flip(7), "wrong_session"),
             "request_without_the_receiver": (flip(15, 0x02), "survivors_invalid"),
             "request_for_another_set_than_signed": (flip(15, 0x08), "survivors_invalid"),
-            "one_endorsement_twice": (put_number(20 + 164, 0), "quorum_not_met"),
-            "too_few_endorsements": (splice(16, 4 + 164, b"\x00\x00\x00\x02"), "quorum_not_met"),
-            "bad_endorsement": (flip(120), "authentication_failed"),
-            "bad_view": (flip(516 + 32), "authentication_failed", "client/1"),
-            "view_left_out": (splice(512, 4 + 96, b"\x00\x00\x00\x02"), "quorum_not_met"),
+            "one_endorsement_twice": (put_number(20 + 172, 0), "quorum_not_met"),
+            "too_few_endorsements": (splice(16, 4 + 172, b"\x00\x00\x00\x02"), "quorum_not_met"),
+            "bad_endorsement": (flip(128), "authentication_failed"),
+            "bad_view": (flip(540 + 32), "authentication_failed", "client/1"),
+            "view_left_out": (splice(536, 4 + 96, b"\x00\x00\x00\x02"), "quorum_not_met"),
         },
     ),
     *_refused(
@@ -396,11 +396,11 @@ NEGATIVES: tuple[Negative, ...] = (
         {"too_few_contributors": (put(15, b"\x1f"), "threshold_not_met")},
         blamed=(),
     ),
-    # Positions 0 and 5, and 1 and 3 are joined; what is between them on the ring is missing on both sides.
+    # Positions 0, 3 and 4 are joined, and 7 has no neighbour left.
     *_refused(
         "active_sparse_committee",
         "client/10/survivor_set",
-        {"contributors_cut_apart": (put(16, b"\x2b"), "threshold_not_met")},
+        {"contributors_cut_apart": (put(16, b"\x99"), "threshold_not_met")},
         blamed=(),
     ),
     Negative(
@@ -432,7 +432,7 @@ NEGATIVES: tuple[Negative, ...] = (
     *(
         Negative(name=name, base=base, message=message, does="omit", expect="threshold_not_met", fails=fails)
         for name, base, message, fails in (
-            ("too_few_signatures", "active_sparse_committee", "client/70/survivor_signature", "close_round"),
+            ("too_few_signatures", "active_sparse_committee", "client/50/survivor_signature", "close_round"),
             ("too_few_answers", PLAIN, "client/2/unmasking_shares", "unmask"),
         )
     ),

@@ -12,6 +12,7 @@ import { Left, contribute, identityOf } from "../http.js";
 import { RoundLedger, inMemory } from "../ledger.js";
 import { fieldElement } from "../shamir.js";
 import { Refused, commit, concat, hash, idsOf, integer, treeRoot, unhex } from "../wire.js";
+import { granted } from "./grants.js";
 
 const TERMS = { all_clients: 3, bits: 16, clip: 1, clients: 3, group: 1, groups: 1, values: 2 };
 const DESCRIPTION = {
@@ -236,7 +237,7 @@ async function activeClient() {
   const authority = await SigningKey.of(unhex(vector.identities.authority));
   const key = await SigningKey.of(unhex(vector.identities[role]));
   const id = BigInt(role.split("/")[1]);
-  const certificate = await authority.sign("certificate", authority.public, integer(id, 8), key.public);
+  const certificate = await granted(authority, integer(id, 8), key.public);
   const bytes = unhex(coins);
   let used = 0;
   const drawn = [];
@@ -254,7 +255,7 @@ async function activeClient() {
 }
 
 /** Bytes of an advertised entry in active mode. */
-const ENTRY = 256;
+const ENTRY = 264;
 
 /**
  * The advertised keys with another entry of the first neighbour, and the root that then is right.
@@ -368,7 +369,7 @@ test("a client's own identity key stands for no neighbour", async () => {
   const { client, key, messages, authority } = await activeClient();
   await client.answer(messages[0]);
   const changed = await rosterWith(client, messages[1], async (entry, id) => {
-    const certificate = await authority.sign("certificate", authority.public, id, key.public);
+    const certificate = await granted(authority, id, key.public);
     const statement = [client.attempt, id, entry.slice(0, 32), entry.slice(32, 64), entry.slice(64, 96)];
     entry.set(concat(key.public, certificate, await key.sign("signed-advertisement", ...statement)), 96);
   });

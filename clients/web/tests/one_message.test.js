@@ -8,13 +8,14 @@ import { SigningKey, counterMode, random, sealTo } from "../crypto.js";
 import { Coefficients, addMask, gaussian, pieces } from "../lattice.js";
 import { readOffer, upload } from "../one_message.js";
 import { Reader, bytes, hex, integer, list, sized, unhex } from "../wire.js";
+import { granted } from "./grants.js";
 
 const folder = fileURLToPath(new URL("../../../tests/vectors/one_message/", import.meta.url));
 
 /** The parts of an upload that follow from recorded coins. @param {Uint8Array} message */
 function pinned(message) {
   const reader = new Reader(message, 103);
-  const head = [bytes(32), bytes(8), sized(96), bytes(72), bytes(32)].map((field) => field(reader));
+  const head = [bytes(32), bytes(8), sized(104), bytes(72), bytes(32)].map((field) => field(reader));
   const [pieces, vector] = [list(2 ** 15, bytes(32))(reader), sized(2 ** 20)(reader)];
   return [...head, ...pieces, vector].map(hex);
 }
@@ -30,9 +31,7 @@ for (const name of ["semi_honest", "active"]) {
       let identity;
       if (authority) {
         const key = await SigningKey.of(unhex(identities[role]));
-        const certificate = await authority.sign(
-          "certificate", authority.public, integer(id, 8), key.public,
-        );
+        const certificate = await granted(authority, integer(id, 8), key.public);
         identity = { id, key, certificate, authority: authority.public };
       }
       const made = await upload(offer, {

@@ -8,6 +8,7 @@ import { SEGMENT, SigningKey, streamKey } from "../crypto.js";
 import { PairwiseClient } from "../pairwise.js";
 import { addMasks, arrayOf } from "../ring.js";
 import { concat, hex, integer, unhex } from "../wire.js";
+import { granted } from "./grants.js";
 
 const folder = fileURLToPath(new URL("../../../tests/vectors/pairwise_mask/", import.meta.url));
 const vectors = new Map(
@@ -45,9 +46,7 @@ async function clientsOf(vector) {
     let identity;
     if (authority) {
       const key = await SigningKey.of(unhex(identities[role]));
-      const certificate = await authority.sign(
-        "certificate", authority.public, integer(id, 8), key.public,
-      );
+      const certificate = await granted(authority, integer(id, 8), key.public);
       identity = { id, key, certificate, authority: authority.public };
     }
     clients.set(role, new PairwiseClient({

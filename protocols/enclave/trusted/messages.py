@@ -38,7 +38,7 @@ from secagg.declared import (
 from secagg.errors import UNDECIDED, AuthenticationFailed, Misuse
 from secagg.identifiers import CLIENT_ID_BYTES, AttemptContext, ClientId, Party
 from secagg.parameters import Suite
-from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate, SigningKey
+from secagg.session.certificates import GRANT_BYTES, IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate, SigningKey
 from secagg.wire import HEADER_BYTES, MessageKind
 
 from .bounded import packed_bytes
@@ -162,7 +162,7 @@ class SealedUpload(MessageIn[EnclaveConfiguration]):
 
 def sealed_upload_bytes(configuration: EnclaveConfiguration) -> int:
     """Return how long the sealed part of each upload is."""
-    fixed = EPOCH_BYTES + CLIENT_ID_BYTES + IDENTITY_KEY_BYTES + SIGNATURE_BYTES
+    fixed = EPOCH_BYTES + CLIENT_ID_BYTES + IDENTITY_KEY_BYTES + GRANT_BYTES
     fixed += 8 + 2 * DIGEST_BYTES + sealed_secret_bytes(configuration)
     return HEADER_BYTES + fixed + sealed_indices_bytes(configuration)
 

@@ -52,7 +52,7 @@ CONFIGURATION = configuration()
 OFFER = EnclaveOffer(context=CONTEXT, epoch=b"e" * 32, sealing_key=b"k" * 32, receipt_key=b"r" * 32)
 HEADER = UploadHeader(
     epoch=b"e" * 32,
-    certificate=Certificate(ClientId(7), b"p" * 32, b"c" * 64),
+    certificate=Certificate(ClientId(7), b"p" * 32, b"c" * 72),
     model=ModelStamp(version=3, digest=b"m" * 32),
     vector_digest=b"v" * 32,
 )
@@ -94,7 +94,7 @@ def test_lengths_follow_from_the_configuration(suite: Suite, has_indices: bool) 
     overhead = {Suite.CLASSIC: 48, Suite.HYBRID: 1136}[suite]
     indices = 2 + 3 + TAG_BYTES if has_indices else 0
     assert sealed_indices_bytes(made) == indices
-    assert len(upload(made).encode()) == 7 + 32 + 8 + 32 + 64 + 8 + 32 + 32 + 48 + overhead + indices
+    assert len(upload(made).encode()) == 7 + 32 + 8 + 32 + 72 + 8 + 32 + 32 + 48 + overhead + indices
 
 
 def test_an_upload_of_one_suite_is_none_of_the_other() -> None:

@@ -25,7 +25,7 @@ from secagg.simulation.synthetic_updates import WindowedInputs
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup
 from tests.harness.pairwise_traffic import expansion
 
-HEADER, DIGEST, ELEMENT, SIGNATURE, TAG = 7 + 8, 32, 32, 64, 16
+HEADER, DIGEST, ELEMENT, GRANT, SIGNATURE, TAG = 7 + 8, 32, 32, 72, 64, 16
 """Every message of a session begins with its header and the tag of its context."""
 COUNT = 4
 X25519_KEY, HYBRID_KEY = 32, 1184 + 32
@@ -122,7 +122,7 @@ class Terms:
     @property
     def credential(self) -> int:
         """An identity key, the authority's signature on it, and a signature made with it."""
-        return DIGEST + 2 * SIGNATURE if self.active else 0
+        return DIGEST + GRANT + SIGNATURE if self.active else 0
 
     @property
     def entry(self) -> int:
@@ -175,7 +175,7 @@ def due(traffic: Traffic, client: ClientId) -> dict[tuple[ServerState, str], int
         (MASKING, "down"): HEADER + bits_for(n) + len(present) * terms.sealed + received_edges + paths,
         (MASKING, "up"): HEADER + terms.signature + masked_bytes(configuration),
         (UNMASKING, "down"): HEADER + bits_for(n)
-        + (COUNT + configuration.quorum * (COUNT + DIGEST + 2 * SIGNATURE))
+        + (COUNT + configuration.quorum * (COUNT + DIGEST + GRANT + SIGNATURE))
         + (COUNT + (survivors * (DIGEST + SIGNATURE) if terms.active else 0)),
         (UNMASKING, "up"): HEADER + terms.signature + bits_for(len(present)) + len(present) * terms.shown
         + lost_edges * ELEMENT,

@@ -416,7 +416,7 @@ def test_a_certificate_of_somebody_else_or_for_another_key_is_refused_at_once() 
     with pytest.raises(InvalidParameters, match="certificate is that of"):
         session.enrol(own, certificate=others)
     with pytest.raises(InvalidParameters, match="another key"):
-        session.enrol(own, certificate=type(others)(own, others.public_key, others.signature))
+        session.enrol(own, certificate=type(others)(own, others.public_key, others.grant))
 
 
 def test_a_forked_client_refuses_and_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ KINDS = {
 }
 HEADER = UploadHeader(
     round_number=7,
-    certificate=Certificate(ClientId(9), b"p" * 32, b"c" * 64),
+    certificate=Certificate(ClientId(9), b"p" * 32, b"c" * 72),
     segments=(SegmentHeader(b"n" * 16, b"d" * 32), SegmentHeader(b"m" * 16, bytes(32))),
 )
 
@@ -78,7 +78,7 @@ def upload(kind: str = "classic", server: ServerId = ONE, **changes: Any) -> Upl
 def test_the_encoding_is_the_documented_one() -> None:
     sealed = b"s" * 80 + b"t" * 80
     segments = b"n" * 16 + b"d" * 32 + b"m" * 16 + bytes(32)
-    shared = (7).to_bytes(8, "big") + (9).to_bytes(8, "big") + b"p" * 32 + b"c" * 64 + segments
+    shared = (7).to_bytes(8, "big") + (9).to_bytes(8, "big") + b"p" * 32 + b"c" * 72 + segments
     body = b"b" * (BODY_BYTES + TAG_BYTES)
     start = b"SAGG\x01" + (69).to_bytes(2, "big")
     assert upload(server=ZERO).encode() == start + b"\0" + shared + sealed + b"g" * 64 + body

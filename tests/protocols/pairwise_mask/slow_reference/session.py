@@ -119,7 +119,8 @@ class Session:
 
     def _certificate(self, client: int, identity: bytes) -> bytes:
         authority = ed25519_public(self._authority)
-        return sign(self._authority, "certificate", authority, client_id(client), identity)
+        about = bytes(4) + b"\xff" * 4
+        return about + sign(self._authority, "certificate", authority, client_id(client), identity, about)
 
     def _show_roster(self) -> None:
         roster = self._roster
