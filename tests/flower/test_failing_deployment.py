@@ -1,4 +1,4 @@
-"""Rounds and trainings that fail on a SuperLink and SuperNodes, each a process."""
+"""Rounds and trainings that fail on a SuperLink and SuperNodes, each a process, and one that outlives its round."""
 
 from __future__ import annotations
 
@@ -62,3 +62,20 @@ def test_rounds_and_trainings_that_fail_are_in_the_result_and_the_run_in_which_n
     log = (workplace.folder / "secagg.log").read_text(encoding="utf-8")
     assert "ERROR round 5 failed: training failed at too many clients: of 5 uploads 0 trained" in log
     assert "finished:failed" in federation.runs()
+
+
+def test_a_training_that_outlives_its_round_keeps_its_node_in_the_next_one(
+    federation: Federation, app: Any, lab: Any
+) -> None:
+    (found,) = federation.run(
+        app,
+        nodes=NODES,
+        ways="overlapping:semi_honest",
+        secagg_weighting="uniform",
+        secagg_stage_patience=2.0,
+    )
+    assert "finished:completed" in federation.runs()
+    assert [one["secagg-trained"] for one in found["metrics"]] == [NODES - 1, NODES]
+    due = means(lab, [(1, list(range(NODES - 1))), (2, list(range(NODES)))])
+    assert np.abs(np.array(found["layer"]) - due).max() < 2**-14
+    assert [stage[1:3] for stage in found["stages"]] == [[NODES, NODES]] * 4

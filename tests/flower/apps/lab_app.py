@@ -57,6 +57,9 @@ def train(message: Message, context: Any) -> Message:
     told = told_to(partition)
     if told.get("do") == "fail" and number in told.get("rounds", [number]):
         raise RuntimeError("this client's training crashes")
+    if told.get("do") == "slow" and number in told["rounds"]:
+        while not over().exists():
+            time.sleep(0.05)
     if told.get("do") == "refuse":
         return Message(Error(0, "this client's training refuses"), reply_to=message)
     trained = dict[str, Array]()

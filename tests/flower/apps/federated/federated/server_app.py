@@ -14,7 +14,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, FedAvgM
 
 from secagg.errors import SecAggError
-from secagg.flower import SecAggGrid, SecAggSettings, ask
+from secagg.flower import SecAggGrid, SecAggSettings, ask, server_grid
+from secagg.flower.server_grid import GridRound
 from tests.harness.town_of_sites import declared
 
 app = ServerApp()
@@ -109,7 +110,35 @@ def failing(grid: Grid, given: Any, settings: SecAggSettings) -> dict[str, Any]:
     return {}
 
 
-WAYS = {"model": trained, "failing": failing}
+class Patient(GridRound):
+    """Waits no longer than for the others, so that no test waits for a time that is long for every machine."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._training_patience = 1.0
+
+
+class Releasing(FedAvg):
+    """Lets the slow training of the first round end as the second round begins."""
+
+    def configure_train(self, server_round: int, *args: Any, **kwargs: Any) -> Any:
+        """Do as FedAvg does."""
+        if server_round > 1:
+            Path(os.environ[CHAOS_FILE]).with_suffix(".over").touch()
+        return super().configure_train(server_round, *args, **kwargs)
+
+
+def overlapping(grid: Grid, given: Any, settings: SecAggSettings) -> dict[str, Any]:
+    """Have one training outlive its session, and its node asked to take part in the next one."""
+    tell({int(given["nodes"]) - 1: {"do": "slow", "rounds": [1]}})
+    strategy = Releasing(fraction_evaluate=0.0, min_available_nodes=int(given["nodes"]))
+    vars(server_grid)["GridRound"] = Patient
+    used = SecAggGrid(grid, settings=settings)
+    model, metrics = phase(used, given, strategy, 2, initial_model())
+    return {"metrics": metrics, "layer": model["layer"].astype(float).ravel()[:1000].tolist(), "stages": stages(used)}
+
+
+WAYS = {"model": trained, "failing": failing, "overlapping": overlapping}
 
 
 def stages(grid: SecAggGrid) -> list[list[object]]:
