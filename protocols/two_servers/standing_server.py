@@ -76,7 +76,7 @@ class StandingFloors:
         require_members("suites", self.suites, Suite)
         require_members("modes", self.modes, SharingMode)
         if type(self.maximum_lifetime) is not timedelta or self.maximum_lifetime <= timedelta(0):
-            raise InvalidParameters(f"maximum_lifetime is a timedelta above 0; got {self.maximum_lifetime!r}")
+            raise InvalidParameters(f"maximum_lifetime must be a time above 0; got {self.maximum_lifetime}")
 
     def admit(self, configuration: IndexingConfiguration, now: datetime) -> None:
         """Refuse a configuration that its operator would not have written."""

@@ -221,10 +221,17 @@ def serving() -> Generator[None]:
 
 def serve_enclave(options: argparse.Namespace) -> int:
     """Serve one host after the other as the trusted part, and return the exit status."""
+    from secagg.crypto.entropy import SystemCoins
     from secagg.protocols.enclave import serve_at
 
     with serving():
-        serve_at(options.listen, evidence=options.evidence, threads=options.threads, memory_bytes=options.memory << 20)
+        serve_at(
+            options.listen,
+            evidence=options.evidence,
+            coins=SystemCoins(),
+            threads=options.threads,
+            memory_bytes=options.memory << 20,
+        )
     return 0
 
 

@@ -35,9 +35,10 @@ _DRIVERS: Final = (
 _TRACE: Final = """
 import sys
 sys.path.append(sys.argv[1])
+from secagg.crypto.entropy import SystemCoins
 from secagg.protocols.enclave.machine import boot
 from secagg.protocols.enclave.machine.self_test import test_itself
-test_itself()
+test_itself(SystemCoins())
 print(*sorted(sys.modules), sep="\\n")
 """
 

@@ -30,8 +30,9 @@ _EMPTY_FOLDERS: Final = ("dev", "proc", "sys", "tmp", "lib/modules")
 INIT: Final = f"""#!/{INTERPRETER} -ISB
 import sys
 sys.path.append("/{PACKAGES}")
+from secagg.crypto.entropy import SystemCoins
 from secagg.protocols.enclave.machine.boot import main
-main()
+main(SystemCoins())
 """
 
 

@@ -241,12 +241,12 @@ def test_clients_follow_no_keys_that_have_ended_or_last_for_more_than_a_day() ->
     world = InsecureSum()
     holder_for_hours(world, hours=25)
     client = world.setup.clients[0]
-    with pytest.raises(InvalidParameters, match="keys of holder/0 last more than 86400 s"):
+    with pytest.raises(InvalidParameters, match="the keys of a holder last 90000 s, more than 86400"):
         world.upload(client)
     holder_for_hours(world, hours=12)
     offer = world.offer()
     world.now += 12 * HOUR
-    with pytest.raises(InvalidParameters, match="keys of holder/0 have ended"):
+    with pytest.raises(InvalidParameters, match=r"keys of holder/0.* have ended"):
         world.upload(client, offer)
 
 

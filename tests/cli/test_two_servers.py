@@ -139,7 +139,7 @@ def command(arguments: dict[str, str], **changes: str) -> list[str]:
         ({"threads": "0"}, "at least one thread evaluates"),
         ({"minimum_cohort": "1"}, "minimum_cohort is an integer of at least 2"),
         ({"maximum_cohort": "2"}, "maximum_cohort is an integer of at least 3"),
-        ({"maximum_hours": "0"}, "maximum_lifetime is a timedelta above 0"),
+        ({"maximum_hours": "0"}, "maximum_lifetime must be a time above 0; got 0:00:00"),
         ({"maximum_hours": "99999999999999"}, "--maximum-hours is at most 8784"),
         ({"socket": "servers.json"}, "no socket can be made at"),
     ],

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Final
 
+from secagg.crypto.entropy import SystemCoins
 from secagg.errors import SecAggError
 from secagg.protocols.enclave.trusted.enclave import DEFAULT_MEMORY_BYTES
 
@@ -30,7 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for each in _ENDING:
         signal.signal(each, _end)
     try:
-        serve_at(options.listen, evidence=options.evidence, threads=options.threads, memory_bytes=options.memory << 20)
+        serve_at(
+            options.listen,
+            evidence=options.evidence,
+            coins=SystemCoins(),
+            threads=options.threads,
+            memory_bytes=options.memory << 20,
+        )
     except SecAggError as error:
         print(f"enclave: {error}", file=sys.stderr)
         return 2

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from secagg.crypto.entropy import Coins
 from secagg.errors import InvalidParameters
 
 from .listeners import send_heartbeat
@@ -27,7 +28,7 @@ _GENERATORS: Final = ("rdrand", "rng")
 """Flags of a processor that has a generator of its own."""
 
 
-def main() -> None:
+def main(coins: Coins) -> None:
     """Serve until the machine ends; a fault before that ends it, and the console says why."""
     _mount("proc", "/proc")
     _mount("sysfs", "/sys")
@@ -43,6 +44,7 @@ def main() -> None:
     serve_at(
         words.get("listen", ""),
         evidence=words.get("evidence", ""),
+        coins=coins,
         threads=number_of(words, "threads", 1),
         memory_bytes=number_of(words, "memory", _DEFAULT_MEMORY) << 20,
         become=_become_nobody,

@@ -116,12 +116,12 @@ class TsmReport:
         return int((self._entry / "generation").read_text())
 
     def quote(self, report: bytes) -> bytes:
-        before = self._generation()
+        first = self._generation()
         # One write: the kernel takes the request when the file is closed.
         (self._entry / "inblob").write_bytes(report)
         written = self._generation()
         document = (self._entry / "outblob").read_bytes()
-        if not before + 1 == written == self._generation():
+        if not first + 1 == written == self._generation():
             raise OSError("another process has used this entry; only one may ask for evidence")
         return document
 

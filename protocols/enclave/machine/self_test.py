@@ -13,7 +13,7 @@ import numpy as np
 from secagg.choices import Accumulation, ReleaseForm
 from secagg.contract.codewords import CodewordTable
 from secagg.contract.layout import IndexSegment, Layout, RingSegment, RowSegment
-from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.entropy import Coins
 from secagg.errors import InternalError, ThresholdNotMet
 from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
@@ -57,13 +57,12 @@ def configurations() -> Iterator[EnclaveConfiguration]:
             yield replace(plain, authority=NO_AUTHORITY, noise=noise)
 
 
-def test_itself() -> None:
+def test_itself(coins: Coins) -> None:
     """Start and end an epoch of every kind; no host listens yet, and no hardware is asked.
 
     Raises:
         InternalError: something does not do what it should, and nothing may be served.
     """
-    coins = SystemCoins()
     for configuration in configurations():
         enclave = Enclave(configuration, coins=coins, quote=lambda _: (SIMULATED, RESERVED_REPORT))
         enclave.open_buffer(1, bytes(32))

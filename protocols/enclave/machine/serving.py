@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.entropy import Coins
 from secagg.errors import InvalidParameters
 from secagg.protocols.enclave.trusted.enclave import DEFAULT_MEMORY_BYTES
 from secagg.protocols.enclave.trusted.hosts import serve
@@ -17,10 +17,11 @@ from .listeners import listening_at
 from .self_test import test_itself
 
 
-def serve_at(
+def serve_at(  # noqa: PLR0913 -- what an enclave is started with
     address: str,
     *,
     evidence: str,
+    coins: Coins,
     threads: int = 1,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     become: Callable[[], None] = lambda: None,
@@ -40,12 +41,12 @@ def serve_at(
     source = source_named(evidence)
     # Forked before anything is secret. Simulated evidence has no driver.
     quote = (lambda report: (SIMULATED, report)) if evidence == SIMULATED else SourceApart(source).quote
-    test_itself()
+    test_itself(coins)
     with listening_at(address) as listener:
         become()
         missing = give_up_privileges(memory_bytes)
         _say(f"ready at {address}. {_vouched(source.format)}{_lacking(missing)}")
-        serve(listener, coins=SystemCoins(), quote=quote, threads=threads, memory_bytes=memory_bytes)
+        serve(listener, coins=coins, quote=quote, threads=threads, memory_bytes=memory_bytes)
 
 
 def _say(sentence: str) -> None:

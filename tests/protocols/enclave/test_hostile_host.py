@@ -80,13 +80,13 @@ def configured(layout: Layout, **changes: Any) -> EnclaveConfiguration:
 
 COSTLY = {
     "many counters": configured(Layout((IndexSegment(1 << 16, 1 << 20),))),
-    "all counters": configured(Layout((IndexSegment(1 << 16, 1 << 40),))),
+    "all counters": configured(Layout((IndexSegment(1 << 16, 1 << 28),))),
     "a long ring": configured(Layout((RingSegment(64, 1 << 40),))),
     "many long rings": configured(Layout((RingSegment(20, 1 << 28),) * 50)),
     "a table for many blocks": configured(
-        Layout((IndexSegment(2, 1 << 40),)),
+        Layout((IndexSegment(2, 1 << 32),)),
         form=ReleaseForm.DECODED_SUM,
-        tables=((CodewordTable(1 << 40, np.array([[0], [1]], dtype=np.int64)),),),
+        tables=((CodewordTable(1 << 32, np.array([[0], [1]], dtype=np.int64)),),),
     ),
     "long noise": configured(
         Layout((RingSegment(64, 1 << 34),)),

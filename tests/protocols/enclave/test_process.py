@@ -433,5 +433,5 @@ def test_a_path_that_exists_is_not_taken(tmp_path: Path) -> None:
     path = tmp_path / "s"
     path.write_text("mine")
     with pytest.raises(InvalidParameters, match="name another path"):
-        serve_at(f"unix:{path}", evidence="simulated")
+        serve_at(f"unix:{path}", evidence="simulated", coins=InsecureSeededCoins(b""))
     assert path.read_text() == "mine"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InternalError
 from secagg.protocols.enclave.machine import self_test
 from secagg.protocols.enclave.machine.serving import serve_at
@@ -72,7 +73,7 @@ def test_nothing_is_served_where_the_self_test_fails(
     else:
         monkeypatch.setattr(self_test, name, broken)
     with pytest.raises(InternalError, match=sentence):
-        serve_at(f"unix:{tmp_path / 's'}", evidence="simulated")
+        serve_at(f"unix:{tmp_path / 's'}", evidence="simulated", coins=SystemCoins())
     assert not (tmp_path / "s").exists()
 
 
