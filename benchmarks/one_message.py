@@ -18,9 +18,10 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.mask_expansion import expand
 from secagg.crypto.ring import Ring, RingVector
 from secagg.crypto.secret import Secret
+from secagg.protocols.one_message.decoding import SumOfSecrets, recovered
 from secagg.protocols.one_message.holder import HeldShare, open_share, summed
 from secagg.protocols.one_message.masks import EpochRing
-from secagg.protocols.one_message.opening import Accumulator, Opening, SumOfSecrets, recovered
+from secagg.protocols.one_message.opening import Accumulator, Opening
 from secagg.protocols.one_message.parameters import Parameters, Values
 from secagg.protocols.one_message.session import choose_committee, plan
 from secagg.protocols.one_message.sharing import Dealing, deal

@@ -356,6 +356,7 @@ ROOMS: Final = (
             "configuration.py",
             "tally.py",
             "opening.py",
+            "decoding.py",
             "messages.py",
             "requests.py",
             "session.py",

@@ -1,33 +1,19 @@
 """The sum of masked uploads in pieces of whole polynomials, and what is left of it once the sum of secrets is known.
 
 ``LocalSum`` adds in this process; ``secagg.scale`` adds on many machines, and remembers a sum for the next process.
-
-``recovered`` finds the sum of secrets in the holders' answers, and whose answers do not belong to it.
-
-Implements: decoding of interleaved Reed-Solomon codes. One combination of all columns over the eighth power of the
-field, drawn after the answers, is wrong where an answer is wrong in any column, but for a chance below 2^-120; [BW86]
-finds up to (answers - T) / 2 such places in it. Beyond that liars choose their errors so that no decoder helps, but a
-sum of secrets is short: sets of answers are left out until the others give a short one that opens the uploads.
-
-At most c holders lie, so answers of T + c on one polynomial include T honest ones: the polynomial is right, and an
-answer off it is a lie. Fewer may agree with a false word, T - 1 + c of them at most: they show nothing of the others.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, islice
-from math import comb, prod
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import Ring, RingVector, add_into
-from secagg.crypto.secret import draw_exactly
 from secagg.errors import (
     NOBODY,
     InvalidParameters,
@@ -35,11 +21,11 @@ from secagg.errors import (
     PeerMisbehaved,
     Reason,
     SecAggError,
-    ThresholdNotMet,
 )
 from secagg.identifiers import ClientId
 
 from . import lattice
+from .decoding import SumOfSecrets
 from .lattice import SIGMA
 from .masks import (
     BYTE_BITS,
@@ -59,18 +45,7 @@ from .masks import (
     subtract_wide,
     word_count,
 )
-from .parameters import DEVIATIONS, FIELD, MOST_NOISE_ENERGY, Parameters, energy_factor, least_guard_bits, pieces_of
-from .sharing import (
-    CHALLENGE_BYTES,
-    challenge_weights,
-    decode_words,
-    holder_point,
-    multiply,
-    power_matrix,
-    reduced,
-    slot_points,
-    transfer_matrix,
-)
+from .parameters import DEVIATIONS, MOST_NOISE_ENERGY, Parameters, energy_factor, least_guard_bits, pieces_of
 
 if TYPE_CHECKING:
     from .configuration import Agreement
@@ -81,8 +56,6 @@ _NOISE_BITS: Final = 62
 _WIDE_PLANE: Final = 32
 _SUM_OF_NARROW_PLANES: Final = 1 << 16
 """Number of values of 16 bits that add up in 32."""
-
-SumOfSecrets = npt.NDArray[np.int32]
 
 
 class Accumulator:
@@ -389,203 +362,3 @@ class LocalSum(Adder):
 def joined(pieces: Sequence[Sums]) -> list[Word]:
     """Return the coefficients of all pieces as one."""
     return [np.concatenate(words) for words in zip(*pieces, strict=True)]
-
-
-# --- The sum of secrets -----------------------------------------------------------------------------------------------
-
-MOST_SUBSETS: Final = 1 << 20
-"""Number of sets of answers that are looked at where answers contradict each other."""
-MOST_OPENED: Final = 256
-"""Number of them that are opened, the shortest first: to open one is the work of a whole sum."""
-_SUBSETS_AT_ONCE: Final = 1 << 14
-_COLUMNS_AT_ONCE: Final = 16
-_Columns = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Recovered:
-    """A sum of secrets that answers agree on, and the holders whose answers lie off its polynomials."""
-
-    sum_secret: SumOfSecrets
-    suspects: frozenset[int]
-    is_proven: bool
-    """Whether T + c answers agree, so that the suspects lied."""
-
-
-def recovered(
-    parameters: Parameters, answers: Mapping[int, bytes], largest: float, coins: Coins
-) -> Iterator[Recovered]:
-    """Return the sums of secrets that answers by position may give, the likeliest first; try each until one opens.
-
-    The right one is among them if at most (answers - T) / 2 of the answers are wrong, or so many that the sets without
-    as many answers are at most ``MOST_SUBSETS``; after one that is proven nothing follows.
-
-    Args:
-        answers: of field elements, as ``Tally.read`` checks them.
-        largest: no entry of the right sum is larger.
-        coins: drawn from after the answers are fixed, if they contradict each other.
-    """
-    threshold = parameters.threshold
-    if len(answers) < threshold:
-        raise ThresholdNotMet(needed=threshold, present=len(answers), what="answers of holders")
-    received = _Answers(parameters, answers)
-    contested = received.contested
-    wrong = received.located(bytes(draw_exactly(CHALLENGE_BYTES, coins))) if contested.size else frozenset[int]()
-    if wrong is not None:
-        first, agree = received.sum_of([index for index in range(len(answers)) if index not in wrong])
-        yield first
-        if first.is_proven or not contested.size:
-            return
-    else:
-        agree = np.zeros(len(answers), np.bool_)
-    kept = received.short_sets(contested, largest)
-    for _ in range(MOST_OPENED):
-        # Fewer of the same answers give the same sum.
-        kept = kept[(kept & ~agree).any(axis=1)]
-        if not len(kept):
-            return
-        found, agree = received.sum_of(np.flatnonzero(kept[0]).tolist())
-        yield found
-        if found.is_proven:
-            return
-
-
-class _Answers:
-    """The words of all answers, a row for each."""
-
-    def __init__(self, parameters: Parameters, answers: Mapping[int, bytes]) -> None:
-        self._parameters, self._positions = parameters, sorted(answers)
-        self._points = tuple(map(holder_point, self._positions))
-        words = [decode_words(answers[position], parameters.secret_columns) for position in self._positions]
-        self._words: _Columns = np.array(words, np.int64)
-
-    @property
-    def contested(self) -> npt.NDArray[np.intp]:
-        due = self._polynomials(range(self._parameters.threshold))
-        return np.flatnonzero((due != self._words).any(axis=0))
-
-    def located(self, challenge: bytes) -> frozenset[int] | None:
-        """Return which answers are wrong, if at most (answers - T) / 2 are."""
-        threshold, most = self._parameters.threshold, (len(self._points) - self._parameters.threshold) // 2
-        combined = multiply(self._words.astype(np.float64), challenge_weights(self._parameters, challenge))
-        wrong = frozenset[int]()
-        for column in combined.T:
-            due = multiply(transfer_matrix(self._points[:threshold], self._points), column[:threshold, None])[:, 0]
-            if np.array_equal(due, column):
-                continue
-            found = _wrong_positions(self._points, column.tolist(), threshold, most)
-            wrong |= found
-            if not found or len(wrong) > most:
-                return None
-        return wrong
-
-    def sum_of(self, kept: Sequence[int]) -> tuple[Recovered, npt.NDArray[np.bool_]]:
-        """Return what some answers give, and which of all lie on the same polynomials."""
-        base = kept[: self._parameters.threshold]
-        sources = tuple(self._points[index] for index in base)
-        slots = transfer_matrix(sources, slot_points(self._parameters.packing))
-        secret = _centred(multiply(slots, self._words[base]).reshape(-1)).astype(np.int32)
-        agree = (self._polynomials(base) == self._words).all(axis=1)
-        suspects = frozenset(self._positions[index] for index in np.flatnonzero(~agree))
-        least = self._parameters.threshold + self._parameters.corrupted
-        return Recovered(secret, suspects, int(agree.sum()) >= least), agree
-
-    def _polynomials(self, base: Sequence[int]) -> _Columns:
-        """Return what all holders have to answer if these ones tell the truth."""
-        sources = tuple(self._points[index] for index in base)
-        return multiply(transfer_matrix(sources, self._points), self._words[list(base)])
-
-    def short_sets(self, contested: npt.NDArray[np.intp], largest: float) -> npt.NDArray[np.bool_]:
-        """Return the sets of answers, as rows of flags, that give a short sum in the contested columns.
-
-        Each leaves out as many answers as may be lies, or as many as there is time for; the shortest sum comes first.
-        """
-        count = len(self._points)
-        most = min(self._parameters.corrupted, count - self._parameters.threshold)
-        left_out = max(size for size in range(most + 1) if comb(count, size) <= MOST_SUBSETS)
-        kept, norms = list[npt.NDArray[np.bool_]](), list[npt.NDArray[np.float64]]()
-        sets = combinations(range(count), left_out)
-        while batch := list(islice(sets, _SUBSETS_AT_ONCE)):
-            without = np.array(batch, np.intp).reshape(len(batch), left_out)
-            flags, weights = np.ones((len(batch), count), np.bool_), self._weights(without)
-            np.put_along_axis(flags, without, values=False, axis=1)
-            norm = np.zeros(len(batch))
-            for first in range(0, contested.size, _COLUMNS_AT_ONCE):
-                words = self._words[:, contested[first : first + _COLUMNS_AT_ONCE]]
-                is_short = np.ones(len(flags), np.bool_)
-                if count - left_out > self._parameters.threshold:
-                    is_short &= ~multiply(weights[0], words).any(axis=1)
-                for slot in weights[1:]:
-                    entries = np.abs(_centred(multiply(slot, words)))
-                    is_short &= (entries <= largest).all(axis=1)
-                    norm += np.square(entries, dtype=np.float64).sum(axis=1)
-                flags, norm, weights = flags[is_short], norm[is_short], weights[:, is_short]
-            kept.append(flags)
-            norms.append(norm)
-        order = np.argsort(np.concatenate(norms), kind="stable")
-        return np.concatenate(kept)[order]
-
-    def _weights(self, without: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
-        """Return what sets of answers are multiplied with: for the highest coefficient of their polynomial, then slots.
-
-        That coefficient is zero where more answers than the threshold lie on one polynomial. Lagrange's weights of a
-        set are those of all answers times x - y for each point y that is left out, and so zero at y itself.
-        """
-        points = np.array(self._points, np.int64)
-        differences = (points[:, None] - points) % FIELD
-        every = [_inverse(_product(row[row != 0])) for row in differences]
-        highest = np.broadcast_to(np.array(every, np.int64), (len(without), len(points)))
-        for column in without.T:
-            highest = highest * differences[:, column].T % FIELD
-        found = [highest]
-        for slot in slot_points(self._parameters.packing):
-            away = (slot - points) % FIELD
-            inverses = np.array([_inverse(int(distance)) for distance in away], np.int64)
-            scale = np.full(len(without), _product(away), np.int64)
-            for column in without.T:
-                scale = scale * inverses[column] % FIELD
-            found.append(highest * inverses % FIELD * scale[:, None] % FIELD)
-        return np.array(found, np.float64)
-
-
-def _centred(elements: _Columns) -> _Columns:
-    return np.where(elements > FIELD // 2, elements - FIELD, elements)
-
-
-def _product(elements: npt.NDArray[np.int64]) -> int:
-    return int(prod(elements.tolist())) % FIELD
-
-
-def _inverse(element: int) -> int:
-    return pow(element, -1, FIELD)
-
-
-def _wrong_positions(points: Sequence[int], values: Sequence[int], threshold: int, most: int) -> frozenset[int]:
-    """Return which values lie off the one polynomial that all but ``most`` lie on; empty where there is none.
-
-    A polynomial E of degree ``most`` that vanishes at the wrong points, and Q = E f, solve Q(x) = y E(x) everywhere.
-    """
-    powers = power_matrix(tuple(points), threshold + most).astype(np.int64)
-    y = np.array(values, np.int64)[:, None]
-    located = -y * powers[:, : most + 1] % FIELD
-    solution = _kernel_vector(np.concatenate([powers, located], axis=1))
-    quotient = multiply(powers.astype(np.float64), solution[: threshold + most, None])[:, 0]
-    locator = multiply(powers[:, : most + 1].astype(np.float64), solution[threshold + most :, None])[:, 0]
-    right = [index for index in range(len(points)) if locator[index]]
-    if len(right) < threshold:
-        return frozenset()
-    scaled = [int(quotient[index]) * pow(int(locator[index]), -1, FIELD) % FIELD for index in right[:threshold]]
-    base = tuple(points[index] for index in right[:threshold])
-    due = multiply(transfer_matrix(base, tuple(points)), np.array(scaled)[:, None])[:, 0]
-    off = frozenset(np.flatnonzero(due != y[:, 0]).tolist())
-    return off if len(off) <= most else frozenset()
-
-
-def _kernel_vector(matrix: _Columns) -> npt.NDArray[np.int64]:
-    """Return a vector that a matrix takes to zero: not the zero vector, if there is another."""
-    rows, free = reduced(matrix)
-    vector = np.zeros(matrix.shape[1], np.int64)
-    if free < vector.size:
-        vector[free] = 1
-        vector[:free] = -rows[:free, free] % FIELD
-    return vector

@@ -33,6 +33,7 @@ from secagg.parameters import SecurityMode
 from secagg.wire import MessageKind, message_kind
 
 from .configuration import HolderSignature, Offer
+from .decoding import SumOfSecrets, recovered
 from .masks import epoch_ring
 from .messages import Upload
 from .opening import (
@@ -41,10 +42,8 @@ from .opening import (
     OneMessageCut,
     OpenedSum,
     Opening,
-    SumOfSecrets,
     WrongSecret,
     largest_entry,
-    recovered,
 )
 from .requests import (
     Answer,

@@ -16,10 +16,11 @@ from secagg.errors import AuthenticationFailed, PeerError, PeerMisbehaved, Reaso
 from secagg.identifiers import ClientId
 from secagg.protocols.one_message import configuration
 from secagg.protocols.one_message.configuration import HolderSignature, Offer
+from secagg.protocols.one_message.decoding import SumOfSecrets
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.masks import EpochRing, epoch_ring
 from secagg.protocols.one_message.messages import Upload
-from secagg.protocols.one_message.opening import Accumulator, SumOfSecrets
+from secagg.protocols.one_message.opening import Accumulator
 from secagg.protocols.one_message.parameters import FIELD
 from secagg.protocols.one_message.requests import (
     Answer,

@@ -21,10 +21,11 @@ from secagg.identifiers import ClientId
 from secagg.parameters import ATTEMPTS, SecurityMode, Suite
 from secagg.protocols.one_message.client import Client, ClientRecord, Ledger, OneMessageMember
 from secagg.protocols.one_message.configuration import NO_KEY, EpochRecord, HolderIdentity, HolderSignature, Offer
+from secagg.protocols.one_message.decoding import Recovered, SumOfSecrets, recovered
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.masks import EpochRing
 from secagg.protocols.one_message.messages import Upload
-from secagg.protocols.one_message.opening import Accumulator, OpenedSum, Opening, Recovered, SumOfSecrets, recovered
+from secagg.protocols.one_message.opening import Accumulator, OpenedSum, Opening
 from secagg.protocols.one_message.parameters import Parameters
 from secagg.protocols.one_message.requests import Answer, CertifiedList, Delivery, ListSignature, Receipt, UploadList
 from secagg.protocols.one_message.session import (

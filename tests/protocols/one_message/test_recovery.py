@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from secagg.protocols.one_message.decoding import MOST_SUBSETS, Recovered, recovered
 from secagg.protocols.one_message.masks import epoch_ring
-from secagg.protocols.one_message.opening import MOST_SUBSETS, Opening, Recovered, WrongSecret, largest_entry, recovered
+from secagg.protocols.one_message.opening import Opening, WrongSecret, largest_entry
 from secagg.protocols.one_message.parameters import FIELD, Parameters
 from secagg.protocols.one_message.sharing import (
     WORD,
@@ -133,7 +134,7 @@ def test_two_liars_who_make_an_honest_holder_the_odd_one_out_do_not_hide_the_sum
     for liar in (0, 1):
         words[liar] += away * (np.prod([liar - honest for honest in (2, 3, 4)]) % FIELD)
     for most in (MOST_SUBSETS, comb(6, 2)):
-        monkeypatch.setattr("secagg.protocols.one_message.opening.MOST_SUBSETS", most)
+        monkeypatch.setattr("secagg.protocols.one_message.decoding.MOST_SUBSETS", most)
         wrong, right = found_in(words, 4, 2)
         assert wrong.suspects == {5}
         assert not wrong.is_proven
@@ -168,7 +169,7 @@ def test_a_combination_in_which_nobody_lies_leaves_the_others_to_find_the_liars(
         made[:, 0] = 0
         return made
 
-    monkeypatch.setattr("secagg.protocols.one_message.opening.challenge_weights", weights)
+    monkeypatch.setattr("secagg.protocols.one_message.decoding.challenge_weights", weights)
     found = found_in(words, threshold, len(liars))[0]
     assert np.array_equal(found.sum_secret, short[0])
     assert found.suspects == frozenset(liars)

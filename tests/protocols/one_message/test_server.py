@@ -22,16 +22,9 @@ from secagg.errors import (
 )
 from secagg.identifiers import HolderId
 from secagg.parameters import SecurityMode
+from secagg.protocols.one_message.decoding import Recovered, SumOfSecrets, recovered
 from secagg.protocols.one_message.masks import Word
-from secagg.protocols.one_message.opening import (
-    LocalSum,
-    OneMessageCut,
-    OpenedSum,
-    Recovered,
-    SumOfSecrets,
-    WrongSecret,
-    recovered,
-)
+from secagg.protocols.one_message.opening import LocalSum, OneMessageCut, OpenedSum, WrongSecret
 from secagg.protocols.one_message.parameters import FIELD
 from secagg.protocols.one_message.requests import Judged, Receipt, Verdict
 from secagg.protocols.one_message.tally import State, Tally

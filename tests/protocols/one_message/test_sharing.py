@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.protocols.one_message.decoding import SumOfSecrets
 from secagg.protocols.one_message.holder import HeldShare, open_share, summed
 from secagg.protocols.one_message.lattice import Sampler
-from secagg.protocols.one_message.opening import SumOfSecrets
 from secagg.protocols.one_message.parameters import CHECK_WORDS, FIELD, Parameters, Values
 from secagg.protocols.one_message.session import choose_committee, plan
 from secagg.protocols.one_message.sharing import (

@@ -24,9 +24,10 @@ from secagg.errors import (
     Reason,
 )
 from secagg.protocols.one_message import masks, opening
+from secagg.protocols.one_message.decoding import SumOfSecrets
 from secagg.protocols.one_message.lattice import LARGEST
 from secagg.protocols.one_message.masks import EpochRing
-from secagg.protocols.one_message.opening import OpenedSum, Opening, SumOfSecrets, WrongSecret, noise_energy
+from secagg.protocols.one_message.opening import OpenedSum, Opening, WrongSecret, noise_energy
 from secagg.protocols.one_message.parameters import (
     DEVIATIONS,
     LEAST_FINE_BITS,
