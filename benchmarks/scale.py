@@ -1,4 +1,4 @@
-"""Sessions of a hundred to ten thousand clients beside the model of ``secagg estimate --scale``, and beyond by model.
+"""Sessions of a hundred to ten thousand clients beside the model of ``secagg plan --seconds``, and beyond by model.
 
     python benchmarks/scale.py build/scale.json                      run, compare, write; within minutes
     python benchmarks/scale.py build/scale.json --sizes 10000 ...    add larger sizes to what is there

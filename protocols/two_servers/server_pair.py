@@ -1,6 +1,6 @@
 """Files with the keys of two servers, and which two a client or an operator trusts not to collude.
 
-Each operator of two servers writes his own keys (``secagg two-servers keys --role``), gives the public file to the
+Each operator of two servers writes his own keys (``secagg server keys --role``), gives the public file to the
 other one, and writes ``servers.json`` from both public files; the two come out alike, and both compare its fingerprint.
 A person who writes both private files is both servers: ``make_trial_pair`` is for a trial.
 """
@@ -148,4 +148,4 @@ def load_server_keys(path: Path, index: int) -> ServerKeys:
     return keys
 
 
-_ADVICE: Final = "make some with `secagg two-servers keys`"
+_ADVICE: Final = "make some with `secagg server keys`"

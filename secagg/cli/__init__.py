@@ -67,7 +67,7 @@ class _Parser(argparse.ArgumentParser):
             message = f"{argument}: there is no {given!r}; {suggestion(given, choices)}"
         elif message.startswith("unrecognized arguments: --"):
             given = message.split()[2].partition("=")[0]
-            message = f"there is no {given}; {suggestion(given, re.findall(r'--[a-z-]+', self.format_usage()))}"
+            message = f"there is no {given}; {suggestion(given, [*self._option_string_actions])}"
         raise InvalidParameters(f"{message} (`{self.prog} --help`)")
 
     def parse_known_args(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 -- as argparse has it
@@ -102,16 +102,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.set_defaults(run=when_run("secagg.cli.demo", "run_demo"))
     add_round_options(commands)
-    state = commands.add_parser("state", help="what clients of this user must not forget: uploads, budgets, epochs")
-    trust = state.add_subparsers(metavar="ACTION", required=True).add_parser(
-        "trust", help="take a client's state for the newest after chmod -R, chown -R or a move to another machine"
-    )
-    trust.add_argument("folder", type=Path, nargs="?", help="with its state.db (default: SECAGG_LEDGER_DIRECTORY)")
-    trust.set_defaults(run=when_run("secagg.cli.state", "run_trust"))
     _add_plan_options(
         commands.add_parser(
             "plan",
             help="what every combination of compression and protocol costs for a model, the shortest upload first",
+            usage="secagg plan (--model NAME | --shapes FILE | --blocks N | --seconds) [option ...]",
             description="Compute what every combination of compression and protocol costs for a model: bytes of a "
             "client, work of the server, whom it trusts, and whether it can be used; the shortest upload comes first.",
         )
@@ -121,23 +116,34 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_plan_options(command: argparse.ArgumentParser) -> None:
-    model = command.add_mutually_exclusive_group(required=True)
+def _add_plan_options(planned: argparse.ArgumentParser) -> None:
+    model = planned.add_mutually_exclusive_group(required=True)
     model.add_argument("--model", choices=_MODELS, help="a model of the paper")
     model.add_argument(
         "--shapes", type=Path, metavar="FILE", help='JSON such as {"layer.weight": [64, 32], "layer.bias": [64]}'
     )
     model.add_argument("--blocks", type=int, help="a model of so many blocks of --block-size values, and nothing else")
+    model.add_argument(
+        "--seconds",
+        nargs="?",
+        const="",
+        metavar="PRESET",
+        help="measure this machine: what a training run takes, or without PRESET one sum of very many clients",
+    )
+    planned.add_argument("--clients", type=int, help="how many are added up (default: 100; with --seconds 1,000,000)")
+    planned.add_argument("--bits", type=int, default=8, help="of one quantized value (default: %(default)s)")
+    planned.add_argument("--suite", choices=("classic", "hybrid"), default="classic", help="(default: %(default)s)")
+    planned.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
+    train.add_seconds_options(planned)
+    command = planned.add_argument_group("without --seconds")
     command.add_argument("--codewords", type=int, default=64, help="of each codebook (default: %(default)s)")
     command.add_argument("--block-size", type=int, default=9, help="values of a codeword (default: %(default)s)")
-    command.add_argument("--clients", type=int, default=100, help="how many are added up (default: %(default)s)")
     command.add_argument(
         "--learn",
         choices=("sum", "histogram"),
         default="sum",
         help="what the server has to learn; a histogram gives the sum as well (default: %(default)s)",
     )
-    command.add_argument("--bits", type=int, default=8, help="of scalar quantization (default: %(default)s)")
     command.add_argument(
         "--cohort-bits",
         type=float,
@@ -145,7 +151,6 @@ def _add_plan_options(command: argparse.ArgumentParser) -> None:
         help="of a value of peak code or sketch, of all clients together (default: %(default)s)",
     )
     command.add_argument("--sparsity", default="0.9", help="the share that pruning leaves out (default: %(default)s)")
-    command.add_argument("--suite", choices=("classic", "hybrid"), default="classic", help="(default: %(default)s)")
     command.add_argument(
         "--megabits", type=float, default=20.0, help="a client's connection per second (default: %(default)s)"
     )
@@ -155,5 +160,4 @@ def _add_plan_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--noise", metavar="Z", help="a multiple of what one client changes: say what that costs")
     command.add_argument("--releases", type=int, help="with --noise: sums with one client in them (default: 1)")
     command.add_argument("--delta", type=float, help="with --noise: of epsilon (default: 1e-06)")
-    command.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
-    command.set_defaults(run=when_run("secagg.cli.plan", "run_plan"))
+    planned.set_defaults(run=when_run("secagg.cli.plan", "run_plan"), usual=planned.get_default)

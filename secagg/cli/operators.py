@@ -63,7 +63,7 @@ def make_all_keys(options: argparse.Namespace) -> int:
     if options.trial_servers:
         is_new = make_trial_pair(out, SystemCoins())
         print(f"{out / server_file(0)}, {out / server_file(1)}: {'new' if is_new else 'there already'}; for a trial,")
-        print("  because one who holds both files is both servers; two operators use `secagg two-servers keys`")
+        print("  because one who holds both files is both servers; two operators use `secagg server keys`")
         print(f"{out / SERVERS_FILE}: public; every client's secagg-servers, and the server's, name it")
     return 0
 
@@ -277,7 +277,7 @@ def serve_second_server(options: argparse.Namespace) -> int:
             server = StandingServer(
                 keys, pair.operators[0], floors, rounds, coins=SystemCoins(), threads=options.threads
             )
-            said = f"secagg two-servers: server/1 stands at {options.socket}, {state}. Two servers in one hand protect"
+            said = f"secagg server: server/1 stands at {options.socket}, {state}. Two servers in one hand protect"
             serve_standing(server, options.socket, SystemCoins(), ready=lambda: print(f"{said} nobody.", flush=True))
     return 0
 

@@ -38,16 +38,22 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     """Add the commands of keys, helpers and NVFlare, and those of sums over HTTP."""
     _add_enclave(commands.add_parser("enclave", help="the trusted part of the enclave protocol"))
     _add_every_key(commands)
-    _add_two_servers(
-        commands.add_parser("two-servers", help="of two servers: an operator's keys, and the standing server 1")
-    )
+    _add_server(commands.add_parser("server", help="the second of two servers, and the keys of either operator"))
     _add_holder(commands)
-    _add_site(commands.add_parser("nvflare", help="a site of NVFlare").add_subparsers(required=True, metavar="COMMAND"))
+    _add_node(commands.add_parser("node", help="a client's node: its state, and a site of NVFlare"))
     _add_wire(commands)
 
 
-def _add_site(kinds: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
-    site = kinds.add_parser("site", help="make a site answer secure sums alone, whatever a job wants; show it first")
+def _add_node(node: argparse.ArgumentParser) -> None:
+    commands = node.add_subparsers(required=True, metavar="COMMAND")
+    trust = commands.add_parser(
+        "trust", help="take a client's state for the newest after chmod -R, chown -R or a move to another machine"
+    )
+    trust.add_argument("folder", type=Path, nargs="?", help="with its state.db (default: SECAGG_LEDGER_DIRECTORY)")
+    trust.set_defaults(run=when_run("secagg.cli.state", "run_trust"))
+    site = commands.add_parser(
+        "nvflare", help="make a site of NVFlare answer secure sums only, whatever a job wants; show it first"
+    )
     site.add_argument("kit", type=Path, help="the folder of the site, with local and startup")
     site.add_argument(
         "--floors", nargs="+", default=[], metavar="KEY=VALUE", help="for every job, such as minimum-cohort=10"
@@ -117,9 +123,10 @@ def _add_holder(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
         "--key-hours", type=float, default=12.0, metavar="H", help="lifetime of its keys, at most 24 (default: 12)"
     )
     serve.set_defaults(run=when_run("secagg.cli.operators", "serve_holder"))
+    _add_tunnel(kinds)
 
 
-def _add_two_servers(command: argparse.ArgumentParser) -> None:
+def _add_server(command: argparse.ArgumentParser) -> None:
     commands = command.add_subparsers(required=True, metavar="COMMAND")
     _add_serve(
         commands.add_parser(
@@ -141,6 +148,7 @@ def _add_two_servers(command: argparse.ArgumentParser) -> None:
     show = commands.add_parser("show", help="say what a file holds: keys (their public part), servers, a journal, ...")
     show.add_argument("file", type=Path)
     show.set_defaults(run=when_run("secagg.cli.operators", "show_file"))
+    _add_tunnel(commands)
 
 
 def _add_keys(command: argparse.ArgumentParser) -> None:
@@ -158,20 +166,21 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
     command.add_argument("--servers", type=Path, required=True, metavar="FILE", help="as `keys --peer` writes it")
     command.add_argument("--journal", type=Path, required=True, metavar="DIR", help="kept for as long as the keys")
     command.add_argument("--minimum-cohort", type=int, required=True, metavar="N", help="no sum is over fewer clients")
-    command.add_argument("--maximum-cohort", type=int, default=10_000, metavar="N", help="(default: %(default)s)")
-    command.add_argument(
+    more = command.add_argument_group("limits")
+    more.add_argument("--maximum-cohort", type=int, default=10_000, metavar="N", help="(default: %(default)s)")
+    more.add_argument(
         "--maximum-lanes",
         type=int,
         default=1 << 27,
         metavar="N",
         help="the most counters and ring elements of a round (default: %(default)s)",
     )
-    command.add_argument(
+    more.add_argument(
         "--maximum-hours", type=int, default=24, metavar="N", help="how long a round may be (default: %(default)s)"
     )
-    command.add_argument("--task", default="", metavar="PREFIX", help="what every task begins with (default: any)")
-    command.add_argument("--suites", default="classic,hybrid", help="that are accepted (default: %(default)s)")
-    command.add_argument("--threads", type=int, default=1, help="how many threads evaluate (default: %(default)s)")
+    more.add_argument("--task", default="", metavar="PREFIX", help="what every task begins with (default: any)")
+    more.add_argument("--suites", default="classic,hybrid", help="that are accepted (default: %(default)s)")
+    more.add_argument("--threads", type=int, default=1, help="how many threads evaluate (default: %(default)s)")
     command.set_defaults(run=when_run("secagg.cli.operators", "serve_second_server"))
 
 
@@ -242,59 +251,61 @@ def _add_wire(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type
     serve = commands.add_parser(
         "serve",
         help="hold one sum over HTTP, for clients that run `secagg contribute`",
-        description="Hold one sum and write the mean of its updates. Started again with the same arguments after a "
-        "crash it resumes, where the protocol can. SIGTERM stops it, and keeps what it resumes from; SIGHUP has it "
-        "read renewed files of TLS.",
+        usage="secagg serve --values N --clip C --clients N [option ...]",
+        description="Hold one sum and write the mean of its updates.",
+        epilog="Started again with the same arguments after a crash it resumes, where the protocol can. SIGTERM stops "
+        "it, and keeps what it resumes from; SIGHUP has it read renewed files of TLS.",
     )
     serve.add_argument("--protocol", type=protocol_name, default="pairwise", help=PROTOCOLS)
     serve.add_argument("--values", type=int, help="how many an update has")
     serve.add_argument("--clip", type=float, help="values beyond it are clipped")
-    serve.add_argument("--bits", type=int, default=16, help="of one value (default: %(default)s)")
     serve.add_argument(
         "--statistics", type=Path, metavar="FILE", help="sum what this declaration asks for; no --values"
     )
     serve.add_argument("--clients", type=int, help="how many are invited, 0 and up; with a roster, all of it")
+    serve.add_argument("--task", default="sum", help="its name; clients name the same (default: %(default)s)")
+    serve.add_argument("--listen", default="127.0.0.1:8750", metavar="HOST:PORT", help="(default: %(default)s)")
+    serve.add_argument("--state", type=Path, metavar="DIR", help="folder of the session, to resume it after a crash")
     serve.add_argument(
+        "--out", type=Path, metavar="FILE", help="where the mean goes, as .npy; or the statistics, as JSON"
+    )
+    more = serve.add_argument_group("further options")
+    more.add_argument("--bits", type=int, default=16, help="of one value (default: %(default)s)")
+    more.add_argument(
         "--group",
         metavar="K/N",
         help="invite the K-th of N groups of them, and write its sum to --out; `secagg add` adds those of all groups",
     )
-    serve.add_argument("--task", default="sum", help="its name; clients name the same (default: %(default)s)")
-    serve.add_argument("--round", type=int, help="goes up within a task (default: the time in seconds)")
-    serve.add_argument("--listen", default="127.0.0.1:8750", metavar="HOST:PORT", help="(default: %(default)s)")
-    serve.add_argument("--behind-proxy", action="store_true", help="TLS ends at a proxy before this server")
-    serve.add_argument(
+    more.add_argument("--round", type=int, help="goes up within a task (default: the time in seconds)")
+    more.add_argument("--behind-proxy", action="store_true", help="TLS ends at a proxy before this server")
+    more.add_argument(
         "--metrics-token",
         type=Path,
         metavar="FILE",
         help="token that /status and /metrics ask for; without it they answer this machine only",
     )
-    serve.add_argument(
+    more.add_argument(
         "--memory",
         type=int,
         default=1024,
         metavar="MIB",
         help="memory for all answers that are being read, with their copies (default: %(default)s)",
     )
-    serve.add_argument("--client-certs", type=Path, metavar="FILE", help="mutual TLS: whose certificates are let in")
-    serve.add_argument("--state", type=Path, metavar="DIR", help="folder of the session, to resume it after a crash")
-    serve.add_argument("--exchange-seconds", type=float, default=60.0, help="for a stage (default: %(default)s)")
-    serve.add_argument("--training-seconds", type=float, default=600.0, help="for the updates (default: %(default)s)")
-    serve.add_argument(
+    more.add_argument("--client-certs", type=Path, metavar="FILE", help="mutual TLS: whose certificates are let in")
+    more.add_argument("--exchange-seconds", type=float, default=60.0, help="for a stage (default: %(default)s)")
+    more.add_argument("--training-seconds", type=float, default=600.0, help="for the updates (default: %(default)s)")
+    more.add_argument(
         "--patience",
         type=float,
         metavar="SHARE",
         help="once enough have answered, wait this multiple of the time so far (default: for all)",
     )
-    serve.add_argument(
-        "--out", type=Path, metavar="FILE", help="where the mean goes, as .npy; or the statistics, as JSON"
-    )
-    serve.add_argument(
+    more.add_argument(
         "--page",
         action="store_true",
         help="serve a page on which visitors draw and see the sum, one session after another; needs no other option",
     )
-    serve.add_argument(
+    more.add_argument(
         "--allow-origin",
         action="append",
         default=[],
@@ -302,7 +313,7 @@ def _add_wire(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type
         help="let pages of https://HOST ask, by exact name",
     )
     spreading.add_options(serve)
-    _add_common(serve, "a setting of the server, as an app of Flower has it without `secagg-`: roster=keys/roster.json")
+    _add_common(more, "a setting of the server, as an app of Flower has it without `secagg-`: roster=keys/roster.json")
     serve.set_defaults(run=when_run("secagg.cli.serve", "run_serve"))
     add = commands.add_parser(
         "add",
@@ -314,6 +325,9 @@ def _add_wire(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type
     add.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the mean goes, as .npy")
     add.set_defaults(run=when_run("secagg.cli.groups", "run_add"))
     _add_contribute(commands.add_parser("contribute", help="add one update to the sum that a server holds"))
+
+
+def _add_tunnel(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
     tunnel = commands.add_parser(
         "tunnel",
         help="mutual TLS between operators: a Unix socket here stands for one there",
@@ -329,6 +343,7 @@ def _add_wire(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type
 
 
 def _add_contribute(contribute: argparse.ArgumentParser) -> None:
+    contribute.usage = "secagg contribute URL (--update | --statistics) FILE (--identity FILE | --client N) [...]"
     contribute.add_argument("url", metavar="URL", help="of the server")
     what = contribute.add_mutually_exclusive_group(required=True)
     what.add_argument("--update", type=Path, metavar="FILE", help="values, as .npy")
@@ -340,20 +355,21 @@ def _add_contribute(contribute: argparse.ArgumentParser) -> None:
     who.add_argument("--identity", type=Path, metavar="FILE", help="this client's key file, of `secagg keys`")
     who.add_argument("--client", type=int, metavar="N", help="this client's number, where clients have no keys")
     contribute.add_argument("--task", default="sum", help="no other is answered (default: %(default)s)")
-    contribute.add_argument("--server-cert", type=Path, metavar="FILE", help="the server's, or of its issuer")
-    contribute.add_argument("--state", type=Path, metavar="DIR", help="where progress is sealed (default: in memory)")
-    contribute.add_argument("--patience", type=float, default=120.0, help="seconds without a server (default: 120)")
-    _add_common(contribute, "a floor of this client: minimum_cohort=10, servers=servers.json")
+    more = contribute.add_argument_group("further options")
+    more.add_argument("--server-cert", type=Path, metavar="FILE", help="the server's, or of its issuer")
+    more.add_argument("--state", type=Path, metavar="DIR", help="where progress is sealed (default: in memory)")
+    more.add_argument("--patience", type=float, default=120.0, help="seconds without a server (default: 120)")
+    _add_common(more, "a floor of this client: minimum_cohort=10, servers=servers.json")
     contribute.set_defaults(run=when_run("secagg.cli.contribute", "run_contribute"))
 
 
-def _add_common(command: argparse.ArgumentParser, what: str) -> None:
+def _add_common(command: argparse._ActionsContainer, what: str) -> None:
     _add_credentials(command, is_required=False)
     command.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=what)
     levels = ("debug", "info", "warning", "error")
     command.add_argument("--log-level", choices=levels, default="info", help="(default: %(default)s)")
 
 
-def _add_credentials(command: argparse.ArgumentParser, *, is_required: bool) -> None:
+def _add_credentials(command: argparse._ActionsContainer, *, is_required: bool) -> None:
     command.add_argument("--cert", type=Path, required=is_required, metavar="FILE", help="own certificate, PEM")
     command.add_argument("--key", type=Path, required=is_required, metavar="FILE", help="its private key, PEM")

@@ -22,11 +22,19 @@ from secagg.planning.seconds import Network, Seconds, seconds_of
 from secagg.privacy.client_noise import NoiseSettings
 
 from .figures import Column, in_bytes, in_seconds, shown, table, writable, write_json
+from .train import run_seconds
 
 MOST_BLOCKS: Final = 1 << 32
 _MODELS: Final[Mapping[str, Shapes]] = {"celeba": CELEBA, "sent140": SENT140, "femnist": FEMNIST_3_CHANNEL}
 _MOST_FILE_BYTES = 1 << 24
 _USUAL_DELTA = 1e-6
+_CLIENTS: Final = 100
+_OF_SIZES: Final = (
+    *("codewords", "block_size", "learn", "cohort_bits", "sparsity", "megabits", "latency", "noise", "releases"),
+    "delta",
+)
+"""Options of what is sent, which seconds do not depend on."""
+_OF_SECONDS: Final = ("set", "protocol", "values", "workers", "gigabits")
 
 
 def shapes_of(options: argparse.Namespace) -> Shapes:
@@ -42,6 +50,12 @@ def shapes_of(options: argparse.Namespace) -> Shapes:
 
 def run_plan(options: argparse.Namespace) -> int:
     """Print the comparison and what follows from it."""
+    others = _OF_SECONDS if options.seconds is None else _OF_SIZES
+    if strange := [f"--{name.replace('_', '-')}" for name in others if getattr(options, name) != options.usual(name)]:
+        needed = "only applies with" if options.seconds is None else "cannot be combined with"
+        raise InvalidParameters(f"{strange[0]} {needed} --seconds; change either")
+    if options.seconds is not None:
+        return run_seconds(options)
     report, network = options.json, Network(options.megabits, options.latency)
     request, noise = _request(options), _noise(options)
     if report is not None:
@@ -69,7 +83,7 @@ def _request(options: argparse.Namespace) -> PlanRequest:
         shapes=shapes_of(options),
         codewords=options.codewords,
         block_size=options.block_size,
-        clients=options.clients,
+        clients=_CLIENTS if options.clients is None else options.clients,
         learn=Learned(options.learn),
         bits=options.bits,
         cohort_bits=options.cohort_bits,

@@ -62,6 +62,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     command = commands.add_parser(
         "round",
         help="one whole session in memory, with real cryptography, measured stage by stage",
+        usage="secagg round [option ...]",
         description="Run one session in memory, with real cryptography, and print what each stage took, who dropped "
         "out where, what was revealed, and whether the sum is exact.",
     )
@@ -79,21 +80,22 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
         choices=(_PLAIN, "sq", "dither", "pruning", "pq", "peak"),
         help="compression of a model of that dimension (default: none for rings alone, else pq)",
     )
-    command.add_argument("--bits", type=int, help="of one value without compression (default: 16)")
-    command.add_argument("--codewords", type=int, help="of each codebook of pq (default: 64)")
-    command.add_argument("--block-size", type=int, help="values of a codeword of pq (default: 9)")
-    command.add_argument("--suite", choices=("classic", "hybrid"), help="(default: hybrid for enclave, else classic)")
-    command.add_argument("--cheat", type=int, default=0, help="how many clients vote more than once in a block")
-    command.add_argument("--threads", type=int, default=1, help="that expand masks and verify (default: %(default)s)")
-    command.add_argument(
+    more = command.add_argument_group("further options")
+    more.add_argument("--bits", type=int, help="of one value without compression (default: 16)")
+    more.add_argument("--codewords", type=int, help="of each codebook of pq (default: 64)")
+    more.add_argument("--block-size", type=int, help="values of a codeword of pq (default: 9)")
+    more.add_argument("--suite", choices=("classic", "hybrid"), help="(default: hybrid for enclave, else classic)")
+    more.add_argument("--cheat", type=int, default=0, help="how many clients vote more than once in a block")
+    more.add_argument("--threads", type=int, default=1, help="that expand masks and verify (default: %(default)s)")
+    more.add_argument(
         "--share-checks",
         action="store_true",
         help="verify each signature once for all clients of this process; for thousands of them",
     )
-    command.add_argument(
+    more.add_argument(
         "--seed", default="", help="of the inputs, up to 16 bytes count; keys and masks are fresh in every run"
     )
-    command.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
+    more.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
     of_some = command.add_argument_group("settings of some protocols; another protocol refuses them")
     of_some.add_argument("--mode", choices=("active", "semi_honest"), help="of the server (default: the strictest)")
     of_some.add_argument("--topology", choices=("sparse", "full"), help="who masks with whom (default: sparse)")

@@ -1,4 +1,4 @@
-"""Common parts of commands that serve and of both ends of a wire; and ``secagg tunnel`` and ``enclave serve``."""
+"""Common parts of commands that serve and of both ends of a wire; the tunnel of helpers, and ``enclave serve``."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ async def _until_told(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result
 
 
 def run_tunnel(options: argparse.Namespace) -> int:
-    """``secagg tunnel``: carry connections until SIGTERM or SIGINT; SIGHUP has it read renewed files."""
+    """``secagg server tunnel``: carry connections until SIGTERM or SIGINT; SIGHUP has it read renewed files."""
     from secagg.transport.tls import Ends, PinnedTls, open_tunnel, serve_tunnel
 
     own, text = own_credentials(options), options.listen or options.connect

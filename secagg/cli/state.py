@@ -1,4 +1,4 @@
-"""The command ``secagg state trust``."""
+"""The command ``secagg node trust``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``secagg train``, ``sweep``, ``plot``, ``data`` and ``estimate``: training runs, and what a run will take."""
+"""``secagg train`` and its ``sweep``, ``plot`` and ``data``; and the seconds of ``secagg plan``."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ CHANGES: Final[dict[str, Any]] = {
     "help": "change a value, such as compression.bits=4",
 }
 """Types of the values of ``--set``."""
+_MANY: Final = 1_000_000
+"""Clients of a sum whose seconds are asked for."""
 
 
 def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
-    """Add the five commands."""
+    """Add the command, and those below it."""
     trained = commands.add_parser(
         "train",
         help="federated learning through secure aggregation, on a CPU or a GPU (extra `train`)",
         description="Train a model over many simulated clients, with every update encoded, summed and decoded.",
     )
-    which = trained.add_mutually_exclusive_group(required=True)
+    which = trained.add_mutually_exclusive_group()
     which.add_argument(
         "--preset",
         metavar="NAME",
@@ -42,6 +44,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     trained.add_argument("--resume", action="store_true", help="resume from the checkpoint in that folder")
     trained.add_argument("--show", action="store_true", help="print the whole configuration, and train nothing")
     trained.set_defaults(run=run_training)
+    commands = trained.add_subparsers(metavar="COMMAND", help="without one, train one run")
     swept = commands.add_parser("sweep", help="every cell of a grid with every seed; finished ones are skipped")
     swept.add_argument("grid", type=Path, metavar="GRID.toml")
     swept.add_argument("--jobs", type=int, default=1, help="how many processes (default: %(default)s)")
@@ -61,11 +64,12 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
         step.add_argument("name", metavar="DATA", help="fashion, fashion-full, vader, femnist, celeba or sent140")
         step.add_argument("--root", type=Path, metavar="PATH", help="where its files are")
         step.set_defaults(run=run_data, prepares=name == "prepare")
-    _add_estimate(commands)
 
 
 def run_training(options: argparse.Namespace) -> int:
     """Train one run, and print what it came to."""
+    if options.config is None and options.preset is None:
+        raise InvalidParameters("name what to train: --preset NAME, or --config FILE")
     require_torch()
     from secagg.training.configuration import changed, read, to_toml, versions_here
     from secagg.training.driver import Progress, train
@@ -85,7 +89,7 @@ def run_training(options: argparse.Namespace) -> int:
         print(f"\nstopped; resume with: secagg train --config {out / 'configuration.toml'} --out {out} --resume")
         return 130
     print("\n".join(_told(summary)))
-    print(f"written to {out}; figures: secagg plot {out}")
+    print(f"written to {out}; figures: secagg train plot {out}")
     return 0
 
 
@@ -103,7 +107,7 @@ def run_sweep(options: argparse.Namespace) -> int:
         print(f"{result['folder']} failed: {result['error']}")
     if len(failed) < len(results):
         print("\n".join(table(cells_of(read_runs([out])))))
-    print(f"written to {out}; figures: secagg plot {out}")
+    print(f"written to {out}; figures: secagg train plot {out}")
     return int(bool(failed))
 
 
@@ -192,35 +196,27 @@ def _told(summary: dict[str, Any]) -> list[str]:
 _INDENT = "      "
 
 
-def _add_estimate(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
-    estimated = commands.add_parser("estimate", help="what a run will take, by a few timed clients")
-    estimated.add_argument("preset", metavar="PRESET", nargs="?", help="of a training run")
-    estimated.add_argument("--set", **CHANGES)
-    scale = estimated.add_argument_group("one sum of very many clients, in place of a training run")
-    scale.add_argument(
-        "--scale",
-        action="store_true",
-        help="run small sessions, and scale their seconds: of one-message as its additions are divided among workers, "
-        "of other protocols as a server has a session for each group of clients",
+def add_seconds_options(command: argparse.ArgumentParser) -> None:
+    """Add what ``secagg plan --seconds`` asks for."""
+    command.add_argument("--set", **{**CHANGES, "help": f"with --seconds PRESET: {CHANGES['help']}"})
+    scale = command.add_argument_group(
+        "with --seconds",
+        "One sum: of one-message as its additions are divided among workers, of other protocols as a server has a "
+        "session for each group of clients.",
     )
     scale.add_argument("--protocol", type=protocol_name, default="one-message", help=PROTOCOLS)
-    scale.add_argument("--clients", type=int, default=1_000_000, help="(default: %(default)s)")
     scale.add_argument("--values", type=int, default=1 << 20, help="of each client (default: %(default)s)")
-    scale.add_argument("--bits", type=int, default=8, help="of one value (default: %(default)s)")
-    scale.add_argument("--suite", choices=("classic", "hybrid"), default="classic", help="(default: %(default)s)")
     scale.add_argument("--workers", type=int, default=64, help="machines that add up (default: %(default)s)")
     scale.add_argument("--gigabits", type=float, default=10.0, help="a second into each (default: %(default)s)")
-    scale.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
-    estimated.set_defaults(run=run_estimate)
 
 
-def run_estimate(options: argparse.Namespace) -> int:
-    """Say what a run will take."""
-    if options.scale and options.set:
-        raise InvalidParameters("--set changes a training run; leave it out with --scale")
-    if options.scale == (options.preset is not None):
-        raise InvalidParameters("estimate a training run by its PRESET, or one sum with --scale; give one of the two")
-    return _scale(options) if options.scale else _training(options)
+def run_seconds(options: argparse.Namespace) -> int:
+    """Say what a training run will take, or one sum of very many clients."""
+    if options.seconds:
+        return _training(options)
+    if options.set:
+        raise InvalidParameters("--set changes a training run; name its preset with --seconds")
+    return _scale(options)
 
 
 def _scale(options: argparse.Namespace) -> int:
@@ -228,10 +224,11 @@ def _scale(options: argparse.Namespace) -> int:
     from secagg.parameters import Suite
     from secagg.planning.seconds import SPREAD, Farm, calibrate, estimate_scale
 
+    clients = _MANY if options.clients is None else options.clients
     for name, value, least, most in (
-        ("clients", options.clients, 2, 1 << 32),
+        ("clients", clients, 2, 1 << 32),
         ("values", options.values, 1, 1 << 40),
-        ("bits", options.bits, 1, MAXIMUM_MODULUS_BITS - options.clients.bit_length()),
+        ("bits", options.bits, 1, MAXIMUM_MODULUS_BITS - clients.bit_length()),
     ):
         if not least <= value <= most:
             raise InvalidParameters(f"--{name} is in {least}..{most}; got {value}")
@@ -242,12 +239,10 @@ def _scale(options: argparse.Namespace) -> int:
     if entry.costs is None:
         raise InvalidParameters(f"{entry.name} does not say what it costs; take another protocol")
     constants = calibrate(entry, suite)
-    lines = list(
-        estimate_scale(entry, constants, options.clients, options.values, bits=options.bits, suite=suite, farm=farm)
-    )
+    lines = list(estimate_scale(entry, constants, clients, options.values, bits=options.bits, suite=suite, farm=farm))
     shown(
         [
-            f"{options.clients:,} clients, {options.values:,} values of {options.bits} bits each; {entry.name}",
+            f"{clients:,} clients, {options.values:,} values of {options.bits} bits each; {entry.name}",
             (
                 f"this holds for {SPREAD} as `secagg serve --engine` adds it, divided among workers; for other "
                 "protocols as `--group` has them, a server for each session, whose sums `secagg add` joins"
@@ -289,7 +284,7 @@ def _training(options: argparse.Namespace) -> int:
     from secagg.training.driver import estimate, in_time
     from secagg.training.presets import preset
 
-    configuration = changed(preset(options.preset), options.set)
+    configuration = changed(preset(options.seconds), options.set)
     found = estimate(configuration)
     print(f"{configuration.name}: {configuration.rounds:,} rounds of {configuration.clients_per_round} clients")
     print(f"{found.clients_per_second:,.0f} clients per second, encoding included, on this machine as it is now")

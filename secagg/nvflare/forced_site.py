@@ -1,6 +1,6 @@
 """A site that forces secure sums: filters of its privacy scope, which no job removes, and a gate for what jobs bring.
 
-``secagg nvflare site`` writes the files that name these classes. NVFlare puts every task of every job through the
+``secagg node nvflare`` writes the files that name these classes. NVFlare puts every task of every job through the
 filters of a site's privacy scope, before those of the job itself. The scope alone stops jobs that forgot to be secure.
 Code of a job runs in the site's own process, so a hostile job is stopped only where none of its code runs: by the gate.
 """
@@ -81,7 +81,7 @@ class SiteFilter(Filter):
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         client = fl_ctx.get_engine().get_component(SITE)
         if type(client) is not SiteClient:
-            raise Misuse(f"privacy.json has no SiteClient with the id {SITE!r}; write it with `secagg nvflare site`")
+            raise Misuse(f"privacy.json has no SiteClient with the id {SITE!r}; write it with `secagg node nvflare`")
         is_stage = fl_ctx.get_prop(FLContextKey.TASK_NAME) == STAGE_TASK
         task = str(fl_ctx.get_prop(FLContextKey.TASK_ID))
         if fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.IN:

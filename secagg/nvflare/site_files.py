@@ -1,4 +1,4 @@
-"""``secagg nvflare site``: the files by which a site's operator forces secure sums, shown before they are written.
+"""``secagg node nvflare``: the files by which a site's operator forces secure sums, shown before they are written.
 
 It reads and writes the ``local`` folder of a site's kit and needs no NVFlare.
 """

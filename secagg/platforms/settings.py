@@ -186,7 +186,7 @@ class SecAggSettings(Options):
         str, option("address of `secagg enclave serve`; none: simulated", only_with=("protocol", (ENCLAVE,)))
     ] = ""
     second_server: Annotated[
-        str, option("address of `secagg two-servers serve`; none: simulated", only_with=OF_TWO_SERVERS)
+        str, option("address of `secagg server serve`; none: simulated", only_with=OF_TWO_SERVERS)
     ] = ""
     servers: Annotated[str, option("file with both servers' public keys", only_with=OF_TWO_SERVERS)] = ""
     server_keys: Annotated[str, option("key file of server 0, which is this one", only_with=OF_TWO_SERVERS)] = ""

@@ -64,7 +64,7 @@ def _real(side: ServerSide, chosen: TwoServersSettings) -> TwoServersHelpers:
         except OSError as error:
             raise HelperLost(
                 f"{PREFIX}second-server is {settings.second_server}, and nothing answers there ({error}); its operator "
-                "starts `secagg two-servers serve` with the same keys and journal. This round is over, and the "
+                "starts `secagg server serve` with the same keys and journal. This round is over, and the "
                 "updates sent for it are spent; the next one has another number"
             ) from error
 

@@ -56,7 +56,7 @@ _PAUSE: Final = 0.002
 _CLOCK_TRIES: Final = 4000
 _TRUST: Final = (
     "was copied, restored, or touched by chmod or chown, and may lack uploads that were made since; use the original, "
-    "or run `secagg state trust FOLDER` if you know that it is the newest"
+    "or run `secagg node trust FOLDER` if you know that it is the newest"
 )
 
 

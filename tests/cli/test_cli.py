@@ -75,7 +75,38 @@ def test_who_is_lost_is_no_place(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 def test_the_bare_command_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     printed = capsys.readouterr().out
-    assert all(f"    {name}" in printed for name in ("round", "plan", "two-servers", "holder", "train"))
+    assert all(f"    {name}" in printed for name in ("round", "plan", "server", "holder", "train"))
+
+
+def help_of(capsys: pytest.CaptureFixture[str], *command: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--help"])
+    assert not ended.value.code
+    return capsys.readouterr().out
+
+
+def commands_in(text: str) -> list[str]:
+    """Return the commands that a help text lists, which stand below the name of their place."""
+    listed = re.search(r"\n  (COMMAND|HARDWARE)\b.*\n((    .*\n)+)", text)
+    return [] if listed is None else re.findall(r"^    (\S+)", listed[2], re.MULTILINE)
+
+
+def test_there_are_twelve_commands_whose_first_options_fit_a_screen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    waiting = [(name,) for name in commands_in(help_of(capsys))]
+    assert len(waiting) == 12
+    seen = list[tuple[str, ...]]()
+    while waiting:
+        command = waiting.pop()
+        seen.append(command)
+        text = help_of(capsys, *command)
+        waiting += [(*command, name) for name in commands_in(text)]
+        before, _, options = text.partition("\noptions:\n")
+        lines = f"{before}\noptions:\n{options.partition(chr(10) * 2)[0]}".splitlines()
+        assert len(lines) <= 24, f"secagg {' '.join(command)} --help: its first options end at line {len(lines)}"
+    assert {("holder", "serve"), ("server", "keys"), ("train", "data", "prepare"), ("node", "trust")} <= set(seen)
 
 
 @pytest.mark.parametrize(
@@ -94,8 +125,8 @@ def test_the_bare_command_lists_its_commands(capsys: pytest.CaptureFixture[str])
         ("demo --clents=3", "there is no --clents; did you mean --clients? (`secagg demo --help`)"),
         ("demo spare", "unrecognized arguments: spare (`secagg demo --help`)"),
         (
-            "two-servers kees",
-            "argument COMMAND: there is no 'kees'; did you mean keys? (`secagg two-servers --help`)",
+            "server kees",
+            "argument COMMAND: there is no 'kees'; did you mean keys? (`secagg server --help`)",
         ),
         (
             "round --protocol secagg+",

@@ -1,4 +1,4 @@
-"""``secagg nvflare site``: it shows what changes, changes it when told to, and says what the site then does."""
+"""``secagg node nvflare``: it shows what changes, changes it when told to, and says what the site then does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def written(kit: Path, name: str) -> Any:
 
 
 def forced(kit: Path, *more: str) -> int:
-    return main(["nvflare", "site", str(kit), *more])
+    return main(["node", "nvflare", str(kit), *more])
 
 
 def test_it_shows_what_changes_and_changes_nothing(kit: Path, capsys: pytest.CaptureFixture[str]) -> None:

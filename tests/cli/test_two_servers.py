@@ -1,4 +1,4 @@
-"""``secagg two-servers``: keys of two operators, a server that stands and ends, what its files say, what is refused."""
+"""``secagg server``: keys of two operators, a server that stands and ends, what its files say, what is refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PATIENCE = 60
 
 
 def keys(*arguments: str | Path) -> int:
-    return main(["two-servers", "keys", *map(str, arguments)])
+    return main(["server", "keys", *map(str, arguments)])
 
 
 def test_two_operators_make_their_keys_apart_and_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +127,7 @@ def arguments(tmp_path: Path) -> dict[str, str]:
 
 def command(arguments: dict[str, str], **changes: str) -> list[str]:
     given = {**arguments, **{name.replace("_", "-"): value for name, value in changes.items()}}
-    return ["two-servers", "serve", *(part for name, value in given.items() for part in (f"--{name}", value))]
+    return ["server", "serve", *(part for name, value in given.items() for part in (f"--{name}", value))]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_keys_are_wiped_when_it_has_stood(arguments: dict[str, str], monkeypatch
 
 
 def shown(capsys: pytest.CaptureFixture[str], path: Path) -> str:
-    status = main(["two-servers", "show", str(path)])
+    status = main(["server", "show", str(path)])
     captured = capsys.readouterr()
     return captured.out if status == 0 else captured.err
 

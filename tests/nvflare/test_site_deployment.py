@@ -1,4 +1,4 @@
-"""Deployments: models and statistics of five sites, and three under files of `secagg nvflare site`, way around by way.
+"""Deployments: models and statistics of five sites, and three under files of `secagg node nvflare`, way around by way.
 
 Every byte that arrives at the server is looked at.
 """

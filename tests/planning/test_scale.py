@@ -125,21 +125,31 @@ def test_the_command_prints_every_line_with_its_assumption(
 
     monkeypatch.setattr("secagg.planning.seconds.calibrate", calibrated)
     report = tmp_path / "scale.json"
-    assert main(["estimate", "--scale", "--clients", "20000", "--values", "64", "--json", str(report)]) == 0
+    assert main(["plan", "--seconds", "--clients", "20000", "--values", "64", "--json", str(report)]) == 0
     written, printed = json.loads(report.read_text()), capsys.readouterr().out
     assert all(line["name"] in printed and line["assumes"] in printed for line in written)
     assert "this holds for one-message as `secagg serve --engine` adds it" in printed
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(["estimate", "--scale", "--clients", "20000", "--values", "64"]) == 0
+    assert main(["plan", "--seconds", "--clients", "20000", "--values", "64"]) == 0
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("arguments", [[], ["--scale", "a preset"], ["--scale", "--set", "rounds=1"]])
-def test_one_thing_is_estimated_at_a_time(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["estimate", *arguments]) != 0
-    said = capsys.readouterr().err
-    assert "give one of the two" in said or "--set changes a training run" in said
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--seconds --set rounds=1", "--set changes a training run; name its preset with --seconds"),
+        ("--seconds --codewords 32", "--codewords cannot be combined with --seconds"),
+        ("--seconds fashion-pq --noise 1", "--noise cannot be combined with --seconds"),
+        ("--seconds --model celeba", "not allowed with argument"),
+        ("--model celeba --workers 3", "--workers only applies with --seconds"),
+        ("--blocks 8 --set rounds=1", "--set only applies with --seconds"),
+        ("--clients 3", "one of the arguments --model --shapes --blocks --seconds is required"),
+    ],
+)
+def test_sizes_or_seconds_are_planned(arguments: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *arguments.split()]) == 2
+    assert said in capsys.readouterr().err
 
 
 FACTOR = 4

@@ -438,9 +438,9 @@ def test_a_command_trusts_a_clients_state(folder: Path, capsys: pytest.CaptureFi
     Store.at(folder)
     SpentUpdates(folder).charge(Spent(b"task", 1))
     _owner_changed(folder)
-    with pytest.raises(InvalidParameters, match=r"secagg state trust FOLDER"):
+    with pytest.raises(InvalidParameters, match=r"secagg node trust FOLDER"):
         SpentUpdates(folder).charge(Spent(b"task", 2))
-    assert main(["state", "trust", str(folder)]) == 0
+    assert main(["node", "trust", str(folder)]) == 0
     assert "1 uploads of 1 data sets" in capsys.readouterr().out
     SpentUpdates(folder).charge(Spent(b"task", 2))
-    assert main(["state", "trust", str(folder / "none")]) == 2
+    assert main(["node", "trust", str(folder / "none")]) == 2

@@ -138,7 +138,7 @@ def test_a_picture_outside_of_the_folder_is_refused(tmp_path: Path, item: object
 @pytest.mark.parametrize("name", LEAF_SETS)
 def test_a_missing_folder_names_the_commands_that_make_it(name: str, tmp_path: Path) -> None:
     for root in (None, tmp_path / "nowhere", tmp_path):
-        with pytest.raises(InvalidParameters, match=rf"preprocess.sh .*secagg data prepare {name} --root"):
+        with pytest.raises(InvalidParameters, match=rf"preprocess.sh .*secagg train data prepare {name} --root"):
             federated_data(name, root=root)
 
 

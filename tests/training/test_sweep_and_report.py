@@ -78,7 +78,7 @@ def test_a_cell_that_fails_says_why_and_the_others_go_on(
     failed = [result for result in results if "error" in result]
     assert len(failed) == 2
     assert all("capacity" in result["error"] for result in failed)
-    assert main(["sweep", str(grid), "--out", str(tmp_path / "runs")]) == 1
+    assert main(["train", "sweep", str(grid), "--out", str(tmp_path / "runs")]) == 1
     shown = capsys.readouterr().out
     assert shown.count(" failed: the capacity") == 2
     assert shown.count("| none, rate") == 2
@@ -130,7 +130,7 @@ def test_a_report_has_every_column_that_says_something_and_every_figure(runs: Pa
     program = (
         "import sys; sys.modules['torch'] = None\n"
         "from secagg.cli import main\n"
-        f"sys.exit(main(['plot', {str(runs)!r}, '--out', {str(tmp_path / 'figures')!r}]))"
+        f"sys.exit(main(['train', 'plot', {str(runs)!r}, '--out', {str(tmp_path / 'figures')!r}]))"
     )
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)  # noqa: S603
     assert child.returncode == 0, child.stderr
@@ -200,7 +200,7 @@ def test_two_copies_of_a_run_are_one_seed(tmp_path: Path, toy_run: Make, toy_pie
     [
         (["train", "--preset", "fashon-pq"], "the nearest is 'fashion-pq'"),
         (["train", "--preset", "fashion-sq", "--set", "compression.wrap=false"], "capacity"),
-        (["train", "--preset", "celeba-sq"], "secagg data prepare celeba"),
+        (["train", "--preset", "celeba-sq"], "secagg train data prepare celeba"),
         (["train", "--preset", "fashion-none", "--set", "device=cuda:63"], "device"),
         (["train", "--preset", "fashion-none", "--set", "engine=steam"], "there is no engine"),
         (["train", "--preset", "fashion-none", "--set", "model=transformer"], "there is no model"),
@@ -208,8 +208,8 @@ def test_two_copies_of_a_run_are_one_seed(tmp_path: Path, toy_run: Make, toy_pie
         (["train", "--preset", "fashion-none", "--set", "clients_per_round=2000"], "lower clients_per_round"),
         (["train", "--preset", "fashion-none", "--set", "privacy.noise_multiplier=1"], "set local.clip"),
         (["train", "--preset", "femnist-none", "--set", "data.root=damaged"], "damaged/data/train/all.json"),
-        (["estimate", "fashion-pq", "--set", "rounds=0"], "rounds is in"),
-        (["plot", "."], "holds no run"),
+        (["plan", "--seconds", "fashion-pq", "--set", "rounds=0"], "rounds is in"),
+        (["train", "plot", "."], "holds no run"),
     ],
 )
 def test_the_command_says_what_is_wrong_before_it_trains(
@@ -244,9 +244,9 @@ def test_the_command_trains_goes_on_and_plots(
     assert main(["train", "--preset", "fashion-pq", *small, "--set=seed=5", "--out", "run", "--resume"]) == 2
     assert "seed" in capsys.readouterr().err
     assert Path("run/metrics.jsonl").read_bytes() == before
-    assert main(["plot", "run"]) == 0
+    assert main(["train", "plot", "run"]) == 0
     assert Path("run/figures/report.md").exists()
-    assert main(["data", "info", "fashion"]) == 0
+    assert main(["train", "data", "info", "fashion"]) == 0
     assert "2,000 test examples" in capsys.readouterr().out
 
 

@@ -378,7 +378,7 @@ def test_a_scheme_in_a_file_trains_resumes_and_appears_in_figures(tmp_path: Path
     assert {"plot", "--resume", "compression.scheme=my_scheme.py:Ternary"} <= set(tutorial_commands().split())
     assert (run / "configuration.toml").read_text(encoding="utf-8").count("my_scheme.py:Ternary") == 1
     pytest.importorskip("matplotlib")
-    assert main(["plot", str(run), "--out", str(figures)]) == 0
+    assert main(["train", "plot", str(run), "--out", str(figures)]) == 0
     assert (figures / "accuracy-uplink.png").stat().st_size > 0
 
 

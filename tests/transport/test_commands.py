@@ -300,8 +300,8 @@ async def told_nobody(_: SumServer) -> None:
 
 def test_a_tunnel_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     files = ("--cert", "a.pem", "--key", "a.key", "--peer", "b.pem", "--socket", str(tmp_path / "socket"))
-    assert "there is no file a.pem" in refusal(capsys, "tunnel", "--listen", "127.0.0.1:0", *files)
-    assert "--connect is HOST:PORT" in refusal(capsys, "tunnel", "--connect", "nowhere", *files)
+    assert "there is no file a.pem" in refusal(capsys, "holder", "tunnel", "--listen", "127.0.0.1:0", *files)
+    assert "--connect is HOST:PORT" in refusal(capsys, "holder", "tunnel", "--connect", "nowhere", *files)
 
 
 def test_a_server_goes_on_with_its_own_session_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

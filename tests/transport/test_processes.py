@@ -330,14 +330,14 @@ def test_a_renewed_certificate_is_taken_within_a_session(town: Town, tmp_path: P
 def test_two_servers_of_two_operators_behind_a_tunnel(town: Town, tmp_path: Path) -> None:
     roster = town.make_keys()
     for role in (0, 1):
-        assert town.command("two-servers", "keys", "--role", str(role), "--out", str(tmp_path / f"{role}")).ended() == 0
+        assert town.command("server", "keys", "--role", str(role), "--out", str(tmp_path / f"{role}")).ended() == 0
     for role in (0, 1):
         public = tmp_path / f"{1 - role}" / f"server-{1 - role}.public"
         both = ("--role", str(role), "--out", str(tmp_path / f"{role}"), "--peer", str(public), "--roster", roster)
-        assert town.command("two-servers", "keys", *both).ended() == 0
+        assert town.command("server", "keys", *both).ended() == 0
     far, near = tmp_path / "far.socket", tmp_path / "near.socket"
     one = town.command(
-        *("two-servers", "serve", "--servers", str(tmp_path / "1" / "servers.json"), "--task", "sum"),
+        *("server", "serve", "--servers", str(tmp_path / "1" / "servers.json"), "--task", "sum"),
         *("--keys", str(tmp_path / "1" / "server-1.keys"), "--minimum-cohort", "3"),
         *("--journal", str(tmp_path / "journal"), "--socket", str(far)),
     )
@@ -347,7 +347,7 @@ def test_two_servers_of_two_operators_behind_a_tunnel(town: Town, tmp_path: Path
         place = f"127.0.0.1:{probe.getsockname()[1]}"
     tunnels = [
         town.command(
-            *("tunnel", option, place, "--socket", str(path), "--peer", str(own[1 - side].certificate)),
+            *("server", "tunnel", option, place, "--socket", str(path), "--peer", str(own[1 - side].certificate)),
             *("--cert", str(own[side].certificate), "--key", str(own[side].key)),
         )
         for side, option, path in ((1, "--listen", far), (0, "--connect", near))

@@ -436,7 +436,7 @@ def prepare_leaf(name: str, root: Path | None, *, progress: Progress | None = No
     """Convert a set into its cache, unless that was done before, and return where it is."""
     recipe = (
         f"run `./preprocess.sh {_SETS[name].recipe}` in LEAF's folder data/{name}, and then "
-        f"`secagg data prepare {name} --root LEAF/data/{name}`"
+        f"`secagg train data prepare {name} --root LEAF/data/{name}`"
     )
     if root is None or not root.is_dir():
         where = "needs the folder of its files" if root is None else f"is to be read from {root}, which is not a folder"

@@ -58,7 +58,7 @@ def start_second_server() -> subprocess.Popen[bytes]:
     """Start the second server as its operator does, with the journal that it had before."""
     folder, keys = Path(os.environ["LAB_KEYS"]).parent, Path(os.environ["LAB_KEYS"])
     command = [
-        *(str(Path(sys.executable).parent / "secagg"), "two-servers", "serve"),
+        *(str(Path(sys.executable).parent / "secagg"), "server", "serve"),
         *("--socket", os.environ["LAB_SECOND"], "--keys", str(keys / "server-1.keys")),
         *("--servers", str(keys / "servers.json"), "--journal", str(folder / "second.journal")),
         *("--minimum-cohort", "3", "--task", "flower run "),
