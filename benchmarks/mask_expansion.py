@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from figures import Figure, best_seconds
 from secagg.crypto.entropy import SystemCoins
-from secagg.crypto.mask_expansion import SEGMENT_BYTES, Generator, accumulate
+from secagg.crypto.mask_expansion import SEGMENT_BYTES, Generator, accumulate, fastest
 from secagg.crypto.ring import Ring, RingVector
 from secagg.crypto.secret import Secret
 
@@ -52,9 +52,11 @@ def _against_raw(keys: list[Secret], log2_words: int) -> Iterator[Figure]:
     yield Figure(
         name=f"fused / raw CTR, CTR generator, {size}", value=ctr, unit="ratio", at_least=0.72 if large else 0.78
     )
-    yield Figure(
-        name=f"fused / raw CTR, GCM generator, {size}", value=gcm, unit="ratio", at_least=0.72 if large else 0.98
-    )
+    yield Figure(name=f"fused / raw CTR, GCM generator, {size}", value=gcm, unit="ratio")
+    chosen = fastest(16).value
+    better = min(seconds[generator.value] for generator in Generator)
+    name = f"faster generator / the one that is chosen here ({chosen}), {size}"
+    yield Figure(name=name, value=better / seconds[chosen], unit="ratio", at_least=0.95)
     yield Figure(name=f"fused / raw GCM, GCM generator, {size}", value=raw_gcm / seconds["gcm"], unit="ratio")
 
 

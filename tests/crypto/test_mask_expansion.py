@@ -11,13 +11,16 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from secagg.crypto import mask_expansion
 from secagg.crypto.mask_expansion import (
     KEY_LIMIT_BYTES,
     MASKS_PER_PASS,
+    MEASURED_BYTES,
     SEGMENT_BYTES,
     Generator,
     accumulate,
     expand,
+    fastest,
     segment_count,
 )
 from secagg.crypto.ring import Ring, RingVector, add_into
@@ -130,6 +133,46 @@ def test_accumulating_is_the_signed_sum_of_the_masks(modulus_bits: int, generato
     ]
     accumulate(total, ring, add=keys[:4], subtract=keys[4:], first_segment=1, generator=generator)
     assert total.tolist() == expected
+
+
+@pytest.mark.parametrize("chosen", Generator)
+def test_a_long_mask_is_made_by_the_faster_generator_and_the_same(
+    monkeypatch: pytest.MonkeyPatch, chosen: Generator
+) -> None:
+    ring, keys, used = Ring(32), mask_keys(2), list[Generator]()
+    length = MEASURED_BYTES // 2 // ring.word_bytes
+    expected = ring.zeros(length)
+    accumulate(expected, ring, add=keys, subtract=[], generator=Generator.CTR)
+    filler = mask_expansion._filler  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+    def noting(key: Secret, generator: Generator) -> Any:
+        used.append(generator)
+        return filler(key, generator)
+
+    monkeypatch.setattr(mask_expansion, "_filler", noting)
+    monkeypatch.setattr(mask_expansion, "fastest", lambda _: chosen)
+    total = ring.zeros(length)
+    accumulate(total, ring, add=keys, subtract=[])
+    assert np.array_equal(total, expected)
+    assert set(used) == {chosen}
+
+
+def test_the_faster_generator_is_measured_once_and_never_for_a_short_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    fastest.cache_clear()
+    ticks = list[float]()
+
+    def clock() -> float:
+        ticks.append(float(len(ticks)))
+        return ticks[-1]
+
+    monkeypatch.setattr(mask_expansion, "perf_counter", clock)
+    ring = Ring(32)
+    expand(fixed_key(16), ring, MEASURED_BYTES // ring.word_bytes - 1)
+    assert not ticks
+    for _ in range(2):
+        expand(fixed_key(16), ring, MEASURED_BYTES // ring.word_bytes)
+    assert len(ticks) == 2 * 3 * len(Generator)
+    fastest.cache_clear()
 
 
 def test_a_part_of_a_longer_vector_is_accumulated_alone() -> None:
