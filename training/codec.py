@@ -45,21 +45,19 @@ from secagg.compression.model_update import (
     encode_parameters,
 )
 from secagg.compression.model_update.codec import Shape
-from secagg.compression.model_update.summed_values import (
+from secagg.compression.model_update.scales import (
     STATISTICS,
-    UPDATE,
-    PeakSum,
     ScaledCodebooks,
     encode_scales,
     kept_share,
     length,
     mean_statistics,
-    peak_sum,
     reach,
     reaching_dither,
     reaching_quantizer,
     rotated_reach,
 )
+from secagg.compression.model_update.summed_values import UPDATE, PeakSum, peak_sum
 from secagg.compression.peak import (
     LEAST_ALIKE,
     MOST_SUMMED_PLACES,

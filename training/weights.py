@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.compression.model_update import ModelUpdate, TensorScheme
-from secagg.compression.model_update.summed_values import STATISTICS, rounded_at_random
+from secagg.compression.model_update.scales import STATISTICS
+from secagg.compression.model_update.summed_values import rounded_at_random
 from secagg.compression.model_update.weighting import (
     COUNTS,
     clamped_examples,

@@ -1,27 +1,10 @@
-"""A model's arrays in the form that is aggregated, and scales and codebooks that follow from sums alone.
-
-Floating-point tensors change by a float difference. Integer tensors, such as the counters of a normalisation layer,
-change by an integer difference, whose weighted mean is rounded to the nearest integer; it is exact up to its bound,
-and cut off there. Both keep their dtype. Tensors without elements, tensors that no pattern names, and
-booleans, whose sum means nothing, stay as they were sent; training must not change a boolean. Other dtypes are
-refused by name.
-
-Scales need neither public data nor anybody's update in the clear. Each client adds one number for each compressed
-tensor to the secure sum: how far its values reach (``stat``), or how long they are (``prior``). The server learns the
-means of these and nothing else, and they are the next round's scales. The first round has none, and is sent
-uncompressed. A codebook that was fitted to the sum of the round before would consist of sums of its own codewords, and
-shrink or explode from round to round; a codebook of no data does not, since only its length follows the updates.
-"""
+"""Values of an update that are summed beside its tensors, and how large the summed values may be."""
 
 from __future__ import annotations
 
-import hashlib
 import math
-import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
-from functools import lru_cache
 from math import isfinite
 from typing import Any, Final, cast
 
@@ -29,304 +12,25 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.compression.cohort_bits import code_within
-from secagg.compression.common import LOG, PublicStream
+from secagg.compression.common import LOG
 from secagg.compression.custom import CustomScheme, Factory
 from secagg.compression.downlink import Sums
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.model_update import weighting
+from secagg.compression.model_update.arrays import METRICS, TENSOR, Arrays, is_integer
 from secagg.compression.model_update.codec import ModelUpdate, Shape, TensorScheme
-from secagg.compression.model_update.plan import FitsEvery, Sample, Scheme
+from secagg.compression.model_update.scales import Made, length, reach
 from secagg.compression.peak import NORM_LEVELS, KnownLengths, LevelCode, PeakCode, level_votes
-from secagg.compression.product_quantization import (
-    Codebook,
-    ProductQuantization,
-    block_geometry,
-    is_quantizable,
-    learn_codewords,
-    nearest_codewords,
-)
 from secagg.compression.random_pruning import RandomPruning
 from secagg.compression.rotation import Gains, JoinedRotation
-from secagg.compression.scalar_quantization import DitheredQuantization, Rounding, ScalarQuantization
+from secagg.compression.scalar_quantization import ScalarQuantization
 from secagg.contract import Aggregate
 from secagg.contract.layout import RingSegment, Segment
 from secagg.crypto.entropy import Coins
-from secagg.crypto.labels import Label, bind
 from secagg.crypto.mask_expansion import expand
 from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Secret
-from secagg.errors import InvalidParameters, MalformedMessage, Reason
-
-Arrays = Mapping[str, npt.NDArray[Any]]
-TENSOR: Final = "tensor/"
-"""Before the name of every tensor of the model, so that none can be taken for the vector of metrics."""
-METRICS: Final = "secagg/metrics"
-_NARROW_FLOAT_BYTES: Final = 4
-_LARGEST_WHOLE: Final = 1 << 53
-
-
-def is_integer(array: npt.NDArray[Any]) -> bool:
-    """Whether a tensor is aggregated as integers."""
-    return array.dtype.kind in "iu"
-
-
-def is_boolean(array: npt.NDArray[Any]) -> bool:
-    """Whether a tensor stays as it was sent, whatever is summed."""
-    return array.dtype.kind == "b"
-
-
-def aggregated_names(sent: Arrays, patterns: tuple[str, ...] = (), excluded: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Return the names of the tensors that are summed, in their order.
-
-    Args:
-        patterns: of names, as a shell has them; without one all are summed.
-        excluded: patterns of names that are not, such as parts that each client keeps for itself.
-    """
-    for key, each in (("secagg-tensors", patterns), ("secagg-exclude", excluded)):
-        if idle := [pattern for pattern in each if not any(fnmatchcase(name, pattern) for name in sent)]:
-            raise InvalidParameters(f"{key} names {idle[0]}, and the model has {', '.join(list(sent)[:8])}")
-    left = [name for name in sent if not any(fnmatchcase(name, pattern) for pattern in excluded)]
-    chosen = [name for name in left if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)]
-    for name in chosen:
-        if sent[name].dtype.kind not in "fiub":
-            raise InvalidParameters(
-                f"tensor {name!r} is of dtype {sent[name].dtype}, which has no sum; leave it out of the record that is "
-                "aggregated, name the others in secagg-tensors, or send it as floats"
-            )
-    names = tuple(name for name in chosen if sent[name].size and not is_boolean(sent[name]))
-    if not names:
-        named = f" that secagg-tensors ({', '.join(patterns)}) names" if patterns else ""
-        named += f" and secagg-exclude ({', '.join(excluded)}) does not" if excluded else ""
-        raise InvalidParameters(
-            f"the model has no tensor of numbers with any elements{named}; send the arrays that clients train"
-        )
-    return names
-
-
-def differences(
-    sent: Arrays, trained: Arrays, integer_bound: float, names: Iterable[str] | None = None
-) -> dict[str, npt.NDArray[Any]]:
-    """Return by how much training changed each tensor that is summed, under the names of the update.
-
-    Args:
-        names: of the tensors that are summed; by default all that can be. Others that training returns stay here.
-    """
-    summed = aggregated_names(sent) if names is None else tuple(names)
-    if missing := sorted({*summed} - trained.keys() | trained.keys() - sent.keys()):
-        raise InvalidParameters(
-            f"training returned other tensors than were sent and are summed: {missing[:4]}; return those and no new "
-            "ones, or name in secagg-tensors which ones are trained"
-        )
-    for name, before in sent.items():
-        if is_boolean(before) and name in trained and not np.array_equal(before, trained[name]):
-            raise InvalidParameters(
-                f"training changed the boolean tensor {name!r}, which has no sum; send it as floats, or leave it alone"
-            )
-    update = dict[str, npt.NDArray[Any]]()
-    for name in summed:
-        before, after = sent[name], trained[name]
-        if before.shape != after.shape:
-            raise InvalidParameters(
-                f"tensor {name!r} was sent with shape {before.shape} and returned with {after.shape}"
-            )
-        if is_integer(before) and after.dtype.kind == "f" and np.array_equal(after, np.rint(after)):
-            # Whole numbers that training made floats of.
-            after = np.clip(after, -_LARGEST_WHOLE, _LARGEST_WHOLE).astype(np.int64)
-        elif is_integer(after) and before.dtype.kind == "f" and np.array_equal(before, np.rint(before)):
-            # Whole numbers that a strategy or a saved model made floats of.
-            after = after.astype(np.float64)
-        if is_integer(before) != is_integer(after) or after.dtype.kind not in "fiu":
-            raise InvalidParameters(f"tensor {name!r} was sent as {before.dtype} and returned as {after.dtype}")
-        if is_integer(before):
-            change = np.subtract(after, before, dtype=np.int64, casting="unsafe").astype(np.float64)
-            change = np.clip(change, -integer_bound, integer_bound)
-        else:
-            wide = np.float32 if max(before.itemsize, after.itemsize) <= _NARROW_FLOAT_BYTES else np.float64
-            change = np.subtract(after, before, dtype=wide, casting="unsafe")
-        update[TENSOR + name] = np.ascontiguousarray(change).reshape(before.shape)
-    return update
-
-
-def applied(sent: Arrays, mean: Arrays) -> dict[str, npt.NDArray[Any]]:
-    """Return the model that was sent, changed by the mean difference; every tensor keeps its dtype."""
-    changed = dict[str, npt.NDArray[Any]]()
-    for name, before in sent.items():
-        difference = mean.get(TENSOR + name)
-        if difference is None:
-            changed[name] = before
-        elif is_integer(before):
-            changed[name] = (before.astype(np.int64) + np.rint(difference).astype(np.int64)).astype(before.dtype)
-        else:
-            changed[name] = (before.astype(np.float64) + difference).astype(before.dtype)
-    return changed
-
-
-def restored(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return a tensor of integers or booleans as it was before a strategy multiplied it by floats."""
-    if array.dtype == dtype or dtype.kind not in "iub" or array.dtype.kind in "iub":
-        return array
-    changed: npt.NDArray[Any] = array.astype(bool) if dtype.kind == "b" else np.rint(array).astype(dtype)
-    return changed
-
-
-def model_digest(sent: Arrays) -> bytes:
-    """Return the digest of a model, or of an update that is not rounded yet: names, dtypes, shapes and values."""
-    digest = hashlib.sha256()
-    for name, array in sent.items():
-        described = f"{len(name.encode())}:{name}:{array.dtype.str}:{array.shape}:".encode()
-        digest.update(described)
-        digest.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
-    return digest.digest()
-
-
-# --- Scales that clients tell -----------------------------------------------------------------------------------------
-
-STATISTICS: Final = "secagg/statistics"
-"""The name of the tensor that the clients' statistics are sent as."""
-LEAST_LENGTH: Final = 2.0**-40
-"""Length for which a tensor that did not move is calibrated; zero would make no scale."""
-_BLOCKS_PER_CODEWORD: Final = 512
-_MOST_BLOCKS: Final = 1 << 15
-_ITERATIONS: Final = 30
-_SEED: Final = bytes(32)
-_EPOCH: Final = struct.Struct(">Q")
-
-
-def reach(values: npt.NDArray[Any]) -> float:
-    """Return the largest magnitude."""
-    return float(np.abs(values).max())
-
-
-def length(values: npt.NDArray[Any]) -> float:
-    """Return the root mean square of the values that are not zero: most rows of an embedding are never touched."""
-    moved = np.count_nonzero(values)
-    return math.sqrt(float(np.square(values, dtype=np.float64).sum()) / moved) if moved else 0.0
-
-
-def rotated_reach(values: npt.NDArray[Any]) -> float:
-    """Return how far the values reach once a rotation has made them bell-shaped, up to a few percent.
-
-    The largest of n normal values of length 1 is near the root of 2 ln n.
-    """
-    root_mean_square = math.sqrt(float(np.square(values, dtype=np.float64).mean()))
-    return root_mean_square * math.sqrt(2 * math.log(max(2, values.size)))
-
-
-@lru_cache(maxsize=64)
-def unit_codebooks(codewords: int, block_size: int, stages: int = 1) -> tuple[npt.NDArray[np.float64], ...]:
-    """Return codebooks for blocks of independent Laplace values of length 1, stage by stage; learned once.
-
-    Updates of models have heavier tails than normal values, and these fit them without having seen any.
-    """
-    count = max(codewords, min(codewords * _BLOCKS_PER_CODEWORD, _MOST_BLOCKS))
-    points = _unit_points((codewords, block_size), count, block_size)
-    books = list[npt.NDArray[np.float64]]()
-    for _ in range(stages):
-        learned = learn_codewords(points, codewords, seed=_SEED, iterations=_ITERATIONS, keep_zero=True)
-        learned.flags.writeable = False
-        books.append(learned)
-        (nearest,) = nearest_codewords(points, [learned.astype(np.float32)])
-        points -= learned[nearest]
-    return tuple(books)
-
-
-@lru_cache(maxsize=64)
-def kept_share(codewords: int, block_size: int, stages: int = 1) -> float:
-    """Return the share of a signal that codewords of no data keep: what they are multiplied by, on average over blocks.
-
-    A codeword is the mean of the blocks that choose it, and shorter than they are. A small change that many clients
-    have in common is shortened likewise, so a mean that is divided by this share is nearly as long as it should be.
-    """
-    points = _unit_points((codewords, block_size, stages), _MOST_BLOCKS >> 1, block_size)
-    left = points.astype(np.float32)
-    for book in unit_codebooks(codewords, block_size, stages):
-        (nearest,) = nearest_codewords(left, [book.astype(np.float32)])
-        left -= book.astype(np.float32)[nearest]
-    return float(np.vdot(points, points - left) / np.vdot(points, points))
-
-
-def _unit_points(numbers: tuple[int, ...], count: int, block_size: int) -> npt.NDArray[np.float64]:
-    """Return blocks of Laplace values of length 1, the same ones for the same numbers."""
-    seed = bind(Label.CODEBOOK_POINTS, *(number.to_bytes(8, "big") for number in numbers))
-    drawn = np.frombuffer(hashlib.shake_256(seed).digest(4 * count * block_size), dtype="<u4")
-    # The middle of each cell, so that no logarithm is of zero; the sides are those of the distribution's median.
-    placed = (drawn.astype(np.float64) + 0.5) * 2.0**-31 - 1
-    points: npt.NDArray[np.float64] = (-np.sign(placed) * np.log1p(-np.abs(placed))).reshape(count, block_size)
-    return points / math.sqrt(float(np.square(points).mean()))
-
-
-@dataclass(frozen=True, slots=True)
-class Made(FitsEvery):
-    """A recipe: whatever is made of a tensor's place, without a sample."""
-
-    made: Callable[[PublicStream], Scheme]
-
-    def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> Scheme:  # noqa: ARG002
-        return self.made(place)
-
-
-def reaching_quantizer(
-    reach: float,
-    bits: int,
-    modulus_bits: int,
-    rounding: Rounding = Rounding.NEAREST_EVEN,
-    wrapping_weight: int | None = None,
-) -> Made:
-    """Return the recipe of scalar quantization whose greatest code stands for a given reach."""
-    scale = max(reach, LEAST_LENGTH) / (((1 << bits) - 1) / 2)
-    return Made(
-        lambda place: ScalarQuantization(
-            shape=place.shape,
-            bits=bits,
-            modulus_bits=modulus_bits,
-            scales=(scale,),
-            rounding=rounding,
-            wrapping_weight=wrapping_weight,
-        )
-    )
-
-
-def reaching_dither(reach: float, bits: int, modulus_bits: int, fine_bits: int) -> Made:
-    """Return the recipe of dithered quantization whose ends stand for a given reach."""
-    scale = max(reach, LEAST_LENGTH) / (1 << (bits - 1))
-    return Made(
-        lambda place: DitheredQuantization(
-            shape=place.shape, bits=bits, modulus_bits=modulus_bits, scale=scale, fine_bits=fine_bits
-        )
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScaledCodebooks:
-    """A recipe: product quantization with codebooks of no data, times a length."""
-
-    length: float
-    codewords: int
-    block_size: int
-    stages: int
-    is_capped: bool = True
-    """Whether a tensor has no more codewords than could be learned from it, as the paper's has; these are not."""
-
-    def fits(self, shape: Shape) -> bool:
-        return is_quantizable(shape, self.block_size)
-
-    def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> ProductQuantization:  # noqa: ARG002
-        geometry = block_geometry(place.shape, self.block_size, self.codewords)
-        codewords = geometry.codewords if self.is_capped else self.codewords
-        books = unit_codebooks(codewords, geometry.block_size, self.stages)
-        scale = max(self.length, LEAST_LENGTH)
-        return ProductQuantization(shape=place.shape, codebooks=tuple(Codebook(book * scale) for book in books))
-
-
-def encode_scales(epoch: int, scales: Sequence[float]) -> bytes:
-    """Return the broadcast: the epoch in 8 bytes, and a float32 for each compressed tensor, in their order."""
-    return _EPOCH.pack(epoch) + np.asarray(scales, dtype=">f4").tobytes()
-
-
-def mean_statistics(mean: Mapping[str, npt.NDArray[Any]]) -> list[float]:
-    """Return the statistics of a decoded mean, as the float32 that they travel as."""
-    return [float(np.float32(value)) for value in mean[STATISTICS]]
-
+from secagg.errors import MalformedMessage, Reason
 
 # --- Values that are summed -------------------------------------------------------------------------------------------
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from secagg.compression.fixed_point import Identity
 from secagg.compression.model_update import ModelUpdate
+from secagg.compression.model_update.arrays import model_digest
 from secagg.compression.model_update.codec import TensorScheme
-from secagg.compression.model_update.summed_values import model_digest
 from secagg.contract import Aggregate, Layout, RingSegment
 from secagg.crypto.entropy import Coins, SystemCoins
 from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, Ring

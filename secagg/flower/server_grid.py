@@ -22,7 +22,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, M
 from flwr.server.workflow import DefaultWorkflow
 from flwr.serverapp import Grid
 
-from secagg.compression.model_update.summed_values import Arrays, model_digest
+from secagg.compression.model_update.arrays import Arrays, model_digest
 from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
 from secagg.flower.strategies import (
     calling_strategy,

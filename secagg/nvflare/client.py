@@ -29,7 +29,7 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.app_constant import AlgorithmConstants
 
 from secagg.compression.downlink import HeldModel
-from secagg.compression.model_update.summed_values import TENSOR, Arrays, is_integer
+from secagg.compression.model_update.arrays import TENSOR, Arrays, is_integer
 from secagg.contract import Payload
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label, bind

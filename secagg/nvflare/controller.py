@@ -29,7 +29,7 @@ from nvflare.app_common.workflows.fedavg import FedAvg
 from nvflare.app_common.workflows.scaffold import Scaffold
 from nvflare.app_common.workflows.scatter_and_gather import ScatterAndGather
 
-from secagg.compression.model_update.summed_values import Arrays, restored
+from secagg.compression.model_update.arrays import Arrays, restored
 from secagg.contract import Aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import Misuse

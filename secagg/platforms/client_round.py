@@ -16,19 +16,14 @@ import numpy.typing as npt
 from secagg.compression.custom import Factory, custom_factory
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.model_update import ModelUpdate, decode_parameters
+from secagg.compression.model_update.arrays import METRICS, TENSOR, Arrays, differences, is_integer, model_digest
 from secagg.compression.model_update.summed_values import (
     LENGTHS,
-    METRICS,
-    TENSOR,
     TOLD,
     UPDATE,
-    Arrays,
     clipped_share,
-    differences,
     fixed_point,
     integer_bound,
-    is_integer,
-    model_digest,
     rounded_at_random,
     steps_in,
     with_joined,

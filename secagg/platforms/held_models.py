@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from secagg.compression.common import SEED_BYTES
 from secagg.compression.downlink import HeldModel
+from secagg.compression.model_update.arrays import Arrays
 from secagg.compression.model_update.codec import ModelUpdate
 from secagg.compression.model_update.public_parameters import MAXIMUM_ELEMENTS
-from secagg.compression.model_update.summed_values import UPDATE, Arrays, PeakSum, whole_code
+from secagg.compression.model_update.summed_values import UPDATE, PeakSum, whole_code
 from secagg.compression.rotation import Floats
 from secagg.errors import UNDECIDED, MalformedMessage, Misuse, PeerMisbehaved, Reason
 

@@ -24,16 +24,12 @@ from secagg.compression.cohort_bits import (
 from secagg.compression.common import PublicStream
 from secagg.compression.custom import custom_factory
 from secagg.compression.model_update import ModelUpdate, encode_parameters
+from secagg.compression.model_update.arrays import METRICS, Arrays, applied, model_digest, restored
 from secagg.compression.model_update.summed_values import (
-    METRICS,
-    Arrays,
     PeakSum,
-    applied,
-    model_digest,
     part,
     peak_sum,
     range_of,
-    restored,
     steps_in,
     take_lengths,
     taken_told,

@@ -19,23 +19,17 @@ from typing import Final
 from secagg.compression.custom import Factory
 from secagg.compression.fixed_point import EXACT_FLOAT, FixedPoint
 from secagg.compression.model_update import CalibrationSource, ModelUpdate, Plain, Pruned, Recipe, UpdatePlan
+from secagg.compression.model_update.arrays import METRICS, TENSOR, Arrays, aggregated_names, is_integer
 from secagg.compression.model_update.codec import Shape
+from secagg.compression.model_update.scales import Made, ScaledCodebooks, reaching_quantizer
 from secagg.compression.model_update.summed_values import (
     LENGTHS,
-    METRICS,
-    TENSOR,
     TOLD,
     UPDATE,
-    Arrays,
-    Made,
-    ScaledCodebooks,
-    aggregated_names,
     bounded_noise,
     custom_scheme,
-    is_integer,
     known_lengths,
     peaks,
-    reaching_quantizer,
     told_names,
     votes,
     votes_shape,

@@ -38,7 +38,7 @@ from secagg.compression.model_update import (
     downlink_bytes,
     encode_parameters,
 )
-from secagg.compression.model_update.summed_values import Made
+from secagg.compression.model_update.scales import Made
 from secagg.compression.peak import LevelCode, PeakCode
 from secagg.compression.product_quantization import ProductQuantization
 from secagg.compression.random_pruning import RandomPruning

@@ -9,15 +9,11 @@ import pytest
 
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.model_update import decode_parameters, encode_parameters
+from secagg.compression.model_update.arrays import TENSOR, aggregated_names, applied, differences, model_digest
 from secagg.compression.model_update.summed_values import (
-    TENSOR,
     TOLD,
-    aggregated_names,
-    applied,
     clipped_share,
-    differences,
     integer_bound,
-    model_digest,
     rounded_at_random,
     steps_in,
     taken_told,

@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pytest
 
 from secagg.compression.model_update import decode_parameters
-from secagg.compression.model_update.summed_values import LENGTHS, Arrays
+from secagg.compression.model_update.arrays import Arrays
+from secagg.compression.model_update.summed_values import LENGTHS
 from secagg.contract import IndexSegment, ideal_aggregate
 from secagg.errors import MalformedMessage
 from secagg.platforms import LOG

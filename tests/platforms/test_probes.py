@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from secagg.compression.cohort_bits import AutoRate
-from secagg.compression.model_update.summed_values import Arrays
+from secagg.compression.model_update.arrays import Arrays
 from secagg.platforms import LOG
 from secagg.platforms.round_task import Means, Rounds
 from tests.platforms.test_peaks import Model, model, play, rounds

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from secagg.compression.model_update import ModelUpdate, decode_parameters, encode_parameters
-from secagg.compression.model_update.summed_values import METRICS
+from secagg.compression.model_update.arrays import METRICS
 from secagg.compression.model_update.weighting import COUNTS, Counted, warn_once
 from secagg.compression.scalar_quantization import ScalarQuantization
 from secagg.contract import Payload, ideal_aggregate

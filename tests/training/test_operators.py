@@ -15,7 +15,7 @@ from secagg.compression.byte_accounting import (
     upload_bytes,
 )
 from secagg.compression.model_update import CalibrationSource, ModelUpdate
-from secagg.compression.model_update.summed_values import (
+from secagg.compression.model_update.scales import (
     STATISTICS,
     encode_scales,
     kept_share,
@@ -325,7 +325,7 @@ def test_the_preset_of_thirty_times_is_thirty_times_smaller(monkeypatch: pytest.
         return tuple(np.random.default_rng(0).normal(size=(codewords, block_size)) for _ in range(stages))
 
     # A layout does not depend on what codebooks hold, and large ones take long to learn.
-    monkeypatch.setattr("secagg.compression.model_update.summed_values.unit_codebooks", unlearned)
+    monkeypatch.setattr("secagg.compression.model_update.scales.unit_codebooks", unlearned)
     shapes = {
         name: tuple(value.shape)
         for name, value in model_factory("stride", classes=10, shape=(1, 28, 28))().named_parameters()

@@ -1,0 +1,141 @@
+"""A model's arrays in the form that is aggregated, and back.
+
+Floating-point tensors change by a float difference. Integer tensors, such as the counters of a normalisation layer,
+change by an integer difference, whose weighted mean is rounded to the nearest integer; it is exact up to its bound,
+and cut off there. Both keep their dtype. Tensors without elements, tensors that no pattern names, and
+booleans, whose sum means nothing, stay as they were sent; training must not change a boolean. Other dtypes are
+refused by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.errors import InvalidParameters
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+TENSOR: Final = "tensor/"
+"""Before the name of every tensor of the model, so that none can be taken for the vector of metrics."""
+METRICS: Final = "secagg/metrics"
+_NARROW_FLOAT_BYTES: Final = 4
+_LARGEST_WHOLE: Final = 1 << 53
+
+
+def is_integer(array: npt.NDArray[Any]) -> bool:
+    """Whether a tensor is aggregated as integers."""
+    return array.dtype.kind in "iu"
+
+
+def is_boolean(array: npt.NDArray[Any]) -> bool:
+    """Whether a tensor stays as it was sent, whatever is summed."""
+    return array.dtype.kind == "b"
+
+
+def aggregated_names(sent: Arrays, patterns: tuple[str, ...] = (), excluded: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return the names of the tensors that are summed, in their order.
+
+    Args:
+        patterns: of names, as a shell has them; without one all are summed.
+        excluded: patterns of names that are not, such as parts that each client keeps for itself.
+    """
+    for key, each in (("secagg-tensors", patterns), ("secagg-exclude", excluded)):
+        if idle := [pattern for pattern in each if not any(fnmatchcase(name, pattern) for name in sent)]:
+            raise InvalidParameters(f"{key} names {idle[0]}, and the model has {', '.join(list(sent)[:8])}")
+    left = [name for name in sent if not any(fnmatchcase(name, pattern) for pattern in excluded)]
+    chosen = [name for name in left if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)]
+    for name in chosen:
+        if sent[name].dtype.kind not in "fiub":
+            raise InvalidParameters(
+                f"tensor {name!r} is of dtype {sent[name].dtype}, which has no sum; leave it out of the record that is "
+                "aggregated, name the others in secagg-tensors, or send it as floats"
+            )
+    names = tuple(name for name in chosen if sent[name].size and not is_boolean(sent[name]))
+    if not names:
+        named = f" that secagg-tensors ({', '.join(patterns)}) names" if patterns else ""
+        named += f" and secagg-exclude ({', '.join(excluded)}) does not" if excluded else ""
+        raise InvalidParameters(
+            f"the model has no tensor of numbers with any elements{named}; send the arrays that clients train"
+        )
+    return names
+
+
+def differences(
+    sent: Arrays, trained: Arrays, integer_bound: float, names: Iterable[str] | None = None
+) -> dict[str, npt.NDArray[Any]]:
+    """Return by how much training changed each tensor that is summed, under the names of the update.
+
+    Args:
+        names: of the tensors that are summed; by default all that can be. Others that training returns stay here.
+    """
+    summed = aggregated_names(sent) if names is None else tuple(names)
+    if missing := sorted({*summed} - trained.keys() | trained.keys() - sent.keys()):
+        raise InvalidParameters(
+            f"training returned other tensors than were sent and are summed: {missing[:4]}; return those and no new "
+            "ones, or name in secagg-tensors which ones are trained"
+        )
+    for name, before in sent.items():
+        if is_boolean(before) and name in trained and not np.array_equal(before, trained[name]):
+            raise InvalidParameters(
+                f"training changed the boolean tensor {name!r}, which has no sum; send it as floats, or leave it alone"
+            )
+    update = dict[str, npt.NDArray[Any]]()
+    for name in summed:
+        before, after = sent[name], trained[name]
+        if before.shape != after.shape:
+            raise InvalidParameters(
+                f"tensor {name!r} was sent with shape {before.shape} and returned with {after.shape}"
+            )
+        if is_integer(before) and after.dtype.kind == "f" and np.array_equal(after, np.rint(after)):
+            # Whole numbers that training made floats of.
+            after = np.clip(after, -_LARGEST_WHOLE, _LARGEST_WHOLE).astype(np.int64)
+        elif is_integer(after) and before.dtype.kind == "f" and np.array_equal(before, np.rint(before)):
+            # Whole numbers that a strategy or a saved model made floats of.
+            after = after.astype(np.float64)
+        if is_integer(before) != is_integer(after) or after.dtype.kind not in "fiu":
+            raise InvalidParameters(f"tensor {name!r} was sent as {before.dtype} and returned as {after.dtype}")
+        if is_integer(before):
+            change = np.subtract(after, before, dtype=np.int64, casting="unsafe").astype(np.float64)
+            change = np.clip(change, -integer_bound, integer_bound)
+        else:
+            wide = np.float32 if max(before.itemsize, after.itemsize) <= _NARROW_FLOAT_BYTES else np.float64
+            change = np.subtract(after, before, dtype=wide, casting="unsafe")
+        update[TENSOR + name] = np.ascontiguousarray(change).reshape(before.shape)
+    return update
+
+
+def applied(sent: Arrays, mean: Arrays) -> dict[str, npt.NDArray[Any]]:
+    """Return the model that was sent, changed by the mean difference; every tensor keeps its dtype."""
+    changed = dict[str, npt.NDArray[Any]]()
+    for name, before in sent.items():
+        difference = mean.get(TENSOR + name)
+        if difference is None:
+            changed[name] = before
+        elif is_integer(before):
+            changed[name] = (before.astype(np.int64) + np.rint(difference).astype(np.int64)).astype(before.dtype)
+        else:
+            changed[name] = (before.astype(np.float64) + difference).astype(before.dtype)
+    return changed
+
+
+def restored(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return a tensor of integers or booleans as it was before a strategy multiplied it by floats."""
+    if array.dtype == dtype or dtype.kind not in "iub" or array.dtype.kind in "iub":
+        return array
+    changed: npt.NDArray[Any] = array.astype(bool) if dtype.kind == "b" else np.rint(array).astype(dtype)
+    return changed
+
+
+def model_digest(sent: Arrays) -> bytes:
+    """Return the digest of a model, or of an update that is not rounded yet: names, dtypes, shapes and values."""
+    digest = hashlib.sha256()
+    for name, array in sent.items():
+        described = f"{len(name.encode())}:{name}:{array.dtype.str}:{array.shape}:".encode()
+        digest.update(described)
+        digest.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+    return digest.digest()
