@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .judge import HardwareJudge as HardwareJudge
     from .judge import read_policy as read_policy
     from .machine.serving import serve_at as serve_at
+    from .release_privacy import epsilon_of as epsilon_of
     from .remote_enclave import RemoteEnclave as RemoteEnclave
     from .remote_enclave import SimulatedEnclave as SimulatedEnclave
     from .remote_enclave import SimulatedEvidence as SimulatedEvidence
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from .session import EnclaveHelpers as EnclaveHelpers
     from .session import EnclaveMember as EnclaveMember
     from .session import EnclaveSettings as EnclaveSettings
-    from .session import epsilon_of as epsilon_of
     from .session import open_session as open_session
     from .trusted.enclave import DEFAULT_MEMORY_BYTES as DEFAULT_MEMORY_BYTES
 else:
@@ -43,9 +43,10 @@ else:
             "client": "Judge Judgement SealLedger",
             "judge": "HardwareJudge read_policy",
             "machine.serving": "serve_at",
+            "release_privacy": "epsilon_of",
             "remote_enclave": "RemoteEnclave SimulatedEnclave SimulatedEvidence SimulatedJudge",
             "server": "Server",
-            "session": "EnclaveHelpers EnclaveMember EnclaveSettings epsilon_of open_session",
+            "session": "EnclaveHelpers EnclaveMember EnclaveSettings open_session",
             "trusted.configuration": "Accumulation ReleaseForm",
             "trusted.enclave": "DEFAULT_MEMORY_BYTES",
         },

@@ -65,7 +65,8 @@ if TYPE_CHECKING:
     from secagg.session.client_policy import ClientPolicy, Compared
     from secagg.session.roles import LazyUpdate, Subject
 
-    from .session import EnclaveMember, PrivacyLimit
+    from .release_privacy import PrivacyLimit
+    from .session import EnclaveMember
 
 VECTOR_NONCE_BYTES: Final = 32
 _LOG: Final = logging.getLogger("secagg.protocols.enclave")

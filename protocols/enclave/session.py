@@ -1,8 +1,4 @@
-"""Plan of an epoch, with noise in proportion to what it protects; and its sessions at a host and at a client.
-
-Sensitivities follow from the configuration alone: from its bounds and its codebooks. The enclave draws
-the noise and does not need this; a client does, before it seals.
-"""
+"""Plan of an epoch, and its sessions at a host and at a client."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from fractions import Fraction
 from typing import Final
 
 from secagg.choices import Accumulation, ReleaseForm
-from secagg.contract.codewords import Tables, require_tables
+from secagg.contract.codewords import Tables
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.hpke import sealing_sizes
@@ -23,9 +19,10 @@ from secagg.crypto.secret import Confined, Secret
 from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.identifiers import CLIENT_ID_BYTES, ClientId
 from secagg.parameters import LEAST_COHORT, Suite
-from secagg.privacy.accounting import Adjacency, ReleasePart, epsilon, of_decoded_sum, of_histogram, of_vector
-from secagg.privacy.kinds import NoiseKind, require_delta
+from secagg.privacy.accounting import Adjacency, of_vector
+from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.rounding import room_for_noise, rounded_root
+from secagg.protocols.enclave.release_privacy import PrivacyLimit, squared_sensitivities
 from secagg.session.certificates import IDENTITY_KEY_BYTES, Authority, Certificate, SigningKey
 from secagg.session.client_policy import ClientPolicy, require_policy
 from secagg.session.registry import Clock
@@ -34,7 +31,7 @@ from secagg.session.simulated import AES_BLOCK_BYTES, Costs, Work, mask_cipher_c
 from secagg.wire import HEADER_BYTES
 
 from .attestation import Collateral, Evidence
-from .client import VECTOR_NONCE_BYTES, Client, Invitation, Judge, SealLedger, VerifiedEnclave, stamp_of, weaker
+from .client import VECTOR_NONCE_BYTES, Client, Invitation, Judge, SealLedger, VerifiedEnclave, stamp_of
 from .collateral import encode_collateral
 from .remote_enclave import SimulatedEvidence, read_attested
 from .server import EnclaveConnection, Server
@@ -211,86 +208,6 @@ def _invitation(configuration: EnclaveConfiguration) -> bytes:
     )
     attested = AttestedOffer(offer, SIMULATED.encode(), b"").encode()
     return Invitation(configuration.encode(), attested, b"", 0, bytes(DIGEST_BYTES), True).encode()  # noqa: FBT003 -- is_short
-
-
-# --- The worth of a configuration's noise -----------------------------------------------------------------------------
-
-
-def squared_sensitivities(
-    layout: Layout,
-    form: ReleaseForm,
-    tables: Tables,
-    l2_bounds: tuple[int, ...],
-    adjacency: Adjacency,
-) -> Iterator[int]:
-    """Return, for each released segment, how much one client moves it at most: the L2 norm squared, in integer steps.
-
-    Args:
-        l2_bounds: for each ring segment, the largest norm of a client's own values.
-    """
-    rings = sum(isinstance(segment, RingSegment) for segment in layout.segments)
-    if len(l2_bounds) != rings:
-        raise InvalidParameters(f"{rings} ring segments need as many L2 bounds; got {len(l2_bounds)}")
-    if form is ReleaseForm.DECODED_SUM:
-        require_tables(layout, tables)
-    bounds, counted = iter(l2_bounds), iter(tables)
-    for segment in layout.segments:
-        match segment, form:
-            case RingSegment(), _:
-                yield of_vector(next(bounds), adjacency)
-            case IndexSegment(), ReleaseForm.HISTOGRAM:
-                yield of_histogram(segment.blocks, adjacency)
-            case IndexSegment(), ReleaseForm.DECODED_SUM:
-                for table in next(counted):
-                    yield of_decoded_sum([(table.blocks, table.entries)], adjacency)
-
-
-def epsilon_of(
-    configuration: EnclaveConfiguration,
-    delta: float,
-    adjacency: Adjacency = Adjacency.REPLACE,
-    *,
-    releases: int | None = None,
-) -> float:
-    """Return the epsilon of all releases that one client may be in under this configuration.
-
-    Args:
-        releases: how many, where that is not what one epoch allows: a client's own limit, over all epochs.
-    Raises:
-        InvalidParameters: it adds no noise, or the extra ``dp`` is not installed.
-    """
-    noise = configuration.noise
-    if noise is None:
-        raise InvalidParameters("a configuration without noise has no epsilon; a sum can tell everything of a client")
-    what = (configuration.layout, configuration.form, configuration.tables)
-    sensitivities = squared_sensitivities(*what, noise.l2_bounds, adjacency)
-    parts = [
-        ReleasePart(l2_squared=squared, l1=None, variance=variance)
-        for squared, variance in zip(sensitivities, noise.variances, strict=True)
-    ]
-    return epsilon(noise.kind, parts, releases or noise.releases_per_client, delta)
-
-
-@dataclass(frozen=True, slots=True)
-class PrivacyLimit:
-    """The differential privacy that a client asks for over all uploads of a task; its ledger then needs a limit."""
-
-    epsilon: float
-    delta: float
-    adjacency: Adjacency = Adjacency.REPLACE
-
-    def __post_init__(self) -> None:
-        # Written so that NaN is refused too.
-        if type(self.epsilon) not in (float, int) or not self.epsilon > 0:
-            raise InvalidParameters(f"epsilon is a number above 0; got {self.epsilon!r}")
-        require_delta(self.delta)
-
-    def require(self, configuration: EnclaveConfiguration, releases: int | None) -> None:
-        """Refuse a configuration without noise, or with too little."""
-        if configuration.noise is None:
-            raise weaker("it adds no noise")
-        if not epsilon_of(configuration, self.delta, self.adjacency, releases=releases) <= self.epsilon:
-            raise weaker(f"its noise does not keep epsilon to {self.epsilon}")
 
 
 # --- The host ---------------------------------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Reason
 from secagg.platforms.client_node import ClientNode
 from secagg.platforms.client_round import Node, NodeRound
-from secagg.platforms.round_task import Rounds, RoundTask, Terms
+from secagg.platforms.round_task import Rounds, RoundTask
 from secagg.platforms.settings import SecAggSettings
+from secagg.platforms.terms import Terms
 from secagg.privacy.client_noise import USUAL_DELTA
 from secagg.session.identities import ClientIdentity
 from secagg.session.ledger import Spent, SpentUpdates

@@ -21,8 +21,9 @@ from secagg.errors import Misuse
 from secagg.flower.strategies import write_where_flower_does
 from secagg.identifiers import ClientId
 from secagg.platforms.client_round import Node, NodeRound, begun_app
-from secagg.platforms.round_task import Rounds, Terms
+from secagg.platforms.round_task import Rounds
 from secagg.platforms.settings import PREFIX, SecAggSettings
+from secagg.platforms.terms import Terms
 from secagg.session.roles import LazyUpdate
 from secagg.session.sealed_state import StateDirectory
 

@@ -31,8 +31,8 @@ from secagg.platforms import LOG, Left, code_of, code_said, log_leaving
 from secagg.platforms.client_node import REQUIRED, ClientNode
 from secagg.platforms.client_round import Node, NodeRound, Trained, Training, begun_app
 from secagg.platforms.held_models import followed, is_told, parted, restored, stored
-from secagg.platforms.round_task import RECORD, Record, Terms, message_in
 from secagg.platforms.settings import PREFIX
+from secagg.platforms.terms import RECORD, Record, Terms, message_in
 from secagg.session.roles import ClientSession, LazyUpdate
 from secagg.session.sealed_state import OpenState, StateDirectory
 

@@ -34,9 +34,10 @@ from secagg.flower.strategies import (
 from secagg.identifiers import ClientId
 from secagg.platforms import Left, StageCount, stages_said
 from secagg.platforms.failed_rounds import FAILURES, SKIPPED, FailedRounds
-from secagg.platforms.round_task import Means, Record, Rounds, RoundTask
+from secagg.platforms.round_task import Means, Rounds, RoundTask
 from secagg.platforms.server_round import FOR_EVER, Answer, Reply, ServerRound, not_eligible
 from secagg.platforms.settings import SecAggSettings
+from secagg.platforms.terms import Record
 
 from .client import LEFT_RECORD, LEGACY_ARRAYS, arrays_of, code_in, emptied, record_in, with_record
 from .strategy_results import StrategyResults

@@ -30,8 +30,9 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.platforms import LOG
 from secagg.platforms.client_round import NodeRound
-from secagg.platforms.round_task import Rounds, Terms
+from secagg.platforms.round_task import Rounds
 from secagg.platforms.settings import SecAggSettings
+from secagg.platforms.terms import Terms
 from secagg.session.durable import PUBLIC, replace
 from secagg.session.roles import LazyUpdate
 

@@ -39,8 +39,8 @@ from secagg.platforms import Left, code_of, code_said, log_leaving
 from secagg.platforms.client_node import PARTITION
 from secagg.platforms.client_round import Node, NodeRound, Trained, Training, begun_app
 from secagg.platforms.held_models import followed, is_told, parted
-from secagg.platforms.round_task import RECORD, Record, Terms, message_in
 from secagg.platforms.settings import PREFIX
+from secagg.platforms.terms import RECORD, Record, Terms, message_in
 from secagg.session.roles import ClientSession, LazyUpdate, Subject, Update
 from secagg.session.sealed_state import StateDirectory
 

@@ -35,9 +35,10 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import Misuse
 from secagg.platforms import Left, StageCount, stages_said
 from secagg.platforms.failed_rounds import FAILURES, SKIPPED, FailedRounds
-from secagg.platforms.round_task import RECORD, Means, Record, Rounds, RoundTask
+from secagg.platforms.round_task import Means, Rounds, RoundTask
 from secagg.platforms.server_round import FOR_EVER, Answer, Reply, ServerRound
 from secagg.platforms.settings import SecAggSettings
+from secagg.platforms.terms import RECORD, Record
 
 from .client import (
     CONTROL,

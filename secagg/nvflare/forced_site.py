@@ -26,7 +26,7 @@ from nvflare.private.fed.client.shell_cmd import ShellCommandProcessor
 from nvflare.widgets.widget import Widget, WidgetID
 
 from secagg.errors import InvalidParameters, Misuse, Reason
-from secagg.platforms.round_task import RECORD
+from secagg.platforms.terms import RECORD
 
 from .client import SITE, STAGE_TASK, SecAggClient, SecAggFilter, filtered, left, stage_answered
 

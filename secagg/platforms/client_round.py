@@ -45,8 +45,8 @@ from secagg.session.sealed_state import StateDirectory
 from . import LOG
 from .client_node import ClientNode
 from .plugs import NodeSide, plug_of
-from .round_task import Record, Terms, record_of
 from .schemes import COARSE, FINER, norms_in_steps
+from .terms import Record, Terms, record_of
 
 # --- A trained update -------------------------------------------------------------------------------------------------
 

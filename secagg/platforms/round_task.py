@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -40,157 +38,20 @@ from secagg.compression.model_update.weighting import LIGHTEST, Counted, is_weig
 from secagg.compression.peak import LEAST_ALIKE
 from secagg.contract import Aggregate
 from secagg.crypto.entropy import Coins, SystemCoins
-from secagg.crypto.labels import Label, bind
-from secagg.errors import MalformedMessage, Misuse, Reason, ThresholdNotMet
-from secagg.identifiers import CLIENT_ID_BYTES, ClientId
+from secagg.crypto.labels import Label
+from secagg.errors import Misuse, ThresholdNotMet
+from secagg.identifiers import ClientId
 from secagg.platforms import LOG
 from secagg.platforms.held_models import HeldModels, parted
 from secagg.platforms.plugs import ServerSide, plug_of
 from secagg.platforms.schemes import COARSE, FINER, SchemeChoice, noise_settings, norms_in_steps
 from secagg.platforms.settings import AUTO, SUMS, SecAggSettings
+from secagg.platforms.terms import Terms
 from secagg.privacy.client_noise import ClientNoise, noise_in
 from secagg.privacy.guessing import said_guessable
 from secagg.session.identities import Roster, load_roster
 from secagg.session.registry import find
-from secagg.session.roles import ServerSession, Subject
-
-# --- Terms ------------------------------------------------------------------------------------------------------------
-
-RECORD: Final = "secagg"
-"""The name under which both ends of a platform keep the protocol's own record."""
-Record = dict[str, str | bytes]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """Terms of a session; the digest is bound to the protocol's invitation."""
-
-    protocol: str
-    is_certified: bool
-    """Whether clients are known by their keys, and not as nodes."""
-    weighted_by: str
-    full: int
-    """Number of examples that count fully; 1 where clients weigh the same."""
-    max_norm: float
-    """Longest change that an enclave leaves as it is; 0 for any."""
-    max_norm_unenforced: float
-    """Longest change that an honest client leaves as it is; 0 for any."""
-    metrics: tuple[str, ...]
-    joined: tuple[str, ...]
-    """The tensors that travel as one vector, in their order."""
-    lengths: tuple[float, ...]
-    """Lengths of the joined tensors, known from the round before; clients report theirs relative to these."""
-    round_number: int
-    task: str
-    parameters: bytes = field(repr=False)
-    """The public parameters of every tensor's scheme, whose digest is the version of the layout."""
-
-    @property
-    def small(self) -> str:
-        return json.dumps({name: value for name, value in asdict(self).items() if name != "parameters"})
-
-    def subject(self, update: ModelUpdate, model_digest: bytes | None) -> Subject:
-        return Subject(
-            task=self.task.encode(),
-            round_number=self.round_number,
-            layout=update.layout,
-            capacity=update.capacity,
-            tables=update.tables,
-            terms=self.digest,
-            model_digest=model_digest,
-        )
-
-    @property
-    def record(self) -> Record:
-        return {"terms": self.small, "parameters": self.parameters}
-
-    @property
-    def digest(self) -> bytes:
-        """Digest of all but the parameters."""
-        return hashlib.sha256(bind(Label.PLATFORM_TERMS, self.small.encode())).digest()
-
-    @classmethod
-    def parsed(cls, record: object) -> Terms | None:
-        """Read the terms in a record of another party, if there are any: they come with the first message."""
-        if not (small := _field(record, "terms")):
-            return None
-        try:
-            given, parameters = cast("dict[str, object]", json.loads(str(small))), _field(record, "parameters")
-            for name in ("metrics", "joined", "lengths"):
-                given[name] = tuple(cast("list[object]", given[name]))
-            terms = cls(**given, parameters=parameters)  # type: ignore[arg-type]
-            terms.task.encode()
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            raise malformed("terms") from None
-        kinds = {
-            "str": str,
-            "int": int,
-            "float": float,
-            "bool": bool,
-            "bytes": bytes,
-            "tuple[str, ...]": tuple,
-            "tuple[float, ...]": tuple,
-        }
-        if any(type(getattr(terms, item.name)) is not kinds[str(item.type)] for item in fields(cls)):
-            raise malformed("terms")
-        if any(type(name) is not str for name in (*terms.metrics, *terms.joined)) or terms.round_number < 0:
-            raise malformed("terms")
-        if any(type(length) is not float for length in terms.lengths):
-            raise malformed("terms")
-        return terms
-
-
-def record_of(
-    message: bytes, client: ClientId | None = None, terms: Terms | None = None, signature: bytes = b""
-) -> Record:
-    """Return the record of one message of the protocol; an answer names its client, which signs it if it has a key."""
-    record: Record = {"message": message}
-    if client is not None:
-        record |= {"client": client.encode(), "signature": signature}
-    if terms is not None:
-        record |= terms.record
-    return record
-
-
-def message_in(record: object) -> bytes:
-    """Return the protocol's message."""
-    found = _field(record, "message")
-    if not isinstance(found, bytes) or not found:
-        raise malformed("message")
-    return found
-
-
-def client_in(record: object) -> ClientId:
-    """Return which client an answer says it is of."""
-    named = _field(record, "client")
-    if not isinstance(named, bytes) or len(named) != CLIENT_ID_BYTES:
-        raise malformed("client")
-    return ClientId(int.from_bytes(named, "big"))
-
-
-def signature_in(record: object) -> bytes:
-    """Return the signature of who an answer says it is of; nothing where there is none."""
-    found = _field(record, "signature")
-    return found if isinstance(found, bytes) else b""
-
-
-def record_bytes(record: object) -> int:
-    """Return how many bytes of the protocol a record carries."""
-    fields = cast("Mapping[str, object]", record).values() if isinstance(record, Mapping) else ()
-    return sum(len(value) for value in fields if isinstance(value, bytes | str))
-
-
-def _field(record: object, name: str) -> object:
-    return cast("Mapping[str, object]", record).get(name) if isinstance(record, Mapping) else None
-
-
-def malformed(name: str) -> MalformedMessage:
-    """Describe the fault of a record that lacks something."""
-    return MalformedMessage(
-        f"the {RECORD} record lacks {name!r}, or it is of another type; use one version of secagg at both ends",
-        reason=Reason.NOT_CANONICAL,
-    )
-
+from secagg.session.roles import ServerSession
 
 # --- The task of a round ----------------------------------------------------------------------------------------------
 

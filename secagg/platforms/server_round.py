@@ -23,7 +23,8 @@ from secagg.session.roles import ServerSession, Stage
 from secagg.session.run import Limits, Patience
 
 from . import LOG, Left, StageCount
-from .round_task import Record, RoundTask, client_in, malformed, message_in, record_bytes, record_of, signature_in
+from .round_task import RoundTask
+from .terms import Record, client_in, malformed, message_in, record_bytes, record_of, signature_in
 
 Node = TypeVar("Node", bound=Hashable)
 _LEAST_PATIENCE: Final = 5.0

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypedDict, TypeVar, Unpac
 import numpy as np
 import numpy.typing as npt
 
-from secagg.compression.common import require_sum
 from secagg.compression.model_update import ModelUpdate, TensorScheme
 from secagg.compression.model_update.weighting import (
     COUNTS,
@@ -28,10 +27,8 @@ from secagg.compression.model_update.weighting import (
     weighted,
 )
 from secagg.compression.scalar_quantization import LEAST_BITS, MAXIMUM_BITS, Rounding, ScalarQuantization
-from secagg.contract import Aggregate, Layout, Payload, RingSegment
-from secagg.contract.layout import RowSegment, Segment
+from secagg.contract import Aggregate, Payload
 from secagg.crypto.entropy import Coins
-from secagg.crypto.ring import RingVector
 from secagg.errors import InvalidParameters, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.options import declared, suggestion
@@ -46,7 +43,7 @@ from secagg.session.registry import (
 )
 from secagg.session.roles import LazyUpdate, Released, ServerSession, Subject, Update
 
-from .trees import Shapes, Tree, Vector, digest_of, matches
+from .trees import Shapes, Tree, Vector, digest_of
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -59,6 +56,7 @@ if TYPE_CHECKING:
     from secagg.protocols.enclave import Accumulation, ReleaseForm
     from secagg.protocols.one_message import Bounds
     from secagg.protocols.pairwise_mask import Topology
+from secagg.quick.rows import Rows, require_floor
 
 MOST_NORM_STEPS: Final = (1 << 40) - 1
 USUAL_BITS: Final = 16
@@ -116,79 +114,6 @@ class CohortSettings(Settings, total=False):
     corrupted: int | None
     max_norm: float | None
     max_norm_unenforced: float | None
-
-
-# --- Rows that are withheld where few clients touched them ------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Which tensors have rows, and what a client sends of them; a row is an index of the first axis."""
-
-    paths: tuple[str, ...]
-    layout: Layout
-    """A ring segment for each tensor, and where it has rows a row segment after it."""
-    whole: Layout
-    """The codec's layout: all values in one ring segment."""
-
-    @classmethod
-    def of(cls, shapes: Shapes, whole: Layout, patterns: tuple[str, ...], least: int) -> Rows:
-        """Return the rows of the tensors that match a pattern; without one, of those of two or more dimensions."""
-        if unused := [one for one in patterns if not any(matches(path, (one,)) for path in shapes.paths)]:
-            raise InvalidParameters(f"rows names {unused[0]!r}, and no tensor that is summed has such a path")
-        bits, paths, segments = whole.segments[0].ring.modulus_bits, list[str](), list[Segment]()
-        for path, shape in zip(shapes.paths, shapes.shapes, strict=True):
-            if not (size := math.prod(shape)):
-                continue
-            segments.append(RingSegment(bits, size))
-            if matches(path, patterns) if patterns else len(shape) > 1:
-                paths.append(path)
-                segments.append(RowSegment((*shape, 1)[0], least=least))
-        if not paths:
-            raise InvalidParameters("no tensor has two dimensions; name with rows= those whose values count as rows")
-        return cls(tuple(paths), Layout(tuple(segments), whole.version), whole)
-
-    def split(self, payload: Payload) -> Payload:
-        """Return the codec's payload in this layout, with a bit for each row that is not all zeros."""
-        ends = np.cumsum([each.length for each in self.layout.segments if isinstance(each, RingSegment)])[:-1]
-        rings, pieces = iter(np.split(payload.values[0], ends)), list[RingVector]()
-        for segment in self.layout.segments:
-            if isinstance(segment, RowSegment):
-                rows: Any = pieces[-1].reshape(segment.blocks, -1)
-                pieces.append(rows.any(axis=1).astype(segment.ring.word))
-            else:
-                pieces.append(next(rings))
-        return Payload(self.layout, tuple(pieces))
-
-    def joined(self, aggregate: Aggregate) -> Aggregate:
-        """Return a release in the codec's layout; rows that were withheld are zeros."""
-        values = np.concatenate(self._released(aggregate, RingSegment))
-        return Aggregate(self.whole, (values,), aggregate.contributors)
-
-    def released(self, aggregate: Aggregate) -> dict[str, npt.NDArray[np.bool_]]:
-        marks = self._released(aggregate, RowSegment)
-        return {path: mark.astype(np.bool_) for path, mark in zip(self.paths, marks, strict=True)}
-
-    def _released(self, aggregate: Aggregate, kind: type[Segment]) -> list[npt.NDArray[Any]]:
-        segments = self.layout.segments
-        rings = tuple(RingSegment(1, each.blocks) if isinstance(each, RowSegment) else each for each in segments)
-        require_sum(aggregate, Layout(rings, self.layout.version))
-        return [value for each, value in zip(segments, aggregate.values, strict=True) if isinstance(each, kind)]
-
-
-def require_floor(least: int, entry: ProtocolEntry, clients: int, corrupted: int) -> None:
-    """Refuse a floor on the clients of a row that a protocol cannot keep, or that does not hide one of them."""
-    require_integer("at_least", least, LEAST_COHORT, clients)
-    if RowSegment not in entry.segments:
-        raise InvalidParameters(
-            f"{entry.name} opens the whole sum to its server, rows that one client alone touched included: take "
-            "protocol='enclave', which withholds them, or leave out at_least and hide each client by noise"
-        )
-    if least - corrupted < LEAST_COHORT:
-        raise InvalidParameters(
-            f"{corrupted} of the {least} clients of a row may work with the server, which then sees what the other one "
-            f"sent: take at_least={LEAST_COHORT + corrupted}, or corrupted={least - LEAST_COHORT} if you trust them"
-        )
 
 
 # --- Sessions ---------------------------------------------------------------------------------------------------------

@@ -22,8 +22,9 @@ from secagg.errors import Misuse, PeerMisbehaved, Reason, SecAggError, Threshold
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.enclave.client import Invitation, stamp_of
+from secagg.protocols.enclave.release_privacy import PrivacyLimit
 from secagg.protocols.enclave.remote_enclave import SimulatedEnclave
-from secagg.protocols.enclave.session import EnclaveSettings, PrivacyLimit
+from secagg.protocols.enclave.session import EnclaveSettings
 from secagg.protocols.enclave.simulation import EnclaveSimulation
 from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.buffer import BufferState

@@ -21,7 +21,8 @@ from secagg.errors import UNDECIDED, AuthenticationFailed, MalformedMessage, Pee
 from secagg.identifiers import AttemptContext, ClientId, Party, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.enclave.client import Upload, seal_indices, vector_digest
-from secagg.protocols.enclave.session import EnclaveSettings, PrivacyLimit
+from secagg.protocols.enclave.release_privacy import PrivacyLimit
+from secagg.protocols.enclave.session import EnclaveSettings
 from secagg.protocols.enclave.simulation import EnclaveSimulation
 from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.buffer import ReleaseRules

@@ -19,8 +19,9 @@ from secagg.errors import InvalidParameters, Misuse, SecAggError, ThresholdNotMe
 from secagg.identifiers import ClientId
 from secagg.platforms import round_task, server_round
 from secagg.platforms.client_node import DIRECTORY_VARIABLE
-from secagg.platforms.round_task import RoundTask, message_in, record_of
+from secagg.platforms.round_task import RoundTask
 from secagg.platforms.settings import SecAggSettings
+from secagg.platforms.terms import message_in, record_of
 from secagg.session import registry
 from secagg.session.identities import make_identities
 from tests.harness.plain_sum import ENTRY

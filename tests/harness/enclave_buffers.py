@@ -30,9 +30,10 @@ from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave.client import Client, SealLedger, Upload, VerifiedEnclave, seal_indices, vector_digest
+from secagg.protocols.enclave.release_privacy import PrivacyLimit
 from secagg.protocols.enclave.remote_enclave import SimulatedEnclave, SimulatedJudge
 from secagg.protocols.enclave.server import EnclaveConnection, Server
-from secagg.protocols.enclave.session import EnclaveMember, EnclaveSettings, PrivacyLimit
+from secagg.protocols.enclave.session import EnclaveMember, EnclaveSettings
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Start
 from secagg.protocols.enclave.trusted.messages import (
     AttestedOffer,

@@ -36,8 +36,9 @@ from secagg.nvflare.client import (
 )
 from secagg.platforms import Left
 from secagg.platforms.client_round import Training
-from secagg.platforms.round_task import RECORD, Rounds
+from secagg.platforms.round_task import Rounds
 from secagg.platforms.settings import SecAggSettings
+from secagg.platforms.terms import RECORD
 from tests.harness.platform_keys import PROTOCOLS, named
 from tests.harness.tutorial import tutorial_scheme
 from tests.nvflare.sites import MODEL, SITES, Federation, Site, adding, plain_mean

@@ -37,8 +37,8 @@ from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
 from secagg.nvflare.client import SITE, SITE_FILE, STAGE_TASK, SecAggClient, SecAggFilter
 from secagg.nvflare.forced_site import SiteGate
 from secagg.nvflare.site_files import CLASSES
-from secagg.platforms.round_task import RECORD
 from secagg.platforms.settings import SecAggSettings
+from secagg.platforms.terms import RECORD
 from tests.nvflare.sites import MODEL, SITES, Federation, Site, adding, plain_mean
 
 pytestmark = pytest.mark.nvflare

@@ -16,8 +16,9 @@ from secagg.contract import IndexSegment, ideal_aggregate
 from secagg.errors import MalformedMessage
 from secagg.platforms import LOG
 from secagg.platforms.client_round import Trained, Training
-from secagg.platforms.round_task import Means, Rounds, RoundTask, Terms
+from secagg.platforms.round_task import Means, Rounds, RoundTask
 from secagg.platforms.settings import SecAggSettings
+from secagg.platforms.terms import Terms
 from secagg.session.ledger import SpentUpdates
 
 CLIENTS = 40

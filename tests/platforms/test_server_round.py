@@ -15,8 +15,9 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.platforms import Left, StageCount, code_of, code_said, log_leaving, needing
-from secagg.platforms.round_task import Record, RoundTask
+from secagg.platforms.round_task import RoundTask
 from secagg.platforms.server_round import Answer, Reply, ServerRound
+from secagg.platforms.terms import Record
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
 from secagg.session.identities import Roster
 from secagg.session.roles import Participation, ServerSession, Stage

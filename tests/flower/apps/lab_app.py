@@ -20,7 +20,7 @@ from lab_truth import SHAPES, change, counted, examples, loss
 from secagg.crypto.labels import Label
 from secagg.flower import SecAggMod
 from secagg.flower.client import LARGE_RECORD, STATE_RECORD, record_in, with_record
-from secagg.platforms.round_task import RECORD, Terms, client_in, message_in, record_of
+from secagg.platforms.terms import RECORD, Terms, client_in, message_in, record_of
 from secagg.session.identities import client_file, load_identity
 from secagg.wire import message_kind
 

@@ -17,8 +17,8 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import SecAggError
 from secagg.flower import SecAggGrid, SecAggSettings
 from secagg.identifiers import ClientId
-from secagg.platforms.round_task import RECORD
 from secagg.platforms.schemes import SchemeChoice
+from secagg.platforms.terms import RECORD
 from secagg.session.identities import make_identities
 
 LIED_TO = 2

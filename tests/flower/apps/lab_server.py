@@ -39,7 +39,7 @@ from secagg.errors import SecAggError
 from secagg.flower import SecAggGrid, SecAggSettings, ask
 from secagg.flower.client import record_in, with_record
 from secagg.identifiers import ClientId
-from secagg.platforms.round_task import RECORD, message_in, record_of
+from secagg.platforms.terms import RECORD, message_in, record_of
 from secagg.protocols.pairwise_mask import SessionConfiguration, plan_session
 from secagg.protocols.pairwise_mask import plan as pairwise_plan
 from secagg.protocols.pairwise_mask.configuration import ClientSet

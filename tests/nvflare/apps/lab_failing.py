@@ -26,7 +26,7 @@ from nvflare.recipe.fedavg import FedAvgRecipe
 
 from secagg.nvflare import secure
 from secagg.nvflare.client import STAGE_TASK
-from secagg.platforms.round_task import RECORD
+from secagg.platforms.terms import RECORD
 
 SITES = 4
 NEVER = 99

@@ -28,9 +28,9 @@ from secagg.parameters import Suite
 from secagg.privacy.accounting import Adjacency
 from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave import client as client_module
-from secagg.protocols.enclave import session as session_module
+from secagg.protocols.enclave import release_privacy
 from secagg.protocols.enclave.client import Client, SealLedger, require_accepted
-from secagg.protocols.enclave.session import PrivacyLimit, epsilon_of
+from secagg.protocols.enclave.release_privacy import PrivacyLimit, epsilon_of
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise
 from secagg.protocols.enclave.trusted.messages import ModelStamp
 from secagg.session.ledger import Spent, SpentUpdates
@@ -239,7 +239,7 @@ def test_what_takes_long_is_not_computed_for_an_enclave_that_is_refused_anyway(
         computed.append(args)
         return epsilon_of(*args, **named)
 
-    monkeypatch.setattr(session_module, "epsilon_of", counted)
+    monkeypatch.setattr(release_privacy, "epsilon_of", counted)
     judged(privacy, session.configuration, session)
     assert len(computed) == 1, "it is computed where everything else has passed"
     with pytest.raises(InvalidParameters) as caught:

@@ -13,7 +13,8 @@ from secagg.contract import Layout, RingSegment
 from secagg.errors import CapacityExceeded, InvalidParameters, Reason
 from secagg.parameters import Suite
 from secagg.privacy.accounting import Adjacency
-from secagg.protocols.enclave.session import DEFAULT_LIFETIME, EnclaveSettings, squared_sensitivities
+from secagg.protocols.enclave.release_privacy import squared_sensitivities
+from secagg.protocols.enclave.session import DEFAULT_LIFETIME, EnclaveSettings
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
 from secagg.session.certificates import Authority
 from secagg.session.roles import Subject

@@ -17,7 +17,7 @@ from secagg.errors import InvalidParameters
 from secagg.privacy.accounting import Adjacency
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.noise import sample
-from secagg.protocols.enclave.session import epsilon_of, squared_sensitivities
+from secagg.protocols.enclave.release_privacy import epsilon_of, squared_sensitivities
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession
 
 LAYOUT = Layout((RingSegment(32, 400), IndexSegment(8, 40), RingSegment(24, 30)))

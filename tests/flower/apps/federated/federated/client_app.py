@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 
 from secagg.analytics import Site
 from secagg.flower import SecAggMod, SiteStatistics
-from secagg.platforms.round_task import RECORD
+from secagg.platforms.terms import RECORD
 from tests.harness.town_of_sites import declared, functions, people
 
 

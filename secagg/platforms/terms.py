@@ -1,0 +1,150 @@
+"""Terms of a round, and the records in which they and messages of a session travel."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Final, cast
+
+from secagg.compression.model_update import ModelUpdate
+from secagg.crypto.labels import Label, bind
+from secagg.errors import MalformedMessage, Reason
+from secagg.identifiers import CLIENT_ID_BYTES, ClientId
+from secagg.session.roles import Subject
+
+RECORD: Final = "secagg"
+"""The name under which both ends of a platform keep the protocol's own record."""
+Record = dict[str, str | bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Terms of a session; the digest is bound to the protocol's invitation."""
+
+    protocol: str
+    is_certified: bool
+    """Whether clients are known by their keys, and not as nodes."""
+    weighted_by: str
+    full: int
+    """Number of examples that count fully; 1 where clients weigh the same."""
+    max_norm: float
+    """Longest change that an enclave leaves as it is; 0 for any."""
+    max_norm_unenforced: float
+    """Longest change that an honest client leaves as it is; 0 for any."""
+    metrics: tuple[str, ...]
+    joined: tuple[str, ...]
+    """The tensors that travel as one vector, in their order."""
+    lengths: tuple[float, ...]
+    """Lengths of the joined tensors, known from the round before; clients report theirs relative to these."""
+    round_number: int
+    task: str
+    parameters: bytes = field(repr=False)
+    """The public parameters of every tensor's scheme, whose digest is the version of the layout."""
+
+    @property
+    def small(self) -> str:
+        return json.dumps({name: value for name, value in asdict(self).items() if name != "parameters"})
+
+    def subject(self, update: ModelUpdate, model_digest: bytes | None) -> Subject:
+        return Subject(
+            task=self.task.encode(),
+            round_number=self.round_number,
+            layout=update.layout,
+            capacity=update.capacity,
+            tables=update.tables,
+            terms=self.digest,
+            model_digest=model_digest,
+        )
+
+    @property
+    def record(self) -> Record:
+        return {"terms": self.small, "parameters": self.parameters}
+
+    @property
+    def digest(self) -> bytes:
+        """Digest of all but the parameters."""
+        return hashlib.sha256(bind(Label.PLATFORM_TERMS, self.small.encode())).digest()
+
+    @classmethod
+    def parsed(cls, record: object) -> Terms | None:
+        """Read the terms in a record of another party, if there are any: they come with the first message."""
+        if not (small := _field(record, "terms")):
+            return None
+        try:
+            given, parameters = cast("dict[str, object]", json.loads(str(small))), _field(record, "parameters")
+            for name in ("metrics", "joined", "lengths"):
+                given[name] = tuple(cast("list[object]", given[name]))
+            terms = cls(**given, parameters=parameters)  # type: ignore[arg-type]
+            terms.task.encode()
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise malformed("terms") from None
+        kinds = {
+            "str": str,
+            "int": int,
+            "float": float,
+            "bool": bool,
+            "bytes": bytes,
+            "tuple[str, ...]": tuple,
+            "tuple[float, ...]": tuple,
+        }
+        if any(type(getattr(terms, item.name)) is not kinds[str(item.type)] for item in fields(cls)):
+            raise malformed("terms")
+        if any(type(name) is not str for name in (*terms.metrics, *terms.joined)) or terms.round_number < 0:
+            raise malformed("terms")
+        if any(type(length) is not float for length in terms.lengths):
+            raise malformed("terms")
+        return terms
+
+
+def record_of(
+    message: bytes, client: ClientId | None = None, terms: Terms | None = None, signature: bytes = b""
+) -> Record:
+    """Return the record of one message of the protocol; an answer names its client, which signs it if it has a key."""
+    record: Record = {"message": message}
+    if client is not None:
+        record |= {"client": client.encode(), "signature": signature}
+    if terms is not None:
+        record |= terms.record
+    return record
+
+
+def message_in(record: object) -> bytes:
+    """Return the protocol's message."""
+    found = _field(record, "message")
+    if not isinstance(found, bytes) or not found:
+        raise malformed("message")
+    return found
+
+
+def client_in(record: object) -> ClientId:
+    """Return which client an answer says it is of."""
+    named = _field(record, "client")
+    if not isinstance(named, bytes) or len(named) != CLIENT_ID_BYTES:
+        raise malformed("client")
+    return ClientId(int.from_bytes(named, "big"))
+
+
+def signature_in(record: object) -> bytes:
+    """Return the signature of who an answer says it is of; nothing where there is none."""
+    found = _field(record, "signature")
+    return found if isinstance(found, bytes) else b""
+
+
+def record_bytes(record: object) -> int:
+    """Return how many bytes of the protocol a record carries."""
+    fields = cast("Mapping[str, object]", record).values() if isinstance(record, Mapping) else ()
+    return sum(len(value) for value in fields if isinstance(value, bytes | str))
+
+
+def _field(record: object, name: str) -> object:
+    return cast("Mapping[str, object]", record).get(name) if isinstance(record, Mapping) else None
+
+
+def malformed(name: str) -> MalformedMessage:
+    """Describe the fault of a record that lacks something."""
+    return MalformedMessage(
+        f"the {RECORD} record lacks {name!r}, or it is of another type; use one version of secagg at both ends",
+        reason=Reason.NOT_CANONICAL,
+    )
