@@ -59,6 +59,7 @@ FACE_NAMES = (
 )
 """What the face names for type checkers, and loads when it is asked for."""
 TOP_ROOMS = (
+    "adapters",
     "planning",
     "simulation",
     "quick",

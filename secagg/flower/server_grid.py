@@ -138,6 +138,12 @@ def next_round(run: int) -> int:
     return number
 
 
+def turn_in(message: Message) -> int:
+    """Return a strategy's number of its round, from 0 on, as clients find it in the message: ``server-round`` - 1."""
+    found = [record.get("server-round") for record in message.content.config_records.values()]
+    return next((number - 1 for number in found if type(number) is int and number > 0), 0)
+
+
 class SecAggGrid(Grid):
     """A grid whose training rounds reveal sums alone."""
 
@@ -230,6 +236,7 @@ class SecAggGrid(Grid):
                 number=next_round(run),
                 weighted_by=weighted_by,
                 is_evaluation=is_evaluation,
+                turn=turn_in(messages[0]),
             )
             if task.held is not None or model is not sent:
                 record = emptied(model, task.terms.joined if task.held else ())

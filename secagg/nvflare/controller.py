@@ -253,6 +253,7 @@ class SecureRounds:
             number=self._number,
             weighted_by=MetaKey.NUM_STEPS_CURRENT_ROUND,
             is_evaluation=task_name == EVALUATION,
+            turn=int(controller.fl_ctx.get_prop(AppConstants.CURRENT_ROUND) or 0),
         )
         session = SiteRound(
             task,

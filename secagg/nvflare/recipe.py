@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.metadata import version
 from math import inf
 from typing import Any, Final
@@ -15,9 +16,10 @@ from nvflare.fuel.utils.class_utils import get_component_init_parameters
 from nvflare.job_config.api import ClientApp
 from nvflare.recipe.spec import Recipe
 
+from secagg.adapters import AdapterPlan
 from secagg.errors import InvalidParameters, Reason
 from secagg.platforms import LOG
-from secagg.platforms.settings import SUMS, SecAggSettings
+from secagg.platforms.settings import LEAST_CLIENTS, SUMS, SecAggSettings
 
 from .client import COMPONENT, STAGE_TASK, SecAggClient, SecAggExecutor, SecAggFilter
 from .controller import EVALUATION, TRAIN, SecureFedAvg, SecureRounds, SecureScaffold, SecureScatterAndGather
@@ -50,6 +52,9 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
     training_timeout: float = 0.0,
     training_patience: float | None = None,
     poll: float = 0.5,
+    adapter: AdapterPlan | None = None,
+    rates: Iterable[float] = (),
+    bits: int | None = None,
     **settings: Any,  # noqa: ANN401 -- of the settings' own types
 ) -> None:
     """Make a recipe secure: its server learns sums, and never what one site trained.
@@ -66,11 +71,21 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
         training_timeout: seconds for the stage that trains; 0 waits for every site that is alive.
         training_patience: once enough sites have trained, the others get so many times as long; None waits.
         poll: how often a site asks for its next task, in seconds; every stage waits for that.
+        adapter: plan of a LoRA adapter, whose settings those below replace.
+        rates: learning rates of all steps of a site in one round, needed with an adapter.
+        bits: bits of a value's code, as ``AdapterPlan.settings`` has them.
         settings: of ``SecAggSettings``, such as ``protocol="one-message"`` or ``clip=1.0``.
     Raises:
         InvalidParameters: a setting is wrong, or the recipe does what no sum can.
     """
-    checked = SecAggSettings(**settings)
+    if adapter is None and (rates or bits):
+        raise InvalidParameters("rates and bits only apply to an adapter; set adapter = AdapterPlan.of(model)")
+    steps = [*rates]
+
+    def fitted(clients: int) -> dict[str, Any]:
+        return settings if adapter is None else adapter.settings(steps, clients=clients, bits=bits, **settings)
+
+    checked = SecAggSettings(**fitted(LEAST_CLIENTS))
     SecAggClient(floors, scheme)
     for name, value, is_valid in (
         ("poll", poll, 0 < poll < inf),
@@ -102,7 +117,7 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
     kept = {name: _attribute(plain, name) for name in names if hasattr(plain, name) or hasattr(plain, f"_{name}")}
     secured: Any = _SECURE[type(plain)](
         **{**kept, least: count},
-        secagg=settings,
+        secagg=fitted(count),
         training_timeout=training_timeout,
         training_patience=training_patience,
     )

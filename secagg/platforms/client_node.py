@@ -13,6 +13,7 @@ it, and its ledger ends with the memory of the machine.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Mapping
@@ -120,6 +121,7 @@ class ClientNode:
     data_name: Annotated[str, Named("name of this client's data, to which uploads and budgets are charged")] = ""
     """Under any key and any authority; empty for the client's number. Clients that train on the same data have the same
     name."""
+    adapter: Annotated[str, Named("fingerprint of the adapter that this client trains; empty: any")] = ""
     attempts: Annotated[int, maximum(1 << 32, "maximum number of uploads for one model, in all runs")] = ATTEMPTS
     allow_repeats: Annotated[bool, Allowed("whether runs may repeat uploads, in simulations")] = False
     required: Annotated[bool, Required("whether a Flower node refuses every message but the protocol's")] = False
@@ -172,6 +174,19 @@ class ClientNode:
                 f"it would have no effect; remove it, or leave {protocol} out of {PREFIX}protocols",
                 reason=Reason.BELOW_FLOOR,
             )
+
+    def require_adapter(self, asked: str) -> None:
+        """Refuse a session for another adapter than this client's."""
+        if not self.adapter or asked == self.adapter:
+            return
+        own, other = _fields(self.adapter), _fields(asked)
+        names = [name for name in own if own[name] != other.get(name)]
+        found = "; ".join(f"{name} {own[name]!r}, and the server's has {other.get(name)!r}" for name in names)[:500]
+        raise InvalidParameters(
+            f"this client's adapter has {found or 'another fingerprint'}: a sum of both has no meaning. Give all "
+            f"clients one LoraConfig and method, and the server {PREFIX}adapter from an equal plan",
+            reason=Reason.BELOW_FLOOR,
+        )
 
     def noise_for(self, protocol: str, update: ModelUpdate) -> NoiseSettings:
         """Return the noise that this client insists on, for the public parameters of a round."""
@@ -283,6 +298,14 @@ def _read(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         else:
             own[name] = value
     return own, policy
+
+
+def _fields(fingerprint: str) -> dict[str, object]:
+    try:
+        found: object = json.loads(fingerprint)
+    except (ValueError, RecursionError):
+        found = None
+    return cast("dict[str, object]", found) if isinstance(found, dict) else {}
 
 
 def _members(name: str, value: object, kind: type[Enum]) -> object:

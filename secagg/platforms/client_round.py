@@ -260,6 +260,7 @@ class Node:
                 f"the server names task {terms.task!r}, and this run is {known!r}", reason=Reason.BELOW_FLOOR
             )
         self.settings.require_protocol(terms.protocol)
+        self.settings.require_adapter(terms.adapter)
         update = decode_parameters(terms.parameters, custom=self.custom)
         require_told_bounds(terms, update)
         identity = self.settings.load_identity(self.config) if terms.is_certified else None

@@ -276,23 +276,38 @@ class Rounds:
         self._seed = bytes(SystemCoins().draw(_SEED_BYTES))
         self._factory = custom_factory(settings.custom) if settings.custom else None
         self._number = 0
-        self._known = dict[Shapes, Known]()
-        """Knowledge of each model that is trained here: there may be several, with tensors of the same name."""
+        self._turn = 0
+        self._known = dict[tuple[int, Shapes], Known]()
+        """Knowledge of each part of each model that is trained here: several may have tensors of the same name."""
 
     def begun(  # noqa: PLR0913 -- what a round is about
-        self, sent: Arrays, *, clients: int, task: str, number: int, weighted_by: str, is_evaluation: bool = False
+        self,
+        sent: Arrays,
+        *,
+        clients: int,
+        task: str,
+        number: int,
+        weighted_by: str,
+        is_evaluation: bool = False,
+        turn: int = 0,
     ) -> RoundTask:
-        """Return the task of a round over a model that is sent to so many clients."""
+        """Return the task of a round over a model that is sent to so many clients.
+
+        Args:
+            turn: the platform's number of the round, from 0 on.
+        """
         settings = self.settings
         # Refused here, where too few clients are told of what to do, before anything is computed for them.
         settings.tolerated_dropouts(clients)
         self._number = number
+        if not is_evaluation:
+            self._turn = turn % settings.turns
         known = self.known_of(sent)
         noise: float | None = None
         if settings.rate == AUTO:
             known.rate = AutoRate(clients, settings.harm, known.rate.slope if known.rate else None)
             noise = known.rate.noise(known.trained)
-        choice = SchemeChoice(settings, clients, self._factory, noise)
+        choice = SchemeChoice(settings, clients, self._factory, noise, self._turn)
         joined = choice.joined(sent)
         if known.told is None and settings.is_calibrated and not is_evaluation:
             LOG.info("the first round travels in fixed point; clients tell in it how large their changes are")
@@ -343,6 +358,7 @@ class Rounds:
         return Terms(
             protocol=settings.protocol,
             is_certified=settings.is_certified,
+            adapter=settings.adapter,
             weighted_by="",
             full=1,
             max_norm=0.0,
@@ -459,7 +475,7 @@ class Rounds:
             LOG.warning("%s", sentence)
 
     def known_of(self, sent: Arrays) -> Known:
-        return self._known.setdefault(_shapes_of(sent), Known())
+        return self._known.setdefault((self._turn, _shapes_of(sent)), Known())
 
 
 def _shapes_of(sent: Arrays) -> Shapes:

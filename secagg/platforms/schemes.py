@@ -70,6 +70,8 @@ class SchemeChoice:
     """Factory of the custom scheme, where the settings name one."""
     noise: float | None = None
     """Noise that the code may have, where losses said it."""
+    turn: int = 0
+    """Number of the round, where rounds take turns to sum parts of a model."""
 
     def parameters(
         self,
@@ -158,7 +160,7 @@ class SchemeChoice:
         return tuple(name for name in names if not is_integer(sent[name]))
 
     def _names(self, sent: Arrays) -> tuple[str, ...]:
-        return aggregated_names(sent, self.settings.tensor_patterns, self.settings.excluded_patterns)
+        return aggregated_names(sent, self.settings.tensor_patterns(self.turn), self.settings.excluded_patterns)
 
     def of_metrics(self) -> ModelUpdate:
         shape, counts = self._counts(full=1)

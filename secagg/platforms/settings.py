@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -55,6 +56,8 @@ OF_TWO_SERVERS: Final = ("protocol", (TWO_SERVERS,))
 OF_ONE_MESSAGE: Final = ("protocol", (ONE_MESSAGE,))
 OF_PEAK: Final = ("compression", ("peak",))
 of_updates, of_rounds = partial(option, part="updates"), partial(option, part="rounds")
+_ONE_MATRIX: Final = ("ffa", "alternate")
+"""Methods of adapters that train one of two matrices in a round."""
 _KEYS, _RECORD = "`secagg keys`", "`secagg holder record`"
 
 
@@ -135,7 +138,10 @@ class SecAggSettings(Options):
         ),
     ] = 0
     clip: Annotated[float, of_updates("maximum change of one fixed-point value", above=0)] = 4.0
+    adapter: Annotated[str, of_updates("fingerprint of the LoRA adapter that is trained")] = ""
+    """Of ``secagg.adapters``; a client that has another one refuses before it trains."""
     tensors: Annotated[str | tuple[str, ...], of_updates("patterns of tensors that are summed; none: all")] = ()
+    """Rounds take turns with patterns that a semicolon separates: ``*lora_B*;*lora_A*``."""
     exclude: Annotated[str | tuple[str, ...], of_updates("patterns of tensors that each client keeps")] = ()
     weighting: Annotated[str, of_updates("weight of an update", choices=WEIGHTINGS)] = "examples"
     full_weight: Annotated[
@@ -209,6 +215,7 @@ class SecAggSettings(Options):
             f"must be one of {choices}; got {escaped(self.protocol)}",
         )
         yield from self._rules_of_compression()
+        yield from self._rules_of_adapters()
         sentence = "names the roster file in active mode, for an enclave, two servers and one message; make one with "
         yield "roster", self.is_certified and not self.roster, sentence + _KEYS
         is_full = self.topology == Topology.FULL and self.privacy_bits != 0
@@ -243,6 +250,19 @@ class SecAggSettings(Options):
             sentence = f"is for {{compression}} = {FIXED_POINT!r}, where all values have one step; change that"
             yield name, is_set and self.compression != FIXED_POINT, sentence
             yield name, is_set and bool(self.noise), "is {norm} where {noise} is above 0; leave it out"
+
+    def _rules_of_adapters(self) -> Iterator[tuple[str, bool, str]]:
+        is_empty = any("" in self.tensor_patterns(turn) for turn in range(self.turns))
+        yield "tensors", is_empty, "has no pattern before or after a semicolon; add it"
+        yield "tensors", self.turns > 1 and self.down == SUMS, "has turns, which {down} = 'sums' does not have"
+        try:
+            method: object = json.loads(self.adapter)["method"] if self.adapter else ""
+        except (ValueError, LookupError, TypeError, RecursionError):
+            method = None
+        yield "adapter", type(method) is not str, "is not the fingerprint of a plan of secagg.adapters"
+        is_rough = self.has_peaks and self.rate != AUTO and method in _ONE_MATRIX
+        sentence = f"must be 'auto' with peak and the method {method}, whose models fixed bits make much worse"
+        yield "rate", is_rough, sentence
 
     def _rules_of_compression(self) -> Iterator[tuple[str, bool, str]]:
         if self.custom is not None:
@@ -283,8 +303,13 @@ class SecAggSettings(Options):
         return cast("tuple[str, ...]", self.evaluation_metrics)
 
     @property
-    def tensor_patterns(self) -> tuple[str, ...]:
-        return cast("tuple[str, ...]", self.tensors)
+    def turns(self) -> int:
+        """After so many rounds the same tensors are summed again."""
+        return math.lcm(*(name.count(";") + 1 for name in self.tensors))
+
+    def tensor_patterns(self, turn: int) -> tuple[str, ...]:
+        turns = [name.split(";") for name in self.tensors]
+        return tuple(names[turn % len(names)].strip() for names in turns)
 
     @property
     def excluded_patterns(self) -> tuple[str, ...]:

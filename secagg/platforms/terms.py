@@ -26,6 +26,8 @@ class Terms:
     protocol: str
     is_certified: bool
     """Whether clients are known by their keys, and not as nodes."""
+    adapter: str
+    """Fingerprint of the adapter that is trained; empty where none was named."""
     weighted_by: str
     full: int
     """Number of examples that count fully; 1 where clients weigh the same."""
