@@ -33,7 +33,7 @@ from .field import ELEMENT_BYTES, FIELD, Vector, decode_vector, encode_vector, p
 if TYPE_CHECKING:
     from secagg.session.roles import LazyUpdate, Subject
 
-    from .session import LightSecAggMember
+    from .member import MemberParts
 
 _ROOT_BYTES = 32
 
@@ -73,7 +73,7 @@ class Client(Confined):
     """None: a piece that does not open ends the session."""
 
     def __init__(
-        self, member: LightSecAggMember, subject: Subject, update: LazyUpdate | None, held: Held | None = None
+        self, member: MemberParts[Held], subject: Subject, update: LazyUpdate | None, held: Held | None = None
     ) -> None:
         self._member, self._subject, self._update, self._held = member, subject, update, held
         self._is_over = False

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
 
 from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import require_capacity
-from secagg.crypto.secret import Confined, Secret, draw_exactly
+from secagg.crypto.secret import Secret, draw_exactly
 from secagg.errors import InvalidParameters, Misuse, Reason, SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
-from secagg.session.client_policy import ClientPolicy, Compared
-from secagg.session.ledger import Spent
 from secagg.session.roles import LazyUpdate, Subject
 
 from .client import Client, Held
 from .configuration import DIGEST_BYTES, NONCE_BYTES, Configuration
+from .member import MemberParts
 from .server import Server
-
-_HANDLE_BYTES: Final = 16
-KEEPS: Final = frozenset(
-    (
-        *("suites", "modes", "minimum_cohort", "assumed_corrupted"),
-        *("minimum_modulus_bits", "maximum_length", "maximum_population"),
-    )
-)
-"""Names in a client's policy that this protocol keeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,18 +74,6 @@ class LightSecAggSettings:
         )
 
 
-def compared(configuration: Configuration) -> Iterator[Compared]:
-    """Yield what a client's policy is compared with."""
-    yield "modes", SecurityMode.SEMI_HONEST, "LightSecAgg holds only against a server that follows the protocol"
-    yield "suites", configuration.suite, "suite {offered} is not accepted"
-    yield "minimum_cohort", configuration.target, "a cohort of {offered} is below {own}"
-    yield "assumed_corrupted", configuration.privacy, "it allows for {offered} corrupted clients only"
-    width = min(segment.modulus_bits for segment in configuration.layout.require_rings())
-    yield "minimum_modulus_bits", width, "a ring of {offered} bits is below {own}"
-    yield "maximum_length", configuration.length - 1, "a vector of {offered} is longer than {own}"
-    yield "maximum_population", configuration.population, "{offered} clients are more than {own}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LightSecAggHelpers:
     """Resources of a server."""
@@ -116,20 +92,8 @@ def open_session(
     return Server(settings.plan(subject, population, nonce), invited)
 
 
-class LightSecAggMember(Confined):
+class LightSecAggMember(MemberParts[Held]):
     """A client of sums with LightSecAgg; sessions that it suspends stay in its memory, and end with it."""
-
-    def __init__(
-        self, client: ClientId, *, policy: ClientPolicy, coins: Coins, charge: Callable[[Spent], None]
-    ) -> None:
-        """Prepare to join sessions.
-
-        Args:
-            charge: told of an upload before its update is made; raises to refuse, and is durable when it returns, as
-                ``SpentUpdates.charge`` is.
-        """
-        self.client, self.policy, self.coins, self.charge = client, policy, coins, charge
-        self._suspended = dict[bytes, Held]()
 
     def join(self, subject: Subject, update: LazyUpdate | None = None, suspended: Secret | None = None) -> Client:
         """Begin, or resume a suspended session, once and in the process that suspended it."""
@@ -148,16 +112,6 @@ class LightSecAggMember(Confined):
             held.wipe()
             raise
         return Client(self, subject, update, held)
-
-    def admit(self, configuration: Configuration) -> None:
-        """Refuse an offer that is weaker than this client's policy."""
-        self.policy.admit("the offered sum", KEEPS, compared(configuration))
-
-    def keep(self, held: Held) -> Secret:
-        """Keep a suspended state, and return the key by which it is fetched."""
-        handle = Secret.random("lightsecagg handle", _HANDLE_BYTES, self.coins)
-        self._suspended[bytes(handle.expose())] = held
-        return handle
 
     def forget(self) -> None:
         while self._suspended:

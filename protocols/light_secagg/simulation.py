@@ -20,8 +20,9 @@ from secagg.session.simulated import ONE_IN, Costs, Work
 
 from .configuration import MAXIMUM_CLIENTS, NONCE_BYTES
 from .field import ELEMENT_BYTES
+from .member import KEEPS
 from .server import STAGES, Server
-from .session import KEEPS, LightSecAggHelpers, LightSecAggMember, LightSecAggSettings, open_session
+from .session import LightSecAggHelpers, LightSecAggMember, LightSecAggSettings, open_session
 
 
 def describe(session: Server) -> tuple[str, ...]:

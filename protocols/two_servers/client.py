@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from secagg.crypto.hybrid_key_agreement import HybridPublicKey
     from secagg.session.roles import LazyUpdate, Subject
 
-    from .session import TwoServersMember
+    from .member import MemberParts
 
 
 class Client(OneStageClientSession):
     """A client's side of one round; see ``ClientSession``."""
 
     def __init__(
-        self, member: TwoServersMember, subject: Subject, update: LazyUpdate | None, suspended: Secret | None = None
+        self, member: MemberParts, subject: Subject, update: LazyUpdate | None, suspended: Secret | None = None
     ) -> None:
         """Prepare to upload once."""
         certificate, policy = member.certificate, member.policy

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
 from secagg.choices import SharingMode
-from secagg.contract import IndexSegment, Layout
+from secagg.contract import IndexSegment
 from secagg.crypto.entropy import Coins
-from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import require_capacity
-from secagg.crypto.secret import Confined, Secret
+from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import LEAST_COHORT, Suite
-from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
-from secagg.session.certificates import Certificate, SigningKey
-from secagg.session.client_policy import ClientPolicy, require_policy
-from secagg.session.ledger import Spent
+from secagg.privacy.client_noise import NoiseSettings
+from secagg.session.client_policy import require_policy
 from secagg.session.registry import Clock
 from secagg.session.roles import LazyUpdate, Subject
 from secagg.session.sockets import Ask
 
 from .client import Client
-from .configuration import IndexingConfiguration, ServerNoise
-from .release import require_held, server_noise
+from .configuration import IndexingConfiguration
+from .member import MemberParts, bound_layout
+from .release import require_held
 from .server import IndexingServer, Server
 from .server_keys import OperatorKeys, ServerKeys
 
@@ -129,48 +125,12 @@ def configure(
     return configuration
 
 
-def bound_layout(subject: Subject, model_digest: bytes | None) -> Layout:
-    """Return a layout whose version is of model, capacity and terms too: two servers know nothing of these."""
-    bound = bind(
-        Label.SESSION_LAYOUT,
-        subject.layout.version,
-        subject.capacity.to_bytes(8, "big"),
-        model_digest or bytes(hashlib.sha256().digest_size),
-        subject.terms,
-    )
-    return Layout(subject.layout.segments, hashlib.sha256(bound).digest())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class TwoServersMember(Confined):
+class TwoServersMember(MemberParts):
     """A client of two servers."""
 
-    certificate: Certificate
-    """The authority's word for the signing key."""
-    signing_key: SigningKey
-    policy: ClientPolicy
-    charge: Callable[[Spent], None]
-    """Told of an upload before its update is made; raises to refuse, and is durable when it returns, as
-    ``SpentUpdates.charge`` is.
-    """
-    clock: Clock
-    coins: Coins
-    """``SystemCoins()`` in production."""
-    accepts_simulated: bool = False
-    """Whether a second server that the first one simulates is good enough; for rehearsals."""
-    threads: int = 1
-    noise: NoiseSettings = NO_NOISE
-    """What the servers are to add; a round that says otherwise is refused."""
     kind: type[Client] = Client
 
     def join(self, subject: Subject, update: LazyUpdate | None = None, suspended: Secret | None = None) -> Client:
         require_policy(self.policy)
         return self.kind(self, subject, update, suspended)
-
-    def layout_for(self, subject: Subject, model: bytes) -> Layout:
-        """Return the layout that servers have to count for a model, by its digest."""
-        return bound_layout(subject, model)
-
-    def noise_for(self, subject: Subject) -> ServerNoise | None:
-        """Return what each server has to add."""
-        return server_noise(self.noise, subject.layout)

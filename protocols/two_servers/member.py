@@ -1,0 +1,63 @@
+"""What a client of two servers has from one round to the next."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from secagg.contract import Layout
+from secagg.crypto.entropy import Coins
+from secagg.crypto.labels import Label, bind
+from secagg.crypto.secret import Confined
+from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
+from secagg.session.certificates import Certificate, SigningKey
+from secagg.session.client_policy import ClientPolicy
+from secagg.session.ledger import Spent
+from secagg.session.registry import Clock
+from secagg.session.roles import Subject
+
+from .configuration import ServerNoise
+from .release import server_noise
+
+
+def bound_layout(subject: Subject, model_digest: bytes | None) -> Layout:
+    """Return a layout whose version is of model, capacity and terms too: two servers know nothing of these."""
+    bound = bind(
+        Label.SESSION_LAYOUT,
+        subject.layout.version,
+        subject.capacity.to_bytes(8, "big"),
+        model_digest or bytes(hashlib.sha256().digest_size),
+        subject.terms,
+    )
+    return Layout(subject.layout.segments, hashlib.sha256(bound).digest())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class MemberParts(Confined):
+    """Keys, policy and ledger of a client; ``TwoServersMember`` begins rounds with them."""
+
+    certificate: Certificate
+    """The authority's word for the signing key."""
+    signing_key: SigningKey
+    policy: ClientPolicy
+    charge: Callable[[Spent], None]
+    """Told of an upload before its update is made; raises to refuse, and is durable when it returns, as
+    ``SpentUpdates.charge`` is.
+    """
+    clock: Clock
+    coins: Coins
+    """``SystemCoins()`` in production."""
+    accepts_simulated: bool = False
+    """Whether a second server that the first one simulates is good enough; for rehearsals."""
+    threads: int = 1
+    noise: NoiseSettings = NO_NOISE
+    """What the servers are to add; a round that says otherwise is refused."""
+
+    def layout_for(self, subject: Subject, model: bytes) -> Layout:
+        """Return the layout that servers have to count for a model, by its digest."""
+        return bound_layout(subject, model)
+
+    def noise_for(self, subject: Subject) -> ServerNoise | None:
+        """Return what each server has to add."""
+        return server_noise(self.noise, subject.layout)
