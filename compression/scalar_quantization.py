@@ -12,7 +12,8 @@ exact in the integers before the one multiplication.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from math import isfinite, prod
@@ -45,6 +46,8 @@ _WIDE: Final = np.dtype(np.float64)
 _FLOAT32_DIGITS: Final = 24
 _FLOAT64_DIGITS: Final = 53
 _BLOCK: Final = 1 << 16
+_HELD: Final = 1 << 18
+"""Coins that are expanded at once: a segment of the stream."""
 """Elements worked on at a time: the quotients and codes of a block stay in the second-level cache."""
 _COIN_BYTES: Final = 32
 _COINS: Final = Ring(_FLOAT32_DIGITS)
@@ -163,7 +166,7 @@ class ScalarQuantization:
         """
         values = self._rows(update)
         scales, zero_points = self._columns(_NARROW)
-        round_in_place, is_symmetric = self._rounding(coins), self.is_symmetric
+        is_symmetric = self.is_symmetric
         ring = Ring(self.modulus_bits)
         words = ring.zeros(values.size).reshape(values.shape)
         signed = words.view(_signed(ring))
@@ -171,7 +174,7 @@ class ScalarQuantization:
         room = min(_BLOCK, values.size)
         quotients = np.empty(room, _NARROW)
         # A quotient beyond the largest float becomes infinite, and is clamped like every other.
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"), self._rounding(coins) as round_in_place:
             for rows, columns in _blocks(*values.shape):
                 block = finite(values[rows, columns])
                 codes = np.divide(block, scales[rows], out=quotients[: block.size].reshape(block.shape))
@@ -225,25 +228,40 @@ class ScalarQuantization:
     def _columns(self, dtype: np.dtype[Any]) -> tuple[_Floats, _Floats]:
         return np.array(self.scales, dtype)[:, None], np.array(self.zero_points, dtype)[:, None]
 
-    def _rounding(self, coins: Coins) -> Callable[[_Floats, int], None]:
-        """Return what rounds a block, which begins at a position of the tensor, in place."""
-        match self.rounding:
-            case Rounding.NEAREST_EVEN:
-                return _round_to_nearest
-            case Rounding.STOCHASTIC:
-                with Secret.random("rounding_key", _COIN_BYTES, coins) as key:
-                    drawn = expand(key, _COINS, prod(self.shape))
-                below, thresholds = np.empty(_BLOCK, _NARROW), np.empty(_BLOCK, _NARROW)
+    @contextmanager
+    def _rounding(self, coins: Coins) -> Generator[Callable[[_Floats, int], None]]:
+        """Yield what rounds a block, which begins at a position of the tensor, in place."""
+        if self.rounding is Rounding.NEAREST_EVEN:
+            yield _round_to_nearest
+            return
+        with Secret.random("rounding_key", _COIN_BYTES, coins) as key:
+            drawn = _Drawn(key, prod(self.shape))
+            below, thresholds = np.empty(_BLOCK, _NARROW), np.empty(_BLOCK, _NARROW)
 
-                def round_at_random(quotients: _Floats, position: int) -> None:
-                    shape, size = quotients.shape, quotients.size
-                    whole = np.floor(quotients, out=below[:size].reshape(shape))
-                    quotients -= whole
-                    quotients *= 1 << _FLOAT32_DIGITS
-                    thresholds[:size] = drawn[position : position + size]
-                    np.add(whole, thresholds[:size].reshape(shape) < quotients, out=quotients)
+            def round_at_random(quotients: _Floats, position: int) -> None:
+                shape, size = quotients.shape, quotients.size
+                whole = np.floor(quotients, out=below[:size].reshape(shape))
+                quotients -= whole
+                quotients *= 1 << _FLOAT32_DIGITS
+                thresholds[:size] = drawn.between(position, position + size)
+                np.add(whole, thresholds[:size].reshape(shape) < quotients, out=quotients)
 
-                return round_at_random
+            yield round_at_random
+
+
+class _Drawn:
+    """The coins of a tensor, of which a part is held: all of them would be as long as the tensor."""
+
+    def __init__(self, key: Secret, length: int) -> None:
+        self._key, self._length = key, length
+        self._first, self._held = 0, _COINS.zeros(0)
+
+    def between(self, start: int, stop: int) -> npt.NDArray[Any]:
+        if not self._first <= start <= stop <= self._first + self._held.size:
+            self._first = start - start % _HELD
+            wanted = max(stop - self._first, _HELD)
+            self._held = expand(self._key, _COINS, min(wanted, self._length - self._first), start=self._first)
+        return self._held[start - self._first : stop - self._first]
 
 
 def calibrate(  # noqa: PLR0913 -- the parameters of what it makes

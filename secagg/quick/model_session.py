@@ -274,7 +274,7 @@ class Session(Generic[Form]):
     ) -> LazyUpdate:
         """Return a client's update for ``member.join``, encoded when the upload needs it; ``name`` is for its log."""
         digest = subject.model_digest or bytes(32)
-        self.shapes.vector(tree)  # An update of another form is refused here, before the server awaits it.
+        self.shapes.pieces(tree)  # An update of another form is refused here, before the server awaits it.
         return LazyUpdate(
             lambda: Update(self.encode(tree, coins, name, examples), digest), zero=lambda: self.zero(coins)
         )
@@ -286,25 +286,30 @@ class Session(Generic[Form]):
     def encode(self, tree: Tree, coins: Coins, name: object = None, examples: int = 1) -> Payload:
         """Encode an update, NaN as 0, and log what clipping or rounding takes from it, and where."""
         vector, whose = self.shapes.vector(tree), "this update" if name is None else f"the update of {name!r}"
-        if (missing := np.isnan(vector)).any():
-            LOG.warning("%s is NaN, which counts as 0, in %s", whose, self.shapes.holding(missing))
-        np.nan_to_num(vector, copy=False)
-        beyond = np.abs(vector) > self.clip
-        if np.count_nonzero(beyond) > _NOTICEABLE * vector.size:
-            found = self.shapes.holding(beyond)
-            LOG.warning("%s is beyond the clip of %g in %s; raise clip", whose, self.clip, found)
-        if 0 < float(np.abs(vector).max()) < self.step:
-            LOG.warning("no value of %s reaches one step, %.3g; lower clip or raise bits", whose, self.step)
-        np.clip(vector, -self.clip, self.clip, out=vector)
-        if (norm := float(np.linalg.norm(vector))) > self.max_norm:
-            LOG.warning("%s has a norm of %.3g, and is scaled down to %g", whose, norm, self.max_norm)
-            vector *= self.max_norm / norm
+        self._cut(vector, whose)
         if self.weighed is not None:
             counted = clamped_examples(examples, self.full)
             if counted != examples:
                 LOG.warning("%s has %d examples, which count as %d: full is %d", whose, examples, counted, self.full)
             examples = counted
         return self._encoded(vector, coins, examples)
+
+    def _cut(self, vector: npt.NDArray[np.floating], whose: str) -> None:
+        """Cut values to the clip and the vector to its norm, in place, and log what is lost, and where."""
+        if (missing := np.isnan(vector)).any():
+            LOG.warning("%s is NaN, which counts as 0, in %s", whose, self.shapes.holding(missing))
+            vector[missing] = 0
+        beyond = vector > self.clip
+        beyond |= vector < -self.clip
+        if np.count_nonzero(beyond) > _NOTICEABLE * vector.size:
+            found = self.shapes.holding(beyond)
+            LOG.warning("%s is beyond the clip of %g in %s; raise clip", whose, self.clip, found)
+        if 0 < max(float(vector.max()), -float(vector.min())) < self.step:
+            LOG.warning("no value of %s reaches one step, %.3g; lower clip or raise bits", whose, self.step)
+        np.clip(vector, -self.clip, self.clip, out=vector)
+        if self.max_norm < math.inf and (norm := float(np.linalg.norm(vector))) > self.max_norm:
+            LOG.warning("%s has a norm of %.3g, and is scaled down to %g", whose, norm, self.max_norm)
+            vector *= self.max_norm / norm
 
     def _encoded(self, vector: Vector, coins: Coins, examples: int) -> Payload:
         if self.weighed is not None:
@@ -329,7 +334,9 @@ class Session(Generic[Form]):
 
     def total(self, released: Released) -> Form:
         """Return the sum of the updates, each as often as its examples count, in the form of the model."""
-        total: Form = self.shapes.tree(self._sum(released.aggregate) * self.full, self.like)
+        found = self._sum(released.aggregate)
+        found *= self.full
+        total: Form = self.shapes.tree(found, self.like)
         return total
 
     def mean(self, released: Released) -> Form:
@@ -341,19 +348,21 @@ class Session(Generic[Form]):
         counted = self.counted(released)
         if counted.is_empty:
             raise ThresholdNotMet(needed=1, present=0, what="clients with examples")
-        mean: Form = self.shapes.tree(self._sum(released.aggregate) / counted.divisor(UPDATE, self.codec), self.like)
+        found = self._sum(released.aggregate)
+        found /= counted.divisor(UPDATE, self.codec)
+        mean: Form = self.shapes.tree(found, self.like)
         return mean
 
     def released_rows(self, released: Released) -> dict[str, npt.NDArray[np.bool_]]:
         """Return, for each tensor with rows, which of them were released; the others are zeros in sums and means."""
         return {} if self.rows is None else self.rows.released(released.aggregate)
 
-    def _sum(self, aggregate: Aggregate) -> Vector:
+    def _sum(self, aggregate: Aggregate) -> npt.NDArray[np.float32]:
         if self.weighed is not None:
             aggregate = self.weighed.part(aggregate, UPDATE)
         elif self.rows is not None:
             aggregate = self.rows.joined(aggregate)
-        return np.asarray(self.codec.decode(aggregate), dtype=np.float64)
+        return self.codec.decode(aggregate)
 
 
 def require_cohort(clients: int, corrupted: int = 0) -> None:

@@ -63,7 +63,14 @@ class Shapes:
         named = (f"{path}\0{shape}".encode() for path, shape in zip(self.paths, self.shapes, strict=True))
         return hashlib.sha256(bind(Label.SUMMED_TENSORS, *named)).digest()
 
-    def vector(self, tree: Tree) -> Vector:
+    def vector(self, tree: Tree) -> npt.NDArray[np.floating]:
+        """Return the values one after another, in 64 bits where a leaf has as many and else in 32."""
+        pieces = self.pieces(tree)
+        kind = np.result_type(np.float32, *{piece.dtype for piece in pieces})
+        return np.concatenate(pieces, dtype=kind, casting="unsafe")
+
+    def pieces(self, tree: Tree) -> list[npt.NDArray[Any]]:
+        """Return the leaves that are summed, each flat, or refuse a tree of another form."""
         found = dict(leaves(tree))
         more = [path for path in found.keys() - set(self.paths) if _is_summed(path, self.only, self.exclude)]
         if more:
@@ -75,7 +82,7 @@ class Shapes:
                 held = "nothing" if leaf is None else f"{leaf.dtype} of shape {leaf.shape}"
                 raise Misuse(f"an update holds {held}{_at(path)}, where the model has floats of shape {shape}")
             pieces.append(leaf.reshape(-1))
-        return np.concatenate(pieces, dtype=np.float64, casting="unsafe")
+        return pieces
 
     def holding(self, marked: npt.NDArray[np.bool_]) -> str:
         ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
@@ -201,7 +208,7 @@ def _in_kind_of(leaf: Any, values: Vector) -> Any:  # noqa: ANN401 -- any framew
         return made if bool(made.isfinite().all()) else made.double().new_tensor(values)
     dtype = _array_of("", leaf).dtype
     with np.errstate(over="ignore"):
-        narrow = values.astype(dtype if dtype.itemsize >= _LEAST_BYTES else np.float32)
+        narrow = values.astype(dtype if dtype.itemsize >= _LEAST_BYTES else np.float32, copy=False)
     return narrow if np.isfinite(narrow).all() else values
 
 
