@@ -36,6 +36,7 @@ from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
 from secagg.protocols.enclave.trusted.messages import ModelStamp
 from secagg.session.certificates import Authority, SigningKey, issue_certificate
 from secagg.session.client_policy import ClientPolicy
+from secagg.session.ledger import Spent
 from secagg.session.roles import Subject
 
 _CLIENTS: Final = 40
@@ -119,7 +120,7 @@ class _Bench:
     def seal(self, client: Client, payload: Payload, version: int) -> Upload:
         model = ModelStamp(version=version, digest=version.to_bytes(32, "big"))
         client.admit(self.verified, self.now)
-        client.charge(self.configuration, version, model.digest)
+        client.charge(Spent(self.configuration.task, version, model.digest), self.configuration)
         return client.sealed(payload, enclave=self.verified, model=model)
 
     def sealer(self, payload: Payload) -> Callable[[], Upload]:

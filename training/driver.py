@@ -26,6 +26,7 @@ import torch
 
 from secagg.compression.byte_accounting import Accounting, upload_bytes
 from secagg.errors import InvalidParameters, SecAggError
+from secagg.training.clear_sums import SumRound, Upload
 from secagg.training.configuration import FILE_NAME as CONFIGURATION_NAME
 from secagg.training.configuration import (
     Configuration,
@@ -63,7 +64,7 @@ from secagg.training.records import (
     write_text,
 )
 from secagg.training.rounds import Pieces, Run
-from secagg.training.sums import SumRound, Upload, require_feasible, secure_sum
+from secagg.training.sums import require_feasible, secure_sum
 
 _RECENT: Final = 20
 """Rounds that the estimate of the time left is taken from."""

@@ -26,6 +26,7 @@ from secagg.contract import Aggregate, Payload
 from secagg.errors import InvalidParameters, PeerError, ThresholdNotMet
 from secagg.session.run import StageFigures
 from secagg.simulation.insecure_coins import InsecureSeededCoins
+from secagg.training.clear_sums import OverflowMeter, SecureSum, SumOutcome, SumRound, Upload
 from secagg.training.codec import PLAIN_BITS, DownlinkSums, Operators, RoundCodec, WholeUpdates
 from secagg.training.configuration import (
     WHOLE_UPDATES,
@@ -61,7 +62,7 @@ from secagg.training.parts import (
     seed_of,
 )
 from secagg.training.records import Accuracy, Checkpoint, RoundRecord
-from secagg.training.sums import OverflowMeter, ReleaseCount, SecureSum, SumOutcome, SumRound, Upload
+from secagg.training.sum_noise import ReleaseCount
 from secagg.training.weights import Weights
 
 Arrays = Mapping[str, npt.NDArray[np.float32]]

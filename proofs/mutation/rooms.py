@@ -407,6 +407,7 @@ ROOMS: Final = (
             "protocols/enclave",
             "client.py",
             "server.py",
+            "release_privacy.py",
             "session.py",
         ),
         (

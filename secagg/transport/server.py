@@ -25,10 +25,11 @@ from secagg.session.certificates import SIGNATURE_BYTES
 from secagg.session.roles import Released, ServerSession, Subject
 from secagg.session.run import CONTENT_TYPE
 
-from .conductor import RESTARTED, STOPPING, Conductor, Keep, counters, cut_short
+from .conductor import RESTARTED, STOPPING, Conductor, Keep, counters
 from .description import BACK_SECONDS, STAGE_HEADER, SessionDescription, WireLimits, new_name, say
 from .exchange import Answer, Verdict
 from .keeping import ServerStore
+from .places import cut_short
 from .proof import Admission, FirstCome, Operators, read_header
 
 try:

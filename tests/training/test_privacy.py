@@ -15,13 +15,15 @@ from secagg.contract import Aggregate, Payload
 from secagg.errors import CapacityExceeded, InternalError, InvalidParameters, SecAggError, ThresholdNotMet
 from secagg.privacy.accounting import ReleasePart, epsilon
 from secagg.privacy.kinds import NoiseKind
+from secagg.training.clear_sums import SumRound, require_near
 from secagg.training.codec import Operators
 from secagg.training.configuration import Configuration
 from secagg.training.driver import train
 from secagg.training.parts import Cohorts
 from secagg.training.records import read_records
 from secagg.training.rounds import Pieces, Run
-from secagg.training.sums import ReleaseCount, SumRound, require_near, secure_sum
+from secagg.training.sum_noise import ReleaseCount
+from secagg.training.sums import secure_sum
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]

@@ -14,6 +14,17 @@ from secagg.contract import Aggregate, Payload, ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import CapacityExceeded, InternalError, InvalidParameters, Misuse, ThresholdNotMet
 from secagg.session.registry import find, register, unregister
+from secagg.training.clear_sums import (
+    CheckedSum,
+    ClearSum,
+    IdealSum,
+    OverflowMeter,
+    SumOutcome,
+    SumRound,
+    Upload,
+    require_equal,
+    require_rounded,
+)
 from secagg.training.codec import Operators
 from secagg.training.configuration import (
     CompressionSettings,
@@ -29,19 +40,7 @@ from secagg.training.configuration import (
 from secagg.training.driver import train
 from secagg.training.parts import Cohorts, sampled_losses
 from secagg.training.rounds import Pieces
-from secagg.training.sums import (
-    CheckedSum,
-    ClearSum,
-    IdealSum,
-    OverflowMeter,
-    SumOutcome,
-    SumRound,
-    Upload,
-    require_equal,
-    require_feasible,
-    require_rounded,
-    secure_sum,
-)
+from secagg.training.sums import require_feasible, secure_sum
 from secagg.training.weights import Weights
 from tests.harness import plain_sum
 from tests.harness.planted import always

@@ -1,0 +1,178 @@
+"""Noise of a run's sums, and what its privacy asks of a configuration.
+
+Clients clip what they changed to ``local.clip``. The enclave adds noise to everything that it releases, or each client
+its share of it to what it uploads. No amplification by sampling is counted, because a server that invites its clients
+knows them: what counts is how often a client is really in a round, which follows from the seed before anything is
+trained.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final
+
+from secagg.compression.model_update import ModelUpdate
+from secagg.compression.rotation import RoundedRotation
+from secagg.contract import RingSegment
+from secagg.errors import InternalError, InvalidParameters
+from secagg.privacy.accounting import Adjacency
+from secagg.privacy.client_noise import noise_in
+from secagg.training.configuration import (
+    WHOLE_UPDATES,
+    Configuration,
+    Scheme,
+    Source,
+    SumMode,
+    Weighting,
+)
+from secagg.training.parts import Cohorts
+
+_FLOAT_ROOM: Final = 1 + 2.0**-16
+"""A clipped norm was computed in floats of 24 bits."""
+_SAID_BY_PRIVACY: Final = frozenset(
+    {
+        "noise_multiplier",
+        "l2_bounds",
+        "adjacency",
+        "is_rotated",
+        "releases_per_client",
+        "budget_epsilon",
+        "budget_delta",
+    }
+)
+"""Settings of protocols that follow from the sections privacy and local."""
+
+
+@dataclass(frozen=True, slots=True)
+class Noised:
+    """The noise of one session."""
+
+    deviations: tuple[float, ...]
+    """Deviations of each released segment, in integer steps."""
+    epsilon: float
+    """Privacy cost of all rounds so far to the client that is in most of them."""
+
+
+class RunNoise:
+    """The noise of a run's sessions."""
+
+    def __init__(self, run: Configuration) -> None:
+        self.settings, self._rounds = run.privacy, run.rounds
+        self._clipped = math.ldexp((run.local.clip or 0.0) * _FLOAT_ROOM, run.compression.fraction_bits)
+        self._adjacency = Adjacency.ZERO_OUT if run.privacy.zero_out else Adjacency.REPLACE
+
+    def settings_for(self, codec: ModelUpdate) -> dict[str, Any]:
+        """Return what a protocol's settings say of noise.
+
+        All ring segments are fixed point of one step, whose rounding moves a value by at most half of it, or there is
+        one of steps that were rounded to a bound.
+        """
+        scheme, settings = codec.tensors[0].scheme, self.settings
+        is_rotated = isinstance(scheme, RoundedRotation)
+        rings = [segment for segment in codec.layout.segments if isinstance(segment, RingSegment)]
+        return {
+            "budget_epsilon": Fraction(str(settings.epsilon)) if settings.epsilon else None,
+            "budget_delta": Fraction(str(settings.delta)),
+            "noise_multiplier": Fraction(str(settings.noise_multiplier)),
+            "l2_bounds": (scheme.l2_bound,)
+            if isinstance(scheme, RoundedRotation)
+            else tuple(math.ceil(self._clipped + math.sqrt(segment.length) / 2) for segment in rings),
+            "is_rotated": is_rotated,
+            "releases_per_client": self._rounds,
+            "adjacency": self._adjacency,
+        }
+
+    def of(self, session: object, releases: int) -> Noised:
+        """Return the noise of a session, or of clients without one, and its cost for a client in so many releases."""
+        if (noise := noise_in(session)) is not None:
+            return Noised(noise.deviations, noise.epsilon(self.settings.delta, releases))
+        from secagg.protocols.enclave import Server, epsilon_of  # noqa: PLC0415 -- a protocol, where it is asked for
+
+        if not isinstance(session, Server) or session.configuration.noise is None:
+            raise InternalError("the session was to be an enclave's, with noise, and is not")
+        configuration = session.configuration
+        if configuration.index_segments and not configuration.tables:
+            raise InvalidParameters(
+                "noise is for decoded sums, which tell less than histograms: take form=decoded_sum in secagg.settings"
+            )
+        deviations = tuple(math.sqrt(variance) for variance in session.configuration.noise.variances)
+        return Noised(deviations, epsilon_of(configuration, self.settings.delta, self._adjacency, releases=releases))
+
+
+def require_private(configuration: Configuration) -> None:
+    """Refuse noise that only a protocol's settings speak of, and what noise does not go together with."""
+    for assigned in configuration.secagg.settings:
+        name = assigned.partition("=")[0]
+        if name in _SAID_BY_PRIVACY or (name == "noise_kind" and not configuration.privacy.is_on):
+            raise InvalidParameters(
+                f"secagg.settings has {name}, and the noise of a run is accounted by what the section privacy says: "
+                "set privacy.noise_multiplier, privacy.zero_out and local.clip instead"
+            )
+    if not configuration.privacy.is_on:
+        return
+    for is_wrong, sentence in _conflicts(configuration):
+        if is_wrong:
+            raise InvalidParameters(f"privacy.noise_multiplier is above 0, and {sentence}")
+
+
+def _conflicts(configuration: Configuration) -> Iterator[tuple[bool, str]]:
+    secagg, source = configuration.secagg, configuration.compression.source
+    yield (
+        secagg.mode is SumMode.REAL and secagg.every != 1,
+        "the sums between in the clear have none: take secagg.every = 1",
+    )
+    yield configuration.local.clip is None, "noise is chosen for a largest norm: set local.clip"
+    yield (
+        configuration.server.weighting is not Weighting.EQUAL,
+        "the count of examples has none: take server.weighting = 'equal'",
+    )
+    yield (
+        configuration.compression.has_codes,
+        "codes of a few bits have no room for noise: take compression.scheme = 'pq', 'pruning' or 'none'",
+    )
+    yield (
+        configuration.compression.scheme in set(WHOLE_UPDATES) - {Scheme.ROTATED},
+        "lengths next to a whole update would drown in noise: take compression.scheme = 'rotated', 'pruning' or 'none'",
+    )
+    yield (
+        source not in {None, Source.PUBLIC},
+        "scales and codebooks may come from public data alone: take compression.calibration = 'public'",
+    )
+
+
+class ReleaseCount:
+    """Number of rounds of each client."""
+
+    def __init__(self, cohorts: Cohorts, available: int, rounds: int = 0) -> None:
+        """Count the rounds that are over; it follows from the seed who was in them."""
+        self._counts = Counter[int]()
+        for number in range(rounds):
+            clients = cohorts.invited(available, number)[: cohorts.size]
+            self.add(cohorts.uploaders(clients, cohorts.lost(clients, number)))
+
+    def add(self, clients: tuple[int, ...]) -> None:
+        self._counts.update(clients)
+
+    def most_with(self, clients: tuple[int, ...]) -> int:
+        """Return how many rounds the client is in that is in most, once a round with these is over."""
+        so_far = max(self._counts.values(), default=0)
+        return max(so_far, *(1 + self._counts[client] for client in clients)) if clients else max(1, so_far)
+
+    @property
+    def most(self) -> int:
+        return max(self._counts.values(), default=0)
+
+
+def require_budget(noise: RunNoise, session: object, most: int, rounds: int) -> None:
+    """Refuse a run that would cost a client more than its limit."""
+    settings, spent = noise.settings, noise.of(session, max(1, most)).epsilon
+    if settings.epsilon and spent > settings.epsilon:
+        raise InvalidParameters(
+            f"the client that is in most rounds, {most} of {rounds}, would spend epsilon {spent:.3g} at "
+            f"delta {settings.delta:g}, above privacy.epsilon = {settings.epsilon:g}; raise privacy.noise_multiplier "
+            "or data.clients, or lower rounds"
+        )
