@@ -24,7 +24,6 @@ import numpy.typing as npt
 
 from secagg.compression.common import LOG
 from secagg.compression.fixed_point import FixedPoint
-from secagg.compression.random_pruning import RandomPruning
 from secagg.compression.scalar_quantization import ScalarQuantization
 from secagg.contract.layout import IndexSegment
 from secagg.crypto.entropy import Coins
@@ -45,6 +44,11 @@ _OFTEN: Final = 32
 """Number of values of a tensor from which one step, or two neighbours, are a level and no coincidence."""
 _MOST_LEVELS: Final = 256
 _MOST_STEPS: Final = 1 << 52
+_COARSER: Final = 16
+_WIDEST: Final = 2.0**-6
+"""Steps in which levels are looked for, over the largest value: weights have sixteenths, which finer ones show."""
+_LEAST_STEP: Final = 2.0**-20
+"""The same, at first, where a scheme has no step that is known here."""
 Floats = npt.NDArray[np.floating[Any]]
 
 
@@ -98,8 +102,8 @@ def weighted(
         factor = examples / full if is_weighted(name, schemes[name]) else float(examples > 0)
         if factor != 1:
             found[name] = (given * factor).astype(given.dtype)
-        if 0 < factor < 1 and (step := step_of(schemes[name])):
-            leveled[name] = _round_to_levels(found[name], given, step, coins)
+        if 0 < factor < 1:
+            leveled[name] = _round_to_levels(found[name], given, factor, step_of(schemes[name]), coins)
     if coarse := [f"{'the update' if name == UPDATE else name} ({one:.3g})" for name, one in leveled.items() if one]:
         warn_once(
             LOG,
@@ -118,12 +122,14 @@ def warn_once(log: logging.Logger, sentence: str) -> None:
 
 
 def step_of(scheme: object) -> float:
-    """Return the distance between neighbouring codes; 0 where a scheme has none that is known here."""
-    scheme = scheme.inner if isinstance(scheme, RandomPruning) else scheme
+    """Return the distance between neighbouring codes; 0 where a scheme has none that is known here.
+
+    A rotation and a sketch mix levels, and who decodes the sum has the mixture of all clients undone.
+    """
+    scheme = inmost(scheme)
     if isinstance(scheme, FixedPoint):
         return math.ldexp(1.0, -scheme.fraction_bits)
-    # A rotation mixes levels, and those of codebooks are votes.
-    return scheme.scales[0] if isinstance(scheme, ScalarQuantization) else 0.0
+    return min(scheme.scales) if isinstance(scheme, ScalarQuantization) else 0.0
 
 
 def inmost(scheme: object) -> object:
@@ -133,30 +139,54 @@ def inmost(scheme: object) -> object:
     return scheme
 
 
-def _round_to_levels(products: Floats, given: Floats, step: float, coins: Coins) -> float:
-    """Round products of values that are often the same to multiples of their least distance, which is returned.
+def _round_to_levels(products: Floats, given: Floats, factor: float, step: float, coins: Coins) -> float:
+    """Round products of values that are nearly the same to multiples of the distance between their levels.
+
+    Levels are looked for in long steps first, since a server chooses those of a code, and values of one level differ by
+    what training rounds. None is rounded beyond its own size, which would be cut off.
 
     Returns:
-        0, without a change, where no levels are found: among finely spread values, or if all are one.
+        The least distance; 0, without a change, where no levels are found: among finely spread values, or if all are
+        one.
     """
-    limit = step * _MOST_STEPS
-    codes = np.rint(np.clip(np.nan_to_num(given.ravel().astype(np.float64)), -limit, limit) / step).astype(np.int64)
-    ordered = np.sort(codes)
+    limit = step * _MOST_STEPS or math.inf
+    values = np.clip(np.nan_to_num(given.ravel().astype(np.float64)), -limit, limit)
+    if not (reach := float(np.abs(values).max(initial=0.0))):
+        return 0.0
+    ordered, left, least = np.sort(values), np.ones(values.size, bool), math.inf
+    step = step or _LEAST_STEP * reach
+    for wider in range(int(math.log(max(1.0, _WIDEST * reach / step), _COARSER)), -1, -1):
+        length = step * _COARSER**wider
+        lows, highs, gaps = _levels(np.rint(ordered / length))
+        if not len(lows):
+            continue
+        codes = np.rint(values / length)
+        place = np.searchsorted(lows, codes, side="right") - 1
+        at = np.flatnonzero(left & (place >= 0) & (codes <= highs[place]))
+        size, gap, left[at] = np.abs(values[at]), gaps[place[at]] * length, False
+        low = np.floor(size * factor / gap) * gap
+        gap = np.minimum(gap, size - low)
+        drawn = np.ldexp(np.frombuffer(coins.draw(4 * len(at)), np.uint32).astype(np.float64), -32)
+        # An iterator, since what is not contiguous has no flat view.
+        products.flat[at] = np.copysign(low + gap * (drawn * gap < size * factor - low), values[at])
+        least = min(least, float(gaps.min()) * length)
+    return least if least < math.inf else 0.0
+
+
+def _levels(ordered: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return the least and the greatest code of each level but 0, and its distance to the next level or to 0."""
     # Neighbours are one level, whose values straddle two steps.
     first = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 2) > 1)
     last = np.append(first[1:], len(ordered)) - 1
     lows, highs = ordered[first], ordered[last]
     is_level = (highs - lows <= 1) & (last - first >= _OFTEN - 1) & ((lows > 0) | (highs < 0))
+    if len(first) == 1 or np.count_nonzero(is_level) > _MOST_LEVELS:
+        is_level[:] = False
     lows, highs = lows[is_level], highs[is_level]
-    if len(first) == 1 or not 0 < len(lows) <= _MOST_LEVELS:
-        return 0.0
-    distance = float(np.diff(np.sort(np.append((lows + highs) / 2, 0.0))).min()) * step
-    place = np.searchsorted(lows, codes, side="right") - 1
-    at = np.flatnonzero((place >= 0) & (codes <= highs[place]))
-    drawn = np.ldexp(np.frombuffer(coins.draw(4 * len(at)), np.uint32).astype(np.float64), -32)
-    # An iterator, since what is not contiguous has no flat view.
-    products.flat[at] = np.floor(products.flat[at] / distance + drawn) * distance
-    return distance
+    middle = (lows + highs) / 2
+    zero = int(np.searchsorted(middle, 0.0))
+    gaps = np.concatenate([[np.inf], np.diff(np.insert(middle, zero, 0.0)), [np.inf]])
+    return lows, highs, np.delete(np.minimum(gaps[1:], gaps[:-1]), zero)
 
 
 def require_weighable(schemes: Mapping[str, Any]) -> None:
