@@ -33,6 +33,7 @@ def test_a_client_and_a_decoder_hold_few_copies_of_an_adapter(protocol: Any) -> 
     plan = secagg.Session.for_model(adapter, clients=CLIENTS, clip=0.02, bits=8, protocol=protocol)
     coins, subject = SystemCoins(), plan.subject(task=b"copies", round_number=1, model=adapter)
     clients = [ClientId(number) for number in range(1, CLIENTS + 1)]
+    secagg.aggregate([np.zeros(9)] * 4, clip=0.02, corrupted=0, protocol=protocol)
     tracemalloc.start()
     try:
         with closing(plan.simulate(coins=coins, clock=lambda: datetime.now(UTC))) as world:
@@ -58,9 +59,10 @@ def test_a_client_and_a_decoder_hold_few_copies_of_an_adapter(protocol: Any) -> 
 
 def test_a_sum_in_one_process_holds_few_copies() -> None:
     updates = [np.random.default_rng(seed).uniform(-0.01, 0.01, VALUES).astype(np.float32) for seed in range(4)]
+    secagg.aggregate([np.zeros(9)] * 4, clip=0.02, corrupted=0)  # Loads what is loaded once.
     tracemalloc.start()
     try:
         _, most = held(lambda: secagg.aggregate(updates, clip=0.02, corrupted=0))
     finally:
         tracemalloc.stop()
-    assert most <= 20
+    assert most <= 20, most
