@@ -63,6 +63,14 @@ def _add_node(node: argparse.ArgumentParser) -> None:
     site.add_argument(
         "--script", type=Path, action="append", default=[], metavar="FILE", help="with --closed: jobs may run it"
     )
+    site.add_argument(
+        "--interpreter",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="with --closed: program that may run these scripts in processes of their own, such as python",
+    )
     site.add_argument("--allow", action="append", default=[], metavar="CLASS", help="with --closed: jobs may use it")
     site.add_argument("--write", action="store_true", help="change the files; without it they are only shown")
     site.set_defaults(run=when_run("secagg.nvflare.site_files", "write_site"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from nvflare.apis.app_validation import AppValidationKey
 from nvflare.apis.event_type import EventType
@@ -35,9 +35,13 @@ _EVENTS: Final = "fed.event"
 _PATHS: Final = ("path", "class_path", "name")
 _SCRIPT: Final = "task_script_path"
 _MODE: Final = "execution_mode"
-_IN_PROCESS: Final = "in_process"
+_IN_PROCESS, _EXTERNAL = "in_process", "external_process"
+_UNBUFFERED: Final = "-u"
+"""The only option of an interpreter that a job may give: others run code, or import modules."""
+_REFERENCE: Final = "${"
+"""Begins what NVFlare replaces in a command by a secret of the site."""
 _BROUGHT: Final = AppValidationKey.BYOC
-_REFUSED: Final = ("command", "launcher_id", "attach_id", "class_attributes", "scheme")
+_REFUSED: Final = ("launcher_id", "attach_id", "class_attributes", "scheme")
 """Arguments that start another program, replace those that the gate has looked at, or import a module."""
 
 
@@ -107,10 +111,14 @@ class SiteFilter(Filter):
 class SiteGate(Widget):
     """Looks at each component of a job before it is built: classes by name, scripts by their contents."""
 
-    def __init__(self, classes: list[str], scripts: dict[str, str]) -> None:
-        """Allow jobs classes, by their whole names, and scripts, by absolute path with their SHA-256."""
+    def __init__(self, classes: list[str], scripts: dict[str, str], interpreters: list[str] | None = None) -> None:
+        """Allow jobs classes, by their whole names, and scripts, by absolute path with their SHA-256.
+
+        Args:
+            interpreters: absolute paths of programs that may run these scripts in a process of their own.
+        """
         super().__init__()
-        self.classes, self.scripts = list(classes), dict(scripts)
+        self.classes, self.scripts, self.interpreters = list(classes), dict(scripts), list(interpreters or [])
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_BOOTSTRAP:
@@ -139,15 +147,32 @@ class SiteGate(Widget):
         for name in _REFUSED:
             if arguments.get(name):
                 yield f"{name} of {named[0]} is not allowed at this site"
-        if arguments.get(_MODE, _IN_PROCESS) != _IN_PROCESS:
-            yield f"{_MODE} {arguments[_MODE]!r} is not allowed at this site, {_IN_PROCESS!r} alone"
-        script = arguments.get(_SCRIPT)
-        # NVFlare looks for a path that is not absolute in the job's own folder first.
-        if script is not None and not (Path(script).is_absolute() and self._is_allowed(script)):
-            yield f"{script} is not a script that this site allows, or it was changed"
+        mode, script, command = arguments.get(_MODE, _IN_PROCESS), arguments.get(_SCRIPT), arguments.get("command")
+        if mode not in (_IN_PROCESS, _EXTERNAL):
+            yield f"{_MODE} {mode!r} is not allowed at this site, only {_IN_PROCESS!r} and {_EXTERNAL!r}"
+        if mode == _EXTERNAL:
+            yield from self._faults_of_command(command)
+        elif command:
+            yield f"command of {named[0]} is not allowed at this site"
+        if script is not None:
+            yield from self._faults_of_script(script)
 
-    def _is_allowed(self, script: str) -> bool:
-        return script in self.scripts and hashlib.sha256(Path(script).read_bytes()).hexdigest() == self.scripts[script]
+    def _faults_of_command(self, command: object) -> Iterator[str]:
+        """NVFlare starts a command without a shell; what follows the script is the script's."""
+        words = list(cast("list[object]", command)) if isinstance(command, list) else []
+        interpreter, *rest = words or [None]
+        script, *given = (rest[1:] if rest[:1] == [_UNBUFFERED] else rest) or [None]
+        if interpreter not in self.interpreters:
+            yield f"the command's interpreter {interpreter} is not allowed at this site; it is one of --interpreter"
+        yield from self._faults_of_script(script)
+        if any(type(one) is not str or _REFERENCE in one for one in given):
+            yield f"an argument of {script} is not allowed at this site: it names a secret, or is no text"
+
+    def _faults_of_script(self, script: object) -> Iterator[str]:
+        # NVFlare looks for a path that is not absolute in the job's own folder first.
+        path = script if isinstance(script, str) and Path(script).is_absolute() and script in self.scripts else None
+        if path is None or hashlib.sha256(Path(path).read_bytes()).hexdigest() != self.scripts[path]:
+            yield f"{script} is not a script that this site allows, or it was changed"
 
 
 def _stop_events(engine: Any) -> None:  # noqa: ANN401 -- NVFlare's client engine

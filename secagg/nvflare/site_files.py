@@ -48,8 +48,11 @@ def write_site(options: argparse.Namespace) -> int:
     local = local if local.name == "local" else local / "local"
     if not local.is_dir():
         raise InvalidParameters(f"{local} is not there; name the folder of a site's kit, which has local and startup")
-    if not options.closed and (options.script or options.allow):
-        raise InvalidParameters("--script and --allow are for --closed, which allows what is listed alone")
+    if not options.closed and (options.script or options.allow or options.interpreter):
+        raise InvalidParameters("--script, --interpreter and --allow only apply to --closed; add it")
+    for path in options.interpreter:
+        if not (path.is_absolute() and path.is_file()):
+            raise InvalidParameters(f"--interpreter takes the absolute path of a program; got {path}")
     changed = list(_changes(local, options))
     for path, before, after in changed:
         old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
@@ -66,11 +69,14 @@ def write_site(options: argparse.Namespace) -> int:
 
 
 def _changes(local: Path, options: argparse.Namespace) -> Iterator[tuple[Path, str, str]]:
+    interpreters = [str(path) for path in options.interpreter]
     scripts = {str(path.resolve()): hashlib.sha256(path.read_bytes()).hexdigest() for path in options.script}
     wanted: dict[str, Any] = {
         "secagg.json": _floors(local, options.floors),
         "privacy.json": _privacy(local, tracking=options.tracking),
-        "resources.json": _resources(local, sorted({*CLASSES, *options.allow}), scripts, is_closed=options.closed),
+        "resources.json": _resources(
+            local, sorted({*CLASSES, *options.allow}), scripts, interpreters, is_closed=options.closed
+        ),
     }
     if options.closed:
         wanted["authorization.json"] = _authorization(local)
@@ -129,7 +135,9 @@ def _privacy(local: Path, *, tracking: bool) -> dict[str, Any]:
     return found | {"components": _with(found.get("components", []), client)}
 
 
-def _resources(local: Path, classes: list[str], scripts: dict[str, str], *, is_closed: bool) -> dict[str, Any]:
+def _resources(
+    local: Path, classes: list[str], scripts: dict[str, str], interpreters: list[str], *, is_closed: bool
+) -> dict[str, Any]:
     found = _read(local, "resources.json")
     found["allow_log_streaming"] = False
     components: list[dict[str, Any]] = found.get("components", [])
@@ -137,7 +145,7 @@ def _resources(local: Path, classes: list[str], scripts: dict[str, str], *, is_c
         listed: list[str] = found.get("class_allow_list", [])
         found["class_allow_list"] = listed + [name for name in CLASSES if not {name, "*"} & {*listed}]
         return found | {"components": [one for one in components if one.get("id") != _GATE_ID]}
-    allowed = {"classes": classes, "scripts": scripts}
+    allowed = {"classes": classes, "scripts": scripts, "interpreters": interpreters}
     gate = {"id": _GATE_ID, "path": f"{_PACKAGE}.forced_site.SiteGate", "args": allowed}
     return found | {
         "class_allow_list": classes,

@@ -45,6 +45,7 @@ pytestmark = pytest.mark.nvflare
 STEP = 2.0**-16
 MARK = "a-mark-of-a-hostile-job"
 RUN = "path.of.Runner"
+PYTHON = "/opt/secagg/.venv/bin/python"
 
 
 def forced(folder: Path, **more: Any) -> Federation:
@@ -218,7 +219,7 @@ def script(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def gate(script: Path) -> SiteGate:
-    return SiteGate([*CLASSES, RUN], {str(script): hashlib.sha256(script.read_bytes()).hexdigest()})
+    return SiteGate([*CLASSES, RUN], {str(script): hashlib.sha256(script.read_bytes()).hexdigest()}, [PYTHON])
 
 
 def test_the_gate_lets_a_secure_job_with_the_operators_script_in(gate: SiteGate, script: Path) -> None:
@@ -243,6 +244,7 @@ def test_the_gate_lets_a_secure_job_with_the_operators_script_in(gate: SiteGate,
         {"path": RUN, "args": {"scheme": "os:system"}},
         {"path": RUN, "args": {"class_attributes": {"command": "touch leak"}}},
         {"path": RUN, "args": {"execution_mode": "external_process"}},
+        {"path": RUN, "args": {"execution_mode": "attach", "command": [PYTHON, "train.py"]}},
         {"path": RUN, "args": {"task_script_path": "/etc/passwd"}},
         {"path": RUN, "args": {"task_script_path": "train.py"}},
         # What cannot be looked at is refused as well: NVFlare passes over every other error.
@@ -255,6 +257,57 @@ def test_the_gate_lets_a_secure_job_with_the_operators_script_in(gate: SiteGate,
 def test_the_gate_refuses_a_component(gate: SiteGate, component: Any) -> None:
     with pytest.raises(UnsafeComponentError):
         looked_at(gate, component)
+
+
+def external(command: Any) -> dict[str, Any]:
+    return {"path": CLASSES[0], "args": {"execution_mode": "external_process", "command": command}}
+
+
+def test_a_listed_interpreter_runs_a_listed_script_in_a_process_of_its_own(gate: SiteGate, script: Path) -> None:
+    for command in ([PYTHON, str(script)], [PYTHON, "-u", str(script), "--rate", "1e-4", "-c", "print()"]):
+        looked_at(gate, external(command))
+    script.write_text("print('other')\n")
+    with pytest.raises(UnsafeComponentError, match="or it was changed"):
+        looked_at(gate, external([PYTHON, str(script)]))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        None,
+        [],
+        PYTHON,
+        f"{PYTHON} SCRIPT",
+        [PYTHON],
+        [PYTHON, "-u"],
+        ["python3", "SCRIPT"],
+        ["/usr/bin/env", PYTHON, "SCRIPT"],
+        [PYTHON, "-c", "print()", "SCRIPT"],
+        [PYTHON, "-m", "SCRIPT"],
+        [PYTHON, "-X", "SCRIPT"],
+        [PYTHON, "-u", "-u", "SCRIPT"],
+        [PYTHON, "custom/train.py"],
+        [PYTHON, "train.py", "SCRIPT"],
+        [PYTHON, "/etc/passwd"],
+        [PYTHON, "SCRIPT", "${secret:password}"],
+        [PYTHON, "SCRIPT", ["list"]],
+        [[PYTHON], "SCRIPT"],
+        {"SCRIPT": 1},
+    ],
+)
+def test_no_other_command_starts_a_process(gate: SiteGate, script: Path, command: Any) -> None:
+    if isinstance(command, list):
+        command = [str(script) if word == "SCRIPT" else word for word in command]
+    elif isinstance(command, str):
+        command = command.replace("SCRIPT", str(script))
+    with pytest.raises(UnsafeComponentError):
+        looked_at(gate, external(command))
+
+
+def test_a_site_that_lists_no_interpreter_starts_no_process(script: Path) -> None:
+    digest = hashlib.sha256(script.read_bytes()).hexdigest()
+    with pytest.raises(UnsafeComponentError, match="is not allowed at this site"):
+        looked_at(SiteGate(list(CLASSES), {str(script): digest}), external([PYTHON, str(script)]))
 
 
 def test_the_gate_refuses_a_script_that_was_changed_or_is_gone(gate: SiteGate, script: Path) -> None:
