@@ -34,6 +34,7 @@ _AUX: Final = "aux_communication"
 _EVENTS: Final = "fed.event"
 _PATHS: Final = ("path", "class_path", "name")
 _SCRIPT: Final = "task_script_path"
+_ARGUMENTS: Final = "task_script_args"
 _MODE: Final = "execution_mode"
 _IN_PROCESS, _EXTERNAL = "in_process", "external_process"
 _UNBUFFERED: Final = "-u"
@@ -152,7 +153,8 @@ class SiteGate(Widget):
             yield f"{_MODE} {mode!r} is not allowed at this site, only {_IN_PROCESS!r} and {_EXTERNAL!r}"
         if mode == _EXTERNAL:
             yield from self._faults_of_command(command)
-        elif command:
+        yield from self._faults_of_arguments([arguments.get(_ARGUMENTS, "")])
+        if command and mode != _EXTERNAL:
             yield f"command of {named[0]} is not allowed at this site"
         if script is not None:
             yield from self._faults_of_script(script)
@@ -165,8 +167,11 @@ class SiteGate(Widget):
         if interpreter not in self.interpreters:
             yield f"the command's interpreter {interpreter} is not allowed at this site; it is one of --interpreter"
         yield from self._faults_of_script(script)
+        yield from self._faults_of_arguments(given)
+
+    def _faults_of_arguments(self, given: list[object]) -> Iterator[str]:
         if any(type(one) is not str or _REFERENCE in one for one in given):
-            yield f"an argument of {script} is not allowed at this site: it names a secret, or is no text"
+            yield "an argument of the script is not allowed at this site: it names a secret, or is no text"
 
     def _faults_of_script(self, script: object) -> Iterator[str]:
         # NVFlare looks for a path that is not absolute in the job's own folder first.

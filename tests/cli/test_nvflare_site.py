@@ -101,7 +101,10 @@ def test_filters_that_an_operator_has_stay_and_come_first(kit: Path) -> None:
     [
         (["--floors", "minimum-cohort"], "takes KEY=VALUE"),
         (["--floors", "minimum-cohort=many"], "minimum_cohort is an integer"),
-        (["--script", "train.py"], "are for --closed"),
+        (["--script", "train.py"], "only apply to --closed"),
+        (["--interpreter", "/bin/sh"], "only apply to --closed"),
+        (["--closed", "--interpreter", "python"], "the absolute path of a program; got python"),
+        (["--closed", "--interpreter", "/no/such/python"], "the absolute path of a program"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(
