@@ -24,6 +24,8 @@ LINES_OF_THE_LIBRARY = 67_200
 ROLES = ("configuration", "client", "session", "simulation", "run")
 """The files that every protocol has, beside ``server`` or ``host``."""
 PROTOCOLS = ("pairwise_mask", "enclave", "two_servers", "one_message", "light_secagg")
+CIRCLES = ("secagg.protocols.pairwise_mask", "secagg.protocols.enclave")
+"""Packages whose clients and members still name each other; no other files may."""
 LISTENING = {
     "secagg.protocols.enclave.machine.evidence",
     "secagg.protocols.enclave.machine.listeners",
@@ -96,6 +98,34 @@ def check_faces(root: Path) -> None:
         for use in uses_in(module.file.read_text(encoding="utf-8"), module.package)
         if is_deep(use.name, modules)
     )
+
+
+def check_circles(root: Path) -> None:
+    modules = shipped_modules(root)
+    files = {name for name, module in modules.items() if module.file.name != "__init__.py"}
+    imported = {name: files & set(_modules_used(modules[name], modules)) - {name} for name in files}
+    order: dict[str, set[str]] = {}
+    for name in files:
+        waiting, reached = [name], set[str]()
+        while waiting:
+            new = imported[waiting.pop()] - reached
+            reached |= new
+            waiting += new
+        order[name] = reached
+    circles = {frozenset(other for other in order[name] if name in order[other]) for name in files}
+    report(
+        f"{', '.join(sorted(circle))} import each other, for types or when they run: give what they share its own file"
+        for circle in circles - {frozenset()}
+        if not any(all(name.startswith(known) for name in circle) for known in CIRCLES)
+    )
+
+
+def _modules_used(module: Module, modules: dict[str, Module]) -> Iterator[str]:
+    for use in uses_in(module.file.read_text(encoding="utf-8"), module.package):
+        name = use.name
+        while name and name not in modules:
+            name = name.rpartition(".")[0]
+        yield name
 
 
 def check_no_waiting(root: Path) -> None:
@@ -237,6 +267,11 @@ PROVOCATIONS: list[tuple[Check, Fault, str]] = [
         check_faces,
         plant("secagg/cli/x.py", "from secagg.protocols.pairwise_mask.graph import Topology"),
         "secagg/cli/x.py: import secagg.protocols.pairwise_mask.graph",
+    ),
+    (
+        check_circles,
+        plant("protocols/two_servers/member.py", "from .client import Client"),
+        "secagg.protocols.two_servers.client, secagg.protocols.two_servers.member import each other",
     ),
     (check_no_waiting, plant("protocols/enclave/x.py", "from time import sleep"), "sleep belongs in secagg/session"),
     (check_no_waiting, plant("protocols/one_message/x.py", "import socket"), "socket belongs in secagg/session"),
