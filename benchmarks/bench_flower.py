@@ -237,7 +237,7 @@ def _epoch() -> Generator[dict[str, str]]:
         authority = load_authority(KEYS / AUTHORITY_FILE).public_key.hex()
         for number in numbers:
             serve = ["serve", "--record", f"{place}/record", "--key", f"{place}/{number}.key"]
-            serve += ["--authority", authority, "--socket", f"{place}/{number}.sock"]
+            serve += ["--authority", authority, "--listen", f"{place}/{number}.sock"]
             process = running.enter_context(subprocess.Popen(secagg(*serve), stdout=subprocess.PIPE))  # noqa: S603
             running.callback(process.kill)
             assert process.stdout is not None

@@ -29,7 +29,7 @@ from secagg.blame import between_servers
 from secagg.choices import SharingMode
 from secagg.contract.layout import IndexSegment
 from secagg.crypto.entropy import Coins
-from secagg.crypto.secret import Confined, Secret
+from secagg.crypto.secret import Confined
 from secagg.errors import InternalError, InvalidParameters, Misuse, Reason, SecAggError, blaming
 from secagg.errors import UnexpectedMessage as Unexpected
 from secagg.identifiers import ServerId
@@ -232,9 +232,10 @@ class StandingServer(Confined):
         self.request_bytes = MAXIMUM_BEGINNING_BYTES
         """Limit on the length of the next request."""
 
-    def pair_key(self) -> Secret:
-        """Return the key that both servers share; the caller wipes it."""
-        return self._keys.pair_key(self._peer)
+    @property
+    def operators(self) -> tuple[ServerKeys, OperatorKeys]:
+        """Its own keys, and the other server's public keys."""
+        return self._keys, self._peer
 
     def answer(self, request: bytes) -> bytes:
         """Do what server 0 asks for, and return the message that answers it; never raise for what it sent."""
@@ -302,7 +303,7 @@ class StandingServer(Confined):
             return server.offer
         self._rounds.begin(configuration.task, round_number)
         self.end_round()
-        with self.pair_key() as pair_key:
+        with self._keys.pair_key(self._peer) as pair_key:
             self._server = IndexingServer(
                 configuration,
                 ServerId(1),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, PeerError
-from secagg.identifiers import ClientId
+from secagg.identifiers import ClientId, HolderId, ServerId
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.protocols.two_servers import (
     SERVERS,
@@ -38,7 +38,7 @@ from secagg.protocols.two_servers import (
 from secagg.session import durable
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SigningKey
 from secagg.session.identities import AUTHORITY_FILE, ROSTER_FILE, load_authority, load_roster, make_identities
-from secagg.session.sockets import Service
+from secagg.session.sockets import Ends, Service
 
 from .shared import serving
 
@@ -138,7 +138,7 @@ def serve_holder(options: argparse.Namespace) -> int:
         raise InvalidParameters(f"--key-hours must be above 0 and at most {_MOST_KEY_HOURS}; got {options.key_hours}")
     if options.memory < 1:
         raise InvalidParameters(f"--memory is a number of MiB, at least 1; got {options.memory}")
-    key = _signing_key(options.key)
+    key, ends = _signing_key(options.key), None
     with serving():
         try:
             record = EpochRecord.decode(_read(options.record))
@@ -150,6 +150,10 @@ def serve_holder(options: argparse.Namespace) -> int:
                     f"this one asks for {options.minimum_holders} and {options.corrupted}; lower --minimum-holders or "
                     "--corrupted, or have another epoch signed"
                 )
+            if options.server is not None:
+                server = _public_key("--server", options.server)
+                own = HolderId(position)
+                ends = Ends(own=own, key=key, peer=ServerId(0), peer_key=server, coins=SystemCoins())
             holder = Holder(
                 record,
                 position,
@@ -165,15 +169,15 @@ def serve_holder(options: argparse.Namespace) -> int:
             raise InvalidParameters(f"{options.record}: {error}") from None
         try:
             Thread(target=_end_with_the_epoch, args=(holder, record), daemon=True).start()
-            Service(holder).serve(options.socket, ready=_say_ready(position, options.socket))
+            Service(holder, ends=ends).serve(options.listen, ready=_say_ready(position, options.listen))
         finally:
             holder.end()
             key.wipe()
     return 0
 
 
-def _say_ready(position: int, path: Path) -> Callable[[], None]:
-    return lambda: print(f"secagg holder: holder/{position} is ready at {path}", flush=True)
+def _say_ready(position: int, address: str) -> Callable[[], None]:
+    return lambda: print(f"secagg holder: holder/{position} is ready at {address}", flush=True)
 
 
 def _end_with_the_epoch(holder: Holder, record: EpochRecord) -> None:
@@ -277,8 +281,8 @@ def serve_second_server(options: argparse.Namespace) -> int:
             server = StandingServer(
                 keys, pair.operators[0], floors, rounds, coins=SystemCoins(), threads=options.threads
             )
-            said = f"secagg server: server/1 stands at {options.socket}, {state}. Two servers in one hand protect"
-            serve_standing(server, options.socket, SystemCoins(), ready=lambda: print(f"{said} nobody.", flush=True))
+            said = f"secagg server: server/1 stands at {options.listen}, {state}. Two servers in one hand protect"
+            serve_standing(server, options.listen, SystemCoins(), ready=lambda: print(f"{said} nobody.", flush=True))
     return 0
 
 

@@ -13,6 +13,7 @@ from secagg.session.registry import names, require_name
 
 from . import spreading
 
+_ADDRESS: Final = "unix:PATH, tcp:HOST:PORT or vsock:CONTEXT:PORT"
 PROTOCOLS: Final = f"aggregation protocol: {', '.join(names())} (default: %(default)s)"
 
 
@@ -119,7 +120,8 @@ def _add_holder(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
         metavar="HEX",
         help="the public key of the authority it believes, or the file of a roster that the operator trusts",
     )
-    serve.add_argument("--socket", type=Path, required=True, metavar="PATH", help="where the server connects")
+    serve.add_argument("--listen", required=True, metavar="ADDRESS", help=f"where the server connects: {_ADDRESS}")
+    serve.add_argument("--server", metavar="HEX", help="of tcp and vsock: the public key of the server, who alone asks")
     serve.add_argument("--minimum-cohort", type=int, default=3, metavar="N", help="no sum is over fewer (default: 3)")
     serve.add_argument("--corrupted", type=int, default=1, metavar="N", help="least bound of the epoch (default: 1)")
     serve.add_argument("--minimum-holders", type=int, default=4, metavar="N", help="least of the epoch (default: 4)")
@@ -131,7 +133,6 @@ def _add_holder(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
         "--key-hours", type=float, default=12.0, metavar="H", help="lifetime of its keys, at most 24 (default: 12)"
     )
     serve.set_defaults(run=when_run("secagg.cli.operators", "serve_holder"))
-    _add_tunnel(kinds)
 
 
 def _add_server(command: argparse.ArgumentParser) -> None:
@@ -156,7 +157,6 @@ def _add_server(command: argparse.ArgumentParser) -> None:
     show = commands.add_parser("show", help="say what a file holds: keys (their public part), servers, a journal, ...")
     show.add_argument("file", type=Path)
     show.set_defaults(run=when_run("secagg.cli.operators", "show_file"))
-    _add_tunnel(commands)
 
 
 def _add_keys(command: argparse.ArgumentParser) -> None:
@@ -169,7 +169,7 @@ def _add_keys(command: argparse.ArgumentParser) -> None:
 
 
 def _add_serve(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--socket", type=Path, required=True, metavar="PATH", help="where server 0 connects")
+    command.add_argument("--listen", required=True, metavar="ADDRESS", help=f"where server 0 connects: {_ADDRESS}")
     command.add_argument("--keys", type=Path, required=True, metavar="FILE", help="server 1's own key file")
     command.add_argument("--servers", type=Path, required=True, metavar="FILE", help="as `keys --peer` writes it")
     command.add_argument("--journal", type=Path, required=True, metavar="DIR", help="kept for as long as the keys")
@@ -335,21 +335,6 @@ def _add_wire(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type
     _add_contribute(commands.add_parser("contribute", help="add one update to the sum that a server holds"))
 
 
-def _add_tunnel(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
-    tunnel = commands.add_parser(
-        "tunnel",
-        help="mutual TLS between operators: a Unix socket here stands for one there",
-        description="Carry connections until SIGTERM or SIGINT; SIGHUP has it read renewed files of TLS.",
-    )
-    side = tunnel.add_mutually_exclusive_group(required=True)
-    side.add_argument("--listen", metavar="HOST:PORT", help="for the other operator; a helper listens at --socket")
-    side.add_argument("--connect", metavar="HOST:PORT", help="to the other operator; --socket is made here")
-    tunnel.add_argument("--socket", type=Path, required=True, metavar="PATH", help="the Unix socket on this side")
-    tunnel.add_argument("--peer", type=Path, required=True, metavar="FILE", help="the other operator's certificate")
-    _add_credentials(tunnel, is_required=True)
-    tunnel.set_defaults(run=when_run("secagg.cli.shared", "run_tunnel"))
-
-
 def _add_contribute(contribute: argparse.ArgumentParser) -> None:
     contribute.usage = "secagg contribute URL (--update | --statistics) FILE (--identity FILE | --client N) [...]"
     contribute.add_argument("url", metavar="URL", help="of the server")
@@ -372,12 +357,12 @@ def _add_contribute(contribute: argparse.ArgumentParser) -> None:
 
 
 def _add_common(command: argparse._ActionsContainer, what: str) -> None:
-    _add_credentials(command, is_required=False)
+    _add_credentials(command)
     command.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=what)
     levels = ("debug", "info", "warning", "error")
     command.add_argument("--log-level", choices=levels, default="info", help="(default: %(default)s)")
 
 
-def _add_credentials(command: argparse._ActionsContainer, *, is_required: bool) -> None:
-    command.add_argument("--cert", type=Path, required=is_required, metavar="FILE", help="own certificate, PEM")
-    command.add_argument("--key", type=Path, required=is_required, metavar="FILE", help="its private key, PEM")
+def _add_credentials(command: argparse._ActionsContainer) -> None:
+    command.add_argument("--cert", type=Path, metavar="FILE", help="own certificate, PEM")
+    command.add_argument("--key", type=Path, metavar="FILE", help="its private key, PEM")

@@ -1,4 +1,4 @@
-"""Common parts of commands that serve and of both ends of a wire; the tunnel of helpers, and ``enclave serve``."""
+"""Common parts of commands that serve and of both ends of a wire; and ``secagg enclave serve``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, get_origin
 
-from secagg.errors import InvalidParameters, Misuse, Reason, SecAggError
+from secagg.errors import InvalidParameters, Reason, SecAggError
 
 if TYPE_CHECKING:
     from secagg.analytics import Declaration, Plan
@@ -140,26 +140,6 @@ async def _until_told(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result
         return await task
     except asyncio.CancelledError:
         raise SystemExit(0) from None
-
-
-def run_tunnel(options: argparse.Namespace) -> int:
-    """``secagg server tunnel``: carry connections until SIGTERM or SIGINT; SIGHUP has it read renewed files."""
-    from secagg.transport.tls import Ends, PinnedTls, open_tunnel, serve_tunnel
-
-    own, text = own_credentials(options), options.listen or options.connect
-    if own is None:
-        raise Misuse("a tunnel has a certificate of its own")
-    host, port = address("--listen" if options.listen else "--connect", text)
-    tls = PinnedTls(own, options.peer, is_server=options.listen is not None)
-    ends = Ends(tls=tls, socket=options.socket, host=host, port=port)
-    carry = serve_tunnel if options.listen else open_tunnel
-
-    async def carried() -> None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, tls.renew)
-        await carry(ends, lambda: print("ready", flush=True))
-
-    running(carried)
-    return 0
 
 
 def own_credentials(options: argparse.Namespace) -> Credentials | None:

@@ -115,7 +115,6 @@ class Label(bytes, Enum):
     INDEXING_FINGERPRINT = b"secagg/1/indexing-fingerprint"
     INDEXING_PAIR_KEY = b"secagg/1/indexing-pair-key"
     INDEXING_OPERATOR = b"secagg/1/indexing-operator"
-    INDEXING_GREETING = b"secagg/1/indexing-greeting"
     INDEXING_NONCE = b"secagg/1/indexing-nonce"
     INDEXING_NOISE = b"secagg/1/indexing-noise"
     SUMMED_LAYOUT = b"secagg/1/summed-layout"

@@ -1,4 +1,4 @@
-"""One message a client in Flower: its holders stand behind sockets.
+"""One message a client in Flower: its holders stand at addresses.
 
 The clients' authority signs the record of the holders, so a server can neither choose holders nor invent them. They are
 asked outside of Flower.
@@ -14,8 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, PeerError
-from secagg.identifiers import HolderId
+from secagg.identifiers import HolderId, ServerId
 from secagg.protocols.one_message import (
     ClientRecord,
     EpochRecord,
@@ -24,10 +25,12 @@ from secagg.protocols.one_message import (
     OneMessageMember,
     open_session,
 )
+from secagg.session.certificates import SigningKey
 from secagg.session.durable import replace
 from secagg.session.frames import decode_refusal
+from secagg.session.identities import read_private
 from secagg.session.roles import ServerSession, Subject
-from secagg.session.sockets import HelperLost, NumberedHelpers
+from secagg.session.sockets import Ends, HelperLost, NumberedHelpers
 from secagg.session.store import Store
 from secagg.wire import MessageKind, message_kind
 
@@ -44,7 +47,14 @@ _ASKED_AGAIN: Final = (MessageKind.ONE_MESSAGE_LIST, MessageKind.ONE_MESSAGE_CER
 def opened(side: ServerSide) -> ServerSession:
     """Begin a sum of the epoch that runs."""
     settings, chosen, record = side.settings, side.chosen, _record(side)
-    holders = StandingHolders(record, tuple(map(Path, settings.holder_sockets)), settings.stage_timeout)
+    ends = dict[int, Ends]()
+    if settings.server_keys:
+        with Secret("signing key", read_private(Path(settings.server_keys))) as seed:
+            key = SigningKey(seed)
+        side.resources.callback(key.wipe)
+        for at, holder in enumerate(record.holders):
+            ends[at] = Ends(own=ServerId(0), key=key, peer=HolderId(at), peer_key=holder.public_key, coins=side.coins)
+    holders = StandingHolders(record, settings.holder_sockets, settings.stage_timeout, ends)
     keys = holders.keys(side.subject, Path(f"{settings.epoch}.keys"))
     helpers = OneMessageHelpers(record=record, keys=keys, coins=side.coins, ask_all=holders.ask_all)
     return open_session(side.subject, chosen, side.invited, helpers)
@@ -68,7 +78,7 @@ def _record(side: ServerSide) -> EpochRecord:
         ),
         (
             len(record.holders) != len(side.settings.holder_sockets),
-            f"names {len(record.holders)} holders, and {PREFIX}holders {len(side.settings.holder_sockets)} sockets",
+            f"names {len(record.holders)} holders, and {PREFIX}holders {len(side.settings.holder_sockets)} addresses",
         ),
     ):
         if is_wrong:
@@ -77,12 +87,14 @@ def _record(side: ServerSide) -> EpochRecord:
 
 
 class StandingHolders:
-    """Holders at their sockets; once clients have uploaded, those that are needed are waited for."""
+    """Holders at their addresses; once clients have uploaded, those that are needed are waited for."""
 
-    def __init__(self, record: EpochRecord, sockets: tuple[Path, ...], patience: float) -> None:
+    def __init__(
+        self, record: EpochRecord, addresses: tuple[str, ...], patience: float, ends: Mapping[int, Ends]
+    ) -> None:
         """Ask nobody yet; ``patience`` is the seconds that a holder may be silent, and that too few are waited for."""
-        self._record, self._sockets, self._patience = record, sockets, patience
-        self._helpers = NumberedHelpers(dict(enumerate(sockets)), patience, self._log)
+        self._record, self._addresses, self._patience = record, addresses, patience
+        self._helpers = NumberedHelpers(dict(enumerate(addresses)), patience, self._log, ends)
         self._list, self._heard = b"", set[int]()
 
     def keys(self, subject: Subject, kept: Path) -> tuple[bytes, ...]:
@@ -105,7 +117,7 @@ class StandingHolders:
         return max(self._record.threshold, self._record.quorum)
 
     def _published(self) -> tuple[bytes, ...]:
-        count, keys = range(len(self._sockets)), dict[int, bytes]()
+        count, keys = range(len(self._addresses)), dict[int, bytes]()
         for position, answer in self._helpers.ask_all(dict.fromkeys(count, self._record.encode())):
             if message_kind(answer) is MessageKind.REFUSAL:
                 raise HelperLost(f"{self._named([position])} refuses the epoch: {decode_refusal(answer)}") from None
@@ -158,7 +170,7 @@ class StandingHolders:
         LOG.warning("%s does not answer: %s", self._named([position]), str(error))
 
     def _named(self, positions: Iterable[int]) -> str:
-        return ", ".join(f"{HolderId(position)} at {self._sockets[position]}" for position in sorted(positions))
+        return ", ".join(f"{HolderId(position)} at {self._addresses[position]}" for position in sorted(positions))
 
 
 def member(side: NodeSide) -> OneMessageMember:

@@ -195,7 +195,13 @@ class SecAggSettings(Options):
         str, option("address of `secagg server serve`; none: simulated", only_with=OF_TWO_SERVERS)
     ] = ""
     servers: Annotated[str, option("file with both servers' public keys", only_with=OF_TWO_SERVERS)] = ""
-    server_keys: Annotated[str, option("key file of server 0, which is this one", only_with=OF_TWO_SERVERS)] = ""
+    server_keys: Annotated[
+        str,
+        option(
+            "this server's key file: of server 0, or of `secagg holder keys` where holders are elsewhere",
+            only_with=("protocol", (TWO_SERVERS, ONE_MESSAGE)),
+        ),
+    ] = ""
     epoch: Annotated[str, option("record of `secagg holder record`", only_with=OF_ONE_MESSAGE)] = ""
     holders: Annotated[
         str | tuple[str, ...],

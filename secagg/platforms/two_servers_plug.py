@@ -63,9 +63,9 @@ def _real(side: ServerSide, chosen: TwoServersSettings) -> TwoServersHelpers:
             return link.ask(request)
         except OSError as error:
             raise HelperLost(
-                f"{PREFIX}second-server is {settings.second_server}, and nothing answers there ({error}); its operator "
-                "starts `secagg server serve` with the same keys and journal. This round is over, and the "
-                "updates sent for it are spent; the next one has another number"
+                f"{PREFIX}second-server is {settings.second_server}, and no server 1 answers there ({error}); its "
+                "operator starts `secagg server serve` with the same keys and journal. This round is over, and "
+                "the updates sent for it are spent; the next one has another number"
             ) from error
 
     helpers = TwoServersHelpers(
@@ -77,8 +77,7 @@ def _real(side: ServerSide, chosen: TwoServersSettings) -> TwoServersHelpers:
         clock=side.clock,
     )
     longest = exchange_bytes(configure(side.subject, chosen, side.invited, helpers))
-    pair_key = side.resources.enter_context(zero.pair_key(pair.operators[1]))
-    link = PeerLink(Path(settings.second_server), pair_key, side.coins, answer_bytes=longest)
+    link = PeerLink(settings.second_server, zero, pair.operators[1], side.coins, answer_bytes=longest)
     side.resources.callback(link.close)
     return helpers
 

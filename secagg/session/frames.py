@@ -84,14 +84,17 @@ class Source(Protocol):
         ...
 
 
-def receive_frame(connection: Source, limit: int) -> bytes:
+def receive_frame(connection: Source, limit: int, begun: bytes = b"") -> bytes:
     """Receive a message of at most ``limit`` bytes; no more is allocated than has come, and a piece.
+
+    What of it has come before is ``begun``.
+
 
     Raises:
         MalformedMessage: a longer one is announced; nothing of it was read.
         ConnectionResetError: the other end closed the connection.
     """
-    length = int.from_bytes(_receive(connection, _LENGTH_BYTES), "big")
+    length = int.from_bytes(begun + _receive(connection, _LENGTH_BYTES - len(begun)), "big")
     if length > limit:
         sentence = f"a frame declares {length} bytes and {limit} is the limit"
         raise MalformedMessage(sentence, reason=Reason.LENGTH_OVER_LIMIT)

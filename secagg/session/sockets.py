@@ -1,22 +1,277 @@
-"""Addresses of helpers, and the two ends of a connection: one that asks, and one that serves."""
+"""Addresses of helpers, who is at each end of a connection, and its two ends: one that asks, and one that serves.
+
+Between machines a connection is TLS 1.3 between two parties who know each other's public key: no names, no issuers and
+no certificate files. For each connection an end draws a key, and its identity key certifies that for a day, with its
+role. The other end makes a trust anchor out of the one key and the one role that it expects.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import socket
+import ssl
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from threading import BoundedSemaphore, Lock, Thread, Timer
 from typing import Final, Protocol, Self
 
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+
+from secagg.crypto.entropy import Coins
 from secagg.errors import InternalError, InvalidParameters, MalformedMessage, PeerError, SecAggError
+from secagg.identifiers import Party
 from secagg.wire import MessageKind, message_kind
 
+from .certificates import SigningKey, is_strong_key, new_signing_key
 from .frames import decode_refusal, encode_refusal, listening, receive_frame, send_frame
+
+# --- Addresses --------------------------------------------------------------------------------------------------------
+
+_MOST: Final = {"tcp": 1 << 16, "vsock": 1 << 32}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a helper listens."""
+
+    kind: str
+    host: str
+    """The path of a Unix socket, the name or number of a machine, or the context of vsock."""
+    port: int = 0
+
+    @classmethod
+    def of(cls, text: str | Path) -> Address:
+        """Read an address; a path is one of a Unix socket.
+
+        Raises:
+            InvalidParameters: it is none.
+        """
+        kind, _, rest = str(text).partition(":")
+        if isinstance(text, Path) or kind not in ("unix", *_MOST):
+            return cls("unix", str(text))
+        if kind == "unix" and rest:
+            return cls(kind, rest)
+        host, _, port = rest.rpartition(":")
+        is_named = bool(host) if kind == "tcp" else host.isdecimal() and int(host) < _MOST["vsock"]
+        if kind != "unix" and is_named and port.isdecimal() and int(port) < _MOST[kind]:
+            return cls(kind, host.strip("[]"), int(port))
+        raise InvalidParameters(f"an address is unix:PATH, tcp:HOST:PORT or vsock:CONTEXT:PORT; got {str(text)!r}")
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the mode of a file tells who may connect."""
+        return self.kind == "unix"
+
+    def connect(self, timeout: float | None) -> socket.socket:
+        """Return a connection; who is at the other end is still to be found out, unless it is here.
+
+        Raises:
+            OSError: nothing listens there, or this system has no such sockets.
+        """
+        if self.kind == "tcp":
+            connection = socket.create_connection((self.host, self.port), timeout)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return connection
+        connection = socket.socket(self._family(), socket.SOCK_STREAM)
+        try:
+            connection.settimeout(timeout)
+            connection.connect(self.host if self.is_here else (int(self.host), self.port))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    @contextmanager
+    def listening(self) -> Generator[socket.socket]:
+        """Listen; a socket that a killed process has left at a path is replaced.
+
+        Raises:
+            InvalidParameters: nothing can listen there.
+        """
+        if self.is_here:
+            with listening(Path(self.host), replaces_dead=True) as listener:
+                yield listener
+            return
+        try:
+            if self.kind == "tcp":
+                family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+                listener = socket.create_server((self.host, self.port), family=family)
+                # Connections have it from there.
+                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            else:
+                listener = socket.socket(self._family(), socket.SOCK_STREAM)
+                listener.bind((int(self.host), self.port))
+                listener.listen()
+        except OSError as error:
+            raise InvalidParameters(f"nothing can listen at {self} ({error}); name another address") from None
+        with listener:
+            yield listener
+
+    def _family(self) -> int:
+        if self.is_here:
+            return socket.AF_UNIX
+        if not hasattr(socket, "AF_VSOCK"):
+            raise OSError("this system has no vsock")
+        return socket.AF_VSOCK
+
+    def __str__(self) -> str:
+        return self.host if self.is_here else f"{self.kind}:{self.host}:{self.port}"
+
+
+def hang_up(connection: socket.socket) -> None:
+    """End a connection that another thread, or another process, may be using."""
+    with suppress(OSError):
+        # The method of a TLS connection would first forget the keys, and let another thread send in the clear.
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+
+# --- Who is at each end -----------------------------------------------------------------------------------------------
+
+PROOF_SECONDS: Final = 10.0
+"""Seconds in which both ends prove who they are."""
+_LIFE: Final = timedelta(hours=24)
+_PROVED: Final = b"\1"
+_BROKEN: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+
+
+class WrongPeer(ConnectionError):
+    """What is at an address does not prove the expected key and role, or does not believe this end's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """One end of a connection, and the only other one that it talks with."""
+
+    own: Party
+    key: SigningKey
+    peer: Party
+    peer_key: bytes
+    coins: Coins
+
+    def __post_init__(self) -> None:
+        if not is_strong_key(self.peer_key):
+            raise InvalidParameters(
+                f"the key of {self.peer} is of small order or not canonical; anybody signs under it"
+            )
+
+    def proved(
+        self, connection: socket.socket, *, is_server: bool, strangers: dict[socket.socket, None] | None = None
+    ) -> ssl.SSLSocket:
+        """Return a connection over this one, once both ends have proved who they are; close it if they do not.
+
+        Args:
+            strangers: where it is listed meanwhile, for who has better use for its place.
+        Raises:
+            WrongPeer: somebody else is there, or the peer expects somebody else here.
+            OSError: the connection was lost, or the peer is too slow.
+        """
+        strangers = {} if strangers is None else strangers
+        try:
+            over = self._context(is_server=is_server).wrap_socket(
+                connection, server_side=is_server, do_handshake_on_connect=False
+            )
+        except BaseException:
+            connection.close()
+            raise
+        strangers[over] = None
+        timer = Timer(PROOF_SECONDS, hang_up, [over])
+        timer.start()
+        try:
+            self._prove(over)
+        except BaseException:
+            over.close()
+            raise
+        finally:
+            timer.cancel()
+            del strangers[over]
+        return over
+
+    def _prove(self, over: ssl.SSLSocket) -> None:
+        try:
+            over.do_handshake()
+            # The listening end sees the other one's proof last, and says so.
+            if over.server_side:
+                over.sendall(_PROVED)
+            elif over.recv(len(_PROVED)) != _PROVED:
+                raise ConnectionResetError("the other end closed the connection")
+        except _BROKEN as error:
+            raise ConnectionResetError("the other end closed the connection, or was too slow") from error
+        except ssl.SSLError as error:
+            raise WrongPeer(
+                f"one end does not prove the key that the other expects of it: {self.peer} with the key "
+                f"{self.peer_key.hex()}, and here {self.own} with {self.key.public_key.hex()} "
+                f"({getattr(error, 'verify_message', error.reason)}); compare keys, roles and clocks of both"
+            ) from None
+
+    def _context(self, *, is_server: bool) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname, context.verify_mode = False, ssl.CERT_REQUIRED
+        drawn = new_signing_key(self.coins).require_usable()
+        own = _name(self.own, self.key.public_key)
+        shown = _certificate(own, drawn.public_key(), self.key.require_usable(), is_anchor=False)
+        # An anchor is believed for its name and key alone, whoever has signed it.
+        expected = Ed25519PublicKey.from_public_bytes(self.peer_key)
+        anchor = _certificate(_name(self.peer, self.peer_key), expected, drawn, is_anchor=True)
+        context.load_verify_locations(cadata=anchor.public_bytes(Encoding.DER))
+        secret = drawn.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        with _in_memory(shown.public_bytes(Encoding.PEM) + secret) as path:
+            context.load_cert_chain(path)
+        if is_server:
+            # Whoever comes again proves itself again.
+            context.num_tickets = 0
+        return context
+
+
+def _name(party: Party, key: bytes) -> x509.Name:
+    return x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, str(party)),
+            x509.NameAttribute(NameOID.COMMON_NAME, key.hex()),
+        ]
+    )
+
+
+def _certificate(
+    issuer: x509.Name, key: Ed25519PublicKey, signer: Ed25519PrivateKey, *, is_anchor: bool
+) -> x509.Certificate:
+    own, now = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a connection")]), datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .issuer_name(issuer)
+        .subject_name(issuer if is_anchor else own)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        # Clocks of two machines differ.
+        .not_valid_before(now - _LIFE / 2)
+        .not_valid_after(now + _LIFE / 2)
+        .add_extension(x509.BasicConstraints(ca=is_anchor, path_length=0 if is_anchor else None), critical=True)
+        .sign(signer, None)
+    )
+
+
+@contextmanager
+def _in_memory(data: bytes) -> Generator[str]:
+    """Yield a path for a function that takes nothing else; nothing of it is on a disk."""
+    if not hasattr(os, "memfd_create"):
+        raise InvalidParameters("tcp: and vsock: need Linux; listen and connect at unix: here")
+    file = os.memfd_create("secagg", os.MFD_CLOEXEC)
+    try:
+        os.write(file, data)
+        yield f"/proc/self/fd/{file}"
+    finally:
+        os.close(file)
+
 
 # --- One end that asks ------------------------------------------------------------------------------------------------
 
@@ -27,53 +282,6 @@ Ask = Callable[[bytes], bytes]
 """Sends a request and returns its answer; raises the helper's refusal, or ``ConnectionError`` if it is lost."""
 AskAll = Callable[[Mapping[int, bytes]], Iterable[tuple[int, bytes]]]
 """The same for numbered helpers at once; those that are lost, late or refuse are missing from the answers."""
-_ADDRESS_PARTS: Final = 2
-_ADDRESS_LIMIT: Final = 1 << 32
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a helper listens."""
-
-    family: int
-    place: str | tuple[int, int]
-
-    @classmethod
-    def of(cls, text: str | Path) -> Address:
-        """Read ``unix:PATH``, or ``vsock:CONTEXT:PORT`` of a machine within this one; a path is one of a Unix socket.
-
-        Raises:
-            InvalidParameters: it is none.
-        """
-        kind, _, rest = str(text).partition(":")
-        if isinstance(text, Path) or kind not in ("unix", "vsock"):
-            return cls(socket.AF_UNIX, str(text))
-        if kind == "unix" and rest:
-            return cls(socket.AF_UNIX, rest)
-        numbers = rest.split(":")
-        if len(numbers) == _ADDRESS_PARTS and all(each.isdecimal() and int(each) < _ADDRESS_LIMIT for each in numbers):
-            return cls(getattr(socket, "AF_VSOCK", -1), (int(numbers[0]), int(numbers[1])))
-        raise InvalidParameters(f"an address is unix:PATH or vsock:CONTEXT:PORT; got {str(text)!r}")
-
-    def connect(self, timeout: float | None) -> socket.socket:
-        """Return a connection.
-
-        Raises:
-            OSError: nothing listens there, or this system has no such sockets.
-        """
-        if self.family < 0:
-            raise OSError("this system has no vsock")
-        connection = socket.socket(self.family, socket.SOCK_STREAM)
-        try:
-            connection.settimeout(timeout)
-            connection.connect(self.place)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def __str__(self) -> str:
-        return self.place if isinstance(self.place, str) else f"vsock:{self.place[0]}:{self.place[1]}"
 
 
 class Helper(Protocol):
@@ -109,17 +317,22 @@ class SocketAsk:
         *,
         limit: int = 1 << 32,
         timeout: float | None = 600.0,
-        greet: Callable[[socket.socket], None] | None = None,
+        ends: Ends | None = None,
     ) -> None:
         """Connect to nothing yet; the first request does.
 
         Args:
-            address: a path, ``unix:PATH`` or ``vsock:CONTEXT:PORT``.
+            address: a path, ``unix:PATH``, ``tcp:HOST:PORT`` or ``vsock:CONTEXT:PORT``.
             limit: the largest length of an answer, in bytes; it may be changed between two requests.
             timeout: how many seconds the helper may take to connect, or to continue an answer; None for any.
-            greet: the greeting between both ends before the first request.
+            ends: who is here and there; at a path nobody asks, and what vsock reaches may prove itself otherwise.
         """
-        self._address, self.limit, self._timeout, self._greet = Address.of(address), limit, timeout, greet
+        self._address, self.limit, self._timeout = Address.of(address), limit, timeout
+        self._ends = None if self._address.is_here else ends
+        if self._address.kind == "tcp" and ends is None:
+            raise InvalidParameters(
+                f"at {self._address} each end proves its key; give this end one, or an address on this machine"
+            )
         self._connection: socket.socket | None = None
         self._is_lost = False
         self._lock = Lock()
@@ -161,21 +374,14 @@ class SocketAsk:
         raise refusal
 
     def connect(self) -> socket.socket:
-        """Return the connection; connect and greet first, if that was not done yet.
+        """Return the connection; connect first, and find out who is there, if that was not done yet.
 
         Raises:
-            OSError: nothing listens at the address, or it went away.
-            SecAggError: what the greeting found.
+            OSError: nothing listens at the address, or it went away, or somebody else is there.
         """
         if self._connection is None:
             connection = self._reached()
-            try:
-                if self._greet is not None:
-                    self._greet(connection)
-            except BaseException:
-                connection.close()
-                raise
-            self._connection = connection
+            self._connection = connection if self._ends is None else self._ends.proved(connection, is_server=False)
         return self._connection
 
     def _reached(self) -> socket.socket:
@@ -205,8 +411,7 @@ class SocketAsk:
         self._is_lost = True
         if self._connection is not None:
             # The helper sees the end even where a fork of this process holds the connection too.
-            with suppress(OSError):
-                self._connection.shutdown(socket.SHUT_RDWR)
+            hang_up(self._connection)
             self._connection.close()
 
     def __enter__(self) -> Self:
@@ -224,25 +429,21 @@ class SocketAsk:
 DEFAULT_PATIENCE: Final = 60.0
 """Seconds that a peer may take to continue a frame that it has begun."""
 DEFAULT_LIMIT: Final = 1 << 30
-GREETING_PATIENCE: Final = 10.0
-"""Seconds that a whole greeting may take, so that silent strangers keep nobody out for long."""
 PEERS_AT_ONCE: Final = 64
-Greet = Callable[[socket.socket], None]
-"""Finds out over a new connection who is there; raises ``PeerError`` for somebody who is not served."""
+"""Connections at once; beyond it the oldest ends on which nothing was proved yet."""
 
 
 class Service:
     """Answers the newest peer that connects, and no other."""
 
-    def __init__(  # noqa: PLR0913 -- all but the first have defaults
+    def __init__(
         self,
         helper: Helper,
         *,
         limit: int | Callable[[], int] = DEFAULT_LIMIT,
         patience: float = DEFAULT_PATIENCE,
         ended: Callable[[], None] = lambda: None,
-        greet: Greet | None = None,
-        greeting_patience: float = GREETING_PATIENCE,
+        ends: Ends | None = None,
     ) -> None:
         """Serve a helper.
 
@@ -250,26 +451,31 @@ class Service:
             limit: how many bytes a request has at most, or what tells it before each.
             patience: how long a peer may take between two pieces of one frame, or to take an answer.
             ended: called when a peer has gone, so that the helper ends what lives no longer than its connection.
-            greet: tells a peer from a stranger; without it, the mode of the socket alone does.
+            ends: who serves, and who alone is served; without it the mode of a Unix socket tells that.
         """
         self._helper, self._patience, self._ended = helper, patience, ended
         self._limit = limit if callable(limit) else lambda: limit
-        self._greet, self._greeting_patience = greet, greeting_patience
+        self._ends, self._strangers = ends, dict[socket.socket, None]()
         self._places = BoundedSemaphore(PEERS_AT_ONCE)
         self._turn, self._newest_lock = Lock(), Lock()
         self._newest: socket.socket | None = None
 
-    def serve(self, path: Path, *, ready: Callable[[], None] = lambda: None) -> None:
+    def serve(self, address: str | Path, *, ready: Callable[[], None] = lambda: None) -> None:
         """Listen until the process is told to end; then remove the socket.
 
-        A socket that a killed process has left at the path is replaced.
+        A socket that a killed process has left at a path is replaced.
 
         Args:
             ready: called once, when a peer can connect.
         Raises:
-            InvalidParameters: no socket can be made at the path, or somebody listens there.
+            InvalidParameters: nothing can listen there, or somebody does, or nobody here knows who may connect.
         """
-        with listening(path, replaces_dead=True) as listener:
+        at = Address.of(address)
+        if at.is_here:
+            self._ends = None
+        elif self._ends is None:
+            raise InvalidParameters(f"anybody may connect to {at}; name the key of who is served")
+        with at.listening() as listener:
             ready()
             try:
                 self.accept(listener)
@@ -282,13 +488,20 @@ class Service:
     def accept(self, listener: socket.socket) -> None:
         """Take one connection after the other from a socket that listens, until it is closed."""
         while True:
-            self._places.acquire()
+            if not self._places.acquire(blocking=False):
+                for oldest in list(self._strangers)[:1]:
+                    hang_up(oldest)
+                self._places.acquire()
             try:
                 connection = listener.accept()[0]
             except OSError:
                 self._places.release()
-                return
-            if self._greet is None:
+                if listener.fileno() < 0:
+                    return
+                # A stranger who went away again is no reason to end.
+                time.sleep(_PAUSE)
+                continue
+            if self._ends is None:
                 self._take_place_of(connection)
             # A daemon: the end of the process is the end of whatever it waits for.
             Thread(target=self._answer_one, args=(connection,), daemon=True).start()
@@ -298,50 +511,44 @@ class Service:
         with self._newest_lock:
             before, self._newest = self._newest, connection
         if before is not None:
-            _hang_up(before)
+            hang_up(before)
 
     def _answer_one(self, connection: socket.socket) -> None:
         """Answer until the peer goes away, is too slow or sends no frame, or until another one has connected."""
         try:
-            with connection:
-                if self._greet is not None:
-                    if not self._has_greeted(connection, self._greet):
-                        return
-                    self._take_place_of(connection)
-                # One peer at a time, in the order in which they came: the one before has been cut off.
-                with self._turn:
-                    try:
-                        if connection is self._newest:
-                            self._serve(connection)
-                    finally:
-                        self._ended()
+            peer = connection if self._ends is None else self._proved(connection, self._ends)
+            if peer is None:
+                return
+            # One peer at a time, in the order in which they came: the one before has been cut off.
+            with peer, self._turn:
+                try:
+                    if peer is self._newest:
+                        self._serve(peer)
+                finally:
+                    self._ended()
         finally:
             self._places.release()
 
-    def _has_greeted(self, connection: socket.socket, greet: Greet) -> bool:
-        timer = Timer(self._greeting_patience, _hang_up, [connection])
-        timer.start()
-        with suppress(OSError, MemoryError):
-            try:
-                greet(connection)
-            except PeerError as error:
-                send_frame(connection, encode_refusal(error))
-            else:
-                return True
-            finally:
-                timer.cancel()
-        return False
+    def _proved(self, connection: socket.socket, ends: Ends) -> socket.socket | None:
+        """Return a connection with the peer, which is the newest then; None for anybody else."""
+        try:
+            peer = ends.proved(connection, is_server=True, strangers=self._strangers)
+        except OSError as error:
+            _LOG.warning("somebody who connected is not served: %s", str(error))
+            return None
+        self._take_place_of(peer)
+        return peer
 
     def _serve(self, connection: socket.socket) -> None:
         with suppress(OSError, MemoryError):
             while True:
                 # Between two requests a peer may be silent as long as it likes; nobody waits for it.
                 connection.settimeout(None)
-                if not connection.recv(1, socket.MSG_PEEK):
+                if not (begun := connection.recv(1)):
                     return
                 connection.settimeout(self._patience)
                 try:
-                    request = receive_frame(connection, self._limit())
+                    request = receive_frame(connection, self._limit(), begun)
                 except MalformedMessage as error:
                     send_frame(connection, encode_refusal(error))
                     return
@@ -358,29 +565,35 @@ class Service:
         return f"<Service of {self._helper!r}>"
 
 
-def _hang_up(connection: socket.socket) -> None:
-    """End a connection that another thread reads from."""
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-
-
 def _log(number: int, error: Exception) -> None:
     _LOG.warning("helper %d does not answer: %s", number, str(error))
 
 
 class NumberedHelpers:
-    """Asks helpers at their sockets; each request is a connection of its own, so a killed helper may come back."""
+    """Asks helpers at addresses; each request is a connection of its own, so a killed helper may come back."""
 
     def __init__(
-        self, paths: Mapping[int, Path], patience: float, lost: Callable[[int, Exception], None] = _log
+        self,
+        addresses: Mapping[int, str | Path],
+        patience: float,
+        lost: Callable[[int, Exception], None] = _log,
+        ends: Mapping[int, Ends] | None = None,
     ) -> None:
         """Connect to nobody yet.
 
         Args:
             patience: the seconds that a helper may be silent.
             lost: told, from any thread, who does not answer and why.
+            ends: who is at each address, where that is not on this machine.
         """
-        self._paths, self._patience, self._lost = dict(paths), patience, lost
+        self._asks = {
+            number: partial(SocketAsk, address, timeout=patience, ends=(ends or {}).get(number))
+            for number, address in addresses.items()
+        }
+        for ask in self._asks.values():
+            # What is no address is refused before anybody is asked.
+            ask()
+        self._lost = lost
 
     def ask_all(self, requests: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
         """Return the answers that came; of a helper that refuses, the refusal."""
@@ -393,7 +606,7 @@ class NumberedHelpers:
     def _asked(self, request: tuple[int, bytes]) -> tuple[int, bytes] | None:
         number, message = request
         try:
-            with SocketAsk(self._paths[number], timeout=self._patience) as ask:
+            with self._asks[number]() as ask:
                 return number, ask(message)
         except ConnectionError as error:
             self._lost(number, error)

@@ -146,7 +146,7 @@ def test_a_holder_that_is_told_to_end_wipes_its_keys(
     listed = [part for key in public[1:] for part in ("--holder", key)]
     record = ["--authority", str(tmp_path / "authority"), "--number", "1", "--out", str(tmp_path / "record")]
     assert main(["holder", "record", *record, *listed]) == 0
-    serve = ["holder", "serve", "--record", str(tmp_path / "record"), "--socket", str(tmp_path / "socket")]
+    serve = ["holder", "serve", "--record", str(tmp_path / "record"), "--listen", str(tmp_path / "socket")]
     serve += ["--key", str(tmp_path / "0"), "--authority"]
     assert "another authority" in refusal(capsys, *serve, public[1])
     served = list[dict[str, Any]]()
@@ -183,7 +183,7 @@ def test_arguments_that_are_no_deployment(tmp_path: Path, capsys: pytest.Capture
     assert main([*record[:2], "--authority", str(tmp_path / "none"), *record[4:], "--holder", public]) == 2
     assert "none cannot be read" in capsys.readouterr().err
     assert main([*record, *others, "--holder", public]) == 0
-    serve = ["holder", "serve", "--record", str(tmp_path / "record"), "--socket", str(tmp_path / "socket")]
+    serve = ["holder", "serve", "--record", str(tmp_path / "record"), "--listen", str(tmp_path / "socket")]
     serve += ["--authority", public, "--key"]
     for policy in (["--minimum-holders", "5"], ["--corrupted", "2"]):
         assert "lower --minimum-holders or --corrupted" in refusal(capsys, *serve, str(key), *policy)
@@ -233,7 +233,7 @@ def test_an_idle_holder_destroys_its_keys_when_the_epoch_ends(
     serve = ["holder", "serve", "--record", str(tmp_path / "record"), "--key", str(tmp_path / "key")]
     serve += ["--authority", public["authority"]]
     process = subprocess.Popen(  # noqa: S603 -- our own command
-        [sys.executable, "-c", A_YEAR_IN_A_MOMENT, *serve, "--socket", str(tmp_path / "socket")],
+        [sys.executable, "-c", A_YEAR_IN_A_MOMENT, *serve, "--listen", str(tmp_path / "socket")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

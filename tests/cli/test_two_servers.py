@@ -117,7 +117,7 @@ def arguments(tmp_path: Path) -> dict[str, str]:
     make_identities(tmp_path, [ClientId(0)], SystemCoins())
     make_trial_pair(tmp_path, SystemCoins())
     return {
-        "socket": str(tmp_path / "s"),
+        "listen": str(tmp_path / "s"),
         "keys": str(tmp_path / "server-1.keys"),
         "servers": str(tmp_path / "servers.json"),
         "journal": str(tmp_path / "journal"),
@@ -141,7 +141,7 @@ def command(arguments: dict[str, str], **changes: str) -> list[str]:
         ({"maximum_cohort": "2"}, "maximum_cohort is an integer of at least 3"),
         ({"maximum_hours": "0"}, "maximum_lifetime must be a time above 0; got 0:00:00"),
         ({"maximum_hours": "99999999999999"}, "--maximum-hours is at most 8784"),
-        ({"socket": "servers.json"}, "no socket can be made at"),
+        ({"listen": "servers.json"}, "no socket can be made at"),
     ],
 )
 def test_what_cannot_stand_is_refused_with_what_to_change(
@@ -182,7 +182,7 @@ def test_it_says_when_it_stands_whether_it_is_new_and_ends_when_it_is_told_to(
         with process:
             try:
                 said.append(line)
-                assert stat.S_IMODE(Path(arguments["socket"]).stat().st_mode) == 0o600
+                assert stat.S_IMODE(Path(arguments["listen"]).stat().st_mode) == 0o600
                 limits = Path(f"/proc/{process.pid}/limits")
                 if limits.exists():
                     core = next(line for line in limits.read_text().splitlines() if "core file" in line)
@@ -192,7 +192,7 @@ def test_it_says_when_it_stands_whether_it_is_new_and_ends_when_it_is_told_to(
                 assert process.wait(PATIENCE) == 0
             finally:
                 process.kill()
-        assert not Path(arguments["socket"]).exists()
+        assert not Path(arguments["listen"]).exists()
         assert not (tmp_path / "journal" / "round.journal").exists(), "a round of an earlier version is over"
         (tmp_path / "journal" / "round.journal").write_bytes(b"a root")
         begun(tmp_path / "journal", 2 * len(said), 2 * len(said) + 1).close()

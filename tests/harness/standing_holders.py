@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
+from socket import create_server
 
 from secagg.protocols.one_message import EpochRecord
 
@@ -23,9 +24,26 @@ def told(*arguments: str) -> str:
 class StandingHolders:
     """Holders, of which any may be killed and started again."""
 
-    def __init__(self, folder: Path, authority: Path, count: int, *record: str, serve: tuple[str, ...] = ()) -> None:
-        """Sign the record of who holds, with these options, and start them all, with those options of theirs."""
+    def __init__(
+        self,
+        folder: Path,
+        authority: Path,
+        count: int,
+        *record: str,
+        serve: tuple[str, ...] = (),
+        elsewhere: bool = False,
+    ) -> None:
+        """Sign the record of who holds, with these options, and start them all, with those options of theirs.
+
+        Elsewhere they listen at ports, for the server whose key is in the file ``server``.
+        """
         self.folder, self.count, self.serve = folder, count, serve
+        self._addresses = [str(folder / f"{number}.socket") for number in range(count)]
+        if elsewhere:
+            self.serve = (*serve, "--server", told("holder", "keys", "--out", str(folder / "server")))
+            with ExitStack() as open_ports:
+                probes = [open_ports.enter_context(create_server(("127.0.0.1", 0))) for _ in range(count)]
+                self._addresses = [f"tcp:127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
         self.keys = [told("holder", "keys", "--out", str(folder / f"holder-{number}")) for number in range(count)]
         listed = [part for key in self.keys for part in ("--holder", key)]
         signed = ["--authority", str(authority), "--number", "1", "--out", str(folder / "record")]
@@ -36,13 +54,13 @@ class StandingHolders:
             self.start(number)
 
     def socket(self, number: int) -> str:
-        return str(self.folder / f"{number}.socket")
+        return self._addresses[number]
 
     def start(self, number: int) -> None:
         arguments = [
             *("--record", str(self.folder / "record"), "--key", str(self.folder / f"holder-{number}")),
             *("--authority", self.record.authority.hex()),
-            *("--socket", self.socket(number), *self.serve),
+            *("--listen", self.socket(number), *self.serve),
         ]
         process = subprocess.Popen(  # noqa: S603 -- our own command
             [sys.executable, "-m", "secagg.cli", "holder", "serve", *arguments], stdout=subprocess.PIPE, text=True

@@ -268,7 +268,7 @@ def test_lost_holders_count_as_no_answers(tmp_path: Path, monkeypatch: pytest.Mo
     """Of eight holders one was lost before, and two answer late: the list is asked for until six have answered."""
     world = InsecureSum(SumSetup(holders=8, corrupted=1, absent=1))
     assert max(world.record.threshold, world.record.quorum) == 6
-    holders = StandingHolders(world.record, tuple(tmp_path / str(at) for at in range(8)), patience=60)
+    holders = StandingHolders(world.record, tuple(str(tmp_path / str(at)) for at in range(8)), 60, {})
     late, asked = {5, 6}, list[set[int]]()
 
     class Helpers:

@@ -50,7 +50,6 @@ from secagg.protocols.pairwise_mask.session import ServerRecord
 from secagg.protocols.two_servers import server as two_servers
 from secagg.protocols.two_servers.point_functions.one_hot_check import OneHotCommitment, OneHotOpening
 from secagg.protocols.two_servers.point_functions.one_hot_proof import OneHotProof
-from secagg.protocols.two_servers.process import PeerChallenge, PeerProof, PeerWelcome
 from secagg.protocols.two_servers.server_keys import OperatorKeys, ServerKeys
 from secagg.protocols.two_servers.server_messages import decode_batch, encode_batch
 from secagg.session.frames import Refusal
@@ -69,7 +68,6 @@ EXAMPLES: Final[tuple[MessageIn[Any], ...]] = (
     OneHotCommitment(server=ServerId(1), statement=b"s" * 32, digest=b"d" * 32),
     RelayedCollateral((b"tcb info", b"", b"a chain")),
     OperatorKeys(server=ServerId(1), signing_key=b"s" * 32, exchange_key=b"e" * 32, signature=b"g" * 64),
-    PeerChallenge(b"n" * 32),
     Start(b"a configuration", ()),
     OpenBuffer(ModelStamp(version=7, digest=b"d" * 32)),
     AnnounceModel(ModelStamp(version=6, digest=b"d" * 32)),
@@ -80,8 +78,6 @@ EXAMPLES: Final[tuple[MessageIn[Any], ...]] = (
     Refusal(
         error=0, reason=b"r", sentence=b"s", expected=b"e", received=b"v", needed=1, present=2, culprits=(bytes(9),)
     ),
-    PeerProof(b"n" * 32, b"t" * 32),
-    PeerWelcome(b"t" * 32),
     PairwiseRecord(
         head=Head(b"n" * 16, 1, ClientId(2)),
         state=ClientState.AWAITING_DELIVERED_SHARES,
@@ -92,7 +88,7 @@ EXAMPLES: Final[tuple[MessageIn[Any], ...]] = (
         edges={3: b"an edge"},
     ),
 )
-"""Messages that are kept or given away, or greet, and never sent in a session."""
+"""Messages that are kept or given away, and never sent in a session."""
 ENCODED: Final[tuple[Any, ...]] = (
     Aggregate,
     Configuration,

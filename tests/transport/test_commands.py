@@ -1,4 +1,4 @@
-"""What ``secagg serve``, ``contribute`` and ``tunnel`` refuse before anything is listened at or sent."""
+"""What ``secagg serve``, ``contribute`` refuse before anything is listened at or sent."""
 
 from __future__ import annotations
 
@@ -296,12 +296,6 @@ def test_a_sum_of_too_few_is_refused_before_the_server_hears_a_name(
 
 async def told_nobody(_: SumServer) -> None:
     pass
-
-
-def test_a_tunnel_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    files = ("--cert", "a.pem", "--key", "a.key", "--peer", "b.pem", "--socket", str(tmp_path / "socket"))
-    assert "there is no file a.pem" in refusal(capsys, "holder", "tunnel", "--listen", "127.0.0.1:0", *files)
-    assert "--connect is HOST:PORT" in refusal(capsys, "holder", "tunnel", "--connect", "nowhere", *files)
 
 
 def test_a_server_goes_on_with_its_own_session_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -1,39 +1,23 @@
-"""Connections: slow ones, silent ones, thousands of them, with wrong certificates, and through tunnels."""
+"""Connections: slow ones, silent ones, thousands of them, and with wrong certificates."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import httpx
 import pytest
 
 from secagg.crypto.entropy import SystemCoins
-from secagg.errors import Misuse
 from secagg.identifiers import ClientId
-from secagg.session.frames import encode_refusal
-from secagg.session.sockets import HelperLost, Service, SocketAsk
 from secagg.transport.client import Outcome, Patience, contribute
 from secagg.transport.listener import allow_connections, listening
 from secagg.transport.proof import Prover
 from secagg.transport.server import SumServer
-from secagg.transport.tls import (
-    PEERS_AT_ONCE,
-    Credentials,
-    Ends,
-    PinnedTls,
-    ServerTls,
-    client_context,
-    open_tunnel,
-    serve_tunnel,
-)
-from secagg.wire import MessageKind, Writer
+from secagg.transport.tls import Credentials, ServerTls, client_context
 from tests.harness.certificates_of_tests import make_credentials
 from tests.harness.wire_sums import (
     CLIENTS,
@@ -297,155 +281,3 @@ async def test_a_sum_over_mutual_tls(tmp_path: Path) -> None:
                 await part(0, trusted, own)
         good = await asyncio.gather(*(part(number, server.certificate, client) for number in range(5)))
         assert all(outcome.is_released for outcome in good)
-
-
-class Echo:
-    """A helper that answers with what it is asked."""
-
-    def answer(self, request: bytes) -> bytes:
-        return encode_refusal(Misuse("not this")) if len(request) < 100 else request
-
-
-async def test_an_end_that_renews_its_files_lets_in_whom_they_name_alone(tmp_path: Path) -> None:
-    one, before, after = (make_credentials(tmp_path, name) for name in ("one", "before", "after"))
-    seen = tmp_path / "seen.pem"
-    seen.write_bytes(before.certificate.read_bytes())
-
-    far, near = PinnedTls(one, seen, is_server=True), PinnedTls(before, one.certificate, is_server=False)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    ready = asyncio.Event()
-    ends = Ends(tls=far, socket=tmp_path / "helper", host="127.0.0.1", port=port)
-
-    async def helper(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"let in")
-        writer.close()
-
-    async def heard(tls: PinnedTls) -> bytes:
-        with suppress(OSError, EOFError):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls.context)
-            try:
-                return (await reader.readexactly(10))[4:]
-            finally:
-                writer.close()
-        return b""
-
-    async with await asyncio.start_unix_server(helper, tmp_path / "helper"):
-        serving = asyncio.create_task(serve_tunnel(ends, ready.set))
-        await ready.wait()
-        late = PinnedTls(after, one.certificate, is_server=False)
-        assert [await heard(near), await heard(late)] == [b"let in", b""]
-        seen.write_bytes(b"half")
-        far.renew()
-        assert [await heard(near), await heard(late)] == [b"let in", b""]
-        seen.write_bytes(after.certificate.read_bytes())
-        far.renew()
-        assert [await heard(near), await heard(late)] == [b"", b"let in"]
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
-
-
-@asynccontextmanager
-async def tunnels(folder: Path, far: Credentials, near: Credentials, seen: Path, known: Path) -> AsyncGenerator[Path]:
-    """Join two sockets; ``seen`` is whom the far end lets in, ``known`` whom the near end talks with."""
-    service = Service(Echo())
-    ready = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def started() -> None:
-        loop.call_soon_threadsafe(ready.set)
-
-    Thread(target=service.serve, args=(folder / "far",), kwargs={"ready": started}, daemon=True).start()
-    await ready.wait()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    both = list[asyncio.Task[None]]()
-    for carry, own, peer, place in (
-        (serve_tunnel, far, seen, folder / "far"),
-        (open_tunnel, near, known, folder / "near"),
-    ):
-        listens = asyncio.Event()
-        set_it: Callable[[], None] = listens.set
-        tls = PinnedTls(own, peer, is_server=carry is serve_tunnel)
-        ends = Ends(tls=tls, socket=place, host="127.0.0.1", port=port)
-        both.append(asyncio.create_task(carry(ends, set_it)))
-        await listens.wait()
-    try:
-        yield folder / "near"
-    finally:
-        for task in both:
-            task.cancel()
-        await asyncio.gather(*both, return_exceptions=True)
-
-
-async def test_a_tunnel_carries_requests_to_a_helper_elsewhere(tmp_path: Path) -> None:
-    zero, one = (make_credentials(tmp_path, name) for name in ("zero", "one"))
-    request = Writer(MessageKind.RELEASE_BUFFER).integer(7, 4).finish() + bytes(3_000_000)
-
-    async with tunnels(tmp_path, one, zero, zero.certificate, one.certificate) as near:
-        for _ in range(2):
-            with SocketAsk(near, timeout=30) as ask:
-                assert await asyncio.to_thread(ask, request) == request
-                with pytest.raises(Misuse, match="not this"):
-                    await asyncio.to_thread(ask, request[:50])
-
-
-async def test_a_tunnel_carries_the_end_of_one_direction_and_the_rest_of_the_other(tmp_path: Path) -> None:
-    zero, one = (make_credentials(tmp_path, name) for name in ("zero", "one"))
-
-    async def reversed_at_the_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write((await reader.read())[::-1])
-        await asyncio.sleep(0.2)
-        writer.write(b"and this")
-        writer.close()
-
-    async with tunnels(tmp_path, one, zero, zero.certificate, one.certificate) as near:
-        (tmp_path / "far").unlink()
-        async with await asyncio.start_unix_server(reversed_at_the_end, tmp_path / "far"), asyncio.timeout(30):
-            reader, writer = await asyncio.open_unix_connection(near)
-            writer.write(b"said " * 100_000)
-            writer.write_eof()
-            assert await reader.read() == b" dias" * 100_000 + b"and this"
-            writer.close()
-
-
-async def test_idle_connections_of_a_peer_keep_no_place_in_a_tunnel(tmp_path: Path) -> None:
-    zero, one = (make_credentials(tmp_path, name) for name in ("zero", "one"))
-
-    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # A helper that ends no connection by itself.
-        try:
-            while piece := await reader.read(100):
-                writer.write(piece)
-        finally:
-            writer.close()
-
-    async with tunnels(tmp_path, one, zero, zero.certificate, one.certificate) as near:
-        (tmp_path / "far").unlink()
-        async with await asyncio.start_unix_server(echo, tmp_path / "far"), asyncio.timeout(60):
-            idle = [await asyncio.open_unix_connection(near) for _ in range(2 * PEERS_AT_ONCE)]
-            reader, writer = await asyncio.open_unix_connection(near)
-            writer.write(b"said")
-            assert await reader.readexactly(4) == b"said"
-            # The oldest made room, and a peer holds no more than its places.
-            assert await idle[0][0].read() == b""
-            for _, each in (*idle, (reader, writer)):
-                each.close()
-                await each.wait_closed()
-
-
-@pytest.mark.parametrize("wrong", ["seen", "known", "issued"])
-async def test_a_tunnel_lets_nobody_through_but_the_peer(tmp_path: Path, wrong: str) -> None:
-    zero, one, stranger = (make_credentials(tmp_path, name) for name in ("zero", "one", "stranger"))
-    # Somebody whom the peer's own certificate vouches for is not the peer.
-    issued = make_credentials(tmp_path, "issued", (zero, "zero"))
-    request = Writer(MessageKind.RELEASE_BUFFER).integer(7, 4).finish() + bytes(200)
-    seen = stranger if wrong == "seen" else zero
-    known = stranger if wrong == "known" else one
-    own = issued if wrong == "issued" else zero
-
-    async with tunnels(tmp_path, one, own, seen.certificate, known.certificate) as near:
-        with SocketAsk(near, timeout=30) as ask, pytest.raises(HelperLost):
-            await asyncio.to_thread(ask, request)

@@ -59,7 +59,7 @@ def start_second_server() -> subprocess.Popen[bytes]:
     folder, keys = Path(os.environ["LAB_KEYS"]).parent, Path(os.environ["LAB_KEYS"])
     command = [
         *(str(Path(sys.executable).parent / "secagg"), "server", "serve"),
-        *("--socket", os.environ["LAB_SECOND"], "--keys", str(keys / "server-1.keys")),
+        *("--listen", os.environ["LAB_SECOND"], "--keys", str(keys / "server-1.keys")),
         *("--servers", str(keys / "servers.json"), "--journal", str(folder / "second.journal")),
         *("--minimum-cohort", "3", "--task", "flower run "),
     ]

@@ -1,4 +1,4 @@
-"""A standing server 1 in a process of its own: killed at any step, met by strangers, silence and a newer peer."""
+"""A standing server 1 in a process of its own: killed at any step, met by silence and a newer peer, elsewhere too."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -17,15 +16,15 @@ from typing import Any
 import pytest
 
 from secagg.crypto.entropy import SystemCoins
-from secagg.crypto.secret import Secret
-from secagg.errors import AuthenticationFailed, InvalidParameters, MalformedMessage, UnexpectedMessage
+from secagg.errors import InvalidParameters, MalformedMessage
+from secagg.identifiers import ServerId
 from secagg.protocols.two_servers import process as process_module
-from secagg.protocols.two_servers.process import Challenge, PeerLink, Proof, serve_standing
+from secagg.protocols.two_servers.process import PeerLink, serve_standing
+from secagg.protocols.two_servers.server_keys import ServerKeys
 from secagg.protocols.two_servers.server_messages import exchange_bytes
-from secagg.session.frames import decode_refusal, receive_frame, send_frame
-from secagg.session.sockets import PEERS_AT_ONCE, HelperLost
-from secagg.wire import MessageKind, Writer, message_kind
-from tests.harness.indexing_rounds import IndexingSetup, flipped
+from secagg.session.frames import decode_refusal, receive_frame
+from secagg.session.sockets import HelperLost
+from tests.harness.indexing_rounds import IndexingSetup
 from tests.protocols.two_servers.test_standing_server import Pair
 
 if sys.platform == "win32":
@@ -126,9 +125,9 @@ def _close_what_is_left() -> Iterator[None]:
         CLOSED.pop().close()
 
 
-def link_to(path: Path, pair: Pair, pair_key: Secret | None = None, **more: Any) -> PeerLink:
-    key = pair_key or pair.keys(0).pair_key(pair.keys(1).public)
-    link = PeerLink(path, key, SystemCoins(), answer_bytes=exchange_bytes(pair.rig.configuration), **more)
+def link_to(address: str | Path, pair: Pair, own: ServerKeys | None = None, **more: Any) -> PeerLink:
+    longest = exchange_bytes(pair.rig.configuration)
+    link = PeerLink(address, own or pair.keys(0), pair.keys(1).public, SystemCoins(), answer_bytes=longest, **more)
     CLOSED.append(link)
     return link
 
@@ -173,19 +172,11 @@ def test_a_process_that_is_told_to_end_wipes_its_round(operator: Operator, numbe
 @pytest.fixture
 def served(tmp_path: Path) -> tuple[Pair, Path]:
     pair, path, listens = Pair(SETUP), tmp_path / "socket", Event()
-    arguments, options = (pair.standing, path, SystemCoins()), {"ready": listens.set, "greeting_patience": 1.0}
-    Thread(target=serve_standing, args=arguments, kwargs=options, daemon=True).start()
+    arguments = (pair.standing, path, SystemCoins())
+    Thread(target=serve_standing, args=arguments, kwargs={"ready": listens.set}, daemon=True).start()
     assert listens.wait(PATIENCE)
     assert path.stat().st_mode & 0o077 == 0
     return pair, path
-
-
-def connected(path: Path) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(PATIENCE)
-    connection.connect(str(path))
-    CLOSED.append(connection)
-    return connection
 
 
 def relayed(pair: Pair, path: Path) -> PeerLink:
@@ -210,20 +201,6 @@ def is_exact(pair: Pair) -> None:
     for number in (1, 2, 3):
         pair.receive(number)
     assert pair.finish().aggregate.encode() == pair.rig.ideal((1, 2, 3)).encode()
-
-
-def test_silent_strangers_block_nobody_and_are_let_go(served: tuple[Pair, Path]) -> None:
-    pair, path = served
-    silent = [connected(path) for _ in range(PEERS_AT_ONCE - 2)]
-    half = connected(path)
-    half.sendall((1 << 6).to_bytes(8, "big") + b"half")
-    relayed(pair, path)
-    pair.begin()
-    for connection in (*silent, half):
-        assert receive_frame(connection, 1 << 10), "the challenge"
-        with pytest.raises(ConnectionError):
-            receive_frame(connection, 1 << 10)
-    is_exact(pair)
 
 
 def test_the_newest_peer_is_served_and_a_silent_one_is_let_go(served: tuple[Pair, Path]) -> None:
@@ -255,18 +232,19 @@ def test_server_0_that_stops_in_the_midst_of_a_message_is_let_go(served: tuple[P
         receive_frame(connection, 1 << 10)
 
 
-def test_a_stranger_is_answered_nothing_and_ends_no_round(served: tuple[Pair, Path]) -> None:
-    pair, path = served
-    relayed(pair, path)
+def test_server_1_elsewhere_takes_part_with_server_0_alone() -> None:
+    pair, listens = Pair(SETUP), Event()
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"tcp:127.0.0.1:{probe.getsockname()[1]}"
+    arguments = (pair.standing, address, SystemCoins())
+    Thread(target=serve_standing, args=arguments, kwargs={"ready": listens.set}, daemon=True).start()
+    assert listens.wait(PATIENCE)
+    pair.asked = link_to(address, pair).ask
     pair.begin()
-    with Secret("another key", bytes(32)) as wrong, pytest.raises(InvalidParameters, match="from the same public keys"):
-        link_to(path, pair, wrong, patience=0).ask(pair.heard[0] if pair.heard else b"anything")
-    with connected(path) as stranger:
-        receive_frame(stranger, 1 << 10)
-        send_frame(stranger, Writer(MessageKind.BEGIN_ROUND).finish())
-        assert isinstance(decode_refusal(receive_frame(stranger, 1 << 14)), UnexpectedMessage)
-        with pytest.raises(ConnectionError):
-            receive_frame(stranger, 1 << 10)
+    # Another operator's server 0, and this round's server 1 as if it were server 0.
+    for stranger in (ServerKeys.random(ServerId(0), SystemCoins()), pair.keys(1)):
+        with pytest.raises(HelperLost, match="one end does not prove the key"):
+            link_to(address, pair, stranger).ask(b"anything")
     is_exact(pair)
 
 
@@ -280,28 +258,3 @@ def test_a_frame_that_is_too_long_is_refused_before_it_is_read(served: tuple[Pai
     refusal = decode_refusal(receive_frame(connection, 1 << 14))
     assert isinstance(refusal, MalformedMessage)
     assert "the limit" in str(refusal)
-
-
-# --- The greeting -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def pair_key() -> Iterator[Secret]:
-    with SETUP.keys_of(0).pair_key(SETUP.keys_of(1).public) as key:
-        yield key
-
-
-def test_a_greeting_is_neither_replayed_nor_reflected_nor_altered(pair_key: Secret) -> None:
-    challenge = Challenge(pair_key, SystemCoins())
-    proof = Proof(pair_key, challenge.message, SystemCoins())
-    welcome = challenge.welcome(proof.message)
-    later = Challenge(pair_key, SystemCoins())
-    attempts: list[Callable[[], object]] = [partial(later.welcome, proof.message)]
-    attempts += [partial(challenge.welcome, flipped(proof.message, at)) for at in (7, 38, 39, 70)]
-    attempts += [partial(proof.check, flipped(welcome, at)) for at in (7, 38)]
-    # Server 0's own tag, sent back to it as the welcome.
-    attempts.append(lambda: proof.check(Writer(MessageKind.PEER_WELCOME).fixed(proof.message[-32:], 32).finish()))
-    for attempt in attempts:
-        with pytest.raises(AuthenticationFailed):
-            attempt()
-    assert message_kind(welcome) is MessageKind.PEER_WELCOME

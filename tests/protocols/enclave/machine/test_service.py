@@ -17,7 +17,6 @@ from secagg.protocols.enclave.machine import self_test
 from secagg.protocols.enclave.machine.serving import serve_at
 from secagg.protocols.enclave.remote_enclave import RemoteEnclave
 from secagg.protocols.enclave.trusted.enclave import Enclave
-from secagg.session.sockets import Address
 from tests.harness.enclave_buffers import EnclaveSetup
 from tests.harness.enclave_forms import released_by, released_here, require_same, setups
 from tests.harness.planted import always
@@ -75,18 +74,3 @@ def test_nothing_is_served_where_the_self_test_fails(
     with pytest.raises(InternalError, match=sentence):
         serve_at(f"unix:{tmp_path / 's'}", evidence="simulated", coins=SystemCoins())
     assert not (tmp_path / "s").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "read"),
-    [
-        ("unix:/run/s", "/run/s"),
-        ("/run/s", "/run/s"),
-        ("vsock:16:5000", "vsock:16:5000"),
-        (Path("vsock:16:5000"), "vsock:16:5000"),
-    ],
-)
-def test_addresses_are_read(text: str | Path, read: str) -> None:
-    address = Address.of(text)
-    assert str(address) == read
-    assert isinstance(address.place, tuple) is (text == "vsock:16:5000")
