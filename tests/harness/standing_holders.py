@@ -35,12 +35,12 @@ class StandingHolders:
     ) -> None:
         """Sign the record of who holds, with these options, and start them all, with those options of theirs.
 
-        Elsewhere they listen at ports, for the server whose key is in the file ``server``.
+        Elsewhere they listen at ports, for the server whose key is in the file ``server.key``.
         """
         self.folder, self.count, self.serve = folder, count, serve
         self._addresses = [str(folder / f"{number}.socket") for number in range(count)]
         if elsewhere:
-            self.serve = (*serve, "--server", told("holder", "keys", "--out", str(folder / "server")))
+            self.serve = (*serve, "--server", told("holder", "keys", "--out", str(folder / "server.key")))
             with ExitStack() as open_ports:
                 probes = [open_ports.enter_context(create_server(("127.0.0.1", 0))) for _ in range(count)]
                 self._addresses = [f"tcp:127.0.0.1:{probe.getsockname()[1]}" for probe in probes]

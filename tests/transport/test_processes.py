@@ -283,7 +283,7 @@ def test_one_message_with_holders_elsewhere_of_which_one_is_killed(town: Town, t
         sockets = ",".join(map(holders.socket, range(5)))
         server = town.serve(
             *("--protocol", "one-message", "--set", f"roster={roster}", "--set", f"epoch={tmp_path / 'record'}"),
-            *("--set", f"holders={sockets}", "--set", f"server-keys={tmp_path / 'server'}"),
+            *("--set", f"holders={sockets}", "--set", f"server-keys={tmp_path / 'server.key'}"),
             *("--set", "minimum-cohort=4", "--patience", "0.5"),
         )
         believed = ("--protocol", "one-message")
