@@ -121,15 +121,16 @@ def _add_holder(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
         help="the public key of the authority it believes, or the file of a roster that the operator trusts",
     )
     serve.add_argument("--listen", required=True, metavar="ADDRESS", help=f"where the server connects: {_ADDRESS}")
-    serve.add_argument("--server", metavar="HEX", help="of tcp and vsock: the public key of the server, who alone asks")
-    serve.add_argument("--minimum-cohort", type=int, default=3, metavar="N", help="no sum is over fewer (default: 3)")
-    serve.add_argument("--corrupted", type=int, default=1, metavar="N", help="least bound of the epoch (default: 1)")
-    serve.add_argument("--minimum-holders", type=int, default=4, metavar="N", help="least of the epoch (default: 4)")
-    serve.add_argument(
+    serve.add_argument("--server", metavar="HEX", help="of tcp and vsock: the server's public key; nobody else may ask")
+    more = serve.add_argument_group("limits")
+    more.add_argument("--minimum-cohort", type=int, default=3, metavar="N", help="no sum is over fewer (default: 3)")
+    more.add_argument("--corrupted", type=int, default=1, metavar="N", help="least bound of the epoch (default: 1)")
+    more.add_argument("--minimum-holders", type=int, default=4, metavar="N", help="least of the epoch (default: 4)")
+    more.add_argument(
         "--task", action="append", default=[], metavar="NAME", help="hold for this task only; once for each"
     )
-    serve.add_argument("--memory", type=int, default=1024, metavar="MIB", help="memory for shares (default: 1024)")
-    serve.add_argument(
+    more.add_argument("--memory", type=int, default=1024, metavar="MIB", help="memory for shares (default: 1024)")
+    more.add_argument(
         "--key-hours", type=float, default=12.0, metavar="H", help="lifetime of its keys, at most 24 (default: 12)"
     )
     serve.set_defaults(run=when_run("secagg.cli.operators", "serve_holder"))
