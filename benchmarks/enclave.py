@@ -31,7 +31,7 @@ from secagg.parameters import Suite
 from secagg.planning.models import CELEBA, FEMNIST_3_CHANNEL
 from secagg.protocols.enclave.client import Client, SealLedger, Upload, VerifiedEnclave
 from secagg.protocols.enclave.remote_enclave import SimulatedEnclave, SimulatedJudge
-from secagg.protocols.enclave.session import EnclaveMember, EnclaveSettings
+from secagg.protocols.enclave.session import EnclaveMember, EnclaveOptions
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
 from secagg.protocols.enclave.trusted.messages import ModelStamp
 from secagg.session.certificates import Authority, SigningKey, issue_certificate
@@ -74,7 +74,7 @@ class _Bench:
     authority: SigningKey = field(default_factory=lambda: SigningKey(Secret.random("key", 32, _COINS)))
 
     def __post_init__(self) -> None:
-        settings = EnclaveSettings(
+        settings = EnclaveOptions(
             minimum_cohort=2,
             maximum_cohort=_CLIENTS,
             accumulation=self.accumulation,

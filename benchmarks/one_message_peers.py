@@ -25,8 +25,8 @@ from peer_flower import Flower
 from secagg.crypto.entropy import SystemCoins
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
-from secagg.protocols.one_message import OneMessageSettings
-from secagg.protocols.pairwise_mask import PairwiseSettings, Topology
+from secagg.protocols.one_message import OneMessageOptions
+from secagg.protocols.pairwise_mask import PairwiseOptions, Topology
 from secagg.session.registry import find
 from secagg.session.roles import LazyUpdate, Participation, Subject, Update
 from secagg.simulation.synthetic_updates import WindowedInputs
@@ -125,8 +125,8 @@ def table(bits: int, length: int) -> list[dict[str, object]]:
     """Measure, print and return the rows for one width of values."""
     bounds, least = (-(1 << bits - 1), (1 << bits - 1) - 1), CLIENTS - DROPPED
     settings: dict[str, object] = {
-        "one-message": OneMessageSettings(bounds=(bounds,), minimum_cohort=least),
-        "pairwise": PairwiseSettings(mode=SecurityMode.ACTIVE, topology=Topology.FULL, late=DROPPED, corrupted=1),
+        "one-message": OneMessageOptions(bounds=(bounds,), minimum_cohort=least),
+        "pairwise": PairwiseOptions(mode=SecurityMode.ACTIVE, topology=Topology.FULL, late=DROPPED, corrupted=1),
         "lightsecagg": find("lightsecagg").settings(dropped=DROPPED, minimum_cohort=least),
     }
     rows = [session(name, chosen, length, bits) for name, chosen in settings.items()]

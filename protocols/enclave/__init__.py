@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .server import Server as Server
     from .session import EnclaveHelpers as EnclaveHelpers
     from .session import EnclaveMember as EnclaveMember
-    from .session import EnclaveSettings as EnclaveSettings
+    from .session import EnclaveOptions as EnclaveOptions
     from .session import open_session as open_session
     from .trusted.enclave import DEFAULT_MEMORY_BYTES as DEFAULT_MEMORY_BYTES
 else:
@@ -46,7 +46,7 @@ else:
             "release_privacy": "epsilon_of",
             "remote_enclave": "RemoteEnclave SimulatedEnclave SimulatedEvidence SimulatedJudge",
             "server": "Server",
-            "session": "EnclaveHelpers EnclaveMember EnclaveSettings open_session",
+            "session": "EnclaveHelpers EnclaveMember EnclaveOptions open_session",
             "trusted.configuration": "Accumulation ReleaseForm",
             "trusted.enclave": "DEFAULT_MEMORY_BYTES",
         },

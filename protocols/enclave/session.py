@@ -54,7 +54,7 @@ _PASSES: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnclaveSettings:
+class EnclaveOptions:
     """Plan of an epoch; ``EnclaveConfiguration`` explains most values."""
 
     suite: Suite = Suite.HYBRID
@@ -218,7 +218,7 @@ class EnclaveHelpers:
     """An enclave whose epoch runs; it outlives the sessions, each of which is one of its buffers."""
 
     configuration: EnclaveConfiguration
-    """From ``EnclaveSettings.plan``."""
+    """From ``EnclaveOptions.plan``."""
     connection: EnclaveConnection
     offer: EnclaveOffer
     evidence: Evidence | SimulatedEvidence
@@ -229,7 +229,7 @@ class EnclaveHelpers:
 
 
 def open_session(
-    subject: Subject, settings: EnclaveSettings, invited: frozenset[ClientId] | None, helpers: EnclaveHelpers
+    subject: Subject, settings: EnclaveOptions, invited: frozenset[ClientId] | None, helpers: EnclaveHelpers
 ) -> Server:
     """Open a buffer of an epoch that runs, if it is for this subject and these settings."""
     configuration = helpers.configuration

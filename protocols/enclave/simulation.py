@@ -18,7 +18,7 @@ from secagg.session.simulated import SimulatedKeys
 from .client import KEEPS, SealLedger
 from .remote_enclave import SimulatedEnclave, SimulatedJudge
 from .server import STAGE, Server
-from .session import EnclaveHelpers, EnclaveMember, EnclaveSettings, costs, open_session
+from .session import EnclaveHelpers, EnclaveMember, EnclaveOptions, costs, open_session
 
 
 def describe(session: Server) -> tuple[str, ...]:
@@ -40,7 +40,7 @@ class EnclaveSimulation(Confined):
 
     def __init__(
         self,
-        settings: EnclaveSettings,
+        settings: EnclaveOptions,
         *,
         coins: Coins,
         clock: Clock,
@@ -122,7 +122,7 @@ class _CountedEnclave(SimulatedEnclave):
 ENTRY: Final = ProtocolEntry(
     name="enclave",
     summary="an attested enclave behind an untrusted host: one exchange, any segment",
-    settings=EnclaveSettings,
+    settings=EnclaveOptions,
     segments=frozenset({RingSegment, IndexSegment, RowSegment}),
     rounds=True,
     stages=(STAGE,),

@@ -9,12 +9,12 @@ from secagg.lazy import public_names
 if TYPE_CHECKING:
     from .session import LightSecAggHelpers as LightSecAggHelpers
     from .session import LightSecAggMember as LightSecAggMember
-    from .session import LightSecAggSettings as LightSecAggSettings
+    from .session import LightSecAggOptions as LightSecAggOptions
     from .session import open_session as open_session
 else:
     __getattr__, __dir__, __all__ = public_names(
         __name__,
         {
-            "session": "LightSecAggHelpers LightSecAggMember LightSecAggSettings open_session",
+            "session": "LightSecAggHelpers LightSecAggMember LightSecAggOptions open_session",
         },
     )

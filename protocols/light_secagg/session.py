@@ -19,7 +19,7 @@ from .server import Server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LightSecAggSettings:
+class LightSecAggOptions:
     """Plan of a sum."""
 
     mode: SecurityMode = SecurityMode.SEMI_HONEST
@@ -82,7 +82,7 @@ class LightSecAggHelpers:
 
 
 def open_session(
-    subject: Subject, settings: LightSecAggSettings, invited: frozenset[ClientId] | None, helpers: LightSecAggHelpers
+    subject: Subject, settings: LightSecAggOptions, invited: frozenset[ClientId] | None, helpers: LightSecAggHelpers
 ) -> Server:
     """Begin a session."""
     population = settings.population if invited is None else len(invited)

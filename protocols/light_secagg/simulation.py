@@ -22,7 +22,7 @@ from .configuration import MAXIMUM_CLIENTS, NONCE_BYTES
 from .field import ELEMENT_BYTES
 from .member import KEEPS
 from .server import STAGES, Server
-from .session import LightSecAggHelpers, LightSecAggMember, LightSecAggSettings, open_session
+from .session import LightSecAggHelpers, LightSecAggMember, LightSecAggOptions, open_session
 
 
 def describe(session: Server) -> tuple[str, ...]:
@@ -43,7 +43,7 @@ def describe(session: Server) -> tuple[str, ...]:
 class LightSecAggSimulation(Confined):
     """A server and its clients in one process; see ``Simulation``."""
 
-    def __init__(self, settings: LightSecAggSettings, *, coins: Coins, clock: Clock, threads: int = 1) -> None:
+    def __init__(self, settings: LightSecAggOptions, *, coins: Coins, clock: Clock, threads: int = 1) -> None:
         del clock, threads  # Nothing here expires, or is divided.
         self._settings, self._coins = settings, coins
         self._members = dict[ClientId, LightSecAggMember]()
@@ -88,7 +88,7 @@ _PASSES: Final = 8
 def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
     """Count for one client in twenty that is curious with the server, and as many that drop out."""
     rare = clients // ONE_IN
-    settings = LightSecAggSettings(suite=suite, corrupted=rare, dropped=rare)
+    settings = LightSecAggOptions(suite=suite, corrupted=rare, dropped=rare)
     subject = Subject(task=b"a plan", round_number=1, layout=layout, capacity=clients)
     configuration = settings.plan(subject, clients, bytes(NONCE_BYTES))
     key, overhead = sealing_sizes(suite)
@@ -119,10 +119,10 @@ def _entries(count: int, length: int) -> int:
 ENTRY: Final = ProtocolEntry(
     name="lightsecagg",
     summary="LightSecAgg: one honest-but-curious server, four exchanges; for comparison",
-    settings=LightSecAggSettings,
+    settings=LightSecAggOptions,
     segments=frozenset({RingSegment}),
     stages=tuple(STAGES.values()),
-    takes=LightSecAggSettings.takes,
+    takes=LightSecAggOptions.takes,
     describe=describe,
     open_session=open_session,
     keeps=KEEPS,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .requests import UploadList as UploadList
     from .session import Bounds as Bounds
     from .session import OneMessageHelpers as OneMessageHelpers
-    from .session import OneMessageSettings as OneMessageSettings
+    from .session import OneMessageOptions as OneMessageOptions
     from .session import Server as Server
     from .session import open_session as open_session
     from .session import plan_epoch as plan_epoch
@@ -38,6 +38,6 @@ else:
             "opening": "OneMessageCut joined",
             "parameters": "pieces_of",
             "requests": "UploadList",
-            "session": "Bounds OneMessageHelpers OneMessageSettings Server open_session plan_epoch",
+            "session": "Bounds OneMessageHelpers OneMessageOptions Server open_session plan_epoch",
         },
     )

@@ -236,7 +236,7 @@ def plan_offer(  # noqa: PLR0913 -- all but four have defaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OneMessageSettings(BudgetedNoise):
+class OneMessageOptions(BudgetedNoise):
     """Plan of an epoch and its sums."""
 
     suite: Suite = Suite.CLASSIC
@@ -292,7 +292,7 @@ class OneMessageHelpers:
 
 def open_session(
     subject: Subject,
-    settings: OneMessageSettings,
+    settings: OneMessageOptions,
     invited: frozenset[ClientId] | None,
     helpers: OneMessageHelpers,
 ) -> Server:
@@ -307,7 +307,7 @@ def open_session(
     return Server(subject, settings, invited, helpers)
 
 
-def _capacity(subject: Subject, settings: OneMessageSettings, invited: frozenset[ClientId] | None) -> int:
+def _capacity(subject: Subject, settings: OneMessageOptions, invited: frozenset[ClientId] | None) -> int:
     """Return how many upload at most; every client refuses a sum that its codec cannot decode."""
     capacity = settings.capacity or (None if invited is None else len(invited))
     if capacity is None:
@@ -316,7 +316,7 @@ def _capacity(subject: Subject, settings: OneMessageSettings, invited: frozenset
     return capacity
 
 
-def _tally(subject: Subject, settings: OneMessageSettings, capacity: int, helpers: OneMessageHelpers) -> Tally:
+def _tally(subject: Subject, settings: OneMessageOptions, capacity: int, helpers: OneMessageHelpers) -> Tally:
     offer = plan_offer(
         helpers.record,
         helpers.keys,
@@ -337,7 +337,7 @@ class Server(StagedServerSession[CheckedUpload]):
     def __init__(
         self,
         subject: Subject,
-        settings: OneMessageSettings,
+        settings: OneMessageOptions,
         invited: frozenset[ClientId] | None,
         helpers: OneMessageHelpers,
     ) -> None:

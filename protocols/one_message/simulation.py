@@ -26,7 +26,7 @@ from .client import Ledger, OneMessageMember
 from .configuration import DIGEST_BYTES, KEEPS, NO_KEY, NONCE_BYTES, EpochRecord, HolderIdentity, HolderSignature
 from .holder import Holder
 from .messages import IDENTITY_BYTES, Upload, UploadHeader
-from .session import UPLOAD, OneMessageHelpers, OneMessageSettings, Server, open_session, plan_epoch, plan_offer
+from .session import UPLOAD, OneMessageHelpers, OneMessageOptions, Server, open_session, plan_epoch, plan_offer
 
 _WORDS_OF_A_PRODUCT: Final = 64
 """A client's work for a coefficient: a product of polynomials, noise, packing, and the digest."""
@@ -66,7 +66,7 @@ class OneMessageSimulation(Confined):
 
     def __init__(
         self,
-        settings: OneMessageSettings,
+        settings: OneMessageOptions,
         *,
         coins: Coins,
         clock: Clock,
@@ -185,7 +185,7 @@ class OneMessageSimulation(Confined):
 
 def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
     """Plan for five holders, and count."""
-    rare, settings = clients // ONE_IN, OneMessageSettings(suite=suite)
+    rare, settings = clients // ONE_IN, OneMessageOptions(suite=suite)
     coins = SeededCoins(Secret("costs", bytes(16)))  # Nothing is kept secret here.
     simulation = OneMessageSimulation(settings, coins=coins, clock=lambda: datetime.now(UTC))
     offer = plan_offer(
@@ -232,7 +232,7 @@ def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
 ENTRY: Final = ProtocolEntry(
     name="one-message",
     summary="one message a client: masks whose sum has a short key, which holders share; clients may leave at once",
-    settings=OneMessageSettings,
+    settings=OneMessageOptions,
     segments=frozenset({RingSegment}),
     rounds=True,
     stages=(UPLOAD,),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .configuration import SessionConfiguration as SessionConfiguration
     from .graph import CURIOUS_PRIVACY_BITS as CURIOUS_PRIVACY_BITS
     from .plan import LARGEST_WHOLE_COMMITTEE as LARGEST_WHOLE_COMMITTEE
-    from .plan import PairwiseSettings as PairwiseSettings
+    from .plan import PairwiseOptions as PairwiseOptions
     from .plan import SessionPlan as SessionPlan
     from .plan import plan_session as plan_session
     from .recovery import Transcript as Transcript
@@ -33,7 +33,7 @@ else:
             "client_record": "Recorder",
             "configuration": "SessionConfiguration",
             "graph": "CURIOUS_PRIVACY_BITS Topology",
-            "plan": "LARGEST_WHOLE_COMMITTEE PairwiseSettings SessionPlan plan_session",
+            "plan": "LARGEST_WHOLE_COMMITTEE PairwiseOptions SessionPlan plan_session",
             "recovery": "Transcript revealed_sets",
             "session": "PairwiseHelpers Server ServerState open_session",
         },

@@ -172,7 +172,7 @@ class SessionPlan:
 
 
 def plan_session(
-    subject: Subject, settings: PairwiseSettings, population: int, coins: Coins, authority: bytes = NO_AUTHORITY
+    subject: Subject, settings: PairwiseOptions, population: int, coins: Coins, authority: bytes = NO_AUTHORITY
 ) -> SessionPlan:
     """Choose parameters that are safe, and that survive the dropouts they are planned for.
 
@@ -324,7 +324,7 @@ def _full(mode: SecurityMode, assumptions: Assumptions, invited: int) -> tuple[i
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairwiseSettings(BudgetedNoise):
+class PairwiseOptions(BudgetedNoise):
     """Plan of a session."""
 
     mode: SecurityMode = SecurityMode.ACTIVE

@@ -49,7 +49,7 @@ from .configuration import (
     noise_of,
 )
 from .graph import Graph, require_number
-from .plan import PairwiseSettings, SessionPlan
+from .plan import PairwiseOptions, SessionPlan
 from .recovery import Recovery, count_revealed_sets, release_sum, remove_masks
 from .relay import (
     PublishedRoster,
@@ -644,7 +644,7 @@ class PairwiseHelpers:
 
 
 def open_session(
-    subject: Subject, settings: PairwiseSettings, invited: frozenset[ClientId] | None, helpers: PairwiseHelpers
+    subject: Subject, settings: PairwiseOptions, invited: frozenset[ClientId] | None, helpers: PairwiseHelpers
 ) -> Server:
     """Begin a session.
 

@@ -31,7 +31,7 @@ from .client import PairwiseMember
 from .client_record import Recorder
 from .configuration import DIGEST_BYTES, KEEPS, NO_AUTHORITY, SessionConfiguration, set_bytes
 from .graph import MAXIMUM_POPULATION, least_privacy_bits
-from .plan import PairwiseSettings, plan_session
+from .plan import PairwiseOptions, plan_session
 from .session import STAGES, PairwiseHelpers, Server, open_session
 from .suites import COMMITMENT_BYTES, SHARES_BYTES
 
@@ -66,7 +66,7 @@ class PairwiseSimulation(Confined):
 
     def __init__(
         self,
-        settings: PairwiseSettings,
+        settings: PairwiseOptions,
         *,
         coins: Coins,
         clock: Clock,
@@ -178,7 +178,7 @@ class _Zeros:
 
 def _planned(layout: Layout, clients: int, suite: Suite, rare: int, topology: Topology) -> SessionConfiguration:
     subject = Subject(task=b"federated training", round_number=0, layout=layout, capacity=clients)
-    settings = PairwiseSettings(corrupted=rare, dropped=rare, suite=suite, topology=topology)
+    settings = PairwiseOptions(corrupted=rare, dropped=rare, suite=suite, topology=topology)
     return plan_session(subject, settings, clients, _Zeros(), _AUTHORITY).configuration
 
 
@@ -227,11 +227,11 @@ def _proof_nodes(clients: int, degree: int) -> int:
 ENTRY: Final = ProtocolEntry(
     name="pairwise",
     summary="pairwise masks: one server, four or five exchanges, any number of dropouts that was planned for",
-    settings=PairwiseSettings,
+    settings=PairwiseOptions,
     segments=frozenset({RingSegment}),
     rounds=True,
     stages=tuple(STAGES.values()),
-    takes=PairwiseSettings.takes,
+    takes=PairwiseOptions.takes,
     describe=describe,
     open_session=open_session,
     keeps=KEEPS,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .server_pair import write_server_pair as write_server_pair
     from .session import TwoServersHelpers as TwoServersHelpers
     from .session import TwoServersMember as TwoServersMember
-    from .session import TwoServersSettings as TwoServersSettings
+    from .session import TwoServersOptions as TwoServersOptions
     from .session import configure as configure
     from .session import open_session as open_session
     from .standing_server import StandingFloors as StandingFloors
@@ -57,6 +57,6 @@ else:
             ),
             "standing_server": "StandingFloors StandingRounds StandingServer asking lanes_of",
             "point_functions.shape": "MAXIMUM_CODEWORDS PointFunctionShape tree_bits",
-            "session": ("TwoServersHelpers TwoServersMember TwoServersSettings configure open_session"),
+            "session": ("TwoServersHelpers TwoServersMember TwoServersOptions configure open_session"),
         },
     )

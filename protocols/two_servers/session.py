@@ -31,7 +31,7 @@ _MOST_UPLOADS: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TwoServersSettings(NoiseSettings):
+class TwoServersOptions(NoiseSettings):
     """Plan of a round; ``IndexingConfiguration`` explains each value."""
 
     suite: Suite = Suite.CLASSIC
@@ -68,7 +68,7 @@ class TwoServersHelpers:
 
 
 def open_session(
-    subject: Subject, settings: TwoServersSettings, invited: frozenset[ClientId] | None, helpers: TwoServersHelpers
+    subject: Subject, settings: TwoServersOptions, invited: frozenset[ClientId] | None, helpers: TwoServersHelpers
 ) -> Server:
     """Begin a round with server 1.
 
@@ -96,7 +96,7 @@ def open_session(
 
 
 def configure(
-    subject: Subject, settings: TwoServersSettings, invited: frozenset[ClientId] | None, helpers: TwoServersHelpers
+    subject: Subject, settings: TwoServersOptions, invited: frozenset[ClientId] | None, helpers: TwoServersHelpers
 ) -> IndexingConfiguration:
     """Return what server 0 offers server 1; nobody is asked."""
     most = min(subject.capacity, _MOST_UPLOADS) if invited is None else len(invited)

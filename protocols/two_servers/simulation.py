@@ -35,7 +35,7 @@ from .point_functions.shares import CorrectionWords, ExplicitShare, SeedShare, T
 from .server import STAGE, Server
 from .server_keys import trial_server_keys
 from .server_messages import BATCH, batch_bytes, half_bytes, offers_bytes
-from .session import TwoServersHelpers, TwoServersMember, TwoServersSettings, open_session
+from .session import TwoServersHelpers, TwoServersMember, TwoServersOptions, open_session
 from .standing_server import StandingFloors, StandingRounds, StandingServer, asking
 from .upload import SharedIndices, Upload, UploadHeader
 
@@ -110,7 +110,7 @@ def describe(session: Server) -> tuple[str, ...]:
 class TwoServersSimulation(Confined):
     """Both servers and their clients in one process; see ``Simulation``."""
 
-    def __init__(self, settings: TwoServersSettings, *, coins: Coins, clock: Clock, threads: int = 1) -> None:
+    def __init__(self, settings: TwoServersOptions, *, coins: Coins, clock: Clock, threads: int = 1) -> None:
         self._settings, self._coins, self._clock, self._threads = settings, coins, clock, threads
         self._keys = SimulatedKeys(coins)
         self._zero, self._one = trial_server_keys(coins)
@@ -286,7 +286,7 @@ def _variant(configuration: IndexingConfiguration) -> str:
 ENTRY: Final = ProtocolEntry(
     name="two-servers",
     summary="two servers that do not collude: one exchange, any segment, and no hardware to believe in",
-    settings=TwoServersSettings,
+    settings=TwoServersOptions,
     segments=frozenset({RingSegment, IndexSegment}),
     stages=(STAGE,),
     describe=describe,

@@ -20,7 +20,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
 from secagg.errors import InternalError, InvalidParameters
 from secagg.identifiers import ClientId
-from secagg.protocols.pairwise_mask import PairwiseSettings, Server, Topology
+from secagg.protocols.pairwise_mask import PairwiseOptions, Server, Topology
 from secagg.session.registry import find
 from secagg.session.roles import LazyUpdate, ServerSession, Subject, Update
 from secagg.session.run import Measured, run
@@ -50,7 +50,7 @@ def run_demo(options: argparse.Namespace) -> int:
     entry = find("pairwise")
     uploading = next(stage for stage in entry.stages if stage.takes_update)
     gone = spread_dropouts(clients, drop, [uploading])[uploading.name]
-    settings = PairwiseSettings(topology=Topology.FULL, population=clients, dropped=drop)
+    settings = PairwiseOptions(topology=Topology.FULL, population=clients, dropped=drop)
     subject = Subject(task=b"demo", round_number=1, layout=codec.layout, capacity=codec.capacity, model_digest=_MODEL)
     print(
         f"{clients} clients advertise keys and share their secrets with each other; {drop} drop out before they upload."

@@ -33,7 +33,7 @@ from secagg.privacy.client_noise import MOST_NOISE, clients_for, said_epsilon
 from secagg.privacy.guessing import said_guessable
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.rounding import bound_for_ring, unrounded_norm
-from secagg.protocols.pairwise_mask import LARGEST_WHOLE_COMMITTEE, PairwiseSettings
+from secagg.protocols.pairwise_mask import LARGEST_WHOLE_COMMITTEE, PairwiseOptions
 from secagg.protocols.two_servers import MAXIMUM_CODEWORDS, MODULI, PointFunctionShape, RingLanes, tree_bits
 from secagg.session.simulated import ONE_IN
 
@@ -148,7 +148,7 @@ def advice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
     yield from _bounds(request)
     if request.clients <= LARGEST_WHOLE_COMMITTEE:
         corrupted = usual_corrupted(request.clients)
-        modes = (PairwiseSettings(mode=mode, corrupted=corrupted) for mode in SecurityMode)
+        modes = (PairwiseOptions(mode=mode, corrupted=corrupted) for mode in SecurityMode)
         yield f"Pairwise masks: {'; '.join(settings.stands(request.clients) for settings in modes)}."
     sum_bits = request.bits + math.log2(request.clients)
     if said := said_guessable(sum_bits=sum_bits, clients=request.clients, entropy=request.bits):

@@ -15,7 +15,7 @@ from secagg.errors import InvalidParameters, Reason
 from secagg.protocols.enclave import (
     EnclaveHelpers,
     EnclaveMember,
-    EnclaveSettings,
+    EnclaveOptions,
     HardwareJudge,
     Judge,
     Judgement,
@@ -40,7 +40,7 @@ from .settings import PREFIX
 
 def opened(side: ServerSide) -> ServerSession:
     """Start an epoch, in the process behind the socket or simulated in this one, and open its buffer."""
-    settings: EnclaveSettings = side.chosen
+    settings: EnclaveOptions = side.chosen
     configuration = settings.plan(side.subject, Authority(side.authority), side.clock())
     connection: RemoteEnclave | SimulatedEnclave
     if path := side.settings.enclave_socket:

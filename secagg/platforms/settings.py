@@ -15,7 +15,7 @@ from secagg.compression.peak import MOST_SUMMED_PLACES
 from secagg.errors import InvalidParameters
 from secagg.options import Options, declared, escaped, option, spelled, suggestion
 from secagg.parameters import LEAST_COHORT, SecurityMode, Suite, usual_corrupted, usual_dropped
-from secagg.protocols.pairwise_mask import CURIOUS_PRIVACY_BITS, PairwiseSettings, Topology
+from secagg.protocols.pairwise_mask import CURIOUS_PRIVACY_BITS, PairwiseOptions, Topology
 from secagg.session import registry
 
 PREFIX: Final = "secagg-"
@@ -407,7 +407,7 @@ class SecAggSettings(Options):
             return wanted
         corrupted = self.corrupted_of(invited)
         topology = Topology.SPARSE if self.topology is None else Topology(self.topology)
-        planned = PairwiseSettings(mode=self.trust, topology=topology, corrupted=corrupted, dropped=wanted)
+        planned = PairwiseOptions(mode=self.trust, topology=topology, corrupted=corrupted, dropped=wanted)
         if planned.takes(invited):
             return wanted
         most = planned.most_dropped(invited)

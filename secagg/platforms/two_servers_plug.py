@@ -20,7 +20,7 @@ from secagg.protocols.two_servers import (
     StandingServer,
     TwoServersHelpers,
     TwoServersMember,
-    TwoServersSettings,
+    TwoServersOptions,
     asking,
     configure,
     exchange_bytes,
@@ -44,12 +44,12 @@ _MOST_LANES: Final = 1 << 34
 
 def opened(side: ServerSide) -> ServerSession:
     """Begin a round with server 1."""
-    chosen: TwoServersSettings = side.chosen
+    chosen: TwoServersOptions = side.chosen
     helpers = _real(side, chosen) if side.settings.second_server else _simulated(side)
     return open_session(side.subject, chosen, side.invited, helpers)
 
 
-def _real(side: ServerSide, chosen: TwoServersSettings) -> TwoServersHelpers:
+def _real(side: ServerSide, chosen: TwoServersOptions) -> TwoServersHelpers:
     settings = side.settings
     pair = load_server_pair(Path(settings.servers))
     zero = side.resources.enter_context(load_server_keys(Path(settings.server_keys), 0))

@@ -24,8 +24,8 @@ from secagg.parameters import SecurityMode
 from secagg.privacy.accounting import Adjacency
 from secagg.privacy.client_noise import ClientNoise, NoiseSettings, noise_in
 from secagg.privacy.kinds import NoiseKind
-from secagg.protocols.one_message.session import OneMessageSettings
-from secagg.protocols.pairwise_mask import PairwiseSettings
+from secagg.protocols.one_message.session import OneMessageOptions
+from secagg.protocols.pairwise_mask import PairwiseOptions
 from secagg.session.registry import find
 from secagg.session.roles import LazyUpdate, Released, Subject, Update
 from secagg.session.run import Measured, run
@@ -45,9 +45,9 @@ NOISE: dict[str, Any] = {
 }
 FULL: dict[str, Any] = {"topology": Topology.FULL, "dropped": 2, "population": 8}
 SETTINGS: dict[str, tuple[str, Any]] = {
-    "pairwise": ("pairwise", PairwiseSettings(**NOISE, **FULL)),
-    "pairwise, semi-honest": ("pairwise", PairwiseSettings(**NOISE, **FULL, mode=SecurityMode.SEMI_HONEST)),
-    "one message": ("one-message", OneMessageSettings(**NOISE, capacity=8)),
+    "pairwise": ("pairwise", PairwiseOptions(**NOISE, **FULL)),
+    "pairwise, semi-honest": ("pairwise", PairwiseOptions(**NOISE, **FULL, mode=SecurityMode.SEMI_HONEST)),
+    "one message": ("one-message", OneMessageOptions(**NOISE, capacity=8)),
 }
 OTHER_TERMS = r"another (application_digest|capacity, noise or set of terms)"
 PROTOCOLS = pytest.mark.parametrize("name", SETTINGS)

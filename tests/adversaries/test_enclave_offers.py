@@ -45,7 +45,7 @@ from secagg.protocols.enclave.attestation import (
 from secagg.protocols.enclave.client import VerifiedEnclave, require_accepted
 from secagg.protocols.enclave.judge import HardwareJudge
 from secagg.protocols.enclave.remote_enclave import SimulatedEvidence, SimulatedJudge
-from secagg.protocols.enclave.session import EnclaveSettings
+from secagg.protocols.enclave.session import EnclaveOptions
 from secagg.protocols.enclave.trusted import enclave as trusted
 from secagg.protocols.enclave.trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, least_squared
 from secagg.protocols.enclave.trusted.enclave import bounded_choices
@@ -378,7 +378,7 @@ def payload(choice: tuple[Any, Any]) -> Payload:
 
 def released(bound: int, accumulation: Accumulation, liars: int) -> Released:
     entry = find("enclave")
-    settings = EnclaveSettings(minimum_cohort=3, codeword_bound=bound, accumulation=accumulation)
+    settings = EnclaveOptions(minimum_cohort=3, codeword_bound=bound, accumulation=accumulation)
     with closing(entry.simulate(settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC))) as world:
         session = world.open(SUBJECT, frozenset(CLIENTS))
 
@@ -424,7 +424,7 @@ def test_the_choices_that_were_counted_are_overwritten(monkeypatch: pytest.Monke
     assert not any(map(any, made))
 
 
-def opened(subject: Subject, settings: EnclaveSettings) -> EnclaveConfiguration:
+def opened(subject: Subject, settings: EnclaveOptions) -> EnclaveConfiguration:
     with closing(find("enclave").simulate(settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC))) as world:
         session: Any = world.open(subject, frozenset(CLIENTS))
         configuration: EnclaveConfiguration = session.configuration
@@ -436,15 +436,15 @@ def test_a_bound_below_the_least_codewords_is_refused_and_the_least_is_named() -
     entries = np.array([[3, 4], [6, 8]], dtype=np.int64)
     subject = replace(SUBJECT, layout=Layout((IndexSegment(2, 9),)), tables=((CodewordTable(9, entries),),))
     with pytest.raises(InvalidParameters, match="norm of 15 steps: take so many at least"):
-        opened(subject, EnclaveSettings(codeword_bound=14))
-    configuration = opened(subject, EnclaveSettings(codeword_bound=15))
+        opened(subject, EnclaveOptions(codeword_bound=14))
+    configuration = opened(subject, EnclaveOptions(codeword_bound=15))
     assert configuration.codeword_bound == 15
     assert EnclaveConfiguration.decode(configuration.encode(), subject.tables).encode() == configuration.encode()
 
 
 def test_a_bound_needs_codewords_that_the_enclave_decodes() -> None:
     with pytest.raises(InvalidParameters, match="take form = decoded_sum"):
-        opened(SUBJECT, EnclaveSettings(codeword_bound=15, form=ReleaseForm.HISTOGRAM))
+        opened(SUBJECT, EnclaveOptions(codeword_bound=15, form=ReleaseForm.HISTOGRAM))
 
 
 @given(data=st.data())
@@ -482,7 +482,7 @@ def test_what_is_counted_is_within_the_bound_whatever_is_chosen_and_the_choice_w
 def test_noise_that_a_ring_does_not_hold_names_the_multiplier_that_it_holds() -> None:
     """Nobody is hurt but the model: a sum that wraps with its noise is no sum."""
     subject = replace(SUBJECT, layout=Layout((RingSegment(20, 3),)), tables=())
-    settings = EnclaveSettings(noise_multiplier=Fraction(10) ** 40, l2_bounds=(100,), maximum_cohort=10)
+    settings = EnclaveOptions(noise_multiplier=Fraction(10) ** 40, l2_bounds=(100,), maximum_cohort=10)
     with pytest.raises(CapacityExceeded, match="take noise_multiplier = ") as refused:
         opened(subject, settings)
     named = Fraction(str(refused.value).split("noise_multiplier = ")[1].split()[0])
@@ -495,7 +495,7 @@ def test_codewords_that_are_summed_leave_less_room_for_noise_than_their_histogra
     subject = replace(SUBJECT, layout=MIXED_LAYOUT, tables=EnclaveSetup().tables)
 
     def most(form: ReleaseForm) -> Fraction:
-        settings = EnclaveSettings(noise_multiplier=Fraction(1 << 28), l2_bounds=(30, 50), maximum_cohort=10, form=form)
+        settings = EnclaveOptions(noise_multiplier=Fraction(1 << 28), l2_bounds=(30, 50), maximum_cohort=10, form=form)
         with pytest.raises(CapacityExceeded, match="rings do not hold") as refused:
             opened(subject, settings)
         named = Fraction(str(refused.value).split("noise_multiplier = ")[1].split()[0])
@@ -515,5 +515,5 @@ def test_choices_of_exactly_the_bound_are_counted() -> None:
 
 def test_noise_on_a_histogram_alone_is_in_no_ring() -> None:
     subject = replace(SUBJECT, layout=Layout((IndexSegment(2, 9),)), tables=())
-    settings = EnclaveSettings(noise_multiplier=Fraction(2), form=ReleaseForm.HISTOGRAM, maximum_cohort=10)
+    settings = EnclaveOptions(noise_multiplier=Fraction(2), form=ReleaseForm.HISTOGRAM, maximum_cohort=10)
     assert opened(subject, settings).noise is not None

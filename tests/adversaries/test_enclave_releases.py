@@ -24,7 +24,7 @@ from secagg.parameters import Suite
 from secagg.protocols.enclave.client import Invitation, stamp_of
 from secagg.protocols.enclave.release_privacy import PrivacyLimit
 from secagg.protocols.enclave.remote_enclave import SimulatedEnclave
-from secagg.protocols.enclave.session import EnclaveSettings
+from secagg.protocols.enclave.session import EnclaveOptions
 from secagg.protocols.enclave.simulation import EnclaveSimulation
 from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.buffer import BufferState
@@ -286,7 +286,7 @@ def subject_of(version: int, digest: bytes | None = None) -> Subject:
 
 @pytest.fixture
 def world() -> Iterator[EnclaveSimulation]:
-    settings = EnclaveSettings(suite=Suite.CLASSIC, oldest=2)
+    settings = EnclaveOptions(suite=Suite.CLASSIC, oldest=2)
     made = EnclaveSimulation(settings, coins=SystemCoins(), clock=lambda: datetime(2026, 1, 1, tzinfo=UTC))
     with closing(made):
         yield made

@@ -22,7 +22,7 @@ from secagg.identifiers import AttemptContext, ClientId, Party, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.enclave.client import Upload, seal_indices, vector_digest
 from secagg.protocols.enclave.release_privacy import PrivacyLimit
-from secagg.protocols.enclave.session import EnclaveSettings
+from secagg.protocols.enclave.session import EnclaveOptions
 from secagg.protocols.enclave.simulation import EnclaveSimulation
 from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.buffer import ReleaseRules
@@ -561,7 +561,7 @@ def subject_of(code: PeakCode, **changes: Any) -> Subject:
 
 @pytest.fixture
 def simulation() -> EnclaveSimulation:
-    settings = EnclaveSettings(suite=Suite.CLASSIC, minimum_cohort=3)
+    settings = EnclaveOptions(suite=Suite.CLASSIC, minimum_cohort=3)
     return EnclaveSimulation(settings, coins=InsecureSeededCoins(b"an epoch"), clock=lambda: NOW)
 
 

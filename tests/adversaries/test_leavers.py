@@ -11,13 +11,13 @@ import pytest
 from secagg.conformance.rehearsal import Rehearsal
 from secagg.errors import InvalidParameters
 from secagg.parameters import SecurityMode, usual_corrupted
-from secagg.protocols.pairwise_mask import PairwiseSettings, Topology
+from secagg.protocols.pairwise_mask import PairwiseOptions, Topology
 from secagg.protocols.pairwise_mask.simulation import ENTRY
 from tests.harness.session_worlds import candidate_of, client_ids
 
 
-def planned(mode: SecurityMode, topology: Topology, population: int, dropped: int) -> PairwiseSettings:
-    return PairwiseSettings(
+def planned(mode: SecurityMode, topology: Topology, population: int, dropped: int) -> PairwiseOptions:
+    return PairwiseOptions(
         mode=mode, topology=topology, population=population, corrupted=usual_corrupted(population), dropped=dropped
     )
 

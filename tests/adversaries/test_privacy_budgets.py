@@ -28,8 +28,8 @@ from secagg.parameters import SecurityMode
 from secagg.privacy.accounting import Adjacency, PrivacyBudget
 from secagg.privacy.client_noise import ClientNoise, NoiseSettings, noise_in
 from secagg.protocols.one_message.client import Ledger
-from secagg.protocols.one_message.session import OneMessageSettings
-from secagg.protocols.pairwise_mask import PairwiseSettings
+from secagg.protocols.one_message.session import OneMessageOptions
+from secagg.protocols.pairwise_mask import PairwiseOptions
 from secagg.session.ledger import Spent, SpentUpdates
 from secagg.session.privacy_ledger import PrivacyLedger, PrivacyLedgers
 from secagg.session.registry import Simulation, find
@@ -50,8 +50,8 @@ NOISE: dict[str, Any] = {
 }
 SEMI_HONEST: dict[str, Any] = {"topology": Topology.FULL, "population": 4, "mode": SecurityMode.SEMI_HONEST}
 PROTOCOLS: dict[str, tuple[str, Any]] = {
-    "pairwise": ("pairwise", PairwiseSettings(**NOISE, **SEMI_HONEST)),
-    "one message": ("one-message", OneMessageSettings(**NOISE, capacity=4)),
+    "pairwise": ("pairwise", PairwiseOptions(**NOISE, **SEMI_HONEST)),
+    "one message": ("one-message", OneMessageOptions(**NOISE, capacity=4)),
 }
 _TRAINED = count()
 EACH = pytest.mark.parametrize("name", PROTOCOLS)

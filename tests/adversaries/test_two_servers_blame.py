@@ -17,7 +17,7 @@ from secagg.errors import UNDECIDED, Fault, MalformedMessage, Party, PeerError, 
 from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.two_servers.offers import Invitation, UploadHalves
 from secagg.protocols.two_servers.server import Server
-from secagg.protocols.two_servers.session import TwoServersSettings
+from secagg.protocols.two_servers.session import TwoServersOptions
 from secagg.protocols.two_servers.simulation import TwoServersSimulation, cheater
 from secagg.session.frames import decode_refusal
 from secagg.session.roles import LazyUpdate, Released, Subject, Update
@@ -46,7 +46,7 @@ class World:
     uploads: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes])
 
     def __post_init__(self) -> None:
-        settings = TwoServersSettings(depth=1, maximum_rejections=4, lifetime=timedelta(hours=1))
+        settings = TwoServersOptions(depth=1, maximum_rejections=4, lifetime=timedelta(hours=1))
         self.simulation = TwoServersSimulation(settings, coins=SystemCoins(), clock=lambda: NOW)
         plain: Ask = vars(self.simulation)["_asked"]
 
@@ -147,7 +147,7 @@ def test_a_client_that_votes_twice_is_named_with_both_servers(world: World) -> N
 def test_one_bad_proof_of_twenty_is_named_and_ends_no_round(cheats: int, limit: int | None) -> None:
     """By default a tenth of the cohort may fail the check; where too many do, the faults name them all the same."""
     clients = tuple(map(ClientId, range(20)))
-    settings = TwoServersSettings(depth=1, maximum_rejections=limit, lifetime=timedelta(hours=1))
+    settings = TwoServersOptions(depth=1, maximum_rejections=limit, lifetime=timedelta(hours=1))
     with closing(TwoServersSimulation(settings, coins=SystemCoins(), clock=lambda: NOW)) as simulation:
         subject = Subject(task=b"a task", round_number=1, layout=LAYOUT, capacity=1 << 10, model_digest=MODEL)
         session = simulation.open(subject, frozenset(clients))

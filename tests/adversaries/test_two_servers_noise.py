@@ -36,7 +36,7 @@ from secagg.protocols.two_servers.release import (
     sums_of_counts,
 )
 from secagg.protocols.two_servers.server import Server
-from secagg.protocols.two_servers.session import TwoServersSettings
+from secagg.protocols.two_servers.session import TwoServersOptions
 from secagg.session.registry import find
 from secagg.session.roles import LazyUpdate, Released, Subject, Update
 from secagg.session.run import Measured, run
@@ -48,7 +48,7 @@ ENTRIES = np.random.default_rng(5).integers(-50, 50, (CODEWORDS, 3))
 TABLES = ((CodewordTable(BLOCKS, ENTRIES),),)
 SUBJECT = Subject(task=b"noise", round_number=1, layout=LAYOUT, capacity=1 << 10, tables=TABLES, model_digest=MODEL)
 CLIENTS = tuple(map(ClientId, range(1, 6)))
-SETTINGS = TwoServersSettings(
+SETTINGS = TwoServersOptions(
     noise_multiplier=Fraction(1), l2_bounds=(1000,), adjacency=Adjacency.ZERO_OUT, minimum_cohort=3
 )
 VARIANCES = (2 * BLOCKS, 2 * 1000**2)
@@ -65,7 +65,7 @@ def late(client: ClientId) -> LazyUpdate:
     return LazyUpdate(lambda: Update(payload_of(client), MODEL))
 
 
-def ran(settings: TwoServersSettings = SETTINGS, member_settings: TwoServersSettings | None = None) -> Released:
+def ran(settings: TwoServersOptions = SETTINGS, member_settings: TwoServersOptions | None = None) -> Released:
     entry = find("two-servers")
     world: Any
     with closing(entry.simulate(settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC))) as world:
@@ -318,7 +318,7 @@ def test_a_ring_behind_a_rotation_is_narrower_and_its_sums_leave_it_as_seldom_as
     length, bound, clients = 200_000, 20_000, 100
     settings = replace(SETTINGS, l2_bounds=(bound,), is_rotated=True, noise_multiplier=Fraction(1, 100))
 
-    def narrowest(chosen: TwoServersSettings) -> int:
+    def narrowest(chosen: TwoServersOptions) -> int:
         for bits in range(8, 40):
             try:
                 require_held(chosen, Layout((RingSegment(bits, length),)), clients)

@@ -21,7 +21,7 @@ from secagg.identifiers import ClientId
 from secagg.protocols.one_message.client import Ledger, OneMessageMember
 from secagg.protocols.one_message.session import (
     OneMessageHelpers,
-    OneMessageSettings,
+    OneMessageOptions,
     Server,
     open_session,
 )
@@ -67,7 +67,7 @@ class Deployment(StandingHolders):
         helpers = OneMessageHelpers(
             record=self.record, keys=self.holder_keys, coins=SystemCoins(), ask_all=self.ask_all
         )
-        return open_session(SETUP.subject, OneMessageSettings(), frozenset(SETUP.clients), helpers)
+        return open_session(SETUP.subject, OneMessageOptions(), frozenset(SETUP.clients), helpers)
 
     def upload_all(self, session: Server) -> None:
         with Secret("signing key", (self.folder / "authority").read_bytes()) as seed:

@@ -33,7 +33,7 @@ from secagg.protocols.enclave.client import Client, SealLedger, Upload, Verified
 from secagg.protocols.enclave.release_privacy import PrivacyLimit
 from secagg.protocols.enclave.remote_enclave import SimulatedEnclave, SimulatedJudge
 from secagg.protocols.enclave.server import EnclaveConnection, Server
-from secagg.protocols.enclave.session import EnclaveMember, EnclaveSettings
+from secagg.protocols.enclave.session import EnclaveMember, EnclaveOptions
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Start
 from secagg.protocols.enclave.trusted.messages import (
     AttestedOffer,
@@ -215,7 +215,7 @@ class InsecureEnclaveSession:
     def __post_init__(self) -> None:
         setup = self.setup
         self.authority = setup.signing_key_of("authority")
-        settings = EnclaveSettings(
+        settings = EnclaveOptions(
             minimum_cohort=setup.minimum_cohort,
             maximum_cohort=setup.maximum_cohort,
             lifetime=setup.lifetime,

@@ -31,7 +31,7 @@ from secagg.protocols.one_message.requests import Answer, CertifiedList, Deliver
 from secagg.protocols.one_message.session import (
     Bounds,
     OneMessageHelpers,
-    OneMessageSettings,
+    OneMessageOptions,
     Server,
     open_session,
     plan_epoch,
@@ -345,7 +345,7 @@ class InsecureSum:
         }
         return open_session(
             setup.subject,
-            OneMessageSettings(**{**usual, **settings}),
+            OneMessageOptions(**{**usual, **settings}),
             frozenset(setup.clients),
             OneMessageHelpers(**{**brought, **(helpers or {})}),
         )

@@ -36,7 +36,7 @@ from secagg.protocols.pairwise_mask.configuration import (
     Seat,
     SessionConfiguration,
 )
-from secagg.protocols.pairwise_mask.plan import PairwiseSettings, SessionPlan, plan_session
+from secagg.protocols.pairwise_mask.plan import PairwiseOptions, SessionPlan, plan_session
 from secagg.protocols.pairwise_mask.relay import RelayedShares, Settled, deliver_shares
 from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares
 from secagg.protocols.pairwise_mask.rounds3_4_unmasking import AnsweredFor, Asked, UnmaskingShares, signed_unmasking
@@ -85,7 +85,7 @@ def plan_of(
         terms=asked.pop("application_digest", NO_DIGEST),
         model_digest=asked.pop("model_digest", NO_DIGEST),
     )
-    return plan_session(subject, PairwiseSettings(**asked), population, coins, authority)
+    return plan_session(subject, PairwiseOptions(**asked), population, coins, authority)
 
 
 def is_spent(update: LazyUpdate) -> bool:
@@ -158,7 +158,7 @@ class SessionSetup:
 
     def plan(self, authority: bytes = NO_AUTHORITY) -> SessionPlan:
         """Choose safe parameters, as a server would."""
-        settings = PairwiseSettings(
+        settings = PairwiseOptions(
             corrupted=self.corrupted,
             dropped=self.dropped,
             late=self.late,

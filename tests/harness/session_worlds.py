@@ -15,11 +15,11 @@ from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.entropy import SystemCoins
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.enclave.session import EnclaveSettings
-from secagg.protocols.light_secagg.session import LightSecAggSettings
-from secagg.protocols.one_message.session import OneMessageSettings
-from secagg.protocols.pairwise_mask import PairwiseSettings
-from secagg.protocols.two_servers.session import TwoServersSettings
+from secagg.protocols.enclave.session import EnclaveOptions
+from secagg.protocols.light_secagg.session import LightSecAggOptions
+from secagg.protocols.one_message.session import OneMessageOptions
+from secagg.protocols.pairwise_mask import PairwiseOptions
+from secagg.protocols.two_servers.session import TwoServersOptions
 from secagg.session.registry import ProtocolEntry, find
 from secagg.session.roles import Subject
 from tests.harness import plain_sum
@@ -29,17 +29,17 @@ CAPACITY: Final = 1 << 10
 NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
 FULL: Final[dict[str, Any]] = {"topology": Topology.FULL, "dropped": 1, "minimum_cohort": 3, "population": 6}
 SETTINGS: Final[dict[str, tuple[str, Any, int]]] = {
-    "pairwise, semi-honest, full": ("pairwise", PairwiseSettings(mode=SecurityMode.SEMI_HONEST, **FULL), 6),
-    "pairwise, active, full": ("pairwise", PairwiseSettings(mode=SecurityMode.ACTIVE, **FULL), 6),
+    "pairwise, semi-honest, full": ("pairwise", PairwiseOptions(mode=SecurityMode.SEMI_HONEST, **FULL), 6),
+    "pairwise, active, full": ("pairwise", PairwiseOptions(mode=SecurityMode.ACTIVE, **FULL), 6),
     "pairwise, semi-honest, sparse": (
         "pairwise",
-        PairwiseSettings(mode=SecurityMode.SEMI_HONEST, dropped=2, minimum_cohort=3, population=16),
+        PairwiseOptions(mode=SecurityMode.SEMI_HONEST, dropped=2, minimum_cohort=3, population=16),
         16,
     ),
-    "enclave": ("enclave", EnclaveSettings(suite=Suite.CLASSIC), 5),
-    "two servers": ("two-servers", TwoServersSettings(), 5),
-    "one message": ("one-message", OneMessageSettings(capacity=8), 5),
-    "LightSecAgg, semi-honest": ("lightsecagg", LightSecAggSettings(dropped=2, population=7), 7),
+    "enclave": ("enclave", EnclaveOptions(suite=Suite.CLASSIC), 5),
+    "two servers": ("two-servers", TwoServersOptions(), 5),
+    "one message": ("one-message", OneMessageOptions(capacity=8), 5),
+    "LightSecAgg, semi-honest": ("lightsecagg", LightSecAggOptions(dropped=2, population=7), 7),
     "plain": ("plain", plain_sum.PlainSettings(), 5),
 }
 """By name: the protocol, its settings, and how many clients."""

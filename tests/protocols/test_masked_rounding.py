@@ -29,9 +29,9 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
-from secagg.protocols.enclave.session import EnclaveSettings
-from secagg.protocols.one_message.session import OneMessageSettings
-from secagg.protocols.pairwise_mask import PairwiseSettings
+from secagg.protocols.enclave.session import EnclaveOptions
+from secagg.protocols.one_message.session import OneMessageOptions
+from secagg.protocols.pairwise_mask import PairwiseOptions
 from secagg.session.registry import find, names
 from secagg.session.roles import LazyUpdate, Released, Subject, Update
 from secagg.session.run import Measured, run
@@ -43,11 +43,11 @@ CLIENTS: Final = 6
 MODEL: Final = bytes(32)
 FULL: Final[dict[str, Any]] = {"topology": Topology.FULL, "minimum_cohort": 3, "population": CLIENTS}
 SETTINGS: Final[dict[str, tuple[str, Any]]] = {
-    "pairwise, semi-honest": ("pairwise", PairwiseSettings(mode=SecurityMode.SEMI_HONEST, **FULL)),
-    "pairwise, active": ("pairwise", PairwiseSettings(mode=SecurityMode.ACTIVE, **FULL)),
-    "enclave": ("enclave", EnclaveSettings()),
-    "one message": ("one-message", OneMessageSettings(capacity=CLIENTS)),
-    "one message, certified": ("one-message", OneMessageSettings(capacity=CLIENTS)),
+    "pairwise, semi-honest": ("pairwise", PairwiseOptions(mode=SecurityMode.SEMI_HONEST, **FULL)),
+    "pairwise, active": ("pairwise", PairwiseOptions(mode=SecurityMode.ACTIVE, **FULL)),
+    "enclave": ("enclave", EnclaveOptions()),
+    "one message": ("one-message", OneMessageOptions(capacity=CLIENTS)),
+    "one message, certified": ("one-message", OneMessageOptions(capacity=CLIENTS)),
 }
 """Of every protocol that masks: its name and settings."""
 

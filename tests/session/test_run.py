@@ -18,7 +18,7 @@ from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask import (
     Topology,
 )
-from secagg.protocols.pairwise_mask.plan import PairwiseSettings
+from secagg.protocols.pairwise_mask.plan import PairwiseOptions
 from secagg.protocols.pairwise_mask.session import STAGES
 from secagg.protocols.pairwise_mask.simulation import PairwiseSimulation
 from secagg.session.registry import Simulation
@@ -75,7 +75,7 @@ def test_the_sum_is_that_of_the_clients_that_stay(name: str) -> None:
 @pytest.mark.parametrize("topology", Topology)
 def test_pairwise_masks_with_a_dropout_before_each_stage_give_the_sum(mode: SecurityMode, topology: Topology) -> None:
     clients = client_ids(14 if topology is Topology.FULL else 40)
-    settings = PairwiseSettings(mode=mode, topology=topology, dropped=4, late=1)
+    settings = PairwiseOptions(mode=mode, topology=topology, dropped=4, late=1)
     subject = replace(candidate_of("plain").subject, capacity=1 << 12)
     lost = {stage.name: frozenset({clients[place]}) for place, stage in enumerate(STAGES.values())}
     world = PairwiseSimulation(settings, coins=SystemCoins(), clock=lambda: NOW)

@@ -36,7 +36,7 @@ from secagg.protocols.enclave.client import Client
 from secagg.protocols.enclave.remote_enclave import SimulatedEnclave
 from secagg.protocols.enclave.run import run
 from secagg.protocols.enclave.server import Server
-from secagg.protocols.enclave.session import EnclaveHelpers, EnclaveSettings, open_session
+from secagg.protocols.enclave.session import EnclaveHelpers, EnclaveOptions, open_session
 from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.buffer import BufferState, Entry, ReleaseRules
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
@@ -334,7 +334,7 @@ def on_one_page(session: InsecureEnclaveSession, *numbers: int) -> tuple[Server,
     helpers = EnclaveHelpers(
         configuration=session.configuration, connection=enclave, offer=enclave.offer, evidence=enclave.evidence
     )
-    settings = EnclaveSettings(minimum_cohort=session.setup.minimum_cohort)
+    settings = EnclaveOptions(minimum_cohort=session.setup.minimum_cohort)
 
     def update(number: int) -> LazyUpdate:
         return LazyUpdate(lambda: Update(session.setup.payload_of(number), bytes(32)))
@@ -473,7 +473,7 @@ def test_a_session_is_for_what_its_epoch_was_started_for(field: str) -> None:
     helpers = EnclaveHelpers(
         configuration=session.configuration, connection=enclave, offer=enclave.offer, evidence=enclave.evidence
     )
-    subject, settings_ = session.subject, EnclaveSettings(minimum_cohort=3)
+    subject, settings_ = session.subject, EnclaveOptions(minimum_cohort=3)
     if field in {"task", "layout"}:
         subject = replace(subject, **change)
     else:
@@ -483,7 +483,7 @@ def test_a_session_is_for_what_its_epoch_was_started_for(field: str) -> None:
     with pytest.raises(InvalidParameters, match="2 clients are invited"):
         open_session(
             session.subject,
-            EnclaveSettings(minimum_cohort=3),
+            EnclaveOptions(minimum_cohort=3),
             frozenset(map(ClientId, (1, 2))),
             helpers,
         )

@@ -14,7 +14,7 @@ from secagg.errors import CapacityExceeded, InvalidParameters, Reason
 from secagg.parameters import Suite
 from secagg.privacy.accounting import Adjacency
 from secagg.protocols.enclave.release_privacy import squared_sensitivities
-from secagg.protocols.enclave.session import DEFAULT_LIFETIME, EnclaveSettings
+from secagg.protocols.enclave.session import DEFAULT_LIFETIME, EnclaveOptions
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
 from secagg.session.certificates import Authority
 from secagg.session.roles import Subject
@@ -38,7 +38,7 @@ def planned(**changes: Any) -> EnclaveConfiguration:
     chosen |= changes
     about = {name: chosen.pop(name) for name in ("task", "layout", "tables", "capacity")}
     authority, now = chosen.pop("authority"), chosen.pop("now")
-    return EnclaveSettings(**chosen).configured(Subject(round_number=0, **about), authority, now)
+    return EnclaveOptions(**chosen).configured(Subject(round_number=0, **about), authority, now)
 
 
 NOISED: dict[str, Any] = {"noise_multiplier": Fraction(2), "l2_bounds": (30, 50)}

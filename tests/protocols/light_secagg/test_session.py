@@ -26,7 +26,7 @@ from secagg.protocols.light_secagg.server import STAGES, Server
 from secagg.protocols.light_secagg.session import (
     LightSecAggHelpers,
     LightSecAggMember,
-    LightSecAggSettings,
+    LightSecAggOptions,
     open_session,
 )
 from secagg.session.client_policy import ClientPolicy
@@ -36,7 +36,7 @@ from secagg.session.run import Measured, run
 from tests.harness.session_worlds import CAPACITY, LAYOUT, NOW, client_ids, entry_of, payload_of
 
 CLIENTS = client_ids(9)
-SETTINGS = LightSecAggSettings(dropped=3, corrupted=2, minimum_cohort=5)
+SETTINGS = LightSecAggOptions(dropped=3, corrupted=2, minimum_cohort=5)
 SUBJECT = Subject(task=b"a task", round_number=3, layout=LAYOUT, capacity=CAPACITY, model_digest=MODEL)
 FLOORS = replace(
     ClientPolicy.among(9, SecurityMode.SEMI_HONEST), minimum_modulus_bits=1, minimum_cohort=5, assumed_corrupted=2
@@ -48,7 +48,7 @@ def update_of(client: ClientId) -> LazyUpdate:
     return LazyUpdate(lambda: Update(payload_of(client), MODEL))
 
 
-def opened(settings: LightSecAggSettings = SETTINGS, *, invited: frozenset[ClientId] | None = None) -> Any:
+def opened(settings: LightSecAggOptions = SETTINGS, *, invited: frozenset[ClientId] | None = None) -> Any:
     helpers = LightSecAggHelpers(coins=SystemCoins())
     return open_session(SUBJECT, settings, frozenset(CLIENTS) if invited is None else invited, helpers)
 
@@ -88,7 +88,7 @@ def test_one_more_that_leaves_ends_the_session(stage: str) -> None:
 
 def test_a_server_that_may_lie_is_not_promised_anything() -> None:
     with pytest.raises(InvalidParameters, match="LightSecAgg has no active mode"):
-        LightSecAggSettings(mode=SecurityMode.ACTIVE)
+        LightSecAggOptions(mode=SecurityMode.ACTIVE)
     careful = member(CLIENTS[0], replace(FLOORS, modes=frozenset({SecurityMode.ACTIVE})))
     with pytest.raises(InvalidParameters, match="only against a server that follows the protocol"):
         careful.join(SUBJECT, update_of(CLIENTS[0])).answer(opened().invitation)
@@ -143,7 +143,7 @@ def test_floors_that_are_none(floor: dict[str, Any]) -> None:
         replace(SETTINGS, minimum_cohort=7),
     ],
 )
-def test_a_session_that_cannot_end_well_is_not_opened(settings: LightSecAggSettings) -> None:
+def test_a_session_that_cannot_end_well_is_not_opened(settings: LightSecAggOptions) -> None:
     with pytest.raises(InvalidParameters, match="invite more"):
         opened(settings)
     assert opened(replace(SETTINGS, minimum_cohort=6))

@@ -15,7 +15,7 @@ from secagg.parameters import SecurityMode
 from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.one_message.opening import LocalSum, OneMessageCut
 from secagg.protocols.one_message.requests import Receipt, Verdict
-from secagg.protocols.one_message.session import OneMessageHelpers, OneMessageSettings, Server, open_session
+from secagg.protocols.one_message.session import OneMessageHelpers, OneMessageOptions, Server, open_session
 from secagg.protocols.one_message.tally import State
 from secagg.session.frames import decode_refusal, encode_refusal
 from secagg.session.roles import ClientSession, Participation
@@ -173,7 +173,7 @@ def test_a_sum_has_a_capacity_that_the_codec_can_decode() -> None:
         opened(world, Standing(world))
     world = InsecureSum()
     settings, helpers = (
-        OneMessageSettings(),
+        OneMessageOptions(),
         OneMessageHelpers(record=world.record, keys=(), coins=COINS, ask_all=Standing(world).ask_all),
     )
     with pytest.raises(InvalidParameters, match=r"settings\.capacity"):

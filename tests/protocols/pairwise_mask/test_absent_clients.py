@@ -10,15 +10,15 @@ import pytest
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.parameters import SecurityMode
-from secagg.protocols.pairwise_mask.plan import PairwiseSettings
+from secagg.protocols.pairwise_mask.plan import PairwiseOptions
 from secagg.protocols.pairwise_mask.session import ServerState
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup
 
 POPULATIONS = (3, 5, 6, 8, 10, 20)
 
 
-def settings_in(mode: SecurityMode, dropped: int = 0) -> PairwiseSettings:
-    return PairwiseSettings(mode=mode, corrupted=1, dropped=dropped)
+def settings_in(mode: SecurityMode, dropped: int = 0) -> PairwiseOptions:
+    return PairwiseOptions(mode=mode, corrupted=1, dropped=dropped)
 
 
 def test_the_readme_has_how_many_absent_clients_a_session_stands(repository: Path) -> None:
@@ -60,6 +60,6 @@ def test_a_plan_for_more_dropouts_says_how_many_there_may_be(population: int, mo
 
 
 def test_a_cohort_without_any_session_is_told_so() -> None:
-    assert PairwiseSettings(corrupted=4, mode=SecurityMode.ACTIVE).most_dropped(5) is None
+    assert PairwiseOptions(corrupted=4, mode=SecurityMode.ACTIVE).most_dropped(5) is None
     with pytest.raises(InvalidParameters, match="5 clients with 4 corrupted have no session in active mode"):
-        PairwiseSettings(corrupted=4).plan(SessionSetup().subject, 5, b"\1" * 32, SystemCoins())
+        PairwiseOptions(corrupted=4).plan(SessionSetup().subject, 5, b"\1" * 32, SystemCoins())

@@ -17,7 +17,7 @@ from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.parameters import SecurityMode, Suite
 from secagg.privacy.client_noise import NoiseSettings
 from secagg.protocols.pairwise_mask.client import ClientState
-from secagg.protocols.pairwise_mask.plan import PairwiseSettings, plan_session
+from secagg.protocols.pairwise_mask.plan import PairwiseOptions, plan_session
 from secagg.protocols.pairwise_mask.session import ServerState
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum
 
@@ -103,7 +103,7 @@ def test_an_offer_without_room_for_noise_is_refused_and_the_next_one_taken() -> 
 
 def test_noise_that_nobody_could_add_is_refused_when_the_session_is_planned() -> None:
     setup = SessionSetup(mode=SecurityMode.SEMI_HONEST, layout=Layout((RingSegment(16, 6),)), population=8)
-    settings = PairwiseSettings(
+    settings = PairwiseOptions(
         mode=SecurityMode.SEMI_HONEST, noise_multiplier=Fraction(1, 1000), l2_bounds=(100,), corrupted=1
     )
     with pytest.raises(InvalidParameters):

@@ -35,7 +35,7 @@ from secagg.protocols.pairwise_mask.configuration import (
     commit_to_opening,
     require_context,
 )
-from secagg.protocols.pairwise_mask.plan import PairwiseSettings, SessionPlan, plan_session
+from secagg.protocols.pairwise_mask.plan import PairwiseOptions, SessionPlan, plan_session
 from secagg.session.client_policy import ClientPolicy
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.pairwise_sessions import OfferedSubject, plan_of
@@ -385,14 +385,14 @@ def subject_of(**options: Any) -> OfferedSubject:
 
 
 def test_a_plan_is_about_the_subjects_model_or_about_none_yet() -> None:
-    settings, coins = PairwiseSettings(mode=SecurityMode.SEMI_HONEST), InsecureSeededCoins(b"plan")
+    settings, coins = PairwiseOptions(mode=SecurityMode.SEMI_HONEST), InsecureSeededCoins(b"plan")
     for digest, planned in ((b"m" * 32, b"m" * 32), (None, NO_DIGEST)):
         plan = plan_session(subject_of(model_digest=digest), settings, 20, coins)
         assert plan.configuration.model_digest == planned
 
 
 def test_as_many_clients_are_invited_as_the_codec_has_room_for() -> None:
-    settings, coins = PairwiseSettings(mode=SecurityMode.SEMI_HONEST), InsecureSeededCoins(b"plan")
+    settings, coins = PairwiseOptions(mode=SecurityMode.SEMI_HONEST), InsecureSeededCoins(b"plan")
     assert plan_session(subject_of(capacity=20), settings, 20, coins).configuration.maximum_population == 20
     with pytest.raises(InvalidParameters, match="capacity of 19"):
         plan_session(subject_of(capacity=19), settings, 20, coins)

@@ -19,7 +19,7 @@ from secagg.errors import Fault, InvalidParameters, PeerMisbehaved, SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask.client import Client, ClientState
-from secagg.protocols.pairwise_mask.plan import PairwiseSettings
+from secagg.protocols.pairwise_mask.plan import PairwiseOptions
 from secagg.protocols.pairwise_mask.rounds3_4_unmasking import SurvivorSet
 from secagg.protocols.pairwise_mask.run import run
 from secagg.protocols.pairwise_mask.session import PairwiseHelpers, ServerState, open_session
@@ -217,7 +217,7 @@ def test_a_buffer_that_the_transport_reuses_is_not_kept() -> None:
 
 def test_a_session_is_planned_for_the_invited_or_for_as_many_as_the_settings_say() -> None:
     setup = SessionSetup(mode=SecurityMode.SEMI_HONEST)
-    settings = PairwiseSettings(mode=SecurityMode.SEMI_HONEST, topology=Topology.FULL, population=9)
+    settings = PairwiseOptions(mode=SecurityMode.SEMI_HONEST, topology=Topology.FULL, population=9)
     helpers = PairwiseHelpers(coins=setup.coins_of("plan"))
     for invited, population in ((frozenset(setup.client_ids), 8), (None, 9)):
         opened = open_session(setup.subject, settings, invited, helpers)

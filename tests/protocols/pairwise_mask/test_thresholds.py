@@ -32,7 +32,7 @@ from secagg.protocols.pairwise_mask.plan import (
     Assumptions,
     Committee,
     Neighbourhood,
-    PairwiseSettings,
+    PairwiseOptions,
     find_committee,
     find_neighbourhood,
     graph_parameters,
@@ -563,25 +563,25 @@ GIVEN = [(SEMI_HONEST, 1, 1, "FFS"), (SEMI_HONEST, 0, 2, "-FFS"), (ACTIVE, 0, 2,
 def test_few_clients_have_a_full_graph_where_no_sparse_one_stands_the_dropouts(
     mode: SecurityMode, corrupted: int, dropped: int, given_to: str
 ) -> None:
-    settings = PairwiseSettings(mode=mode, corrupted=corrupted, dropped=dropped)
+    settings = PairwiseOptions(mode=mode, corrupted=corrupted, dropped=dropped)
     for population, letter in enumerate(given_to, 4):
         assert settings.takes(population) is (letter != "-"), population
         assert topology_of(settings, population) is (FULL if letter == "F" else SPARSE), population
 
 
 def test_many_clients_have_the_graph_that_they_ask_for() -> None:
-    settings = PairwiseSettings(mode=ACTIVE, corrupted=10, dropped=50)
+    settings = PairwiseOptions(mode=ACTIVE, corrupted=10, dropped=50)
     assert topology_of(settings, LARGEST_WHOLE_COMMITTEE) is FULL
     assert topology_of(settings, LARGEST_WHOLE_COMMITTEE + 1) is SPARSE
 
 
 def test_a_plan_takes_no_cohort_that_its_dropouts_undercut() -> None:
     for cohort, is_taken in ((8, True), (9, False)):
-        settings = PairwiseSettings(mode=SEMI_HONEST, dropped=1, late=1, minimum_cohort=cohort)
+        settings = PairwiseOptions(mode=SEMI_HONEST, dropped=1, late=1, minimum_cohort=cohort)
         assert settings.takes(10) is is_taken
 
 
-def topology_of(settings: PairwiseSettings, population: int) -> Topology:
+def topology_of(settings: PairwiseOptions, population: int) -> Topology:
     return settings._topology_for(settings.assumed(population), population)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 

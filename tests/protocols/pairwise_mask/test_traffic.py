@@ -16,7 +16,7 @@ from secagg.contract import Layout, RingSegment
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask import PairwiseSettings, Server, ServerState, SessionConfiguration, Topology
+from secagg.protocols.pairwise_mask import PairwiseOptions, Server, ServerState, SessionConfiguration, Topology
 from secagg.protocols.pairwise_mask.configuration import Roster
 from secagg.protocols.pairwise_mask.simulation import ENTRY
 from secagg.protocols.pairwise_mask.simulation import costs as pairwise_costs
@@ -228,7 +228,7 @@ def test_a_session_of_pairwise_masks_sends_what_the_model_says(clients: int, sui
     rare = clients // 20
     rehearsal = Rehearsal(
         entry=ENTRY,
-        settings=PairwiseSettings(corrupted=rare, dropped=rare, suite=suite),
+        settings=PairwiseOptions(corrupted=rare, dropped=rare, suite=suite),
         inputs=inputs,
         clients=clients,
         # Those who vanish at the very end were planned for, and change nobody else's messages before.
