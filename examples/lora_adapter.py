@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 import secagg
-from secagg import ClientId
+from secagg import ClientId, SecurityMode
 from secagg.crypto.entropy import SystemCoins
+from secagg.protocols.pairwise_mask import PairwiseOptions
 from secagg.session.roles import ClientSession
 from secagg.session.run import Measured, run
 
@@ -88,8 +89,9 @@ def main() -> None:
 
     # "These tensors only": the patterns choose what is encoded, masked and sent.
     parameters: Tensors = dict(model.named_parameters())
+    protocol = PairwiseOptions(mode=SecurityMode.SEMI_HONEST)
     session = secagg.Session.for_model(
-        parameters, clients=CLIENTS, clip=0.5, only=["*lora*"], dropped=1, mode="semi_honest"
+        parameters, clients=CLIENTS, clip=0.5, only=["*lora*"], dropped=1, protocol=protocol
     )
     everything = sum(tensor.numel() for tensor in model.parameters())
     print("summed:", ", ".join(session.shapes.paths), f"with {session.shapes.length} of {everything} values")

@@ -67,7 +67,7 @@ class Option:
         if isinstance(value, bool) or not isinstance(value, int | float | Fraction) or (self.or_zero and value == 0):
             return True
         return (
-            math.isfinite(value)
+            (isinstance(value, int | Fraction) or math.isfinite(value))
             and (self.minimum is None or value >= self.minimum)
             and (self.maximum is None or value <= self.maximum)
             and (self.above is None or value > self.above)
@@ -136,6 +136,8 @@ class Declared:
         if type(value) is str and self.kind is str:
             value = tuple(part.strip() for part in value.split(",") if part.strip())
         parts = tuple(cast("Collection[object]", value)) if type(value) in (tuple, list) else (object(),)
+        if not isinstance(self.kind, type) and type(value) in (tuple, list):
+            return parts
         if self.kind is str and len({*map(str, parts)}) < len(parts):
             raise OptionError(f"{{{self.name}}} names something twice: {escaped(value)}", (self.name,))
         return tuple(self._one(part, value) for part in parts)

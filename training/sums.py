@@ -68,7 +68,7 @@ class RealSum:
             "maximum_cohort": self._cohorts.size,
             **({} if self._noise is None else self._noise.settings_for(codec)),
         }
-        return planned_settings(self._entry, facts, assigned=self._settings.settings, option="secagg.settings")
+        return planned_settings(self._entry, facts, assigned=self._settings.settings, called="secagg.settings")
 
     def client_noise(self, codec: ModelUpdate) -> ClientNoise:
         """Return what clients add to a codec's payloads, which a sum in the clear can add as well."""

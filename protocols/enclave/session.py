@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import ROUND_DOWN
 from fractions import Fraction
-from typing import Final
+from typing import Annotated, ClassVar, Final
 
 from secagg.choices import Accumulation, ReleaseForm
 from secagg.contract.codewords import Tables
@@ -18,6 +18,7 @@ from secagg.crypto.ring import require_capacity
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.identifiers import CLIENT_ID_BYTES, ClientId
+from secagg.options import option
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.privacy.accounting import Adjacency, of_vector
 from secagg.privacy.kinds import NoiseKind
@@ -25,7 +26,7 @@ from secagg.privacy.rounding import room_for_noise, rounded_root
 from secagg.protocols.enclave.release_privacy import PrivacyLimit, squared_sensitivities
 from secagg.session.certificates import IDENTITY_KEY_BYTES, Authority, Certificate, SigningKey
 from secagg.session.client_policy import ClientPolicy, require_policy
-from secagg.session.registry import Clock
+from secagg.session.registry import Clock, ProtocolOptions
 from secagg.session.roles import LazyUpdate, Subject
 from secagg.session.simulated import AES_BLOCK_BYTES, Costs, Work, mask_cipher_calls, ring_length
 from secagg.wire import HEADER_BYTES
@@ -54,33 +55,34 @@ _PASSES: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnclaveOptions:
+class EnclaveOptions(ProtocolOptions):
     """Plan of an epoch; ``EnclaveConfiguration`` explains most values."""
 
-    suite: Suite = Suite.HYBRID
-    minimum_cohort: int = LEAST_COHORT
-    maximum_cohort: int | None = None
+    protocol: ClassVar = "enclave"
+    suite: Annotated[Suite, option("key agreement and ciphers")] = Suite.HYBRID
+    maximum_cohort: Annotated[int | None, option("clients of one release")] = None
     """By default as many as the codec's capacity allows."""
-    oldest: int = 0
-    form: ReleaseForm = ReleaseForm.DECODED_SUM
-    accumulation: Accumulation = Accumulation.OBLIVIOUS
-    noise_multiplier: Fraction | None = None
-    """Standard deviation over sensitivity of the one Gaussian that a release is as private as. The losses of segments
-    add up, so each has as many times the variance as there are segments.
+    oldest: Annotated[int, option("age of the oldest model of an upload, in versions")] = 0
+    form: Annotated[ReleaseForm, option("what is released of index segments")] = ReleaseForm.DECODED_SUM
+    accumulation: Annotated[Accumulation, option("how indices are counted")] = Accumulation.OBLIVIOUS
+    noise_multiplier: Annotated[Fraction | None, option("deviation of the noise over what one client can change")] = (
+        None
+    )
+    """Of the one Gaussian that a release is as private as. The losses of segments add up, so each has as many times the
+    variance as there are segments.
     """
-    noise_kind: NoiseKind = NoiseKind.DISCRETE_GAUSSIAN
-    l2_bounds: tuple[int, ...] = ()
-    """Largest norm of a client's own values in steps, for each ring segment; needed with noise."""
-    releases_per_client: int = 1
-    """Number of releases of the epoch that one client may be in, with noise."""
-    adjacency: Adjacency = Adjacency.REPLACE
-    codeword_bound: int = 0
-    """Largest norm of the codewords that one client chooses; longer ones count as the least."""
-    max_norms: tuple[int, ...] = ()
-    """Largest norm of one client's values about the subject's zero points, in steps, for each ring segment (0: none);
-    longer ones are scaled down by the enclave, which then sees them. With noise these are its ``l2_bounds``.
+    noise_kind: Annotated[NoiseKind, option("distribution of the noise")] = NoiseKind.DISCRETE_GAUSSIAN
+    l2_bounds: Annotated[tuple[int, ...], option("norms of one client's values, in steps, by segment")] = ()
+    """Needed with noise."""
+    releases_per_client: Annotated[int, option("releases of an epoch with noise that one client may be in")] = 1
+    adjacency: Annotated[Adjacency, option("neighbouring cohorts")] = Adjacency.REPLACE
+    codeword_bound: Annotated[int, option("norm of the codewords that one client chooses; 0: any")] = 0
+    """Longer ones count as the least."""
+    max_norms: Annotated[tuple[int, ...], option("norms about zero points, in steps, by segment; 0: any")] = ()
+    """About the subject's zero points; longer values are scaled down by the enclave, which then sees them. With noise
+    these are its ``l2_bounds``.
     """
-    lifetime: timedelta = DEFAULT_LIFETIME
+    lifetime: Annotated[timedelta, option("lifetime of an epoch")] = DEFAULT_LIFETIME
 
     def plan(self, subject: Subject, authority: Authority | None, now: datetime) -> EnclaveConfiguration:
         """Return the configuration of an epoch whose buffers are about a subject's task, layout and tables.
@@ -105,7 +107,7 @@ class EnclaveOptions:
             form=self.form,
             tables=tables if self.form is ReleaseForm.DECODED_SUM else (),
             accumulation=self.accumulation,
-            minimum_cohort=self.minimum_cohort,
+            minimum_cohort=self.least_cohort,
             maximum_cohort=self._most(subject),
             oldest=self.oldest,
             noise=self._noise(subject.layout, tables),
@@ -236,7 +238,7 @@ def open_session(
     for name, planned, wanted in (
         ("task", configuration.task, subject.task),
         ("layout", configuration.layout, subject.layout),
-        ("minimum_cohort", configuration.minimum_cohort, settings.minimum_cohort),
+        ("minimum_cohort", configuration.minimum_cohort, settings.least_cohort),
     ):
         if planned != wanted:
             raise InvalidParameters(f"the epoch that runs has another {name}; start one for this subject and settings")

@@ -81,7 +81,7 @@ class EnclaveSimulation(Confined):
                 forms=frozenset({settings.form}),
                 accumulations=frozenset({settings.accumulation}),
                 authority=self._keys.authority.public_key,
-                minimum_cohort=settings.minimum_cohort,
+                minimum_cohort=settings.least_cohort,
                 maximum_length=1 << 40,
                 minimum_codeword_bound=settings.codeword_bound or 1 << 40,
             ),

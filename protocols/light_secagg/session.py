@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import require_capacity
 from secagg.crypto.secret import Secret, draw_exactly
 from secagg.errors import InvalidParameters, Misuse, Reason, SecAggError
 from secagg.identifiers import ClientId
-from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
+from secagg.options import option
+from secagg.parameters import LEAST_COHORT, SecurityMode
+from secagg.session.registry import ProtocolOptions
 from secagg.session.roles import LazyUpdate, Subject
 
 from .client import Client, Held
@@ -19,26 +23,23 @@ from .server import Server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LightSecAggOptions:
+class LightSecAggOptions(ProtocolOptions):
     """Plan of a sum."""
 
-    mode: SecurityMode = SecurityMode.SEMI_HONEST
-    suite: Suite = Suite.CLASSIC
-    population: int | None = None
-    """Number of invited clients, where the platform does not name them."""
-    corrupted: int = 1
-    """Number of clients that learn nothing but the sum with the server; at least 1, or a piece is a part of a mask."""
-    dropped: int = 0
-    late: int = 0
-    """Number of invited clients that never come."""
-    minimum_cohort: int = LEAST_COHORT
+    protocol: ClassVar = "lightsecagg"
+    mode: Annotated[SecurityMode, option("trust in the server")] = SecurityMode.SEMI_HONEST
+    population: Annotated[int | None, option("number of invited clients, where nobody names them")] = None
+    corrupted: Annotated[int, option("clients that may collude with the server")] = 1
+    """At least 1, or a piece is a part of a mask."""
+    dropped: Annotated[int, option("clients that may drop out")] = 0
+    late: Annotated[int, option("clients that may never come, in addition")] = 0
 
-    def __post_init__(self) -> None:
-        if self.mode is not SecurityMode.SEMI_HONEST:
-            raise InvalidParameters(
-                "LightSecAgg has no active mode: nothing is signed, so a server that lies shows two sets of clients "
-                "to two halves of them and learns one input; take mode semi_honest, or another protocol"
-            )
+    def rules(self) -> Iterator[tuple[str, bool, str]]:
+        sentence = (
+            "must be semi_honest: LightSecAgg has no active mode, because nothing is signed, so a server that lies "
+            "shows two sets of clients to two halves of them and learns one input; or take another protocol"
+        )
+        yield "mode", self.mode is not SecurityMode.SEMI_HONEST, sentence
 
     def takes(self, population: int) -> bool:
         """Whether enough of so many clients are sure to stay."""
@@ -48,7 +49,7 @@ class LightSecAggOptions:
     def _demands(self, population: int) -> tuple[int, int, int]:
         """Return how many clients learn nothing together, how many are sure to stay, and how many have to."""
         privacy = max(1, self.corrupted)
-        return privacy, population - self.dropped - self.late, max(self.minimum_cohort, privacy + LEAST_COHORT)
+        return privacy, population - self.dropped - self.late, max(self.least_cohort, privacy + LEAST_COHORT)
 
     def plan(self, subject: Subject, population: int, nonce: bytes) -> Configuration:
         """Choose the thresholds: the more have to stay, the shorter are the pieces."""

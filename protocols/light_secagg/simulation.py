@@ -57,7 +57,7 @@ class LightSecAggSimulation(Confined):
             policy = ClientPolicy(
                 modes=frozenset({settings.mode}),
                 suites=frozenset({settings.suite}),
-                minimum_cohort=settings.minimum_cohort,
+                minimum_cohort=settings.least_cohort,
                 minimum_modulus_bits=1,
                 maximum_length=1 << 40,
                 maximum_population=settings.population or MAXIMUM_CLIENTS,

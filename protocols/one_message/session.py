@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import lru_cache
-from typing import Final
+from typing import Annotated, ClassVar, Final
 
 from secagg.blame import unverified
 from secagg.contract import Layout
@@ -17,9 +17,11 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import require_capacity
 from secagg.errors import Fault, InternalError, InvalidParameters, PeerError, PeerMisbehaved, ThresholdNotMet, blaming
 from secagg.identifiers import ClientId, HolderId
+from secagg.options import option
 from secagg.parameters import SecurityMode, Suite
 from secagg.privacy.client_noise import NO_NOISE, BudgetedNoise, ClientNoise, NoiseSettings
 from secagg.session.frames import decode_refusal
+from secagg.session.registry import ProtocolOptions
 from secagg.session.roles import Released, Stage, Subject
 from secagg.session.sockets import AskAll
 from secagg.session.stages import Checked, StagedServerSession
@@ -236,28 +238,28 @@ def plan_offer(  # noqa: PLR0913 -- all but four have defaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OneMessageOptions(BudgetedNoise):
+class OneMessageOptions(BudgetedNoise, ProtocolOptions):
     """Plan of an epoch and its sums."""
 
-    suite: Suite = Suite.CLASSIC
-    corrupted_holders: int = 1
-    """Number of holders assumed to work with the server."""
-    absent_holders: int = 0
-    """Number of other holders that may be away."""
-    minimum_cohort: int = 3
-    corrupted: int = 1
-    """Number of clients assumed to be corrupted, counted absolutely."""
-    capacity: int | None = None
-    """The most clients of a sum; by default all who are invited."""
-    bounds: tuple[Bounds, ...] | None = None
-    """Bounds of one value of each segment of the layout: several then share a coefficient."""
-    delivered_at_once: int = 64
-    """Number of uploads, or 16 MiB of them, that wait until standing holders are sent their shares."""
-    mode: SecurityMode = SecurityMode.ACTIVE
-    holders: int = 5
-    """Number of holders of a simulation; elsewhere the epoch's record says it."""
-    lifetime: timedelta = timedelta(hours=24)
-    """Lifetime of an epoch."""
+    protocol: ClassVar = "one-message"
+    corrupted_holders: Annotated[int, option("holders that may collude with the server")] = 1
+    absent_holders: Annotated[int, option("other holders that may be away")] = 0
+    corrupted: Annotated[int, option("clients that may collude with the server, counted absolutely")] = 1
+    capacity: Annotated[int | None, option("clients of one sum")] = None
+    """By default all who are invited."""
+    bounds: Annotated[tuple[Bounds, ...] | None, option("bounds of one value, by segment")] = None
+    """With them several values share a coefficient."""
+    delivered_at_once: Annotated[int, option("uploads that wait until holders are sent their shares")] = 64
+    """Or 16 MiB of them."""
+    mode: Annotated[SecurityMode, option("trust in the server")] = SecurityMode.ACTIVE
+    holders: Annotated[int, option("holders of a simulation")] = 5
+    """Elsewhere the epoch's record says it."""
+    lifetime: Annotated[timedelta, option("lifetime of an epoch")] = timedelta(hours=24)
+
+    @property
+    def least_cohort(self) -> int:
+        """Minimum cohort, with two honest clients also where no cohort was planned for."""
+        return max(3, self.corrupted + 2) if self.minimum_cohort is None else self.minimum_cohort
 
 
 def masked_values(layout: Layout, bounds: tuple[tuple[int, int] | None, ...]) -> list[Values]:
@@ -322,7 +324,7 @@ def _tally(subject: Subject, settings: OneMessageOptions, capacity: int, helpers
         helpers.keys,
         subject,
         capacity=capacity,
-        minimum_cohort=settings.minimum_cohort,
+        minimum_cohort=settings.least_cohort,
         corrupted_clients=settings.corrupted,
         bounds=settings.bounds,
         noise=settings,
@@ -348,7 +350,7 @@ class Server(StagedServerSession[CheckedUpload]):
         # Clients follow no offer without the receipts of a quorum.
         ask_holders(self.tally, self._ask_all, self.tally.introduce())
         self.tally.require_holders()
-        super().__init__(UPLOAD, self.tally.offer, invited, settings.minimum_cohort)
+        super().__init__(UPLOAD, self.tally.offer, invited, settings.least_cohort)
         self._tell()
 
     @property

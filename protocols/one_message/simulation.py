@@ -137,7 +137,7 @@ class OneMessageSimulation(Confined):
             suites=frozenset({settings.suite}),
             modes=frozenset({settings.mode}),
             authority=None if self._authority is None else self._authority.public_key,
-            minimum_cohort=settings.minimum_cohort,
+            minimum_cohort=settings.least_cohort,
             minimum_modulus_bits=1,
             maximum_length=_LONGEST,
             maximum_population=_MOST_CLIENTS,

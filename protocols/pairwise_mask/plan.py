@@ -7,15 +7,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import log
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from secagg.choices import Topology
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import draw_exactly
 from secagg.declared import encoded, fixed, unsigned
 from secagg.errors import InvalidParameters
-from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite
+from secagg.options import option
+from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode
 from secagg.privacy.client_noise import BudgetedNoise
+from secagg.session.registry import ProtocolOptions
 from secagg.session.roles import Subject
 
 from .configuration import (
@@ -324,27 +326,21 @@ def _full(mode: SecurityMode, assumptions: Assumptions, invited: int) -> tuple[i
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairwiseOptions(BudgetedNoise):
+class PairwiseOptions(BudgetedNoise, ProtocolOptions):
     """Plan of a session."""
 
-    mode: SecurityMode = SecurityMode.ACTIVE
-    suite: Suite = Suite.CLASSIC
-    topology: Topology = Topology.SPARSE
-    population: int | None = None
-    """Number of invited clients, where the platform does not say whom."""
-    corrupted: int = 0
-    """How many of them the plan withstands, counted absolutely."""
-    dropped: int = 0
-    """How many may drop out, in any round."""
-    late: int = 0
-    """How many more may fail to advertise at all."""
-    minimum_cohort: int | None = None
-    """The least number of contributors whose sum is released; by default what the dropouts leave."""
-    privacy_bits: int | None = None
-    """The chance that one drawn graph betrays a client is 2^-privacy_bits at most; by default the mode's least."""
-    correctness_bits: int = CORRECTNESS_BITS
-    check_words: int = LEAST_CHECK_WORDS
-    attempt: int = 0
+    protocol: ClassVar = "pairwise"
+    mode: Annotated[SecurityMode, option("trust in the server")] = SecurityMode.ACTIVE
+    topology: Annotated[Topology, option("who masks with whom; full where few clients need it")] = Topology.SPARSE
+    population: Annotated[int | None, option("number of invited clients, where nobody names them")] = None
+    corrupted: Annotated[int, option("clients that may collude with the server, counted absolutely")] = 0
+    dropped: Annotated[int, option("clients that may drop out, in any round")] = 0
+    late: Annotated[int, option("clients that may fail to advertise at all, in addition")] = 0
+    privacy_bits: Annotated[int | None, option("a drawn graph betrays a client with chance 2^-n")] = None
+    """By default the least of the mode."""
+    correctness_bits: Annotated[int, option("a sum fails by chance with 2^-n")] = CORRECTNESS_BITS
+    check_words: Annotated[int, option("check words of a segment")] = LEAST_CHECK_WORDS
+    attempt: Annotated[int, option("number of the attempt of a round")] = 0
 
     def plan(self, subject: Subject, population: int, authority: bytes, coins: Coins) -> SessionPlan:
         """Plan a session with the graph that few clients need."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Annotated, ClassVar, Final
 
 from secagg.choices import SharingMode
 from secagg.contract import IndexSegment
@@ -13,10 +13,10 @@ from secagg.crypto.ring import require_capacity
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId, ServerId
-from secagg.parameters import LEAST_COHORT, Suite
+from secagg.options import option
 from secagg.privacy.client_noise import NoiseSettings
 from secagg.session.client_policy import require_policy
-from secagg.session.registry import Clock
+from secagg.session.registry import Clock, ProtocolOptions
 from secagg.session.roles import LazyUpdate, Subject
 from secagg.session.sockets import Ask
 
@@ -31,18 +31,17 @@ _MOST_UPLOADS: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TwoServersOptions(NoiseSettings):
+class TwoServersOptions(NoiseSettings, ProtocolOptions):
     """Plan of a round; ``IndexingConfiguration`` explains each value."""
 
-    suite: Suite = Suite.CLASSIC
-    is_checked: bool = True
-    depth: int | None = None
-    minimum_cohort: int = LEAST_COHORT
-    maximum_cohort: int | None = None
+    protocol: ClassVar = "two-servers"
+    is_checked: Annotated[bool, option("whether clients that vote more than once are rejected")] = True
+    depth: Annotated[int | None, option("depth of the trees of shares; by default the cheapest")] = None
+    maximum_cohort: Annotated[int | None, option("clients of one round")] = None
     """By default all who are invited, or as many as the codec's capacity allows where anybody may come."""
-    maximum_rejections: int | None = None
+    maximum_rejections: Annotated[int | None, option("clients that are rejected before a round ends")] = None
     """By default a tenth of ``maximum_cohort``, and at least one: one cheating client does not end the round."""
-    lifetime: timedelta = timedelta(hours=12)
+    lifetime: Annotated[timedelta, option("lifetime of a round")] = timedelta(hours=12)
 
     @property
     def mode(self) -> SharingMode:
@@ -111,7 +110,7 @@ def configure(
         layout=bound_layout(subject, subject.model_digest),
         mode=settings.mode,
         depth=settings.depth,
-        minimum_cohort=settings.minimum_cohort,
+        minimum_cohort=settings.least_cohort,
         maximum_cohort=maximum_cohort,
         maximum_rejections=max(1, maximum_cohort // 10) if rejections is None else rejections,
         expiry=int((helpers.clock() + settings.lifetime).timestamp()),

@@ -165,7 +165,7 @@ class TwoServersSimulation(Confined):
                 sharings=frozenset({settings.mode}),
                 authority=self._keys.authority.public_key,
                 server_keys=self._server_keys,
-                minimum_cohort=settings.minimum_cohort,
+                minimum_cohort=settings.least_cohort,
                 maximum_length=_MOST_LANES,
             ),
             charge=self._ledgers[client].charge,

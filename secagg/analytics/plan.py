@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
-from typing import Any, Final, Unpack
+from typing import Any, Final
 
 import numpy as np
 
@@ -28,8 +28,8 @@ from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.noise_table import add_noise_into
 from secagg.privacy.rounding import WORST_DEVIATIONS
 from secagg.quick.in_process import by_name, leaving, simulated
-from secagg.quick.model_session import CohortSettings, planned
-from secagg.session.registry import ProtocolEntry, ProtocolName, find
+from secagg.quick.model_session import planned
+from secagg.session.registry import ChosenProtocol, find, given_in
 from secagg.session.roles import LazyUpdate, Subject, Update
 
 from .data import Site, Values
@@ -217,8 +217,8 @@ def summed(
     sites: Mapping[Any, Mapping[str, Values]] | Collection[Mapping[str, Values]],
     *,
     drop: int | Collection[Hashable] = 0,
-    protocol: ProtocolName | ProtocolEntry = "pairwise",
-    **settings: Unpack[CohortSettings],
+    protocol: ChosenProtocol = "pairwise",
+    corrupted: int | None = None,
 ) -> Results:
     """Return the statistics of all sites.
 
@@ -226,21 +226,21 @@ def summed(
         sites: for each, the functions that give its people's values, by the names of variables.
         drop: how many sites leave before they upload, or which ones.
         protocol: by its name, or the entry of one of your own.
-        settings: any setting of the protocol.
+        corrupted: how many sites may collude with the server; by default one in ten.
     Raises:
         InvalidParameters: too few sites or too many, or one lacks a function.
         SecAggError: nothing is released; the message says why.
     """
     plan, entry = Plan(declaration), find(protocol)
     named = {name: Site(declaration=declaration, functions=one) for name, one in by_name(sites).items()}
-    gone, least = leaving(drop, named, settings), declaration.least_clients
+    gone, least = leaving(drop, named), declaration.least_clients
     if not least <= len(named) - gone or len(named) > declaration.most_clients:
         raise InvalidParameters(
             f"{declaration.name!r} is for {least} to {declaration.most_clients} sites, and there are "
             f"{len(named) - gone}; change least_clients, most_clients or the sites"
         )
-    chosen: dict[str, Any] = {"minimum_cohort": max(least, len(named) - gone), **settings}
-    made = planned(entry, len(named), dropped=gone, settings=chosen)
+    chosen: dict[str, Any] = {"minimum_cohort": max(least, len(named) - gone), **given_in(protocol)}
+    made = planned(entry, len(named), dropped=gone, settings=chosen, corrupted=corrupted)
     entry.require_segments(plan.update.layout)
     coins = SystemCoins()
     making = {name: partial(plan.late, site, coins) for name, site in named.items()}

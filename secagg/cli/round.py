@@ -222,7 +222,7 @@ def _settings_of(entry: ProtocolEntry, facts: Mapping[str, Any], short: Mapping[
             raise InvalidParameters(f"--{option} is not for {entry.name}, but for {_owners(SHORT[option])}")
         with spelled(f"--{option}"):
             given[SHORT[option]] = known[SHORT[option]].parsed(text)
-    return planned_settings(entry, facts, given, assigned, option="--set")
+    return planned_settings(entry, facts, given, assigned, called="--set")
 
 
 def _owners(setting: str) -> str:

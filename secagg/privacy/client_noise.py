@@ -17,7 +17,7 @@ from decimal import ROUND_DOWN, ROUND_UP
 from fractions import Fraction
 from functools import partial
 from math import ceil, isqrt, sqrt
-from typing import Final, Protocol, runtime_checkable
+from typing import Annotated, Final, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from secagg.contract import Aggregate, Layout, Payload, RingSegment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
+from secagg.options import Options, option
 
 from .accounting import (
     NO_LOSS,
@@ -52,16 +53,16 @@ MOST_NOISE: Final = 0.6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoiseSettings:
+class NoiseSettings(Options):
     """Noise of the clients, as settings of a session: the server says them, and each client insists on its own."""
 
-    noise_multiplier: Fraction | None = None
-    """The standard deviation of the sum's noise over what one client can change at most; none for no noise."""
-    noise_kind: NoiseKind = NoiseKind.DISCRETE_GAUSSIAN
-    l2_bounds: tuple[int, ...] = ()
-    """Largest norm of a client's values, in integer steps, for each segment of the layout."""
-    adjacency: Adjacency = Adjacency.REPLACE
-    is_rotated: bool = False
+    noise_multiplier: Annotated[Fraction | None, option("deviation of the noise over what one client can change")] = (
+        None
+    )
+    noise_kind: Annotated[NoiseKind, option("distribution of the noise")] = NoiseKind.DISCRETE_GAUSSIAN
+    l2_bounds: Annotated[tuple[int, ...], option("norms of one client's values, in steps, by segment")] = ()
+    adjacency: Annotated[Adjacency, option("neighbouring cohorts")] = Adjacency.REPLACE
+    is_rotated: Annotated[bool, option("whether values are rotated, and rounded at random")] = False
     """Whether values are coordinates of rotated updates that were rounded at random: their sums need narrower rings."""
 
     def bound_to(self, terms: bytes, corrupted: int) -> bytes:
@@ -115,9 +116,9 @@ NO_NOISE: Final = NoiseSettings()
 class BudgetedNoise(NoiseSettings):
     """Noise of clients, and what each of them may spend in all sums that it is ever in: its ledger refuses the rest."""
 
-    budget_epsilon: Fraction | None = None
+    budget_epsilon: Annotated[Fraction | None, option("epsilon that one client may spend in all sums")] = None
     """None for any number of sums. A client with a budget uploads nothing without noise."""
-    budget_delta: Fraction = Fraction(1, 10**6)
+    budget_delta: Annotated[Fraction, option("delta of that epsilon")] = Fraction(1, 10**6)
 
     @property
     def budget(self) -> PrivacyBudget | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from operator import index
-from typing import Any, Final, Generic, TypeVar, Unpack, cast
+from typing import Any, Final, Generic, Never, TypedDict, TypeVar, Unpack, cast
 
 import numpy as np
 
@@ -20,12 +20,12 @@ from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT
 from secagg.privacy.guessing import min_entropy, mixing_clients, said_guessable
-from secagg.session.registry import ProtocolEntry, ProtocolName, find
+from secagg.session.registry import ChosenProtocol, ProtocolEntry, find, given_in
 from secagg.session.roles import LazyUpdate, Released, Subject, Update
 from secagg.session.run import Measured, run
 from secagg.simulation.rehearsal import spread_dropouts
 
-from .model_session import LOG, USUAL_BITS, CohortSettings, Form, Session, planned
+from .model_session import LOG, USUAL_BITS, Form, Session, planned, require_none
 
 _TASK: Final = b"a sum in one process"
 Value = TypeVar("Value")
@@ -33,16 +33,19 @@ Updates = Mapping[Any, Form] | Sequence[Form]
 """One update for each client, by its name or its position."""
 
 
-class Options(CohortSettings, total=False):
+class Arguments(TypedDict, total=False):
     """Arguments of ``aggregate``."""
 
     bits: int
     drop: int | Collection[Hashable]
     examples: Mapping[Any, int] | Collection[int] | None
     full: int | None
-    protocol: ProtocolName | ProtocolEntry
+    protocol: ChosenProtocol
     only: Iterable[str]
     exclude: Iterable[str]
+    corrupted: int | None
+    max_norm: float | None
+    max_norm_unenforced: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +89,13 @@ def aggregate(  # noqa: PLR0913 -- all but two have defaults
     drop: int | Collection[Hashable] = 0,
     examples: Mapping[Any, int] | Collection[int] | None = None,
     full: int | None = None,
-    protocol: ProtocolName | ProtocolEntry = "pairwise",
+    protocol: ChosenProtocol = "pairwise",
     only: Iterable[str] = (),
     exclude: Iterable[str] = (),
-    **settings: Unpack[CohortSettings],
+    corrupted: int | None = None,
+    max_norm: float | None = None,
+    max_norm_unenforced: float | None = None,
+    **unknown: Never,
 ) -> PrivateSum[Form]:
     """Add updates by a protocol, everybody in this process.
 
@@ -101,13 +107,16 @@ def aggregate(  # noqa: PLR0913 -- all but two have defaults
         examples: one number for each client, which then weighs as much as examples / full, at most 1 and at least 1/4,
             and 0 without any; by default everybody weighs the same.
         full: how many examples count fully; by default the largest number, which is no secret here.
-        protocol: by its name, or the entry of one of your own.
+        protocol: by its name, or its options, such as ``EnclaveOptions(minimum_cohort=5)``, or your own entry.
         only: patterns of the tensors that are summed, such as ``"*lora*"``.
         exclude: patterns of those that are not, such as ``"*num_batches_tracked"`` of batch normalization.
-        settings: any other setting of the protocol.
+        corrupted: how many clients may collude with the server; by default one in ten.
+        max_norm: as for ``Session.for_model``.
+        max_norm_unenforced: as for ``Session.for_model``.
     Raises:
         SecAggError: nothing is released; the message says why.
     """
+    require_none(unknown, aggregate, protocol)
     named = by_name(updates)
     if not named:
         raise InvalidParameters("there is no update to add; pass one for each client")
@@ -124,9 +133,11 @@ def aggregate(  # noqa: PLR0913 -- all but two have defaults
         protocol=protocol,
         only=only,
         exclude=exclude,
-        dropped=leaving(drop, named, settings),
+        dropped=leaving(drop, named),
         full=full,
-        **settings,
+        corrupted=corrupted,
+        max_norm=max_norm,
+        max_norm_unenforced=max_norm_unenforced,
     )
     if weighing is not None:
         weighing = _counting(weighing, session.full)
@@ -159,15 +170,13 @@ def aggregate(  # noqa: PLR0913 -- all but two have defaults
     )
 
 
-def mean(updates: Updates[Form], *, clip: float, **options: Unpack[Options]) -> Form:
+def mean(updates: Updates[Form], *, clip: float, **arguments: Unpack[Arguments]) -> Form:
     """Return the mean of updates; takes what ``aggregate`` takes."""
-    return aggregate(updates, clip=clip, **options).mean
+    return aggregate(updates, clip=clip, **arguments).mean
 
 
-def leaving(drop: int | Collection[Hashable], named: Mapping[Any, object], settings: Mapping[str, Any]) -> int:
-    """Return how many clients leave, where ``drop`` says it and no setting does."""
-    if "dropped" in settings:
-        raise InvalidParameters("say who leaves with drop=; dropped= is for Session.for_model")
+def leaving(drop: int | Collection[Hashable], named: Mapping[Any, object]) -> int:
+    """Return how many clients leave."""
     if isinstance(drop, Collection):
         if strangers := [name for name in drop if name not in named]:
             raise InvalidParameters(f"drop names {strangers[0]!r}, which is not a client")
@@ -269,8 +278,9 @@ def histogram(
     bins: Collection[Bin],
     *,
     drop: int | Collection[Hashable] = 0,
-    protocol: ProtocolName | ProtocolEntry = "pairwise",
-    **settings: Unpack[CohortSettings],
+    protocol: ChosenProtocol = "pairwise",
+    corrupted: int | None = None,
+    **unknown: Never,
 ) -> dict[Bin, int]:
     """Return how many clients have each value.
 
@@ -278,18 +288,19 @@ def histogram(
         values: one for each client; a value in no bin is counted in none, because a refusal would reveal it.
         bins: the values that are counted.
         drop: how many clients leave before they upload, or which ones.
-        protocol: by its name, or the entry of one of your own.
-        settings: any setting of the protocol.
+        protocol: by its name, or its options, such as ``EnclaveOptions(minimum_cohort=5)``, or your own entry.
+        corrupted: how many clients may collude with the server; by default one in ten.
     Raises:
         InvalidParameters: there are no bins, or two of them hold one value.
         SecAggError: nothing is released; the message says why.
     """
+    require_none(unknown, histogram, protocol)
     places = {value: place for place, value in enumerate(bins)}
     if not places or len(places) < len(bins):
         raise InvalidParameters("two bins hold the same value, or there is none; name each value once")
     # The last place is that of every other value, so that each client sends a one.
     chosen = {name: _place(places, value) for name, value in by_name(values).items()}
-    counts = _counted(chosen, len(places) + 1, drop=drop, protocol=protocol, settings=settings)
+    counts = _counted(chosen, len(places) + 1, drop=drop, protocol=protocol, corrupted=corrupted)
     return dict(zip(places, counts[:-1], strict=True))
 
 
@@ -298,8 +309,9 @@ def heavy_hitters(
     *,
     least: int,
     longest: int = 64,
-    protocol: ProtocolName | ProtocolEntry = "pairwise",
-    **settings: Unpack[CohortSettings],
+    protocol: ChosenProtocol = "pairwise",
+    corrupted: int | None = None,
+    **unknown: Never,
 ) -> dict[str, int]:
     """Return the strings that at least so many clients have, with how many do, the most frequent first.
 
@@ -313,12 +325,13 @@ def heavy_hitters(
             hold counts as none, because a refusal would tell of it.
         least: how many clients make a string heavy; at least 2.
         longest: how many bytes of UTF-8 a string that counts has at most; there is at most one session for each.
-        protocol: by its name, or the entry of one of your own.
-        settings: any setting of the protocol.
+        protocol: by its name, or its options, such as ``EnclaveOptions(minimum_cohort=5)``, or your own entry.
+        corrupted: how many clients may collude with the server; by default one in ten.
     Raises:
         InvalidParameters: too many prefixes are heavy, or a number is out of range.
         SecAggError: nothing is released; the message says why.
     """
+    require_none(unknown, heavy_hitters, protocol)
     if type(least) is not int or least < LEAST_COHORT:
         raise InvalidParameters(
             f"least must be at least {LEAST_COHORT}: one client's value is not a heavy hitter; got {least!r}"
@@ -344,7 +357,7 @@ def heavy_hitters(
             for name, text in texts.items()
             for row in [starts.get(text[: length - 1]) if len(text) >= length else None]
         }
-        counts = _counted(places, other + 1, drop=0, protocol=protocol, settings=settings, least=least)
+        counts = _counted(places, other + 1, drop=0, protocol=protocol, corrupted=corrupted, least=least)
         heavy = {
             growing[place // _BYTES] + bytes([place % _BYTES]): count
             for place, count in enumerate(counts[:-1])
@@ -360,8 +373,8 @@ def _counted(  # noqa: PLR0913 -- all but two by name
     places: int,
     *,
     drop: int | Collection[Hashable],
-    protocol: ProtocolName | ProtocolEntry,
-    settings: Mapping[str, Any],
+    protocol: ChosenProtocol,
+    corrupted: int | None,
     least: int = 0,
 ) -> list[int]:
     """Return how many clients have each place, by a sum of vectors that are zero but for a one.
@@ -369,7 +382,7 @@ def _counted(  # noqa: PLR0913 -- all but two by name
     Counts below ``least`` are zeros where the protocol can withhold them.
     """
     clients, entry = len(chosen), find(protocol)
-    made = planned(entry, clients, dropped=leaving(drop, chosen, settings), settings=settings)
+    made = planned(entry, clients, settings=given_in(protocol), dropped=leaving(drop, chosen), corrupted=corrupted)
     segments: tuple[Segment, ...] = (RingSegment(clients.bit_length(), places),)
     if least and RowSegment in entry.segments:
         segments = (*segments, RowSegment(places, least=least))

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from inspect import signature
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Final, Generic, TypedDict, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Never, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -34,29 +35,21 @@ from secagg.identifiers import ClientId
 from secagg.options import declared, suggestion
 from secagg.parameters import LEAST_COHORT, require_integer, usual_corrupted, usual_dropped
 from secagg.session.registry import (
+    ChosenProtocol,
     Clock,
     ProtocolEntry,
-    ProtocolName,
     Simulation,
     find,
+    given_in,
     planned_settings,
 )
 from secagg.session.roles import LazyUpdate, Released, ServerSession, Subject, Update
 
+from .rows import Rows, require_floor
 from .trees import Shapes, Tree, Vector, digest_of
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-    from fractions import Fraction
-
     from secagg.compression.fixed_point import FixedPoint
-    from secagg.parameters import SecurityMode, Suite
-    from secagg.privacy.accounting import Adjacency
-    from secagg.privacy.kinds import NoiseKind
-    from secagg.protocols.enclave import Accumulation, ReleaseForm
-    from secagg.protocols.one_message import Bounds
-    from secagg.protocols.pairwise_mask import Topology
-from secagg.quick.rows import Rows, require_floor
 
 MOST_NORM_STEPS: Final = (1 << 40) - 1
 USUAL_BITS: Final = 16
@@ -67,53 +60,6 @@ Form = TypeVar("Form")
 Model = TypeVar("Model")
 """Type of a model and of its updates."""
 LOG: Final = logging.getLogger("secagg.quick")
-
-
-class Settings(TypedDict, total=False):
-    """Settings of the protocols; a protocol refuses those that it does not have. Any of them may be text."""
-
-    absent_holders: int | str
-    accumulation: Accumulation | str
-    adjacency: Adjacency | str
-    attempt: int | str
-    bounds: tuple[Bounds, ...] | None
-    budget_delta: Fraction | str
-    budget_epsilon: Fraction | str | None
-    capacity: int | str | None
-    check_words: int | str
-    codeword_bound: int | str
-    correctness_bits: int | str
-    corrupted_holders: int | str
-    delivered_at_once: int | str
-    depth: int | str | None
-    form: ReleaseForm | str
-    holders: int | str
-    is_checked: bool | str
-    is_rotated: bool | str
-    l2_bounds: tuple[int, ...] | str
-    late: int | str
-    lifetime: timedelta | str
-    maximum_cohort: int | str | None
-    max_norms: tuple[int, ...] | str
-    maximum_rejections: int | str | None
-    minimum_cohort: int | str | None
-    mode: SecurityMode | str
-    noise_kind: NoiseKind | str
-    noise_multiplier: Fraction | str | None
-    oldest: int | str
-    population: int | str | None
-    privacy_bits: int | str | None
-    releases_per_client: int | str
-    suite: Suite | str
-    topology: Topology | str
-
-
-class CohortSettings(Settings, total=False):
-    """Settings of the protocols, and of the cohort."""
-
-    corrupted: int | None
-    max_norm: float | None
-    max_norm_unenforced: float | None
 
 
 # --- Sessions ---------------------------------------------------------------------------------------------------------
@@ -143,7 +89,7 @@ class Session(Generic[Form]):
         clients: int,
         clip: float,
         bits: int = USUAL_BITS,
-        protocol: ProtocolName | ProtocolEntry = "pairwise",
+        protocol: ChosenProtocol = "pairwise",
         only: Iterable[str] = (),
         exclude: Iterable[str] = (),
         dropped: int | None = None,
@@ -154,7 +100,7 @@ class Session(Generic[Form]):
         all_clients: int | None = None,
         at_least: int | None = None,
         rows: Iterable[str] = (),
-        **settings: Unpack[Settings],
+        **unknown: Never,
     ) -> Session[Model]:
         """Plan sums of updates that have the form of a model.
 
@@ -163,7 +109,7 @@ class Session(Generic[Form]):
             clients: how many are invited.
             clip: values beyond it are clipped; a client that clips more than one value in a hundred says so in its log.
             bits: of one value, 2 to 16. Rounding is random, so that means of values within the clip are unbiased.
-            protocol: by its name, or the entry of one of your own.
+            protocol: by its name; or by its options, such as ``EnclaveOptions(minimum_cohort=5)``; or your own entry.
             only: patterns, or one, of the tensors that are summed, such as ``"*lora*"``; by default every one.
             exclude: patterns, or one, of those that are not, such as ``"*num_batches_tracked"``.
             dropped: how many may leave on the way; by default one in three of up to 30 clients, 10 of up to 100, one in
@@ -180,17 +126,17 @@ class Session(Generic[Form]):
                 Takes an enclave; clients who say another number refuse each other's sessions.
             rows: patterns, or one, of the tensors that have rows, which are the indices of their first axis; by default
                 those of two or more dimensions. Others are released whole: name a vector with a value for each word.
-            settings: any other setting of the protocol; as text too, such as ``mode="semi_honest"``.
         Raises:
             InvalidParameters: no such session is safe, or a number is out of range; the message says what to change.
         """
+        require_none(unknown, Session.for_model, protocol)
         if type(bits) is not int or not LEAST_BITS <= bits <= MAXIMUM_BITS:
             raise InvalidParameters(f"bits is in {LEAST_BITS}..{MAXIMUM_BITS}; got {bits!r}")
         require_cohort(clients)
         if not isinstance(cast("object", clip), Real) or not 2.0**-100 <= clip <= 2.0**100:
             raise InvalidParameters(f"clip is a positive number in 2^-100..2^100; got {clip!r:.40}")
         *patterns, named = ((each,) if isinstance(each, str) else tuple(each) for each in (only, exclude, rows))
-        shapes, entry = Shapes.of(like, *patterns), find(protocol)
+        shapes, entry, settings = Shapes.of(like, *patterns), find(protocol), given_in(protocol)
         if all_clients is not None and not all_clients >= clients:
             raise InvalidParameters(f"{clients} clients are a group of {clients} or more; got {all_clients} in all")
         most = all_clients or clients
@@ -365,6 +311,17 @@ class Session(Generic[Form]):
         return self.codec.decode(aggregate)
 
 
+def require_none(unknown: Mapping[str, object], call: Callable[..., object], protocol: ChosenProtocol) -> None:
+    """Refuse arguments that a call does not have, and say what may be meant, or where an option is given."""
+    known, options = [name for name in signature(call).parameters if name != "unknown"], find(protocol).settings
+    for name in unknown:
+        if name in declared(options):
+            raise InvalidParameters(
+                f"{name} is an option of the protocol; give it as protocol={options.__name__}({name}=...)"
+            )
+        raise InvalidParameters(f"there is no argument {name}; {suggestion(name, [*known, *declared(options)])}")
+
+
 def require_cohort(clients: int, corrupted: int = 0) -> None:
     """Refuse a cohort that no sum hides."""
     if type(clients) is not int or clients < LEAST_COHORT:
@@ -415,25 +372,8 @@ def planned(
             "the quick interface plans no noise: its rings have no room for any. Open a session of the protocol with "
             "a codec whose ring has, as `secagg round --noise` and training do"
         )
-    if strange := [name for name in settings if name not in (known := declared(entry.settings))]:
-        also = [
-            *known,
-            "clip",
-            "bits",
-            "drop",
-            "examples",
-            "full",
-            "protocol",
-            "only",
-            "exclude",
-            "max_norm",
-            "max_norm_unenforced",
-        ]
-        raise InvalidParameters(f"{entry.name} has no setting {strange[0]!r}; {suggestion(strange[0], also)}")
     corrupted = usual_corrupted(clients) if corrupted is None else corrupted
     require_cohort(clients, corrupted)
-    if str(settings.get("population", clients)) != str(clients):
-        raise InvalidParameters(f"population is the number of clients, {clients}; leave it out, or invite as many")
     facts = {"population": clients, "corrupted": corrupted, "maximum_cohort": clients}
     late = int(settings.get("late", 0))
     most = usual_dropped(clients) if dropped is None else dropped

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Protocol
 
 from secagg.errors import InvalidParameters, Misuse
-from secagg.options import declared, spelled, suggestion
+from secagg.options import Options, declared, option, spelled, suggestion
+from secagg.parameters import LEAST_COHORT, Suite
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from secagg.contract.layout import Layout, Segment
     from secagg.crypto.entropy import Coins
     from secagg.identifiers import ClientId
-    from secagg.parameters import Suite
 
     from .roles import Member, ServerSession, Stage, Subject
     from .simulated import Costs
@@ -63,6 +63,23 @@ class Simulate(Protocol):
     def __call__(self, settings: Any, *, coins: Coins, clock: Clock, threads: int = 1) -> Simulation:  # noqa: ANN401 -- the protocol's own class
         """Draw the keys of everybody who is not a client."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProtocolOptions(Options):
+    """Options of one protocol. What follows from the cohort is None, or its facts, until a cohort is planned for."""
+
+    protocol: ClassVar[str] = ""
+    """Name of the protocol that has them."""
+    suite: Annotated[Suite, option("key agreement and ciphers")] = Suite.CLASSIC
+    minimum_cohort: Annotated[
+        int | None, option("clients below which nothing is released", minimum=LEAST_COHORT, maximum=(1 << 32) - 1)
+    ] = None
+
+    @property
+    def least_cohort(self) -> int:
+        """Minimum cohort, also where no cohort was planned for."""
+        return LEAST_COHORT if self.minimum_cohort is None else self.minimum_cohort
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +133,9 @@ class ProtocolEntry:
             layout.require_whole_steps()
 
 
+ChosenProtocol = ProtocolName | ProtocolOptions | ProtocolEntry
+"""A protocol by its name, by options of its own, or as an entry that need not be registered."""
+_FACTS: Final = ("population", "corrupted", "dropped")
 _REGISTERED: Final[dict[str, str | ProtocolEntry]] = {
     "pairwise": "secagg.protocols.pairwise_mask.simulation",
     "enclave": "secagg.protocols.enclave.simulation",
@@ -129,19 +149,39 @@ _ELSEWHERE: Final = dict.fromkeys(_PAIRWISE, "pairwise") | {"tee": "enclave"}
 """What papers, other libraries and our folders call these protocols."""
 
 
+def given_in(protocol: ChosenProtocol) -> dict[str, Any]:
+    """Return the options that differ from their defaults, where a protocol is named by its options.
+
+    Raises:
+        InvalidParameters: one of them is a fact about the cohort.
+    """
+    if not isinstance(protocol, ProtocolOptions):
+        return {}
+    values = {name: (getattr(protocol, name), each.default) for name, each in declared(type(protocol)).items()}
+    given = {name: own for name, (own, default) in values.items() if own != default}
+    if facts := [name for name in _FACTS if name in given]:
+        raise InvalidParameters(
+            f"{facts[0]} of {type(protocol).__name__} is a fact about the clients; say it in the call, by clients=, "
+            "corrupted=, dropped= or drop="
+        )
+    return given
+
+
 def names() -> tuple[str, ...]:
     """Return what can be found, without importing any of it."""
     return tuple(_REGISTERED)
 
 
-def find(name: str | ProtocolEntry) -> ProtocolEntry:
-    """Return a protocol's entry; an entry is its own.
+def find(name: ChosenProtocol | str) -> ProtocolEntry:
+    """Return a protocol's entry, also from its options; an entry is its own.
 
     Raises:
         InvalidParameters: there is none of this name.
     """
     if isinstance(name, ProtocolEntry):
         return name
+    if isinstance(name, ProtocolOptions):
+        name = name.protocol
     found = _REGISTERED[require_name(name)]
     if isinstance(found, ProtocolEntry):
         return found
@@ -186,7 +226,7 @@ def planned_settings(
     given: Mapping[str, Any] = MappingProxyType({}),
     assigned: Iterable[str] = (),
     *,
-    option: str = "settings",
+    called: str = "settings",
 ) -> Any:  # noqa: ANN401 -- the protocol's own class
     """Return a protocol's settings: what its user said, over what follows from the cohort.
 
@@ -194,7 +234,7 @@ def planned_settings(
         facts: by the names of settings; a protocol takes those that it has.
         given: by the same names, as values or as text.
         assigned: ``name=value`` as text, which stands over both.
-        option: what the caller calls these assignments, for errors.
+        called: what the caller calls these assignments, for errors.
     Raises:
         InvalidParameters: a setting that this protocol does not have, or a value that it cannot take.
     """
@@ -211,8 +251,8 @@ def planned_settings(
     for assignment in assigned:
         name, equals, text = assignment.partition("=")
         if not equals:
-            raise InvalidParameters(f"{option} takes name=value; the settings of {entry.name} are {', '.join(known)}")
+            raise InvalidParameters(f"{called} takes name=value; the settings of {entry.name} are {', '.join(known)}")
         require_known(name)
-        with spelled(f"{option} {name}"):
+        with spelled(f"{called} {name}"):
             made[name] = known[name].parsed(text)
     return entry.settings(**made)

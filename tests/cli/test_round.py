@@ -250,7 +250,7 @@ def test_a_wrong_sum_is_said_and_fails(
         (["--groups", "2", "--clients", "20001"], "20001 clients make 3..10000 groups"),
         (["--groups", "2", "--drop", "11"], "--drop is in 0..5; got 6"),
         (["--groups", "6"], "no sparse graph of 2 clients"),
-        (["--set", "colour=red"], "pairwise has no setting 'colour'; there are mode, suite"),
+        (["--set", "colour=red"], "pairwise has no setting 'colour'; there are mode, topology"),
         (["--set", "check_words"], "--set takes name=value"),
     ],
 )

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from functools import partial
@@ -26,7 +27,10 @@ from secagg import Session
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
 from secagg.identifiers import ClientId
-from secagg.parameters import SecurityMode, usual_corrupted, usual_dropped
+from secagg.options import declared
+from secagg.parameters import SecurityMode, Suite, usual_corrupted, usual_dropped
+from secagg.protocols.enclave import EnclaveOptions
+from secagg.protocols.pairwise_mask import PairwiseOptions, Topology
 from secagg.quick.trees import Shapes, digest_of, leaves
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.registry import ProtocolName, find, names
@@ -199,7 +203,10 @@ def test_an_update_below_one_step_is_said(caplog: pytest.LogCaptureFixture) -> N
         ({"protocol": "trust"}, "there is no protocol"),
         ({"examples": [1, 2]}, "one number of examples for each update"),
         ({"examples": [1, 2, 1 << 50]}, "full is an integer in"),
-        ({"colour": "red"}, "pairwise has no setting 'colour'"),
+        ({"colour": "red"}, "there is no argument colour; there are updates, clip"),
+        ({"suite": "hybrid"}, r"suite is an option of the protocol; give it as protocol=PairwiseOptions\(suite=...\)"),
+        ({"protocol": PairwiseOptions(corrupted=2)}, "corrupted of PairwiseOptions is a fact about the clients"),
+        ({"protocol": EnclaveOptions(minimum_cohort=4)}, "enclave has no session of 3 clients"),
         ({"only": ["nothing"]}, "no path matches"),
         ({"updates": [np.array([1, 2])] * 3}, "only floats have a mean, and the array is of int64"),
         ({"updates": [np.array(["a"])] * 3}, "not an array of numbers"),
@@ -207,17 +214,17 @@ def test_an_update_below_one_step_is_said(caplog: pytest.LogCaptureFixture) -> N
         ({"updates": [np.ones(2)] * 4, "drop": 1}, "invite more"),
         ({"drop": 1.5}, "as an integer, or their names"),
         ({"drop": True}, "as an integer, or their names"),
-        ({"dropped": 1}, "say who leaves with drop="),
+        ({"dropped": 1}, "dropped is an option of the protocol|did you mean drop"),
+        ({"protocol": PairwiseOptions(dropped=1)}, "dropped of PairwiseOptions is a fact about the clients"),
         ({"examples": [1, 1, 1.5]}, "a number of examples is an integer"),
         (
             {"updates": [np.ones(2)] * 2},
             "of 2 clients 1 may work with the server.*invite 3 or more, or say corrupted=0",
         ),
-        ({"updates": [np.ones(2)] * 2, "topology": "full"}, "invite 3 or more"),
+        ({"updates": [np.ones(2)] * 2, "protocol": PairwiseOptions(topology=Topology.FULL)}, "invite 3 or more"),
         ({"updates": [np.array([1j])] * 3}, "holds complex numbers"),
         ({"updates": [{"w": np.array([1j])}] * 3}, "'w' holds complex numbers"),
-        ({"mode": "strict"}, "mode must be one of semi-honest, active; got 'strict'"),
-        ({"noise_multiplier": Fraction(1), "l2_bounds": (9,)}, "plans no noise"),
+        ({"protocol": PairwiseOptions(noise_multiplier=Fraction(1), l2_bounds=(9,))}, "plans no noise"),
     ],
 )
 def test_what_cannot_be_summed_is_refused_with_the_way_out(arguments: dict[str, Any], expected: str) -> None:
@@ -276,9 +283,14 @@ def test_a_mean_of_16_bits_is_within_a_step(dtype: str) -> None:
     assert float((result.mean.double() - expected).abs().max()) <= result.step
 
 
-def test_settings_of_a_protocol_may_be_text() -> None:
-    result = secagg.aggregate([np.ones(2)] * 6, clip=1.0, topology="full", mode="semi-honest", drop=1)
-    assert len(result.counted) == 5
+def test_a_protocol_is_named_by_its_options() -> None:
+    options = PairwiseOptions(topology=Topology.FULL, mode=SecurityMode.SEMI_HONEST, minimum_cohort=4)
+    session = secagg.Session.for_model(np.zeros(2), clients=6, clip=1.0, dropped=1, protocol=options)
+    assert session.settings == replace(options, population=6, corrupted=1, dropped=1)
+    assert len(secagg.aggregate([np.ones(2)] * 6, clip=1.0, protocol=options, drop=1).counted) == 5
+    assert secagg.histogram([1, 1, 2], [1, 2], protocol=EnclaveOptions(suite=Suite.CLASSIC)) == {1: 2, 2: 1}
+    with pytest.raises(InvalidParameters, match="mode must be one of semi-honest, active; got 'strict'"):
+        PairwiseOptions(mode="strict")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def test_names_that_repeat_drop_one_client() -> None:
@@ -287,7 +299,7 @@ def test_names_that_repeat_drop_one_client() -> None:
 
 def test_too_few_says_why_clients_left() -> None:
     with pytest.raises(ThresholdNotMet) as caught:
-        secagg.aggregate([np.ones(2)] * 3, clip=1.0, protocol="enclave", lifetime=timedelta(days=3))
+        secagg.aggregate([np.ones(2)] * 3, clip=1.0, protocol=EnclaveOptions(lifetime=timedelta(days=3)))
     assert [note for note in caught.value.__notes__ if "its keys last" in note]
 
 
@@ -323,8 +335,8 @@ def test_heavy_hitters_are_the_strings_that_enough_clients_have() -> None:
 
 
 def test_a_setting_that_a_histogram_cannot_have_is_refused_by_name() -> None:
-    with pytest.raises(InvalidParameters, match="has no setting 'colour'"):
-        secagg.histogram([1, 2, 1], [1, 2], colour="red")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    with pytest.raises(InvalidParameters, match="there is no argument colour"):
+        secagg.histogram([1, 2, 1], [1, 2], colour="red")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def test_what_a_client_has_is_in_no_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -489,14 +501,13 @@ def test_a_subject_is_a_task_in_bytes_and_the_number_of_a_round(wrong: dict[str,
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize(
-    "asked", [{"corrupted": 9}, {"clients": 2}, {"late": 1}, {"population": 20}, {"late": 9}, {"minimum_cohort": 11}]
-)
+@pytest.mark.parametrize("asked", [{"corrupted": 9}, {"clients": 2}, {"late": 1}, {"late": 9}, {"minimum_cohort": 11}])
 def test_what_is_planned_can_be_opened(protocol: ProtocolName, asked: dict[str, Any]) -> None:
     """A plan is refused where ``open`` would refuse it, before anybody is invited."""
-    given: dict[str, Any] = {"clients": 10, **asked}
+    options, given = find(protocol).settings, {"clients": 10, **asked}
+    own = {name: given.pop(name) for name in ("late", "minimum_cohort") if name in given and name in declared(options)}
     try:
-        plan = secagg.Session.for_model(np.zeros(2), clip=1.0, protocol=protocol, **given)
+        plan = secagg.Session.for_model(np.zeros(2), clip=1.0, protocol=options(**own), **given)
     except InvalidParameters:
         return
     invited = frozenset(map(ClientId, range(10)))
@@ -590,8 +601,8 @@ def test_a_plan_without_numbers_tolerates_the_usual_dropouts(protocol: ProtocolN
 
 
 def test_who_needs_everybody_plans_for_no_dropout() -> None:
-    whole = Session.for_model(np.zeros(4), clients=6, clip=1.0, minimum_cohort=6)
+    whole = Session.for_model(np.zeros(4), clients=6, clip=1.0, protocol=PairwiseOptions(minimum_cohort=6))
     assert (whole.settings.dropped, whole.settings.minimum_cohort) == (0, 6)
-    full = Session.for_model(np.zeros(4), clients=5, clip=1.0, topology="full")
+    full = Session.for_model(np.zeros(4), clients=5, clip=1.0, protocol=PairwiseOptions(topology=Topology.FULL))
     assert full.settings.dropped == 0
     assert Session.for_model(np.zeros(4), clients=5, clip=1.0, dropped=0).settings.dropped == 0

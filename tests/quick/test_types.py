@@ -5,27 +5,27 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import fields
-from inspect import signature
 from pathlib import Path
 from typing import get_args
 
-import secagg
-from secagg.quick.model_session import CohortSettings, Settings
-from secagg.session.registry import ProtocolName, find, names
+from secagg.session.registry import ProtocolName, ProtocolOptions, find, names
 
 PROGRAM = """
 from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 import secagg
+from secagg.protocols.one_message import OneMessageOptions
+from secagg.protocols.pairwise_mask import PairwiseOptions
 
 Vector = npt.NDArray[np.float64]
 vectors: list[Vector] = [np.ones(3), np.zeros(3), np.ones(3)]
 trees: dict[str, dict[str, Vector]] = {name: {"w": np.ones(3)} for name in "abc"}
 mean: Vector = secagg.mean(vectors, clip=1.0)
-tree: dict[str, Vector] = secagg.aggregate(trees, clip=1.0, protocol="one-message", holders=5, suite="hybrid").total
-session: secagg.Session[Vector] = secagg.Session.for_model(mean, clients=3, clip=1.0, budget_epsilon=Fraction(8))
+holding = OneMessageOptions(holders=5, suite=secagg.Suite.HYBRID)
+tree: dict[str, Vector] = secagg.aggregate(trees, clip=1.0, protocol=holding).total
+budgeted = PairwiseOptions(budget_epsilon=Fraction(8))
+session: secagg.Session[Vector] = secagg.Session.for_model(mean, clients=3, clip=1.0, protocol=budgeted)
 version: str = secagg.__version__
 counts: dict[str, int] = secagg.histogram(["a", "b", "b"], ["a", "b"], corrupted=0)
 secagg.nonsense  # wrong
@@ -35,7 +35,11 @@ secagg.aggregate(vectors, clip=1.0, protcol="enclave")  # wrong
 secagg.aggregate(vectors, clip=1.0, protocol="enclav")  # wrong
 secagg.histogram(["a"], ["a"], protocol="pair-wise")  # wrong
 secagg.heavy_hitters(["a"], least=2, longst=3)  # wrong
-secagg.Session.for_model(mean, clients=3, clip=1.0, holders=2.5)  # wrong
+secagg.Session.for_model(mean, clients=3, clip=1.0, holders=2)  # wrong
+OneMessageOptions(holders=2.5)  # wrong
+PairwiseOptions(holders=2)  # wrong
+PairwiseOptions(minimum_cohort="5")  # wrong
+secagg.mean(vectors, clip=1.0, protocol=secagg.Suite.HYBRID)  # wrong
 wrong: dict[str, Vector] = secagg.mean(vectors, clip=1.0)  # wrong
 """
 
@@ -53,10 +57,9 @@ def test_pyright_refuses_what_is_wrong_and_nothing_else(repository: Path, tmp_pa
     assert wrong == due, "\n".join(f"{each['range']['start']['line']}: {each['message']}" for each in found)
 
 
-def test_types_name_every_protocol_and_every_setting() -> None:
+def test_types_name_every_protocol_and_options_name_theirs() -> None:
     assert get_args(ProtocolName) == names()
-    known = {field.name for name in names() for field in fields(find(name).settings) if field.init}
-    explicit = signature(secagg.Session.for_model).parameters.keys()
-    assert Settings.__annotations__.keys() == known - explicit
-    more = CohortSettings.__annotations__.keys() - Settings.__annotations__.keys()
-    assert more == {"corrupted", "max_norm", "max_norm_unenforced"}
+    for name in names():
+        options = find(name).settings
+        assert issubclass(options, ProtocolOptions)
+        assert find(options()) is find(name)

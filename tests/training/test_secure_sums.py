@@ -231,7 +231,7 @@ def test_a_protocol_that_there_is_not_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("protocol", "setting", "message"),
     [
-        ("pairwise", "depth=1", "pairwise has no setting 'depth'; there are mode, suite"),
+        ("pairwise", "depth=1", "pairwise has no setting 'depth'; there are mode, topology"),
         ("enclave", "form=round", "secagg.settings form must be one of "),
         ("two-servers", "is_checked", "secagg.settings takes name=value"),
     ],
