@@ -19,6 +19,7 @@ from secagg.errors import InvalidParameters
 from .listeners import send_heartbeat
 from .serving import serve_at
 
+WORDS: Final = frozenset({"listen", "evidence", "memory", "threads", "heartbeat"})
 _NOBODY: Final = 65534
 _NO_SUID, _NO_DEVICES, _NO_PROGRAMS = 2, 4, 8
 _LOAD_MODULE: Final = {"x86_64": 313, "aarch64": 273}
@@ -39,7 +40,7 @@ def main(coins: Coins) -> None:
     words = told(Path("/proc/cmdline").read_text())
     require_generator(Path("/proc/cpuinfo").read_text(), has_security_module=Path("/dev/nsm").exists())
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)
-    if words.get("heartbeat") == "1":
+    if words.get("heartbeat", "0") != "0":
         send_heartbeat()
     serve_at(
         words.get("listen", ""),
@@ -60,7 +61,10 @@ def told(command_line: str) -> dict[str, str]:
             if name in found:
                 raise InvalidParameters(f"the command line says {name} twice")
             found[name] = value
-    return {name.removeprefix("secagg."): value for name, value in found.items()}
+    words = {name.removeprefix("secagg."): value for name, value in found.items()}
+    if unknown := sorted(words.keys() - WORDS):
+        raise InvalidParameters(f"the command line says secagg.{unknown[0]}; there are {', '.join(sorted(WORDS))}")
+    return words
 
 
 def require_generator(processor: str, *, has_security_module: bool) -> None:

@@ -15,11 +15,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
+from time import monotonic
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final, NoReturn, Protocol
 
 from secagg.errors import InvalidParameters
-from secagg.protocols.enclave.trusted.protection import allow_only_needed_calls
+from secagg.protocols.enclave.trusted.protection import give_up_calls
 from secagg.protocols.enclave.trusted.service import SIMULATED
 
 REPORT_BYTES: Final = 64
@@ -181,22 +182,25 @@ def source_named(name: str) -> Source:
 _REQUEST: Final = struct.Struct(f">Q{REPORT_BYTES}s")
 _ANSWER: Final = struct.Struct(">QBI")
 _MOST_SENTENCE_BYTES: Final = 1024
+_SECONDS: Final = 60.0
+"""How long hardware may take for one document."""
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class SourceApart:
     """Asks a source that runs in a process of its own; the first fault ends it, and there is no second try."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, *, seconds: float = _SECONDS) -> None:
         """Fork; call it before threads run, secrets are drawn and a filter is installed."""
         self.format = source.format
-        self._lock, self._number = Lock(), 0
+        self._lock, self._number, self._seconds = Lock(), 0, seconds
         self._here, there = socket.socketpair()
+        # The other process must not run the handlers of this one: it ends with its connection.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         self._process = os.fork()
         if not self._process:
-            self._here.close()
-            allow_only_needed_calls(device_request=_NSM_REQUEST)
-            _answer_quotes(source, there)
-            os._exit(0)
+            _run_apart(source, self._here, there)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         there.close()
 
     def quote(self, report: bytes) -> tuple[str, bytes]:
@@ -209,10 +213,10 @@ class SourceApart:
             self._number += 1
             try:
                 self._here.sendall(_REQUEST.pack(self._number, report))
-                is_refused, said = _answer_to(self._number, self._here)
+                is_refused, said = _answer_to(self._number, self._here, monotonic() + self._seconds)
             except OSError as error:
                 self.close()
-                raise OSError(f"no evidence: {error}") from None
+                raise OSError(f"its source has ended ({error}); restart the enclave") from None
         if is_refused:
             raise OSError(said.decode(errors="replace"))
         return self.format, said
@@ -223,6 +227,17 @@ class SourceApart:
         # The filter of a service refuses to send signals; the process then ends with its connection.
         with suppress(OSError):
             os.kill(self._process, signal.SIGKILL)
+
+
+def _run_apart(source: Source, here: socket.socket, there: socket.socket) -> NoReturn:
+    """Answer until the service is gone; nothing gets back to what the service was about to do."""
+    try:
+        here.close()
+        # What it lacks, the service lacks too, and reports it.
+        give_up_calls(device_request=_NSM_REQUEST)
+        _answer_quotes(source, there)
+    finally:
+        os._exit(0)
 
 
 def _answer_quotes(source: Source, there: socket.socket) -> None:
@@ -236,16 +251,18 @@ def _answer_quotes(source: Source, there: socket.socket) -> None:
             there.sendall(_ANSWER.pack(number, is_refused, len(said)) + said)
 
 
-def _answer_to(number: int, connection: socket.socket) -> tuple[int, bytes]:
-    answered, is_refused, size = _ANSWER.unpack(_received(connection, _ANSWER.size))
+def _answer_to(number: int, connection: socket.socket, last: float) -> tuple[int, bytes]:
+    answered, is_refused, size = _ANSWER.unpack(_received(connection, _ANSWER.size, last))
     if answered != number or size > MOST_DOCUMENT_BYTES:
         raise OSError(f"an answer to request {answered} of {size} bytes came, and not one to {number}")
-    return is_refused, _received(connection, size)
+    return is_refused, _received(connection, size, last)
 
 
-def _received(connection: socket.socket, size: int) -> bytes:
+def _received(connection: socket.socket, size: int, last: float | None = None) -> bytes:
     received = bytearray()
     while len(received) < size:
+        if last is not None:
+            connection.settimeout(max(1e-3, last - monotonic()))
         piece = connection.recv(size - len(received))
         if not piece:
             raise OSError("the other process has ended")

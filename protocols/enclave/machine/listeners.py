@@ -7,7 +7,7 @@ import select
 import socket
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Self
 
@@ -17,6 +17,7 @@ from secagg.session.frames import listening
 
 _PIECE: Final = 1 << 15
 _PAUSE: Final = 0.01
+_SILENCE_MILLISECONDS: Final = 200
 _PORTS: Final = Path("/sys/class/virtio-ports")
 
 
@@ -72,11 +73,16 @@ def send_heartbeat(context: int = 3, port: int = 9000) -> None:
 
 
 class Port:
-    """A virtio serial port as a connection; the host's end is a socket of its monitor."""
+    """A virtio serial port as a connection; the host's end is a socket of its monitor.
+
+    A port cannot be closed for one host and opened for the next: what one of them sent and nobody read is discarded
+    here, or the next host would be out of step. Reads and writes never wait for a host that has gone.
+    """
 
     def __init__(self, file: int) -> None:
         self._file = file
         self._timeout: float | None = None
+        self._is_drained = False
 
     def fileno(self) -> int:
         return self._file
@@ -84,26 +90,37 @@ class Port:
     def settimeout(self, value: float | None, /) -> None:
         self._timeout = value
 
-    def _wait(self, event: int) -> None:
+    def _wait(self, event: int) -> int:
         poll = select.poll()
         poll.register(self._file, event)
-        if not poll.poll(None if self._timeout is None else max(1, int(1000 * self._timeout))):
-            raise TimeoutError("the host is too slow")
+        for _, found in poll.poll(None if self._timeout is None else max(1, int(1000 * self._timeout))):
+            return found
+        raise TimeoutError("the host is too slow")
 
     def recv(self, size: int, flags: int = 0, /) -> bytes:
         if flags:
             raise OSError("a port cannot be read without taking what is there")
         self._wait(select.POLLIN)
-        return os.read(self._file, size)
+        received = os.read(self._file, size)
+        self._is_drained = not received
+        return received
 
     def sendall(self, data: bytes, /) -> None:
         rest = memoryview(data)
         while rest:
-            self._wait(select.POLLOUT)
+            if self._wait(select.POLLOUT) & select.POLLHUP:
+                self.close()
+                raise ConnectionResetError("the host has gone")
             rest = rest[os.write(self._file, rest[:_PIECE]) :]
 
     def close(self) -> None:
-        """Leave the port open, for the next host."""
+        """Discard what this host has sent, until it has gone or is silent; the port stays open for the next host."""
+        poll = select.poll()
+        poll.register(self._file, select.POLLIN)
+        while not self._is_drained and poll.poll(_SILENCE_MILLISECONDS):
+            with suppress(BlockingIOError):
+                self._is_drained = not os.read(self._file, _PIECE)
+        self._is_drained = True
 
     def __enter__(self) -> Self:
         return self
@@ -116,7 +133,7 @@ class PortListener:
     """A listener whose only connection is the port; a second host cannot knock."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
         # A listener is waited for next to its connection; this end of a pipe is never ready.
         self._silent, self._kept = os.pipe()
 

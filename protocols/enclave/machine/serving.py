@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Final
 
 from secagg.crypto.entropy import Coins
 from secagg.errors import InvalidParameters
@@ -15,6 +16,9 @@ from secagg.protocols.enclave.trusted.service import SIMULATED
 from .evidence import SourceApart, source_named
 from .listeners import listening_at
 from .self_test import test_itself
+
+_MOST_LINES: Final = 200
+_MOST_CHARACTERS: Final = 200
 
 
 def serve_at(  # noqa: PLR0913 -- what an enclave is started with
@@ -46,7 +50,22 @@ def serve_at(  # noqa: PLR0913 -- what an enclave is started with
         become()
         missing = give_up_privileges(memory_bytes)
         _say(f"ready at {address}. {_vouched(source.format)}{_lacking(missing)}")
-        serve(listener, coins=coins, quote=quote, threads=threads, memory_bytes=memory_bytes)
+        log = BoundedLog(_say)
+        serve(listener, coins=coins, quote=quote, threads=threads, memory_bytes=memory_bytes, log=log)
+
+
+class BoundedLog:
+    """Passes on a number of different lines; a host can neither fill a disk nor a pipe that nobody reads."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say, self._last, self._rest = say, "", _MOST_LINES
+
+    def __call__(self, line: str) -> None:
+        if line == self._last or not self._rest:
+            return
+        self._last, self._rest = line, self._rest - 1
+        cut = "".join(each if each.isprintable() else "?" for each in line[:_MOST_CHARACTERS])
+        self._say(cut if self._rest else f"{cut} (later refusals are not logged; the host is sent each of them)")
 
 
 def _say(sentence: str) -> None:

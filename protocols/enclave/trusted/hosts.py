@@ -13,7 +13,7 @@ from secagg.errors import MalformedMessage
 from secagg.session.frames import receive_frame, send_frame
 
 from .enclave import DEFAULT_MEMORY_BYTES
-from .service import EnclaveService, Quote
+from .service import EnclaveService, Log, Quote
 
 FRAME_SECONDS: Final = 60.0
 """Seconds that one message may take, from its first byte to its last, in either direction."""
@@ -61,6 +61,7 @@ def serve(  # noqa: PLR0913 -- all but three have defaults
     quote: Quote,
     threads: int = 1,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    log: Log = lambda _: None,
     frame_seconds: float = FRAME_SECONDS,
     silence_seconds: float = SILENCE_SECONDS,
 ) -> None:
@@ -69,12 +70,13 @@ def serve(  # noqa: PLR0913 -- all but three have defaults
     Args:
         listener: open and ready; nothing is opened here.
         quote: the hardware's driver, or a simulation's.
+        log: takes a line for each request that is refused.
         frame_seconds: how long one message may take.
         silence_seconds: after how long another host may take the place of a silent one.
     """
     following: Connection | None = None
     while True:
-        service = EnclaveService(coins=coins, quote=quote, threads=threads, memory_bytes=memory_bytes)
+        service = EnclaveService(coins=coins, quote=quote, threads=threads, memory_bytes=memory_bytes, log=log)
         with following or listener.accept()[0] as connection:
             following = None
             # A host that goes away, or whose message is too long or too slow, ends its epoch and nothing else.
@@ -97,7 +99,13 @@ def _serve_host(
             select.select(both, [], [])
             # Polled again, after the listener: a host that left and came back must not count as a second one.
             if select.select([connection], [], [], 0)[0]:
-                request = receive_frame(_Patient(connection, frame_seconds), service.maximum_request_bytes)
+                try:
+                    request = receive_frame(_Patient(connection, frame_seconds), service.maximum_request_bytes)
+                except MalformedMessage as error:
+                    # The frames after it would be out of step.
+                    connection.settimeout(frame_seconds)
+                    send_frame(connection, service.refusal(error))
+                    raise
                 answer = service.answer(request)
                 connection.settimeout(frame_seconds)
                 send_frame(connection, answer)

@@ -27,16 +27,25 @@ def give_up_privileges(memory_bytes: int) -> list[str]:
     import resource  # noqa: PLC0415 -- not everywhere
 
     libc, missing = ctypes.CDLL(None, use_errno=True), list[str]()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0):
-        missing.append("others of its user may look into it")
-    if libc.prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
-        missing.append("it may gain privileges")
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     # With a smaller limit the lock would hold, and a later allocation fail.
     if 0 <= limit < memory_bytes or libc.mlockall(_LOCK_PRESENT_AND_FUTURE):
         missing.append("its memory may be written to swap (raise RLIMIT_MEMLOCK above --memory)")
-    if not allow_only_needed_calls():
+    return missing + give_up_calls()
+
+
+def give_up_calls(*, device_request: int | None = None) -> list[str]:
+    """Give up dumps, new privileges and calls, and return the protections that are missing, in words."""
+    import resource  # noqa: PLC0415 -- not everywhere
+
+    libc, missing = ctypes.CDLL(None, use_errno=True), list[str]()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0):
+        missing.append("others of its user may look into it")
+    # Without it only root may install a filter.
+    if libc.prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
+        missing.append("it may gain privileges")
+    if not allow_only_needed_calls(device_request=device_request):
         missing.append("it may start programs and open connections")
     return missing
 
@@ -109,6 +118,8 @@ _NON_BLOCKING: Final = 0x5421
 _EXECUTABLE: Final = 4
 _THREAD: Final = 0x0001_0000
 """Flag of clone: a thread of this process, not a process."""
+_NAMESPACES: Final = 0x7E02_0000
+"""Flags of clone: a thread with mounts, a network or another namespace of its own."""
 Line = tuple[int, int, int, int]
 
 
@@ -133,7 +144,8 @@ def filter_of(calls: Calls, *, device_request: int | None = None) -> Iterator[Li
     )
     for number in calls.with_protection:
         yield from _if_argument(number, _THIRD_AT, (_HAS_BIT, 1, 0, _EXECUTABLE))
-    yield from _if_argument(calls.clone, _FIRST_AT, (_HAS_BIT, 0, 1, _THREAD))
+    yield from ((_EQUAL, 0, 5, calls.clone), (_LOAD, 0, 0, _FIRST_AT), (_HAS_BIT, 2, 0, _NAMESPACES))
+    yield from ((_HAS_BIT, 0, 1, _THREAD), (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE))
     yield _RETURN, 0, 0, _REFUSE
 
 

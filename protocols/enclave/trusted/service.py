@@ -15,6 +15,7 @@ from secagg.declared import Message
 from secagg.errors import (
     CapacityExceeded,
     InternalError,
+    InvalidParameters,
     Misuse,
     Reason,
     SecAggError,
@@ -44,17 +45,28 @@ _REQUESTS: Final[dict[MessageKind, type[Message]]] = {
     request.kind: request for request in (Start, OpenBuffer, AnnounceModel, ReleaseBuffer, GiveUpBuffer, DestroyEnclave)
 }
 
+_UNKNOWN: Final = "a request of no kind"
+
 Quote = Callable[[bytes], tuple[str, bytes]]
 """Makes evidence that holds 64 bytes: the name of its format, as ``EvidenceFormat`` has it, and the document."""
+Log = Callable[[str], object]
+"""Takes a line for the operator, who is not trusted: it holds nothing that the host is not told too."""
 
 
 class EnclaveService(Confined):
     """One epoch of an enclave at most, and its answers to requests; it knows nothing of sockets."""
 
     def __init__(
-        self, *, coins: Coins, quote: Quote, threads: int = 1, memory_bytes: int = DEFAULT_MEMORY_BYTES
+        self,
+        *,
+        coins: Coins,
+        quote: Quote,
+        threads: int = 1,
+        memory_bytes: int = DEFAULT_MEMORY_BYTES,
+        log: Log = lambda _: None,
     ) -> None:
         self._coins = coins
+        self._log, self._asked = log, _UNKNOWN
         self._quote = quote
         self._threads = threads
         self._memory_bytes = memory_bytes
@@ -66,19 +78,26 @@ class EnclaveService(Confined):
 
     def answer(self, request: bytes) -> bytes:
         """Do what a request asks for, and return the message that answers it; never raise for what a host sent."""
+        self._asked = _UNKNOWN
         try:
             try:
                 return self._answered(request)
             except SecAggError as error:
-                return encode_refusal(error)
+                return self.refusal(error)
         except MemoryError:
             self.destroy()
             sentence = "the machine has less memory than the enclave may use, which has ended its epoch; lower --memory"
-            return encode_refusal(CapacityExceeded(sentence, reason=Reason.CAPACITY_EXCEEDED))
+            return self.refusal(CapacityExceeded(sentence, reason=Reason.CAPACITY_EXCEEDED))
         except Exception as error:  # noqa: BLE001 -- nothing that a host sends ends the process
             # Nobody has thought of this error, so nobody can say that the rest of the epoch is in order.
             self.destroy()
-            return encode_refusal(InternalError(f"the enclave met a {type(error).__name__} and has ended its epoch"))
+            return self.refusal(InternalError(f"the enclave met a {type(error).__name__} and has ended its epoch"))
+
+    def refusal(self, error: SecAggError) -> bytes:
+        """Return the answer to a request that is refused, and log it; of an upload, the log has only the reason."""
+        said = "" if self._asked == MessageKind.SEALED_UPLOAD.name else f": {error}"
+        self._log(f"refused {self._asked}, {error.reason}{said}")
+        return encode_refusal(error)
 
     def destroy(self) -> None:
         if self._enclave is not None:
@@ -88,6 +107,7 @@ class EnclaveService(Confined):
     def _answered(self, request: bytes) -> bytes:
         with blaming(*from_server()):
             kind = message_kind(request)
+            self._asked = kind.name
             if kind is not MessageKind.SEALED_UPLOAD and kind not in _REQUESTS:
                 raise UnexpectedMessage(expected="a request of a host", received=kind.name)
             asked = _REQUESTS[kind].decode(request) if kind in _REQUESTS else None
@@ -113,13 +133,16 @@ class EnclaveService(Confined):
 
     def _start(self, configuration: EnclaveConfiguration) -> bytes:
         self.destroy()
-        enclave = Enclave(
-            configuration,
-            coins=self._coins,
-            quote=self._quote,
-            threads=self._threads,
-            memory_bytes=self._memory_bytes,
-        )
+        try:
+            enclave = Enclave(
+                configuration,
+                coins=self._coins,
+                quote=self._quote,
+                threads=self._threads,
+                memory_bytes=self._memory_bytes,
+            )
+        except OSError as error:
+            raise InvalidParameters(f"this machine's hardware gives no evidence: {error}") from None
         name, document = enclave.evidence
         answer = AttestedOffer(enclave.offer, name.encode(), document).encode()
         self._enclave = enclave

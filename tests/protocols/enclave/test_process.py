@@ -347,6 +347,7 @@ def test_a_length_over_the_limit_ends_the_connection_and_nothing_is_allocated(ch
         host.start()
         before = child.memory("VmPeak")
         host.socket.sendall((1 << 62).to_bytes(8, "big"))
+        assert decode_refusal(host.answer()).reason is Reason.LENGTH_OVER_LIMIT
         assert host.is_closed()
     with RawHost(child.path) as host:
         host.socket.sendall(request_limit(None).to_bytes(8, "big") + bytes(1000))

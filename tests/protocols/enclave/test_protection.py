@@ -59,6 +59,8 @@ def test_calls_that_depend_on_an_argument(calls: Calls) -> None:
     thread, fork = 0x003D_0F00, 17
     assert judged(calls, calls.clone, (thread,)) == ALLOW
     assert judged(calls, calls.clone, (fork,)) == REFUSE
+    for namespace in (0x20000, *(1 << bit for bit in range(25, 31))):
+        assert judged(calls, calls.clone, (thread | namespace,)) == REFUSE
     assert judged(calls, calls.ioctl, (3, 0x5421)) == ALLOW
     assert judged(calls, calls.ioctl, (3, 0x5412)) == REFUSE
     for number in calls.with_protection:
@@ -95,6 +97,21 @@ TRIED = {
     "mmap of code": (9, 0, 4096, 5, 0x22, -1, 0),
     "ioctl TIOCSTI": (16, 0, 0x5412, b"x"),
     "setsid": (112,),
+    "thread in a network of its own": (56, 0x403D_0F00, 0, 0, 0, 0),
+    "fork by clone": (56, 17, 0, 0, 0, 0),
+    "mprotect of code": (10, 0, 4096, 7),
+    "pkey_mprotect": (329, 0, 4096, 4, -1),
+    "shmat of code": (30, 0, 0, 0o100000),
+    "memfd_create": (319, b"x", 0),
+    "ptrace": (101, 0, 0, 0, 0),
+    "process_vm_readv": (310, 1, 0, 0, 0, 0, 0),
+    "prctl": (157, 4, 1, 0, 0, 0),
+    "personality": (135, 0x0040_0000),
+    "kill": (62, 0, 0),
+    "getpid of x32": (1 << 30 | 39,),
+    "socketpair": (53, 1, 1, 0, bytes(8)),
+    "userfaultfd": (323, 0),
+    "keyctl": (250, 0, -3, 0),
     "seccomp": (317, 1, 0, 0),
 }
 PROGRAM = f"""

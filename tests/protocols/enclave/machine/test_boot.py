@@ -19,6 +19,9 @@ def test_its_words_stand_once_on_the_command_line() -> None:
     assert boot.told(line) == {"listen": "virtio:secagg", "evidence": "nsm", "memory": "96"}
     with pytest.raises(InvalidParameters, match=r"says secagg\.evidence twice"):
         boot.told(line + "secagg.evidence=simulated")
+    for stray in ("secagg.treads=4", "secagg.", 'secagg.evidence"=x'):
+        with pytest.raises(InvalidParameters, match="there are evidence, heartbeat, listen, memory, threads"):
+            boot.told(f"quiet {stray}")
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "many", "1.5", ""])

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -167,7 +168,7 @@ def test_a_document_that_is_too_long_ends_the_source() -> None:
     """Bytes of an answer that nobody read would be taken for the next one."""
     source = SourceApart(Told(b"d" * (MOST_DOCUMENT_BYTES + 1)))
     for _ in range(2):
-        with pytest.raises(OSError, match="no evidence"):
+        with pytest.raises(OSError, match="its source has ended"):
             source.quote(REPORT)
     with pytest.raises((ProcessLookupError, ChildProcessError)):
         # A process that was ended is waited for, and then there is none.
@@ -177,9 +178,94 @@ def test_a_document_that_is_too_long_ends_the_source() -> None:
 def test_a_source_whose_process_was_killed_says_so() -> None:
     source = SourceApart(SimulatedSource())
     source.close()
-    with pytest.raises(OSError, match="no evidence"):
+    with pytest.raises(OSError, match="its source has ended"):
         source.quote(REPORT)
     assert threading.active_count() >= 1
+
+
+class Slow:
+    """A source whose driver hangs at its second document."""
+
+    format = "nitro"
+    asked = 0
+
+    def quote(self, report: bytes) -> bytes:
+        self.asked += 1
+        if self.asked > 1:
+            time.sleep(SECONDS)
+        return report
+
+
+def test_hardware_that_does_not_answer_is_given_up_and_never_asked_again() -> None:
+    source, began = SourceApart(Slow(), seconds=0.5), time.monotonic()
+    assert source.quote(REPORT) == ("nitro", REPORT)
+    with ThreadPoolExecutor(4) as threads:
+        for found in [threads.submit(source.quote, REPORT) for _ in range(4)]:
+            with pytest.raises(OSError, match="its source has ended"):
+                found.result()
+    assert time.monotonic() - began < SECONDS / 2
+
+
+ENDED = """
+import os, signal, sys, time
+from secagg.protocols.enclave.machine.evidence import SimulatedSource, SourceApart
+
+def end(*_):
+    raise SystemExit(0)
+
+for each in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(each, end)
+source = SourceApart(SimulatedSource())
+for each in (signal.SIGINT, signal.SIGTERM):
+    os.kill(source._process, each)
+time.sleep(0.2)
+print(source.quote(bytes(64)) == ("simulated", bytes(64)), flush=True)
+signal.raise_signal(signal.SIGTERM)
+"""
+
+
+def test_a_signal_to_all_processes_ends_the_service_and_the_source_with_it(repository: Path) -> None:
+    """Its process would otherwise run what the service does at its end: remove sockets, overwrite keys, report."""
+    ran = apart_in(repository, ENDED)
+    assert (ran.stdout, ran.stderr, ran.returncode) == ("True\n", "", 0)
+
+
+WITHOUT_PRIVILEGES = """
+import ctypes, socket, struct
+from secagg.protocols.enclave.machine.evidence import SourceApart
+
+class ReachingOut:
+    format = "nitro"
+    def quote(self, report):
+        socket.socket()
+        return report
+
+# As a service that root did not start.
+header, none = struct.pack("Ii", 0x20080522, 0), bytes(24)
+assert ctypes.CDLL(None).capset(header, none) == 0
+source = SourceApart(ReachingOut())
+try:
+    source.quote(bytes(64))
+except OSError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="no filter for this processor")
+def test_a_source_has_its_filter_without_root(repository: Path) -> None:
+    assert apart_in(repository, WITHOUT_PRIVILEGES).stdout.startswith("PermissionError")
+
+
+def apart_in(repository: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that forks its source."""
+    return subprocess.run(  # noqa: S603 -- this interpreter
+        [sys.executable, "-c", program, *arguments],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
 
 
 class ReachingOut:
@@ -221,12 +307,5 @@ except PermissionError:
 def test_a_source_apart_works_behind_the_filter(tmp_path: Path, repository: Path) -> None:
     (tmp_path / "attestation_type").write_text("dcap")
     (tmp_path / "quote").write_bytes(b"q" * 6000)
-    ran = subprocess.run(  # noqa: S603 -- this interpreter
-        [sys.executable, "-c", FILTERED, str(tmp_path)],
-        cwd=repository,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    ran = apart_in(repository, FILTERED, str(tmp_path))
     assert "refused here, made there" in ran.stdout, ran.stderr

@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
 import pytest
 
 from secagg.crypto.entropy import SystemCoins
-from secagg.errors import InternalError
+from secagg.errors import InternalError, Reason
 from secagg.protocols.enclave.machine import self_test
-from secagg.protocols.enclave.machine.serving import serve_at
+from secagg.protocols.enclave.machine.listeners import Port, PortListener
+from secagg.protocols.enclave.machine.serving import BoundedLog, serve_at
 from secagg.protocols.enclave.remote_enclave import RemoteEnclave
 from secagg.protocols.enclave.trusted.enclave import Enclave
-from tests.harness.enclave_buffers import EnclaveSetup
+from secagg.protocols.enclave.trusted.hosts import serve
+from secagg.protocols.enclave.trusted.service import SIMULATED, EnclaveService
+from secagg.session.frames import decode_refusal, receive_frame
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+from secagg.wire import MessageKind, Writer, message_kind
+from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, start_of
 from tests.harness.enclave_forms import released_by, released_here, require_same, setups
 from tests.harness.planted import always
 
 if sys.platform == "win32":
     pytest.skip("an enclave's machine runs Linux", allow_module_level=True)
 
+import tty
+
 PATIENCE = 30
+RELEASE = Writer(MessageKind.RELEASE_BUFFER).finish()
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +87,105 @@ def test_nothing_is_served_where_the_self_test_fails(
     with pytest.raises(InternalError, match=sentence):
         serve_at(f"unix:{tmp_path / 's'}", evidence="simulated", coins=SystemCoins())
     assert not (tmp_path / "s").exists()
+
+
+# --- A port, and what the operator reads ------------------------------------------------------------------------------
+
+
+class Once(PortListener):
+    """A port that takes a few hosts, and then ends the service."""
+
+    def __init__(self, path: Path, hosts: int) -> None:
+        super().__init__(path)
+        self.hosts = hosts
+
+    def accept(self) -> tuple[Port, None]:
+        if not self.hosts:
+            raise SystemExit
+        self.hosts -= 1
+        return super().accept()
+
+
+class PortHost:
+    """The host's end of a port: a terminal in raw mode, which carries bytes both ways."""
+
+    def __init__(self, log: list[str], hosts: int = 2) -> None:
+        self.file, device = os.openpty()
+        tty.setraw(device)  # It would otherwise translate some bytes.
+        listener = Once(Path(os.ttyname(device)), hosts)
+        os.set_blocking(self.file, False)
+        coins = InsecureSeededCoins(b"a port")
+
+        def run() -> None:
+            with suppress(SystemExit), listener:
+                serve(listener, coins=coins, quote=lambda report: (SIMULATED, report), log=log.append)
+
+        self.thread = Thread(target=run, daemon=True)
+        self.thread.start()
+
+    def send(self, data: bytes) -> None:
+        Port(self.file).sendall(data)
+
+    def answer(self) -> bytes:
+        port = Port(self.file)
+        port.settimeout(PATIENCE)
+        return receive_frame(port, 1 << 20)
+
+
+def framed(message: bytes) -> bytes:
+    return len(message).to_bytes(8, "big") + message
+
+
+START = start_of(InsecureEnclaveSession(EnclaveSetup()).configuration)
+
+
+def test_the_next_host_of_a_port_is_in_step() -> None:
+    """Whatever a host left behind would be read as the next one's requests, for good: a port is never closed."""
+    log = list[str]()
+    host = PortHost(log)
+    host.send((1 << 62).to_bytes(8, "big") + b"x" * 100)
+    assert decode_refusal(host.answer()).reason is Reason.LENGTH_OVER_LIMIT
+    time.sleep(0.5)
+    host.send(framed(START))
+    assert message_kind(host.answer()) is MessageKind.ATTESTED_OFFER
+    host.send((1 << 62).to_bytes(8, "big"))
+    assert decode_refusal(host.answer()).reason is Reason.LENGTH_OVER_LIMIT
+    host.thread.join(PATIENCE)
+    assert not host.thread.is_alive()
+    assert ["length_over_limit" in line for line in log] == [True, True]
+
+
+def failing(_report: bytes) -> tuple[str, bytes]:
+    raise OSError("its source has ended (timed out); restart the enclave")
+
+
+def test_an_operator_reads_why_a_request_was_refused_and_nothing_of_a_client() -> None:
+    log = list[str]()
+    service = EnclaveService(coins=InsecureSeededCoins(b"log"), quote=failing, log=log.append)
+    for request in (START, RELEASE, b"junk"):
+        decode_refusal(service.answer(request))
+    assert "START" in log[0]
+    assert "its source has ended (timed out); restart the enclave" in log[0]
+    assert "RELEASE_BUFFER" in log[1]
+    assert "no epoch runs here" in log[1]
+    assert log[2].startswith("refused a request of no kind")
+    session = InsecureEnclaveSession(EnclaveSetup())
+    running = EnclaveService(
+        coins=InsecureSeededCoins(b"log"), quote=lambda report: (SIMULATED, report), log=log.append
+    )
+    running.answer(start_of(session.configuration))
+    refusal = decode_refusal(running.answer(Writer(MessageKind.SEALED_UPLOAD).finish()))
+    assert log[3:] == [f"refused SEALED_UPLOAD, {refusal.reason}"]
+
+
+def test_a_log_is_bounded_and_one_line_a_fault() -> None:
+    said = list[str]()
+    log = BoundedLog(said.append)
+    for _ in range(9):
+        log("the same")
+    for number in range(10_000):
+        log(f"\n\x1b[2J{number}" + "x" * 10_000)
+    assert said[0] == "the same"
+    assert len(said) == 200
+    assert all(len(line) < 300 and line.isprintable() for line in said)
+    assert "later refusals are not logged" in said[-1]
