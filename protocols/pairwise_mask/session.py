@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar, Final, NamedTuple
 
 from secagg.blame import unverified
 from secagg.choices import Topology
@@ -33,6 +33,7 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId
 from secagg.privacy.client_noise import ClientNoise
+from secagg.session.certificates import VerifiedIdentity
 from secagg.session.roles import Released, Stage, Subject
 from secagg.session.stages import Checked, StagedServerSession
 from secagg.tables import mapped
@@ -114,8 +115,45 @@ SENT_INSTEAD: Final[Mapping[ServerState, MessageKind]] = {ServerState.AWAITING_M
 
 # --- The server -------------------------------------------------------------------------------------------------------
 
-Take = Callable[[], None]
-"""Keeps an answer that was checked."""
+
+class Advertising(NamedTuple):
+    """A client's advertisement, and who it was signed by."""
+
+    message: bytes
+    advertisement: KeyAdvertisement
+    identity: VerifiedIdentity | None
+
+
+class Sharing(NamedTuple):
+    """A client's shares for its neighbours."""
+
+    message: bytes
+    shares: RelayedShares
+
+
+class Uploading(NamedTuple):
+    """A client's upload, and the digest of its vector."""
+
+    upload: MaskedInput
+    digest: bytes
+
+
+class Complaining(NamedTuple):
+    """A client's complaint, and the positions of those whom it accuses."""
+
+    message: bytes
+    accused: tuple[int, ...]
+
+
+class Answering(NamedTuple):
+    """A client's shares of its neighbours' secrets."""
+
+    message: bytes
+    revealed: RevealedShares
+
+
+Content = Advertising | Sharing | Uploading | Complaining | SurvivorSignature | Answering
+"""An answer that was checked, and has changed nothing yet."""
 _PER_CLIENT: Final = 1 << 12  # bytes of a client's shares for one neighbour, sealed or opened, at most
 STAGES: Final = {
     ServerState.AWAITING_KEY_ADVERTISEMENTS: Stage(name="advertise keys", takes_update=False, per_client=0),
@@ -135,7 +173,7 @@ _FINAL_STATES: Final = frozenset({ServerState.COMPLETED, ServerState.ABORTED})
 _CACHED_MESSAGES: Final = 8
 
 
-class Server(StagedServerSession[Take]):
+class Server(StagedServerSession[Content]):
     """The server of a session, without input or output of its own."""
 
     def __init__(
@@ -217,110 +255,100 @@ class Server(StagedServerSession[Take]):
     def is_signed(self) -> bool:
         return self.configuration.is_active
 
-    def _check(self, sender: ClientId, message: bytes) -> Checked[Take]:
+    def _check(self, sender: ClientId, message: bytes) -> Checked[Content]:
         due, kind = SERVER_TRANSITIONS[self.state][0], message_kind(message)
+        # Nobody but its sender makes a second signature that verifies, so the signature is part of what is known again.
         match kind:
             case MessageKind.COMPLAINT if SENT_INSTEAD.get(self.state) is kind:
-                take = self._checked_complaint(sender, message)
+                return Checked(self._checked_complaint(sender, message))
             case _ if kind is not due:
                 raise UnexpectedMessage(expected=due.name, received=kind.name)
             case MessageKind.KEY_ADVERTISEMENT:
-                take = self._checked_advertisement(sender, message)
+                return Checked(self._checked_advertisement(sender, message))
             case MessageKind.ENCRYPTED_SHARES:
-                take = self._checked_shares(sender, message)
+                return Checked(self._checked_shares(sender, message))
             case MessageKind.MASKED_INPUT:
-                take = self._checked_upload(sender, message)
+                return Checked(self._checked_upload(sender, message))
             case MessageKind.SURVIVOR_SIGNATURE:
-                take = self._checked_signature(sender, message)
+                return Checked(self._checked_signature(sender, message))
             case _:
-                take = self._checked_answer(sender, message)
-        # Nobody but its sender makes a second signature that verifies, so the signature is part of what is known again.
-        return Checked(take)
+                return Checked(self._checked_answer(sender, message))
 
-    def _take(self, sender: ClientId, content: Take) -> None:
-        content()
-        if self._open is not None and sender in self._kept.answered:
-            self._open.count(sender)
-
-    def _checked_advertisement(self, sender: ClientId, message: bytes) -> Take:
-        kept, advertisement = self._kept, KeyAdvertisement.decode(message, self.configuration)
+    def _checked_advertisement(self, sender: ClientId, message: bytes) -> Advertising:
+        advertisement = KeyAdvertisement.decode(message, self.configuration)
         if advertisement.client != sender:
             raise PeerMisbehaved(
                 f"{sender} advertises keys for {advertisement.client}",
                 reason=Reason.NOT_ELIGIBLE,
                 culprits=unverified(sender),
             )
-        identity = authenticate_advertisement(self.configuration, advertisement)
+        return Advertising(message, advertisement, authenticate_advertisement(self.configuration, advertisement))
 
-        def take() -> None:
-            most = self.configuration.maximum_population
-            if len(kept.advertisements.keys() | {sender}) > most:
-                raise PeerMisbehaved(
-                    f"{sender} advertises keys and {most} clients have done so",
-                    reason=Reason.NOT_ELIGIBLE,
-                    culprits=NOBODY,
-                )
-            self._verified[sender] = admit_advertisement(self.configuration, self._owners, advertisement, identity)
-            self._owners |= dict.fromkeys(advertisement.public_keys, sender)
-            kept.advertisements[sender] = message
-
-        return take
-
-    def _checked_shares(self, sender: ClientId, message: bytes, *, is_restored: bool = False) -> Take:
+    def _checked_shares(self, sender: ClientId, message: bytes, *, is_restored: bool = False) -> Sharing:
         settled, position = self.settled, self.settled.position_of(sender)
         shares = EncryptedShares.decode(message, Seat(settled.roster, position))
         identity = None if is_restored else settled.advertisers[position].identity
-        relayed = RelayedShares(settled.roster, position, shares, identity)
+        return Sharing(message, RelayedShares(settled.roster, position, shares, identity))
 
-        def take() -> None:
-            self._relayed[position], self._kept.shares[sender] = relayed, message
+    def _checked_upload(self, sender: ClientId, message: bytes) -> Uploading:
+        upload = MaskedInput.decode(message, self.settled.roster)
+        return Uploading(upload, check_masked_input(self.settled, self.settled.position_of(sender), upload))
 
-        return take
-
-    def _checked_upload(self, sender: ClientId, message: bytes) -> Take:
-        settled, position, kept = self.settled, self.settled.position_of(sender), self._kept
-        upload = MaskedInput.decode(message, settled.roster)
-        digest = check_masked_input(settled, position, upload)
-
-        def take() -> None:
-            total = MaskedVector(self.configuration) if kept.total is None else kept.total
-            with blaming(*settled.said_by(position)):
-                total.add_packed(*upload.packed)
-            kept.total, kept.views[sender] = total, digest + upload.signature if upload.signature else b""
-
-        return take
-
-    def _checked_complaint(self, sender: ClientId, message: bytes) -> Take:
+    def _checked_complaint(self, sender: ClientId, message: bytes) -> Complaining:
         settled, position = self.settled, self.settled.position_of(sender)
         complaint = Complaint.decode(message, Seat(settled.roster, position))
-        accused = check_complaint(settled, self._relayed, position, complaint)
+        return Complaining(message, check_complaint(settled, self._relayed, position, complaint))
 
-        def take() -> None:
-            self._complaints[position], self._kept.complaints[sender] = accused, message
-            # It cannot upload any more; whom it accuses stays.
-            self._leave(sender)
-            self._record(faults_of(settled, self._complaints, position, self._kept.plan.corrupted), who=sender)
-
-        return take
-
-    def _checked_signature(self, sender: ClientId, message: bytes) -> Take:
+    def _checked_signature(self, sender: ClientId, message: bytes) -> SurvivorSignature:
         signed = SurvivorSignature.decode(message)
         check_survivor_signature(self.settled, self.settled.position_of(sender), signed)
+        return signed
 
-        def take() -> None:
-            self._kept.signatures[sender] = signed.signature
+    def _checked_answer(self, sender: ClientId, message: bytes) -> Answering:
+        position = self.settled.position_of(sender)
+        return Answering(message, RevealedShares(self.settled, self._relayed, position, message))
 
-        return take
+    def _take(self, sender: ClientId, content: Content) -> None:
+        self._keep(sender, content)
+        if self._open is not None and sender in self._kept.answered:
+            self._open.count(sender)
 
-    def _checked_answer(self, sender: ClientId, message: bytes) -> Take:
-        settled, position = self.settled, self.settled.position_of(sender)
-        revealed = RevealedShares(settled, self._relayed, position, message)
+    def _keep(self, sender: ClientId, content: Content) -> None:
+        kept = self._kept
+        match content:
+            case Advertising(message, advertisement, identity):
+                self._admit(sender, advertisement, identity)
+                kept.advertisements[sender] = message
+            case Sharing(message, shares):
+                self._relayed[self.settled.position_of(sender)], kept.shares[sender] = shares, message
+            case Uploading(upload, digest):
+                total = MaskedVector(self.configuration) if kept.total is None else kept.total
+                with blaming(*self.settled.said_by(self.settled.position_of(sender))):
+                    total.add_packed(*upload.packed)
+                kept.total, kept.views[sender] = total, digest + upload.signature if upload.signature else b""
+            case Complaining(message, accused):
+                position = self.settled.position_of(sender)
+                self._complaints[position], kept.complaints[sender] = accused, message
+                # It cannot upload any more; whom it accuses stays.
+                self._leave(sender)
+                self._record(faults_of(self.settled, self._complaints, position, kept.plan.corrupted), who=sender)
+            case SurvivorSignature():
+                kept.signatures[sender] = content.signature
+            case Answering(message, revealed):
+                position = self.settled.position_of(sender)
+                revealed.require_in_range(self.settled.said_by(position))
+                self._answers[position], kept.answers[sender] = revealed, message
 
-        def take() -> None:
-            revealed.require_in_range(settled.said_by(position))
-            self._answers[position], self._kept.answers[sender] = revealed, message
-
-        return take
+    def _admit(self, sender: ClientId, advertisement: KeyAdvertisement, identity: VerifiedIdentity | None) -> None:
+        most = self.configuration.maximum_population
+        if len(self._kept.advertisements.keys() | {sender}) > most:
+            raise PeerMisbehaved(
+                f"{sender} advertises keys and {most} clients have done so",
+                reason=Reason.NOT_ELIGIBLE,
+                culprits=NOBODY,
+            )
+        self._verified[sender] = admit_advertisement(self.configuration, self._owners, advertisement, identity)
+        self._owners |= dict.fromkeys(advertisement.public_keys, sender)
 
     # --- Rounds -------------------------------------------------------------------------------------------------------
 
@@ -400,16 +428,16 @@ class Server(StagedServerSession[Take]):
         """Follow the record round by round, as if its messages came again."""
         kept, reached = self._kept, _STATES.index(self.state)
         for client, sent in kept.advertisements.items():
-            self._checked_advertisement(client, sent)()
+            self._keep(client, self._checked_advertisement(client, sent))
         for closed in _STATES[: min(reached, _STATES.index(ServerState.AWAITING_UNMASKING_SHARES))]:
             self._settle(closed)
             if closed is ServerState.AWAITING_KEY_ADVERTISEMENTS:
                 for client, sent in kept.shares.items():
-                    self._checked_shares(client, sent, is_restored=True)()
+                    self._keep(client, self._checked_shares(client, sent, is_restored=True))
         for client, sent in kept.complaints.items():
-            self._checked_complaint(client, sent)()
+            self._keep(client, self._checked_complaint(client, sent))
         for client, sent in kept.answers.items():
-            self._checked_answer(client, sent)()
+            self._keep(client, self._checked_answer(client, sent))
 
     def _open_round(self) -> OpenRound | None:
         """Return who takes part in the open round, how many answers are enough, and what its messages are."""
