@@ -317,7 +317,7 @@ def _serve(name: str, grid: Any, _: Any, counts: Counts, sizes: tuple[int, int, 
             return result
 
     if name in SETTINGS:
-        roster = str(KEYS / "roster.json")
+        roster = str(KEYS / "roster.txt")
         grid = SecAggGrid(grid, settings=SecAggSettings(**{"roster": roster, **SETTINGS[name]}))
     strategy = Marked(fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients)
     model = ArrayRecord({"w": Array(_model(weights))})

@@ -20,7 +20,8 @@ from secagg.errors import InvalidParameters, PeerError
 from secagg.identifiers import ServerId
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 from secagg.session.durable import PUBLIC, create, replace
-from secagg.session.identities import FORMAT, ROSTER_FILE, load_roster, read_private
+from secagg.session.identities import FORMAT, read_private
+from secagg.session.rosters import ROSTER_FILE, load_roster
 
 from .server_keys import OperatorKeys, ServerKeys
 

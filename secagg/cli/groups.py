@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import logging
 from dataclasses import dataclass, field
+from dataclasses import replace as altered
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -17,8 +18,8 @@ from secagg.errors import InvalidParameters, MalformedMessage, PeerError, Reason
 from secagg.identifiers import ClientId
 from secagg.scale.tree import MOST_IN_A_GROUP, divided, joined
 from secagg.session.durable import PUBLIC, replace, replacing
-from secagg.session.identities import Roster
 from secagg.session.roles import Released
+from secagg.session.rosters import Roster
 from secagg.transport.description import DESCRIPTION_BYTES, SessionDescription
 from secagg.wire import MessageKind
 
@@ -69,7 +70,7 @@ def group_of(
         raise InvalidParameters("the roster says how many clients there are; leave --clients out, or --set roster")
     if roster is None and options.clients is None:
         raise InvalidParameters(
-            "name the clients by --set roster=keys/roster.json, or, where they have no keys, say how many by --clients"
+            "name the clients by --set roster=keys/roster.txt, or, where they have no keys, say how many by --clients"
         )
     listed = range(_count(options)) if roster is None else sorted(roster.clients)
     group, groups = _place(options)
@@ -84,7 +85,7 @@ def group_of(
     if options.group is not None:
         _LOG.info("group %s is of %d clients, %s to %s", options.group, len(invited), invited[0], invited[-1])
     if roster is not None:
-        roster = Roster(roster.authority, {client: roster.certificates[client] for client in invited})
+        roster = altered(roster, certificates={client: roster.certificates[client] for client in invited})
     terms = {"clients": len(invited), "all_clients": len(listed), "group": group, "groups": groups}
     planned = {"values": options.values, "clip": options.clip, "bits": options.bits}
     return frozenset(invited), roster, terms | planned

@@ -1,4 +1,4 @@
-"""``secagg keys``, ``holder`` and ``two-servers``: keys of clients, holders of one message, and the second server."""
+"""``secagg holder`` and ``server``: holders of one message, and the second of two servers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, PeerError
-from secagg.identifiers import ClientId, HolderId, ServerId
+from secagg.identifiers import HolderId, ServerId
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.protocols.two_servers import (
     SERVERS,
@@ -37,36 +37,14 @@ from secagg.protocols.two_servers import (
 )
 from secagg.session import durable
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SigningKey
-from secagg.session.identities import AUTHORITY_FILE, ROSTER_FILE, load_authority, load_roster, make_identities
+from secagg.session.identities import load_authority
+from secagg.session.rosters import ROSTER_FILE, load_roster
 from secagg.session.sockets import Ends, Service
 
 from .shared import serving
 
 if TYPE_CHECKING:
     from secagg.protocols.one_message import EpochRecord, Holder
-
-# --- Keys of clients --------------------------------------------------------------------------------------------------
-
-_MOST_CLIENTS = 100_000
-
-
-def make_all_keys(options: argparse.Namespace) -> int:
-    """Write an authority's key, a key for each client that has none, the roster, and for a trial both servers' keys."""
-    clients, first, out = int(options.clients), int(options.first), Path(options.out)
-    if not 1 <= clients <= _MOST_CLIENTS or first < 0:
-        raise InvalidParameters(f"--clients is in 1..{_MOST_CLIENTS} and --first is not negative")
-    made, is_new = make_identities(out, map(ClientId, range(first, first + clients)), SystemCoins())
-    if is_new:
-        print(f"{out / AUTHORITY_FILE}: a new authority; keep it where no server can read it")
-    print(f"{out}/client-<id>.key: {made} new of {clients}; hand each client its own, and nobody else's")
-    print(f"{out / ROSTER_FILE}: public; the server's setting `roster` names it")
-    if options.trial_servers:
-        is_new = make_trial_pair(out, SystemCoins())
-        print(f"{out / server_file(0)}, {out / server_file(1)}: {'new' if is_new else 'there already'}; for a trial,")
-        print("  because one who holds both files is both servers; two operators use `secagg server keys`")
-        print(f"{out / SERVERS_FILE}: public; every client's secagg-servers, and the server's, name it")
-    return 0
-
 
 # --- Holders ----------------------------------------------------------------------------------------------------------
 
@@ -199,7 +177,7 @@ def _signing_key(path: Path) -> SigningKey:
 
 
 def _authority(text: str) -> bytes:
-    return load_roster(Path(text)).authority if text.endswith(".json") else _public_key("--authority", text)
+    return load_roster(Path(text)).authority if Path(text).suffix else _public_key("--authority", text)
 
 
 def _public_key(name: str, text: str) -> bytes:

@@ -164,7 +164,7 @@ def _add_keys(command: argparse.ArgumentParser) -> None:
     command.add_argument("--role", type=int, choices=(0, 1), help="which of the two servers is this operator's")
     command.add_argument("--out", type=Path, default=Path("keys"), metavar="DIR", help="(default: %(default)s)")
     command.add_argument("--peer", type=Path, metavar="FILE", help="the other operator's public file")
-    command.add_argument("--roster", type=Path, metavar="FILE", help="of the clients (default: DIR/roster.json)")
+    command.add_argument("--roster", type=Path, metavar="FILE", help="of the clients (default: DIR/roster.txt)")
     command.add_argument("--trial", action="store_true", help="both operators' keys in one folder: protects nobody")
     command.set_defaults(run=when_run("secagg.cli.operators", "make_operator_keys"))
 
@@ -240,17 +240,51 @@ def _add_enclave(command: argparse.ArgumentParser) -> None:
 def _add_every_key(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
     keys = commands.add_parser(
         "keys",
-        help="an authority's key, a key for each client, and a roster",
-        description="Write an authority's key, a key file for each client, and the roster that the server is given. "
-        "Run it again with another --first for more clients; keys that exist stay as they are.",
+        help="keys of clients, and the authority's roster of them",
+        description="A client makes its key with `keys new` and the authority signs its request with `keys sign`. "
+        "For a trial, --clients makes the authority, all keys and the roster in one folder; run it again with another "
+        "--first for more clients.",
     )
-    keys.add_argument("--clients", type=int, required=True, help="how many keys to make")
+    keys.add_argument("--clients", type=int, help="for a trial: number of keys to make")
     keys.add_argument("--first", type=int, default=0, help="the id of the first of them (default: %(default)s)")
     keys.add_argument("--out", type=Path, default=Path("keys"), help="the folder (default: %(default)s)")
     keys.add_argument(
         "--trial-servers", action="store_true", help="for a trial, the keys of both of two servers as well"
     )
-    keys.set_defaults(run=when_run("secagg.cli.operators", "make_all_keys"))
+    keys.set_defaults(run=when_run("secagg.cli.keys", "make_all"))
+    kinds = keys.add_subparsers(metavar="COMMAND")
+    new = kinds.add_parser("new", help="a client: make its own key, and a request for the authority")
+    new.add_argument("--client", type=int, metavar="N", help="the client's number; no other client has it")
+    new.add_argument("--authority", metavar="KEY", help="public key of the authority, or a roster's file")
+    new.add_argument(
+        "--replaces", type=Path, metavar="FILE", help="the key that this one replaces; it signs the request"
+    )
+    new.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the private key goes: NAME.key")
+    new.set_defaults(run=when_run("secagg.cli.keys", "make_own"))
+    signs = kinds.add_parser("sign", help="the authority: certify the keys of requests")
+    signs.add_argument("requests", type=Path, nargs="+", metavar="REQUEST", help="request, or folder of *.request")
+    signs.add_argument(
+        "--replace", type=int, metavar="N", help="take a new key of client N without a proof by the key it has or had"
+    )
+    signs.add_argument("--days", type=int, default=365, help="until the certificates expire (default: %(default)s)")
+    revokes = kinds.add_parser("revoke", help="the authority: revoke the keys of clients")
+    revokes.add_argument("clients", type=int, nargs="+", metavar="N", help="number of a client")
+    renews = kinds.add_parser(
+        "renew", help="the authority: sign the roster as of now; clients refuse one older than a day"
+    )
+    for each, run in ((signs, "sign"), (revokes, "take_back"), (renews, "sign_again")):
+        each.add_argument(
+            "--key", type=Path, default=Path("authority.key"), metavar="FILE", help="(default: %(default)s)"
+        )
+        each.add_argument(
+            "--roster", type=Path, default=Path("roster.txt"), metavar="FILE", help="(default: %(default)s)"
+        )
+        each.set_defaults(run=when_run("secagg.cli.keys", run))
+    begins = kinds.add_parser("authority", help="make an authority's key, and print its public key")
+    begins.add_argument(
+        "--out", type=Path, default=Path("authority.key"), metavar="FILE", help="(default: %(default)s)"
+    )
+    begins.set_defaults(run=when_run("secagg.cli.keys", "begin"))
 
 
 # --- Sums over HTTP ---------------------------------------------------------------------------------------------------
@@ -322,7 +356,7 @@ def _add_wire(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type
         help="let pages of https://HOST ask, by exact name",
     )
     spreading.add_options(serve)
-    _add_common(more, "a setting of the server, as an app of Flower has it without `secagg-`: roster=keys/roster.json")
+    _add_common(more, "a setting of the server, as an app of Flower has it without `secagg-`: roster=keys/roster.txt")
     serve.set_defaults(run=when_run("secagg.cli.serve", "run_serve"))
     add = commands.add_parser(
         "add",

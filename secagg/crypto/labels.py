@@ -33,6 +33,8 @@ class Label(bytes, Enum):
     PAIRWISE_MASK_KEY = b"secagg/1/pairwise-mask-key"
     AEAD_HEADER = b"secagg/1/aead-header"
     CERTIFICATE = b"secagg/1/certificate"
+    STANDING = b"secagg/1/standing"
+    KEY_REQUEST = b"secagg/1/key-request"
     CONFIGURATION = b"secagg/1/configuration"
     SESSION_CONTEXT = b"secagg/1/session-context"
     ROSTER = b"secagg/1/roster-root"

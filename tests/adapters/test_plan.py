@@ -23,7 +23,7 @@ A = ["first.lora_A.weight", "second.lora_A.weight"]
 B = ["first.lora_B.weight", "second.lora_B.weight"]
 PEAK: dict[str, Any] = {
     "protocol": "enclave",
-    "roster": "roster.json",
+    "roster": "roster.txt",
     "compression": "peak",
     "weighting": "uniform",
 }

@@ -20,8 +20,9 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
-from secagg.session.identities import load_roster, make_identities
+from secagg.session.identities import make_identities
 from secagg.session.roles import Released
+from secagg.session.rosters import load_roster
 from secagg.transport.description import SessionDescription
 from secagg.transport.keeping import ServerRecord
 
@@ -281,7 +282,7 @@ def test_every_client_is_in_one_group(clients: int, data: st.DataObject) -> None
 
 def test_a_group_has_its_part_of_the_roster(tmp_path: Path) -> None:
     make_identities(tmp_path, map(ClientId, range(7)), SystemCoins())
-    whole = load_roster(tmp_path / "roster.json")
+    whole = load_roster(tmp_path / "roster.txt")
     parts = [group_of(options_of(group, clients=None), whole) for group in ("1/2", "2/2")]
     for invited, roster, _ in parts:
         assert roster is not None

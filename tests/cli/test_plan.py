@@ -49,7 +49,7 @@ def test_every_column_stands_in_one_line_for_each_combination(capsys: pytest.Cap
         *("a client", "server", "round", "status"),
     ]
     (decoded,) = (row for row in rows if row[:2] == ["decoded codewords, 8 bits", "pairwise"])
-    assert decoded[2:7] == ["sum", "15.07", "753.44 kB", "20.75 kB", "0 B"]
+    assert decoded[2:7] == ["sum", "15.07", "753.45 kB", "21.31 kB", "0 B"]
     assert (decoded[8], decoded[-1]) == ("5", "protocol only")
     assert all(re.fullmatch(r"[\d.]+ m?s", cell) for cell in decoded[9:12])
     assert [row[2] for row in rows if row[:2] == ["product quantization, 32 x 4", "two-servers"]] == [
@@ -121,12 +121,12 @@ def test_json_holds_all_figures_of_the_table(plan_of: Plan) -> None:
         "bits per weight": pytest.approx(54.30, abs=0.005),
         "bytes of the packed values": 2_712_500,
         # A seed and two proofs, in two envelopes with the header and both sealed seeds.
-        "bytes up": 15 + 2_712_500 + 16 + 1735 + 2 * (120 + 48 + 2 * 80 + 64 + 16),
+        "bytes up": 15 + 2_712_500 + 16 + 1735 + 2 * (128 + 48 + 2 * 80 + 64 + 16),
         # The codebook; two offers of 144 with their frame, and the configuration with the round's number.
         "bytes down": 32 * 4 * 4 + 2 * 144 + 16 + 220,
         # Three times an id and a length, and a share of seven heads; and server 1's half.
-        "bytes between servers": 2 * 31_676 + 122 + 2_712_500 + 2_071,
-        "bytes between servers in total": 100 * (2 * 31_676 + 122 + 2_712_500 + 2_071),
+        "bytes between servers": 2 * 31_676 + 122 + 2_712_500 + 2_079,
+        "bytes between servers in total": 100 * (2 * 31_676 + 122 + 2_712_500 + 2_079),
         "exchanges": 1,
         "client seconds": checked["client seconds"],
         "server seconds": checked["server seconds"],

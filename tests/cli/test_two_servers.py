@@ -32,7 +32,7 @@ def keys(*arguments: str | Path) -> int:
 
 
 def test_two_operators_make_their_keys_apart_and_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folders, roster = [tmp_path / "zero", tmp_path / "one"], tmp_path / "authority" / "roster.json"
+    folders, roster = [tmp_path / "zero", tmp_path / "one"], tmp_path / "authority" / "roster.txt"
     make_identities(roster.parent, [ClientId(0)], SystemCoins())
     for role, folder in enumerate(folders):
         assert keys("--role", f"{role}", "--out", folder) == 0
@@ -61,7 +61,7 @@ def test_an_operator_who_was_given_other_keys_sees_another_fingerprint(
 ) -> None:
     """Somebody between the operators, who gives each one his own public keys."""
     make_identities(tmp_path, [ClientId(0)], SystemCoins())
-    roster = tmp_path / "roster.json"
+    roster = tmp_path / "roster.txt"
     for role, name in ((0, "zero"), (1, "one"), (1, "between")):
         assert keys("--role", f"{role}", "--out", tmp_path / name) == 0
     said = list[str]()
@@ -77,7 +77,7 @@ def test_what_makes_no_pair_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     make_identities(tmp_path, [ClientId(0)], SystemCoins())
     assert keys("--out", tmp_path) == 2
     assert "name the server with --role 0 or --role 1; --trial makes the keys of both" in capsys.readouterr().err
-    assert keys("--role", "0", "--out", tmp_path, "--roster", tmp_path / "roster.json") == 2
+    assert keys("--role", "0", "--out", tmp_path, "--roster", tmp_path / "roster.txt") == 2
     assert "--roster goes with --peer" in capsys.readouterr().err
     assert keys("--role", "0", "--out", tmp_path) == 0
     assert keys("--role", "0", "--out", tmp_path) == 2
@@ -134,7 +134,7 @@ def command(arguments: dict[str, str], **changes: str) -> list[str]:
     ("changes", "said"),
     [
         ({"keys": "server-0.keys"}, "holds the keys of server/0; expected those of server/1"),
-        ({"servers": "roster.json"}, "names no two servers"),
+        ({"servers": "roster.txt"}, "names no two servers"),
         ({"suites": "classic,rsa"}, "--suites are classic, hybrid; got 'rsa'"),
         ({"threads": "0"}, "at least one thread evaluates"),
         ({"minimum_cohort": "1"}, "minimum_cohort is an integer of at least 2"),

@@ -80,7 +80,7 @@ def federation(workplace: Any) -> Iterator[Federation]:
 @pytest.fixture(scope="module")
 def results(federation: Federation, workplace: Any, make_app: Callable[[Path], Path]) -> list[dict[str, Any]]:
     """Train a model and ask for statistics, in either mode, while SuperNodes are killed."""
-    app, roster = make_app(workplace.folder), str(workplace.folder / "keys" / "roster.json")
+    app, roster = make_app(workplace.folder), str(workplace.folder / "keys" / "roster.txt")
     return federation.run(app, nodes=NODES, ways="model:semi_honest statistics:active", secagg_roster=roster)
 
 

@@ -39,7 +39,7 @@ def means(lab: Any, rounds: list[tuple[int, list[int]]]) -> Any:
 def test_rounds_and_trainings_that_fail_are_in_the_result_and_the_run_in_which_nobody_trains_fails(
     federation: Federation, workplace: Any, app: Any, lab: Any
 ) -> None:
-    roster, everybody = str(workplace.folder / "keys" / "roster.json"), list(range(NODES))
+    roster, everybody = str(workplace.folder / "keys" / "roster.txt"), list(range(NODES))
     (found,) = federation.run(
         app,
         nodes=NODES,

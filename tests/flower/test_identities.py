@@ -12,15 +12,15 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.platforms.client_node import ClientNode
-from secagg.session.certificates import issue_certificate
-from secagg.session.identities import load_authority, load_identity, load_roster, make_identities
+from secagg.session.identities import load_authority, load_identity, make_identities
+from secagg.session.rosters import load_roster
 
 
 def test_the_command_makes_keys_that_belong_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # By the older name too.
     assert main(["keys", "--clients", "2", "--out", str(tmp_path / "keys")]) == 0
     assert main(["keys", "--clients", "3", "--out", str(tmp_path / "keys")]) == 0
-    roster = load_roster(tmp_path / "keys" / "roster.json")
+    roster = load_roster(tmp_path / "keys" / "roster.txt")
     assert roster.clients == {ClientId(0), ClientId(1), ClientId(2)}
     identity = load_identity(tmp_path / "keys" / "client-1.key")
     assert identity.client == ClientId(1)
@@ -33,13 +33,13 @@ def test_keys_that_exist_stay_and_others_join_them(tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in tmp_path.glob("*.key")}
     assert make_identities(tmp_path, [ClientId(0), ClientId(1)], SystemCoins()) == (1, False)
     assert all((tmp_path / name).read_bytes() == content for name, content in before.items())
-    assert load_roster(tmp_path / "roster.json").clients == {ClientId(0), ClientId(1)}
+    assert load_roster(tmp_path / "roster.txt").clients == {ClientId(0), ClientId(1)}
 
 
 def test_private_keys_are_for_their_owner_alone(tmp_path: Path) -> None:
     make_identities(tmp_path / "keys", [ClientId(0)], SystemCoins())
     assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "keys").glob("*.key"))
-    public = (tmp_path / "keys" / "roster.json").read_text(encoding="utf-8")
+    public = (tmp_path / "keys" / "roster.txt").read_text(encoding="utf-8")
     for path in (tmp_path / "keys").glob("*.key"):
         assert json.loads(path.read_text(encoding="utf-8"))["seed"] not in public
 
@@ -83,37 +83,11 @@ def test_an_authoritys_key_that_others_may_read_is_refused(tmp_path: Path) -> No
     assert not (tmp_path / "client-1.key").exists()
 
 
-@pytest.mark.parametrize("is_other", [False, True])
-def test_a_roster_with_two_keys_of_a_client_or_one_of_two_is_refused(tmp_path: Path, *, is_other: bool) -> None:
-    """A client that counts twice would make cohorts of fewer people than they say."""
-    make_identities(tmp_path, [ClientId(0)], SystemCoins())
-    authority = load_authority(tmp_path / "authority.key")
-    path = tmp_path / "roster.json"
-    roster = json.loads(path.read_text(encoding="utf-8"))
-    key = bytes.fromhex(roster["clients"][0]["public_key"]) if is_other else bytes(range(32))
-    client = ClientId(9 if is_other else 0)
-    certificate = issue_certificate(authority, client, key)
-    entry = {"id": client.value, "public_key": key.hex(), "certificate": certificate.grant.hex()}
-    path.write_text(json.dumps({**roster, "clients": [*roster["clients"], entry]}), encoding="utf-8")
-    with pytest.raises(InvalidParameters, match="lists a client or a key twice"):
-        load_roster(path)
-
-
-def test_a_roster_with_a_client_that_nobody_certified_is_refused(tmp_path: Path) -> None:
-    make_identities(tmp_path, [ClientId(0)], SystemCoins())
-    path = tmp_path / "roster.json"
-    roster = json.loads(path.read_text(encoding="utf-8"))
-    roster["clients"].append({**roster["clients"][0], "id": 9})
-    path.write_text(json.dumps(roster), encoding="utf-8")
-    with pytest.raises(InvalidParameters, match="secagg keys"):
-        load_roster(path)
-
-
 def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameters, match=r"absent\.key"):
         load_identity(tmp_path / "absent.key")
-    with pytest.raises(InvalidParameters, match=r"roster\.json"):
-        load_roster(tmp_path / "roster.json")
+    with pytest.raises(InvalidParameters, match=r"roster\.txt"):
+        load_roster(tmp_path / "roster.txt")
 
 
 def test_a_simulated_client_finds_its_key_by_its_partition(tmp_path: Path) -> None:

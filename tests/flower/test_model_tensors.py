@@ -146,7 +146,7 @@ def test_scales_come_from_what_clients_told_and_travel_as_bytes() -> None:
 @pytest.mark.parametrize(("compression", "told"), [("scalar-8", 0.5), ("pq-4x2", 0.25)])
 def test_clients_tell_how_far_a_tensor_reaches_or_how_long_it_is(compression: str, told: float) -> None:
     settings = SecAggSettings(
-        compression=compression, protocol="enclave", roster="keys/roster.json", weighting="uniform"
+        compression=compression, protocol="enclave", roster="keys/roster.txt", weighting="uniform"
     )
     update, values = parameters(settings), differences(model(), trained(0.0, 0), 1000.0)
     values[TENSOR + "w"] = np.full_like(values[TENSOR + "w"], 0.25)

@@ -133,7 +133,7 @@ BUDGET: dict[str, Any] = {"epsilon": 5.0}
 
 
 def certified(folders: Path) -> dict[str, Any]:
-    return {"mode": "active", "roster": str(folders / "keys" / "roster.json")}
+    return {"mode": "active", "roster": str(folders / "keys" / "roster.txt")}
 
 
 def has_sum(folders: Path, number: int, client: dict[str, Any], **changes: Any) -> bool:

@@ -35,7 +35,7 @@ class Standing(StandingHolders):
 
     def settings(self, **changes: Any) -> SecAggSettings:
         given = {
-            "roster": str(self.folder / "keys" / "roster.json"),
+            "roster": str(self.folder / "keys" / "roster.txt"),
             "epoch": str(self.folder / "record"),
             "holders": ",".join(map(self.socket, range(self.count))),
             "stage_timeout": 20.0,

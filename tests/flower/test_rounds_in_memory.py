@@ -134,7 +134,7 @@ Nodes = TypeVar("Nodes", bound=MemoryGrid)
 
 
 def settings_of(folder: Path, protocol: str, **changes: Any) -> SecAggSettings:
-    certified = {} if protocol in ("pairwise", "plain") else {"roster": str(folder / "keys" / "roster.json")}
+    certified = {} if protocol in ("pairwise", "plain") else {"roster": str(folder / "keys" / "roster.txt")}
     return SecAggSettings(protocol=protocol, weighting="uniform", **{**certified, **changes})
 
 
@@ -174,7 +174,7 @@ def test_garbage_in_another_clients_name_excludes_nobody_but_its_sender(folders:
         return reply
 
     inner = MemoryGrid(cast("plugin.SecAggMod", mod), adding(0.125))
-    roster = str(folders / "keys" / "roster.json")
+    roster = str(folders / "keys" / "roster.txt")
     settings = settings_of(folders, "pairwise", mode="active", corrupted=0, roster=roster)
     grid = grid_of(inner, settings)
     arrays, _ = inner.round(grid, MODEL)
@@ -474,7 +474,7 @@ def test_what_is_in_the_clear_is_said_once(folders: Path, log: Any) -> None:
 
 
 def test_a_roster_that_certifies_nobody_is_said(folders: Path, log: Any) -> None:
-    settings = SecAggSettings(roster=str(folders / "keys" / "roster.json"))
+    settings = SecAggSettings(roster=str(folders / "keys" / "roster.txt"))
     plugin.SecAggGrid(MemoryGrid(lenient(folders), adding(0.125)), settings=settings)  # type: ignore[arg-type]
     assert "secagg-roster certifies nobody in semi_honest mode" in log.text
 

@@ -12,7 +12,8 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.protocols.two_servers import load_server_keys, load_server_pair, make_trial_pair
-from secagg.session.identities import load_roster, make_identities
+from secagg.session.identities import make_identities
+from secagg.session.rosters import load_roster
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def test_the_command_makes_keys_that_belong_together(tmp_path: Path, capsys: pyt
     for index in (0, 1):
         with load_server_keys(tmp_path / f"server-{index}.keys", index) as keys:
             assert keys.signing_key().public_key == pair.server_keys[index]
-    assert pair.authority == load_roster(tmp_path / "roster.json").authority
+    assert pair.authority == load_roster(tmp_path / "roster.txt").authority
     assert "one who holds both files is both servers" in capsys.readouterr().out
 
 

@@ -41,7 +41,7 @@ def test_the_example_lists_the_defaults(repository: Path) -> None:
     assert SecAggSettings.from_run_config(config) == SecAggSettings()
 
 
-ROSTER: dict[str, Any] = {"roster": "roster.json"}
+ROSTER: dict[str, Any] = {"roster": "roster.txt"}
 ENCLAVE: dict[str, Any] = {"protocol": "enclave", **ROSTER}
 TWO: dict[str, Any] = {"protocol": "two-servers", "weighting": "uniform", **ROSTER}
 ONE: dict[str, Any] = {"protocol": "one-message", **ROSTER}
@@ -190,13 +190,13 @@ def test_a_third_of_a_few_clients_may_drop_out_where_privacy_allows_it(
     invited: int, curious: int, certified: int
 ) -> None:
     assert SecAggSettings().tolerated_dropouts(invited) == curious
-    assert SecAggSettings(roster="roster.json").tolerated_dropouts(invited) == certified
+    assert SecAggSettings(roster="roster.txt").tolerated_dropouts(invited) == certified
 
 
 def test_clients_with_certified_keys_do_not_trust_the_server() -> None:
     assert SecAggSettings().trust is SecurityMode.SEMI_HONEST
-    assert SecAggSettings(roster="roster.json").trust is SecurityMode.ACTIVE
-    assert SecAggSettings(roster="roster.json", mode="semi_honest").trust is SecurityMode.SEMI_HONEST
+    assert SecAggSettings(roster="roster.txt").trust is SecurityMode.ACTIVE
+    assert SecAggSettings(roster="roster.txt", mode="semi_honest").trust is SecurityMode.SEMI_HONEST
 
 
 @pytest.mark.parametrize("invited", [3, 5, 8, 20, 200])
@@ -204,7 +204,7 @@ def test_clients_with_certified_keys_do_not_trust_the_server() -> None:
 def test_a_platform_plans_what_the_library_plans(protocol: str, invited: int) -> None:
     """Pairwise masks are compared where clients have keys, as they have in a simulation."""
     own: dict[str, Any] = {"epoch": "record", "holders": "a.sock"} if protocol == "one-message" else {}
-    on_platform = SecAggSettings(protocol=protocol, roster="roster.json", **own)
+    on_platform = SecAggSettings(protocol=protocol, roster="roster.txt", **own)
     made = planned_settings(find(protocol), on_platform.facts(invited))
     library = planned(find(protocol), invited, settings={})
     for name in ("mode", "suite", "topology", "corrupted", "dropped", "late"):
@@ -224,7 +224,7 @@ def test_a_threshold_that_no_graph_can_keep_is_refused_with_one_that_it_can() ->
 @pytest.mark.parametrize("protocol", ["pairwise", "enclave"])
 def test_two_clients_are_no_session(protocol: str) -> None:
     with pytest.raises(InvalidParameters, match="each knows the other's update"):
-        SecAggSettings(protocol=protocol, roster="roster.json").tolerated_dropouts(2)
+        SecAggSettings(protocol=protocol, roster="roster.txt").tolerated_dropouts(2)
 
 
 def test_metrics_are_named_by_a_string_or_by_a_tuple() -> None:

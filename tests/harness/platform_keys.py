@@ -33,7 +33,7 @@ def named(folder: Path, protocol: str, settings: Mapping[str, Any], clients: Ite
         return {}
     keys, numbers = folder / "keys", list(clients)
     make_identities(keys, map(ClientId, numbers), SystemCoins())
-    return {"roster": str(keys / "roster.json")} | (holding(folder) if protocol == "one-message" else {})
+    return {"roster": str(keys / "roster.txt")} | (holding(folder) if protocol == "one-message" else {})
 
 
 HOLDERS: Final = 4

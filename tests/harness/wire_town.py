@@ -186,7 +186,7 @@ class Town:
     def make_keys(self) -> str:
         """Make an authority's key, and one for each of five clients; return the roster's path."""
         assert self.command("keys", "--clients", "5", "--out", str(self.folder / "keys")).ended() == 0
-        return str(self.folder / "keys" / "roster.json")
+        return str(self.folder / "keys" / "roster.txt")
 
     def serve(self, *arguments: str, is_paused: bool = False) -> Process:
         """Start a server, at the same port as the one before, and wait until it listens."""

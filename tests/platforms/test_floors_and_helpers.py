@@ -251,7 +251,7 @@ def test_an_enclave_that_says_nothing_is_let_go(tmp_path: Path, silent: Path) ->
     make_identities(tmp_path / "keys", map(ClientId, range(5)), SystemCoins())
     settings = SecAggSettings(
         protocol="enclave",
-        roster=str(tmp_path / "keys" / "roster.json"),
+        roster=str(tmp_path / "keys" / "roster.txt"),
         enclave_socket=str(silent),
         stage_timeout=0.2,
     )

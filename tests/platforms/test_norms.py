@@ -22,7 +22,8 @@ from secagg.platforms.round_task import Means, Rounds, RoundTask
 from secagg.platforms.schemes import SchemeChoice, norms_in_steps
 from secagg.platforms.settings import SecAggSettings
 from secagg.protocols.enclave import client as client_module
-from secagg.session.identities import ROSTER_FILE, make_identities
+from secagg.session.identities import make_identities
+from secagg.session.rosters import ROSTER_FILE
 from secagg.session.sealed_state import StateDirectory
 from tests.harness.planted import always
 

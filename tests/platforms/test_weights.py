@@ -472,4 +472,4 @@ def test_votes_are_refused_with_weights(compression: str) -> None:
     with pytest.raises(
         InvalidParameters, match="indices are votes, each counting once: take secagg-weighting = 'uniform'"
     ):
-        SecAggSettings(protocol="enclave", roster="roster.json", compression=compression)
+        SecAggSettings(protocol="enclave", roster="roster.txt", compression=compression)

@@ -214,6 +214,6 @@ def test_a_file_has_the_mode_that_was_meant(folder: Path, mask: int) -> None:
     assert found == {
         "private": 0o600,
         "public.json": public,
-        "roster.json": public,
+        "roster.txt": public,
         **dict.fromkeys(("authority.key", "client-0.key", "client-1.key"), 0o600),
     }

@@ -56,8 +56,8 @@ def update(tmp_path: Path) -> str:
         (("--clients", "5", "--set", "max-norm=1.0"), "take --protocol enclave and --values, or leave it out"),
         (("--clients", "5", "--set", "max-norm-unenforced=1.0"), "--set max-norm-unenforced would do nothing here"),
         (("--clients", "5", "--set", "weighting=examples"), "--set cannot change weighting"),
-        (("--set", "rooster=keys/roster.json"), "--set rooster is no setting of `secagg serve`; did you mean roster?"),
-        (("--set", "secagg-roster=keys/roster.json"), "--set roster is no setting"),
+        (("--set", "rooster=keys/roster.txt"), "--set rooster is no setting of `secagg serve`; did you mean roster?"),
+        (("--set", "secagg-roster=keys/roster.txt"), "--set roster is no setting"),
         (("--set", "roster=none.json"), "there is no file none.json; make one with `secagg keys`"),
         (("--clients", "5", "--set", "mode=semihonest"), "--set mode must be one of"),
         (("--clients", "4", "--set", "corrupted=3"), "invite more, or lower --set corrupted"),
@@ -133,7 +133,7 @@ def test_a_client_refuses(capsys: pytest.CaptureFixture[str], update: str, tmp_p
     for name, said in (
         ("none.key", "there is no file"),
         ("other.npy", "is not a client file"),
-        ("keys/roster.json", "is of another kind ('roster'); name a client file"),
+        ("keys/roster.txt", "is of another kind ('roster'); name a client file"),
     ):
         (tmp_path / "other.npy").chmod(0o644)
         assert said in refusal(capsys, *client_is, str(tmp_path / name))
@@ -251,7 +251,7 @@ def test_a_server_without_certified_keys_says_that_it_is_trusted(
     monkeypatch.setattr(SumServer, "run", begun)
     monkeypatch.setattr(SumServer, "told", told_nobody)
     make_identities(tmp_path / "keys", [ClientId(number) for number in range(5)], SystemCoins())
-    clients = ("--clients", "5") if protocol == "pairwise" else ("--set", f"roster={tmp_path / 'keys' / 'roster.json'}")
+    clients = ("--clients", "5") if protocol == "pairwise" else ("--set", f"roster={tmp_path / 'keys' / 'roster.txt'}")
     assert main([*SERVE, "--protocol", protocol, "--listen", "127.0.0.1:0", *clients]) == 2
     assert descriptions[0].mode == "semi_honest"
     assert capsys.readouterr().out.endswith(", semi_honest\n")
@@ -269,7 +269,7 @@ def test_a_server_says_at_once_that_it_can_lose_nobody(
     monkeypatch.setattr(SumServer, "run", begun)
     monkeypatch.setattr(SumServer, "told", told_nobody)
     make_identities(tmp_path / "keys", [ClientId(number) for number in range(clients)], SystemCoins())
-    assert main([*SERVE, "--listen", "127.0.0.1:0", "--set", f"roster={tmp_path / 'keys' / 'roster.json'}"]) == 2
+    assert main([*SERVE, "--listen", "127.0.0.1:0", "--set", f"roster={tmp_path / 'keys' / 'roster.txt'}"]) == 2
     assert said in caplog.text
     assert bool(said) == ("are needed" in caplog.text)
 
@@ -379,7 +379,7 @@ def test_a_storage_within_the_state_leaves_it_to_its_user(
 
     monkeypatch.setattr("secagg.cli.serve._Sum", begun)
     monkeypatch.chdir(tmp_path)
-    certified = ("--set", "roster=roster.json", "--set", "epoch=epoch", "--set", "holders=one.sock,two.sock")
+    certified = ("--set", "roster=roster.txt", "--set", "epoch=epoch", "--set", "holders=one.sock,two.sock")
     protocol = ("--protocol", "one-message", *certified, "--engine", "memory")
     options = ("--listen", "127.0.0.1:0", *protocol, "--state", "state", *storage)
     assert "it has begun" in refusal(capsys, *SERVE, *options)

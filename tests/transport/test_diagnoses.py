@@ -15,7 +15,8 @@ import secagg
 from secagg.cli import main
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import SecAggError
-from secagg.session.identities import load_roster, make_identities
+from secagg.session.identities import make_identities
+from secagg.session.rosters import load_roster
 from secagg.transport.description import SessionDescription
 from secagg.transport.listener import listening
 from secagg.transport.proof import Certified
@@ -52,7 +53,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
         "{update} is not a client file",
     ),
     "a setting of the server that is misspelt": (
-        "serve --values 4 --clip 1 --out mean.npy --set rooster=keys/roster.json",
+        "serve --values 4 --clip 1 --out mean.npy --set rooster=keys/roster.txt",
         "--set rooster is no setting of `secagg serve`; did you mean roster?",
     ),
     "a protocol by the name of its folder": (
@@ -98,7 +99,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
 def keyed_server(folder: Path) -> Iterator[int]:
     """Serve a session of five clients with keys, without TLS, in a thread."""
     make_identities(folder / "keys", CLIENTS, SystemCoins())
-    roster = load_roster(folder / "keys" / "roster.json")
+    roster = load_roster(folder / "keys" / "roster.txt")
     begun, ended, ports = Event(), Event(), list[int]()
 
     async def serve() -> None:

@@ -80,7 +80,7 @@ def test_three_sites_have_the_statistics_of_all_their_people(
     who = ["--clients", "3", *(["--set", "threshold=1.0"] if protocol == "lightsecagg" else [])]
     if protocol in CERTIFIED:
         assert town.command("keys", "--clients", "3", "--out", str(town.folder / "keys")).ended() == 0
-        who, own = ["--set", f"roster={town.folder / 'keys' / 'roster.json'}"], CERTIFIED[protocol]
+        who, own = ["--set", f"roster={town.folder / 'keys' / 'roster.txt'}"], CERTIFIED[protocol]
     if protocol == "one-message":
         who += holding()
     server = serve(town, "--statistics", declaration, *who, *chosen)
@@ -97,7 +97,7 @@ def test_three_sites_have_the_statistics_of_all_their_people(
 @pytest.mark.wire
 def test_a_site_answers_its_own_declaration_once_for_each_version_of_its_data(town: Town) -> None:
     assert town.command("keys", "--clients", "3", "--out", str(town.folder / "keys")).ended() == 0
-    roster = ("--set", f"roster={town.folder / 'keys' / 'roster.json'}", "--set", "corrupted=0")
+    roster = ("--set", f"roster={town.folder / 'keys' / 'roster.txt'}", "--set", "corrupted=0")
     declaration, other = written(town.folder), written(town.folder, "others")
     server = serve(town, "--statistics", declaration, *roster)
     curious = answer(town, 0, other)

@@ -69,8 +69,8 @@ def test_tabs_of_one_browser_are_visitors_of_their_own_and_rounds_follow_each_ot
 @pytest.mark.parametrize("place", ["a new tab", "an open tab"])
 def test_an_invitation_takes_part_once_with_one_drawing(town: Any, browser: Any, place: str) -> None:
     keys = town.keys(6)
-    authority = json.loads((keys / "roster.json").read_text())["authority"]
-    url = town.serve("--page", "--set", f"roster={keys / 'roster.json'}")
+    authority = json.loads((keys / "roster.txt").read_text())["authority"]
+    url = town.serve("--page", "--set", f"roster={keys / 'roster.txt'}")
     context = browser.new_context()
     context.add_init_script(
         "navigator.storage.persist = async () => { document.body.dataset.persists = 'asked'; return false; };"
@@ -102,7 +102,7 @@ def invited(town: Any, context: Any, count: int) -> list[Any]:
     """Open tabs with an invitation each, and a drawing; the first two have the same."""
     keys = town.keys(count - 1)
     patience = ("--patience", "1", "--exchange-seconds", "30")
-    url = town.serve("--page", "--set", f"roster={keys / 'roster.json'}", *patience)
+    url = town.serve("--page", "--set", f"roster={keys / 'roster.txt'}", *patience)
     tabs = [context.new_page() for _ in range(count)]
     for number, tab in enumerate(tabs):
         tab.goto(f"{url}/page/#{quote((keys / f'client-{max(0, number - 1)}.key').read_text())}")

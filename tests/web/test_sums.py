@@ -25,7 +25,7 @@ def require_mean(file: Path, numbers: range) -> None:
 def test_an_active_sum_of_both_kinds_is_exact(town: Any, outcomes: Any, said: Any, topology: str) -> None:
     count = 6 if topology == "full" else 16
     keys, out = town.keys(count), town.folder / "mean.npy"
-    given = ("--values", "8", "--clip", "1", "--bits", "16", "--set", f"roster={keys / 'roster.json'}")
+    given = ("--values", "8", "--clip", "1", "--bits", "16", "--set", f"roster={keys / 'roster.txt'}")
     url = town.serve(*given, "--set", f"topology={topology}", "--out", str(out))
     python = [town.contribute(url, update_of(n), "--identity", str(keys / f"client-{n}.key")) for n in range(2)]
     node = [town.node(url, update_of(n), "--key", str(keys / f"client-{n}.key")) for n in range(2, count)]

@@ -95,7 +95,7 @@ def other_authority(lab: Any) -> dict[str, Any]:
     """Bring a roster of the server's own authority."""
     folder = Path(os.environ["LAB_KEYS"]).parent / "others"
     make_identities(folder, map(ClientId, range(lab.count)), SystemCoins())
-    outcome: dict[str, Any] = lab.secure(mode="active", roster=str(folder / "roster.json"))
+    outcome: dict[str, Any] = lab.secure(mode="active", roster=str(folder / "roster.txt"))
     return outcome
 
 

@@ -20,7 +20,7 @@ def settings_of(folder: Path) -> dict[str, Any]:
     """Return the settings of a run whose epoch's record stands in a folder."""
     return {
         "protocol": "one-message",
-        "roster": f"{os.environ['LAB_KEYS']}/roster.json",
+        "roster": f"{os.environ['LAB_KEYS']}/roster.txt",
         "epoch": str(folder / "record"),
     }
 

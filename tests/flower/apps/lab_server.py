@@ -529,7 +529,7 @@ UNIFORM: dict[str, Any] = {"weighting": "uniform"}
 def _enclave_of(lab: Lab) -> dict[str, Any]:
     return {
         "protocol": "enclave",
-        "roster": f"{os.environ['LAB_KEYS']}/roster.json",
+        "roster": f"{os.environ['LAB_KEYS']}/roster.txt",
         "strategy": Lenient(fraction_evaluate=0.0, min_available_nodes=lab.count),
     }
 
@@ -543,7 +543,7 @@ def enclave_of_others(lab: Lab) -> dict[str, Any]:
     """Boot the enclave for an authority of the server's own."""
     folder = Path(os.environ["LAB_KEYS"]).parent / "own"
     make_identities(folder, map(ClientId, range(lab.count)), SystemCoins())
-    return lab.secure(**{**_enclave_of(lab), "roster": str(folder / "roster.json")})
+    return lab.secure(**{**_enclave_of(lab), "roster": str(folder / "roster.txt")})
 
 
 def statistics(lab: Lab) -> dict[str, Any]:
@@ -630,7 +630,7 @@ def active(scenario: Callable[[Lab], dict[str, Any]]) -> Callable[[Lab], dict[st
         lab.secure = lambda **settings: original(  # type: ignore[method-assign]
             **{
                 "mode": "active",
-                "roster": f"{os.environ['LAB_KEYS']}/roster.json",
+                "roster": f"{os.environ['LAB_KEYS']}/roster.txt",
                 **settings,
                 "chaos": {p: {**told, "mode": "active"} for p, told in settings.get("chaos", {}).items()},
             }

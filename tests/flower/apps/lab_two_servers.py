@@ -34,7 +34,7 @@ def simulated(lab: Any, **changes: Any) -> dict[str, Any]:
     """Return the settings of a round whose second server is simulated, which its clients accept."""
     return {
         "protocol": "two-servers",
-        "roster": f"{os.environ['LAB_KEYS']}/roster.json",
+        "roster": f"{os.environ['LAB_KEYS']}/roster.txt",
         "weighting": "uniform",
         "weights": dict.fromkeys(range(lab.count), 1),
         "strategy": Lenient(fraction_evaluate=0.0, min_available_nodes=lab.count),

@@ -33,7 +33,7 @@ def main(workspace: str) -> None:
     secure(
         recipe,
         protocol="enclave",
-        roster=str(keys / "roster.json"),
+        roster=str(keys / "roster.txt"),
         floors={"identity": str(keys), "allow_simulated_enclave": True},
         weighting="uniform",
         minimum_cohort=SITES,

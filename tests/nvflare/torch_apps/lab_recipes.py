@@ -49,7 +49,7 @@ def told(keys: Path) -> dict[str, Any]:
     make_identities(keys, map(ClientId, range(1, SITES + 1)), SystemCoins())
     return {
         "protocol": "enclave",
-        "roster": str(keys / "roster.json"),
+        "roster": str(keys / "roster.txt"),
         "floors": {"identity": str(keys), "allow_simulated_enclave": True},
         "weighting": "uniform",
         "minimum_cohort": SITES,

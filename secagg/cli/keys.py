@@ -1,0 +1,155 @@
+"""``secagg keys``: a client's own key, and the authority's roster of certified ones."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import InvalidParameters
+from secagg.identifiers import ClientId
+from secagg.session.certificates import IDENTITY_KEY_BYTES
+from secagg.session.durable import PUBLIC, replace
+from secagg.session.identities import (
+    AUTHORITY_FILE,
+    certificate_file,
+    load_authority,
+    load_identity,
+    make_authority,
+    make_identities,
+    new_identity,
+)
+from secagg.session.rosters import ROSTER_FILE, Request, load_roster, renew, revoke, sign_requests
+
+_MOST_CLIENTS: Final = 100_000
+_MOST_ID: Final = (1 << 64) - 1
+_MARK_BYTES: Final = 8
+
+
+def make_all(options: argparse.Namespace) -> int:
+    """Write an authority's key, a key for each client that has none, the roster, and for a trial both servers' keys."""
+    if options.clients is None:
+        raise InvalidParameters(
+            "name one of new, sign, revoke, renew and authority, or make all keys of a trial with --clients N"
+        )
+    clients, first, out = int(options.clients), int(options.first), Path(options.out)
+    if not 1 <= clients <= _MOST_CLIENTS or first < 0:
+        raise InvalidParameters(f"--clients is in 1..{_MOST_CLIENTS} and --first is not negative")
+    made, is_new = make_identities(out, map(ClientId, range(first, first + clients)), SystemCoins())
+    if is_new:
+        print(f"{out / AUTHORITY_FILE}: a new authority; keep it where no server can read it")
+    print(f"{out}/client-<id>.key: {made} new of {clients}; for a trial, because this folder held every client's key")
+    print(f"{out / ROSTER_FILE}: public; the server's setting `roster` names it")
+    if options.trial_servers:
+        from secagg.protocols.two_servers import SERVERS_FILE, make_trial_pair, server_file
+
+        is_new = make_trial_pair(out, SystemCoins())
+        print(f"{out / server_file(0)}, {out / server_file(1)}: {'new' if is_new else 'there already'}; for a trial,")
+        print("  because one who holds both files is both servers; two operators use `secagg server keys`")
+        print(f"{out / SERVERS_FILE}: public; every client's secagg-servers, and the server's, name it")
+    return 0
+
+
+def make_own(options: argparse.Namespace) -> int:
+    """Make a client's key and the request for its certificate."""
+    asked = options.out.with_suffix(".request")
+    if options.replaces is not None:
+        if options.client is not None or options.authority is not None:
+            raise InvalidParameters("--replaces takes client and authority from the key that is replaced; name neither")
+        live = load_identity(options.replaces)
+        client, authority, key = live.client, live.authority.public_key, live.signing_key
+    else:
+        if options.client is None or options.authority is None:
+            raise InvalidParameters(
+                "name --client N and --authority KEY, or --replaces FILE for another key of a client"
+            )
+        client, authority, key = _client(options.client), _authority(options.authority), None
+    request = new_identity(options.out, client, authority, SystemCoins(), key)
+    replace(asked, request.encode().encode("ascii"), PUBLIC)
+    print(f"{options.out}: the private key of client {client.value}; it stays here")
+    print(f"{asked}: give it to the authority, with the mark {_mark(request)} by another way, such as a call")
+    print(f"{certificate_file(options.out)}: where the certificate goes that it returns")
+    return 0
+
+
+def sign(options: argparse.Namespace) -> int:
+    """Certify the keys of requests."""
+    paths = list(_requests(options.requests))
+    asked = {path: _read(path) for path in paths}
+    replaced = None if options.replace is None else _client(options.replace)
+    made = sign_requests(
+        options.roster, load_authority(options.key), asked.values(), replaces=replaced, days=options.days
+    )
+    for (path, request), certificate in zip(asked.items(), made, strict=True):
+        replace(certificate_file(path), certificate.grant.hex().encode("ascii"), PUBLIC)
+        print(
+            f"{certificate_file(path)}: client {request.client.value}, mark {_mark(request)}; return it to the client"
+        )
+    print(f"{options.roster}: {len(load_roster(options.roster).clients)} clients; give it to the server")
+    return 0
+
+
+def take_back(options: argparse.Namespace) -> int:
+    """Revoke the certificates of clients."""
+    revoke(options.roster, load_authority(options.key), map(_client, options.clients))
+    print(f"{options.roster}: {len(load_roster(options.roster).clients)} clients; give it to the server")
+    return 0
+
+
+def sign_again(options: argparse.Namespace) -> int:
+    """Sign the roster as of now."""
+    renew(options.roster, load_authority(options.key))
+    print(f"{options.roster}: signed as of now; give it to the server")
+    return 0
+
+
+def begin(options: argparse.Namespace) -> int:
+    """Make an authority's key."""
+    make_authority(options.out, SystemCoins())
+    print(f"{options.out}: a new authority; keep it where no server can read it. Its public key, for clients:")
+    print(load_authority(options.out).public_key.hex())
+    return 0
+
+
+# --- Private ----------------------------------------------------------------------------------------------------------
+
+
+def _requests(paths: list[Path]) -> Iterator[Path]:
+    for path in paths:
+        if not path.is_dir():
+            yield path
+        elif found := sorted(path.glob("*.request")):
+            yield from found
+        else:
+            raise InvalidParameters(f"the folder {path} holds no *.request; `secagg keys new` makes them")
+
+
+def _read(path: Path) -> Request:
+    try:
+        return Request.decode(path.read_text(encoding="ascii"))
+    except (OSError, ValueError) as error:
+        raise InvalidParameters(f"{path} cannot be read as a request ({error})") from None
+
+
+def _client(number: int) -> ClientId:
+    if not 0 <= number <= _MOST_ID:
+        raise InvalidParameters(f"a client's number must be between 0 and {_MOST_ID}; got {number}")
+    return ClientId(number)
+
+
+def _authority(text: str) -> bytes:
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        return load_roster(Path(text)).authority
+    if len(key) != IDENTITY_KEY_BYTES:
+        raise InvalidParameters(f"--authority is {2 * IDENTITY_KEY_BYTES} hexadecimal digits, or a roster's file")
+    return key
+
+
+def _mark(request: Request) -> str:
+    digest = hashlib.sha256(request.public_key).hexdigest()[: 2 * _MARK_BYTES]
+    return "-".join(digest[at : at + 4] for at in range(0, len(digest), 4))

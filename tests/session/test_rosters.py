@@ -1,0 +1,258 @@
+"""Requests, rosters and their heads: what an authority certifies, to whom, and what a reader refuses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from secagg.cli import main
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import InvalidParameters
+from secagg.identifiers import ClientId
+from secagg.session.certificates import Authority, SigningKey, new_signing_key
+from secagg.session.identities import load_authority, load_identity, make_identities
+from secagg.session.rosters import Request, load_roster, renew, revoke, sign_requests
+
+NOW = datetime(2026, 6, 1, tzinfo=UTC)
+ANN, BOB = ClientId(7), ClientId(8)
+AUTHORITY, OTHER = (new_signing_key(SystemCoins()) for _ in range(2))
+
+
+def at(days: float = 0.0) -> Callable[[], datetime]:
+    return lambda: NOW + timedelta(days=days)
+
+
+def asks(client: ClientId, key: SigningKey | None = None, live: SigningKey | None = None) -> Request:
+    return Request.of(AUTHORITY.public_key, client, key or new_signing_key(SystemCoins()), live)
+
+
+def signs(path: Path, *requests: Request, days: float = 0.0, **how: Any) -> None:
+    sign_requests(path, AUTHORITY, requests, clock=at(days), **how)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "roster.txt"
+
+
+# --- Requests ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_is_read_as_it_was_written() -> None:
+    request = asks(ANN, live=OTHER)
+    assert Request.decode(request.encode()) == request
+
+
+def test_a_request_for_a_key_that_its_sender_does_not_hold_is_refused() -> None:
+    """Else who sees a client's public key has it certified under a number of its own."""
+    known = asks(ANN).encode().split()
+    known[2] = str(BOB.value)
+    with pytest.raises(InvalidParameters, match="proof that its sender holds the key"):
+        Request.decode(" ".join(known))
+
+
+def test_a_request_to_one_authority_is_signed_by_no_other(path: Path) -> None:
+    with pytest.raises(InvalidParameters, match="another authority"):
+        sign_requests(path, OTHER, [asks(ANN)], clock=at())
+
+
+def test_a_request_that_names_another_authority_lacks_the_proof(path: Path) -> None:
+    words = asks(ANN).encode().split()
+    words[1] = OTHER.public_key.hex()
+    with pytest.raises(InvalidParameters, match="proof"):
+        sign_requests(path, OTHER, [Request.decode(" ".join(words))], clock=at())
+
+
+# --- A number belongs to one client -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("history", ["live", "expired", "revoked"])
+def test_a_number_with_a_history_goes_to_no_stranger(path: Path, history: str) -> None:
+    """An expired or revoked number still has a ledger, a budget, and people who trust it."""
+    signs(path, asks(ANN), days=0)
+    if history == "revoked":
+        revoke(path, AUTHORITY, [ANN], clock=at(1))
+    days = {"live": 2, "revoked": 2, "expired": 400}[history]
+    before = load_roster(path)
+    for stranger in (asks(ANN), asks(ANN, live=new_signing_key(SystemCoins()))):
+        with pytest.raises(InvalidParameters, match="client 7"):
+            signs(path, stranger, days=days)
+    assert load_roster(path) == before
+    signs(path, taken := asks(ANN), days=days, replaces=ANN)
+    assert load_roster(path).certificates[ANN].public_key == taken.public_key
+
+
+@pytest.mark.parametrize("history", ["expired", "revoked"])
+def test_a_key_that_is_not_live_any_more_vouches_for_no_other(path: Path, history: str) -> None:
+    signs(path, asks(ANN, stolen := new_signing_key(SystemCoins())), days=0)
+    if history == "revoked":
+        revoke(path, AUTHORITY, [ANN], clock=at(1))
+    with pytest.raises(InvalidParameters, match="revoked or has expired"):
+        signs(path, asks(ANN, live=stolen), days={"revoked": 2, "expired": 400}[history])
+
+
+def test_a_live_key_vouches_for_the_next_one(path: Path) -> None:
+    signs(path, asks(ANN, first := new_signing_key(SystemCoins())))
+    signs(path, asks(ANN, second := new_signing_key(SystemCoins()), live=first), days=1)
+    roster = load_roster(path)
+    assert roster.certificates[ANN].public_key == second.public_key
+    assert roster.standing.revoked == (1,)
+
+
+def test_replace_takes_the_one_request_that_it_names(path: Path) -> None:
+    """By folder it would take whatever a stranger has put there."""
+    signs(path, asks(ANN), asks(BOB))
+    for requests in ([asks(BOB)], [asks(ANN), asks(BOB)], []):
+        with pytest.raises(InvalidParameters, match="takes one request"):
+            signs(path, *requests, replaces=ANN)
+
+
+def test_two_requests_for_one_number_or_one_key_are_both_refused(path: Path) -> None:
+    key = new_signing_key(SystemCoins())
+    for requests in ((asks(ANN), asks(ANN)), (asks(ANN, key), asks(BOB, key))):
+        with pytest.raises(InvalidParameters, match=r"twice|before"):
+            signs(path, *requests)
+    signs(path, asks(ANN, key))
+    with pytest.raises(InvalidParameters, match="certified before"):
+        signs(path, asks(BOB, key))
+    assert load_roster(path).clients == {ANN}
+
+
+# --- A roster ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_roster_only_grows_and_its_heads_have_increasing_numbers(path: Path) -> None:
+    signs(path, asks(ANN))
+    first = load_roster(path)
+    renew(path, AUTHORITY, clock=at())
+    revoke(path, AUTHORITY, [ANN], clock=at(1))
+    last = load_roster(path)
+    assert last.text.startswith(first.text)
+    assert last.standing.number > first.standing.number
+    assert not last.clients
+    # A revoked certificate that has expired as well is not listed any more.
+    renew(path, AUTHORITY, clock=at(400))
+    assert not load_roster(path).standing.revoked
+
+
+@pytest.mark.parametrize("torn", [1, 40, 200])
+def test_a_torn_append_is_ignored_and_replaced(path: Path, torn: int) -> None:
+    signs(path, asks(ANN))
+    whole = path.read_bytes()
+    signs(path, asks(BOB), days=1)
+    path.write_bytes(path.read_bytes()[:-torn])
+    assert load_roster(path).text.encode() == whole
+    signs(path, asks(BOB), days=1)
+    assert load_roster(path).clients == {ANN, BOB}
+
+
+@pytest.mark.parametrize("change", ["client", "removed", "head", "number"])
+def test_an_altered_roster_is_refused(path: Path, change: str) -> None:
+    """A server that could drop, rename or un-revoke clients would choose who takes part."""
+    signs(path, asks(ANN), asks(BOB))
+    revoke(path, AUTHORITY, [BOB], clock=at(1))
+    lines = path.read_text().splitlines(keepends=True)
+    place = next(at for at, line in enumerate(lines) if line.startswith("issued 8"))
+    match change:
+        case "client":
+            lines[place] = lines[place].replace("issued 8", "issued 9")
+        case "removed":
+            lines.pop(-2)
+        case "head":
+            lines[-1] = lines[-1][:-3] + "ff\n"
+        case _:
+            name, number, signature = lines[-1].split()
+            lines[-1] = f"{name} {int(number) + 1} {signature}\n"
+    path.write_text("".join(lines))
+    with pytest.raises(InvalidParameters, match="not a roster that its authority signed"):
+        load_roster(path)
+
+
+def test_a_roster_with_two_live_keys_of_a_client_is_refused(path: Path) -> None:
+    """A client that counts twice would make cohorts of fewer people than they say, even signed by the authority."""
+    signs(path, asks(ANN))
+    line = next(line for line in path.read_text().splitlines() if line.startswith("issued"))
+    for again in (line, line.replace("issued 7", "issued 9")):
+        path.write_text(load_roster(path).text.rpartition("head ")[0] + again + "\nhead 1 00\n")
+        with pytest.raises(InvalidParameters, match="twice"):
+            load_roster(path)
+        path.unlink()
+        signs(path, asks(ANN))
+
+
+def test_a_roster_of_another_authority_is_not_continued(path: Path) -> None:
+    signs(path, asks(ANN))
+    with pytest.raises(InvalidParameters, match="another authority"):
+        renew(path, OTHER, clock=at())
+
+
+def test_a_roster_of_the_future_is_not_continued(path: Path) -> None:
+    """Its next head would be of the future too, which clients refuse."""
+    signs(path, asks(ANN), days=30)
+    with pytest.raises(InvalidParameters, match="clock"):
+        renew(path, AUTHORITY, clock=at())
+
+
+def test_ten_thousand_clients_are_read_quickly(path: Path) -> None:
+    keys = (n.to_bytes(31, "big") + b"\1" for n in range(10_000))
+    requests = [Request(AUTHORITY.public_key, ClientId(at), key, b"") for at, key in enumerate(keys)]
+    signs(path, *requests)
+    start = time.process_time()
+    assert len(load_roster(path).clients) == 10_000
+    assert time.process_time() - start < 0.5  # 0.06 s on an idle machine
+
+
+# --- The folder of a trial --------------------------------------------------------------------------------------------
+
+
+def test_a_folder_without_a_clients_key_issues_no_other(tmp_path: Path) -> None:
+    make_identities(tmp_path, [ANN, BOB], SystemCoins())
+    before = load_roster(tmp_path / "roster.txt")
+    (tmp_path / "client-7.key").unlink()
+    with pytest.raises(InvalidParameters, match="client 7 was certified before"):
+        make_identities(tmp_path, [ANN, BOB], SystemCoins())
+    assert load_roster(tmp_path / "roster.txt") == before
+    # Nor does it forget a client whose key was handed out.
+    make_identities(tmp_path, [ClientId(9)], SystemCoins())
+    assert load_roster(tmp_path / "roster.txt").clients == {ANN, BOB, ClientId(9)}
+
+
+def test_a_folder_whose_authority_is_gone_makes_no_other(tmp_path: Path) -> None:
+    make_identities(tmp_path, [ANN], SystemCoins())
+    (tmp_path / "authority.key").unlink()
+    with pytest.raises(InvalidParameters, match="authority whose key is not in"):
+        make_identities(tmp_path, [BOB], SystemCoins())
+
+
+# --- The commands -----------------------------------------------------------------------------------------------------
+
+
+def test_a_client_makes_its_own_key_and_replaces_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    authority, roster = tmp_path / "authority.key", tmp_path / "roster.txt"
+    assert main(["keys", "authority", "--out", str(authority)]) == 0
+    public = capsys.readouterr().out.split()[-1]
+    assert bytes.fromhex(public) == load_authority(authority).public_key
+    own = tmp_path / "site" / "me.key"
+    own.parent.mkdir()
+    assert main(["keys", "new", "--client", "7", "--authority", public, "--out", str(own)]) == 0
+    mark = capsys.readouterr().out.partition("mark ")[2].split()[0]
+    with pytest.raises(InvalidParameters, match="no certificate yet"):
+        load_identity(own)
+    at_authority = ["--key", str(authority), "--roster", str(roster)]
+    assert main(["keys", "sign", str(own.parent), *at_authority]) == 0
+    assert mark in capsys.readouterr().out
+    assert own.read_text(encoding="ascii") not in roster.read_text(encoding="ascii")
+    first = load_identity(own)
+    assert load_roster(roster).certificates == {ANN: first.certificate}
+    assert main(["keys", "new", "--replaces", str(own), "--out", str(tmp_path / "next.key")]) == 0
+    assert main(["keys", "sign", str(tmp_path / "next.request"), *at_authority]) == 0
+    second = load_identity(tmp_path / "next.key")
+    assert (second.client, second.authority, second.certificate.number) == (ANN, Authority(bytes.fromhex(public)), 2)
+    assert main(["keys", "revoke", "7", *at_authority]) == 0
+    assert load_roster(roster).standing.revoked == (1, 2)
+    assert main(["keys", "renew", *at_authority]) == 0
