@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from secagg.errors import InvalidParameters
 from secagg.options import declared, spelled
-from secagg.privacy.client_noise import NoiseSettings
 from secagg.session.registry import ProtocolEntry, find, names, planned_settings
 
 from . import spreading
@@ -270,6 +269,8 @@ def _room_for_noise(options: argparse.Namespace) -> int:
     if options.noise is None:
         return 0
     with spelled("--noise"):
+        from secagg.privacy.client_noise import NoiseSettings
+
         multiplier = declared(NoiseSettings)["noise_multiplier"].parsed(options.noise)
     if multiplier <= 0:
         raise InvalidParameters(f"--noise is positive; got {options.noise}")
