@@ -22,7 +22,7 @@ def joined(*items: Field) -> Field:
     return Field(write, lambda reader, at: tuple(item.read(reader, at) for item in items), row)
 
 
-def mapped(key: Field, item: Field | None = None, limit: int = (1 << 32) - 1) -> Field:
+def mapped(key: Field, item: Field | None = None) -> Field:
     """Return a table behind its number of rows, by increasing keys; without an item, a set."""
 
     def write(writer: Writer, value: Any) -> None:  # noqa: ANN401 -- a mapping or a set
@@ -33,10 +33,7 @@ def mapped(key: Field, item: Field | None = None, limit: int = (1 << 32) - 1) ->
                 item.write(writer, value[each])
 
     def read(reader: Reader, at: At) -> Any:  # noqa: ANN401 -- as written
-        if (count := reader.integer(4)) > limit:
-            sentence = f"a table declares {count} rows and {limit} is the limit"
-            raise MalformedMessage(sentence, reason=Reason.LENGTH_OVER_LIMIT)
-        rows = [(key.read(reader, at), item and item.read(reader, at)) for _ in range(count)]
+        rows = [(key.read(reader, at), item and item.read(reader, at)) for _ in range(reader.integer(4))]
         if any(one[0] >= other[0] for one, other in pairwise(rows)):
             raise MalformedMessage("a table is not in increasing order", reason=Reason.NOT_CANONICAL)
         return dict(rows) if item is not None else {one for one, _ in rows}

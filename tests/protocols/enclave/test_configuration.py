@@ -179,6 +179,14 @@ def test_a_configuration_has_a_greatest_size(monkeypatch: pytest.MonkeyPatch) ->
             assert read_back(bare).encode() == bare
 
 
+def test_tables_are_limited_in_all_segments_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host could otherwise name the limit once for each segment."""
+    request = start_of(KINDS["decoded sums"])
+    monkeypatch.setattr(configuration_module, "_MAXIMUM_TABLES", 1)
+    with pytest.raises(MalformedMessage, match="at most 1 tables"):
+        started_by(request)
+
+
 # --- Ranges -----------------------------------------------------------------------------------------------------------
 
 EDGES: dict[str, tuple[list[Any], list[Any]]] = {
