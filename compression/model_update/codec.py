@@ -394,8 +394,10 @@ class ModelUpdate:
         full = round(scheme.clip)
         if full == 1:
             trained = [examples]
-        known = trained[0] if trained else None
-        return Counted(contributors=aggregate.contributors, full=full, examples=examples, trained=known)
+        # A dishonest client can say that there were more.
+        most = aggregate.contributors
+        known = min(trained[0], most) if trained else None
+        return Counted(contributors=most, full=full, examples=min(examples, full * most), trained=known)
 
     def part(self, aggregate: Aggregate, name: str) -> Aggregate:
         """Return the part of an aggregate, of histograms or of sums of codewords, that is of one tensor's scheme."""

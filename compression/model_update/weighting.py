@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -25,7 +25,7 @@ import numpy.typing as npt
 from secagg.compression.common import LOG
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.scalar_quantization import ScalarQuantization
-from secagg.contract.layout import IndexSegment
+from secagg.contract.layout import IndexSegment, Layout
 from secagg.crypto.entropy import Coins
 from secagg.errors import InvalidParameters
 
@@ -52,10 +52,38 @@ _LEAST_STEP: Final = 2.0**-20
 Floats = npt.NDArray[np.floating[Any]]
 
 
-def count_scheme(full: int, clients: int, *, has_trained: bool = False) -> FixedPoint:
-    """Return the scheme of the counts of a sum: the examples, and where asked for how many clients trained."""
+def count_scheme(full: int, clients: int, *, has_trained: bool = False, apart_from: Collection[int] = ()) -> FixedPoint:
+    """Return the scheme of the counts of a sum: the examples, and where asked for how many clients trained.
+
+    Args:
+        apart_from: bits of rings that are not this one, where counts are bounded by themselves.
+    """
     bits = max(_LEAST_RING, (full * clients).bit_length() + 1)
+    while bits in apart_from:
+        bits += 1
     return FixedPoint(length=2 if has_trained and full > 1 else 1, clip=float(full), fraction_bits=0, modulus_bits=bits)
+
+
+def count_bounds(counts: FixedPoint) -> tuple[int, int]:
+    """Return the middle of a client's counts and the largest norm about it, or a client lowers what others divide by.
+
+    Of examples alone that leaves 0 to ``full``, or -1 as well where ``full`` is odd.
+    """
+    full = round(counts.clip)
+    middle = full // 2
+    return middle, math.isqrt(counts.length * (full - middle) ** 2 - 1) + 1
+
+
+def norms_with_counts(steps: int, layout: Layout, counts: FixedPoint | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the norms and the zero points of an update whose first ring holds the tensors, in each ring.
+
+    Other values than counts are limited by their ring.
+    """
+    own = None if counts is None else counts.layout.require_rings()[0]
+    middle, norm = (0, 0) if counts is None else count_bounds(counts)
+    rest = [segment == own for segment in layout.require_rings()[1:]]
+    zeros = (0, *(middle * is_counts for is_counts in rest))
+    return (steps, *(norm * is_counts for is_counts in rest)), zeros if any(zeros) else ()
 
 
 def clamped_examples(examples: float, full: int) -> int:

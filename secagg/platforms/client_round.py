@@ -46,7 +46,7 @@ from . import LOG
 from .client_node import ClientNode
 from .plugs import NodeSide, plug_of
 from .schemes import COARSE, FINER, norms_in_steps
-from .terms import Record, Terms, record_of
+from .terms import Record, Terms, record_of, require_metrics
 
 # --- A trained update -------------------------------------------------------------------------------------------------
 
@@ -263,6 +263,7 @@ class Node:
         self.settings.require_adapter(terms.adapter)
         update = decode_parameters(terms.parameters, custom=self.custom)
         require_told_bounds(terms, update)
+        require_metrics(terms)
         identity = self.settings.load_identity(self.config) if terms.is_certified else None
         charges = self.settings.charges(identity, self.states, self.client)
         charges.require_kept(terms.task.encode(), bounds_of(terms, update))
@@ -327,7 +328,7 @@ class NodeRound:
             invitation=invitation,
             judge=node.judge,
             noise=node.settings.noise_for(self.terms.protocol, self.update),
-            max_norms=norms_in_steps(self.terms.max_norm, self.update),
+            max_norms=norms_in_steps(self.terms.max_norm, self.update)[0],
         )
         return plug_of(self.terms.protocol).member(side)
 

@@ -46,7 +46,7 @@ from secagg.platforms.held_models import HeldModels, parted
 from secagg.platforms.plugs import ServerSide, plug_of
 from secagg.platforms.schemes import COARSE, FINER, SchemeChoice, noise_settings, norms_in_steps
 from secagg.platforms.settings import AUTO, SUMS, SecAggSettings
-from secagg.platforms.terms import Terms
+from secagg.platforms.terms import Terms, require_metrics
 from secagg.privacy.client_noise import ClientNoise, noise_in
 from secagg.privacy.guessing import said_guessable
 from secagg.session.registry import find
@@ -134,7 +134,7 @@ class RoundTask:
             roster=self.roster,
             bounds=value_bounds(update),
             noise=noise_settings(self.settings.noise, self.settings.norm, update),
-            max_norms=norms_in_steps(self.terms.max_norm, update),
+            max_norms=norms_in_steps(self.terms.max_norm, update)[0],
             coins=coins,
             resources=resources,
         )
@@ -331,6 +331,7 @@ class Rounds:
         terms = self._terms(update, number, task)
         full = 1 if is_evaluation else settings.full
         terms = replace(terms, weighted_by=weighted_by, full=full, metrics=metrics, joined=joined, lengths=lengths)
+        require_metrics(terms)
         if not is_evaluation:
             terms = replace(terms, max_norm=settings.max_norm, max_norm_unenforced=settings.max_norm_unenforced)
         return RoundTask(settings=settings, roster=self._roster, terms=terms, sent=sent, update=update, held=known.held)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final
+from typing import Final, cast
 
 from secagg.compression.custom import Factory
 from secagg.compression.fixed_point import EXACT_FLOAT, FixedPoint
@@ -34,7 +34,7 @@ from secagg.compression.model_update.summed_values import (
     votes,
     votes_shape,
 )
-from secagg.compression.model_update.weighting import COUNTS, count_scheme, require_weighable
+from secagg.compression.model_update.weighting import COUNTS, count_scheme, norms_with_counts, require_weighable
 from secagg.compression.scalar_quantization import Rounding
 from secagg.contract.layout import RingSegment
 from secagg.errors import InvalidParameters
@@ -175,7 +175,8 @@ class SchemeChoice:
         return plan.parameters()
 
     def _counts(self, *, full: int = 0, is_trained: bool = False) -> tuple[Shape, Recipe]:
-        scheme = count_scheme(full or self.settings.full, self.clients, has_trained=is_trained)
+        others = (self._plain.modulus_bits, _BOUNDED_RING) if self.settings.max_norm else ()
+        scheme = count_scheme(full or self.settings.full, self.clients, has_trained=is_trained, apart_from=others)
         return (scheme.length,), Made(lambda _: scheme)
 
     @property
@@ -232,15 +233,15 @@ def bits_with_noise(multiplier: float, bound: int, clients: int) -> int:
     return math.ceil(_ROOM * (clients * bound + WORST_DEVIATIONS * deviation)).bit_length() + 1
 
 
-def norms_in_steps(norm: float, update: ModelUpdate) -> tuple[int, ...]:
-    """Return the largest norm of one client's values in each ring segment, and 0 for those that are no tensors.
+def norms_in_steps(norm: float, update: ModelUpdate) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the largest norm of one client's values in each ring segment, and about which elements; 0 bounds nothing.
 
     Raises:
         InvalidParameters: tensors are not in one ring of one step, or it leaves less than a step for each value.
     """
     tensors = {name: scheme for name, scheme in update.schemes.items() if name.startswith(TENSOR)}
     if not norm or not tensors:
-        return ()
+        return (), ()
     bits = {scheme.fraction_bits if isinstance(scheme, FixedPoint) else 0 for scheme in tensors.values()}
     rings = [segment for segment in update.layout.segments if isinstance(segment, RingSegment)]
     length = sum(math.prod(tensor.shape) for tensor in update.tensors if tensor.name in tensors)
@@ -256,7 +257,7 @@ def norms_in_steps(norm: float, update: ModelUpdate) -> tuple[int, ...]:
             f"{PREFIX}max-norm is {norm:g}, which leaves {length} values less than a step of 2^-{fraction_bits} each; "
             f"raise it to {math.ldexp(math.sqrt(length), -fraction_bits):.6g}, or raise {PREFIX}fraction-bits"
         )
-    return (steps, *(0 for _ in rings[1:]))
+    return norms_with_counts(steps, update.layout, cast("FixedPoint | None", update.schemes.get(COUNTS)))
 
 
 def noise_settings(multiplier: float, norm: float, update: ModelUpdate) -> NoiseSettings:

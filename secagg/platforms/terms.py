@@ -10,9 +10,11 @@ from typing import Final, cast
 
 from secagg.compression.model_update import ModelUpdate
 from secagg.crypto.labels import Label, bind
-from secagg.errors import MalformedMessage, Reason
+from secagg.errors import InvalidParameters, MalformedMessage, Reason
 from secagg.identifiers import CLIENT_ID_BYTES, ClientId
 from secagg.session.roles import Subject
+
+from .schemes import norms_in_steps
 
 RECORD: Final = "secagg"
 """The name under which both ends of a platform keep the protocol's own record."""
@@ -58,6 +60,7 @@ class Terms:
             tables=update.tables,
             terms=self.digest,
             model_digest=model_digest,
+            zero_points=norms_in_steps(self.max_norm, update)[1],
         )
 
     @property
@@ -150,3 +153,17 @@ def malformed(name: str) -> MalformedMessage:
         f"the {RECORD} record lacks {name!r}, or it is of another type; use one version of secagg at both ends",
         reason=Reason.NOT_CANONICAL,
     )
+
+
+COUNTED: Final = frozenset(("num-examples", "num_examples", "NUM_STEPS_CURRENT_ROUND"))
+"""Names under which platforms' apps report numbers of examples or of steps."""
+
+
+def require_metrics(terms: Terms) -> None:
+    """Refuse a number of examples among the metrics, whose exact sums over many cohorts name each client's."""
+    if shown := sorted({*terms.metrics} & {*COUNTED, terms.weighted_by}):
+        raise InvalidParameters(
+            f"the metrics name {shown[0]!r}, a number of examples, which exact sums over several cohorts would reveal: "
+            "leave it out; the total, of rounded numbers, is in every weighted sum",
+            reason=Reason.BELOW_FLOOR,
+        )

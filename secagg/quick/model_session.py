@@ -25,6 +25,7 @@ from secagg.compression.model_update.weighting import (
     Counted,
     clamped_examples,
     count_scheme,
+    norms_with_counts,
     weighted,
 )
 from secagg.compression.scalar_quantization import LEAST_BITS, MAXIMUM_BITS, Rounding, ScalarQuantization
@@ -81,6 +82,8 @@ class Session(Generic[Form]):
     """The codec with counts of examples, where clients weigh by these."""
     max_norm: float = math.inf
     """Norm to which honest clients scale their updates before they are encoded."""
+    zero_points: tuple[int, ...] = ()
+    """Middles of what an enclave bounds, where one is not 0."""
 
     @staticmethod
     def for_model(  # noqa: PLR0913 -- all but three have defaults
@@ -148,19 +151,20 @@ class Session(Generic[Form]):
             rounding=Rounding.STOCHASTIC,
         )
         entry.require_segments(codec.layout)
-        if max_norm is not None:
-            settings["max_norms"] = _norms(entry, max_norm, codec, weighs=full is not None)
         if max_norm_unenforced is not None and not (
             isinstance(cast("object", max_norm_unenforced), Real) and 0 < max_norm_unenforced < math.inf
         ):
             raise InvalidParameters(f"max_norm_unenforced is a positive number; got {max_norm_unenforced!r:.40}")
-        made = planned(entry, clients, dropped=dropped, corrupted=corrupted, settings=settings)
-        kept, weighed = None, None
+        kept, weighed, counts, zeros = None, None, None, tuple[int, ...]()
         if full is not None:
             require_integer("full", full, 1, MOST_EXAMPLES)
-            counts = count_scheme(full, most)
+            counts = count_scheme(full, most, apart_from=() if max_norm is None else (codec.modulus_bits,))
             vector = TensorScheme(name=UPDATE, shape=codec.shape, scheme=codec)
             weighed = ModelUpdate(tensors=(vector, TensorScheme(name=COUNTS, shape=(counts.length,), scheme=counts)))
+        if max_norm is not None:
+            steps, layout = _norm_in_steps(entry, max_norm, codec), (weighed or codec).layout
+            settings["max_norms"], zeros = norms_with_counts(steps, layout, counts)
+        made = planned(entry, clients, dropped=dropped, corrupted=corrupted, settings=settings)
         if at_least is not None:
             if full is not None:
                 raise InvalidParameters(
@@ -181,6 +185,7 @@ class Session(Generic[Form]):
             rows=kept,
             weighed=weighed,
             max_norm=math.inf if max_norm_unenforced is None else float(max_norm_unenforced),
+            zero_points=zeros,
         )
 
     @property
@@ -200,6 +205,7 @@ class Session(Generic[Form]):
             capacity=(self.weighed or self.codec).capacity,
             terms=self.shapes.digest,
             model_digest=digest_of(model),
+            zero_points=self.zero_points,
         )
 
     def open(
@@ -333,8 +339,8 @@ def require_cohort(clients: int, corrupted: int = 0) -> None:
         )
 
 
-def _norms(entry: ProtocolEntry, max_norm: float, codec: ScalarQuantization, *, weighs: bool) -> tuple[int, ...]:
-    """Return the norm of each ring segment in steps, where the protocol enforces one."""
+def _norm_in_steps(entry: ProtocolEntry, max_norm: float, codec: ScalarQuantization) -> int:
+    """Return the norm of an update in steps, where the protocol enforces one."""
     if "max_norms" not in declared(entry.settings):
         raise InvalidParameters(
             f"nobody enforces max_norm with {entry.name}, whose servers see no update alone: take protocol='enclave', "
@@ -346,9 +352,7 @@ def _norms(entry: ProtocolEntry, max_norm: float, codec: ScalarQuantization, *, 
             f"max_norm is a number of at least {step * math.sqrt(length):.6g}, a step for each of {length} values; got "
             f"{max_norm!r:.40}; take more bits, or a larger one"
         )
-    steps = min(math.floor(max_norm / step), MOST_NORM_STEPS)
-    # Counts of examples have a ring of their own, whose values the enclave limits.
-    return (steps, 0) if weighs else (steps,)
+    return min(math.floor(max_norm / step), MOST_NORM_STEPS)
 
 
 def planned(

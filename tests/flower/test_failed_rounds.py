@@ -236,12 +236,12 @@ def own(base: str, method: str, **attributes: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("method", "given"),
-    [("aggregate_train", {}), ("aggregate_evaluate", {"evaluation_metrics": "num-examples"})],
+    [("aggregate_train", {}), ("aggregate_evaluate", {"evaluation_metrics": "loss"})],
 )
 def test_a_strategy_with_its_own_aggregation_is_refused_unless_it_opts_in(
     folders: Path, method: str, given: dict[str, Any]
 ) -> None:
-    inner = Nodes(folders, lost=lambda _: False)
+    inner = Nodes(folders, lambda *given: {**adding(0.125)(*given), "metrics": {"loss": 1.0}}, lost=lambda _: False)
     with pytest.raises(InvalidParameters, match=f"Mine has its own {method} .* set needs_only_the_mean = True"):
         started(inner, own("FedAvg", method), 1, settings(**given))
     assert not inner.sent

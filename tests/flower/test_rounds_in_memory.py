@@ -646,12 +646,15 @@ def test_a_node_that_requires_it_answers_nothing_in_the_clear_and_names_the_run(
 
 def test_a_node_that_requires_it_takes_part_in_what_is_summed(folders: Path) -> None:
     inner, grid = begun(
-        MemoryGrid(lenient(folders, required=True), adding(0.125)),
-        settings_of(folders, "pairwise", evaluation_metrics="num-examples"),
+        MemoryGrid(
+            lenient(folders, required=True),
+            lambda model, number: {**adding(0.125)(model, number), "metrics": {"loss": 10}},
+        ),
+        settings_of(folders, "pairwise", evaluation_metrics="loss"),
     )
     inner.round(grid, MODEL)
     _, metrics = inner.round(grid, MODEL, "evaluate")
-    assert metrics["num-examples"] == 10
+    assert metrics["loss"] == 10
 
 
 def test_terms_of_another_run_are_refused(folders: Path, log: Any) -> None:

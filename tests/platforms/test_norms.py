@@ -12,6 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from secagg.compression.fixed_point import FixedPoint
+from secagg.compression.model_update import ModelUpdate
+from secagg.compression.model_update.weighting import COUNTS, count_bounds
+from secagg.contract import Payload
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Reason, SecAggError
 from secagg.identifiers import ClientId
@@ -42,7 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def enclave(folder: Path, **settings: Any) -> SecAggSettings:
     roster = str(folder / "keys" / ROSTER_FILE)
-    return SecAggSettings(protocol="enclave", roster=roster, weighting="uniform", **settings)
+    return SecAggSettings(**{"protocol": "enclave", "roster": roster, "weighting": "uniform", **settings})
 
 
 def joined(folder: Path, task: RoundTask, number: int, **floors: Any) -> NodeRound:
@@ -67,7 +71,7 @@ def answers(
     for number in range(CLIENTS):
         begun = joined(folder, task, number, **floors)
         after = {name: values + np.float32(change(number)) for name, values in sent.items()}
-        trained = Trained([after], {"loss": 2.5}.get)
+        trained = Trained([after], {"loss": 2.5, "n": 200}.get)
         training = Training(begun.terms, begun.update, begun.charges, sent, lambda trained=trained: trained)  # type: ignore[misc]
         subject = begun.terms.subject(begun.update, training.model_digest)
         yield ClientId(number), begun.member(invitation).join(subject, training.late).answer(invitation)
@@ -124,6 +128,58 @@ def test_honest_clients_keep_a_bound_that_nobody_enforces(folder: Path, caplog: 
     assert "norm is 15, and is scaled down to secagg-max-norm-unenforced, 0.5" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("settings", "counts", "due"),
+    [
+        ({}, [-19], 3),
+        ({"weighting": "examples"}, [-1_600], 4 * 256),
+        ({"weighting": "examples"}, [1_600], 4 * 256 + 1_024),
+        ({"weighting": "examples", "minimum_trained": 2}, [-1_600, 1], 4 * 256 - 192),
+    ],
+)
+def test_a_client_does_not_lower_what_the_bounded_updates_of_others_are_divided_by(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], counts: list[int], due: int
+) -> None:
+    """Its ring has room for -25 clients of five: with -3 their mean was five times as long, whatever the norm was."""
+    monkeypatch.setattr(client_module, "_scaled", lambda _segment, values, _norm, _zero: values)
+    encode = ModelUpdate.encode
+    clients = iter(range(CLIENTS))
+
+    def hostile(update: ModelUpdate, values: Any, coins: Any) -> Payload:
+        payload = encode(update, values, coins)
+        if next(clients) == CLIENTS - 1:
+            scheme: Any = update.schemes[COUNTS]
+            (own,) = scheme.layout.segments
+            payload.values[payload.layout.segments.index(own)][:] = own.ring.from_integers(np.array(counts))
+        return payload
+
+    monkeypatch.setattr(ModelUpdate, "encode", hostile)
+    held, means = played(folder, Rounds(enclave(folder, max_norm=NORM, **settings)), lambda _: 0.01)
+    assert abs((means.counted.examples or 0) - due) <= 1
+    assert norm_of(held) < 2 * NORM
+    assert 0 <= (means.counted.trained or 0) <= CLIENTS, "a client says that more trained than there are"
+
+
+def test_counts_of_a_bounded_sum_have_a_ring_of_their_own(folder: Path) -> None:
+    """Where it was as wide as that of the tensors or metrics, they were one segment, and the session was refused."""
+    for full in (1 << 18, 1 << 29):
+        settings = enclave(folder, weighting="examples", full_weight=full, max_norm=NORM, metrics="loss")
+        update = SchemeChoice(settings, CLIENTS).parameters(SENT, seed=bytes(32), epoch=1)
+        widths = [segment.modulus_bits for segment in update.layout.require_rings()]
+        assert len({*widths}) == 3, widths
+
+
+@pytest.mark.parametrize("full", [1, 2, 3, 16, 1_024, 1_025])
+def test_a_bound_of_counts_cuts_no_honest_client(full: int) -> None:
+    for length in (1, 2):
+        counts = FixedPoint(length=length, clip=float(full), fraction_bits=0, modulus_bits=40)
+        middle, norm = count_bounds(counts)
+        honest = [np.array([examples, examples > 0][:length]) for examples in range(full + 1)]
+        assert max(float(((one - middle) ** 2).sum()) for one in honest) <= norm**2
+        # Of what a client can say alone, the least is not far below zero.
+        assert middle - norm >= (-1 if length == 1 else -0.21 * full - 2)
+
+
 @pytest.mark.parametrize("name", ["max_norm", "max_norm_unenforced"])
 @pytest.mark.parametrize("other", [0.0, 0.25])
 def test_a_server_that_sweeps_the_bound_from_round_to_round_is_refused(folder: Path, name: str, other: float) -> None:
@@ -138,7 +194,7 @@ def test_a_server_that_sweeps_the_bound_from_round_to_round_is_refused(folder: P
 def test_an_enclave_with_another_bound_than_the_terms_say_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("secagg.platforms.round_task.norms_in_steps", always((20_000, 0)))
+    monkeypatch.setattr("secagg.platforms.round_task.norms_in_steps", always(((20_000, 0), ())))
     with pytest.raises(InvalidParameters, match="max_norms are not those of this client's task"):
         played(folder, Rounds(enclave(folder, max_norm=NORM)), lambda _: 0.01)
 

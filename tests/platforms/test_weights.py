@@ -242,6 +242,18 @@ def training_in(begun: NodeRound, sent: Model) -> Training:
     return Training(begun.terms, begun.update, begun.charges, sent, lambda: Trained([sent], {"n": 700}.get))
 
 
+@pytest.mark.parametrize("name", ["n", "num-examples", "num_examples", "NUM_STEPS_CURRENT_ROUND"])
+def test_a_server_does_not_take_numbers_of_examples_for_metrics(tmp_path: Path, name: str) -> None:
+    """As a metric 700 was in the sum as it is, in every round: exact sums of several cohorts name each number."""
+    with pytest.raises(InvalidParameters, match=f"the metrics name '{name}', a number of examples"):
+        play(Rounds(SecAggSettings(metrics=f"loss,{name}")), moved, model())
+    terms = Rounds(SecAggSettings(metrics="loss")).begun(model(), clients=CLIENTS, task="t", number=1, weighted_by="n")
+    hostile = replace(terms.terms, metrics=(name,), weighted_by="n" if name == "n" else "loss")
+    with pytest.raises(InvalidParameters, match="exact sums over several cohorts would reveal") as caught:
+        node(tmp_path).begun(hostile)
+    assert code_of(caught.value) == Left.TERMS
+
+
 def test_an_offer_that_a_client_refuses_fixes_no_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that was told one wrong number, in a session that it refused, was out of the task for good."""
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "ledgers"))
