@@ -56,10 +56,12 @@ class Option:
         if self.choices:
             return "one of " + ", ".join(self.choices)
         if self.above is not None:
-            return f"above {self.above:g}" + (f" and at most {self.maximum:,g}" if self.maximum is not None else "")
+            return f"above {_number(self.above)}" + (
+                f" and at most {_number(self.maximum)}" if self.maximum is not None else ""
+            )
         if self.minimum is not None and self.maximum is not None:
-            return f"between {self.minimum:,} and {self.maximum:,}"
-        return f"of at least {self.minimum:,}" if self.minimum is not None else ""
+            return f"between {_number(self.minimum)} and {_number(self.maximum)}"
+        return f"of at least {_number(self.minimum)}" if self.minimum is not None else ""
 
     def admits(self, value: object) -> bool:
         if self.choices:
@@ -237,6 +239,10 @@ def rows(cls: type[Any], spelling: Spelling = str) -> Iterator[tuple[str, str, s
     for each in declared(cls).values():
         default = "planned" if each.default is None else word(each.default)
         yield spelling(each.name), default, "; ".join(filter(None, (each.option.purpose, each.option.limits())))
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if type(value) is int else f"{value:g}"
 
 
 def word(value: object) -> str:

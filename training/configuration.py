@@ -10,13 +10,12 @@ from __future__ import annotations
 import difflib
 import platform
 import tomllib
-import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, cast, get_type_hints
 
 from secagg.compression.peak import MAXIMUM_PLACES
 from secagg.compression.random_pruning import exact_sparsity
@@ -24,16 +23,15 @@ from secagg.compression.rotation import MOST_BITS
 from secagg.compression.scalar_quantization import MOST_FINE_BITS
 from secagg.contract import IndexSegment
 from secagg.errors import InvalidParameters
+from secagg.options import Declared, Option, declared, spelled
 from secagg.session.registry import ProtocolEntry, find
 
 _MOST_OVER: Final = 2.0
 
 
-class Range(NamedTuple):
-    """Annotates a key: the least and the greatest value that it takes."""
-
-    least: float
-    most: float
+def within(minimum: float, maximum: float) -> Option:
+    """Return the limits of a key, for its annotation."""
+    return Option(purpose="", minimum=minimum, maximum=maximum)
 
 
 class Scheme(StrEnum):
@@ -155,9 +153,9 @@ class DataSettings:
     name: str = "fashion"
     root: str | None = None
     """The folder or file of data that are not bundled."""
-    clients: Annotated[int, Range(0, 10**7)] = 200
+    clients: Annotated[int, within(0, 10**7)] = 200
     """Among how many the examples are dealt out; of data with natural users the first so many, and 0 for all."""
-    alpha: Annotated[float, Range(1e-6, 1e6)] = 1.0
+    alpha: Annotated[float, within(1e-6, 1e6)] = 1.0
     """Parameter of the Dirichlet distribution of labels over clients; data with natural users have no use for it."""
 
 
@@ -165,14 +163,14 @@ class DataSettings:
 class LocalTraining:
     """Training of a client."""
 
-    epochs: Annotated[int, Range(1, 10**4)] = 1
-    batch: Annotated[int, Range(1, 10**6)] = 32
-    rate: Annotated[float, Range(1e-12, 1e6)] = 0.1
-    momentum: Annotated[float, Range(0, 1)] = 0.0
-    weight_decay: Annotated[float, Range(0, 1e6)] = 0.0
-    clip: Annotated[float | None, Range(1e-12, 1e12)] = None
+    epochs: Annotated[int, within(1, 10**4)] = 1
+    batch: Annotated[int, within(1, 10**6)] = 32
+    rate: Annotated[float, within(1e-12, 1e6)] = 0.1
+    momentum: Annotated[float, within(0, 1)] = 0.0
+    weight_decay: Annotated[float, within(0, 1e6)] = 0.0
+    clip: Annotated[float | None, within(1e-12, 1e12)] = None
     """The largest L2 norm of what a client changed, over all parameters; None for no limit."""
-    proximal: Annotated[float, Range(0, 1e6)] = 0.0
+    proximal: Annotated[float, within(0, 1e6)] = 0.0
     """FedProx's mu."""
 
 
@@ -181,17 +179,17 @@ class ServerSettings:
     """Step of the model by the decoded mean."""
 
     optimizer: Optimizer = Optimizer.FEDAVG
-    rate: Annotated[float, Range(1e-12, 1e6)] = 1.0
-    falling: Annotated[float, Range(0, 1)] = 0.0
+    rate: Annotated[float, within(1e-12, 1e6)] = 1.0
+    falling: Annotated[float, within(0, 1)] = 0.0
     """The share of the rounds, the last ones, over which the rate falls to a twentieth; 0 for none."""
-    averaged: Annotated[int, Range(0, 10**6)] = 0
+    averaged: Annotated[int, within(0, 10**6)] = 0
     """Over how many rounds, about, the model is averaged that is tested and kept; 0 for the last one."""
-    momentum: Annotated[float, Range(0, 1)] = 0.9
+    momentum: Annotated[float, within(0, 1)] = 0.9
     """Momentum of FedAvgM."""
     weighting: Weighting = Weighting.EQUAL
-    full: Annotated[int, Range(0, 1 << 30)] = 0
+    full: Annotated[int, within(0, 1 << 30)] = 0
     """Number of examples that count fully, with weights by examples; 0 for those of the largest client."""
-    maximum_weight: Annotated[int, Range(1, 1 << 16)] = 8
+    maximum_weight: Annotated[int, within(1, 1 << 16)] = 8
     """Weight of the largest client, with weights after rounding."""
 
 
@@ -203,19 +201,19 @@ class CompressionSettings:
     """Its name, or "module:Name" or "path/to/file.py:Name" for a custom one."""
     custom: str = ""
     """The value of ``scheme``, where it names a custom scheme."""
-    cohort_bits: Annotated[float, Range(1e-6, 1e6)] = 1.6
+    cohort_bits: Annotated[float, within(1e-6, 1e6)] = 1.6
     """Bits for a value of peak code or sketch, of all clients of a round together: their blocks or values follow."""
     rate: Rate = Rate.FIXED
     """Whether a peak code keeps to its bits, or has as many as the loss needs."""
-    harm: Annotated[float, Range(1e-6, 1)] = 0.001
+    harm: Annotated[float, within(1e-6, 1)] = 0.001
     """How much the noise of one round may raise the training loss, under ``rate = "auto"``."""
-    places: Annotated[int, Range(0, MAXIMUM_PLACES)] = 0
+    places: Annotated[int, within(0, MAXIMUM_PLACES)] = 0
     """Values of a block of the peak code; 0 for as many as ``cohort_bits`` says."""
-    kept: Annotated[int, Range(0, 1 << 40)] = 0
+    kept: Annotated[int, within(0, 1 << 40)] = 0
     """Values that a sketch sends, in ``bits`` bits; 0 for as many as ``cohort_bits`` says."""
     lengths: Lengths | None = None
     """By default ``median`` under the peak code, which few clients cannot move, and ``own`` under a sketch."""
-    length: Annotated[float, Range(2.0**-40, 2.0**40)] = 1.0
+    length: Annotated[float, within(2.0**-40, 2.0**40)] = 1.0
     """Length that every decoded update is taken to have, with ``lengths = "fixed"``."""
     bits: int = 6
     modulus_bits: int = 8
@@ -223,28 +221,28 @@ class CompressionSettings:
     """Whether sums may leave the ring, as they do in the paper wherever the margin is narrower than the cohort."""
     stochastic: bool = False
     """Whether scalar quantization rounds at random."""
-    fine_bits: Annotated[int, Range(0, MOST_FINE_BITS)] = 0
+    fine_bits: Annotated[int, within(0, MOST_FINE_BITS)] = 0
     """Bits of a step below what is sent: scalar codes are rounded under the mask, where a protocol masks; 0 rounds
     them before."""
     sparsity: str = "0.9"
     codewords: int = 64
     block_size: int = 4
-    stages: Annotated[int, Range(1, 8)] = 1
+    stages: Annotated[int, within(1, 8)] = 1
     """Number of codebooks, each for the remainder that those before it left."""
-    rotation: Annotated[int, Range(0, 1 << 20)] = 0
+    rotation: Annotated[int, within(0, 1 << 20)] = 0
     """Values of a block that is rotated before scalar quantization, a power of two; 0 for none."""
     calibration: Source | None = None
     """By default ``stat`` for scalar and ``prior`` for product quantization."""
-    refresh: Annotated[int, Range(1, 10**7)] = 1
+    refresh: Annotated[int, within(1, 10**7)] = 1
     """Rounds from one set of scales, codebooks or masks to the next."""
-    fraction_bits: Annotated[int, Range(1, 30)] = 20
+    fraction_bits: Annotated[int, within(1, 30)] = 20
     """Fraction bits of values that are sent in fixed point, in a ring of 32 bits; the range follows from the cohort."""
     layers: tuple[str, ...] = ()
     """Other codebooks for some tensors: "name=codewords/block_size", or "name=plain". Under ``prior`` there may be more
     codewords than a tensor of that size could teach."""
     is_lengthened: bool = False
     """Whether decoded values are multiplied to make up for the energy that codewords lose, under ``prior``."""
-    vector_bits: Annotated[int, Range(0, 16)] = 0
+    vector_bits: Annotated[int, within(0, 16)] = 0
     """Bits of biases and norms under ``stat`` and ``prior``, quantized in a ring that no cohort leaves; 0 sends them in
     fixed point of 32 bits, which may be half of a well compressed update."""
     down: Down = Down.MODEL
@@ -273,18 +271,18 @@ class SumSettings:
     protocol: str = "pairwise"
     """One that is registered."""
     mode: SumMode = SumMode.IDEAL
-    every: Annotated[int, Range(1, 10**7)] = 1
+    every: Annotated[int, within(1, 10**7)] = 1
     """Rounds from one run of the protocol to the next, in real mode; the sums between are computed in the clear."""
     settings: tuple[str, ...] = ()
     """The protocol's own settings: "name=value"."""
-    threads: Annotated[int, Range(1, 1024)] = 1
+    threads: Annotated[int, within(1, 1024)] = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropoutSettings:
     """Dropouts among the sampled clients: how many, and in which stages."""
 
-    rate: Annotated[float, Range(0, 0.95)] = 0.0
+    rate: Annotated[float, within(0, 0.95)] = 0.0
     stages: tuple[str, ...] = ()
     """Stages of the protocol, by name; by default the one that takes the updates and the last one."""
 
@@ -293,8 +291,8 @@ class DropoutSettings:
 class EvaluationSettings:
     """When the model is tested."""
 
-    every: Annotated[int, Range(1, 10**7)] = 5
-    validation: Annotated[float, Range(0, 0.9)] = 0.5
+    every: Annotated[int, within(1, 10**7)] = 5
+    validation: Annotated[float, within(0, 0.9)] = 0.5
     """The share of the test examples by which the best model is chosen; it is reported on the others."""
 
 
@@ -302,10 +300,10 @@ class EvaluationSettings:
 class PrivacySettings:
     """Noise of the enclave or of clients; off unless ``noise_multiplier`` is above 0. ``local.clip`` bounds updates."""
 
-    noise_multiplier: Annotated[float, Range(0, 1e6)] = 0.0
+    noise_multiplier: Annotated[float, within(0, 1e6)] = 0.0
     """The standard deviation of the noise, over what one client can change at most."""
-    delta: Annotated[float, Range(1e-30, 0.5)] = 1e-6
-    epsilon: Annotated[float, Range(0, 1e9)] = 0.0
+    delta: Annotated[float, within(1e-30, 0.5)] = 1e-6
+    epsilon: Annotated[float, within(0, 1e9)] = 0.0
     """Limit on the epsilon of the client that is in most of a run's rounds; 0 for no limit."""
     zero_out: bool = False
     """Whether a neighbour has zeros in place of a client's update, and not any other update."""
@@ -329,7 +327,7 @@ class AttackSettings:
     """Attack by some clients of every round; off unless ``kind`` says otherwise."""
 
     kind: AttackKind = AttackKind.NONE
-    share: Annotated[float, Range(0, 1)] = 0.2
+    share: Annotated[float, within(0, 1)] = 0.2
     """Share of the clients that upload in a round, rounded to whole ones; the seed decides which."""
 
     @property
@@ -409,7 +407,6 @@ _VERSIONED: Final = ("secagg", "numpy", "cryptography", "torch")
 _SEMI_HONEST: Final = "mode=semi_honest"
 _LONGEST_STEP: Final = 4.0
 """The most that a rate with momentum may be in all, under noisy codes; 3 was measured."""
-_KINDS: Final = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -417,20 +414,20 @@ class Configuration:
     """Everything that a run depends on."""
 
     name: str = "run"
-    seed: Annotated[int, Range(0, 2**32 - 1)] = 0
-    rounds: Annotated[int, Range(1, 10**7)] = 100
-    clients_per_round: Annotated[int, Range(2, 10**6)] = 20
+    seed: Annotated[int, within(0, 2**32 - 1)] = 0
+    rounds: Annotated[int, within(1, 10**7)] = 100
+    clients_per_round: Annotated[int, within(2, 10**6)] = 20
     model: str = "stride"
     model_options: tuple[str, ...] = ()
     """Sizes of the model that are not its usual ones: "name=number"."""
     device: str = "cpu"
     engine: str = "auto"
     """``auto``: threads on a CPU, and on a GPU the fastest that the model permits."""
-    workers: Annotated[int, Range(0, 1024)] = 0
+    workers: Annotated[int, within(0, 1024)] = 0
     """Threads that train clients; 0 for as many as there are cores."""
-    chunk: Annotated[int, Range(0, 1 << 20)] = 0
+    chunk: Annotated[int, within(0, 1 << 20)] = 0
     """Clients that a stacked engine trains at once; 0 for what suits the device."""
-    checkpoint_every: Annotated[int, Range(1, 10**7)] = 25
+    checkpoint_every: Annotated[int, within(1, 10**7)] = 25
     data: DataSettings = field(default_factory=DataSettings)
     local: LocalTraining = field(default_factory=lambda: LocalTraining(batch=20, rate=0.1))
     server: ServerSettings = field(default_factory=ServerSettings)
@@ -548,36 +545,26 @@ def _object(cls: type[Any], tree: Mapping[str, Any], path: str) -> object:
             raise InvalidParameters(f"there is no key {path + key!r}; {known}")
     if cls is CompressionSettings and ":" in str(tree.get("scheme", "")):
         tree = {**tree, "scheme": Scheme.CUSTOM.value, "custom": tree["scheme"]}
-    given: dict[str, Any] = {key: _converted(hints[key], value, path + key) for key, value in tree.items()}
-    return cls(**given)
+    keys = declared(cls)
+    return cls(**{key: _converted(hints[key], keys[key], value, path + key) for key, value in tree.items()})
 
 
-def _converted(kind: Any, value: Any, path: str) -> object:  # noqa: ANN401, C901, PLR0911 -- a type hint, a value
-    origin = get_origin(kind)
-    if origin in {Union, types.UnionType}:
-        inner = [option for option in get_args(kind) if option is not type(None)]
-        return None if value is None or value == "" else _converted(inner[0], value, path)
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise InvalidParameters(f"{path} is a list; got {value!r}")
-        return tuple(_converted(get_args(kind)[0], item, path) for item in cast("list[Any]", value))
+def _converted(kind: object, each: Declared, value: Any, path: str) -> object:  # noqa: ANN401 -- a value of TOML
     if is_dataclass(kind):
         if not isinstance(value, Mapping):
             raise InvalidParameters(f"{path} is a table; got {value!r}")
         return _object(cast("type[Any]", kind), cast("Mapping[str, Any]", value), f"{path}.")
-    if isinstance(kind, type) and issubclass(kind, StrEnum):
-        try:
-            return kind(value)
-        except ValueError:
-            options = [option.value for option in kind]
-            raise InvalidParameters(f"{path} is one of {', '.join(options)}; got {value!r}") from None
-    if kind is float and type(value) is int:
-        return float(value)
-    if kind is str and type(value) in {int, float}:
+    if each.is_optional and value == "":
+        return None
+    if each.kind is str and not each.is_many and type(value) in {int, float}:
         return str(value)
-    if type(value) is not kind:
-        raise InvalidParameters(f"{path} is {_KINDS[kind]}; got {value!r}")
-    return value
+    if issubclass(each.kind, StrEnum):
+        values = [one.value for one in each.kind]
+        if value not in values:
+            raise InvalidParameters(f"{path} must be one of {', '.join(values)}; got {value!r}")
+        return each.kind(value)
+    with spelled(path):
+        return each.checked(value)
 
 
 def _value(text: str) -> object:
@@ -604,21 +591,14 @@ def _literal(value: object) -> str:
     return repr(value)
 
 
-def _ranges(section: object) -> dict[str, Range]:
-    hints = get_type_hints(type(section), include_extras=True)
-    metadata = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-    return {name: cast("Range", said[0]) for name, said in metadata.items() if said}
-
-
 def _require_within(section: Any, path: str = "") -> None:  # noqa: ANN401 -- a configuration, or one of its sections
-    for name, (least, most) in _ranges(section).items():
+    for name, each in declared(type(section)).items():
         value = getattr(section, name)
-        # Written so that NaN is refused too.
-        if value is not None and not least <= value <= most:
-            raise InvalidParameters(f"{path}{name} is in {least}..{most}; got {value!r}")
-    for item in fields(section):
-        if is_dataclass(inner := getattr(section, item.name)):
-            _require_within(inner, f"{item.name}.")
+        if is_dataclass(value):
+            _require_within(value, f"{name}.")
+            continue
+        with spelled(path + name):
+            each.checked(value)
 
 
 def _require_sense(run: Configuration) -> None:

@@ -208,7 +208,7 @@ def test_two_copies_of_a_run_are_one_seed(tmp_path: Path, toy_run: Make, toy_pie
         (["train", "--preset", "fashion-none", "--set", "clients_per_round=2000"], "lower clients_per_round"),
         (["train", "--preset", "fashion-none", "--set", "privacy.noise_multiplier=1"], "set local.clip"),
         (["train", "--preset", "femnist-none", "--set", "data.root=damaged"], "damaged/data/train/all.json"),
-        (["plan", "--seconds", "fashion-pq", "--set", "rounds=0"], "rounds is in"),
+        (["plan", "--seconds", "fashion-pq", "--set", "rounds=0"], "rounds must be an integer between 1 and"),
         (["train", "plot", "."], "holds no run"),
     ],
 )
