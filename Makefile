@@ -195,6 +195,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 # Flower and NVFlare pin other versions of some of their dependencies than constraints.txt, so only these are held.
 HELD = $$(grep -E '^($(1))==' constraints.txt)
+ADAPTERS := peft==0.21.2 transformers==5.24.0
 TESTING := numpy|cryptography|pytest|pytest-randomly|hypothesis
 
 build/%/.venv/.installed: pyproject.toml constraints.txt Makefile
@@ -204,7 +205,7 @@ build/%/.venv/.installed: pyproject.toml constraints.txt Makefile
 
 # `make flower FLWR=1.42.0` makes another environment, next to that of the version that figures and transcripts are of.
 $(FLOWER)/.installed: PACKAGES = "flwr[simulation]==$(FLWR)" -e '.[dp]' $(call HELD,$(TESTING)|mypy)
-$(FLOWER_TORCH)/.installed: PACKAGES = "flwr[simulation]==$(FLWR)" -e . $(call HELD,$(TESTING)|torch)
+$(FLOWER_TORCH)/.installed: PACKAGES = "flwr[simulation]==$(FLWR)" -e . $(ADAPTERS) $(call HELD,$(TESTING)|torch)
 $(NVFLARE)/.installed: PACKAGES = "nvflare==$(NVFLARE_VERSION)" -e . $(call HELD,$(TESTING)|mypy)
 $(NVFLARE_TORCH)/.installed: PACKAGES = "nvflare==$(NVFLARE_VERSION)" -e . $(call HELD,$(TESTING)|torch)
 $(PEERS)/.installed: PACKAGES = flwr==1.41.0 faiss-cpu==1.15.1 -e . $(call HELD,numpy|cryptography)

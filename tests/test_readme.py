@@ -71,7 +71,7 @@ def test_every_link_to_a_file_resolves(repository: Path) -> None:
 PATIENCE_SECONDS = 600
 
 
-@pytest.mark.parametrize("script", ["analytics.py", "lora_adapter.py", "statistics/three_sites.py"])
+@pytest.mark.parametrize("script", ["analytics.py", "adapters/attack.py", "statistics/three_sites.py"])
 def test_a_script_runs(repository: Path, tmp_path: Path, script: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(repository)}
     command = [sys.executable, "-W", "error", str(repository / "examples" / script)]

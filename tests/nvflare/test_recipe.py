@@ -21,6 +21,7 @@ from nvflare.app_common.workflows.scaffold import Scaffold
 from nvflare.app_common.workflows.scatter_and_gather import ScatterAndGather
 from nvflare.recipe.utils import add_cross_site_evaluation
 
+from secagg.adapters import AdapterPlan
 from secagg.errors import InvalidParameters
 from secagg.nvflare import secure
 from secagg.nvflare.controller import SecureScaffold, SecureScatterAndGather
@@ -86,6 +87,25 @@ def test_one_line_changes_the_controller_and_leaves_everything_else(tmp_path: Pa
         assert [(part["tasks"], part["filters"][-1]["path"]) for part in chain] == [
             (["train"], "secagg.nvflare.client.SecAggFilter")
         ]
+
+
+def test_an_adapter_gives_a_recipe_its_settings_and_others_replace_them(tmp_path: Path) -> None:
+    shapes = {f"q.lora_{part}.weight": shape for part, shape in (("A", (4, 12)), ("B", (10, 4)))}
+    plan = AdapterPlan(method="ffa", shapes=shapes, rank=4, alpha=8.0, targets=("q",), dtype="bfloat16")
+    made = recipe(tmp_path)
+    secure(made, adapter=plan, rates=[1e-3] * 4, fraction_bits=20)
+    settings = exported(made, tmp_path)[0]["workflows"][0]["args"]["secagg"]
+    assert settings == plan.settings([1e-3] * 4, clients=5) | {"fraction_bits": 20}
+    assert (settings["compression"], settings["weighting"], settings["tensors"]) == ("scalar-8", "uniform", "*lora_B*")
+    coarse = recipe(tmp_path)
+    secure(coarse, adapter=plan, rates=iter([1e-3]), bits=4, invited=300)
+    settings = exported(coarse, tmp_path)[0]["workflows"][0]["args"]["secagg"]
+    assert settings == plan.settings([1e-3], clients=300, bits=4)
+    for given in ({"rates": [1e-3]}, {"bits": 8}):
+        with pytest.raises(InvalidParameters, match="rates and bits only apply to an adapter"):
+            secure(recipe(tmp_path), **given)  # type: ignore[arg-type]
+    with pytest.raises(InvalidParameters, match="the learning rates of a round must add up"):
+        secure(recipe(tmp_path), adapter=plan)
 
 
 def test_where_sites_evaluate_they_are_asked_for_that_too(tmp_path: Path) -> None:
