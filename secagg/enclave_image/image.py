@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import lzma
 import posixpath
+import re
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from typing import Final
 from secagg.errors import InvalidParameters
 
 from .initramfs import archive, compiled, environment_of, interpreter_of, selected, with_start, write_tree
-from .packages import PACKAGES, Entry, Files, locked_packages, unpacked
+from .packages import PACKAGES, Entry, Files, add, expanded, locked_packages, require_tree, unpacked
 
 KERNEL, INITRAMFS, COMMAND_LINE, CONTENTS = "vmlinuz", "initramfs", "cmdline", "contents.json"
 """The files of an image's folder."""
@@ -32,6 +32,8 @@ _DRIVERS: Final = (
     "drivers/misc/nsm",
 )
 """In the order in which they are loaded. There is no virtio-rng: its randomness would be the host's."""
+_WORD: Final = re.compile(r"[\w:./-]+", re.ASCII)
+"""Without spaces and quotes, which would add parameters of the kernel."""
 _TRACE: Final = """
 import sys
 sys.path.append(sys.argv[1])
@@ -69,9 +71,13 @@ def build_image(lock: Path, inputs: Path, words: dict[str, str]) -> Image:
     Raises:
         InvalidParameters: a package is missing or is not what was locked, or the image's interpreter cannot run here.
     """
+    for name, value in words.items():
+        if not _WORD.fullmatch(value):
+            raise InvalidParameters(f"{name} becomes a word of the kernel's command line; got {value!r}")
     files, of_kernel = Files(), Files()
     for name, content in locked_packages(lock, inputs):
-        (of_kernel if name.startswith("linux-image") else files).update(unpacked(name, content))
+        add(of_kernel if name.startswith("linux-image") else files, name, unpacked(name, content))
+    require_tree(files)
     if f"{PACKAGES}/secagg/__init__.py" not in files:
         raise InvalidParameters(f"{lock} names no wheel of secagg; add the line of its file")
     kernel, drivers = _kernel_of(lock, of_kernel)
@@ -95,7 +101,7 @@ def _kernel_of(lock: Path, files: Files) -> tuple[bytes, Files]:
         packed = files.get(f"usr/lib/modules/{release}/kernel/{name}.ko.xz")
         if packed is None:
             raise InvalidParameters(f"the kernel {release} has no driver {name}; take Debian's cloud kernel")
-        drivers[f"lib/modules/{number:02}-{posixpath.basename(name)}.ko"] = Entry(lzma.decompress(packed.content))
+        drivers[f"lib/modules/{number:02}-{posixpath.basename(name)}.ko"] = Entry(expanded(packed.content))
     return files[f"boot/vmlinuz-{release}"].content, drivers
 
 

@@ -118,7 +118,8 @@ def write_tree(files: Mapping[str, Entry], root: Path) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         if entry.target:
             place.unlink(missing_ok=True)
-            place.symlink_to(entry.target)
+            # An absolute one would lead out of the folder.
+            place.symlink_to(root / entry.target.lstrip("/") if entry.target.startswith("/") else entry.target)
         else:
             place.write_bytes(entry.content)
             place.chmod(entry.mode)

@@ -27,6 +27,8 @@ PACKAGES: Final = "usr/lib/python3/dist-packages"
 _LOCKED: Final = re.compile(r"([0-9a-f]{64}) +([^/\s]+)")
 _ARCHIVE: Final = b"!<arch>\n"
 _MOST_LINKS: Final = 8
+_MOST_BYTES: Final = 1 << 30
+"""No package unpacks to more."""
 PROGRAM, FILE = 0o755, 0o644
 
 
@@ -74,16 +76,49 @@ def _text(file: Path) -> str:
 
 
 def unpacked(name: str, content: bytes) -> Files:
-    """Return what a package installs."""
-    if name.endswith(".whl"):
-        files = dict(_in_wheel(content))
-    elif name.endswith(".deb"):
-        files = dict(_in_deb(name, content))
-    else:
+    """Return what a package installs.
+
+    Raises:
+        InvalidParameters: it is no package, is damaged, holds a path twice or one outside of the image.
+    """
+    if not name.endswith((".whl", ".deb")):
         raise InvalidParameters(f"{name} is neither a .deb nor a .whl")
-    if strange := [path for path in files if path != posixpath.normpath(path) or path.startswith(("/", ".."))]:
-        raise InvalidParameters(f"{name} installs {strange[0]!r}, which is outside of the image")
+    files = Files()
+    try:
+        for path, entry in _in_wheel(content) if name.endswith(".whl") else _in_deb(name, content):
+            if path != posixpath.normpath(path) or path.startswith(("/", "..")) or not path.isprintable():
+                raise InvalidParameters(f"{name} installs {path!r}, which is outside of the image")
+            add(files, name, {path: entry})
+    except (ValueError, KeyError, EOFError, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile) as error:
+        if isinstance(error, InvalidParameters):
+            raise
+        raise InvalidParameters(f"{name} is damaged: {error}") from None
     return files
+
+
+def add(files: Files, name: str, new: Mapping[str, Entry]) -> None:
+    """Add a package's files; refuse other content for a path that is there, whichever came first."""
+    for path, entry in new.items():
+        if files.setdefault(path, entry) != entry:
+            raise InvalidParameters(f"{name} holds another {path} than was added before; lock one of the two")
+
+
+def require_tree(files: Mapping[str, Entry]) -> None:
+    """Refuse a file below a link or below another file: unpacked, it would be written to somewhere else."""
+    for path in files:
+        above = posixpath.dirname(path)
+        while above:
+            if above in files:
+                raise InvalidParameters(f"{path} is below {above}, which a package holds as a file or a link")
+            above = posixpath.dirname(above)
+
+
+def expanded(packed: bytes) -> bytes:
+    """Decompress xz."""
+    content = lzma.LZMADecompressor().decompress(packed, _MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise InvalidParameters(f"a package unpacks to more than {_MOST_BYTES} bytes")
+    return content
 
 
 def _in_deb(name: str, content: bytes) -> Iterator[tuple[str, Entry]]:
@@ -92,12 +127,14 @@ def _in_deb(name: str, content: bytes) -> Iterator[tuple[str, Entry]]:
     at = len(_ARCHIVE)
     while at < len(content):
         member, size = content[at : at + 16].strip(), int(content[at + 48 : at + 58])
+        if size < 0 or at + 60 + size > len(content):
+            raise ValueError(f"{member.decode()} has {size} bytes")
         body = content[at + 60 : at + 60 + size]
         at += 60 + size + size % 2
         if member.startswith(b"data.tar"):
             if not member.startswith(b"data.tar.xz"):
                 raise InvalidParameters(f"{name} holds {member.decode()}, and only data.tar.xz can be read")
-            yield from _in_tar(lzma.decompress(body))
+            yield from _in_tar(expanded(body))
 
 
 def _in_tar(content: bytes) -> Iterator[tuple[str, Entry]]:
@@ -106,21 +143,30 @@ def _in_tar(content: bytes) -> Iterator[tuple[str, Entry]]:
             path = posixpath.normpath(member.name).lstrip("/")
             if member.issym():
                 yield path, Entry(b"", target=member.linkname)
-            elif member.isfile() and (opened := archive.extractfile(member)) is not None:
+            elif not member.isdir():
+                # A hard link is read as the file that it links to.
+                opened = archive.extractfile(member) if member.isfile() or member.islnk() else None
+                if opened is None:
+                    raise ValueError(f"{path} is no file, link or folder")
                 yield path, Entry(opened.read(), PROGRAM if member.mode & 0o100 else FILE)
 
 
 def _in_wheel(content: bytes) -> Iterator[tuple[str, Entry]]:
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        for name in archive.namelist():
-            if not name.endswith("/") and ".dist-info/" not in name:
-                yield f"{PACKAGES}/{name}", Entry(archive.read(name), PROGRAM if ".so" in name else FILE)
+        if sum(each.file_size for each in archive.infolist()) > _MOST_BYTES:
+            raise ValueError(f"it unpacks to more than {_MOST_BYTES} bytes")
+        for each in archive.infolist():
+            if not each.is_dir() and ".dist-info/" not in each.filename:
+                mode = PROGRAM if ".so" in each.filename else FILE
+                yield f"{PACKAGES}/{each.filename}", Entry(archive.read(each), mode)
 
 
 def resolved(files: Mapping[str, Entry], path: str) -> str:
     """Follow links to a file."""
     for _ in range(_MOST_LINKS):
-        entry = files[path]
+        entry = files.get(path)
+        if entry is None:
+            raise InvalidParameters(f"a link leads to {path}, which no locked package holds; add the one that does")
         if not entry.target:
             return path
         path = posixpath.normpath(posixpath.join("/", posixpath.dirname(path), entry.target)).lstrip("/")
@@ -131,6 +177,7 @@ def resolved(files: Mapping[str, Entry], path: str) -> str:
 
 # --- What a program is linked to --------------------------------------------------------------------------------------
 
+_ELF: Final = b"\x7fELF\x02\x01"
 _LOAD, _DYNAMIC, _INTERPRETER = 1, 2, 3
 _NEEDED, _STRINGS = 1, 5
 _HEADER: Final = struct.Struct("<IIQQQQQQ")
@@ -139,6 +186,15 @@ _TAG: Final = struct.Struct("<QQ")
 
 def linked_libraries(program: bytes) -> list[str]:
     """Return the names of the libraries and of the loader that a 64-bit ELF file asks for."""
+    if not program.startswith(_ELF):
+        raise InvalidParameters("a program or library of the image is no 64-bit ELF file")
+    try:
+        return _linked(program)
+    except (struct.error, ValueError, KeyError, OverflowError) as error:
+        raise InvalidParameters(f"a program or library of the image is damaged: {error}") from None
+
+
+def _linked(program: bytes) -> list[str]:
     (offset,) = struct.unpack_from("<Q", program, 32)
     size, count = struct.unpack_from("<HH", program, 54)
     headers = [_HEADER.unpack_from(program, offset + size * number) for number in range(count)]

@@ -69,12 +69,16 @@ def launch_digest(  # noqa: PLR0913 -- what is measured
         raise InvalidParameters(f"the processor is one of {', '.join(PROCESSORS)}; got {processor!r}")
     if count < 1:
         raise InvalidParameters(f"a guest has at least one processor; got {count}")
-    entries = _entries(firmware)
+    try:
+        entries = _entries(firmware)
+        sections = list(_sections(firmware, entries))
+    except struct.error as error:
+        raise InvalidParameters(f"this firmware's table is damaged: {error}") from None
     digest = _DigestOfPages()
     start = (1 << 32) - len(firmware)
     for at in range(0, len(firmware), _PAGE):
         digest.content(_NORMAL, start + at, firmware[at : at + _PAGE])
-    for address, size, kind in _sections(firmware, entries):
+    for address, size, kind in sections:
         if kind == _KERNEL_HASHES:
             offset = int.from_bytes(entries[_HASH_TABLE][:4], "little") % _PAGE
             digest.content(_NORMAL, address, _hashes_page(kernel, initramfs, command_line, offset))
@@ -125,7 +129,7 @@ def _sections(firmware: bytes, entries: Mapping[bytes, bytes]) -> Iterator[tuple
     missing = {_METADATA, _RESET_BLOCK, _HASH_TABLE} - entries.keys()
     start = 0 if missing else len(firmware) - int.from_bytes(entries[_METADATA][:4], "little")
     magic, _, _, count = struct.unpack_from("<4sIII", firmware, start)
-    found = [struct.unpack_from("<III", firmware, start + 16 + 12 * number) for number in range(min(count, 64))]
+    found = [struct.unpack_from("<III", firmware, start + 16 + 12 * number) for number in range(count)]
     kinds = [kind for _, _, kind in found]
     if missing or magic != b"ASEV" or _KERNEL_HASHES not in kinds:
         raise InvalidParameters(

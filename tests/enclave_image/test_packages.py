@@ -6,20 +6,38 @@ import hashlib
 import io
 import lzma
 import platform
+import struct
 import sys
 import tarfile
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from secagg.cli import main
-from secagg.enclave_image.initramfs import archive, selected
-from secagg.enclave_image.packages import PACKAGES, Entry, Files, linked_libraries, locked_packages, resolved, unpacked
+from secagg.enclave_image import packages
+from secagg.enclave_image.initramfs import archive, selected, write_tree
+from secagg.enclave_image.packages import (
+    PACKAGES,
+    Entry,
+    Files,
+    add,
+    linked_libraries,
+    locked_packages,
+    require_tree,
+    resolved,
+    unpacked,
+)
 from secagg.errors import InvalidParameters
 
 
-def deb(files: dict[str, bytes], links: dict[str, str] | None = None, member: bytes = b"data.tar.xz") -> bytes:
+def deb(
+    files: dict[str, bytes],
+    links: dict[str, str] | None = None,
+    member: bytes = b"data.tar.xz",
+    others: tuple[tarfile.TarInfo, ...] = (),
+) -> bytes:
     """Return a Debian package with these files."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
@@ -31,6 +49,8 @@ def deb(files: dict[str, bytes], links: dict[str, str] | None = None, member: by
             entry = tarfile.TarInfo(f"./{path}")
             entry.type, entry.linkname = tarfile.SYMTYPE, target
             tar.addfile(entry)
+        for entry in others:
+            tar.addfile(entry)
     packed = lzma.compress(out.getvalue())
     made = b"!<arch>\n"
     for name, body in ((b"debian-binary", b"2.0\n"), (member, packed)):
@@ -38,6 +58,12 @@ def deb(files: dict[str, bytes], links: dict[str, str] | None = None, member: by
             name.ljust(16) + b"0".ljust(32) + str(len(body)).encode().ljust(10) + b"`\n" + body + bytes(len(body) % 2)
         )
     return made
+
+
+def named(path: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(path)
+    entry.type, entry.linkname = kind, target
+    return entry
 
 
 def wheel(files: dict[str, bytes]) -> bytes:
@@ -48,9 +74,9 @@ def wheel(files: dict[str, bytes]) -> bytes:
     return out.getvalue()
 
 
-def lock_of(folder: Path, **packages: bytes) -> Path:
+def lock_of(folder: Path, **contents: bytes) -> Path:
     lines = list[str]()
-    for name, content in packages.items():
+    for name, content in contents.items():
         (folder / name).write_bytes(content)
         lines.append(f"{hashlib.sha256(content).hexdigest()}  {name}")
     lock = folder / "lock"
@@ -93,11 +119,79 @@ def test_packages_are_unpacked() -> None:
         ("a.deb", deb({}, member=b"data.tar.zst"), "only data.tar.xz"),
         ("a.deb", deb({"../../etc/passwd": b""}), "outside of the image"),
         ("a.whl", wheel({"../../../../../x": b""}), "outside of the image"),
+        ("a.deb", deb({"usr/bin/\x1b[2J": b""}), "outside of the image"),
+        ("a.deb", deb({"a": b"1", "./a": b"2"}), "holds another a than was added before"),
+        ("a.deb", deb({"a": b"1"}, {"a": "/etc/passwd"}), "holds another a than was added before"),
+        ("a.deb", deb({}, others=(named("a", tarfile.CHRTYPE),)), "a is no file, link or folder"),
+        ("a.deb", deb({}, others=(named("a", tarfile.LNKTYPE, "../../etc/passwd"),)), "damaged"),
+        ("a.deb", deb({"a": bytes(1000)})[:-200], "damaged"),
+        ("a.deb", b"!<arch>\n" + b"x".ljust(48) + b"-60".ljust(10) + b"`\n", "damaged: x has -60 bytes"),
+        ("a.deb", b"!<arch>\n" + b"x".ljust(48) + b"many".ljust(10) + b"`\n", "damaged"),
+        ("a.whl", wheel({"a": bytes(1000)})[:-20], "damaged"),
+        ("a.whl", wheel({"a": b"1" * 2000}).replace(b"1" * 20, b"2" * 20, 1), "damaged"),
     ],
 )
 def test_other_packages_are_refused(name: str, content: bytes, sentence: str) -> None:
     with pytest.raises(InvalidParameters, match=sentence):
         unpacked(name, content)
+
+
+def test_a_hard_link_is_the_file_that_it_links_to() -> None:
+    package = deb({"usr/bin/a": b"a"}, others=(named("./usr/bin/b", tarfile.LNKTYPE, "./usr/bin/a"),))
+    assert unpacked("a.deb", package)["usr/bin/b"].content == b"a"
+
+
+def test_a_package_that_unpacks_to_more_than_a_machine_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "_MOST_BYTES", 1 << 16)
+    for name, content in (("a.deb", deb({"a": bytes(1 << 16)})), ("a.whl", wheel({"a": bytes(1 << 17)}))):
+        with pytest.raises(InvalidParameters, match="unpacks to more than 65536 bytes"):
+            unpacked(name, content)
+
+
+def test_no_package_replaces_a_file_of_another() -> None:
+    """The order of a lock would choose what runs."""
+    one: Files = {"usr/bin/a": Entry(b"1")}
+    add(one, "same.deb", {"usr/bin/a": Entry(b"1")})
+    for other in (Entry(b"2"), Entry(b"1", 0o755), Entry(b"", target="b")):
+        with pytest.raises(InvalidParameters, match=r"other\.deb holds another usr/bin/a"):
+            add(one, "other.deb", {"usr/bin/a": other})
+    assert one == {"usr/bin/a": Entry(b"1")}
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    """Unpacked to be tried, an image would write to the machine that builds it."""
+    require_tree({"usr/lib/a": Entry(b"a"), "usr/lib/b": Entry(b"", target="/etc")})
+    for above in (Entry(b"", target="/etc"), Entry(b"a file")):
+        with pytest.raises(InvalidParameters, match="usr/lib/b/cron is below usr/lib/b"):
+            require_tree({"usr/lib/b/cron": Entry(b"x"), "usr/lib/b": above})
+    write_tree({"usr/a": Entry(b"here"), "b": Entry(b"", target="/usr/a")}, tmp_path)
+    assert (tmp_path / "b").read_bytes() == b"here"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [b"", b"#!/bin/sh", b"\x7fELF\x02\x01", b"\x7fELF\x01\x01" + bytes(100)],
+    ids=["empty", "a script", "ends early", "32 bits"],
+)
+def test_programs_that_are_none_are_refused(program: bytes) -> None:
+    with pytest.raises(InvalidParameters, match="program or library of the image"):
+        linked_libraries(program)
+
+
+def test_damaged_programs_are_refused_or_read() -> None:
+    headers = struct.pack("<IIQQQQQQ", 1, 0, 0, 0, 0, 400, 400, 0) + struct.pack(
+        "<IIQQQQQQ", 2, 0, 176, 0, 0, 32, 32, 0
+    )
+    program = bytearray(b"\x7fELF\x02\x01".ljust(32, b"\0") + struct.pack("<Q", 64))
+    program = program.ljust(54, b"\0") + struct.pack("<HH", 56, 2)
+    program = program.ljust(64, b"\0") + headers + struct.pack("<QQQQ", 5, 208, 1, 1) + b"\0libx.so.1\0"
+    assert linked_libraries(bytes(program)) == ["libx.so.1"]
+    for at in range(6, 208):
+        for value in (0, 1, 0x7F, 0xFF):
+            changed = bytearray(program)
+            changed[at] = value
+            with suppress(InvalidParameters):
+                linked_libraries(bytes(changed))
 
 
 def test_links_are_followed_and_never_forever() -> None:
@@ -106,6 +200,8 @@ def test_links_are_followed_and_never_forever() -> None:
     files["usr/lib/c"] = Entry(b"", target="/a")
     with pytest.raises(InvalidParameters, match="loop"):
         resolved(files, "a")
+    with pytest.raises(InvalidParameters, match="leads to usr/d, which no locked package holds"):
+        resolved({"a": Entry(b"", target="usr/../usr/d")}, "a")
 
 
 @pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="an ELF file of x86-64")
@@ -150,12 +246,16 @@ def test_an_archive_has_everything_in_one_order() -> None:
 def test_a_lock_without_this_library_or_a_kernel_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     image = ("enclave", "image", "--inputs", str(tmp_path), "--out", str(tmp_path / "out"), "--evidence", "simulated")
     own = wheel({"secagg/__init__.py": b""})
-    for packages, sentence in (
+    for held, sentence in (
         ({"python.deb": deb({})}, "names no wheel of secagg"),
         ({"secagg.whl": own}, "names 0 kernels"),
         ({"secagg.whl": own, "linux-image.deb": deb({"usr/lib/modules/6/x": b""})}, "no driver fs/configfs/configfs"),
     ):
-        lock = lock_of(tmp_path, **packages)
+        lock = lock_of(tmp_path, **held)
         assert main([*image, "--lock", str(lock)]) == 2
         assert sentence in capsys.readouterr().err
+    lock = tmp_path / "lock"
+    for word in ("virtio:x module.sig_enforce=0", 'virtio:"x"', "virtio:x\0", ""):
+        assert main([*image, "--lock", str(lock), "--listen", word]) == 2
+        assert "becomes a word of the kernel's command line" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
