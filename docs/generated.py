@@ -8,7 +8,6 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from enum import Enum
 from importlib import import_module
 from pathlib import Path
 from posixpath import dirname, relpath
@@ -21,6 +20,7 @@ from docs.included import ROOT, document
 from secagg import cli
 from secagg.cli.figures import in_bytes, in_seconds
 from secagg.crypto.labels import Label
+from secagg.options import rows
 from secagg.planning.costs import PlanRequest, Scheme, compare
 from secagg.planning.seconds import Network, seconds_of
 from secagg.session.registry import find, names
@@ -110,16 +110,9 @@ def states(machine: str) -> str:
 
 
 def settings(protocol: str) -> str:
-    """Return the settings of a protocol and their defaults."""
-    kind = find(protocol).settings
-    rows = [(f"`{name}`", _shown(field.default)) for name, field in kind.__dataclass_fields__.items()]
-    return table(("setting", "default"), rows)
-
-
-def _shown(value: Any) -> str:  # noqa: ANN401 -- any setting's
-    if isinstance(value, Enum):
-        value = value.value if isinstance(value.value, str) else value.name.lower()
-    return f"`{value}`"
+    """Return the options of a protocol, their defaults and purposes, as they are declared."""
+    listed = rows(find(protocol).settings)
+    return table(("option", "default", "purpose"), [(f"`{name}`", f"`{shown}`", said) for name, shown, said in listed])
 
 
 # --- Reference --------------------------------------------------------------------------------------------------------

@@ -237,7 +237,7 @@ def suggestion(name: str, known: Collection[str], spelling: Spelling = str) -> s
 def rows(cls: type[Any], spelling: Spelling = str) -> Iterator[tuple[str, str, str]]:
     """Yield name, default and purpose with limits, for a table."""
     for each in declared(cls).values():
-        default = "planned" if each.default is None else word(each.default)
+        default = "none" if each.default is None else word(each.default) or "none"
         yield spelling(each.name), default, "; ".join(filter(None, (each.option.purpose, each.option.limits())))
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from fractions import Fraction
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -51,9 +53,24 @@ def test_nothing_but_its_own_type_is_a_setting(name: str) -> None:
 def test_every_setting_says_what_it_is_for() -> None:
     assert [each.name for each in declared(SecAggSettings).values() if not each.option.purpose] == []
     assert declared(SecAggSettings).keys() == {each.name for each in fields(SecAggSettings)}
-    assert [name for name, default, _ in rows(SecAggSettings) if default == "planned"] == [
+    assert ("clip", "4.0", "maximum change of one fixed-point value; above 0") in rows(SecAggSettings)
+    assert [name for name, default, _ in rows(SecAggSettings) if default == "none"][:4] == [
         *("mode", "topology", "suite", "corrupted")
     ]
+
+
+@pytest.mark.parametrize("protocol", names())
+def test_every_option_of_a_protocol_says_what_it_is_for(protocol: str) -> None:
+    known = declared(find(protocol).settings)
+    assert [name for name, each in known.items() if not each.option.purpose] == []
+    assert "protocol" not in known
+
+
+def test_the_guide_lists_every_setting_and_no_other(repository: Path) -> None:
+    guide = (repository / "secagg/flower/README.md").read_text(encoding="utf-8")
+    table = guide[guide.index("## Settings") : guide.index("## Strategies")]
+    listed = {key for row in table.splitlines() for key in re.findall(r"`secagg-([a-z-]+)`", row.partition(" | ")[0])}
+    assert listed == {name.replace("_", "-") for name in declared(SecAggSettings)}
 
 
 @pytest.mark.parametrize("protocol", names())
