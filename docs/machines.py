@@ -24,7 +24,7 @@ from secagg.protocols.enclave.trusted.buffer import BufferState, ReleaseRules
 from secagg.protocols.enclave.trusted.buffer import Entry as BufferEntry
 from secagg.protocols.light_secagg.server import TRANSITIONS as LIGHT_SECAGG_TRANSITIONS
 from secagg.protocols.one_message.tally import TRANSITIONS as ONE_MESSAGE_TRANSITIONS
-from secagg.protocols.pairwise_mask.client import CLIENT_TRANSITIONS
+from secagg.protocols.pairwise_mask.member import CLIENT_TRANSITIONS
 from secagg.protocols.pairwise_mask.session import SERVER_TRANSITIONS
 from secagg.protocols.two_servers.offers import Entry as RoundEntry
 from secagg.protocols.two_servers.offers import RoundRules, RoundState

@@ -19,8 +19,8 @@ from secagg.protocols.pairwise_mask import (
     round2_masked_input,
     rounds3_4_unmasking,
 )
-from secagg.protocols.pairwise_mask.client import ClientState
 from secagg.protocols.pairwise_mask.configuration import Roster, SessionConfiguration
+from secagg.protocols.pairwise_mask.member import ClientState
 from secagg.session.certificates import Authority, Certificate, VerifiedIdentity
 from secagg.session.roles import LazyUpdate
 from secagg.session.sealed_state import MemoryLatch

@@ -302,6 +302,7 @@ ROOMS: Final = (
             "protocols/pairwise_mask",
             "client.py",
             "client_record.py",
+            "member.py",
             "round0_advertise_keys.py",
             "round1_share_keys.py",
             "round2_masked_input.py",

@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from secagg.choices import Topology as Topology
 
     from .client import Client as Client
-    from .client import ClientState as ClientState
     from .client import PairwiseMember as PairwiseMember
     from .client_record import Recorder as Recorder
     from .configuration import SessionConfiguration as SessionConfiguration
     from .graph import CURIOUS_PRIVACY_BITS as CURIOUS_PRIVACY_BITS
+    from .member import ClientState as ClientState
     from .plan import LARGEST_WHOLE_COMMITTEE as LARGEST_WHOLE_COMMITTEE
     from .plan import PairwiseOptions as PairwiseOptions
     from .plan import SessionPlan as SessionPlan
@@ -29,10 +29,11 @@ else:
     __getattr__, __dir__, __all__ = public_names(
         __name__,
         {
-            "client": "Client ClientState PairwiseMember",
+            "client": "Client PairwiseMember",
             "client_record": "Recorder",
             "configuration": "SessionConfiguration",
             "graph": "CURIOUS_PRIVACY_BITS Topology",
+            "member": "ClientState",
             "plan": "LARGEST_WHOLE_COMMITTEE PairwiseOptions SessionPlan plan_session",
             "recovery": "Transcript revealed_sets",
             "session": "PairwiseHelpers Server ServerState open_session",

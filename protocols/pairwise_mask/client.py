@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
-from enum import StrEnum
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from hmac import compare_digest
 from threading import RLock
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING
 
 from secagg.blame import from_server
 from secagg.contract.layout import Payload
 from secagg.crypto.entropy import Coins
-from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import (
     NOBODY,
     CapacityExceeded,
     Fault,
-    InternalError,
     InvalidParameters,
     Misuse,
     PeerError,
@@ -33,134 +31,28 @@ from secagg.errors import (
     blaming,
 )
 from secagg.identifiers import ClientId
-from secagg.session.certificates import Authority, Certificate, SigningKey
 from secagg.wire import MessageKind, message_kind, owned_bytes
 
 from .configuration import Seat, SessionConfiguration, noise_of
-from .graph import require_number
+from .member import CLIENT_TRANSITIONS, ClientState, MemberParts, advance
 from .round0_advertise_keys import Advertised, AdvertisedKeys, accept_advertised_keys, advertise_keys
 from .round1_share_keys import DeliveredShares, Shared, share_keys
 from .round2_masked_input import Masked, mask_input
 from .rounds3_4_unmasking import Confirmed, SurvivorSet, UnmaskingRequest, confirm_survivors, reveal_shares
 
 if TYPE_CHECKING:
-    from secagg.privacy.client_noise import ClientNoise, NoiseSettings
-    from secagg.session.client_policy import ClientPolicy
-    from secagg.session.ledger import Spent
-    from secagg.session.privacy_ledger import PrivacyLedger
+    from secagg.privacy.client_noise import ClientNoise
     from secagg.session.roles import LazyUpdate, Subject
 
-    from .client_record import Recorder
-
-# --- States -----------------------------------------------------------------------------------------------------------
+    from .client_record import Answers, Recorder, Step
 
 
-State = TypeVar("State", bound=StrEnum)
-Transitions = Mapping[State, tuple[MessageKind, frozenset[State]]]
-"""The one message that each state accepts, and the states that follow."""
-
-
-def advance(table: Transitions[State], state: State, message: MessageKind, chosen: State | None = None) -> State:
-    """Return the state that follows on a message: the only one that the table allows, or the chosen one of several.
-
-    This is the only way from one state to the next. To a server the message is the one that it waits for no longer.
-
-    Raises:
-        InternalError: the table knows no such step.
-    """
-    due, following = table.get(state, (None, frozenset[State]()))
-    if chosen is None and len(following) == 1:
-        (chosen,) = following
-    if message is not due or chosen is None or chosen not in following:
-        raise InternalError(f"no {message.name} leads from {state} to {chosen or 'one state'}")
-    return chosen
-
-
-class ClientState(StrEnum):
-    """The message that a client waits for."""
-
-    AWAITING_OFFER = "awaiting_offer"
-    AWAITING_ADVERTISED_KEYS = "awaiting_advertised_keys"
-    AWAITING_DELIVERED_SHARES = "awaiting_delivered_shares"
-    AWAITING_SURVIVOR_SET = "awaiting_survivor_set"
-    """Only on the committee of an active session."""
-    AWAITING_UNMASKING_REQUEST = "awaiting_unmasking_request"
-    COMPLETED = "completed"
-    ABORTED = "aborted"
-
-
-CLIENT_TRANSITIONS: Final[Transitions[ClientState]] = {
-    ClientState.AWAITING_OFFER: (MessageKind.SESSION_OFFER, frozenset({ClientState.AWAITING_ADVERTISED_KEYS})),
-    ClientState.AWAITING_ADVERTISED_KEYS: (
-        MessageKind.ADVERTISED_KEYS,
-        frozenset({ClientState.AWAITING_DELIVERED_SHARES}),
-    ),
-    ClientState.AWAITING_DELIVERED_SHARES: (
-        MessageKind.DELIVERED_SHARES,
-        # A client that cannot use an edge answers with a complaint, and is out.
-        frozenset({ClientState.AWAITING_SURVIVOR_SET, ClientState.AWAITING_UNMASKING_REQUEST, ClientState.ABORTED}),
-    ),
-    ClientState.AWAITING_SURVIVOR_SET: (MessageKind.SURVIVOR_SET, frozenset({ClientState.AWAITING_UNMASKING_REQUEST})),
-    ClientState.AWAITING_UNMASKING_REQUEST: (MessageKind.UNMASKING_REQUEST, frozenset({ClientState.COMPLETED})),
-}
-"""Any failure leads to ``ABORTED`` as well."""
-
-
-# --- The client -------------------------------------------------------------------------------------------------------
-
-Step = Advertised | Shared | Masked | Confirmed
-Answers = dict[MessageKind, tuple[bytes, bytes]]
-"""Digest of each answered message, and the answer, by kind; the upload, which is as large as the model, is not kept."""
-
-
-class PairwiseMember(Confined):
+@dataclass(slots=True, eq=False, repr=False)
+class PairwiseMember(MemberParts):
     """A client from one session to the next: its identity, its policy, its coins and its ledgers."""
 
-    def __init__(  # noqa: PLR0913 -- what a client brings
-        self,
-        client: ClientId,
-        *,
-        policy: ClientPolicy,
-        coins: Coins,
-        authority: Authority | None = None,
-        signing_key: SigningKey | None = None,
-        certificate: Certificate | None = None,
-        charge: Callable[[Spent], None],
-        recording: Callable[[Coins], Recorder] | None = None,
-        threads: int = 1,
-        noise: NoiseSettings | None = None,
-        privacy: PrivacyLedger | None = None,
-    ) -> None:
-        """Prepare to join sessions.
-
-        Args:
-            policy: the weakest session that the client accepts.
-            coins: ``SystemCoins()`` in production.
-            authority: who certifies identities; for active mode, with the client's own key and certificate.
-            charge: told of an upload before its update is made; raises to refuse, and is durable when it returns, as
-                ``SpentUpdates.charge`` is.
-            recording: makes what remembers a session that can be suspended: ``partial(Recorder, latch)``.
-            threads: how many threads expand masks and verify signatures.
-            noise: what this client adds to every update; an offer that says otherwise is refused.
-            privacy: what it has spent in all its tasks; an upload that its budget does not pay for is refused.
-        """
-        require_number("threads", threads, 1)
-        if certificate is not None and certificate.client != client:
-            raise InvalidParameters(f"the certificate is that of {certificate.client} and not of {client}")
-        if certificate is not None and signing_key is not None and certificate.public_key != signing_key.public_key:
-            raise InvalidParameters("the certificate is for another key than the signing key")
-        self.client, self.policy, self.coins, self.threads = client, policy, coins, threads
-        self.authority, self.signing_key, self.certificate = authority, signing_key, certificate
-        self.charge, self.recording, self.noise, self.privacy = charge, recording, noise, privacy
-
-    def require_signing(self) -> None:
-        """Refuse an identity key that was wiped, where there is one."""
-        if self.signing_key is not None:
-            self.signing_key.require_usable()
-
-    def sign(self, label: Label, *parts: bytes) -> bytes:
-        """Sign with the identity key; nothing in semi-honest mode, where there is none."""
-        return self.signing_key.sign(label, *parts) if self.signing_key is not None else b""
+    recording: Callable[[Coins], Recorder] | None = field(default=None, kw_only=True)
+    """Makes what remembers a session that can be suspended: ``partial(Recorder, latch)``."""
 
     def join(self, subject: Subject, update: LazyUpdate | None = None, suspended: Secret | None = None) -> Client:
         """Begin, or resume a suspended session."""
@@ -184,7 +76,7 @@ class Client(Confined):
 
     def __init__(
         self,
-        member: PairwiseMember,
+        member: MemberParts,
         subject: Subject,
         update: LazyUpdate | None = None,
         recording: Recorder | None = None,

@@ -37,9 +37,9 @@ from secagg.session.sealed_state import NAME_BYTES, Latch
 from secagg.tables import joined, mapped
 from secagg.wire import HEADER_BYTES, MessageKind, Reader
 
-from .client import Answers, ClientState, PairwiseMember, Step
 from .configuration import ClientSet, Roster, SessionConfiguration, roster_of
 from .graph import MAXIMUM_POPULATION
+from .member import ClientState, MemberParts
 from .round0_advertise_keys import (
     Advertised,
     AdvertisedKeys,
@@ -57,6 +57,9 @@ _LOG: Final = logging.getLogger(__name__)
 _LENGTH_BYTES: Final = 8
 _HEAD_END: Final = _LENGTH_BYTES + HEADER_BYTES + NAME_BYTES + 4 + 8
 _ROOT_BYTES: Final = 32
+Step = Advertised | Shared | Masked | Confirmed
+Answers = dict[MessageKind, tuple[bytes, bytes]]
+"""Digest of each answered message, and the answer, by kind; the upload, which is as large as the model, is not kept."""
 
 
 class RecordedCoins(Confined):
@@ -163,7 +166,7 @@ class Recorder(Confined):
         self._name, self._number = head.name, head.number + 1
 
     def resumed(
-        self, suspended: Secret, member: PairwiseMember, admit: Callable[[SessionConfiguration], None]
+        self, suspended: Secret, member: MemberParts, admit: Callable[[SessionConfiguration], None]
     ) -> tuple[SessionConfiguration, ClientState, Step, Answers]:
         """Overwrite a record that was claimed, and return where it stands, if ``admit`` does not refuse its session."""
         with suspended:
@@ -288,7 +291,7 @@ def _joined(public: bytes, secrets: list[Secret]) -> Secret:
 # --- The step of a client that is resumed -----------------------------------------------------------------------------
 
 
-def _step_of(record: ClientRecord, member: PairwiseMember, configuration: SessionConfiguration, coins: Coins) -> Step:
+def _step_of(record: ClientRecord, member: MemberParts, configuration: SessionConfiguration, coins: Coins) -> Step:
     """Return the step; the coins are those of the record, as far as any are left.
 
     Raises:
@@ -317,7 +320,7 @@ def _step_of(record: ClientRecord, member: PairwiseMember, configuration: Sessio
     return Confirmed(masked, ClientSet.decode(record.contributors, roster.population))
 
 
-def _verified_keys(member: PairwiseMember, roster: Roster, entries: tuple[bytes, ...]) -> VerifiedKeySet:
+def _verified_keys(member: MemberParts, roster: Roster, entries: tuple[bytes, ...]) -> VerifiedKeySet:
     """Read the roster again, whose proof was checked when it came; of the client's own keys nothing is left."""
     position = roster.position_of(member.client)
     if position is None:

@@ -54,7 +54,7 @@ from .graph import MAXIMUM_POPULATION
 from .suites import COMMITMENT_BYTES, MaskKeys, OwnKeys, PublishedKeys, commit_to_self_mask, key_suite
 
 if TYPE_CHECKING:
-    from .client import PairwiseMember
+    from .member import MemberParts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ class VerifiedAdvertiser:
         return keys if self.identity is None else (*keys, self.identity.public_key)
 
 
-def sign_advertisement(unsigned: KeyAdvertisement, member: PairwiseMember, attempt: AttemptContext) -> KeyAdvertisement:
+def sign_advertisement(unsigned: KeyAdvertisement, member: MemberParts, attempt: AttemptContext) -> KeyAdvertisement:
     """Sign an advertisement with the member's identity key, and attach the certificate."""
     if member.certificate is None:
         raise InvalidParameters("active mode needs a certificate")
@@ -256,7 +256,7 @@ class Advertised(Confined):
 
 
 def advertise_keys(
-    member: PairwiseMember, configuration: SessionConfiguration, coins: Coins
+    member: MemberParts, configuration: SessionConfiguration, coins: Coins
 ) -> tuple[Advertised, KeyAdvertisement]:
     """Accept an offer and draw everything secret afresh.
 
@@ -305,7 +305,7 @@ class VerifiedKeySet:
     advertisers: Mapping[int, VerifiedAdvertiser] = field(repr=False)
 
 
-def accept_advertised_keys(member: PairwiseMember, state: Advertised, message: AdvertisedKeys) -> VerifiedKeySet:
+def accept_advertised_keys(member: MemberParts, state: Advertised, message: AdvertisedKeys) -> VerifiedKeySet:
     """Check the roster, find one's own neighbours, and derive the session context.
 
     Implements: [BIK+17] Fig. 4, Round 1, client, steps 1 and 2.
@@ -348,7 +348,7 @@ def accept_advertised_keys(member: PairwiseMember, state: Advertised, message: A
 # --- Private ----------------------------------------------------------------------------------------------------------
 
 
-def _checked_roster(member: PairwiseMember, configuration: SessionConfiguration, message: AdvertisedKeys) -> Roster:
+def _checked_roster(member: MemberParts, configuration: SessionConfiguration, message: AdvertisedKeys) -> Roster:
     """Derive the roster, and refuse it where its size or its parameters do not protect this client."""
     require_context(message.attempt, configuration.context, "the roster is of another attempt", from_server())
     if not compare_digest(commit_to_opening(message.opening), configuration.graph_commitment):

@@ -33,7 +33,7 @@ from .round0_advertise_keys import Advertised, VerifiedKeySet
 from .suites import COMMITMENT_BYTES, SHARES_BYTES, OwnKeys, SharedSecret, SharePlace, key_suite
 
 if TYPE_CHECKING:
-    from .client import PairwiseMember
+    from .member import MemberParts
 
 _MAXIMUM_PATH = 64
 
@@ -168,7 +168,7 @@ class Shared(Confined):
 
 
 def share_keys(
-    member: PairwiseMember, state: Advertised, key_set: VerifiedKeySet, coins: Coins
+    member: MemberParts, state: Advertised, key_set: VerifiedKeySet, coins: Coins
 ) -> tuple[Shared, EncryptedShares]:
     """Share the two secrets among the neighbours, and seal each neighbour's pair of shares.
 

@@ -55,7 +55,7 @@ from .round1_share_keys import (
 from .suites import SharedSecret, SharePlace, key_suite
 
 if TYPE_CHECKING:
-    from .client import PairwiseMember
+    from .member import MemberParts
 
 SignedKey = tuple[bool, Secret]
 """Whether the mask of a key is to be added, and the key."""
@@ -291,7 +291,7 @@ class Masked(Confined):
 
 
 def mask_input(
-    member: PairwiseMember, state: Shared, message: DeliveredShares, take: Callable[[], Payload]
+    member: MemberParts, state: Shared, message: DeliveredShares, take: Callable[[], Payload]
 ) -> tuple[Masked | None, MaskedInput | Complaint, list[Fault]]:
     """Derive every mask, and upload the input under all of them.
 
@@ -339,7 +339,7 @@ def mask_input(
 
 
 def complain(
-    member: PairwiseMember, key_set: VerifiedKeySet, sharers: ClientSet, delivered: bytes, accused: Iterable[int]
+    member: MemberParts, key_set: VerifiedKeySet, sharers: ClientSet, delivered: bytes, accused: Iterable[int]
 ) -> Complaint:
     """Say whose seeds are unusable, of the entries under this root."""
     roster, neighbours = key_set.roster, key_set.neighbours

@@ -35,7 +35,7 @@ from .round2_masked_input import Masked, share_place, signed_view
 from .suites import COMMITMENT_BYTES, SharedSecret, key_suite
 
 if TYPE_CHECKING:
-    from .client import PairwiseMember
+    from .member import MemberParts
 
 # --- Messages ---------------------------------------------------------------------------------------------------------
 
@@ -161,9 +161,7 @@ class Confirmed(Confined):
         return f"<Confirmed {len(self.contributors)} contributors>"
 
 
-def confirm_survivors(
-    member: PairwiseMember, state: Masked, message: SurvivorSet
-) -> tuple[Confirmed, SurvivorSignature]:
+def confirm_survivors(member: MemberParts, state: Masked, message: SurvivorSet) -> tuple[Confirmed, SurvivorSignature]:
     """Sign the set of survivors, once, if it fits what this client has seen.
 
     Implements: [BIK+17] Fig. 4, Round 3, client; with a committee for sparse graphs.
@@ -209,7 +207,7 @@ def invalid_survivors(sentence: str) -> PeerMisbehaved:
 # --- Round 4, unmasking -----------------------------------------------------------------------------------------------
 
 
-def reveal_shares(member: PairwiseMember, state: Masked | Confirmed, message: UnmaskingRequest) -> UnmaskingShares:
+def reveal_shares(member: MemberParts, state: Masked | Confirmed, message: UnmaskingRequest) -> UnmaskingShares:
     """Show one share of each neighbour; the caller wipes the state before the answer leaves.
 
     Implements: [BIK+17] Fig. 4, Round 4, client.
@@ -289,7 +287,7 @@ def _show(masked: Masked, dealer: int, both: Secret, secret: SharedSecret) -> by
     return bytes(share) + place.digest_of(hidden, other)
 
 
-def _verify_certificate(member: PairwiseMember, masked: Masked, message: UnmaskingRequest) -> None:
+def _verify_certificate(member: MemberParts, masked: Masked, message: UnmaskingRequest) -> None:
     roster = masked.key_set.roster
     positions = [item.position for item in message.endorsements]
     if positions != sorted(set(positions)) or not set(positions) <= set(roster.committee):
@@ -310,7 +308,7 @@ def _verify_certificate(member: PairwiseMember, masked: Masked, message: Unmaski
     in_parallel(check, message.endorsements, member.threads)
 
 
-def _verify_views(member: PairwiseMember, masked: Masked, message: UnmaskingRequest, present: list[int]) -> None:
+def _verify_views(member: MemberParts, masked: Masked, message: UnmaskingRequest, present: list[int]) -> None:
     roster = masked.key_set.roster
     if len(message.views) != len(present):
         raise _uncertified(f"{len(present)} contributing neighbours have {len(message.views)} signed views")

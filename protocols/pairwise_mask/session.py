@@ -39,7 +39,6 @@ from secagg.session.stages import Checked, StagedServerSession
 from secagg.tables import mapped
 from secagg.wire import MessageKind, Reader, message_kind
 
-from .client import Transitions, advance
 from .configuration import (
     DIGEST_BYTES,
     NO_AUTHORITY,
@@ -50,6 +49,7 @@ from .configuration import (
     noise_of,
 )
 from .graph import Graph, require_number
+from .member import Transitions, advance
 from .plan import PairwiseOptions, SessionPlan
 from .recovery import Recovery, count_revealed_sets, release_sum, remove_masks
 from .relay import (

@@ -13,7 +13,7 @@ from docs.drawing import drawing
 from docs.included import Found, source_page
 from docs.links import faults_of
 from secagg.planning.costs import PlanRequest, Scheme, compare
-from secagg.protocols.pairwise_mask.client import CLIENT_TRANSITIONS
+from secagg.protocols.pairwise_mask.member import CLIENT_TRANSITIONS
 from secagg.protocols.pairwise_mask.session import SERVER_TRANSITIONS
 from secagg.session.registry import find, names
 from secagg.wire import MessageKind

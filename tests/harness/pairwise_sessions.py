@@ -27,7 +27,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import SecAggError
 from secagg.identifiers import ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask.client import Client, ClientState, PairwiseMember
+from secagg.protocols.pairwise_mask.client import Client, PairwiseMember
 from secagg.protocols.pairwise_mask.client_record import Recorder
 from secagg.protocols.pairwise_mask.configuration import (
     LEAST_CHECK_WORDS,
@@ -36,6 +36,7 @@ from secagg.protocols.pairwise_mask.configuration import (
     Seat,
     SessionConfiguration,
 )
+from secagg.protocols.pairwise_mask.member import ClientState
 from secagg.protocols.pairwise_mask.plan import PairwiseOptions, SessionPlan, plan_session
 from secagg.protocols.pairwise_mask.relay import RelayedShares, Settled, deliver_shares
 from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares

@@ -16,7 +16,7 @@ from secagg.crypto.mask_expansion import SEGMENT_BYTES
 from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.parameters import SecurityMode, Suite
 from secagg.privacy.client_noise import NoiseSettings
-from secagg.protocols.pairwise_mask.client import ClientState
+from secagg.protocols.pairwise_mask.member import ClientState
 from secagg.protocols.pairwise_mask.plan import PairwiseOptions, plan_session
 from secagg.protocols.pairwise_mask.session import ServerState
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum

@@ -18,7 +18,8 @@ from secagg.crypto.ring import low_bits
 from secagg.errors import Fault, InvalidParameters, PeerMisbehaved, SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
-from secagg.protocols.pairwise_mask.client import Client, ClientState
+from secagg.protocols.pairwise_mask.client import Client
+from secagg.protocols.pairwise_mask.member import ClientState
 from secagg.protocols.pairwise_mask.plan import PairwiseOptions
 from secagg.protocols.pairwise_mask.rounds3_4_unmasking import SurvivorSet
 from secagg.protocols.pairwise_mask.run import run

@@ -33,14 +33,9 @@ from secagg.errors import (
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import round2_masked_input
-from secagg.protocols.pairwise_mask.client import (
-    CLIENT_TRANSITIONS,
-    Client,
-    ClientState,
-    PairwiseMember,
-    advance,
-)
+from secagg.protocols.pairwise_mask.client import Client, PairwiseMember
 from secagg.protocols.pairwise_mask.configuration import NO_DIGEST, Seat
+from secagg.protocols.pairwise_mask.member import CLIENT_TRANSITIONS, ClientState, advance
 from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement, authenticate
 from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares
 from secagg.protocols.pairwise_mask.round2_masked_input import share_place

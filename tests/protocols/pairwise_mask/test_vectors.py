@@ -17,7 +17,7 @@ import pytest
 from secagg.errors import PeerError, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.protocols.pairwise_mask import Client, ClientState, Server, ServerState, SessionConfiguration, SessionPlan
-from secagg.protocols.pairwise_mask.client import CLIENT_TRANSITIONS
+from secagg.protocols.pairwise_mask.member import CLIENT_TRANSITIONS
 from secagg.protocols.pairwise_mask.session import SERVER_TRANSITIONS
 from secagg.wire import message_kind
 from tests.harness.pairwise_sessions import close_round, unmask
