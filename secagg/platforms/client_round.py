@@ -30,7 +30,14 @@ from secagg.compression.model_update.summed_values import (
     with_told,
     with_votes,
 )
-from secagg.compression.model_update.weighting import COUNTS, clamped_examples, rounded_examples, warn_once, weighted
+from secagg.compression.model_update.weighting import (
+    COUNTS,
+    clamped_examples,
+    inmost,
+    rounded_examples,
+    warn_once,
+    weighted,
+)
 from secagg.contract import Payload
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label, bind
@@ -294,12 +301,17 @@ def require_told_bounds(terms: Terms, update: ModelUpdate) -> None:
 
 def bounds_of(terms: Terms, update: ModelUpdate) -> dict[str, str]:
     """Return the bounds by which updates are cut and weighed, which stay the same in all of a task."""
-    fixed = {tensor.name: fixed_point(tensor) for tensor in update.tensors if tensor.name != COUNTS}
-    clips = {name: one.clip for name, one in fixed.items() if one is not None}
-    found = {f"the clip of {name}": repr(clip) for name, clip in clips.items()}
+    clips = dict[str, set[float]]()
+    for name, scheme in update.schemes.items():
+        # A server names tensors, and some apps train those of any name.
+        is_tensor = name == UPDATE or name.startswith(TENSOR)
+        if name != COUNTS and isinstance(one := inmost(scheme), FixedPoint):
+            kind = "floats" if one.fraction_bits else "integers"
+            clips.setdefault(f"the clip of {f'tensors of {kind}' if is_tensor else name}", set()).add(one.clip)
+    found = {what: ", ".join(map(repr, sorted(some))) for what, some in clips.items()}
     # Evaluation weighs all clients the same, and is about the same task.
     norms = {"secagg-max-norm": terms.max_norm, "secagg-max-norm-unenforced": terms.max_norm_unenforced}
-    if any(name.startswith(TENSOR) for name in fixed):
+    if any(name == UPDATE or name.startswith(TENSOR) for name in update.names):
         found |= {name: repr(norm) for name, norm in norms.items()}
     return found | ({"the number of examples that count fully": f"{terms.full}"} if terms.full > 1 else {})
 

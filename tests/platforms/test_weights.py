@@ -13,9 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from secagg.compression.model_update import ModelUpdate, decode_parameters, encode_parameters
+from secagg.compression.common import PublicStream
+from secagg.compression.fixed_point import FixedPoint
+from secagg.compression.model_update import ModelUpdate, TensorScheme, decode_parameters, encode_parameters
 from secagg.compression.model_update.arrays import METRICS
 from secagg.compression.model_update.weighting import COUNTS, Counted, warn_once
+from secagg.compression.rotation import RandomRotation
 from secagg.compression.scalar_quantization import ScalarQuantization
 from secagg.contract import Payload, ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
@@ -387,8 +390,36 @@ def test_the_clip_of_what_pruning_leaves_is_a_bound_as_well() -> None:
         task = made.begun(model(), clients=CLIENTS, task="t", number=1, weighted_by="n")
         return bounds_of(task.terms, task.update)
 
-    assert bounds(2.0)["the clip of tensor/w"] == "2.0"
-    assert bounds(4.0)["the clip of tensor/w"] == "4.0"
+    assert bounds(2.0)["the clip of tensors of floats"] == "2.0"
+    assert bounds(4.0)["the clip of tensors of floats"] == "4.0"
+
+
+def test_a_server_does_not_sweep_the_clip_under_other_names_of_a_tensor_or_behind_a_rotation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An app that returns what it was sent, changed, trains tensors of any name."""
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "ledgers"))
+    client = node(tmp_path)
+
+    def begun(number: int, name: str, clip: float) -> NodeRound:
+        made = Rounds(SecAggSettings(clip=clip))
+        task = made.begun({name: model()["w"]}, clients=CLIENTS, task="t", number=number, weighted_by="n")
+        return client.begun(task.terms)
+
+    training_in(begun(1, "w", 4.0), model()).charge()
+    begun(2, "other", 4.0)
+    with pytest.raises(InvalidParameters, match=r"the clip of tensors of floats is 2\.0, and was 4\.0 in a sum"):
+        begun(2, "other", 2.0)
+
+    stream = PublicStream(seed=bytes(32), round_number=2, tensor_name="tensor/w", shape=(3, 4))
+    inner = FixedPoint(length=16, clip=2.0, fraction_bits=16, modulus_bits=40)
+    rotated = TensorScheme(
+        name="tensor/w", shape=(3, 4), scheme=RandomRotation(stream=stream, block_size=16, inner=inner)
+    )
+    terms = begun(2, "w", 4.0).terms
+    hostile = replace(terms, full=1, parameters=encode_parameters(ModelUpdate(tensors=(rotated,), epoch=2)))
+    with pytest.raises(InvalidParameters, match=r"the clip of tensors of floats is 2\.0, and was 4\.0 in a sum"):
+        client.begun(hostile)
 
 
 def test_a_training_that_diverged_is_no_training(log: pytest.LogCaptureFixture) -> None:
