@@ -55,11 +55,14 @@ class HardwareJudge:
 
 def _require_newest(store: Store, claims: Claims) -> None:
     """Refuse collateral that is older than some that this client has accepted, and remember it."""
-    lists = 0 if claims.revoked_as_of is None else int(claims.revoked_as_of.timestamp())
-    for what, number in (("lists", lists), ("evaluation", getattr(claims.tcb, "evaluation_number", 0))):
-        place = f"{claims.format} {what}".encode()
+    # By issuer: what one authority has issued since is no reason to refuse the newest list of another.
+    found = {b"revocation list of " + issuer: int(issued.timestamp()) for issuer, issued in claims.lists.items()}
+    found[f"{claims.format} evaluation".encode()] = getattr(claims.tcb, "evaluation_number", 0)
+    for place, number in found.items():
         if number < (seen := store.newest(place, 0)):
+            what = "TCB evaluation" if place.endswith(b"evaluation") else "a revocation list of second"
             raise stale(f"the relayed collateral has {what} {number}, and this client has seen {seen}")
+    for place, number in found.items():
         store.reach(place, 0, number)
 
 
@@ -85,7 +88,7 @@ def read_policy(path: Path) -> Policy:
         InvalidParameters: there is no such file, or it is not a policy.
     """
     try:
-        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
         form = EvidenceFormat(fields.pop("format"))
         accepted = tuple(
             PinnedMeasurement(form, {name: bytes.fromhex(value) for name, value in pinned.items()})
@@ -102,14 +105,27 @@ def read_policy(path: Path) -> Policy:
         ) from None
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse a name that stands twice: the last one would hold."""
+    if len(names := dict(pairs)) < len(pairs):
+        raise ValueError("a name stands twice")
+    return names
+
+
+def _listed(names: Any) -> frozenset[Any]:  # noqa: ANN401 -- the policy checks them
+    if type(names) is not list:
+        raise ValueError(f"{names!r} is no list")
+    return frozenset(names)
+
+
 def _as_it_is(value: Any) -> Any:  # noqa: ANN401 -- the policy checks it
     return value
 
 
 _NAMES: Final = {"minimum_tcb": "minimum_snp_tcb"}
 _READ: Final[Mapping[str, Any]] = {
-    "accepted_advisories": frozenset,
-    "accepted_tcb_statuses": lambda names: frozenset(map(TcbStatus, names)),
+    "accepted_advisories": _listed,
+    "accepted_tcb_statuses": lambda names: frozenset(map(TcbStatus, _listed(names))),
     "lists_since": lambda day: datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC),
     "minimum_tcb": lambda parts: SnpTcb(**parts),
 }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import fields, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -29,9 +30,10 @@ from secagg.protocols.enclave.attestation import (
     SnpTcb,
     Verifier,
 )
+from secagg.protocols.enclave.attestation.claims import Claims
 from secagg.protocols.enclave.client import Invitation, VerifiedEnclave
 from secagg.protocols.enclave.collateral import decode_collateral, encode_collateral
-from secagg.protocols.enclave.judge import HardwareJudge
+from secagg.protocols.enclave.judge import HardwareJudge, _require_newest, read_policy  # pyright: ignore[reportPrivateUsage]
 from secagg.protocols.enclave.server import Server
 from secagg.protocols.enclave.trusted.messages import ModelStamp
 from secagg.session.store import Store
@@ -228,6 +230,107 @@ def test_an_older_revocation_list_than_one_that_was_seen_is_refused(
     verify(session, evidence, lists(1), judge())
     assert refusal(lambda: verify(session, evidence, lists(0), judge())) is Reason.COLLATERAL_STALE
     assert refusal(lambda: verify(session, evidence, lists(-5), judge())) is Reason.COLLATERAL_STALE
+
+
+def test_lists_of_two_authorities_are_remembered_apart(
+    session: InsecureEnclaveSession, makers: ModuleType, judge: Callable[..., HardwareJudge], tmp_path: Path
+) -> None:
+    """A client of enclaves on two kinds of processors would else refuse the newest list of the one for the other's."""
+    evidence, store = shown(session, makers, EvidenceFormat.SNP), Store.at(tmp_path)
+    root, start = makers.snp.authorities()[0], makers.authority.START
+    other = hashlib.sha256(b"the root of other processors").digest()
+    _require_newest(store, claims_with({other: start + timedelta(days=300)}))
+    made = makers.authority.revocation_list(root, start=start)
+    verify(session, evidence, of_amd(makers, revocation_list=made), judge())
+    with pytest.raises(PeerError, match="a revocation list of second"):
+        _require_newest(store, claims_with({other: start + timedelta(days=299)}))
+
+
+def test_the_newer_of_two_lists_cannot_go_back_behind_the_older(
+    session: InsecureEnclaveSession, makers: ModuleType, judge: Callable[..., HardwareJudge]
+) -> None:
+    """Intel's root signs once a year; its platform authority once a month, and that list names platforms."""
+    evidence, start = shown(session, makers, EvidenceFormat.TDX), makers.authority.START
+    root, authority, _ = makers.intel.authorities()
+    yearly = makers.authority.revocation_list(root, start=start - timedelta(days=1))
+
+    def lists(days: int) -> IntelCollateral:
+        monthly = makers.authority.revocation_list(authority, start=start + timedelta(days=days))
+        return replace(of_intel(makers), root_revocation_list=yearly, platform_revocation_list=monthly)
+
+    verify(session, evidence, lists(1), judge())
+    assert refusal(lambda: verify(session, evidence, lists(0), judge())) is Reason.COLLATERAL_STALE
+
+
+def claims_with(lists: dict[bytes, datetime]) -> Claims:
+    return Claims(
+        format=EvidenceFormat.SNP,
+        measurement={},
+        signer=b"",
+        debug=False,
+        migratable=False,
+        privilege_level=0,
+        sibling_threads=False,
+        tcb=NEEDED,
+        lists=lists,
+        report_data=b"",
+        signed_digest=b"",
+        issued_at=None,
+        not_after=datetime.max.replace(tzinfo=UTC),
+    )
+
+
+# --- The file of a node's operator ------------------------------------------------------------------------------------
+
+TDX_PINS = {"MRTD": "3d" * 48} | {f"RTMR{index}": f"b{index}" * 48 for index in range(4)}
+FILES: dict[EvidenceFormat, dict[str, Any]] = {
+    EvidenceFormat.TDX: {"accepted": [TDX_PINS], "minimum_tcb_evaluation": 17},
+    EvidenceFormat.SNP: {
+        "accepted": [{"MEASUREMENT": "4d" * 48}],
+        "minimum_tcb": {"boot_loader": 4, "tee": 0, "snp": 22, "microcode": 200},
+    },
+}
+
+
+@pytest.mark.parametrize("form", COLLATERAL)
+def test_a_policy_file_judges_relayed_collateral_from_end_to_end(
+    session: InsecureEnclaveSession,
+    makers: ModuleType,
+    judge: Callable[..., HardwareJudge],
+    tmp_path: Path,
+    form: EvidenceFormat,
+) -> None:
+    evidence, collateral, file = shown(session, makers, form), COLLATERAL[form](makers), tmp_path / "policy.json"
+    day = (makers.authority.START - timedelta(days=1)).strftime("%Y-%m-%d")
+    content = {"format": form.value, **FILES[form]} | ({"lists_since": day} if form is EvidenceFormat.SNP else {})
+    file.write_text(json.dumps(content))
+    own = replace(judge(), policy=read_policy(file))
+    verify(session, evidence, collateral, own)
+    loose = {name: value for name, value in content.items() if name not in ("lists_since", "minimum_tcb_evaluation")}
+    file.write_text(json.dumps(loose))
+    with pytest.raises(InvalidParameters, match="from the host, which may choose the oldest"):
+        verify(session, evidence, collateral, replace(own, policy=read_policy(file)))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"format": "sgx", "accepted": [{"MRENCLAVE": "%s"}], "accepted": [{"MRENCLAVE": "%s"}]}', "stands twice"),
+        ('{"format": "sgx", "accepted": [{"MRENCLAVE": "%s", "MRENCLAVE": "%s"}]}', "stands twice"),
+        ('{"format": "sgx", "accepted": [{"MRENCLAVE": "%s"}], "accepted_advisories": "%s"}', "is no list"),
+        ('{"format": "sgx", "accepted": [{"MRENCLAVE": "%s"}], "minimum_tcb_evaluation": "%s"}', "is a number from 0"),
+        (
+            '{"format": "sev-snp", "accepted": [{"MEASUREMENT": "%s"}], "sibling_threads_accepted": "no%s", \
+            "minimum_tcb": {"boot_loader": 4, "tee": 0, "snp": 22, "microcode": 200}}',
+            "are true or false",
+        ),
+    ],
+)
+def test_a_policy_file_that_says_less_than_it_seems_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    digests = ("4d" * 48, "") if "sev-snp" in text else ("aa" * 32, "bb" * 32)
+    (tmp_path / "policy.json").write_text(text % digests)
+    with pytest.raises(InvalidParameters, match=said):
+        read_policy(tmp_path / "policy.json")
 
 
 def test_collateral_reads_back(makers: ModuleType) -> None:

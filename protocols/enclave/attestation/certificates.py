@@ -393,8 +393,9 @@ def _check_authority(
 
 
 class ListValidity(NamedTuple):
-    """Validity period of a revocation list."""
+    """Validity period of a revocation list, and the digest of its issuer's name."""
 
+    issuer: bytes
     since: datetime
     until: datetime
 
@@ -435,7 +436,7 @@ def check_not_revoked(
         )
     if revoked:
         raise invalid(f"{issuer.name!r} has revoked the certificate of {', '.join(map(repr, revoked))}")
-    return ListValidity(since, until)
+    return ListValidity(sha256(issuer.subject), since, until)
 
 
 def _require_signed(revocation_list: bytes, issuer: Certificate, scheme: SignatureScheme) -> None:

@@ -132,14 +132,19 @@ class Claims:
     """Whether an SEV-SNP guest may share cores with others; False where the format does not say."""
     tcb: Tcb | None
     """The versions of what runs below; None for Nitro, and for a quote without collateral."""
-    revoked_as_of: datetime | None
-    """Issue date of the oldest revocation list that was checked."""
+    lists: Mapping[bytes, datetime]
+    """Issue date of each revocation list that was checked, by the digest of its issuer's name."""
     report_data: bytes
     """The data that the enclave itself asked to be attested."""
     signed_digest: bytes
     issued_at: datetime | None
     not_after: datetime
     """End of the shortest-lived certificate or collateral that was used."""
+
+    @property
+    def revoked_as_of(self) -> datetime | None:
+        """Issue date of the oldest revocation list that was checked."""
+        return min(self.lists.values(), default=None)
 
 
 AZURE: Final = (
@@ -152,6 +157,13 @@ NITRO_TPM: Final = (
     "this is a document of NitroTPM: its registers measure the boot of an EC2 instance, and no pin names them; run the "
     "program in a Nitro enclave"
 )
+
+
+CONFIDENTIAL_SPACE: Final = (
+    "this is a token of Google's Confidential Space or another attestation service: it is signed by that service and "
+    "not by the hardware; send the quote or report that the hardware makes"
+)
+QEMU: Final = "this document of QEMU's emulated security module is not signed, so nobody vouches for it"
 
 
 def malformed(message: str, reason: Reason = Reason.NOT_CANONICAL) -> MalformedMessage:

@@ -295,7 +295,7 @@ class Judgement:
     """Status of a quote under collateral, and the end of both; no status without collateral."""
 
     tcb: IntelTcb | None
-    revoked_as_of: datetime | None
+    lists: Mapping[bytes, datetime]
     not_after: datetime
 
 
@@ -317,7 +317,7 @@ def evaluate_collateral(
 ) -> Judgement:
     """Verify the collateral and find the status of everything below the enclave or, with ``td``, the trust domain."""
     if collateral is None:
-        return Judgement(None, None, quote.chain.not_after)
+        return Judgement(None, {}, quote.chain.not_after)
     info, info_chain, info_end = _read_signed(TCB_INFO, collateral.tcb_info, collateral.tcb_info_chain, roots, now)
     identity, identity_chain, identity_end = _read_signed(
         IDENTITY, collateral.identity, collateral.identity_chain, roots, now
@@ -326,8 +326,8 @@ def evaluate_collateral(
     tcb = _decoded(lambda: judge(info, identity, quote, td))
     chains_end = min(chain.not_after for chain in (quote.chain, info_chain, identity_chain))
     lists_end = min(validity.until for validity in lists)
-    revoked_as_of = min(validity.since for validity in lists)
-    return Judgement(tcb, revoked_as_of, min(chains_end, info_end, identity_end, lists_end))
+    issued = {validity.issuer: validity.since for validity in lists}
+    return Judgement(tcb, issued, min(chains_end, info_end, identity_end, lists_end))
 
 
 def _read_signed(
@@ -500,7 +500,7 @@ def verify_tdx(quote: bytes, collateral: IntelCollateral | None, roots: frozense
         privilege_level=None,
         sibling_threads=False,
         tcb=judgement.tcb,
-        revoked_as_of=judgement.revoked_as_of,
+        lists=judgement.lists,
         report_data=td["REPORTDATA"],
         signed_digest=verified.signed_digest,
         issued_at=None,
@@ -543,7 +543,7 @@ def verify_sgx(quote: bytes, collateral: IntelCollateral | None, roots: frozense
         privilege_level=None,
         sibling_threads=False,
         tcb=judgement.tcb,
-        revoked_as_of=judgement.revoked_as_of,
+        lists=judgement.lists,
         report_data=enclave["REPORTDATA"],
         signed_digest=verified.signed_digest,
         issued_at=None,

@@ -15,12 +15,14 @@ from typing import Any, Final
 from secagg.errors import Reason
 
 from .certificates import ECDSA_P384, MAXIMUM_CHAIN, Chain, has_begun, joined_signature, verify_chain
-from .claims import NITRO_TPM, Claims, EvidenceFormat, invalid, malformed, refused, require_length, sha256
+from .claims import NITRO_TPM, QEMU, Claims, EvidenceFormat, invalid, malformed, refused, require_length, sha256
 
 OPENING: Final = bytes.fromhex("8444a1013822a059")
 """Array of four; protected header {1: -35}, which is ES384; no unprotected header; payload with a two-byte length."""
 SIGNATURE_HEADER: Final = bytes.fromhex("5860")
 SIGNATURE_BYTES: Final = 96
+UNSIGNED: Final = b"\x58\x40" + bytes(64)
+"""In the place of a signature where QEMU emulates the module."""
 PAYLOAD_START: Final = len(OPENING) + 2
 SIGNED_PREFIX: Final = b"\x84\x6aSignature1\x44\xa1\x01\x38\x22\x40"
 """The opening of the Sig_structure of [RFC 9052] section 4.4; the payload and its header complete it."""
@@ -30,7 +32,7 @@ MAXIMUM_REGISTERS: Final = 32
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 LAST_MILLISECOND: Final = 253_402_300_799_999
 
-UNSIGNED, BYTES, TEXT, ARRAY, MAP = 0, 2, 3, 4, 5
+INTEGER, BYTES, TEXT, ARRAY, MAP = 0, 2, 3, 4, 5
 """The major types of CBOR that are read."""
 LONG_HEADS: Final = {24: (1, 24), 25: (2, 1 << 8), 26: (4, 1 << 16), 27: (8, 1 << 32)}
 """Bytes that follow a head, and the least number that needs them."""
@@ -46,6 +48,8 @@ def verify_nitro(document: bytes, roots: frozenset[bytes], now: datetime) -> Cla
 
     Implements: [RFC 9052] section 4.4, for one signer and ES384.
     """
+    if document.startswith(OPENING) and document.endswith(UNSIGNED):
+        raise refused(QEMU)
     if not document.startswith(OPENING):
         raise malformed("a Nitro document is an untagged COSE_Sign1 with the algorithm ES384 and no open headers")
     length = int.from_bytes(document[len(OPENING) : PAYLOAD_START], "big")
@@ -69,7 +73,7 @@ def verify_nitro(document: bytes, roots: frozenset[bytes], now: datetime) -> Cla
         privilege_level=None,
         sibling_threads=False,
         tcb=None,
-        revoked_as_of=None,
+        lists={},
         report_data=payload.user_data,
         signed_digest=sha256(message),
         issued_at=_issued_at(payload, chain, now),
@@ -145,7 +149,7 @@ class _Cbor:
     def registers(self) -> dict[int, bytes]:
         found: dict[int, bytes] = {}
         for _ in range(self.number(MAP, MAXIMUM_REGISTERS)):
-            index, value = self.number(UNSIGNED, MAXIMUM_REGISTERS - 1), self.data()
+            index, value = self.number(INTEGER, MAXIMUM_REGISTERS - 1), self.data()
             if index in found or len(value) != REGISTER_BYTES:
                 raise malformed(f"PCR{index} of a Nitro document is {REGISTER_BYTES} bytes, once")
             found[index] = value
@@ -160,7 +164,7 @@ def read_payload(encoded: bytes) -> Payload:
     readers: dict[str, Callable[[], Any]] = {
         "module_id": cbor.text,
         "digest": cbor.text,
-        "timestamp": lambda: cbor.number(UNSIGNED, LAST_MILLISECOND),
+        "timestamp": lambda: cbor.number(INTEGER, LAST_MILLISECOND),
         "pcrs": cbor.registers,
         "certificate": cbor.data,
         "cabundle": lambda: [cbor.data() for _ in range(cbor.number(ARRAY, MAXIMUM_CHAIN - 1))],

@@ -17,6 +17,7 @@ from secagg.errors import InvalidParameters, Misuse, Reason
 
 from .claims import (
     AZURE,
+    CONFIDENTIAL_SPACE,
     FLAGS,
     PINNED_ROOTS,
     Claims,
@@ -37,7 +38,8 @@ from .snp import SnpCollateral, verify_snp
 Collateral = SnpCollateral | IntelCollateral | None
 
 MAXIMUM_EVIDENCE_BYTES: Final = 1 << 16
-AZURE_OPENING: Final = b"HCLA"
+OPENINGS: Final = MappingProxyType({b"HCLA": AZURE, b"eyJ": CONFIDENTIAL_SPACE})
+"""How evidence of families begins that are refused; a JSON web token begins with a brace and a quote in base64."""
 
 
 class Verifier:
@@ -85,8 +87,9 @@ def _checked(document: bytes) -> bytes:
         raise malformed(
             f"evidence holds at most {MAXIMUM_EVIDENCE_BYTES} bytes; this {len(document)}", Reason.LENGTH_OVER_LIMIT
         )
-    if document.startswith(AZURE_OPENING):
-        raise refused(AZURE)
+    for opening, family in OPENINGS.items():
+        if document.startswith(opening):
+            raise refused(family)
     return document
 
 
@@ -182,6 +185,12 @@ class PinnedMeasurement:
         return not any(value) if flags is None else flags.admit(value)
 
 
+def _require_booleans(*values: object) -> None:
+    # "no" would count as true.
+    if any(type(value) is not bool for value in values):
+        raise InvalidParameters("sibling_threads_accepted and snp_revocation_required are true or false")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """Requirements of a client on an enclave, before it seals anything to it.
@@ -219,6 +228,7 @@ class Policy:
             raise InvalidParameters("accepted_tcb_statuses holds members of TcbStatus")
         if TcbStatus.REVOKED in self.accepted_tcb_statuses:
             raise InvalidParameters("a platform whose keys Intel has revoked cannot be accepted")
+        _require_booleans(self.sibling_threads_accepted, self.snp_revocation_required)
         if type(self.accepted_advisories) is not frozenset or not all(type(a) is str for a in self.accepted_advisories):
             raise InvalidParameters("accepted_advisories is a frozenset of names such as INTEL-SA-00615")
         if type(self.minimum_tcb_evaluation) is not int or self.minimum_tcb_evaluation < 0:

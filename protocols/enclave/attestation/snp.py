@@ -121,11 +121,11 @@ def verify_snp(report: bytes, collateral: SnpCollateral, roots: frozenset[bytes]
     require_zero(EvidenceFormat.SNP, _reserved(report, version))
     if bool(key_flags & AUTHOR_KEY) is not any(fields["AUTHOR_KEY_DIGEST"]):
         raise invalid("AUTHOR_KEY_EN and AUTHOR_KEY_DIGEST of the report contradict each other")
-    not_after, revoked_as_of = chain.not_after, None
+    not_after, lists = chain.not_after, dict[bytes, datetime]()
     if collateral.revocation_list is not None:
         _, authority, root = chain.certificates
         spoken = check_not_revoked([authority], collateral.revocation_list, issuer=root, scheme=RSA_PSS, now=now)
-        not_after, revoked_as_of = min(not_after, spoken.until), spoken.since
+        not_after, lists = min(not_after, spoken.until), {spoken.issuer: spoken.since}
     return Claims(
         format=EvidenceFormat.SNP,
         measurement=MappingProxyType({"MEASUREMENT": report[0x90:0xC0], **fields}),
@@ -135,7 +135,7 @@ def verify_snp(report: bytes, collateral: SnpCollateral, roots: frozenset[bytes]
         privilege_level=privilege_level,
         sibling_threads=bool(policy & POLICY_SMT or report[0x40] & PLATFORM_SMT),
         tcb=_lowest_tcb(chain, report[0x180:0x188], report[0x1E0:0x1E8], report[0x1F0:0x1F8]),
-        revoked_as_of=revoked_as_of,
+        lists=lists,
         report_data=report[0x50:0x90],
         signed_digest=sha256(report[:SIGNED_BYTES]),
         issued_at=None,

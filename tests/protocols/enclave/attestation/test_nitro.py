@@ -128,6 +128,18 @@ def test_a_document_of_a_tpm_is_refused_and_the_error_says_why(
     assert "| NitroTPM documents, of EC2 instances | their registers measure the boot of an instance" in readme
 
 
+def test_what_no_hardware_has_signed_is_refused_by_name(
+    verify: Callable[..., Claims], self_made: ModuleType, refusal: Refusal, repository: Path
+) -> None:
+    emulated = self_made.nitro.NitroDocument().encode()[:-98] + b"\x58\x40" + bytes(64)
+    assert refusal(partial(verify, NITRO, emulated), "QEMU's emulated security module") is Reason.ATTESTATION_REFUSED
+    token = b"eyJhbGciOiJSUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiIxIn0.c2ln"
+    assert refusal(partial(verify, NITRO, token), "Google's Confidential Space") is Reason.ATTESTATION_REFUSED
+    readme = (repository / "protocols" / "enclave" / "README.md").read_text(encoding="utf-8")
+    assert "| tokens of Google's Confidential Space |" in readme
+    assert "| QEMU's emulation of Nitro |" in readme
+
+
 def test_the_envelope_has_one_form(verify: Callable[..., Claims], self_made: ModuleType) -> None:
     document = self_made.nitro.NitroDocument().encode()
     payload = self_made.nitro.NitroDocument().payload()

@@ -56,7 +56,7 @@ def claims(kind: EvidenceFormat, **changes: Any) -> Claims:
         "privilege_level": 0 if kind is SNP else None,
         "sibling_threads": False,
         "tcb": {NITRO: None, SNP: LEAST}.get(kind, INTEL_TCB),
-        "revoked_as_of": None if kind is NITRO else NOW - timedelta(days=2),
+        "lists": {} if kind is NITRO else {b"issuer": NOW - timedelta(days=2)},
         "report_data": BIND,
         "signed_digest": bytes(32),
         "issued_at": None,
@@ -183,8 +183,8 @@ def test_firmware_below_the_minimum_in_any_part_is_refused(part: str, refused: C
 
 
 def test_a_report_whose_revocation_was_not_checked_is_refused_by_default(refused: Callable[..., None]) -> None:
-    refused(claims(SNP, revoked_as_of=None), "revocation was not checked")
-    policy(snp_revocation_required=False).check(claims(SNP, revoked_as_of=None), BIND, NOW)
+    refused(claims(SNP, lists={}), "revocation was not checked")
+    policy(snp_revocation_required=False).check(claims(SNP, lists={}), BIND, NOW)
 
 
 def test_a_report_of_another_privilege_level_is_refused(refused: Callable[..., None]) -> None:
@@ -205,7 +205,7 @@ def test_a_quote_without_collateral_is_refused_by_every_policy(
 ) -> None:
     all_but_revoked = frozenset(TcbStatus) - {TcbStatus.REVOKED}
     for changes in ({}, {"accepted_tcb_statuses": all_but_revoked, "snp_revocation_required": False}):
-        refused(claims(kind, tcb=None, revoked_as_of=None), "without collateral", **changes)
+        refused(claims(kind, tcb=None, lists={}), "without collateral", **changes)
 
 
 def test_the_tcb_is_of_the_formats_own_kind(refused: Callable[..., None]) -> None:
@@ -251,7 +251,7 @@ def test_an_old_revocation_list_is_stale_whatever_its_own_end(
     far = NOW + timedelta(days=10_000)
 
     def judged(issued: datetime) -> datetime:
-        return judging.check(claims(kind, revoked_as_of=issued, not_after=far), BIND, NOW)
+        return judging.check(claims(kind, lists={b"issuer": issued}, not_after=far), BIND, NOW)
 
     assert judged(NOW - age) == NOW
     assert judged(NOW) == NOW + age
