@@ -29,11 +29,13 @@ from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.planning.models import CELEBA, FEMNIST_3_CHANNEL
-from secagg.protocols.enclave.client import Client, SealLedger, Upload, VerifiedEnclave
+from secagg.protocols.enclave.client import Client, Upload
 from secagg.protocols.enclave.remote_enclave import SimulatedEnclave, SimulatedJudge
+from secagg.protocols.enclave.seal_ledger import SealLedger
 from secagg.protocols.enclave.session import EnclaveMember, EnclaveOptions
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
 from secagg.protocols.enclave.trusted.messages import ModelStamp
+from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
 from secagg.session.certificates import Authority, SigningKey, issue_certificate
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import Spent

@@ -407,9 +407,11 @@ ROOMS: Final = (
         _in(
             "protocols/enclave",
             "client.py",
+            "seal_ledger.py",
             "server.py",
             "release_privacy.py",
             "session.py",
+            "verified_enclave.py",
         ),
         (
             *_in(

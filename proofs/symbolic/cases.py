@@ -87,14 +87,14 @@ CHECKS = {
     ("one_message", "certificate"): "secagg.protocols.one_message.requests:require_certificate",
     ("one_message", "one list"): "secagg.protocols.one_message.holder:Holder.respond",
     ("enclave", "measurement"): "secagg.protocols.enclave.judge:HardwareJudge.judge",
-    ("enclave", "own configuration"): "secagg.protocols.enclave.client:VerifiedEnclave.__init__",
+    ("enclave", "own configuration"): "secagg.protocols.enclave.verified_enclave:VerifiedEnclave.__init__",
     ("enclave", "bound key"): "secagg.protocols.enclave.attestation.policy:Policy.check",
     ("enclave", "evidence"): "secagg.protocols.enclave.judge:HardwareJudge.judge",
     ("enclave", "certificate"): "secagg.protocols.enclave.trusted.enclave:Enclave.receive",
     ("enclave", "proven header"): "secagg.protocols.enclave.trusted.messages:proof_of",
     ("enclave", "sealed header"): "secagg.protocols.enclave.trusted.messages:sealing_info",
     ("enclave", "proof"): "secagg.protocols.enclave.trusted.enclave:Enclave.receive",
-    ("enclave", "receipt"): "secagg.protocols.enclave.client:VerifiedEnclave.verify_receipt",
+    ("enclave", "receipt"): "secagg.protocols.enclave.verified_enclave:VerifiedEnclave.verify_receipt",
 }
 """Each check of a model beside the function that makes it in the library; an assumption has none."""
 

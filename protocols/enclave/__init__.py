@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from .attestation import PinnedMeasurement as PinnedMeasurement
     from .attestation import Policy as Policy
     from .attestation import Verifier as Verifier
-    from .client import Judge as Judge
-    from .client import Judgement as Judgement
-    from .client import SealLedger as SealLedger
     from .judge import HardwareJudge as HardwareJudge
     from .judge import read_policy as read_policy
     from .machine.serving import serve_at as serve_at
@@ -29,25 +26,29 @@ if TYPE_CHECKING:
     from .remote_enclave import SimulatedEnclave as SimulatedEnclave
     from .remote_enclave import SimulatedEvidence as SimulatedEvidence
     from .remote_enclave import SimulatedJudge as SimulatedJudge
+    from .seal_ledger import SealLedger as SealLedger
     from .server import Server as Server
     from .session import EnclaveHelpers as EnclaveHelpers
     from .session import EnclaveMember as EnclaveMember
     from .session import EnclaveOptions as EnclaveOptions
     from .session import open_session as open_session
     from .trusted.enclave import DEFAULT_MEMORY_BYTES as DEFAULT_MEMORY_BYTES
+    from .verified_enclave import Judge as Judge
+    from .verified_enclave import Judgement as Judgement
 else:
     __getattr__, __dir__, __all__ = public_names(
         __name__,
         {
             "attestation": "EvidenceFormat PinnedMeasurement Policy Verifier",
-            "client": "Judge Judgement SealLedger",
             "judge": "HardwareJudge read_policy",
             "machine.serving": "serve_at",
             "release_privacy": "epsilon_of",
             "remote_enclave": "RemoteEnclave SimulatedEnclave SimulatedEvidence SimulatedJudge",
+            "seal_ledger": "SealLedger",
             "server": "Server",
             "session": "EnclaveHelpers EnclaveMember EnclaveOptions open_session",
             "trusted.configuration": "Accumulation ReleaseForm",
             "trusted.enclave": "DEFAULT_MEMORY_BYTES",
+            "verified_enclave": "Judge Judgement",
         },
     )

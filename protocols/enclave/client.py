@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from math import isqrt
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -23,25 +22,24 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from secagg.blame import from_server
 from secagg.contract.codewords import Tables, tables_digest
 from secagg.contract.layout import IndexSegment, Layout, Payload, RingSegment
-from secagg.crypto.hpke import sealing_key
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.mask_expansion import accumulate, segment_count
 from secagg.crypto.ring import RingVector, low_bits, pack_group
-from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
+from secagg.crypto.secret import Secret, draw_exactly, overwrite
 from secagg.declared import CLIENT, FLAG, Message, MessageIn, buffers, encoded, fixed, sized, unsigned, variable
-from secagg.errors import NOBODY, AuthenticationFailed, InvalidParameters, Misuse, PeerMisbehaved, Reason
+from secagg.errors import NOBODY, InvalidParameters, Misuse, Reason
 from secagg.identifiers import ClientId
 from secagg.privacy.kinds import clip_into, squared_norm
-from secagg.session.certificates import IDENTITY_KEY_BYTES, Authority, verify_signature
-from secagg.session.ledger import Spent, SpentUpdates
+from secagg.session.certificates import Authority
+from secagg.session.ledger import Spent
 from secagg.session.one_answer import OneStageClientSession
 from secagg.wire import MessageKind
 
+from .seal_ledger import SealLedger
 from .trusted.bounded import LANES, WORD, runs
 from .trusted.configuration import EnclaveConfiguration
 from .trusted.messages import (
     DIGEST_BYTES,
-    EPOCH_BYTES,
     GCM_NONCE_BYTES,
     PROOF_BYTES,
     SEALED_INDICES,
@@ -49,9 +47,7 @@ from .trusted.messages import (
     SEED_BYTES,
     TAG_BYTES,
     VERSION_BYTES,
-    EnclaveOffer,
     ModelStamp,
-    Receipt,
     SealedUpload,
     UploadHeader,
     has_one_seal,
@@ -60,13 +56,14 @@ from .trusted.messages import (
     proof_of,
     sealing_info,
 )
+from .verified_enclave import VerifiedEnclave, weaker
 
 if TYPE_CHECKING:
     from secagg.session.client_policy import ClientPolicy, Compared
     from secagg.session.roles import LazyUpdate, Subject
 
+    from .member import MemberParts
     from .release_privacy import PrivacyLimit
-    from .session import EnclaveMember
 
 VECTOR_NONCE_BYTES: Final = 32
 _LOG: Final = logging.getLogger("secagg.protocols.enclave")
@@ -168,13 +165,6 @@ def require_accepted(  # noqa: PLR0913 -- what a client has, and what it is offe
         privacy.require(configuration, maximum_seals)
 
 
-def weaker(sentence: str) -> InvalidParameters:
-    """Return the error of an offer that a client does not accept."""
-    return InvalidParameters(
-        f"this enclave is refused: {sentence}; change its configuration", reason=Reason.BELOW_FLOOR
-    )
-
-
 KEEPS: Final = frozenset(
     (
         *("suites", "modes", "minimum_cohort", "authority", "maximum_length", "forms", "accumulations"),
@@ -229,7 +219,7 @@ class Client(OneStageClientSession):
 
     def __init__(
         self,
-        member: EnclaveMember,
+        member: MemberParts,
         subject: Subject,
         update: LazyUpdate | None = None,
         suspended: Secret | None = None,
@@ -443,162 +433,3 @@ def side_by_side(segment: RingSegment, values: RingVector) -> Iterator[memoryvie
         lanes[: block.stop - block.start] = values[block]
         for words in pack_group(list(lanes.reshape(LANES, run)), segment.modulus_bits, 8 * WORD.itemsize):
             yield words.view(np.uint8).data
-
-
-# --- An enclave that a client has reason to seal to -------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """A judge's finding: the program that runs, and the end of its validity."""
-
-    program: str
-    not_after: datetime
-
-
-class Judge(Protocol):
-    """Decides whether evidence vouches for a binding: ``HardwareJudge``, or in simulations one that says so."""
-
-    def judge(self, evidence: Any, binding: bytes, now: datetime) -> Judgement:  # noqa: ANN401 -- judged here
-        """Accept the evidence, or raise."""
-        ...
-
-
-class VerifiedEnclave(Confined):
-    """The keys of an enclave that passed; making one is verifying it.
-
-    It cannot be pickled: another process verifies for itself. Its validity is checked again before each charge; what
-    was charged is sealed, however long the training took.
-    """
-
-    __slots__ = ("_key", "configuration", "not_after", "offer", "program")
-
-    def __init__(
-        self,
-        offer: EnclaveOffer,
-        evidence: Any,  # noqa: ANN401 -- the judge knows which it takes
-        *,
-        configuration: EnclaveConfiguration,
-        judge: Judge,
-        now: datetime,
-    ) -> None:
-        """Verify that the evidence vouches for the offer, and that the offer is for this configuration.
-
-        Args:
-            configuration: as the client fixed or checked it; its digest is computed here and never taken from an offer.
-            judge: a ``HardwareJudge`` in production.
-            now: the client's own time, with a time zone.
-        Raises:
-            PeerMisbehaved: the offer is for another configuration, has expired, or the evidence does not pass.
-        Claim EN-2: what is sealed is sealed to this program under this configuration, and to nothing else.
-        """
-        if (type(offer), type(configuration)) != (EnclaveOffer, EnclaveConfiguration):
-            raise Misuse("an enclave is verified by its EnclaveOffer and the client's own EnclaveConfiguration")
-        if offer.context != configuration.context:
-            raise PeerMisbehaved(
-                "the enclave runs another configuration than this client accepts; compare the two field by field",
-                reason=Reason.WRONG_SESSION,
-                culprits=from_server(),
-            )
-        if len(offer.epoch) != EPOCH_BYTES or len(offer.receipt_key) != IDENTITY_KEY_BYTES:
-            raise Misuse("an offer is a value that EnclaveOffer.decode returned")
-        judgement = judge.judge(evidence, offer.binding, now)
-        self.offer = offer
-        self.configuration = configuration
-        self.program = judgement.program
-        expiry = datetime.fromtimestamp(configuration.expiry, UTC)
-        self.not_after = min(judgement.not_after, expiry)
-        self._key = sealing_key(configuration.suite, offer.sealing_key, culprits=from_server())
-        self.require_current(now)
-
-    def require_current(self, now: datetime) -> None:
-        """Refuse an enclave whose evidence or configuration has expired."""
-        if type(now) is not datetime or now.utcoffset() is None:
-            raise Misuse("the time is a datetime with a time zone")
-        if now >= self.not_after:
-            raise PeerMisbehaved(
-                f"the enclave was verified until {self.not_after:%Y-%m-%d %H:%M} UTC; fetch a new epoch's evidence",
-                reason=Reason.ATTESTATION_REFUSED,
-                culprits=from_server(),
-            )
-
-    def seal(self, secret: Secret, info: bytes) -> bytes:
-        """Seal a secret to the enclave that was verified."""
-        return self._key.seal(secret, info)
-
-    def verify_receipt(self, receipt: Receipt) -> None:
-        """Check that this enclave signed a receipt, in this epoch and under this configuration."""
-        if (receipt.context, receipt.epoch) != (self.offer.context, self.offer.epoch):
-            raise AuthenticationFailed(culprits=from_server())
-        parts = receipt.signed_parts()
-        verify_signature(
-            self.offer.receipt_key, receipt.signature, Label.ENCLAVE_RECEIPT, *parts, culprits=from_server()
-        )
-
-    def __repr__(self) -> str:
-        if not hasattr(self, "_key"):  # A traceback may show what its constructor refused.
-            return "<VerifiedEnclave, not verified>"
-        return f"<VerifiedEnclave {self.program}, until {self.not_after:%Y-%m-%d %H:%M} UTC>"
-
-
-# --- The ledger -------------------------------------------------------------------------------------------------------
-
-_MAXIMUM_TASK_BYTES: Final = 256
-
-
-class SealLedger(Confined):
-    """Number of seals of a client for one task, and the last model among them.
-
-    Security: a ledger without ``SpentUpdates`` of a file forgets its uploads when its process ends.
-    """
-
-    def __init__(
-        self,
-        task: bytes,
-        *,
-        maximum_seals: int | None = None,
-        repeats_allowed: bool = False,
-        spent: SpentUpdates | None = None,
-    ) -> None:
-        """Begin a ledger in which nothing was spent.
-
-        Args:
-            maximum_seals: how many uploads the client makes for the task, in all epochs together.
-            repeats_allowed: whether updates of one model may be sealed to any number of epochs, each of them charged.
-                Allow it only where noise protects every single release.
-            spent: the client's record of uploads for all its tasks; durable if it has a file.
-        """
-        if type(task) is not bytes or not 1 <= len(task) <= _MAXIMUM_TASK_BYTES:
-            raise Misuse(f"a ledger is for a task: 1 to {_MAXIMUM_TASK_BYTES} bytes")
-        if maximum_seals is not None and (type(maximum_seals) is not int or maximum_seals < 1):
-            raise Misuse(f"maximum_seals is a positive integer, or None for no limit; got {maximum_seals!r}")
-        self.task = task
-        self.maximum_seals = maximum_seals
-        self.repeats_allowed = repeats_allowed
-        self._durable = spent or SpentUpdates()
-
-    @property
-    def seals(self) -> int:
-        """Number of uploads."""
-        return self._durable.count(self.task)
-
-    @property
-    def last_version(self) -> int:
-        """The last model that there was one for, or -1."""
-        return self._durable.last(self.task)
-
-    def charge(self, spent: Spent, *, is_noised: bool, bounds: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Record an upload before its update is made, or refuse it; a failure later gives nothing back.
-
-        Args:
-            bounds: to which updates of the task are cut; the first upload fixes them.
-        """
-        if spent.task != self.task:
-            raise Misuse(f"this ledger counts uploads for {self.task!r}; keep one for each task")
-        is_repeat_allowed = self.repeats_allowed and is_noised
-        self._durable.keep(self.task, bounds)
-        self._durable.charge(spent, is_repeat_allowed=is_repeat_allowed, maximum=self.maximum_seals)
-
-    def __repr__(self) -> str:
-        limit = f" of {self.maximum_seals}" if self.maximum_seals is not None else ""
-        return f"<SealLedger {self.task!r}: {self.seals}{limit} sealed, the last for model {self.last_version}>"

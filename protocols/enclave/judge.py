@@ -23,8 +23,8 @@ from .attestation import (
     Verifier,
 )
 from .attestation.claims import Claims, stale
-from .client import Judgement
 from .collateral import decode_collateral
+from .verified_enclave import Judgement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

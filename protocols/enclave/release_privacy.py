@@ -16,8 +16,8 @@ from secagg.errors import InvalidParameters
 from secagg.privacy.accounting import Adjacency, ReleasePart, epsilon, of_decoded_sum, of_histogram, of_vector
 from secagg.privacy.kinds import require_delta
 
-from .client import weaker
 from .trusted.configuration import EnclaveConfiguration
+from .verified_enclave import weaker
 
 
 def squared_sensitivities(

@@ -21,7 +21,6 @@ from secagg.wire import MessageKind, message_kind
 
 from .attestation import Evidence, EvidenceFormat
 from .attestation.claims import refused
-from .client import Judgement
 from .trusted.configuration import EnclaveConfiguration, Start
 from .trusted.enclave import DEFAULT_MEMORY_BYTES, Enclave
 from .trusted.messages import (
@@ -37,6 +36,7 @@ from .trusted.messages import (
     ReleaseBuffer,
 )
 from .trusted.service import SIMULATED, request_limit
+from .verified_enclave import Judgement
 
 _SHORT_ANSWER_BYTES: Final = 1 << 21
 """No answer but a release is longer: a refusal, or an offer with its evidence."""

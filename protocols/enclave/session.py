@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import ROUND_DOWN
@@ -12,10 +12,9 @@ from typing import Annotated, ClassVar, Final
 from secagg.choices import Accumulation, ReleaseForm
 from secagg.contract.codewords import Tables
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
-from secagg.crypto.entropy import Coins
 from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.ring import require_capacity
-from secagg.crypto.secret import Confined, Secret
+from secagg.crypto.secret import Secret
 from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.identifiers import CLIENT_ID_BYTES, ClientId
 from secagg.options import option
@@ -23,17 +22,18 @@ from secagg.parameters import LEAST_COHORT, Suite
 from secagg.privacy.accounting import Adjacency, of_vector
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.rounding import room_for_noise, rounded_root
-from secagg.protocols.enclave.release_privacy import PrivacyLimit, squared_sensitivities
-from secagg.session.certificates import IDENTITY_KEY_BYTES, Authority, Certificate, SigningKey
-from secagg.session.client_policy import ClientPolicy, require_policy
-from secagg.session.registry import Clock, ProtocolOptions
+from secagg.protocols.enclave.release_privacy import squared_sensitivities
+from secagg.session.certificates import IDENTITY_KEY_BYTES, Authority, Certificate
+from secagg.session.client_policy import require_policy
+from secagg.session.registry import ProtocolOptions
 from secagg.session.roles import LazyUpdate, Subject
 from secagg.session.simulated import AES_BLOCK_BYTES, Costs, Work, mask_cipher_calls, ring_length
 from secagg.wire import HEADER_BYTES
 
 from .attestation import Collateral, Evidence
-from .client import VECTOR_NONCE_BYTES, Client, Invitation, Judge, SealLedger, VerifiedEnclave, stamp_of
+from .client import VECTOR_NONCE_BYTES, Client, Invitation, stamp_of
 from .collateral import encode_collateral
+from .member import MemberParts
 from .remote_enclave import SimulatedEvidence, read_attested
 from .server import EnclaveConnection, Server
 from .trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise
@@ -47,6 +47,7 @@ from .trusted.messages import (
     sealed_upload_bytes,
 )
 from .trusted.service import SIMULATED
+from .verified_enclave import VerifiedEnclave
 
 DEFAULT_LIFETIME: Final = timedelta(hours=12)
 _MOST_UPLOADS: Final = 1 << 20
@@ -269,25 +270,10 @@ def open_session(
 # --- The client -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class EnclaveMember(Confined):
+class EnclaveMember(MemberParts):
     """A client of enclaves."""
 
-    certificate: Certificate
-    """Of the signing key, by the authority; without one, by the client itself."""
-    signing_key: SigningKey
-    policy: ClientPolicy
-    judge: Judge
-    ledger: Callable[[bytes], SealLedger]
-    """Returns the ledger of a task, with ``SpentUpdates`` of a file in production."""
-    clock: Clock
-    coins: Coins
-    """``SystemCoins()`` in production."""
-    privacy: PrivacyLimit | None = None
-    """Differential privacy that this client asks for; needed without an authority in its policy."""
-    max_norms: tuple[int, ...] | None = None
-    """Bounds of the client's task in steps, where something else tells it of them."""
-    threads: int = 1
+    __slots__ = ()
 
     def join(self, subject: Subject, update: LazyUpdate | None = None, suspended: Secret | None = None) -> Client:
         """Begin; a session cannot be resumed."""

@@ -15,8 +15,9 @@ from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 from secagg.session.simulated import SimulatedKeys
 
-from .client import KEEPS, SealLedger
+from .client import KEEPS
 from .remote_enclave import SimulatedEnclave, SimulatedJudge
+from .seal_ledger import SealLedger
 from .server import STAGE, Server
 from .session import EnclaveHelpers, EnclaveMember, EnclaveOptions, costs, open_session
 

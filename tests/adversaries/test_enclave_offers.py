@@ -42,7 +42,7 @@ from secagg.protocols.enclave.attestation import (
     SnpTcb,
     Verifier,
 )
-from secagg.protocols.enclave.client import VerifiedEnclave, require_accepted
+from secagg.protocols.enclave.client import require_accepted
 from secagg.protocols.enclave.judge import HardwareJudge
 from secagg.protocols.enclave.remote_enclave import SimulatedEvidence, SimulatedJudge
 from secagg.protocols.enclave.session import EnclaveOptions
@@ -50,6 +50,7 @@ from secagg.protocols.enclave.trusted import enclave as trusted
 from secagg.protocols.enclave.trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, least_squared
 from secagg.protocols.enclave.trusted.enclave import bounded_choices
 from secagg.protocols.enclave.trusted.messages import EnclaveOffer, ModelStamp
+from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.registry import find
 from secagg.session.roles import LazyUpdate, Released, Subject, Update

@@ -31,11 +31,12 @@ from secagg.protocols.enclave.attestation import (
     Verifier,
 )
 from secagg.protocols.enclave.attestation.claims import Claims
-from secagg.protocols.enclave.client import Invitation, VerifiedEnclave
+from secagg.protocols.enclave.client import Invitation
 from secagg.protocols.enclave.collateral import decode_collateral, encode_collateral
 from secagg.protocols.enclave.judge import HardwareJudge, _require_newest, read_policy  # pyright: ignore[reportPrivateUsage]
 from secagg.protocols.enclave.server import Server
 from secagg.protocols.enclave.trusted.messages import ModelStamp
+from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
 from secagg.session.store import Store
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, attested_of
 from tests.harness.evidence_makers import evidence_makers

@@ -18,10 +18,10 @@ from secagg.errors import PeerMisbehaved
 from secagg.platforms.enclave_plug import load_judge
 from secagg.protocols.enclave import HardwareJudge, Verifier
 from secagg.protocols.enclave.attestation import Roots
-from secagg.protocols.enclave.client import VerifiedEnclave
 from secagg.protocols.enclave.machine.evidence import SecurityModule
 from secagg.protocols.enclave.remote_enclave import read_attested
 from secagg.protocols.enclave.trusted.service import EnclaveService
+from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, start_of
 from tests.harness.evidence_makers import evidence_makers

@@ -29,9 +29,10 @@ from secagg.errors import Misuse
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
-from secagg.protocols.enclave.client import Client, SealLedger, Upload, VerifiedEnclave, seal_indices, vector_digest
+from secagg.protocols.enclave.client import Client, Upload, seal_indices, vector_digest
 from secagg.protocols.enclave.release_privacy import PrivacyLimit
 from secagg.protocols.enclave.remote_enclave import SimulatedEnclave, SimulatedJudge
+from secagg.protocols.enclave.seal_ledger import SealLedger
 from secagg.protocols.enclave.server import EnclaveConnection, Server
 from secagg.protocols.enclave.session import EnclaveMember, EnclaveOptions
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Start
@@ -46,6 +47,7 @@ from secagg.protocols.enclave.trusted.messages import (
     proof_of,
     sealing_info,
 )
+from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
 from secagg.session.certificates import Authority, Certificate, SigningKey, issue_certificate
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import Spent, SpentUpdates

@@ -15,7 +15,7 @@ import pytest
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason
 from secagg.parameters import ATTEMPTS
-from secagg.protocols.enclave.client import SealLedger
+from secagg.protocols.enclave.seal_ledger import SealLedger
 from secagg.session.ledger import Spent, SpentUpdates
 from secagg.session.store import Store
 

@@ -29,8 +29,9 @@ from secagg.privacy.accounting import Adjacency
 from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave import client as client_module
 from secagg.protocols.enclave import release_privacy
-from secagg.protocols.enclave.client import Client, SealLedger, require_accepted
+from secagg.protocols.enclave.client import Client, require_accepted
 from secagg.protocols.enclave.release_privacy import PrivacyLimit, epsilon_of
+from secagg.protocols.enclave.seal_ledger import SealLedger
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise
 from secagg.protocols.enclave.trusted.messages import ModelStamp
 from secagg.session.ledger import Spent, SpentUpdates

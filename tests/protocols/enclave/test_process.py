@@ -28,13 +28,14 @@ from secagg.errors import (
     UnexpectedMessage,
 )
 from secagg.identifiers import ServerId
-from secagg.protocols.enclave.client import Client, Upload, VerifiedEnclave
+from secagg.protocols.enclave.client import Client, Upload
 from secagg.protocols.enclave.machine.serving import serve_at
 from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave, SimulatedJudge, read_attested
 from secagg.protocols.enclave.trusted.enclave import Enclave
 from secagg.protocols.enclave.trusted.hosts import serve
 from secagg.protocols.enclave.trusted.messages import BufferRelease, EnclaveOffer, ModelStamp
 from secagg.protocols.enclave.trusted.service import SIMULATED, EnclaveService, request_limit
+from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
 from secagg.session.frames import decode_refusal, encode_refusal, listening, receive_frame, send_frame
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, Writer, message_kind

@@ -13,9 +13,9 @@ from secagg.crypto.hpke import sealing_sizes
 from secagg.errors import AuthenticationFailed, MalformedMessage, Misuse, PeerMisbehaved, Reason
 from secagg.identifiers import AttemptContext, ServerId
 from secagg.parameters import Suite
-from secagg.protocols.enclave.client import Judgement, VerifiedEnclave
 from secagg.protocols.enclave.remote_enclave import SimulatedEvidence, SimulatedJudge
 from secagg.protocols.enclave.trusted.messages import EnclaveOffer, Receipt
+from secagg.protocols.enclave.verified_enclave import Judgement, VerifiedEnclave
 from secagg.session.certificates import SigningKey
 from tests.harness.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession, model_digest
 
