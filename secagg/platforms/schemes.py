@@ -45,13 +45,18 @@ from .settings import PREFIX, SecAggSettings
 
 HEADROOM: Final = 1.5
 """Reach of scalar codes over the mean of the reported lengths: some clients reach further than the mean."""
-FINER: Final = "raise secagg-fraction-bits"
+FINER: Final = "lower secagg-clip to about the largest change of one value, or raise secagg-fraction-bits"
 """Advice, at both ends, about changes of a few steps."""
 COARSE: Final = 4.0
 """Changes whose root mean square is fewer steps than this are mostly rounding; both ends are warned."""
 _WIDE_RING: Final = 64
 _BOUNDED_RING: Final = 32
 _MOST_FRACTION_BITS: Final = 40
+_USUAL_FRACTION_BITS: Final = 16
+_CLIP_BITS: Final = 18
+"""A planned step is 2^-18 of the clip, or 2^-16 if that is less."""
+_LEAST_CLIP_BITS: Final = 8
+"""No planned step is coarser than 2^-8 of the clip, however short the model's own type is."""
 _LEAST_METRIC_BITS: Final = 8
 _INTEGER_BOUND: Final = 1 << 31
 _LEAST_RING: Final = 8
@@ -91,7 +96,7 @@ class SchemeChoice:
         settings = self.settings
         if settings.noise:
             return self._noised(sent, seed=seed, epoch=epoch)
-        joined = self.joined(sent)
+        joined, plain = self.joined(sent), self._plain(sent)
         names = [name for name in self._names(sent) if name not in joined]
         shapes: dict[str, Shape] = {TENSOR + name: sent[name].shape for name in names}
         integers = [TENSOR + name for name in names if is_integer(sent[name])]
@@ -119,12 +124,13 @@ class SchemeChoice:
         if settings.metric_names:
             shapes[METRICS], chosen[METRICS] = (len(settings.metric_names),), self._metrics
         shapes[COUNTS], chosen[COUNTS] = self._counts(
-            is_trained=bool({METRICS, *TOLD} & shapes.keys()) or bool(integers) or settings.minimum_trained > 1
+            is_trained=bool({METRICS, *TOLD} & shapes.keys()) or bool(integers) or settings.minimum_trained > 1,
+            plain=plain,
         )
-        compressed: Recipe = self._plain
+        compressed: Recipe = plain
         if settings.sparsity is not None:
-            compressed = Pruned(sparsity=settings.sparsity, inner=self._plain)
-        plan = UpdatePlan(shapes=shapes, plain=self._plain, compressed=compressed, chosen=chosen, seed=seed)
+            compressed = Pruned(sparsity=settings.sparsity, inner=plain)
+        plan = UpdatePlan(shapes=shapes, plain=plain, compressed=compressed, chosen=chosen, seed=seed)
         made = plan.parameters(epoch=epoch)
         if settings.full > 1:
             require_weighable(made.schemes)
@@ -139,16 +145,17 @@ class SchemeChoice:
             raise InvalidParameters(
                 f"{integers[0]} holds integers, whose norm is not bounded; leave it out of {PREFIX}tensors"
             )
-        bound = bound_in_steps(settings.norm, settings.fraction_bits, sum(map(math.prod, shapes.values())))
+        fraction_bits = settings.fraction_bits or _USUAL_FRACTION_BITS
+        bound = bound_in_steps(settings.norm, fraction_bits, sum(map(math.prod, shapes.values())))
         needed = bits_with_noise(settings.noise, bound, self.clients)
         if needed > EXACT_FLOAT.bit_length():
             raise InvalidParameters(
                 f"an exact sum is too narrow for noise of {settings.noise:g} times a norm of {settings.norm:g} in "
-                f"steps of 2^-{settings.fraction_bits}; lower {PREFIX}fraction-bits to "
-                f"{max(1, settings.fraction_bits - needed + EXACT_FLOAT.bit_length())}"
+                f"steps of 2^-{fraction_bits}; lower {PREFIX}fraction-bits to "
+                f"{max(1, fraction_bits - needed + EXACT_FLOAT.bit_length())}"
             )
         ring = settings.modulus_bits or max(_LEAST_RING, needed)
-        values = Plain(clip=min(settings.clip, settings.norm), fraction_bits=settings.fraction_bits, modulus_bits=ring)
+        values = Plain(clip=min(settings.clip, settings.norm), fraction_bits=fraction_bits, modulus_bits=ring)
         plan = UpdatePlan(shapes=shapes, plain=values, compressed=values, seed=seed)
         return ModelUpdate(tensors=plan.parameters(epoch=epoch).tensors, epoch=epoch, source=CalibrationSource.NONE)
 
@@ -174,14 +181,24 @@ class SchemeChoice:
         )
         return plan.parameters()
 
-    def _counts(self, *, full: int = 0, is_trained: bool = False) -> tuple[Shape, Recipe]:
-        others = (self._plain.modulus_bits, _BOUNDED_RING) if self.settings.max_norm else ()
+    def _counts(self, *, full: int = 0, is_trained: bool = False, plain: Plain | None = None) -> tuple[Shape, Recipe]:
+        others = (_BOUNDED_RING, plain.modulus_bits if plain else 0) if self.settings.max_norm else ()
         scheme = count_scheme(full or self.settings.full, self.clients, has_trained=is_trained, apart_from=others)
         return (scheme.length,), Made(lambda _: scheme)
 
-    @property
-    def _plain(self) -> Plain:
-        clip, bits = self.settings.clip, self.settings.fraction_bits
+    def _fraction_bits(self, sent: Arrays) -> int:
+        """Return the bits that are set, or fine ones whose upload is no longer than the model in its own type."""
+        if bits := self.settings.fraction_bits:
+            return bits
+        floats = [sent[name] for name in self._names(sent) if not is_integer(sent[name])]
+        width = 8 * sum(each.nbytes for each in floats) // max(1, sum(each.size for each in floats))
+        power = math.ceil(math.log2(self.settings.clip))
+        room = width - 2 - (self.clients - 1).bit_length() - power
+        wanted = min(max(room, _LEAST_CLIP_BITS - power), max(_USUAL_FRACTION_BITS, _CLIP_BITS - power))
+        return max(1, min(_MOST_FRACTION_BITS, wanted))
+
+    def _plain(self, sent: Arrays) -> Plain:
+        clip, bits = self.settings.clip, self._fraction_bits(sent)
         total = max(1, round(math.ldexp(clip, bits))) * self.clients
         needed = total.bit_length() + 1
         ring = self.settings.modulus_bits or max(_LEAST_RING, needed)

@@ -125,8 +125,17 @@ class SecAggSettings(Options):
     down: Annotated[str, of_updates("what nodes with the last model are sent", choices=("model", SUMS))] = "model"
     """``sums`` sends them the sum since, with ``peak``."""
     fraction_bits: Annotated[
-        int, of_updates("fixed-point values have steps of 2^-n", minimum=1, maximum=_MOST_FRACTION_BITS)
-    ] = 16
+        int,
+        option(
+            "fixed-point values have steps of 2^-n; 0 plans it from clip",
+            minimum=1,
+            maximum=_MOST_FRACTION_BITS,
+            or_zero=True,
+            part="updates",
+        ),
+    ] = 0
+    """Planned steps are 2^-16, or finer for a clip below 4, and coarser where an upload would be longer than the
+    model in its own type."""
     modulus_bits: Annotated[
         int,
         option(

@@ -82,7 +82,7 @@ AUTO: dict[str, Any] = {
         ({"compression": "pq-64"}, "secagg-compression"),
         ({"compression": "pq"}, "change secagg-protocol to 'enclave' or 'two-servers', or this to fixed-point"),
         ({"modulus_bits": 65}, "secagg-modulus-bits must be 0 or an integer between 8 and 64"),
-        ({"fraction_bits": 0}, "secagg-fraction-bits must be an integer between 1 and 40"),
+        ({"fraction_bits": -1}, "secagg-fraction-bits must be"),
         ({"clip": 0.0}, "secagg-clip must be a number above 0"),
         ({"clip": float("nan")}, "secagg-clip must be a number above 0"),
         ({"metric_bound": float("inf")}, "secagg-metric-bound"),
