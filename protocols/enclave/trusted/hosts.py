@@ -104,7 +104,7 @@ def _serve_host(
                 except MalformedMessage as error:
                     # The frames after it would be out of step.
                     connection.settimeout(frame_seconds)
-                    send_frame(connection, service.refusal(error))
+                    send_frame(connection, service.refusal(error, "a frame"))
                     raise
                 answer = service.answer(request)
                 connection.settimeout(frame_seconds)

@@ -93,10 +93,11 @@ class EnclaveService(Confined):
             self.destroy()
             return self.refusal(InternalError(f"the enclave met a {type(error).__name__} and has ended its epoch"))
 
-    def refusal(self, error: SecAggError) -> bytes:
+    def refusal(self, error: SecAggError, asked: str = "") -> bytes:
         """Return the answer to a request that is refused, and log it; of an upload, the log has only the reason."""
-        said = "" if self._asked == MessageKind.SEALED_UPLOAD.name else f": {error}"
-        self._log(f"refused {self._asked}, {error.reason}{said}")
+        asked = asked or self._asked
+        said = "" if asked == MessageKind.SEALED_UPLOAD.name else f": {error}"
+        self._log(f"refused {asked}, {error.reason}{said}")
         return encode_refusal(error)
 
     def destroy(self) -> None:
