@@ -229,6 +229,15 @@ def test_somebody_in_between_with_a_key_of_its_own_is_neither_end(served: Served
     assert not middle.echo.asked
 
 
+def test_nobody_comes_again_without_a_proof(served: Served) -> None:
+    connection = ASKING.proved(socket.create_connection(("127.0.0.1", served.port)), is_server=False)
+    with connection:
+        send_frame(connection, REQUEST)
+        assert receive_frame(connection, 1 << 30) == REQUEST
+        assert connection.session is not None
+        assert not connection.session.has_ticket
+
+
 # --- Strangers and silence --------------------------------------------------------------------------------------------
 
 
