@@ -14,29 +14,22 @@ from cryptography.x509.oid import NameOID
 from secagg.transport.tls import Credentials
 
 
-def make_credentials(folder: Path, name: str, issuer: tuple[Credentials, str] | None = None) -> Credentials:
-    """Write a certificate for 127.0.0.1 and its key; by default it signs itself."""
+def make_credentials(folder: Path, name: str) -> Credentials:
+    """Write a certificate for 127.0.0.1, which signs itself, and its key."""
     key = Ed25519PrivateKey.generate()
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    signer, signed_by = key, subject
-    if issuer is not None:
-        from cryptography.hazmat.primitives.serialization import load_pem_private_key  # noqa: PLC0415
-
-        loaded = load_pem_private_key(issuer[0].key.read_bytes(), None)
-        assert isinstance(loaded, Ed25519PrivateKey)
-        signer, signed_by = loaded, x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer[1])])
     now = datetime.now(UTC)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .issuer_name(signed_by)
+        .issuer_name(subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(hours=1))
         .not_valid_after(now + timedelta(hours=1))
         .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
-        .sign(signer, None)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, None)
     )
     made = Credentials(certificate=folder / f"{name}.pem", key=folder / f"{name}.key")
     made.certificate.write_bytes(certificate.public_bytes(Encoding.PEM))
