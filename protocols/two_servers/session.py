@@ -73,8 +73,7 @@ def open_session(
 
     Raises:
         InvalidParameters, CapacityExceeded, PeerMisbehaved: the settings do not fit, or server 1 takes no part.
-        AuthenticationFailed: what answers is not server 1.
-        ConnectionError: server 1 cannot be reached.
+        ConnectionError: server 1 cannot be reached, or another is there.
     """
     configuration = configure(subject, settings, invited, helpers)
     with helpers.keys.pair_key(helpers.server_one) as pair_key:
