@@ -27,7 +27,7 @@ from .server_keys import OperatorKeys, ServerKeys
 
 SERVERS_FILE: Final = "servers.json"
 _KIND: Final = "servers"
-_KEYS: Final = 5
+_KEYS: Final = 3
 _TRIAL_FILES: Final = 3
 _KEY_BYTES: Final = IDENTITY_KEY_BYTES
 _FINGERPRINT_DIGITS: Final = 32
@@ -131,7 +131,7 @@ def load_operator_keys(path: Path) -> OperatorKeys:
 
 def _checked(pair: ServerPair, name: str) -> ServerPair:
     zero, one = pair.operators
-    keys = {pair.authority, *pair.server_keys, zero.exchange_key, one.exchange_key}
+    keys = {pair.authority, *pair.server_keys}
     if (zero.server.index, one.server.index) != (0, 1) or len(keys) != _KEYS or len(pair.authority) != _KEY_BYTES:
         raise InvalidParameters(f"{name}: not an authority and two servers, each with keys of its own; {_ADVICE}")
     return pair

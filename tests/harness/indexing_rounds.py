@@ -102,8 +102,7 @@ class IndexingSetup:
         return Secret.random("pair key", 32, self.coins_of("both servers"))
 
     def keys_of(self, index: int) -> ServerKeys:
-        coins = (self.coins_of(f"{kind} of server {index}") for kind in ("identity", "exchange"))
-        return ServerKeys(ServerId(index), *(Secret.random("seed", 32, one) for one in coins))
+        return ServerKeys.random(ServerId(index), self.coins_of(f"identity of server {index}"))
 
     def standing_floors(self, **changes: Any) -> StandingFloors:
         """Return floors of server 1's operator that this setup just meets."""

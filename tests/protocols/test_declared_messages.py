@@ -67,7 +67,7 @@ EXAMPLES: Final[tuple[MessageIn[Any], ...]] = (
     ClientRecord(task=b"a task", newest_epoch=3, next_round=9, models=(b"m" * 32,) * 2, upload=b"an upload"),
     OneHotCommitment(server=ServerId(1), statement=b"s" * 32, digest=b"d" * 32),
     RelayedCollateral((b"tcb info", b"", b"a chain")),
-    OperatorKeys(server=ServerId(1), signing_key=b"s" * 32, exchange_key=b"e" * 32, signature=b"g" * 64),
+    OperatorKeys(server=ServerId(1), signing_key=b"s" * 32, signature=b"g" * 64),
     Start(b"a configuration", ()),
     OpenBuffer(ModelStamp(version=7, digest=b"d" * 32)),
     AnnounceModel(ModelStamp(version=6, digest=b"d" * 32)),
@@ -244,7 +244,7 @@ def heard() -> Heard:
         indices.check()
         for name in SETTINGS:
             check_law("sum_of_all", candidate_of(name))
-        with ServerKeys(ServerId(1), Secret("seed", b"s" * 32), Secret("seed", b"e" * 32)) as keys:
+        with ServerKeys(ServerId(1), Secret("seed", b"s" * 32)) as keys:
             ServerKeys.decode(keys.encode())
         enclave = InsecureEnclaveSession(EnclaveSetup())
         Upload.decode(enclave.seal(1).encode(), enclave.configuration)

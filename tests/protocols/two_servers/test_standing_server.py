@@ -208,7 +208,7 @@ def test_a_list_that_server_0_did_not_sign_closes_no_round() -> None:
 def test_the_keys_of_server_0_do_not_stand_as_server_1() -> None:
     pair = Pair()
     zero, one = pair.keys(0), pair.keys(1)
-    crossed = ServerKeys(ServerId(1), zero.signing_seed, one.exchange_seed)
+    crossed = ServerKeys(ServerId(1), zero.signing_seed)
     for keys, peer in ((zero, one), (crossed, zero), (one, crossed)):
         with pytest.raises(InvalidParameters, match="not those that the floors name for server 1"):
             StandingServer(keys, peer.public, pair.policy, StandingRounds(), coins=SETUP.coins_of("one"))
