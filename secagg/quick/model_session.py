@@ -246,7 +246,7 @@ class Session(Generic[Form]):
             examples = counted
         return self._encoded(vector, coins, examples)
 
-    def _cut(self, vector: npt.NDArray[np.floating], whose: str) -> None:
+    def _cut(self, vector: Vector, whose: str) -> None:
         """Cut values to the clip and the vector to its norm, in place, and log what is lost, and where."""
         if (missing := np.isnan(vector)).any():
             LOG.warning("%s is NaN, which counts as 0, in %s", whose, self.shapes.holding(missing))
@@ -309,7 +309,7 @@ class Session(Generic[Form]):
         """Return, for each tensor with rows, which of them were released; the others are zeros in sums and means."""
         return {} if self.rows is None else self.rows.released(released.aggregate)
 
-    def _sum(self, aggregate: Aggregate) -> npt.NDArray[np.float32]:
+    def _sum(self, aggregate: Aggregate) -> Vector:
         if self.weighed is not None:
             aggregate = self.weighed.part(aggregate, UPDATE)
         elif self.rows is not None:

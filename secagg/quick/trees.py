@@ -23,7 +23,7 @@ from secagg.errors import InvalidParameters, Misuse
 
 Tree = Any
 """Nested dictionaries, lists and tuples, with arrays or numbers as leaves."""
-Vector = npt.NDArray[np.float64]
+Vector = npt.NDArray[np.floating[Any]]
 _SHOWN: Final = 4
 _NAME: Final = re.compile("[./]")
 _LEAST_BYTES: Final = 4
@@ -63,7 +63,7 @@ class Shapes:
         named = (f"{path}\0{shape}".encode() for path, shape in zip(self.paths, self.shapes, strict=True))
         return hashlib.sha256(bind(Label.SUMMED_TENSORS, *named)).digest()
 
-    def vector(self, tree: Tree) -> npt.NDArray[np.floating]:
+    def vector(self, tree: Tree) -> Vector:
         """Return the values one after another, in 64 bits where a leaf has as many and else in 32."""
         pieces = self.pieces(tree)
         kind = np.result_type(np.float32, *{piece.dtype for piece in pieces})
