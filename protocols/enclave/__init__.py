@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .attestation import PinnedMeasurement as PinnedMeasurement
     from .attestation import Policy as Policy
     from .attestation import Verifier as Verifier
+    from .collateral import read_collateral as read_collateral
     from .judge import HardwareJudge as HardwareJudge
     from .judge import read_policy as read_policy
     from .machine.serving import serve_at as serve_at
@@ -40,6 +41,7 @@ else:
         __name__,
         {
             "attestation": "EvidenceFormat PinnedMeasurement Policy Verifier",
+            "collateral": "read_collateral",
             "judge": "HardwareJudge read_policy",
             "machine.serving": "serve_at",
             "release_privacy": "epsilon_of",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Final
 
@@ -41,6 +42,30 @@ def encode_collateral(collateral: Collateral) -> bytes:
     if len(made) > MOST_COLLATERAL_BYTES:
         raise InvalidParameters(f"clients take {MOST_COLLATERAL_BYTES} bytes of collateral; this has {len(made)}")
     return made
+
+
+def read_collateral(folder: Path) -> SnpCollateral | IntelCollateral:
+    """Read a folder with a file for each field of ``SnpCollateral`` or ``IntelCollateral``, named as the field.
+
+    AMD's revocation list may be missing. Files that begin with a dot are ignored.
+
+    Raises:
+        InvalidParameters: the folder cannot be read, or holds something else.
+    """
+    try:
+        parts = {file.name: file.read_bytes() for file in folder.iterdir() if not file.name.startswith(".")}
+    except OSError as error:
+        raise InvalidParameters(f"{folder} is no readable folder of collateral: {error.strerror}") from None
+    needed = list[str]()
+    for kind in (SnpCollateral, IntelCollateral):
+        names = {part.name for part in fields(kind)}
+        needed.append(", ".join(sorted(names)))
+        if names - {"revocation_list"} <= parts.keys() <= names:
+            return kind(**parts)
+    raise InvalidParameters(
+        f"{folder} holds {', '.join(sorted(parts)) or 'nothing'}; the collateral of SEV-SNP is {needed[0]}; that of "
+        f"TDX and SGX {needed[1]}"
+    )
 
 
 def decode_collateral(message: bytes, form: EvidenceFormat) -> Collateral:

@@ -26,6 +26,7 @@ from secagg.protocols.enclave import (
     SimulatedJudge,
     Verifier,
     open_session,
+    read_collateral,
     read_policy,
 )
 from secagg.session.certificates import Authority
@@ -64,6 +65,7 @@ def opened(side: ServerSide) -> ServerSession:
         offer=offer,
         evidence=evidence,
         certificates=side.certificates,
+        collateral=read_collateral(Path(folder)) if (folder := side.settings.enclave_collateral) else None,
     )
     return open_session(side.subject, settings, side.invited, helpers)
 

@@ -200,6 +200,10 @@ class SecAggSettings(Options):
     enclave_socket: Annotated[
         str, option("address of `secagg enclave serve`; none: simulated", only_with=("protocol", (ENCLAVE,)))
     ] = ""
+    enclave_collateral: Annotated[
+        str, option("folder with the vendor's collateral, which clients verify", only_with=("protocol", (ENCLAVE,)))
+    ] = ""
+    """It is read in each round, so that newer files count from the next one."""
     second_server: Annotated[
         str, option("address of `secagg server serve`; none: simulated", only_with=OF_TWO_SERVERS)
     ] = ""

@@ -24,6 +24,9 @@ from secagg.platforms.client_round import begun_app
 from secagg.platforms.one_message_plug import StandingHolders
 from secagg.platforms.round_task import Rounds
 from secagg.platforms.settings import SecAggSettings
+from secagg.protocols.enclave.attestation import SnpCollateral
+from secagg.protocols.enclave.client import Invitation
+from secagg.protocols.enclave.collateral import encode_collateral, read_collateral
 from secagg.session import registry
 from secagg.session.identities import make_identities
 from secagg.session.ledger import Spent
@@ -259,6 +262,37 @@ def test_an_enclave_that_says_nothing_is_let_go(tmp_path: Path, silent: Path) ->
     task = Rounds(settings).begun(model, clients=5, task="run", number=1, weighted_by="n")
     with ExitStack() as resources, pytest.raises(ConnectionError, match="timed out"):
         task.opened(5, frozenset(), SystemCoins(), resources)
+
+
+def test_the_collateral_of_a_folder_is_in_the_invitation_of_each_round(tmp_path: Path) -> None:
+    make_identities(tmp_path / "keys", map(ClientId, range(5)), SystemCoins())
+    folder = tmp_path / "collateral"
+    settings = SecAggSettings(
+        protocol="enclave", roster=str(tmp_path / "keys" / "roster.txt"), enclave_collateral=str(folder)
+    )
+    model = {"w": np.zeros(4, np.float32)}
+
+    def relayed(number: int) -> bytes:
+        task = Rounds(settings).begun(model, clients=5, task="run", number=number, weighted_by="n")
+        with ExitStack() as resources:
+            session = task.opened(5, frozenset(), SystemCoins(), resources)
+            message = session.message_to(ClientId(0))
+            assert message is not None
+            return Invitation.decode(message).collateral
+
+    with pytest.raises(InvalidParameters, match="no readable folder of collateral"):
+        relayed(1)
+    folder.mkdir()
+    for name in ("chip_certificate", "authority_certificate", ".hidden"):
+        (folder / name).write_bytes(b"1")
+    with pytest.raises(InvalidParameters, match="holds authority_certificate, chip_certificate; the collateral of SEV"):
+        relayed(2)
+    (folder / "root_certificate").write_bytes(b"1")
+    first = SnpCollateral(chip_certificate=b"1", authority_certificate=b"1", root_certificate=b"1")
+    assert relayed(3) == encode_collateral(first)
+    (folder / "root_certificate").write_bytes(b"22")
+    (folder / "revocation_list").write_bytes(b"3")
+    assert relayed(4) == encode_collateral(read_collateral(folder)) != encode_collateral(first)
 
 
 # --- Holders that are waited for --------------------------------------------------------------------------------------
