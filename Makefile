@@ -207,7 +207,7 @@ build/%/.venv/.installed: pyproject.toml constraints.txt Makefile
 $(FLOWER)/.installed: PACKAGES = "flwr[simulation]==$(FLWR)" -e '.[dp]' $(call HELD,$(TESTING)|mypy)
 $(FLOWER_TORCH)/.installed: PACKAGES = "flwr[simulation]==$(FLWR)" -e . $(ADAPTERS) $(call HELD,$(TESTING)|torch)
 $(NVFLARE)/.installed: PACKAGES = "nvflare==$(NVFLARE_VERSION)" -e . $(call HELD,$(TESTING)|mypy)
-$(NVFLARE_TORCH)/.installed: PACKAGES = "nvflare==$(NVFLARE_VERSION)" -e . $(call HELD,$(TESTING)|torch)
+$(NVFLARE_TORCH)/.installed: PACKAGES = "nvflare==$(NVFLARE_VERSION)" -e . $(ADAPTERS) $(call HELD,$(TESTING)|torch)
 $(PEERS)/.installed: PACKAGES = flwr==1.41.0 faiss-cpu==1.15.1 -e . $(call HELD,numpy|cryptography)
 $(PUBLISHING)/.installed: PACKAGES = twine==7.0.0 check-wheel-contents==0.6.3 cyclonedx-bom==7.5.0
 $(SOLVERS)/.installed: PACKAGES = -c constraints.txt cvc5==1.4.2 bitwuzla==0.9.1 -e '.[proofs]'
