@@ -100,9 +100,9 @@ def rounded_examples(examples: int, full: int, word: int) -> int:
         word: 32 random bits, the same whenever one client has the same data and task, or the mean of many sums reveals
             what was rounded.
     """
-    step = max(1, full // STEPS)
-    whole, rest = divmod(examples, step)
-    return min(full, step * (whole + (word * step < rest << 32)))
+    place = min(examples * STEPS // full, STEPS - 1)
+    low, high = full * place // STEPS, full * (place + 1) // STEPS
+    return high if word * (high - low) < examples - low << 32 else low
 
 
 def is_weighted(name: str, scheme: object) -> bool:

@@ -123,6 +123,16 @@ def test_examples_are_rounded_to_sixteenths_without_bias() -> None:
     assert {rounded_examples(7, 10, word) for word in words} == {7}, "a full number below 16 has steps of one"
 
 
+@pytest.mark.parametrize("full", [16, 31, 47, 100, 320])
+def test_examples_have_no_more_sixteenths_than_sixteen_whatever_full_is(full: int) -> None:
+    """A server that chose 31 had steps of one, and of 100 a client with 100 counted as 96 or 100, for good."""
+    words = (np.arange(4096) << 20).tolist()
+    found = {examples: [rounded_examples(examples, full, word) for word in words] for examples in range(1, full + 1)}
+    assert len({one for some in found.values() for one in some}) <= 17
+    assert {*found[full]} == {full}
+    assert all(abs(np.mean(some) - examples) < 0.02 for examples, some in found.items())
+
+
 def outside(**_: Any) -> Any:
     return ProductQuantization(shape=(LENGTH // 2, 2), codebooks=(Codebook(np.eye(2, dtype=np.float32)),))
 
