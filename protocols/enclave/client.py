@@ -421,7 +421,7 @@ def _scaled(segment: RingSegment, values: RingVector, norm: int, zero: int) -> R
     vector = ring.subtract(values.astype(ring.word), np.full_like(values, centre))
     if norm:
         if squared_norm(ring, vector) > norm**2:
-            _LOG.warning("this update is longer than the session's max_norm of %d steps, and is scaled down", norm)
+            _LOG.warning("this update is longer than max_norm, of %d steps of its code, and is scaled down", norm)
         clip_into(ring, vector, norm)
     return ring.add(vector, np.full_like(vector, centre))
 

@@ -54,7 +54,7 @@ class Left(StrEnum):
 
 
 ADVICE: Final[Mapping[Left, str]] = {
-    Left.TERMS: "the offer is below their floors, or not what they were told; compare it with their arguments",
+    Left.TERMS: "the session is weaker than their policy accepts, or not what they were told; their own logs say why",
     Left.LEFT: "their own logs say why",
 }
 """Meaning of each code, as a server's log says it."""

@@ -19,6 +19,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final, cast, get_args, get_type_hints
@@ -250,11 +251,7 @@ class ClientNode:
         """
         attempts, data = None if self.allow_repeats else self.attempts, self.data_of(identity, client)
         if identity is None and not self.data_name and not is_one_folder:
-            LOG.info(
-                "this client has no key and no %sdata-name: its uploads are known by its number %d only, so a server "
-                "that gives it another number can ask for another update of the same model",
-                *(PREFIX, client.value),
-            )
+            _say_keyless(client)
             return SpentUpdates(states.folder / "state", data=data, attempts=attempts)
         is_keyless = identity is None
         return SpentUpdates(state_folder(), data=data, attempts=attempts, is_one_folder=is_keyless and is_one_folder)
@@ -278,6 +275,16 @@ RULES: Final[Mapping[str, Any]] = MappingProxyType(
         if name != "policy"
     }
 )
+
+
+@lru_cache(maxsize=256)
+def _say_keyless(client: ClientId) -> None:
+    """Say once in a process what holds for every stage of every round."""
+    LOG.info(
+        "this client has no key and no %sdata-name: its uploads are known by its number %d only, so a server that "
+        "gives it another number can ask for another update of the same model",
+        *(PREFIX, client.value),
+    )
 
 
 def _read(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

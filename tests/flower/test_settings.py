@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from secagg.errors import InvalidParameters
+from secagg.options import declared
 from secagg.parameters import SecurityMode, usual_dropped
 from secagg.platforms.client_node import ClientNode
 from secagg.platforms.plugs import plug_of
@@ -39,6 +41,13 @@ def test_the_example_lists_the_defaults(repository: Path) -> None:
     project = tomllib.loads((repository / "examples/flower_quickstart/pyproject.toml").read_text(encoding="utf-8"))
     config = {**project["tool"]["flwr"]["app"]["config"], "secagg-metrics": "", "secagg-full-weight": 1024}
     assert SecAggSettings.from_run_config(config) == SecAggSettings()
+
+
+def test_the_example_names_every_setting_since_flower_refuses_others(repository: Path) -> None:
+    """`flwr run -c` takes no key that the app's configuration lacks: "Invalid run configuration"."""
+    text = (repository / "examples/flower_quickstart/pyproject.toml").read_text(encoding="utf-8")
+    named = set(re.findall(r"^(?:# )?secagg-([a-z-]+) =", text, re.MULTILINE))
+    assert named == {name.replace("_", "-") for name in declared(SecAggSettings)}
 
 
 ROSTER: dict[str, Any] = {"roster": "roster.txt"}

@@ -213,7 +213,7 @@ def test_each_stage_is_told_with_why_clients_left(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.INFO):
         Round(Task(), talk).carried(NODES)
     assert "round 7, keys: sent 3 (0.0 kB), received 2 (0.0 kB), dropped 1, in 0.0 s (1 left: terms)" in caplog.text
-    assert "1 clients left with code 'terms': the offer is below their floors" in caplog.text
+    assert "1 clients left with code 'terms': the session is weaker than their policy accepts" in caplog.text
 
 
 def test_who_could_not_be_sent_to_is_awaited_no_more(caplog: pytest.LogCaptureFixture) -> None:
