@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.compression.common import PublicStream
-from secagg.compression.count_sketch import CountSketch, HeavyHitters
+from secagg.compression.count_sketch import CountSketch
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.product_quantization import Codebook, ProductQuantization, learn_codewords
 from secagg.compression.rotation import Floats, JoinedRotation
@@ -93,6 +93,28 @@ class Pruned:
         decoded = np.zeros(self.values, np.float32)
         decoded[self.places] = self.inner.decode(inner) * (self.values / self.inner.length)
         return decoded
+
+
+class HeavyHitters:
+    """The server's memory between rounds: a few large coordinates leave the sketch in each, the rest stays in it.
+
+    Implements: [RPU+20] Algorithm 1, without momentum.
+    """
+
+    def __init__(self, sketch: CountSketch, extracted: int) -> None:
+        """Start with an empty table."""
+        self._sketch, self._extracted = sketch, extracted
+        self._error = np.zeros((sketch.rows, sketch.columns))
+
+    def step(self, aggregate: Aggregate) -> Floats:
+        """Add a round's mean to the memory and take the largest coordinates out of it; of equal ones the first."""
+        self._error += self._sketch.table_of(aggregate) / aggregate.contributors
+        estimate = self._sketch.medians(self._error)
+        taken = np.argsort(-np.abs(estimate), kind="stable")[: self._extracted]
+        step = np.zeros_like(estimate)
+        step[taken] = estimate[taken]
+        self._error -= self._sketch.sketch(step)
+        return step
 
 
 @dataclass(frozen=True)
@@ -193,7 +215,7 @@ def turned_codewords(*, values: int, cohort: int, seed: bytes, epoch: int) -> Tu
 def _fetched(values: int, seed: bytes) -> Fetched:
     inner = FixedPoint(length=ROWS * COLUMNS, clip=1.0, fraction_bits=10, modulus_bits=BITS)
     sketch = CountSketch(length=values, rows=ROWS, columns=COLUMNS, seed=seed, inner=inner)
-    return Fetched(sketch, HeavyHitters(sketch, extracted=min(EXTRACTED, values), momentum=0.0))
+    return Fetched(sketch, HeavyHitters(sketch, min(EXTRACTED, values)))
 
 
 @cache

@@ -13,7 +13,6 @@ the sign (-1)^floor(W(r, i) / columns). The number of columns is a power of two,
 from __future__ import annotations
 
 import hashlib
-import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -50,7 +49,7 @@ class CountSketch:
     ``decode`` estimates each coordinate by the mean over the rows, which is linear. Over the choice of the seed, and
     apart from what the inner scheme rounds and clips, it is unbiased with a variance of at most the squared norm of the
     sum, divided by rows times columns. Estimates by the median, which resist large coordinates elsewhere, are not
-    linear: ``HeavyHitters`` makes them from the summed table.
+    linear: ``medians`` makes them from the summed table.
     """
 
     length: int
@@ -151,58 +150,3 @@ class CountSketch:
                 for row in range(self.rows)
             )
             yield block, [(word & cell_and_sign).astype(np.intp) for word in words]
-
-
-class HeavyHitters:
-    """The server's memory between rounds: a few large coordinates leave the sketch in each, the rest stays in it.
-
-    Implements: [RPU+20] Algorithm 1, with the learning rate of each round given to ``step``.
-
-    What is not extracted is kept as an error and competes again in later rounds. Both tables live in the space of one
-    sketch: a sketch with other hashes needs an object of its own, which starts without a memory.
-    """
-
-    __slots__ = ("_error", "_extracted", "_momentum", "_sketch", "_velocity")
-
-    def __init__(self, sketch: CountSketch, *, extracted: int, momentum: float = 0.9) -> None:
-        """Start with empty tables.
-
-        Args:
-            extracted: how many coordinates each round's step has at most.
-            momentum: how much of the last round's velocity remains, in [0, 1).
-        """
-        if type(extracted) is not int or not 1 <= extracted <= sketch.length:
-            raise InvalidParameters(f"extracted is an integer in 1..{sketch.length}, the length; got {extracted!r}")
-        if not 0 <= momentum < 1:
-            raise InvalidParameters(f"momentum is at least 0 and below 1; got {momentum}")
-        self._sketch = sketch
-        self._extracted = extracted
-        self._momentum = momentum
-        self._velocity = np.zeros((sketch.rows, sketch.columns))
-        self._error = np.zeros_like(self._velocity)
-
-    def step(self, aggregate: Aggregate, learning_rate: float = 1.0) -> Floats:
-        """Add a round's mean to the memory and take the largest coordinates out of it.
-
-        Returns:
-            The step of the model, in the direction of the updates; all but ``extracted`` coordinates are zero.
-        """
-        if not 0 < learning_rate < math.inf:
-            raise InvalidParameters(f"a learning rate is a positive number; got {learning_rate}")
-        mean = self._sketch.table_of(aggregate) / aggregate.contributors
-        velocity = self._momentum * self._velocity + mean
-        error = self._error + learning_rate * velocity
-        estimate = self._sketch.medians(error)
-        taken = _largest(estimate, self._extracted)
-        step = np.zeros_like(estimate)
-        step[taken] = estimate[taken]
-        self._velocity, self._error = velocity, error - self._sketch.sketch(step)
-        return step
-
-
-def _largest(values: Floats, count: int) -> npt.NDArray[np.intp]:
-    """Return where the largest magnitudes are; of equal ones the first, so that every platform takes the same."""
-    magnitudes = np.abs(values)
-    least = np.partition(magnitudes, values.size - count)[values.size - count]
-    above = np.flatnonzero(magnitudes > least)
-    return np.concatenate([above, np.flatnonzero(magnitudes == least)[: count - above.size]])

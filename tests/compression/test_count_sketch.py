@@ -1,4 +1,4 @@
-"""The count sketch against its definition in bytes, and heavy hitters against dense error feedback."""
+"""The count sketch against its definition in bytes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from secagg.compression.count_sketch import CountSketch, HeavyHitters
+from secagg.compression.count_sketch import CountSketch
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.scalar_quantization import Rounding, ScalarQuantization
 from secagg.conformance import Candidate, Law, cases
 from secagg.contract import Aggregate, ideal_aggregate
-from secagg.errors import CapacityExceeded, InvalidParameters, Misuse
+from secagg.errors import InvalidParameters, Misuse
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 COINS = InsecureSeededCoins(b"only stochastic rounding of the inner scheme draws them")
@@ -154,62 +154,6 @@ def test_medians_are_those_of_the_rows(rows: int) -> None:
     assert (sketch.medians(table) == np.median(by_row, axis=0)).all()
 
 
-def injective(length: int = 12) -> CountSketch:
-    """Return a sketch in which no two coordinates share a cell, so that every estimate is exact."""
-    sketches = (scheme(length, 3, 256, bytes([number]) * 32) for number in range(256))
-    return next(s for s in sketches if (matrix_of(s).T @ matrix_of(s) == 3 * np.eye(length)).all())
-
-
-@pytest.mark.parametrize(("momentum", "learning_rate"), [(0.0, 1.0), (0.5, 1.0), (0.75, 0.25)])
-def test_without_collisions_steps_are_those_of_dense_error_feedback(momentum: float, learning_rate: float) -> None:
-    sketch = injective()
-    server = HeavyHitters(sketch, extracted=2, momentum=momentum)
-    velocity, error = np.zeros(12), np.zeros(12)
-    for number in range(8):
-        updates = [np.round(8 * np.sin(np.arange(12) * (number + 2) + client)) / 16 for client in range(4)]
-        velocity = momentum * velocity + sum(updates) / 4
-        error = error + learning_rate * velocity
-        largest = np.argsort(-np.abs(error), kind="stable")[:2]
-        step = np.zeros(12)
-        step[largest] = error[largest]
-        error = error - step
-        assert (server.step(aggregate_of(sketch, updates), learning_rate) == step).all()
-
-
-def test_heavy_coordinates_of_the_sum_are_found_among_many_light_ones() -> None:
-    length, heavy = 20_000, [17, 4_000, 19_999]
-    sketch = scheme(length, rows=5, columns=1024)
-    updates = [0.01 * np.sin(np.arange(length) * (client + 1.5)) for client in range(4)]
-    for update in updates:
-        update[heavy] = [3.0, -2.0, 2.5]
-    step = HeavyHitters(sketch, extracted=3).step(aggregate_of(sketch, updates))
-    assert np.flatnonzero(step).tolist() == heavy
-    assert step[heavy] == pytest.approx([3.0, -2.0, 2.5], abs=0.1)
-
-
-def test_of_equal_coordinates_the_first_are_taken() -> None:
-    sketch = injective()
-    update = np.array([0, 1, -1, 2, 0, 1, -1, 1, -2, 0, 0, 0.0])
-    step = HeavyHitters(sketch, extracted=4).step(aggregate_of(sketch, [update]))
-    assert step.tolist() == [0, 1, -1, 2, 0, 0, 0, 0, -2, 0, 0, 0]
-
-
-def test_what_is_refused_leaves_the_memory_as_it_was() -> None:
-    sketch, other = injective(), scheme(12, 3, 256, b"o" * 32)
-    server, untouched = (HeavyHitters(sketch, extracted=1) for _ in range(2))
-    good = aggregate_of(sketch, [np.arange(12.0)])
-    assert (server.step(good) == untouched.step(good)).all()
-    with pytest.raises(Misuse):
-        server.step(aggregate_of(other, [np.arange(12.0)]))
-    for rate in (0.0, -1.0, float("inf"), float("nan")):
-        with pytest.raises(InvalidParameters):
-            server.step(good, rate)
-    too_heavy = aggregate_of(sketch, [np.arange(12.0)], [sketch.capacity + 1])
-    with pytest.raises(CapacityExceeded):
-        server.step(too_heavy)
-    assert (server.step(good) == untouched.step(good)).all()
-
-
 @pytest.mark.parametrize(
     "changed",
     [
@@ -233,15 +177,6 @@ def test_what_is_refused_leaves_the_memory_as_it_was() -> None:
 def test_impossible_parameters_are_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameters):
         replace(scheme(), **changed)
-
-
-@pytest.mark.parametrize("extracted", [0, 7, 1.0])
-@pytest.mark.parametrize("momentum", [-0.1, 1.0, float("nan")])
-def test_an_impossible_number_of_heavy_hitters_or_momentum_is_refused(extracted: Any, momentum: float) -> None:
-    changes: tuple[dict[str, Any], ...] = ({"extracted": extracted}, {"extracted": 1, "momentum": momentum})
-    for changed in changes:
-        with pytest.raises(InvalidParameters):
-            HeavyHitters(scheme(), **changed)
 
 
 def test_a_table_of_another_shape_is_refused() -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.compression.count_sketch import CountSketch
+from secagg.compression.fixed_point import FixedPoint
 from secagg.contract import ideal_aggregate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.training.configuration import Configuration
@@ -46,6 +48,25 @@ def test_a_mean_over_rounds_is_the_mean_of_the_updates(baselines: Any, name: str
     rounds = [decoded(getattr(baselines, name), updates, epoch) for epoch in range(40)]
     along = float(np.mean(rounds, axis=0) @ true / (true @ true))
     assert along == pytest.approx(1, abs=0.15)
+
+
+def test_without_collisions_steps_are_those_of_dense_error_feedback(baselines: Any) -> None:
+    cells = FixedPoint(length=768, clip=64.0, fraction_bits=20, modulus_bits=40)
+    sketches = (CountSketch(length=12, rows=3, columns=256, seed=bytes([n]) * 32, inner=cells) for n in range(256))
+    ones = np.eye(12)
+    tables = ((each, np.stack([each.sketch(one).reshape(-1) for one in ones])) for each in sketches)
+    sketch = next(each for each, table in tables if (table @ table.T == 3 * ones).all())
+    server, error = baselines.HeavyHitters(sketch, 2), np.zeros(12)
+    for number in range(8):
+        update = np.round(8 * np.sin(np.arange(12) * (number + 2))) / 16
+        error = error + update
+        step = np.zeros(12)
+        largest = np.argsort(-np.abs(error), kind="stable")[:2]
+        step[largest] = error[largest]
+        error = error - step
+        assert (
+            server.step(ideal_aggregate(sketch.layout, [sketch.encode(update, InsecureSeededCoins(b"none"))])) == step
+        ).all()
 
 
 def test_what_a_sketch_leaves_over_comes_out_in_later_rounds(baselines: Any) -> None:
