@@ -11,6 +11,7 @@ import hashlib
 import hmac
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from threading import RLock
 from typing import Any, Final
 
@@ -58,6 +59,8 @@ _ROWS: Final = 1 << 14
 """Blocks whose counters are decoded at a time."""
 
 Combine = Callable[[Any, Any], object]
+Slot = tuple[Combine, Callable[[], RingVector | Histogram]]
+"""What a release holds in one place: the function that adds noise to it, and the one that makes it without noise."""
 Quote = Callable[[bytes], Any]
 """Makes evidence that holds 64 bytes: the hardware's driver, or a simulation's."""
 
@@ -299,7 +302,8 @@ class Enclave(Confined):
     def _vectors(self) -> Iterator[RingVector | Histogram]:
         noise = self.configuration.noise
         released = enumerate(self.configuration.released.segments)
-        for (position, segment), (combine, vector) in zip(released, self._exact_vectors(), strict=True):
+        for (position, segment), (combine, exact) in zip(released, self._slots(), strict=True):
+            vector = exact()
             if noise is not None:
                 drawn = sample(noise.kind, noise.variances[position], segment.length, self._coins)
                 # An integer and its low bits are the same element of the ring, also where it is negative.
@@ -309,44 +313,35 @@ class Enclave(Confined):
                 drawn[:], reduced[:] = 0, 0
             yield vector
 
-    def _exact_vectors(self) -> Iterator[tuple[Combine, RingVector | Histogram]]:
-        """Make the release without noise, each vector with the function that adds noise to it."""
-        configuration, first_segment = self.configuration, 0
+    def _slots(self) -> list[Slot]:
+        """List what is released, in the order of the released layout."""
+        configuration, slots, first_segment = self.configuration, list[Slot](), 0
         histograms, tables, sums = iter(self._histograms), iter(configuration.tables), iter(self._sums)
-        released, segments = iter(configuration.released.segments), configuration.layout.segments
+        segments, forms = configuration.layout.segments, configuration.released.segments
         for segment, following in zip(segments, (*segments[1:], None), strict=True):
+            if isinstance(segment, RowSegment):
+                continue  # It is released with its ring segment.
             if isinstance(segment, RingSegment) and configuration.max_norms:
-                next(released)
-                yield add_into, next(sums).released(self._rules.require_open().contributors)
+                contributors = self._rules.require_open().contributors
+                slots.append((add_into, partial(next(sums).released, contributors)))
             elif isinstance(segment, RingSegment):
                 # The host takes masks from its own sum, and values taken from the masks stay in it.
-                masks = self._mask_sum(segment, first_segment)
+                masks = partial(self._mask_sum, segment, first_segment)
                 first_segment += segment_count(segment.ring, segment.length)
-                next(released)
                 if not isinstance(following, RowSegment):
-                    yield subtract_into, masks
+                    slots.append((subtract_into, masks))
                     continue
-                counts = next(histograms).histogram(0, following.blocks)
-                is_released = (counts[:, 1] >= following.least).astype(next(released).ring.word)
-                counts[:] = 0
-                # Without their masks the host's sums of the other rows stay uniform.
-                masks.reshape(following.blocks, -1)[is_released == 0] = 0
-                yield subtract_into, masks
-                yield add_into, is_released
-            elif isinstance(segment, RowSegment):
-                continue  # It was released with its ring segment.
+                is_released = _released_rows(next(histograms), following, forms[len(slots) + 1].ring)
+                slots.append((subtract_into, partial(_withheld, masks, is_released)))
+                slots.append((add_into, is_released.view))
             elif configuration.form is ReleaseForm.HISTOGRAM:
-                counts, form = next(histograms).histogram(0, segment.blocks), next(released)
-                if not isinstance(form, RingSegment):
-                    yield add_into, counts
-                    continue
-                yield add_into, counts.reshape(-1).astype(form.ring.word)
-                counts[:] = 0
+                slots.append((add_into, partial(_counted, next(histograms), segment.blocks, forms[len(slots)])))
             else:
                 histogram, start = next(histograms), 0
                 for table in next(tables):
-                    yield add_into, _decoded(histogram, table, start, next(released).ring)
+                    slots.append((add_into, partial(_decoded, histogram, table, start, forms[len(slots)].ring)))
                     start += table.blocks
+        return slots
 
     def _mask_sum(self, segment: RingSegment, first_segment: int) -> RingVector:
         """Sum the masks of the buffer."""
@@ -374,6 +369,30 @@ def _sums_of(configuration: EnclaveConfiguration) -> Iterator[BoundedSum]:
     zeros = configuration.zero_points or (0,) * len(bounded)
     for segment, norm, zero in zip(bounded, configuration.max_norms, zeros, strict=False):
         yield BoundedSum(segment, norm, zero, configuration.maximum_cohort)
+
+
+def _released_rows(histogram: HistogramAccumulator, rows: RowSegment, ring: Ring) -> RingVector:
+    """Return 1 for each row that enough clients have, and 0 for the others."""
+    counts = histogram.histogram(0, rows.blocks)
+    is_released: RingVector = (counts[:, 1] >= rows.least).astype(ring.word)
+    counts[:] = 0
+    return is_released
+
+
+def _withheld(masks: Callable[[], RingVector], is_released: RingVector) -> RingVector:
+    """Return the masks of the released rows; without theirs the host's sums of the other rows stay uniform."""
+    total = masks()
+    total.reshape(len(is_released), -1)[is_released == 0] = 0
+    return total
+
+
+def _counted(histogram: HistogramAccumulator, blocks: int, form: object) -> RingVector | Histogram:
+    counts = histogram.histogram(0, blocks)
+    if not isinstance(form, RingSegment):
+        return counts
+    reduced: RingVector = counts.reshape(-1).astype(form.ring.word)
+    counts[:] = 0
+    return reduced
 
 
 def _decoded(histogram: HistogramAccumulator, table: CodewordTable, start: int, ring: Ring) -> RingVector:
