@@ -238,6 +238,13 @@ def test_nobody_comes_again_without_a_proof(served: Served) -> None:
         assert not connection.session.has_ticket
 
 
+def test_a_connection_that_is_ended_sends_nothing_in_the_clear(served: Served) -> None:
+    """Another thread may be about to send."""
+    with ASKING.proved(socket.create_connection(("127.0.0.1", served.port)), is_server=False) as connection:
+        hang_up(connection)
+        assert connection.version() == "TLSv1.3"
+
+
 # --- Strangers and silence --------------------------------------------------------------------------------------------
 
 
