@@ -37,7 +37,7 @@ from secagg.protocols.two_servers import (
 )
 from secagg.session import durable
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SigningKey
-from secagg.session.identities import load_authority
+from secagg.session.identities import load_signing_key
 from secagg.session.rosters import ROSTER_FILE, load_roster
 from secagg.session.sockets import Ends, Service
 
@@ -72,7 +72,7 @@ def sign_record(options: argparse.Namespace) -> int:
     """Choose thresholds, sign the holders, and write the record."""
     from secagg.protocols.one_message import HolderIdentity, plan_epoch
 
-    authority = _signing_key(options.authority)
+    authority = load_signing_key(options.authority)
     if not 0 <= options.number < _MOST_NUMBERS:
         raise InvalidParameters(f"--number is in 0..{_MOST_NUMBERS - 1}; got {options.number}")
     # Written so that NaN is refused too.
@@ -116,7 +116,7 @@ def serve_holder(options: argparse.Namespace) -> int:
         raise InvalidParameters(f"--key-hours must be above 0 and at most {_MOST_KEY_HOURS}; got {options.key_hours}")
     if options.memory < 1:
         raise InvalidParameters(f"--memory is a number of MiB, at least 1; got {options.memory}")
-    key, ends = _signing_key(options.key), None
+    key, ends = load_signing_key(options.key), None
     with serving():
         try:
             record = EpochRecord.decode(_read(options.record))
@@ -164,16 +164,6 @@ def _end_with_the_epoch(holder: Holder, record: EpochRecord) -> None:
         # The clock may be set meanwhile.
         time.sleep(min(max(holder.seconds_left(), _LEAST_PAUSE), _MOST_PAUSE))
     print(f"secagg holder: epoch {record.number} is over, and its keys are destroyed", flush=True)
-
-
-def _signing_key(path: Path) -> SigningKey:
-    data = _read(path)
-    if path.stat().st_mode & 0o077:
-        raise InvalidParameters(f"the key {path} is readable by others; chmod it to 600")
-    if len(data) != IDENTITY_KEY_BYTES:
-        return load_authority(path)
-    with Secret("signing key", data) as seed:
-        return SigningKey(seed)
 
 
 def _authority(text: str) -> bytes:

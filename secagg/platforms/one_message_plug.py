@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, PeerError
 from secagg.identifiers import HolderId, ServerId
 from secagg.protocols.one_message import (
@@ -25,10 +24,9 @@ from secagg.protocols.one_message import (
     OneMessageMember,
     open_session,
 )
-from secagg.session.certificates import SigningKey
 from secagg.session.durable import replace
 from secagg.session.frames import decode_refusal
-from secagg.session.identities import read_private
+from secagg.session.identities import load_signing_key
 from secagg.session.roles import ServerSession, Subject
 from secagg.session.sockets import Ends, HelperLost, NumberedHelpers
 from secagg.session.store import Store
@@ -49,8 +47,7 @@ def opened(side: ServerSide) -> ServerSession:
     settings, chosen, record = side.settings, side.chosen, _record(side)
     ends = dict[int, Ends]()
     if settings.server_keys:
-        with Secret("signing key", read_private(Path(settings.server_keys))) as seed:
-            key = SigningKey(seed)
+        key = load_signing_key(Path(settings.server_keys))
         side.resources.callback(key.wipe)
         for at, holder in enumerate(record.holders):
             ends[at] = Ends(own=ServerId(0), key=key, peer=HolderId(at), peer_key=holder.public_key, coins=side.coins)

@@ -149,6 +149,18 @@ def load_authority(path: Path) -> SigningKey:
     return _signing_key(path, _read(path, "authority"))
 
 
+def load_signing_key(path: Path) -> SigningKey:
+    """Read a key that `secagg holder keys` made, or an authority's."""
+    try:
+        data = read_private(path)
+    except OSError as error:
+        raise InvalidParameters(f"{path} cannot be read: {error.strerror}") from None
+    if len(data) != IDENTITY_KEY_BYTES:
+        return load_authority(path)
+    with Secret("signing key", data) as seed:
+        return SigningKey(seed)
+
+
 def read_private(path: Path) -> bytes:
     """Read a file that holds a key, which nobody else may read."""
     with path.open("rb") as file:
