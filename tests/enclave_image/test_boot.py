@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 from secagg.enclave_image.image import COMMAND_LINE, CONTENTS, INITRAMFS, KERNEL
+from secagg.errors import Reason
 from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave
+from secagg.session.frames import decode_refusal, receive_frame
 from tests.harness.enclave_buffers import EnclaveSetup
 from tests.harness.enclave_forms import plain_sum, released_by, released_here, require_same, setups
 
@@ -88,7 +90,10 @@ def test_a_broken_frame_ends_an_epoch_and_not_the_machine(booted: Path) -> None:
     setup = plain_sum(10)
     with RemoteEnclave(f"unix:{booted}", timeout=WITHIN) as remote:
         connection = remote._connection.connect()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-        connection.sendall((1 << 62).to_bytes(8, "big"))
+        connection.sendall((1 << 62).to_bytes(8, "big") + b"x" * 100)
+        refused = decode_refusal(receive_frame(connection, 1 << 20))
+    assert refused.reason is Reason.LENGTH_OVER_LIMIT
+    time.sleep(1)  # A port is the next host's once the machine has seen that the last one left.
     with RemoteEnclave(f"unix:{booted}", timeout=WITHIN) as remote:
         try:
             there = released_by(remote, setup)
