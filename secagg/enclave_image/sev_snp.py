@@ -126,12 +126,14 @@ def _entries(firmware: bytes) -> dict[bytes, bytes]:
 
 def _sections(firmware: bytes, entries: Mapping[bytes, bytes]) -> Iterator[tuple[int, int, int]]:
     """Yield address, size and kind of what is measured next to the firmware's own bytes."""
-    missing = {_METADATA, _RESET_BLOCK, _HASH_TABLE} - entries.keys()
-    start = 0 if missing else len(firmware) - int.from_bytes(entries[_METADATA][:4], "little")
-    magic, _, _, count = struct.unpack_from("<4sIII", firmware, start)
-    found = [struct.unpack_from("<III", firmware, start + 16 + 12 * number) for number in range(count)]
+    found = list[tuple[int, int, int]]()
+    if {_METADATA, _RESET_BLOCK, _HASH_TABLE} <= entries.keys():
+        start = len(firmware) - int.from_bytes(entries[_METADATA][:4], "little")
+        magic, _, _, count = struct.unpack_from("<4sIII", firmware, start)
+        if magic == b"ASEV":
+            found = [struct.unpack_from("<III", firmware, start + 16 + 12 * number) for number in range(count)]
     kinds = [kind for _, _, kind in found]
-    if missing or magic != b"ASEV" or _KERNEL_HASHES not in kinds:
+    if _KERNEL_HASHES not in kinds:
         raise InvalidParameters(
             "this firmware does not check what it boots, so a measurement under it covers no kernel, initramfs and "
             "command line; take a build of OvmfPkg/AmdSev (distributions' OVMF is none)"

@@ -87,17 +87,21 @@ def test_registers_cover_what_the_format_says() -> None:
     assert only["PCR2"].hex().startswith("21b9efbc18480766")
 
 
-def firmware(kind: int = KERNEL_HASHES, *, named: bool = True) -> bytes:
+def firmware(
+    kind: int = KERNEL_HASHES, *, named: bool = True, more: int = 0, count: int = 0, behind: int = 0x8000
+) -> bytes:
     """Return 64 KiB with the tables of OVMF and nothing else."""
     body = bytearray(1 << 16)
+    sections: tuple[tuple[int, int, int], ...]
     sections = ((0x800000, 0x9000, 1), (0x80D000, 0x1000, 2), (0x80E000, 0x1000, 3), (0x80F000, 0x1000, kind))
-    struct.pack_into("<4sIII", body, 0x8000, b"ASEV", 16 + 12 * len(sections), 1, len(sections))
+    sections += tuple((0x900000 + 0x1000 * number, 0x1000, 1) for number in range(more))
+    struct.pack_into("<4sIII", body, 0x8000, b"ASEV", 16 + 12 * len(sections), 1, count or len(sections))
     for number, section in enumerate(sections):
         struct.pack_into("<III", body, 0x8010 + 12 * number, *section)
     entries = b"".join(
         data + struct.pack("<H", len(data) + 18) + name
         for name, data in (
-            (METADATA, struct.pack("<I", len(body) - 0x8000)),
+            (METADATA, struct.pack("<I", behind)),
             (RESET_BLOCK, struct.pack("<I", 0x80B004)),
             (HASH_TABLE, struct.pack("<II", 0x80FC00, 0x400)),
         )
@@ -182,11 +186,20 @@ def test_everything_that_boots_is_measured() -> None:
         (firmware(named=False), "the table at its end is missing"),
         (b"", "does not fill whole pages"),
         (firmware()[:-1], "does not fill whole pages"),
+        (firmware(count=1 << 31), "table is damaged"),
+        (firmware(behind=1 << 20), "table is damaged"),
+        (bytes(1 << 16), "the table at its end is missing"),
     ],
 )
 def test_a_firmware_that_checks_no_kernel_is_refused(given: bytes, sentence: str) -> None:
     with pytest.raises(InvalidParameters, match=sentence):
         launch_digest(given, b"", b"", b"", processor="EPYC-Milan")
+
+
+def test_every_section_is_measured_however_many_there_are() -> None:
+    """A section that was left out would be memory that the host fills and the digest does not show."""
+    digests = {launch_digest(firmware(more=more), b"", b"", b"", processor="EPYC-Milan") for more in (0, 60, 61, 99)}
+    assert len(digests) == 4
 
 
 @pytest.mark.parametrize(("processor", "count"), [("EPYC", 1), ("EPYC-Milan", 0)])
