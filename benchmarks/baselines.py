@@ -106,7 +106,7 @@ class HeavyHitters:
         self._sketch, self._extracted = sketch, extracted
         self._error = np.zeros((sketch.rows, sketch.columns))
 
-    def step(self, aggregate: Aggregate) -> Floats:
+    def step(self, aggregate: Aggregate) -> npt.NDArray[np.float64]:
         """Add a round's mean to the memory and take the largest coordinates out of it; of equal ones the first."""
         self._error += self._sketch.table_of(aggregate) / aggregate.contributors
         estimate = self._sketch.medians(self._error)

@@ -486,9 +486,6 @@ class Tally(Confined):
             return max(record.threshold, record.quorum)
         return record.quorum if self.state is State.CERTIFYING else record.threshold
 
-    def too_few(self) -> ThresholdNotMet:
-        return self._lacking(self.heard)
-
     def certify(self) -> None:
         """Proceed to the answers.
 

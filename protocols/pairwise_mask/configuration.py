@@ -53,7 +53,6 @@ Place = TypeVar("Place")
 DIGEST_BYTES: Final = 32
 OPENING_BYTES: Final = 32
 LEAST_CHECK_WORDS: Final = 8
-WORST_CASE_CHECK_WORDS: Final = 40
 _CHECK_BITS = 64
 """The check words of a segment have at least this many bits together, so that a wrong seed does not pass by luck."""
 FORMAT_VERSION: Final = 3

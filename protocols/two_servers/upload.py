@@ -51,11 +51,9 @@ from secagg.declared import (
     unsigned,
 )
 from secagg.errors import UNDECIDED, AuthenticationFailed, MalformedMessage, Reason
-from secagg.identifiers import CLIENT_ID_BYTES, ClientId, ServerId
+from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
 from secagg.session.certificates import (
-    GRANT_BYTES,
-    IDENTITY_KEY_BYTES,
     SIGNATURE_BYTES,
     Certificate,
     SigningKey,
@@ -71,7 +69,6 @@ from .point_functions.shares import CorrectionWords, ExplicitShare, TreeShare
 
 DIGEST_BYTES: Final = 32
 ROUND_BYTES: Final = 8
-CERTIFICATE_BYTES: Final = CLIENT_ID_BYTES + IDENTITY_KEY_BYTES + GRANT_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from secagg.crypto.ring import add_into, reduce_into
 from secagg.errors import AuthenticationFailed, Fault, PeerError, SecAggError
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask.configuration import WORST_CASE_CHECK_WORDS
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput, MaskedVector, upload_digest
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, same_sum
@@ -54,9 +53,7 @@ CASES = [
 
 
 def setup_of(mode: SecurityMode, suite: Suite = Suite.CLASSIC) -> SessionSetup:
-    return SessionSetup(
-        population=7, corrupted=0, dropped=2, mode=mode, suite=suite, check_words=WORST_CASE_CHECK_WORDS
-    )
+    return SessionSetup(population=7, corrupted=0, dropped=2, mode=mode, suite=suite, check_words=40)
 
 
 def session_altered(setup: SessionSetup, kind: MessageKind, alter: Alter) -> tuple[InsecurePairwiseSession, ClientId]:
