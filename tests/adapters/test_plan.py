@@ -152,7 +152,7 @@ def test_no_step_of_adam_reaches_beyond_the_clip() -> None:
     """Gradients that begin late and grow by beta2 / beta1 are the worst case: the second moment lags behind."""
     rates = [1e-9] * 5000 + [0.01]
     value = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
-    optimizer = torch.optim.Adam([value], eps=1e-30)
+    optimizer: Any = torch.optim.Adam([value], eps=1e-30)
     for step, rate in enumerate(rates):
         optimizer.param_groups[0]["lr"] = rate
         value.grad = torch.full((1,), 1.11 ** (step - 4900) * (step > 4900), dtype=torch.float64)

@@ -54,7 +54,7 @@ class Model(nn.Module):
 
     def __init__(self, rank: int = 4, *, saved: bool = False, seed: int = 0, **config: Any) -> None:
         super().__init__()
-        torch.manual_seed(seed)
+        torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
         self.first = Adapted(nn.Linear(FEATURES, HIDDEN), rank)
         head = nn.Linear(HIDDEN, CLASSES)
         self.second: nn.Module = Saved(head) if saved else Adapted(head, rank)

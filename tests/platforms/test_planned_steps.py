@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from secagg.compression.fixed_point import FixedPoint
-from secagg.contract import ideal_aggregate
+from secagg.contract import Payload, ideal_aggregate
 from secagg.platforms.client_round import Trained, Training
 from secagg.platforms.round_task import Rounds
 from secagg.platforms.schemes import SchemeChoice
@@ -56,7 +56,7 @@ def test_a_model_trained_at_a_small_rate_is_warned_of_and_the_setting_that_is_na
         caplog.clear()
         rounds = Rounds(SecAggSettings(clip=clip, weighting="uniform"))
         task = rounds.begun(sent, clients=8, task="t", number=1, weighted_by="n")
-        payloads = []
+        payloads = list[Payload]()
         for change in changes:
             trained = Trained([change], lambda _: 1)
             training = Training(task.terms, task.update, None, sent, lambda trained=trained: trained)  # type: ignore[arg-type,misc]
