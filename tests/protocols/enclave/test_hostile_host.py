@@ -407,7 +407,7 @@ def test_code_inside_the_process_starts_nothing_and_connects_to_nobody(repositor
 DUMPABLE = """
 import ctypes
 from secagg.protocols.enclave.trusted import protection
-protection.allow_only_needed_calls = lambda: True
+protection.allow_only_needed_calls = lambda **_: True
 protection.give_up_privileges(1 << 20)
 PR_GET_DUMPABLE = 3
 print(ctypes.CDLL(None).prctl(PR_GET_DUMPABLE, 0, 0, 0, 0))
