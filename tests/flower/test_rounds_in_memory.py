@@ -474,7 +474,7 @@ def test_what_is_in_the_clear_is_said_once(folders: Path, log: Any) -> None:
 
 
 def test_a_roster_that_certifies_nobody_is_said(folders: Path, log: Any) -> None:
-    settings = SecAggSettings(roster=str(folders / "keys" / "roster.txt"))
+    settings = SecAggSettings(mode="semi_honest", roster=str(folders / "keys" / "roster.txt"))
     plugin.SecAggGrid(MemoryGrid(lenient(folders), adding(0.125)), settings=settings)  # type: ignore[arg-type]
     assert "secagg-roster certifies nobody in semi_honest mode" in log.text
 
