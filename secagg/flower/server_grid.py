@@ -138,10 +138,16 @@ def next_round(run: int) -> int:
     return number
 
 
-def turn_in(message: Message) -> int:
+def turn_in(message: Message, turns: int) -> int:
     """Return a strategy's number of its round, from 0 on, as clients find it in the message: ``server-round`` - 1."""
     found = [record.get("server-round") for record in message.content.config_records.values()]
-    return next((number - 1 for number in found if type(number) is int and number > 0), 0)
+    numbers = [number - 1 for number in found if type(number) is int and number > 0]
+    if turns > 1 and not numbers:
+        raise InvalidParameters(
+            "secagg-tensors has turns, and the strategy's messages have no server-round by which clients know theirs; "
+            "take a strategy of flwr.serverapp, or tensors without a semicolon"
+        )
+    return numbers[0] if numbers else 0
 
 
 class SecAggGrid(Grid):
@@ -236,7 +242,7 @@ class SecAggGrid(Grid):
                 number=next_round(run),
                 weighted_by=weighted_by,
                 is_evaluation=is_evaluation,
-                turn=turn_in(messages[0]),
+                turn=turn_in(messages[0], self.settings.turns),
             )
             if task.held is not None or model is not sent:
                 record = emptied(model, task.terms.joined if task.held else ())

@@ -473,6 +473,21 @@ def test_what_is_in_the_clear_is_said_once(folders: Path, log: Any) -> None:
     assert "nothing else" not in log.text
 
 
+def test_rounds_take_turns_by_the_number_that_clients_see(folders: Path) -> None:
+    settings = SecAggSettings(tensors=";".join(sorted(MODEL)[:2]))
+    inner, grid = begun(MemoryGrid(lenient(folders), adding(0.5)), settings)
+    with pytest.raises(InvalidParameters, match="no server-round by which clients know theirs"):
+        inner.round(grid, MODEL)
+    for number in (1, 2, 3):
+        messages = inner.messages(MODEL)
+        for message in messages:
+            message.content["config"] = inner.flwr.ConfigRecord({"server-round": number})
+        (reply, *_) = grid.send_and_receive(messages, timeout=60)
+        arrays = next(iter(reply.content.array_records.values()))
+        moved = {name for name, array in arrays.items() if not np.array_equal(array.numpy(), MODEL[name])}
+        assert moved == {sorted(MODEL)[(number - 1) % 2]}
+
+
 def test_a_roster_that_certifies_nobody_is_said(folders: Path, log: Any) -> None:
     settings = SecAggSettings(mode="semi_honest", roster=str(folders / "keys" / "roster.txt"))
     plugin.SecAggGrid(MemoryGrid(lenient(folders), adding(0.125)), settings=settings)  # type: ignore[arg-type]
