@@ -5,6 +5,7 @@
 import { bind, concat, integer, must, toBigInt, utf8 } from "./wire.js";
 
 const { subtle } = globalThis.crypto;
+const HOUR = 3600n;
 /** @typedef {(count: number) => Uint8Array} Coins */
 
 const FIELD = (1n << 255n) - 19n;
@@ -132,6 +133,23 @@ export async function verify(key, signature, label, ...parts) {
   const imported = await subtle.importKey("raw", key, "Ed25519", true, ["verify"]);
   const holds = await subtle.verify("Ed25519", imported, signature, bind(label, ...parts));
   must(holds, "authentication_failed", `a signature does not verify (${label})`);
+}
+
+/**
+ * The head of an authority's roster: when it was made, and which certificates were revoked.
+ * @typedef {{number: bigint, digest: Uint8Array, revoked: number[], signature: Uint8Array}} Standing
+ */
+
+/** What an authority signs of a standing. @param {Standing} standing */
+export function standingParts({ number, digest, revoked }) {
+  return [integer(number, 8), digest, ...revoked.map((each) => integer(each, 4))];
+}
+
+/** Refuse a certificate that was revoked or had expired when a standing was made. @param {Uint8Array} grant @param {Standing} standing */
+export function requireValid(grant, { number, revoked }) {
+  const view = new DataView(grant.buffer, grant.byteOffset, 8);
+  must(!revoked.includes(view.getUint32(0)), "authentication_failed", "a certificate was revoked");
+  must(BigInt(view.getUint32(4)) * HOUR > number, "authentication_failed", "a certificate has expired");
 }
 
 /**

@@ -5,7 +5,7 @@
  */
 import {
   SEGMENT, agree, derive, drawUpTo, expand, isCanonical, isLowOrder, keyPair, open, random, seal,
-  requireCertified, sha256, shakeWords, streamKey, verify,
+  requireCertified, requireValid, sha256, shakeWords, standingParts, streamKey, verify,
 } from "./crypto.js";
 import { addMasks, arrayOf, checkWords, pack, wordBytes } from "./ring.js";
 import { PRIME, deal, fieldElement } from "./shamir.js";
@@ -18,6 +18,7 @@ import {
 
 /** @typedef {import("./ring.js").Words} Words */
 /** @typedef {import("./crypto.js").SigningKey} SigningKey */
+/** @typedef {import("./crypto.js").Standing} Standing */
 /** A certified key. @typedef {{id: bigint, key: SigningKey, certificate: Uint8Array, authority: Uint8Array}} Identity */
 /** The least that a client accepts, whatever a server offers. */
 export const FLOORS = Object.freeze({
@@ -29,6 +30,8 @@ export const FLOORS = Object.freeze({
   maximumDegree: 1024,
   minimumModulusBits: 4,
   maximumLength: 2 ** 28,
+  /** Seconds for which a server can hide that a key was revoked. */
+  maximumStandingAge: 24 * 3600,
 });
 /** @typedef {{[name in keyof typeof FLOORS]: name extends "modes" ? readonly string[] : number}} Floors */
 /**
@@ -47,6 +50,8 @@ const KIND = Object.freeze({
   offer: 16, advertisement: 17, advertisedKeys: 18, shares: 19, deliveredShares: 20,
   maskedInput: 21, survivors: 22, survivorSignature: 23, request: 24, unmasking: 25,
 });
+/** Seconds by which an authority's clock may be ahead. */
+const CLOCKS_APART = 3600;
 /** The kind that is expected once the session is over. */
 const OVER = -1;
 const FORMAT = 3;
@@ -86,6 +91,7 @@ const OFFER = {
   checkWords: number(1),
   application: bytes(DIGEST),
   authority: bytes(DIGEST),
+  standing: record({ number: long, digest: bytes(DIGEST), revoked: list(2 ** 16, number(4)), signature: bytes(SIGNATURE) }),
   commitment: bytes(DIGEST),
   nonce: bytes(DIGEST),
 };
@@ -118,6 +124,12 @@ export function readOffer(message) {
   must(
     degree % 2 === 0 && ranges.every(([value, least, most]) => value >= least && value <= most),
     "not_canonical", "the offer is no configuration: a number is out of its range, or not of its mode",
+  );
+  const { revoked } = offer.standing;
+  must(revoked.every((each, i) => !i || revoked[i - 1] < each), "not_canonical", "revoked numbers are out of order");
+  must(
+    isActive || !standingParts(offer.standing).concat(offer.standing.signature).some((part) => part.some(Boolean)),
+    "not_canonical", "semi_honest mode has no standing",
   );
   must(offer.suite === 0, "below_floor", "this client speaks the classic suite alone");
   return offer;
@@ -248,7 +260,9 @@ export class PairwiseClient {
    * @param {import("./crypto.js").Coins} [own.coins]
    * @param {About} [own.about] what the session is about, as this client knows it
    */
-  constructor({ id, input, identity, floors, coins = random, about = {} }) {
+  constructor({ id, input, identity, floors, coins = random, about = {}, seen, now = () => Date.now() / 1000 }) {
+    this.seen = seen;
+    this.now = now;
     this.id = id;
     this.me = integer(id, 8);
     this.input = input;
@@ -362,6 +376,7 @@ export class PairwiseClient {
     const { me, coins } = this;
     const offer = readOffer(message);
     this.#requireFloors(offer);
+    if (offer.isActive) await this.#requireStanding(offer.standing);
     this.offer = offer;
     const attempt = await hash("configuration", message);
     this.attempt = attempt;
@@ -379,6 +394,19 @@ export class PairwiseClient {
     const signature = await this.#sign("signed-advertisement", attempt, me, ...keys, commitment);
     this.entry = concat(...keys, commitment, key.public, certificate, signature);
     return concat(start, this.entry);
+  }
+
+  /** Refuse a standing that is forged, too old, older than seen, or against this client. @param {Standing} standing */
+  async #requireStanding(standing) {
+    const { authority, certificate } = this.#certified();
+    const parts = standingParts(standing);
+    const age = this.now() - Number(standing.number);
+    const why = (/** @type {string} */ sentence) => `the standing in the offer ${sentence}`;
+    await as("below_floor", () => verify(authority, standing.signature, "standing", authority, ...parts));
+    must(age >= -CLOCKS_APART, "below_floor", why("is of the future; compare this device's clock with the authority's"));
+    must(age <= this.floors.maximumStandingAge, "below_floor", why("is too old; the authority signs its roster again"));
+    await this.seen?.(hex(authority), standing.number, hex(await sha256(concat(...parts))));
+    await as("below_floor", async () => requireValid(certificate, standing));
   }
 
   /** Refuse a session about something else, or below a floor. @param {Offer} offer */
@@ -513,6 +541,7 @@ export class PairwiseClient {
   async #requireCertified(id, key, certificate) {
     const { authority } = this.#certified();
     await requireCertified(authority, id, key, certificate);
+    requireValid(certificate, this.offer.standing);
   }
 
   /** @param {number} position */

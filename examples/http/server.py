@@ -14,6 +14,10 @@ from secagg.transport.proof import Certified
 roster = load_roster(Path("keys/roster.txt"))
 plan = Session.for_model(np.zeros(1000), clients=5, clip=1.0)
 subject = plan.subject(task=b"example", round_number=1, model=())
-session = plan.open(subject, plan.entry.helpers(coins=SystemCoins(), authority=roster.authority), roster.clients)
+session = plan.open(
+    subject,
+    plan.entry.helpers(coins=SystemCoins(), authority=roster.authority, standing=roster.standing),
+    roster.clients,
+)
 released = asyncio.run(hold(session, subject, "pairwise", admission=Certified(roster.authority, roster.certificates)))
 print("mean:", plan.mean(released)[:3].round(3))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cache, cached_property
 
 import numpy as np
@@ -39,9 +40,12 @@ from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import uncharged
 from secagg.session.roles import LazyUpdate, Subject, Update
 from secagg.session.sealed_state import MemoryLatch
+from secagg.session.standings import NO_STANDING, Standing
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from setups import GENUINE, LAYOUT, Party, Setup
 
+MADE = 1_800_000_000
+NOW = datetime.fromtimestamp(MADE, UTC)
 AGAIN = b""
 """In the place of a message: the process ends, and what it was before the last message is resumed."""
 SELF, PAIR = "self mask", "pairwise mask"
@@ -167,6 +171,7 @@ class Clients:
             signing_key=signing_key if active else None,
             certificate=issue_certificate(issuer, client_id(number), signing_key.public_key) if active else None,
             charge=uncharged,
+            clock=lambda: NOW,
         )
 
     def _name_masks(self, owner: KeyOwner, client: Client) -> None:
@@ -248,6 +253,7 @@ class Clients:
                     check_words=8,
                     application_digest=self.subjects[attempt].terms_digest,
                     authority=self.authority.public_key if setup.quorum else NO_AUTHORITY,
+                    standing=Standing(number=MADE).signed(self.authority) if setup.quorum else NO_STANDING,
                     graph_commitment=commit_to_opening(self.opening(attempt)),
                     server_nonce=bytes(32),
                 )

@@ -19,7 +19,7 @@ from secagg.contract.layout import Layout, RingSegment
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.mask_expansion import KEY_LIMIT_BYTES, SEGMENT_BYTES, segment_count
 from secagg.crypto.shamir import MAX_HOLDERS
-from secagg.declared import At, Field, Message, Sizing, choice, encoded, fixed, unsigned, variable
+from secagg.declared import At, Field, Message, Sizing, choice, encoded, fixed, nested, unsigned, variable
 from secagg.errors import (
     InternalError,
     InvalidParameters,
@@ -32,6 +32,7 @@ from secagg.errors import (
 from secagg.identifiers import CLIENT_ID_BYTES, AttemptContext, ClientId, Party, SessionContext
 from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite
 from secagg.session.certificates import IDENTITY_KEY_BYTES
+from secagg.session.standings import NO_STANDING, Standing
 from secagg.wire import MessageKind, Reader
 
 from .graph import (
@@ -65,9 +66,10 @@ KEEPS: Final = frozenset(
     (
         *("suites", "modes", "topologies", "maximum_degree", "minimum_cohort", "minimum_threshold"),
         *("minimum_modulus_bits", "maximum_length", "maximum_population", "assumed_corrupted", "privacy_bits"),
+        "maximum_standing_age",
     )
 )
-"""Names in a client's policy that this protocol keeps; the last two where clients have advertised."""
+"""Names in a client's policy that this protocol keeps; the last ones not by ``compared``."""
 _GAP_BITS: Final = 7
 _MORE: Final = 1 << _GAP_BITS
 _CACHED_ROSTERS: Final = 4
@@ -104,6 +106,8 @@ class SessionConfiguration(Message):
     """The digest of what else the platform binds, such as noise."""
     authority: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
     """The public key of the authority that certifies identities; zeros in ``semi_honest`` mode, which has none."""
+    standing: Annotated[Standing, nested(Standing)] = NO_STANDING
+    """What the authority had revoked, and when; certificates are judged at that time, by all clients alike."""
     graph_commitment: Annotated[bytes, fixed(DIGEST_BYTES)]
     """A commitment to the server's share in the seed of the graph."""
     server_nonce: Annotated[bytes, fixed(DIGEST_BYTES)]
@@ -146,9 +150,9 @@ class SessionConfiguration(Message):
                 raise InvalidParameters(f"{name} has {size} bytes")
         if type(self.task) is not bytes or not 1 <= len(self.task) <= _MAXIMUM_TASK_BYTES:
             raise InvalidParameters(f"task is 1 to {_MAXIMUM_TASK_BYTES} bytes that name what is trained")
-        kinds = (type(self.mode), type(self.suite), type(self.topology), type(self.layout))
-        if kinds != (SecurityMode, Suite, Topology, Layout):
-            raise Misuse("mode, suite, topology and layout are a SecurityMode, a Suite, a Topology and a Layout")
+        kinds = tuple(map(type, (self.mode, self.suite, self.topology, self.layout, self.standing)))
+        if kinds != (SecurityMode, Suite, Topology, Layout, Standing):
+            raise Misuse("mode, suite, topology, layout, standing: SecurityMode, Suite, Topology, Layout, Standing")
         self.layout.require_rings()
 
     def _check_certification(self) -> None:
@@ -156,7 +160,7 @@ class SessionConfiguration(Message):
             case SecurityMode.SEMI_HONEST:
                 require_number("committee_size in semi_honest mode", self.committee_size, 0, 0)
                 require_number("quorum in semi_honest mode", self.quorum, 0, 0)
-                if self.authority != NO_AUTHORITY:
+                if self.authority != NO_AUTHORITY or self.standing != NO_STANDING:
                     raise InvalidParameters("semi_honest mode has no authority; leave it zero, or use active mode")
             case SecurityMode.ACTIVE:
                 require_number("committee_size", self.committee_size, 0, self.maximum_population)

@@ -19,6 +19,7 @@ from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode
 from secagg.privacy.client_noise import BudgetedNoise
 from secagg.session.registry import ProtocolOptions
 from secagg.session.roles import Subject
+from secagg.session.standings import NO_STANDING, Standing
 
 from .configuration import (
     DIGEST_BYTES,
@@ -173,8 +174,14 @@ class SessionPlan:
     privacy_bits: Annotated[int, unsigned(2)]
 
 
-def plan_session(
-    subject: Subject, settings: PairwiseOptions, population: int, coins: Coins, authority: bytes = NO_AUTHORITY
+def plan_session(  # noqa: PLR0913 -- what a server chooses and is given
+    subject: Subject,
+    settings: PairwiseOptions,
+    population: int,
+    coins: Coins,
+    authority: bytes = NO_AUTHORITY,
+    *,
+    standing: Standing = NO_STANDING,
 ) -> SessionPlan:
     """Choose parameters that are safe, and that survive the dropouts they are planned for.
 
@@ -182,6 +189,7 @@ def plan_session(
         population: how many clients are invited.
         coins: for the nonce and the server's share in the graph seed.
         authority: the public key of who certifies clients; for active mode.
+        standing: what it had revoked at the head of its roster.
 
     Raises:
         InvalidParameters: no such session is safe; the message says what to relax.
@@ -231,6 +239,7 @@ def plan_session(
         check_words=settings.check_words,
         application_digest=settings.bound_to(subject.terms_digest, corrupted),
         authority=authority if mode is SecurityMode.ACTIVE else NO_AUTHORITY,
+        standing=standing if mode is SecurityMode.ACTIVE else NO_STANDING,
         graph_commitment=commit_to_opening(opening),
         server_nonce=bytes(draw_exactly(DIGEST_BYTES, coins)),
     )
@@ -342,10 +351,12 @@ class PairwiseOptions(BudgetedNoise, ProtocolOptions):
     check_words: Annotated[int, option("check words of a segment")] = LEAST_CHECK_WORDS
     attempt: Annotated[int, option("number of the attempt of a round")] = 0
 
-    def plan(self, subject: Subject, population: int, authority: bytes, coins: Coins) -> SessionPlan:
+    def plan(
+        self, subject: Subject, population: int, authority: bytes, coins: Coins, standing: Standing = NO_STANDING
+    ) -> SessionPlan:
         """Plan a session with the graph that few clients need."""
         topology = self._topology_for(self.assumed(population), population)
-        return plan_session(subject, replace(self, topology=topology), population, coins, authority)
+        return plan_session(subject, replace(self, topology=topology), population, coins, authority, standing=standing)
 
     def takes(self, population: int) -> bool:
         """Whether a graph of so many clients withstands the corrupted and the dropped ones."""

@@ -136,6 +136,7 @@ def authenticate(
         raise InternalError("an active session's advertisement is verified without an authority or a credential")
     certificate = Certificate(client, credential.identity_key, credential.certificate)
     identity = authority.verify(certificate, culprits=unverified(client))
+    configuration.standing.require_valid(certificate, culprits=unverified(client))
     parts = _signed_parts(advertisement, configuration.context)
     identity.verify(credential.signature, Label.SIGNED_ADVERTISEMENT, *parts, culprits=unverified(client))
     return identity
@@ -271,6 +272,7 @@ def advertise_keys(
             raise InvalidParameters("active mode needs an authority, a signing key and a certificate; configure them")
         if configuration.authority != member.authority.public_key:
             raise InvalidParameters("the session names another authority than this client trusts")
+        member.require_standing(configuration.standing)
         member.require_signing()
     suite, attempt = key_suite(configuration.suite), configuration.context
     # Independent draws: recovering one of them says nothing about the others.

@@ -299,6 +299,7 @@ def _verify_certificate(member: MemberParts, masked: Masked, message: UnmaskingR
         client, culprits = roster.clients[item.position], from_server()
         certificate = Certificate(client, item.identity_key, item.certificate)
         identity = certain(member.authority).verify(certificate, culprits=culprits)
+        roster.configuration.standing.require_valid(certificate, culprits=culprits)
         known = masked.key_set.advertisers.get(item.position)
         if known is not None and known.identity != identity:
             raise _uncertified(f"{client} endorses with another identity than the roster's")

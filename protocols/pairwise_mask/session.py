@@ -36,6 +36,7 @@ from secagg.privacy.client_noise import ClientNoise
 from secagg.session.certificates import VerifiedIdentity
 from secagg.session.roles import Released, Stage, Subject
 from secagg.session.stages import Checked, StagedServerSession
+from secagg.session.standings import NO_STANDING, Standing
 from secagg.tables import mapped
 from secagg.wire import MessageKind, Reader, message_kind
 
@@ -668,6 +669,8 @@ class PairwiseHelpers:
 
     coins: Coins
     authority: bytes = NO_AUTHORITY
+    standing: Standing = NO_STANDING
+    """The head of the authority's roster, which clients want to be of today."""
     threads: int = 1
 
 
@@ -682,6 +685,6 @@ def open_session(
     population = settings.population if invited is None else len(invited)
     if population is None:
         raise InvalidParameters("settings.population says how many clients are invited, unless they are named")
-    plan = settings.plan(subject, population, helpers.authority, helpers.coins)
+    plan = settings.plan(subject, population, helpers.authority, helpers.coins, helpers.standing)
     noise = noise_of(plan.configuration, settings, settings.corrupted)
     return Server(plan, invited, threads=helpers.threads, noise=noise)

@@ -26,6 +26,7 @@ from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 from secagg.session.sealed_state import MemoryLatch
 from secagg.session.simulated import ONE_IN, Costs, SimulatedKeys, Work, mask_cipher_calls, ring_length
+from secagg.session.standings import NO_STANDING
 
 from .client import PairwiseMember
 from .client_record import Recorder
@@ -72,7 +73,7 @@ class PairwiseSimulation(Confined):
         clock: Clock,
         threads: int = 1,
     ) -> None:
-        del clock  # Nothing here expires.
+        self._clock = clock
         self._settings, self._coins, self._threads = settings, coins, threads
         self._keys = SimulatedKeys(coins) if settings.mode is SecurityMode.ACTIVE else None
         self._latch = MemoryLatch()
@@ -80,7 +81,8 @@ class PairwiseSimulation(Confined):
 
     def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> Server:
         authority = NO_AUTHORITY if self._keys is None else self._keys.authority.public_key
-        helpers = PairwiseHelpers(coins=self._coins, authority=authority, threads=self._threads)
+        standing = NO_STANDING if self._keys is None else self._keys.standing(self._clock)
+        helpers = PairwiseHelpers(coins=self._coins, authority=authority, standing=standing, threads=self._threads)
         return open_session(subject, self._settings, invited, helpers)
 
     def member(self, client: ClientId) -> PairwiseMember:
@@ -107,6 +109,7 @@ class PairwiseSimulation(Confined):
             threads=self._threads,
             noise=settings,
             privacy=self._privacy.of(client),
+            clock=self._clock,
         )
 
     @property

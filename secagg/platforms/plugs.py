@@ -31,9 +31,10 @@ from secagg.session.registry import Clock, find, planned_settings
 from secagg.session.roles import Member, ServerSession, Subject
 from secagg.session.rosters import Roster
 from secagg.session.sealed_state import StateDirectory
+from secagg.session.standings import SeenStandings
 from secagg.session.store import Store
 
-from .client_node import ClientNode
+from .client_node import ClientNode, state_folder
 from .settings import ENCLAVE, LIGHT_SECAGG, ONE_MESSAGE, PAIRWISE, PREFIX, PROTOCOLS, TWO_SERVERS, SecAggSettings
 
 
@@ -164,7 +165,7 @@ def _simulated(protocol: str) -> Plug:
 def _open_pairwise(side: ServerSide) -> ServerSession:
     helpers = PairwiseHelpers(coins=side.coins)
     if side.roster is not None:
-        helpers = replace(helpers, authority=side.authority)
+        helpers = replace(helpers, authority=side.authority, standing=side.roster.standing)
     return open_pairwise_mask(side.subject, side.chosen, side.invited, helpers)
 
 
@@ -181,6 +182,8 @@ def _pairwise_member(side: NodeSide) -> Member:
         recording=partial(Recorder, Store.at(side.states.folder / "state")),
         noise=side.noise,
         privacy=side.privacy,
+        standings=Store.at(state_folder()) if identity else SeenStandings(),
+        clock=side.clock,
     )
 
 

@@ -164,6 +164,10 @@ class ClientPolicy:
         24 * 3600
     )
     """Evidence of most kinds has no time in it; keys that last a day at most are fresh enough without."""
+    maximum_standing_age: Annotated[int, maximum(366 * 24 * 3600, "maximum age of the list of revoked keys, s")] = (
+        24 * 3600
+    )
+    """A server can hide for so long that a key was revoked."""
     maximum_codeword_bits: Annotated[int, maximum(64, "maximum width of an entry of a codebook, in bits", 2)] = 25
     """A wide entry can carry more than a value."""
     maximum_released_bits: Annotated[int, maximum(64, "maximum width of a released element, in bits")] = 64

@@ -12,6 +12,7 @@ from secagg.crypto.secret import Confined
 from secagg.identifiers import ClientId
 
 from .certificates import Authority, Certificate, SigningKey, issue_certificate, new_signing_key
+from .standings import Clock, Standing
 
 
 class SimulatedKeys(Confined):
@@ -24,6 +25,10 @@ class SimulatedKeys(Confined):
     @property
     def authority(self) -> Authority:
         return Authority(self._root.public_key)
+
+    def standing(self, clock: Clock) -> Standing:
+        """Return the head of a roster of now, in which nobody was revoked."""
+        return Standing(number=int(clock().timestamp())).signed(self._root)
 
     def of(self, client: ClientId) -> tuple[SigningKey, Certificate]:
         if client not in self._keys:

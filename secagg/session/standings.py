@@ -53,6 +53,21 @@ class Standing:
         if list(self.revoked) != sorted({*self.revoked}) or len(self.revoked) > MOST_REVOKED:
             raise InvalidParameters(f"a standing lists at most {MOST_REVOKED} revoked numbers, once each, increasing")
 
+    def encode(self) -> bytes:
+        """Return what ``decode`` reads."""
+        return b"".join((*self.parts, self.signature))
+
+    @classmethod
+    def decode(cls, encoded: bytes) -> Standing:
+        """Read a standing of this client's own state."""
+        revoked = encoded[8 + DIGEST_BYTES : -SIGNATURE_BYTES]
+        return cls(
+            number=int.from_bytes(encoded[:8], "big"),
+            digest=encoded[8 : 8 + DIGEST_BYTES],
+            revoked=tuple(int.from_bytes(revoked[at : at + 4], "big") for at in range(0, len(revoked), 4)),
+            signature=encoded[-SIGNATURE_BYTES:],
+        )
+
     @property
     def parts(self) -> tuple[bytes, ...]:
         """What is signed besides the authority's key."""

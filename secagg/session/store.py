@@ -27,6 +27,7 @@ from secagg.crypto.secret import Confined
 from secagg.errors import InvalidParameters, Misuse, Reason
 
 from .durable import locked, require_one_layer, require_own_folder, sync_folder, unlock
+from .standings import Standing, require_newer
 
 _VERSION: Final = 1
 _FILE: Final = "state.db"
@@ -48,6 +49,10 @@ CREATE TABLE losses (
 CREATE TABLE begun (task BLOB PRIMARY KEY, number INTEGER NOT NULL, rounds INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE fixed (data TEXT, task BLOB, name TEXT, value BLOB NOT NULL, PRIMARY KEY (data, task, name)) WITHOUT ROWID;
 """
+_STANDINGS: Final = (
+    "CREATE TABLE IF NOT EXISTS standings (authority BLOB PRIMARY KEY, standing BLOB NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS contradictions (authority BLOB, seen BLOB, shown BLOB, UNIQUE (authority, shown))",
+)
 _OLD: Final = (".spent", ".privacy", ".epoch")
 """Ledgers of versions that had one file for each public key."""
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -132,6 +137,21 @@ class Store(Confined):
                 "ON CONFLICT (authority, client) DO UPDATE SET number = max(number, ?3)",
                 (authority, client, number),
             )
+
+    def see_standing(self, authority: bytes, standing: Standing) -> None:
+        """Remember the newest standing of an authority, and refuse older ones, as ``Standings`` has it.
+
+        A second standing with the number of the newest is kept as evidence with it, in ``contradictions``.
+        """
+        with self.transaction() as rows:
+            found = rows.execute("SELECT standing FROM standings WHERE authority = ?", (authority,)).fetchone()
+            seen = None if found is None else Standing.decode(found[0])
+            if seen is None or seen.number < standing.number:
+                rows.execute("REPLACE INTO standings VALUES (?, ?)", (authority, standing.encode()))
+            elif seen.number == standing.number and seen.parts != standing.parts:
+                both = authority, found[0], standing.encode()
+                rows.execute("INSERT OR IGNORE INTO contradictions VALUES (?, ?, ?)", both)
+        require_newer(seen, standing)
 
     def begin(self, name: bytes) -> None:
         """Let a suspended session stand at 0, as ``Latch`` has it."""
@@ -255,6 +275,8 @@ class Store(Confined):
         """Return the number of the state that a folder has, or of a new one."""
         rows, boot = self._rows, _BOOT.read_text().strip() if _BOOT.exists() else ""
         rows.execute("PRAGMA secure_delete = ON")
+        for statement in _STANDINGS:
+            rows.execute(statement)
         if rows.execute("PRAGMA user_version").fetchone()[0] == 0:
             if self._marks and os.fstat(self._marks[0]).st_size:
                 raise self._refused(

@@ -19,6 +19,7 @@ from secagg.protocols.pairwise_mask import ClientState, Server, SessionConfigura
 from secagg.protocols.pairwise_mask.relay import PublishedRoster
 from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement
 from secagg.session.client_policy import ClientPolicy
+from secagg.session.standings import NO_STANDING
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import (
     InsecurePairwiseSession,
@@ -64,7 +65,7 @@ OWN_AUTHORITY = insecure_signing_key("the server's own authority", b"").public_k
         ({"minimum_cohort": 2}, {}),
         ({"maximum_population": 9}, {}),
         ({"suite": Suite.HYBRID}, {}),
-        ({"mode": SecurityMode.SEMI_HONEST, "quorum": 0, "authority": bytes(32)}, {}),
+        ({"mode": SecurityMode.SEMI_HONEST, "quorum": 0, "authority": bytes(32), "standing": NO_STANDING}, {}),
         ({"authority": OWN_AUTHORITY}, {}),
         ({"layout": Layout((RingSegment(16, 6), RingSegment(7, 3)))}, {}),
         ({}, {"minimum_modulus_bits": 16}),

@@ -342,7 +342,7 @@ def test_a_server_that_may_try_many_rosters_finds_a_graph_that_is_rare_in_one_tr
     listed, bad = encode_clients(session.client_ids), set(range(8))
     once, many = corrupted_in_window(24, 8, 8, 5), corrupted_in_window(24, 8, 8, session.policy.privacy_bits)
     worst = 0
-    for attempt in range(3000):
+    for attempt in range(6000):
         graph = roster_of(configuration, listed, attempt.to_bytes(32, "big"), opening).graph
         after = [{v for v in graph.neighbours(u) if graph.sends_edge_seed(u, v)} for u in range(24)]
         counts = sorted((len(window & bad) for window in after), reverse=True)

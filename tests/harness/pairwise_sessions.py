@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -46,6 +47,7 @@ from secagg.session.certificates import Authority, Certificate, SigningKey, issu
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import uncharged
 from secagg.session.roles import LazyUpdate, Subject, Update
+from secagg.session.standings import NO_STANDING, Standing
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, message_kind
 
@@ -75,7 +77,13 @@ class OfferedSubject(Subject):
 
 
 def plan_of(
-    layout: Layout, coins: Coins, *, population: int, authority: bytes = NO_AUTHORITY, **asked: Any
+    layout: Layout,
+    coins: Coins,
+    *,
+    population: int,
+    authority: bytes = NO_AUTHORITY,
+    standing: Standing = NO_STANDING,
+    **asked: Any,
 ) -> SessionPlan:
     """Plan a session of a layout, as a server would that is asked for these settings, or another subject."""
     subject = OfferedSubject(
@@ -86,7 +94,12 @@ def plan_of(
         terms=asked.pop("application_digest", NO_DIGEST),
         model_digest=asked.pop("model_digest", NO_DIGEST),
     )
-    return plan_session(subject, PairwiseOptions(**asked), population, coins, authority)
+    return plan_session(subject, PairwiseOptions(**asked), population, coins, authority, standing=standing)
+
+
+MADE = 1_800_000_000
+"""When the authority signed its roster, and the clients' time."""
+NOW = datetime.fromtimestamp(MADE, UTC)
 
 
 def is_spent(update: LazyUpdate) -> bool:
@@ -171,7 +184,11 @@ class SessionSetup:
             check_words=self.check_words,
             attempt=self.attempt,
         )
-        return plan_session(self.subject, settings, self.population, self.coins_of("plan"), authority)
+        key = insecure_signing_key("authority", self.seed)
+        standing = Standing(number=MADE).signed(key) if authority == key.public_key else NO_STANDING
+        return plan_session(
+            self.subject, settings, self.population, self.coins_of("plan"), authority, standing=standing
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -407,6 +424,7 @@ class InsecurePairwiseSession:
             certificate=certified if active else None,
             charge=uncharged,
             recording=recording,
+            clock=lambda: NOW,
         )
 
     def settled(self, sharers: Iterable[int] | None = None) -> Settled:

@@ -133,7 +133,8 @@ def test_a_client_refuses(capsys: pytest.CaptureFixture[str], update: str, tmp_p
     for name, said in (
         ("none.key", "there is no file"),
         ("other.npy", "is not a client file"),
-        ("keys/roster.txt", "is not a client file with a valid certificate"),
+        ("keys/roster.txt", "is not a client file"),
+        ("keys/authority.key", "is of another kind ('authority'); name a client file"),
     ):
         (tmp_path / "other.npy").chmod(0o644)
         assert said in refusal(capsys, *client_is, str(tmp_path / name))

@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,6 +36,7 @@ from secagg.protocols.pairwise_mask.session import SERVER_TRANSITIONS
 from secagg.session.certificates import Authority, SigningKey, issue_certificate
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import uncharged
+from secagg.session.standings import NO_STANDING, Standing
 from secagg.wire import MessageKind, message_kind
 from tests.harness.pairwise_sessions import OfferedSubject, close_round, plan_of, unmask, update_of
 from tests.harness.recorded_coins import InsecureRecordedCoins
@@ -190,6 +192,11 @@ def configure(scenario: Scenario, run: int) -> Vector:
         if scenario.plan["mode"] is SecurityMode.ACTIVE
     }
     authority = _signing_key(identities["authority"]).public_key if identities else bytes(32)
+    standing = NO_STANDING
+    if identities:
+        key = _signing_key(identities["authority"])
+        digest = hashlib.sha256(f"{scenario.name}/{SALT}".encode()).digest()
+        standing = Standing(number=MADE, digest=digest, revoked=(3, 1000)).signed(key)
     asked: Vector = {"corrupted": 0, "dropped": 0, "minimum_cohort": 3, **scenario.plan}
     plan = plan_of(
         layout,
@@ -197,6 +204,7 @@ def configure(scenario: Scenario, run: int) -> Vector:
         **asked,
         population=len(scenario.clients),
         authority=authority,
+        standing=standing,
     )
     configuration = plan.configuration
     if scenario.committee is not None:
@@ -239,6 +247,11 @@ def _parameters(configuration: SessionConfiguration) -> Vector:
         match value:
             case bytes():
                 written[name] = value.hex()
+            case Standing():
+                revoked = b"".join(each.to_bytes(4, "big") for each in value.revoked)
+                count = len(value.revoked).to_bytes(4, "big")
+                head = value.number.to_bytes(8, "big") + value.digest
+                written[name] = (head + count + revoked + value.signature).hex()
             case Layout():
                 written[name] = [[segment.modulus_bits, segment.length] for segment in value.require_rings()]
                 written["layout_version"] = value.version.hex()
@@ -257,6 +270,8 @@ def configuration_of(parameters: Mapping[str, Any]) -> SessionConfiguration:
     given["round_number"] = int(given["round_number"])
     for name, kind in (("mode", SecurityMode), ("suite", Suite), ("topology", Topology)):
         given[name] = kind(given[name])
+    standing = bytes.fromhex(given.pop("standing"))
+    given["standing"] = Standing.decode(standing[:40] + standing[44:])
     read: dict[str, Any] = {name: _read(value) for name, value in given.items()}
     return SessionConfiguration(**read)
 
@@ -344,6 +359,12 @@ class Play:
         self.operations.append({"round": stage, "role": role, "do": does, **rest, "expect": "ok"})
 
 
+MADE = 1_800_000_000
+"""When the authority of the vectors signed its roster."""
+SALT = 12
+"""Chosen so that a client of the sparse session's committee drops out."""
+
+
 def client_of(vector: Vector, role: str, configuration: SessionConfiguration, coins: Coins) -> Client:
     """Return a client of a vector's session."""
     floors, identities = dict(vector["floors"]), vector["identities"]
@@ -353,7 +374,8 @@ def client_of(vector: Vector, role: str, configuration: SessionConfiguration, co
         signed["authority"], signed["signing_key"] = Authority(authority.public_key), own
         signed["certificate"] = issue_certificate(authority, client, own.public_key)
     accepted = ClientPolicy(suites=frozenset(Suite), modes=frozenset(SecurityMode), **floors)
-    member = PairwiseMember(client, policy=accepted, coins=coins, charge=uncharged, **signed)
+    now = datetime.fromtimestamp(MADE + 60, UTC)
+    member = PairwiseMember(client, policy=accepted, coins=coins, charge=uncharged, clock=lambda: now, **signed)
     payload = _payload(configuration.layout, vector["inputs"][role])
     subject = OfferedSubject.of(configuration, capacity)
     return Client(member, subject, update_of(payload, configuration.model_digest))

@@ -45,6 +45,7 @@ OFFER: Final[Rows] = (
     *(("length of layout", 4), ("header of layout", HEADER)),
     ("segments", [("kind of segment", 1), ("modulus bits", 4), ("length", 8)]),
     *(("layout version", 32), ("check words", 1), ("application digest", 32), ("authority", 32)),
+    *(("standing made", 8), ("roster digest", 32), ("revoked", [("number", 4)]), ("signature of standing", 64)),
     *(("graph commitment", 32), ("server nonce", 32)),
 )
 

@@ -326,23 +326,23 @@ NEGATIVES: tuple[Negative, ...] = (
             "path_too_short": (splice(2512, 33, b"\x02"), "authentication_failed", "client/1"),
         },
     ),
-    # In the hybrid suite client 3 sends client 1 the seed of their edge: 1200 bytes for the shares from 1216 on, then a
+    # In the hybrid suite client 5 sends client 1 the seed of their edge: 1200 bytes for the shares from 2416 on, then a
     # commitment, then the seed, sealed. A client that cannot use it complains in place of uploading.
     Negative(
         name="tampered_seed_of_an_edge",
         base=HYBRID,
         message="client/1/delivered_shares",
-        edit=flip(2448),
+        edit=flip(3648),
         expect="ok",
-        complaints=(("authentication_failed", ("client/3", SERVER)),),
+        complaints=(("authentication_failed", ("client/5", SERVER)),),
     ),
     Negative(
         name="another_commitment_to_the_seed_of_an_edge",
         base=HYBRID,
         message="client/1/delivered_shares",
-        edit=flip(2416),
+        edit=flip(3616),
         expect="ok",
-        complaints=(("commitment_mismatch", ("client/3", SERVER)),),
+        complaints=(("commitment_mismatch", ("client/5", SERVER)),),
     ),
     # Round 3, a member takes the survivors: ctx at 7, sharers at 15, contributors at 16.
     *_refused(
@@ -396,11 +396,11 @@ NEGATIVES: tuple[Negative, ...] = (
         {"too_few_contributors": (put(15, b"\x1f"), "threshold_not_met")},
         blamed=(),
     ),
-    # Positions 0, 3 and 4 are joined, and 7 has no neighbour left.
+    # Positions 0, 6 and 7 are joined, and 5 has no neighbour left.
     *_refused(
         "active_sparse_committee",
         "client/10/survivor_set",
-        {"contributors_cut_apart": (put(16, b"\x99"), "threshold_not_met")},
+        {"contributors_cut_apart": (put(16, b"\xe1"), "threshold_not_met")},
         blamed=(),
     ),
     Negative(

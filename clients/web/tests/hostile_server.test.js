@@ -243,7 +243,7 @@ async function activeClient() {
   const drawn = [];
   const client = new PairwiseClient({
     id, identity: { id, key, certificate, authority: authority.public }, input: () => [],
-    floors: { minimumModulusBits: 1 },
+    floors: { minimumModulusBits: 1 }, now: () => MADE,
     coins: (count) => {
       drawn.push(bytes.slice(used, (used += count)));
       return drawn[drawn.length - 1];
@@ -254,6 +254,8 @@ async function activeClient() {
   return { client, key, messages, drawn, authority };
 }
 
+/** When the authority of the vectors signed its roster. */
+const MADE = 1_800_000_000;
 /** Bytes of an advertised entry in active mode. */
 const ENTRY = 264;
 

@@ -179,6 +179,7 @@ async function identityIn({ identities }, role) {
 async function pairwiseClient(session, role) {
   const { floors, parameters } = session;
   return new PairwiseClient({
+    now: () => 1_800_000_060,
     id: BigInt(role.split("/")[1]),
     identity: await identityIn(session, role),
     input: () => session.inputs[role].map((values, i) => vector(parameters.layout[i][0], values)),

@@ -50,6 +50,7 @@ async function clientsOf(vector) {
       identity = { id, key, certificate, authority: authority.public };
     }
     clients.set(role, new PairwiseClient({
+      now: () => 1_800_000_060,
       id,
       identity,
       input: () => vector.inputs[role].map((values, i) => {

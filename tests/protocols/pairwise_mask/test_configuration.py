@@ -37,6 +37,7 @@ from secagg.protocols.pairwise_mask.configuration import (
 )
 from secagg.protocols.pairwise_mask.plan import PairwiseOptions, SessionPlan, plan_session
 from secagg.session.client_policy import ClientPolicy
+from secagg.session.standings import Standing
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.pairwise_sessions import OfferedSubject, plan_of
 
@@ -86,6 +87,7 @@ OTHER: dict[str, Any] = {
     "check_words": 9,
     "application_digest": b"P" * 32,
     "authority": b"A" * 32,
+    "standing": Standing(number=1),
     "graph_commitment": b"G" * 32,
     "server_nonce": b"N" * 32,
 }

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .primitives import digest, ed25519_public
+from .primitives import digest, ed25519_public, sign
 from .session import Session
 
 
@@ -36,6 +36,12 @@ def derive(name: str, run: int, vector: Mapping[str, Any]) -> dict[str, Any]:
     is_active = parameters["mode"] == "active"
     identities = {role: drawn(32, "identity", role) for role in ("authority", *clients)} if is_active else {}
     parameters["authority"] = ed25519_public(identities["authority"]).hex() if is_active else bytes(32).hex()
+    if is_active:
+        unsigned = bytes.fromhex(parameters["standing"])[:-64]
+        revoked = (unsigned[at : at + 4] for at in range(44, len(unsigned), 4))
+        head = unsigned[:8], unsigned[8:40], *revoked
+        authority = bytes.fromhex(parameters["authority"])
+        parameters["standing"] = (unsigned + sign(identities["authority"], "standing", authority, *head)).hex()
     parameters["graph_commitment"] = digest("graph-opening", server[:32]).hex()
     parameters["server_nonce"] = server[32:].hex()
     coins = {role: drawn(32 * (1 + 2 * parameters["threshold"]), "coins", role) for role in clients}

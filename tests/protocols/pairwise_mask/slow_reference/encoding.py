@@ -58,7 +58,7 @@ def encode_offer(parameters: Mapping[str, Any]) -> bytes:
         *(number(parameters[name], 4) for name in ("minimum_cohort", "maximum_population")),
         variable(layout),
         number(parameters["check_words"], 1),
-        *(bytes.fromhex(parameters[name]) for name in ("application_digest", "authority")),
+        *(bytes.fromhex(parameters[name]) for name in ("application_digest", "authority", "standing")),
         *(bytes.fromhex(parameters[name]) for name in ("graph_commitment", "server_nonce")),
     )
 
