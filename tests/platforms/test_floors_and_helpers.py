@@ -212,10 +212,10 @@ def test_a_client_without_a_key_or_a_name_is_told_how_it_is_known(
     states: StateDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    ClientNode(data_name="ward 3").charges(None, states, ClientId(5))
+    ClientNode(data_name="ward 3").charges(None, states, ClientId(7041))
     assert "no key" not in caplog.text
-    ClientNode().charges(None, states, ClientId(5))
-    assert "no key and no secagg-data-name: its uploads are known by its number 5 only" in caplog.text
+    ClientNode().charges(None, states, ClientId(7041))
+    assert "no key and no secagg-data-name: its uploads are known by its number 7041 only" in caplog.text
 
 
 def test_an_operator_who_raises_such_a_floor_is_heard() -> None:
