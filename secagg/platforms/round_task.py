@@ -39,7 +39,7 @@ from secagg.compression.peak import LEAST_ALIKE
 from secagg.contract import Aggregate
 from secagg.crypto.entropy import Coins, SystemCoins
 from secagg.crypto.labels import Label
-from secagg.errors import Misuse, ThresholdNotMet
+from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.platforms import LOG
 from secagg.platforms.held_models import HeldModels, parted
@@ -280,6 +280,15 @@ class Rounds:
         self._known = dict[tuple[int, Shapes], Known]()
         """Knowledge of each part of each model that is trained here: several may have tensors of the same name."""
 
+    def _current_roster(self) -> Roster | None:
+        """Read the roster again: an authority signs it daily, and clients refuse an old head."""
+        if self._roster is not None:
+            try:
+                self._roster = load_roster(Path(self.settings.roster or ""))
+            except InvalidParameters as error:
+                LOG.warning("the roster of the round before is used: %s", error)
+        return self._roster
+
     def begun(  # noqa: PLR0913 -- what a round is about
         self,
         sent: Arrays,
@@ -334,7 +343,9 @@ class Rounds:
         require_metrics(terms)
         if not is_evaluation:
             terms = replace(terms, max_norm=settings.max_norm, max_norm_unenforced=settings.max_norm_unenforced)
-        return RoundTask(settings=settings, roster=self._roster, terms=terms, sent=sent, update=update, held=known.held)
+        return RoundTask(
+            settings=settings, roster=self._current_roster(), terms=terms, sent=sent, update=update, held=known.held
+        )
 
     def _say_of_guessing(self, update: ModelUpdate, clients: int) -> None:
         """Warn where a weighted sum can determine all values; their codes' bits are the most that values can have."""
@@ -352,7 +363,7 @@ class Rounds:
         """Return the task of a round that sums something else than training, with ``sent`` in the place of a model."""
         self.settings.tolerated_dropouts(clients)
         terms = self._terms(update, number, task)
-        return RoundTask(settings=self.settings, roster=self._roster, terms=terms, sent=sent, update=update)
+        return RoundTask(settings=self.settings, roster=self._current_roster(), terms=terms, sent=sent, update=update)
 
     def _terms(self, update: ModelUpdate, number: int, task: str) -> Terms:
         settings = self.settings

@@ -26,8 +26,8 @@ from secagg.platforms.round_task import Means, Rounds, RoundTask
 from secagg.platforms.schemes import SchemeChoice, norms_in_steps
 from secagg.platforms.settings import SecAggSettings
 from secagg.protocols.enclave import client as client_module
-from secagg.session.identities import make_identities
-from secagg.session.rosters import ROSTER_FILE
+from secagg.session.identities import load_authority, make_identities
+from secagg.session.rosters import ROSTER_FILE, renew
 from secagg.session.sealed_state import StateDirectory
 from tests.harness.planted import always
 
@@ -233,3 +233,22 @@ def test_what_no_norm_can_be_given_to_is_refused(sent: Any, norm: float, expecte
     update = SchemeChoice(settings, CLIENTS).parameters(sent, seed=bytes(32), epoch=1)
     with pytest.raises(InvalidParameters, match=expected):
         norms_in_steps(norm, update)
+
+
+def test_each_round_shows_the_newest_head_of_the_roster(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An authority signs its roster daily; a server that runs for days would else show one that clients refuse."""
+    roster, key = folder / "keys" / ROSTER_FILE, load_authority(folder / "keys" / "authority.key")
+    rounds, model = Rounds(enclave(folder)), {"w": np.zeros(4, np.float32)}
+
+    def begun() -> int:
+        task = rounds.begun(model, clients=CLIENTS, task="run", number=1, weighted_by="n")
+        assert task.roster is not None
+        return task.roster.standing.number
+
+    first = begun()
+    renew(roster, key)
+    assert begun() > first
+    before, text = begun(), roster.read_bytes()
+    roster.write_bytes(text[:-9] + b"00000000\n")
+    assert begun() == before
+    assert "the roster of the round before is used" in caplog.text
