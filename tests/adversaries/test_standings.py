@@ -156,3 +156,13 @@ def test_the_standing_is_in_the_digest_of_the_offer() -> None:
     other = replace(configuration, standing=replace(configuration.standing, revoked=(9,)))
     assert other.context != configuration.context
     assert MessageKind.SESSION_OFFER is SessionConfiguration.kind
+
+
+def test_a_client_joins_no_session_with_a_standing_that_it_refuses() -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.ACTIVE))
+    client = session.client_ids[0]
+    for made in (MADE - DAY - 1, MADE + HOUR + 1):
+        standing = Standing(number=made).signed(session.authority_key)
+        offer = replace(session.server.configuration, standing=standing)
+        with pytest.raises(InvalidParameters, match="the standing in the offer"):
+            session.member(client).join(session.setup.subject).answer(offer.encode())

@@ -211,6 +211,11 @@ def forged_certificate(session: InsecurePairwiseSession, committee: list[int], f
                 signature=identity.sign(Label.SIGNED_SURVIVORS, *parts),
             )
         ],
+        "under a revoked certificate": [
+            replace(
+                last, certificate=issue_certificate(session.authority_key, client, last.identity_key, number=5).grant
+            )
+        ],
     }[forgery]
     return [*genuine[1:3], first, *genuine[3:]] if forgery == "out of order" else [*genuine[:3], *other]
 
@@ -225,6 +230,7 @@ def forged_certificate(session: InsecurePairwiseSession, committee: list[int], f
         ("of a corrupted client in a member's name", AuthenticationFailed, Reason.AUTHENTICATION_FAILED),
         ("of an invented member", AuthenticationFailed, Reason.AUTHENTICATION_FAILED),
         ("of a member's second identity", PeerMisbehaved, Reason.QUORUM_NOT_MET),
+        ("under a revoked certificate", AuthenticationFailed, Reason.AUTHENTICATION_FAILED),
     ],
 )
 def test_a_forged_certificate_unmasks_nothing(

@@ -185,7 +185,7 @@ class SessionSetup:
             attempt=self.attempt,
         )
         key = insecure_signing_key("authority", self.seed)
-        standing = Standing(number=MADE).signed(key) if authority == key.public_key else NO_STANDING
+        standing = Standing(number=MADE, revoked=(5,)).signed(key) if authority == key.public_key else NO_STANDING
         return plan_session(
             self.subject, settings, self.population, self.coins_of("plan"), authority, standing=standing
         )
