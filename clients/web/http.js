@@ -146,12 +146,13 @@ function requireWanted(description, values, { task = "sum", protocols = Object.k
 /** @typedef {(epoch?: bigint) => Promise<Uint32Array>} Make */
 
 /** @param {SessionDescription} description @param {bigint} id @param {Options} options @param {Make} make @returns {Promise<Client>} */
-async function pairwiseClient(description, id, { identity, floors }, make) {
+async function pairwiseClient(description, id, { identity, floors, ledger = new RoundLedger() }, make) {
   const { ringBits, capacity } = planOf(description.terms);
   return new PairwiseClient({
     id,
     identity,
     floors: { ...floors, modes: identity ? ["active"] : ["semi_honest"] },
+    seen: (authority, number, digest) => ledger.see(authority, number, digest),
     about: {
       ...(await subjectOf(description)), capacity, layout: [[ringBits, description.terms.values]],
       layoutVersion: await layoutVersion(description.terms),

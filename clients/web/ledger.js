@@ -38,6 +38,19 @@ export class RoundLedger {
   async charge(name, wanted) {
     await this.store(name, (spent) => charged(spent, wanted));
   }
+
+  /**
+   * Remember the newest standing of an authority, and refuse an older one, or a second one of the same time.
+   * @param {string} authority @param {bigint} number @param {string} digest of what the authority signed
+   */
+  async see(authority, number, digest) {
+    await this.store(`standing ${authority}`, ({ next, updates }) => {
+      must(number >= BigInt(next), "below_floor", "the standing in the offer is older than one seen before");
+      const isOther = number === BigInt(next) && updates.length && updates[0] !== digest;
+      must(!isOther, "below_floor", "the authority signed two standings of one time; ask it");
+      return { next: String(number), epoch: "0", updates: [digest] };
+    });
+  }
 }
 
 /** What is spent afterwards. @param {Spent} spent @param {Wanted} wanted @returns {Spent} */

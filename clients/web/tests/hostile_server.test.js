@@ -5,13 +5,13 @@ import { after, before, test } from "node:test";
 import { readFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 
-import { SigningKey, expand } from "../crypto.js";
+import { SigningKey, expand, requireValid } from "../crypto.js";
 import { FLOORS, PairwiseClient, readOffer } from "../pairwise.js";
 import { readTerms } from "../encoding.js";
 import { Left, contribute, identityOf } from "../http.js";
 import { RoundLedger, inMemory } from "../ledger.js";
 import { fieldElement } from "../shamir.js";
-import { Refused, commit, concat, hash, idsOf, integer, treeRoot, unhex } from "../wire.js";
+import { Refused, commit, concat, hash, idsOf, hex as hexOf, integer, treeRoot, unhex } from "../wire.js";
 import { granted } from "./grants.js";
 
 const TERMS = { all_clients: 3, bits: 16, clip: 1, clients: 3, group: 1, groups: 1, values: 2 };
@@ -231,7 +231,7 @@ test("a client that is ended while it answers answers nothing", async () => {
 });
 
 /** The clients of a recorded session in active mode, and what each is sent in its rounds. */
-async function activeClient() {
+async function activeClient(options = {}) {
   const vector = vectorOf("active_full");
   const [role, coins] = Object.entries(vector.coins).find(([name]) => name !== "server") ?? [];
   const authority = await SigningKey.of(unhex(vector.identities.authority));
@@ -243,7 +243,7 @@ async function activeClient() {
   const drawn = [];
   const client = new PairwiseClient({
     id, identity: { id, key, certificate, authority: authority.public }, input: () => [],
-    floors: { minimumModulusBits: 1 }, now: () => MADE,
+    floors: { minimumModulusBits: 1 }, now: () => MADE, ...options,
     coins: (count) => {
       drawn.push(bytes.slice(used, (used += count)));
       return drawn[drawn.length - 1];
@@ -397,4 +397,42 @@ test("a server that has nothing new makes no client spin", async () => {
   stop.abort();
   await assert.rejects(taking);
   assert.ok(heard.length < 16);
+});
+
+test("an offer with an old standing, or one of the future, is refused", async () => {
+  for (const now of [MADE + 24 * 3600 + 1, MADE - 3601]) {
+    const { client, messages, drawn } = await activeClient({ now: () => now });
+    await assert.rejects(client.answer(messages[0]), { reason: "below_floor" });
+    assert.equal(drawn.length, 0);
+  }
+});
+
+test("an offer with a forged standing is refused", async () => {
+  const { client, messages } = await activeClient();
+  const forged = messages[0].slice();
+  forged[forged.length - 65] ^= 1; // the last byte of the signature, before commitment and nonce
+  await assert.rejects(client.answer(forged), { reason: "below_floor" });
+});
+
+test("a standing that is older than seen, or a second one of its time, is refused", async () => {
+  const ledger = new RoundLedger(inMemory());
+  const seen = (authority, number, digest) => ledger.see(authority, number, digest);
+  for (const [expected, number, mark] of [[null, 0n, null], [null, 0n, null], ["below_floor", 0n, "ff"], ["below_floor", 1n, "ff"]]) {
+    const { client, messages } = await activeClient({ seen });
+    if (mark) await ledger.see(hexOf(client.identity.authority), BigInt(MADE) + number, mark).catch(() => {});
+    if (number || !mark) {
+      const answered = client.answer(messages[0]);
+      await (expected ? assert.rejects(answered, { reason: expected }) : answered);
+    } else {
+      await assert.rejects(ledger.see(hexOf(client.identity.authority), BigInt(MADE), mark), { reason: expected });
+    }
+  }
+});
+
+test("a revoked or expired certificate is nobody's", () => {
+  const grant = new Uint8Array([0, 0, 0, 5, 0, 0, 0, 10]);
+  const standing = { number: 35999n, digest: new Uint8Array(32), revoked: [4], signature: new Uint8Array(64) };
+  requireValid(grant, standing);
+  assert.throws(() => requireValid(grant, { ...standing, number: 36000n }), { reason: "authentication_failed" });
+  assert.throws(() => requireValid(grant, { ...standing, revoked: [4, 5] }), { reason: "authentication_failed" });
 });
