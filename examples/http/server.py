@@ -7,7 +7,7 @@ import numpy as np
 
 from secagg import Session
 from secagg.crypto.entropy import SystemCoins
-from secagg.session.rosters import load_roster
+from secagg.session.identities import load_roster
 from secagg.transport.listener import hold
 from secagg.transport.proof import Certified
 

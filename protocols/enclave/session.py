@@ -27,7 +27,7 @@ from secagg.session.certificates import IDENTITY_KEY_BYTES, Authority, Certifica
 from secagg.session.client_policy import require_policy
 from secagg.session.registry import ProtocolOptions
 from secagg.session.roles import LazyUpdate, Subject
-from secagg.session.simulated import AES_BLOCK_BYTES, Costs, Work, mask_cipher_calls, ring_length
+from secagg.session.run import AES_BLOCK_BYTES, Costs, Work, mask_cipher_calls, ring_length
 from secagg.wire import HEADER_BYTES
 
 from .attestation import Collateral, Evidence

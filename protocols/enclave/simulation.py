@@ -13,7 +13,7 @@ from secagg.identifiers import ClientId
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
-from secagg.session.simulated import SimulatedKeys
+from secagg.session.run import SimulatedKeys
 
 from .client import KEEPS
 from .remote_enclave import SimulatedEnclave, SimulatedJudge

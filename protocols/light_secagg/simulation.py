@@ -16,7 +16,7 @@ from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import SpentUpdates
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
-from secagg.session.simulated import ONE_IN, Costs, Work
+from secagg.session.run import ONE_IN, Costs, Work
 
 from .configuration import MAXIMUM_CLIENTS, NONCE_BYTES
 from .field import ELEMENT_BYTES

@@ -20,7 +20,7 @@ from secagg.session.client_policy import ClientPolicy
 from secagg.session.privacy_ledger import PrivacyLedgers
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
-from secagg.session.simulated import ONE_IN, Costs, Work
+from secagg.session.run import ONE_IN, Costs, Work
 
 from .client import Ledger, OneMessageMember
 from .configuration import DIGEST_BYTES, KEEPS, NO_KEY, NONCE_BYTES, EpochRecord, HolderIdentity, HolderSignature

@@ -24,8 +24,8 @@ from secagg.session.ledger import uncharged
 from secagg.session.privacy_ledger import PrivacyLedgers
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
+from secagg.session.run import ONE_IN, Costs, SimulatedKeys, Work, mask_cipher_calls, ring_length
 from secagg.session.sealed_state import MemoryLatch
-from secagg.session.simulated import ONE_IN, Costs, SimulatedKeys, Work, mask_cipher_calls, ring_length
 from secagg.session.standings import NO_STANDING
 
 from .client import PairwiseMember

@@ -20,8 +20,7 @@ from secagg.errors import InvalidParameters, PeerError
 from secagg.identifiers import ServerId
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 from secagg.session.durable import PUBLIC, create, replace
-from secagg.session.identities import FORMAT, read_private
-from secagg.session.rosters import ROSTER_FILE, load_roster
+from secagg.session.identities import FORMAT, ROSTER_FILE, load_roster, read_private
 
 from .server_keys import OperatorKeys, ServerKeys
 

@@ -24,7 +24,7 @@ from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import SpentUpdates
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
-from secagg.session.simulated import Costs, SimulatedKeys, Work, mask_cipher_calls, ring_length
+from secagg.session.run import Costs, SimulatedKeys, Work, mask_cipher_calls, ring_length
 
 from .client import Client
 from .configuration import KEEPS, SERVERS, IndexingConfiguration

@@ -18,8 +18,8 @@ from secagg.errors import InvalidParameters, MalformedMessage, PeerError, Reason
 from secagg.identifiers import ClientId
 from secagg.scale.tree import MOST_IN_A_GROUP, divided, joined
 from secagg.session.durable import PUBLIC, replace, replacing
+from secagg.session.identities import Roster
 from secagg.session.roles import Released
-from secagg.session.rosters import Roster
 from secagg.transport.description import DESCRIPTION_BYTES, SessionDescription
 from secagg.wire import MessageKind
 

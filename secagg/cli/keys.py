@@ -15,14 +15,19 @@ from secagg.session.certificates import IDENTITY_KEY_BYTES
 from secagg.session.durable import PUBLIC, replace
 from secagg.session.identities import (
     AUTHORITY_FILE,
+    ROSTER_FILE,
+    Request,
     certificate_file,
     load_authority,
     load_identity,
+    load_roster,
     make_authority,
     make_identities,
     new_identity,
+    renew,
+    revoke,
+    sign_requests,
 )
-from secagg.session.rosters import ROSTER_FILE, Request, load_roster, renew, revoke, sign_requests
 
 _MOST_CLIENTS: Final = 100_000
 _MOST_ID: Final = (1 << 64) - 1

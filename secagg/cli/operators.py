@@ -37,8 +37,7 @@ from secagg.protocols.two_servers import (
 )
 from secagg.session import durable
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SigningKey
-from secagg.session.identities import load_signing_key
-from secagg.session.rosters import ROSTER_FILE, load_roster
+from secagg.session.identities import ROSTER_FILE, load_roster, load_signing_key
 from secagg.session.sockets import Ends, Service
 
 from .shared import serving

@@ -278,7 +278,7 @@ class _Sum:
     def __init__(
         self, options: argparse.Namespace, settings: SecAggSettings, resources: ExitStack, workers: Spreading
     ) -> None:
-        from secagg.session.rosters import load_roster
+        from secagg.session.identities import load_roster
 
         self.options, self.settings, self.resources, self.workers = options, settings, resources, workers
         roster = load_roster(Path(settings.roster)) if settings.roster else None

@@ -35,7 +35,7 @@ from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.rounding import bound_for_ring, unrounded_norm
 from secagg.protocols.pairwise_mask import LARGEST_WHOLE_COMMITTEE, PairwiseOptions
 from secagg.protocols.two_servers import MAXIMUM_CODEWORDS, MODULI, PointFunctionShape, RingLanes, tree_bits
-from secagg.session.simulated import ONE_IN
+from secagg.session.run import ONE_IN
 
 # --- Noise ------------------------------------------------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ from secagg.contract.layout import (
 from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.parameters import Suite
 from secagg.session.registry import ProtocolEntry, find, names
-from secagg.session.simulated import Costs
+from secagg.session.run import Costs
 
 CODEBOOK_BITS: Final = 8
 """The bits of an entry of a codebook whose codewords are masked after they are decoded."""

@@ -25,7 +25,7 @@ from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.scale.tree import MOST_IN_A_GROUP as MOST_CLIENTS
 from secagg.session.registry import ProtocolEntry, find, planned_settings
-from secagg.session.simulated import ONE_IN, Costs, Work
+from secagg.session.run import ONE_IN, Costs, Work
 from secagg.simulation.rehearsal import Rehearsal
 
 from .costs import Option

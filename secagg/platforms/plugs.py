@@ -24,12 +24,11 @@ from secagg.protocols.light_secagg import open_session as open_light_secagg
 from secagg.protocols.pairwise_mask import PairwiseHelpers, PairwiseMember, Recorder
 from secagg.protocols.pairwise_mask import open_session as open_pairwise_mask
 from secagg.session.certificates import Certificate
-from secagg.session.identities import ClientIdentity
+from secagg.session.identities import ClientIdentity, Roster
 from secagg.session.ledger import uncharged
 from secagg.session.privacy_ledger import PrivacyLedger
 from secagg.session.registry import Clock, find, planned_settings
 from secagg.session.roles import Member, ServerSession, Subject
-from secagg.session.rosters import Roster
 from secagg.session.sealed_state import StateDirectory
 from secagg.session.standings import SeenStandings
 from secagg.session.store import Store

@@ -49,9 +49,9 @@ from secagg.platforms.settings import AUTO, SUMS, SecAggSettings
 from secagg.platforms.terms import Terms, require_metrics
 from secagg.privacy.client_noise import ClientNoise, noise_in
 from secagg.privacy.guessing import said_guessable
+from secagg.session.identities import Roster, load_roster
 from secagg.session.registry import find
 from secagg.session.roles import ServerSession
-from secagg.session.rosters import Roster, load_roster
 
 # --- The task of a round ----------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from secagg.identifiers import ClientId
 
     from .roles import Member, ServerSession, Stage, Subject
-    from .simulated import Costs
+    from .run import Costs
 
 ProtocolName = Literal["pairwise", "enclave", "two-servers", "one-message", "lightsecagg"]
 """Names of the protocols of this library."""

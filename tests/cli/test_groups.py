@@ -20,9 +20,8 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
-from secagg.session.identities import make_identities
+from secagg.session.identities import load_roster, make_identities
 from secagg.session.roles import Released
-from secagg.session.rosters import load_roster
 from secagg.transport.description import SessionDescription
 from secagg.transport.keeping import ServerRecord
 

@@ -49,7 +49,7 @@ def test_every_column_stands_in_one_line_for_each_combination(capsys: pytest.Cap
         *("a client", "server", "round", "status"),
     ]
     (decoded,) = (row for row in rows if row[:2] == ["decoded codewords, 8 bits", "pairwise"])
-    assert decoded[2:7] == ["sum", "15.07", "753.45 kB", "21.31 kB", "0 B"]
+    assert decoded[2:7] == ["sum", "15.07", "753.45 kB", "21.41 kB", "0 B"]
     assert (decoded[8], decoded[-1]) == ("5", "protocol only")
     assert all(re.fullmatch(r"[\d.]+ m?s", cell) for cell in decoded[9:12])
     assert [row[2] for row in rows if row[:2] == ["product quantization, 32 x 4", "two-servers"]] == [

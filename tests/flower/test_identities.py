@@ -12,8 +12,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.platforms.client_node import ClientNode
-from secagg.session.identities import load_authority, load_identity, make_identities
-from secagg.session.rosters import load_roster
+from secagg.session.identities import load_authority, load_identity, load_roster, make_identities
 
 
 def test_the_command_makes_keys_that_belong_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

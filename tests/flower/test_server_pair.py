@@ -12,8 +12,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.protocols.two_servers import load_server_keys, load_server_pair, make_trial_pair
-from secagg.session.identities import make_identities
-from secagg.session.rosters import load_roster
+from secagg.session.identities import load_roster, make_identities
 
 
 @pytest.fixture

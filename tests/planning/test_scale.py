@@ -28,7 +28,7 @@ from secagg.planning.seconds import (
 )
 from secagg.scale.tree import MOST_IN_A_GROUP as MOST_CLIENTS
 from secagg.session.registry import ProtocolEntry, find, names
-from secagg.session.simulated import Costs, Work
+from secagg.session.run import Costs, Work
 
 CONSTANTS = Constants(session=0.5, client=Rates(2e-3, 1e-9), server=Rates(3e-4, 2e-9))
 

@@ -26,8 +26,7 @@ from secagg.platforms.round_task import Means, Rounds, RoundTask
 from secagg.platforms.schemes import SchemeChoice, norms_in_steps
 from secagg.platforms.settings import SecAggSettings
 from secagg.protocols.enclave import client as client_module
-from secagg.session.identities import load_authority, make_identities
-from secagg.session.rosters import ROSTER_FILE, renew
+from secagg.session.identities import ROSTER_FILE, load_authority, make_identities, renew
 from secagg.session.sealed_state import StateDirectory
 from tests.harness.planted import always
 

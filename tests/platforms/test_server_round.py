@@ -19,8 +19,8 @@ from secagg.platforms.round_task import RoundTask
 from secagg.platforms.server_round import Answer, Reply, ServerRound
 from secagg.platforms.terms import Record
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
+from secagg.session.identities import Roster
 from secagg.session.roles import Participation, ServerSession, Stage
-from secagg.session.rosters import Roster
 
 ONE, TWO, THREE = (ClientId(number) for number in (1, 2, 3))
 NODES = {"a": ONE, "b": TWO, "c": THREE}

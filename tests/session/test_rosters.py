@@ -15,8 +15,16 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.session.certificates import Authority, SigningKey, new_signing_key
-from secagg.session.identities import load_authority, load_identity, make_identities
-from secagg.session.rosters import Request, load_roster, renew, revoke, sign_requests
+from secagg.session.identities import (
+    Request,
+    load_authority,
+    load_identity,
+    load_roster,
+    make_identities,
+    renew,
+    revoke,
+    sign_requests,
+)
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 ANN, BOB = ClientId(7), ClientId(8)

@@ -15,8 +15,7 @@ import secagg
 from secagg.cli import main
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import SecAggError
-from secagg.session.identities import make_identities
-from secagg.session.rosters import load_roster
+from secagg.session.identities import load_roster, make_identities
 from secagg.transport.description import SessionDescription
 from secagg.transport.listener import listening
 from secagg.transport.proof import Certified

@@ -21,7 +21,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerError, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.session.roles import ClientSession
-from secagg.session.simulated import SimulatedKeys
+from secagg.session.run import SimulatedKeys
 from secagg.transport import client as requests
 from secagg.transport.client import Outcome, Patience, Refused, contribute
 from secagg.transport.description import BACK_SECONDS, SessionDescription
