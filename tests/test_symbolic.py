@@ -21,6 +21,7 @@ from secagg.identifiers import CLIENT_ID_BYTES
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement
+from secagg.session.certificates import GRANT_BYTES, SIGNATURE_BYTES
 from secagg.wire import MessageKind
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, model_digest
 from tests.harness.one_message_sums import InsecureSum, SumSetup
@@ -197,6 +198,7 @@ def test_the_enclave_hashes_and_signs_the_fields_that_the_model_says(models: tup
 
 def compare(source: ModuleType, model: str, bound: Bound, meaning: Mapping[str, Callable[[bytes], bool]]) -> None:
     """Compare what a model binds to its labels with what was bound, part by part."""
+    meaning = {"term": lambda part: len(part) == GRANT_BYTES - SIGNATURE_BYTES, **meaning}
     declared: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = source.labels_of(source.read(model))
     assert declared
     for name, (fields, _) in declared.items():
