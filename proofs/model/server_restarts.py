@@ -19,7 +19,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InternalError, SecAggError
 from secagg.protocols.pairwise_mask.client import Client
 from secagg.protocols.pairwise_mask.plan import SessionPlan
-from secagg.protocols.pairwise_mask.session import Server, ServerRecord, ServerState
+from secagg.protocols.pairwise_mask.session import Server, ServerState
 from secagg.session.roles import LazyUpdate
 from secagg.session.sealed_state import MemoryLatch
 from secagg.wire import message_kind
@@ -167,15 +167,18 @@ def restored(record: bytes) -> Server:
 
 
 THREE, CURIOUS = Setup(3, 2, 2), Setup(3, 2)
+READ = "kept = ServerRecord.decode(bytes(snapshot.expose()))"
 DEFECTS: dict[str, tuple[Replacement, ...]] = {
     "a record without the sum": (
-        altered(ServerRecord, "encode", ('b"" if self.total is None else b"".join(self.total.pack())', 'b""')),
+        altered(
+            Server, "restore", (READ, f"{READ}; kept.total = kept.total and MaskedVector(kept.plan.configuration)")
+        ),
     ),
     "a record whose sum is added twice": (
         altered(
-            ServerRecord,
-            "decode",
-            ("record.total.add_packed(packed)", "record.total.add_packed(packed); record.total.add_packed(packed)"),
+            Server,
+            "restore",
+            (READ, f"{READ}; kept.total is None or kept.total.add_packed(b''.join(kept.total.pack()))"),
         ),
     ),
 }
