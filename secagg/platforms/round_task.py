@@ -286,7 +286,7 @@ class Rounds:
             try:
                 self._roster = load_roster(Path(self.settings.roster or ""))
             except InvalidParameters as error:
-                LOG.warning("the roster of the round before is used: %s", error)
+                LOG.warning("the roster of the round before is used: %s", str(error))
         return self._roster
 
     def begun(  # noqa: PLR0913 -- what a round is about
