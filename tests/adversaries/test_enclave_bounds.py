@@ -268,8 +268,9 @@ def test_no_part_of_the_values_can_be_altered_repeated_left_out_or_taken_from_an
             continue
         half = len(own) // 2
         for forged in (bytes(foreign), own[half:] + own[:half], bytes([*own[:-1], own[-1] ^ 1]), own[:half] * 2):
+            changes: dict[str, Any] = {sealed: forged.ljust(len(own), b"x")}
             with pytest.raises(PeerError) as caught:
-                session.enclave.receive(replace(upload, **{sealed: forged.ljust(len(own), b"x")}).encode())
+                session.enclave.receive(replace(upload, **changes).encode())
             assert HOST in caught.value.culprits
     for cut in (upload.encode()[:-1], upload.encode() + b"x"):
         with pytest.raises(MalformedMessage):
@@ -384,9 +385,11 @@ def test_a_client_can_refuse_that_a_program_sees_its_values() -> None:
 @pytest.mark.parametrize("bounds", ["max_norms", "l2_bounds"])
 def test_a_client_holds_a_task_to_its_first_bounds(bounds: str) -> None:
     """A host that chooses a bound for each buffer bisects a client's norm; without any it learns nothing new."""
-    noised = {"noise_multiplier": Fraction(1, 100), "releases_per_client": 9} if bounds == "l2_bounds" else {}
-    setup = replace(SETUP, **({"max_norms": ()} | noised | {bounds: (400, 90)}))
-    first, other = opened(setup), opened(replace(setup, **{bounds: (300, 90)}))
+    changes: dict[str, Any] = {"max_norms": (), bounds: (400, 90)}
+    if bounds == "l2_bounds":
+        changes |= {"noise_multiplier": Fraction(1, 100), "releases_per_client": 9}
+    setup = replace(SETUP, **changes)
+    first, other = opened(setup), opened(replace(setup, **(changes | {bounds: (300, 90)})))
     client = first.new_client(1)
     client.charge(Spent(first.configuration.task, 0, model_digest(0)), first.configuration)
     with pytest.raises(InvalidParameters, match=r"max_norms is \(300, 90\), and was \(400, 90\)") as caught:
@@ -409,7 +412,7 @@ def test_a_client_holds_a_task_to_its_first_bounds(bounds: str) -> None:
 )
 def test_with_noise_every_segment_has_a_bound_and_noise(changes: dict[str, Any]) -> None:
     """Counts up to 1,024 beside a vector whose bound is 10 have a sensitivity of 1,024."""
-    noised = {"noise_multiplier": Fraction(1), "l2_bounds": (400, 9), "max_norms": (400, 9)}
+    noised: dict[str, Any] = {"noise_multiplier": Fraction(1), "l2_bounds": (400, 9), "max_norms": (400, 9)}
     opened(replace(SETUP, **noised))
     with pytest.raises(InvalidParameters, match=r"[Bb]ound|variance"):
         opened(replace(SETUP, **(noised | changes)))

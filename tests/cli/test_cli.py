@@ -95,7 +95,7 @@ def test_there_are_twelve_commands_whose_first_options_fit_a_screen(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    waiting = [(name,) for name in commands_in(help_of(capsys))]
+    waiting: list[tuple[str, ...]] = [(name,) for name in commands_in(help_of(capsys))]
     assert len(waiting) == 12
     seen = list[tuple[str, ...]]()
     while waiting:

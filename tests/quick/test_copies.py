@@ -6,6 +6,7 @@ import tracemalloc
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ def test_a_client_and_a_decoder_hold_few_copies_of_an_adapter(protocol: Any) -> 
                 for who, member in members.items():
                     if (message := server.message_to(who)) is None:
                         continue
-                    answer, most = held(lambda member=member, message=message: member.answer(message))
+                    answer, most = held(partial(member.answer, message))
                     assert most <= 10, "a client's upload" if stage.takes_update else stage
                     server.receive(who, answer)
                 server.close_stage()

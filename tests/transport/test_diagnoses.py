@@ -80,7 +80,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
         "4 clients with 1 corrupted tolerate no dropouts; you asked for 2. Plan for fewer, or invite more clients",
     ),
     "a keyword that is misspelt": (
-        lambda: secagg.aggregate([np.ones(2)] * 4, clip=1.0, drops=1),  # type: ignore[call-arg]
+        lambda: secagg.aggregate([np.ones(2)] * 4, clip=1.0, drops=1),  # type: ignore[arg-type]
         "pairwise has no setting 'drops'; did you mean drop?",
     ),
     "a protocol with underscores": (
