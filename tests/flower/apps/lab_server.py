@@ -573,7 +573,7 @@ SCENARIOS: dict[str, Callable[[Lab], dict[str, Any]]] = {
     "statistics": statistics,
     **TWO_SERVERS,
     **ONE_MESSAGE,
-    "two_other_models": lambda lab: other_models(lab, **simulated(lab)),
+    "two_other_models": lambda lab: other_models(lab, **simulated(lab, minimum_cohort=4)),
     "twin": twin,
     "failing_rounds": failing_rounds,
     "drop_training": _dropped_at("TRAIN"),
