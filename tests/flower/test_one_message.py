@@ -189,7 +189,7 @@ def test_a_node_follows_no_server_back_to_an_older_epoch(folders: Path) -> None:
     [
         ({"epoch": "/absent"}, "not the record of an epoch"),
         ({"suite": "hybrid"}, "has another suite than secagg-suite, hybrid; change one"),
-        ({"holders": "a.socket,b.socket"}, "names 4 holders, and secagg-holders 2 sockets"),
+        ({"holders": "a.socket,b.socket"}, "names 4 holders, and secagg-holders 2 addresses"),
     ],
 )
 def test_an_epoch_that_does_not_fit_is_refused_by_the_name_of_its_key(
