@@ -361,7 +361,7 @@ def test_a_buffer_in_which_an_addition_breaks_off_is_given_up(monkeypatch: pytes
 @pytest.mark.parametrize("end", ["an upload", "release", "give_up_buffer", "destroy"])
 def test_no_value_of_a_client_is_left(end: str) -> None:
     session = opened()
-    sums: list[Any] = vars(session.enclave)["_sums"]
+    sums: list[object] = vars(session.enclave)["_sums"]
     session.upload(1, 2, 3)
     if end != "an upload":
         getattr(session.enclave, end)()

@@ -7,6 +7,7 @@ import json
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -200,7 +201,11 @@ def test_a_firmware_that_checks_no_kernel_is_refused(given: bytes, sentence: str
 def test_every_section_is_measured_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """A section that was left out would be memory that the host fills and the digest does not show."""
     measured = list[int]()
-    monkeypatch.setattr(sev_snp._DigestOfPages, "page", lambda *page: measured.append(page[2]))  # noqa: SLF001
+
+    def noted(*page: Any) -> None:
+        measured.append(page[2])
+
+    monkeypatch.setattr(sev_snp._DigestOfPages, "page", noted)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
     launch_digest(firmware(more=99), b"", b"", b"", processor="EPYC-Milan")
     assert {0x900000 + 0x1000 * number for number in range(99)} <= set(measured)
 

@@ -45,7 +45,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def enclave(folder: Path, **settings: Any) -> SecAggSettings:
     roster = str(folder / "keys" / ROSTER_FILE)
-    return SecAggSettings(**{"protocol": "enclave", "roster": roster, "weighting": "uniform", **settings})
+    given: dict[str, Any] = {"protocol": "enclave", "roster": roster, "weighting": "uniform", **settings}
+    return SecAggSettings(**given)
 
 
 def joined(folder: Path, task: RoundTask, number: int, **floors: Any) -> NodeRound:
@@ -140,7 +141,11 @@ def test_a_client_does_not_lower_what_the_bounded_updates_of_others_are_divided_
     folder: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], counts: list[int], due: int
 ) -> None:
     """Its ring has room for -25 clients of five: with -3 their mean was five times as long, whatever the norm was."""
-    monkeypatch.setattr(client_module, "_scaled", lambda _segment, values, _norm, _zero: values)
+
+    def unscaled(_segment: object, values: Any, _norm: int, _zero: int) -> Any:
+        return values
+
+    monkeypatch.setattr(client_module, "_scaled", unscaled)
     encode = ModelUpdate.encode
     clients = iter(range(CLIENTS))
 

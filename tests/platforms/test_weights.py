@@ -33,6 +33,7 @@ from secagg.platforms.schemes import noise_settings
 from secagg.platforms.settings import SecAggSettings
 from secagg.session.ledger import SpentUpdates
 from secagg.session.sealed_state import StateDirectory
+from tests.harness.planted import always
 from tests.harness.tutorial import tutorial_scheme
 
 Model = dict[str, npt.NDArray[Any]]
@@ -149,7 +150,7 @@ def test_a_client_logs_values_that_are_cut_off_with_the_setting_to_change(log: p
 
 def test_counts_that_a_dishonest_client_has_altered_divide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counted(contributors=CLIENTS, full=1024, examples=0, trained=CLIENTS)
-    monkeypatch.setattr(ModelUpdate, "counted", lambda *_: counted)
+    monkeypatch.setattr(ModelUpdate, "counted", always(counted))
     with pytest.raises(TooFewTrained, match="6 trained, with 0 examples in all"):
         play(Rounds(SecAggSettings(metrics="loss")), moved, model())
 

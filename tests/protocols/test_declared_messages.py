@@ -249,7 +249,7 @@ def heard() -> Heard:
         enclave = InsecureEnclaveSession(EnclaveSetup())
         Upload.decode(enclave.seal(1).encode(), enclave.configuration)
         (offer, *_) = found.of("one_message.configuration: Offer")
-        type(made := offer.decode(offer.encoded).configuration).decode(made.encode())
+        (made := offer.decode(offer.encoded).configuration).__class__.decode(made.encode())
     return found
 
 

@@ -504,7 +504,8 @@ def test_a_subject_is_a_task_in_bytes_and_the_number_of_a_round(wrong: dict[str,
 @pytest.mark.parametrize("asked", [{"corrupted": 9}, {"clients": 2}, {"late": 1}, {"late": 9}, {"minimum_cohort": 11}])
 def test_what_is_planned_can_be_opened(protocol: ProtocolName, asked: dict[str, Any]) -> None:
     """A plan is refused where ``open`` would refuse it, before anybody is invited."""
-    options, given = find(protocol).settings, {"clients": 10, **asked}
+    options = find(protocol).settings
+    given: dict[str, Any] = {"clients": 10, **asked}
     own = {name: given.pop(name) for name in ("late", "minimum_cohort") if name in given and name in declared(options)}
     try:
         plan = secagg.Session.for_model(np.zeros(2), clip=1.0, protocol=options(**own), **given)

@@ -217,9 +217,12 @@ def test_a_file_is_in_one_sum_of_a_folder_whatever_number_its_client_has(
     async def joined(_: str, join: Join, **__: object) -> None:
         join(descriptions.pop(0), None).answer(b"")
 
+    def taking(*_: object, **__: object) -> Taking:
+        return Taking()
+
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "ledgers"))
     monkeypatch.setattr("secagg.transport.client.contribute", joined)
-    monkeypatch.setattr("secagg.platforms.plugs.plug_of", lambda *_, **__: Taking())
+    monkeypatch.setattr("secagg.platforms.plugs.plug_of", taking)
     said = list[str]()
     for number in (0, 1, 2):
         assert (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import Event, Thread
@@ -95,7 +95,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
 
 
 @contextmanager
-def keyed_server(folder: Path) -> Iterator[int]:
+def keyed_server(folder: Path) -> Generator[int]:
     """Serve a session of five clients with keys, without TLS, in a thread."""
     make_identities(folder / "keys", CLIENTS, SystemCoins())
     roster = load_roster(folder / "keys" / "roster.txt")

@@ -172,7 +172,7 @@ def test_a_document_that_is_too_long_ends_the_source() -> None:
             source.quote(REPORT)
     with pytest.raises((ProcessLookupError, ChildProcessError)):
         # A process that was ended is waited for, and then there is none.
-        os.kill(os.waitpid(source._process, 0)[0], 0)  # noqa: SLF001
+        os.kill(os.waitpid(source._process, 0)[0], 0)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_source_whose_process_was_killed_says_so() -> None:
