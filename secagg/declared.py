@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum, StrEnum
-from typing import Any, ClassVar, Final, Generic, Self, TypeVar
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar, cast
 
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Reason, UnexpectedMessage
 from secagg.identifiers import CLIENT_ID_BYTES, CONTEXT_BYTES, AttemptContext, ClientId, ServerId
@@ -140,7 +140,7 @@ def listed(item: Field, items: Callable[[At], Iterable[Any]], row: str) -> Field
     return Field(write, lambda reader, at: tuple(item.read(reader, At(each, {})) for each in items(at)), row)
 
 
-def optional(item: Field, stands: Callable[[Any], bool] | None = None, row: str | None = None) -> Field:
+def optional(item: Field, stands: Callable[[Any], int] | None = None, row: str | None = None) -> Field:
     """Return a field or None; whether it stands in a message its place says, or a byte before it."""
 
     def write(writer: Writer, value: object) -> None:
@@ -209,7 +209,8 @@ def encoded(declared: Declared, limit: int) -> Field:
     def read(reader: Reader, at: At) -> Any:  # noqa: ANN401 -- of the declared type
         message = reader.variable(limit)
         try:
-            return declared.decode(message, at.place) if is_placed else declared.decode(message)
+            decode = cast("Any", declared).decode
+            return decode(message, at.place) if is_placed else decode(message)
         except (InvalidParameters, UnexpectedMessage) as error:
             raise MalformedMessage(f"the message is invalid: {error}", reason=Reason.NOT_CANONICAL) from None
 

@@ -118,10 +118,9 @@ class Declared:
         """Return what a value must be."""
         if self.option.choices and not self.is_many:
             return self.option.limits()
+        kind = _KINDS.get(self.kind, "of another type")
         if isinstance(self.kind, type) and issubclass(self.kind, Enum):
             kind = "one of " + ", ".join(map(word, self.kind))
-        else:
-            kind = _KINDS.get(self.kind, "of another type")
         several, zero = " with commas between them" * self.is_many, "0 or " * self.option.or_zero
         return " ".join(filter(None, (zero + kind + several, self.option.limits())))
 

@@ -549,7 +549,7 @@ def _object(cls: type[Any], tree: Mapping[str, Any], path: str) -> object:
     return cls(**{key: _converted(hints[key], keys[key], value, path + key) for key, value in tree.items()})
 
 
-def _converted(kind: object, each: Declared, value: Any, path: str) -> object:  # noqa: ANN401 -- a value of TOML
+def _converted(kind: object, each: Declared, value: Any, path: str) -> Any:  # noqa: ANN401 -- a value of TOML
     if is_dataclass(kind):
         if not isinstance(value, Mapping):
             raise InvalidParameters(f"{path} is a table; got {value!r}")
@@ -592,7 +592,7 @@ def _literal(value: object) -> str:
 
 
 def _require_within(section: Any, path: str = "") -> None:  # noqa: ANN401 -- a configuration, or one of its sections
-    for name, each in declared(type(section)).items():
+    for name, each in declared(section.__class__).items():
         value = getattr(section, name)
         if is_dataclass(value):
             _require_within(value, f"{name}.")

@@ -188,7 +188,7 @@ def _round_to_levels(products: Floats, given: Floats, factor: float, step: float
         lows, highs, gaps = _levels(np.rint(ordered / length))
         if not len(lows):
             continue
-        codes = np.rint(values / length)
+        codes: Floats = np.rint(values / length)
         place = np.searchsorted(lows, codes, side="right") - 1
         at = np.flatnonzero(left & (place >= 0) & (codes <= highs[place]))
         size, gap, left[at] = np.abs(values[at]), gaps[place[at]] * length, False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -115,7 +115,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _listed(names: Any) -> frozenset[Any]:  # noqa: ANN401 -- the policy checks them
     if type(names) is not list:
         raise ValueError(f"{names!r} is no list")
-    return frozenset(names)
+    return frozenset(names)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _as_it_is(value: Any) -> Any:  # noqa: ANN401 -- the policy checks it
@@ -123,7 +123,7 @@ def _as_it_is(value: Any) -> Any:  # noqa: ANN401 -- the policy checks it
 
 
 _NAMES: Final = {"minimum_tcb": "minimum_snp_tcb"}
-_READ: Final[Mapping[str, Any]] = {
+_READ: Final[Mapping[str, Callable[[Any], Any]]] = {
     "accepted_advisories": _listed,
     "accepted_tcb_statuses": lambda names: frozenset(map(TcbStatus, _listed(names))),
     "lists_since": lambda day: datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC),

@@ -391,13 +391,13 @@ def _add_contribute(contribute: argparse.ArgumentParser) -> None:
     contribute.set_defaults(run=when_run("secagg.cli.contribute", "run_contribute"))
 
 
-def _add_common(command: argparse._ActionsContainer, what: str) -> None:
+def _add_common(command: argparse._ActionsContainer, what: str) -> None:  # pyright: ignore[reportPrivateUsage]
     _add_credentials(command)
     command.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=what)
     levels = ("debug", "info", "warning", "error")
     command.add_argument("--log-level", choices=levels, default="info", help="(default: %(default)s)")
 
 
-def _add_credentials(command: argparse._ActionsContainer) -> None:
+def _add_credentials(command: argparse._ActionsContainer) -> None:  # pyright: ignore[reportPrivateUsage]
     command.add_argument("--cert", type=Path, metavar="FILE", help="own certificate, PEM")
     command.add_argument("--key", type=Path, metavar="FILE", help="its private key, PEM")

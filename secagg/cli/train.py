@@ -198,7 +198,7 @@ _INDENT = "      "
 
 def add_seconds_options(command: argparse.ArgumentParser) -> None:
     """Add what ``secagg plan --seconds`` asks for."""
-    command.add_argument("--set", **{**CHANGES, "help": f"with --seconds PRESET: {CHANGES['help']}"})
+    command.add_argument("--set", **CHANGES).help = f"with --seconds PRESET: {CHANGES['help']}"
     scale = command.add_argument_group(
         "with --seconds",
         "One sum: of one-message as its additions are divided among workers, of other protocols as a server has a "

@@ -172,7 +172,7 @@ def aggregate(  # noqa: PLR0913 -- all but two have defaults
 
 def mean(updates: Updates[Form], *, clip: float, **arguments: Unpack[Arguments]) -> Form:
     """Return the mean of updates; takes what ``aggregate`` takes."""
-    return aggregate(updates, clip=clip, **arguments).mean
+    return aggregate(updates, clip=clip, **arguments).mean  # pyright: ignore[reportArgumentType]
 
 
 def leaving(drop: int | Collection[Hashable], named: Mapping[Any, object]) -> int:

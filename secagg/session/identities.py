@@ -273,7 +273,7 @@ def revoke(path: Path, authority: SigningKey, clients: Iterable[ClientId], *, cl
 
 def renew(path: Path, authority: SigningKey, *, clock: Clock = system_clock) -> None:
     """Append a head and nothing else, so that clients do not take the standing for old."""
-    _append(path, authority, lambda *_: (), clock)
+    _append(path, authority, lambda _known, _now: (), clock)
 
 
 def _append(path: Path, authority: SigningKey, lines: Callable[[_Entries, int], Iterable[str]], clock: Clock) -> None:
@@ -370,7 +370,8 @@ def make_identities(
     is_new = not path.exists()
     if is_new and listed.exists():
         raise InvalidParameters(f"{listed} is of an authority whose key is not in {folder}; name another folder")
-    known = load_roster(listed).issued if listed.exists() and listed.stat().st_size else {}
+    has_roster = listed.exists() and listed.stat().st_size
+    known = load_roster(listed).issued if has_roster else dict[ClientId, Certificate]()
     asked = list(clients)
     for client in asked:
         own = folder / client_file(client)

@@ -149,7 +149,7 @@ class Store(Confined):
             if seen is None or seen.number < standing.number:
                 rows.execute("REPLACE INTO standings VALUES (?, ?)", (authority, standing.encode()))
             elif seen.number == standing.number and seen.parts != standing.parts:
-                both = authority, found[0], standing.encode()
+                both = authority, seen.encode(), standing.encode()
                 rows.execute("INSERT OR IGNORE INTO contradictions VALUES (?, ?, ?)", both)
         require_newer(seen, standing)
 

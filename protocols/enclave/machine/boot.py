@@ -39,7 +39,7 @@ def main(coins: Coins) -> None:
         _mount("configfs", "/sys/kernel/config")
     words = told(Path("/proc/cmdline").read_text())
     require_generator(Path("/proc/cpuinfo").read_text(), has_security_module=Path("/dev/nsm").exists())
-    resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     if words.get("heartbeat", "0") != "0":
         send_heartbeat()
     serve_at(

@@ -11,7 +11,7 @@ from secagg.errors import InvalidParameters
 from secagg.protocols.enclave.trusted.enclave import DEFAULT_MEMORY_BYTES
 from secagg.protocols.enclave.trusted.hosts import serve
 from secagg.protocols.enclave.trusted.protection import give_up_privileges
-from secagg.protocols.enclave.trusted.service import SIMULATED
+from secagg.protocols.enclave.trusted.service import SIMULATED, Quote
 
 from .evidence import SourceApart, source_named
 from .listeners import listening_at
@@ -44,7 +44,7 @@ def serve_at(  # noqa: PLR0913 -- what an enclave is started with
         raise InvalidParameters("an enclave has at least one thread and one MiB of memory: raise --threads or --memory")
     source = source_named(evidence)
     # Forked before anything is secret. Simulated evidence has no driver.
-    quote = (lambda report: (SIMULATED, report)) if evidence == SIMULATED else SourceApart(source).quote
+    quote: Quote = (lambda report: (SIMULATED, report)) if evidence == SIMULATED else SourceApart(source).quote
     test_itself(coins)
     with listening_at(address) as listener:
         become()
