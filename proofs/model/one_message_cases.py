@@ -19,11 +19,12 @@ from report import Report
 from secagg.crypto.labels import Label
 from secagg.errors import UNDECIDED, PeerMisbehaved, Reason
 from secagg.protocols.one_message import configuration, holder, parameters
-from secagg.protocols.one_message.client import Ledger
+from secagg.protocols.one_message.client import NO_MODEL, Ledger
 from secagg.protocols.one_message.configuration import Agreement
 from secagg.protocols.one_message.holder import HeldShare, Holder
 from secagg.protocols.one_message.parameters import CHECK_WORDS
 from secagg.protocols.one_message.requests import CertifiedList, ListSignature, UploadList
+from secagg.session.ledger import Spent
 
 TWO_ROUNDS_OF_THREE = ((1, (0, 1)), (2, (0, 1)), (3, (0, 1)))
 FOUR_CLIENTS = ((1, (0,)), (2, (0,)), (3, (0,)), (4, (0,)))
@@ -152,12 +153,12 @@ def _on_any_list(self: Any, signed: Any, label: Label, digest: bytes, culprits: 
     _QUORUM_OF(self, signed, label, bytes(32) if is_list else digest, culprits)
 
 
-def _not_spent(self: Any, task: bytes, epoch: int, round_number: int, _: bytes) -> None:  # noqa: ANN401 -- a ledger
-    _CHARGE(self, task, epoch, round_number)
+def _not_spent(self: Any, spent: Spent, epoch: int) -> None:  # noqa: ANN401 -- a ledger
+    _CHARGE(self, replace(spent, model=NO_MODEL), epoch)
 
 
-def _any_epoch(self: Any, task: bytes, _: int, round_number: int, model: bytes) -> None:  # noqa: ANN401 -- a ledger
-    _CHARGE(self, task, self._record.newest_epoch, round_number, model)
+def _any_epoch(self: Any, spent: Spent, _: int) -> None:  # noqa: ANN401 -- a ledger
+    _CHARGE(self, spent, self._record.newest_epoch)
 
 
 def _in_memory(self: Any, record: Any) -> None:  # noqa: ANN401 -- a ledger, and what it remembers

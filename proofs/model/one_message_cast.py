@@ -255,7 +255,7 @@ class Cast:
     def update(self, client: int, name: str, model: bytes = MODEL) -> LazyUpdate:
         """Return what a client has trained."""
         value = LAYOUT.require_rings()[0].ring.from_integers([hashlib.sha256(f"{client}{name}".encode()).digest()[0]])
-        return LazyUpdate(lambda: Update(Payload(LAYOUT, (value,)), model, 1))
+        return LazyUpdate(lambda: Update(Payload(LAYOUT, (value,)), model))
 
     def send(self) -> None:
         """Have every client upload once for each of its rounds, with an update of its own."""

@@ -216,7 +216,7 @@ class IndexingServer(Confined):
             for upload_id, answered in items:
                 match self._rules.standing(upload_id):
                     case Standing.ASKED:
-                        decided.append((upload_id, self._decide(upload_id, answered, PointFunctionExchange.conclude)))
+                        decided.append((upload_id, self._decide(upload_id, answered, _conclude)))
                     case Standing.REJECTED:
                         # Said again, because it may not have arrived.
                         decided.append((upload_id, None))
@@ -403,6 +403,10 @@ class IndexingServer(Confined):
 
     def __repr__(self) -> str:
         return f"<IndexingServer {self.server}, round {self.round_number}, {self._rules!r}>"
+
+
+def _conclude(exchange: PointFunctionExchange, answer: bytes) -> bytes:
+    return exchange.conclude(answer)
 
 
 def _settle(exchange: PointFunctionExchange, conclusion: bytes) -> bytes:
