@@ -259,6 +259,8 @@ export class PairwiseClient {
    * @param {Partial<Floors>} [own.floors]
    * @param {import("./crypto.js").Coins} [own.coins]
    * @param {About} [own.about] what the session is about, as this client knows it
+   * @param {(authority: string, number: bigint, digest: string) => unknown} [own.seen] remembers standings, and refuses older ones
+   * @param {() => number} [own.now] seconds since 1970
    */
   constructor({ id, input, identity, floors, coins = random, about = {}, seen, now = () => Date.now() / 1000 }) {
     this.seen = seen;
