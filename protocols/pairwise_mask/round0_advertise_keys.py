@@ -272,8 +272,9 @@ def advertise_keys(
             raise InvalidParameters("active mode needs an authority, a signing key and a certificate; configure them")
         if configuration.authority != member.authority.public_key:
             raise InvalidParameters("the session names another authority than this client trusts")
-        member.require_standing(configuration.standing)
         member.require_signing()
+        # The last check: it remembers what it has seen.
+        member.require_standing(configuration.standing)
     suite, attempt = key_suite(configuration.suite), configuration.context
     # Independent draws: recovering one of them says nothing about the others.
     with Secret.random("channel_root", _ROOT_BYTES, coins) as channel_root:

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-from secagg.errors import AuthenticationFailed, InvalidParameters, Reason
+from secagg.errors import AuthenticationFailed, InvalidParameters, Misuse, Reason
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
@@ -166,3 +166,13 @@ def test_a_client_joins_no_session_with_a_standing_that_it_refuses() -> None:
         offer = replace(session.server.configuration, standing=standing)
         with pytest.raises(InvalidParameters, match="the standing in the offer"):
             session.member(client).join(session.setup.subject).answer(offer.encode())
+
+
+def test_a_client_that_cannot_sign_remembers_no_standing() -> None:
+    session, memory = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.ACTIVE)), SeenStandings()
+    member = replace(session.member(session.client_ids[0]), standings=memory)
+    assert member.signing_key is not None
+    member.signing_key.wipe()
+    with patch.object(memory, "see_standing") as remembered, pytest.raises(Misuse):
+        member.join(session.setup.subject).answer(session.server.configuration.encode())
+    assert not remembered.called
