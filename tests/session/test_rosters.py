@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,6 +24,7 @@ from secagg.session.identities import (
     revoke,
     sign_requests,
 )
+from tests.harness.quickest import quickest
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 ANN, BOB = ClientId(7), ClientId(8)
@@ -210,9 +210,8 @@ def test_ten_thousand_clients_are_read_quickly(path: Path) -> None:
     keys = (n.to_bytes(31, "big") + b"\1" for n in range(10_000))
     requests = [Request(AUTHORITY.public_key, ClientId(at), key, b"") for at, key in enumerate(keys)]
     signs(path, *requests)
-    start = time.process_time()
     assert len(load_roster(path).clients) == 10_000
-    assert time.process_time() - start < 0.5  # 0.06 s on an idle machine
+    assert quickest(lambda: load_roster(path)) < 0.5  # 0.06 s on an idle machine
 
 
 # --- The folder of a trial --------------------------------------------------------------------------------------------
