@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from defects import Replacement, altered, planted
 from enclave_release import LARGE, USUAL, WITH_NOISE, Setting, explore
 from report import Report
-from secagg.protocols.enclave.trusted.buffer import Entry, ReleaseRules
+from secagg.protocols.enclave.trusted.buffer import Entry, Models, ReleaseRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,46 +47,42 @@ def cases() -> tuple[Case, ...]:
 
 # --- Checks -----------------------------------------------------------------------------------------------------------
 
-CHECKS: dict[str, tuple[str, str, str]] = {
-    "the keys are there": ("open", "self.state is not BufferState.CLOSED", "self._buffer is not None"),
-    "no buffer is open": ("open", "self.state is not BufferState.CLOSED", "self.state is BufferState.DESTROYED"),
-    "versions grow": ("open", "version <= self._last_version", "False"),
-    "a model has one number": ("_announce", "(known := self._versions.get(model_digest, version)) != version", "False"),
-    "a number has one announcement": (
-        "_announce",
-        "self._models.get(version, model_digest) != model_digest",
-        "False",
+CHECKS: dict[str, tuple[type, str, str, str]] = {
+    "the keys are there": (ReleaseRules, "open", "self.state is not BufferState.CLOSED", "self._buffer is not None"),
+    "no buffer is open": (
+        ReleaseRules,
+        "open",
+        "self.state is not BufferState.CLOSED",
+        "self.state is BufferState.DESTROYED",
     ),
-    "an announcement is of what counts": (
-        "announce",
-        "not 0 <= newest - version <= self._configuration.oldest",
-        "False",
-    ),
-    "an upload is taken once": ("require_admissible", "(entry.client, entry.upload_id) in self._upload_ids", "False"),
+    "versions grow": (Models, "open", "version <= self.newest", "False"),
+    "a model has one number": (Models, "_announce", "(known := self.numbers.get(digest, version)) != version", "False"),
+    "a number has one announcement": (Models, "_announce", "self.digests.get(version, digest) != digest", "False"),
+    "an announcement is of what counts": (Models, "announce", "self._require_counted(version, _HOST)", "pass"),
+    "an upload is taken once": (ReleaseRules, "admit", "(entry.client, entry.upload_id) in self._upload_ids", "False"),
     "a model has one upload of a client": (
-        "require_admissible",
+        ReleaseRules,
+        "admit",
         "(entry.client, entry.version) in self._answered",
         "False",
     ),
-    "a client is once in a buffer": ("require_admissible", "entry.client in buffer.clients", "False"),
-    "an update's age counts": ("require_admissible", "not 0 <= age <= configuration.oldest", "False"),
-    "a number has one model": (
-        "require_admissible",
-        "self._models.get(entry.version) != entry.model_digest",
-        "False",
-    ),
+    "a client is once in a buffer": (ReleaseRules, "admit", "entry.client in buffer.clients", "False"),
+    "an update's age counts": (Models, "admit", "self._require_counted(version, culprits)", "pass"),
+    "a number has one model": (Models, "admit", "self.digests.get(version) != digest", "False"),
     "a model of an upload has one number": (
-        "require_admissible",
-        "self._versions.get(entry.model_digest, entry.version) != entry.version",
+        Models,
+        "admit",
+        "self.numbers.get(digest, version) != version",
         "False",
     ),
     "a client's budget": (
-        "require_admissible",
+        ReleaseRules,
+        "admit",
         "bool(releases) and self._participations[entry.client] >= releases",
         "False",
     ),
-    "a buffer has room": ("require_admissible", "buffer.contributors >= configuration.maximum_cohort", "False"),
-    "enough clients": ("require_releasable", "buffer.contributors < least", "False"),
+    "a buffer has room": (ReleaseRules, "admit", "buffer.contributors >= configuration.maximum_cohort", "False"),
+    "enough clients": (ReleaseRules, "require_releasable", "buffer.contributors < least", "False"),
 }
 """Every check of the rules, by what it makes sure of: its function, its words, and what stands there without it."""
 SETTINGS = {
@@ -107,11 +103,11 @@ COVERED: dict[str, tuple[str, ...]] = {
 
 def _without(*names: str) -> tuple[Replacement, ...]:
     """Take checks out, several of one function as well."""
-    changes = dict[str, list[tuple[str, str]]]()
+    changes = dict[tuple[type, str], list[tuple[str, str]]]()
     for name in names:
-        function, old, new = CHECKS[name]
-        changes.setdefault(function, []).append((old, new))
-    return tuple(altered(ReleaseRules, function, *pairs) for function, pairs in changes.items())
+        owner, function, old, new = CHECKS[name]
+        changes.setdefault((owner, function), []).append((old, new))
+    return tuple(altered(*place, *pairs) for place, pairs in changes.items())
 
 
 # --- What is lost -----------------------------------------------------------------------------------------------------
@@ -127,7 +123,7 @@ def _forget_at_the_end(self: ReleaseRules) -> None:
 
 def _forget_versions(self: ReleaseRules, entry: Entry) -> None:
     _ENTER(self, entry)
-    self._versions.clear()
+    self._models.numbers.clear()
 
 
 def _forget_who(self: ReleaseRules, entry: Entry) -> None:
@@ -138,7 +134,7 @@ def _forget_who(self: ReleaseRules, entry: Entry) -> None:
 
 def _forget_digests(self: ReleaseRules, version: int, model_digest: bytes) -> None:
     _OPEN(self, version, model_digest)
-    self._versions.clear()
+    self._models.numbers.clear()
 
 
 def _stay_open(self: ReleaseRules) -> None:

@@ -20,7 +20,7 @@ from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
-from secagg.protocols.enclave.trusted.buffer import Buffer, BufferState, Entry, ReleaseRules
+from secagg.protocols.enclave.trusted.buffer import Buffer, BufferState, Entry, Models, ReleaseRules
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise
 
 COHORT, LARGEST_COHORT, OLDEST = 2, 3, 1
@@ -147,7 +147,7 @@ def _open(host: Host, version: int, digest: bytes) -> None:
 
 def _take(host: Host, upload: Entry) -> None:
     """Do what the enclave does with an upload that opens."""
-    host.rules.require_admissible(upload)
+    host.rules.admit(upload)
     host.rules.enter(upload)
     host.buffer |= {Taken(upload, host.version - upload.version)}
 
@@ -229,14 +229,14 @@ def _copied(rules: Any) -> Any:  # noqa: ANN401 -- rules, or what they remember 
         value = getattr(rules, name)
         if isinstance(value, set | dict | list):
             value = value.copy()
-        elif isinstance(value, Buffer):
+        elif isinstance(value, Buffer | Models):
             value = _copied(value)
         setattr(made, name, value)
     return made
 
 
 def _fields(value: Any) -> Iterable[str]:  # noqa: ANN401 -- rules, or what they remember of a buffer
-    return value.__slots__ if isinstance(value, Buffer) else vars(value)
+    return value.__slots__ if isinstance(value, Buffer | Models) else vars(value)
 
 
 def _frozen(value: Any) -> object:  # noqa: ANN401 -- anything that the rules remember
@@ -245,7 +245,7 @@ def _frozen(value: Any) -> object:  # noqa: ANN401 -- anything that the rules re
             return frozenset(value)
         case dict():
             return frozenset(value.items())
-        case Buffer():
+        case Buffer() | Models():
             return tuple(_frozen(getattr(value, name)) for name in _fields(value))
         case _:
             return value

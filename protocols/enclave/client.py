@@ -49,6 +49,7 @@ from .trusted.messages import (
     VERSION_BYTES,
     ModelStamp,
     SealedUpload,
+    Seed,
     UploadHeader,
     has_one_seal,
     indices_key,
@@ -320,7 +321,7 @@ class Client(OneStageClientSession):
         nonce = bytes(VECTOR_NONCE_BYTES)
         if configuration.masked_segments:
             nonce = bytes(draw_exactly(VECTOR_NONCE_BYTES, member.coins))
-        with Secret.random("upload_seed", SEED_BYTES, member.coins) as seed:
+        with Seed.random("upload_seed", SEED_BYTES, member.coins) as seed:
             packed = self._masked(payload, enclave, seed, model.version) if configuration.masked_segments else []
             header = UploadHeader(
                 epoch=enclave.offer.epoch,
@@ -339,9 +340,7 @@ class Client(OneStageClientSession):
         sealed = SealedUpload(header=header, sealed_seed=sealed_seed, sealed_indices=beside)
         return Upload(sealed, nonce, packed)
 
-    def _masked(
-        self, payload: Payload, enclave: VerifiedEnclave, seed: Secret, version: int
-    ) -> list[bytes | memoryview]:
+    def _masked(self, payload: Payload, enclave: VerifiedEnclave, seed: Seed, version: int) -> list[bytes | memoryview]:
         """Return the packed ring segments under one mask."""
         configuration, packed, first_segment = enclave.configuration, list[bytes | memoryview](), 0
         threads = self._member.threads
@@ -382,7 +381,7 @@ def vector_digest(nonce: bytes, packed: Iterable[bytes | memoryview]) -> bytes:
     return hashed.digest()
 
 
-def seal_indices(seed: Secret, header_digest: bytes, packed: bytes | memoryview) -> memoryview:
+def seal_indices(seed: Seed, header_digest: bytes, packed: bytes | memoryview) -> memoryview:
     """Encrypt packed indices under a key that follows from the sealed seed; bound to the header like the seed itself.
 
     Implements: [SP 800-38D] §7.1.

@@ -16,14 +16,14 @@ import pytest
 from secagg.choices import ReleaseForm
 from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.crypto.labels import Label
-from secagg.crypto.secret import Secret, overwrite
+from secagg.crypto.secret import overwrite
 from secagg.errors import AuthenticationFailed, Misuse, PeerError, Reason, SecAggError
 from secagg.parameters import Suite
 from secagg.protocols.enclave.client import seal_indices
 from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.enclave import Enclave
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
-from secagg.protocols.enclave.trusted.messages import BufferRelease, open_indices, proof_of, secret_bytes
+from secagg.protocols.enclave.trusted.messages import BufferRelease, Seed, open_indices, proof_of, secret_bytes
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, crafted, model_digest
 from tests.harness.made_secrets import Made, shows
 
@@ -109,7 +109,7 @@ def test_what_altered_indices_decrypt_to_is_overwritten(monkeypatch: pytest.Monk
         left.append(buffer)
 
     monkeypatch.setattr("secagg.protocols.enclave.trusted.messages.overwrite", recording)
-    with Secret("upload_seed", SEED) as seed:
+    with Seed("upload_seed", SEED) as seed:
         sealed = bytearray(seal_indices(seed, bytes(32), b"i" * 40))
         sealed[0] ^= 1
         with pytest.raises(AuthenticationFailed):

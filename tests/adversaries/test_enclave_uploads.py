@@ -31,6 +31,7 @@ from secagg.protocols.enclave.trusted.messages import (
     PROOF_BYTES,
     ModelStamp,
     SealedUpload,
+    Seed,
     has_one_seal,
     mask_key,
     proof_of,
@@ -369,7 +370,7 @@ def test_one_seed_gives_no_two_uploads_epochs_or_configurations_a_key_in_common(
         (one, b"e" * 32, FIRST, 1),
     ]
     keys = set[bytes]()
-    with Secret("upload_seed", bytes(32)) as seed:
+    with Seed("upload_seed", bytes(32)) as seed:
         for place in places:
             for suite in Suite:
                 keys.add(bytes(mask_key(seed, suite, *place).expose())[:16])

@@ -42,6 +42,7 @@ from secagg.protocols.enclave.trusted.messages import (
     ModelStamp,
     Receipt,
     SealedUpload,
+    Seed,
     UploadHeader,
     has_one_seal,
     proof_of,
@@ -357,7 +358,7 @@ def crafted(
     digest, drawn = header.digest(configuration.context), hashlib.sha256(b"%d" % number).digest()
     inside = packed if has_one_seal(configuration) else drawn
     with (
-        Secret("upload_seed", drawn) as seed,
+        Seed("upload_seed", drawn) as seed,
         proof_of(key, session.enclave.offer.receipt_key, digest) as proof,
         Secret("upload_secret", bytes(proof.expose()) + inside) as both,
     ):

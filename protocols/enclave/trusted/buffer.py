@@ -59,6 +59,56 @@ def _refused(culprits: frozenset[Party], sentence: str, reason: Reason) -> PeerM
     return PeerMisbehaved(sentence, reason=reason, culprits=culprits)
 
 
+@dataclass(slots=True)
+class Models:
+    """Numbers of models: those of buffers only grow, each has one digest, and each digest has one number."""
+
+    oldest: int
+    """How many versions behind the newest model an update's model may be."""
+    newest: int = -1
+    digests: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    """The digest of each model that the host has announced; no client names one."""
+    numbers: dict[bytes, int] = field(default_factory=dict[bytes, int])
+    """The number of each model; one model under two numbers is two sums of the same updates."""
+
+    def open(self, version: int, digest: bytes) -> None:
+        """Announce the model that the next sum will update."""
+        if type(version) is not int or not 0 <= version < 1 << 64:
+            raise Misuse(f"a model's version is an integer in 0..2^64 - 1; got {version!r}")
+        if version <= self.newest:
+            sentence = f"a buffer for model {version} follows one for model {self.newest}; versions only grow"
+            raise _refused(_HOST, sentence, Reason.WRONG_SESSION)
+        self._announce(version, digest)
+        self.newest = version
+
+    def announce(self, version: int, digest: bytes) -> None:
+        """Fix the digest of an older model whose updates count; the same again changes nothing."""
+        self._require_counted(version, _HOST)
+        self._announce(version, digest)
+
+    def admit(self, version: int, digest: bytes, culprits: frozenset[Party]) -> None:
+        """Refuse an update of a model that does not count now, or that is not the one that the host has announced."""
+        self._require_counted(version, culprits)
+        if self.digests.get(version) != digest or self.numbers.get(digest, version) != version:
+            sentence = f"the model {version} of an upload is not the one that the host has announced"
+            raise _refused(culprits, sentence, Reason.MODEL_MISMATCH)
+
+    def _require_counted(self, version: int, culprits: frozenset[Party]) -> None:
+        if not 0 <= self.newest - version <= self.oldest:
+            first = max(0, self.newest - self.oldest)
+            sentence = f"updates of models {first} to {self.newest} count here, and this is model {version}"
+            raise _refused(culprits, sentence, Reason.STALE_UPDATE)
+
+    def _announce(self, version: int, digest: bytes) -> None:
+        if self.digests.get(version, digest) != digest:
+            raise _refused(_HOST, f"model {version} was announced with another digest", Reason.MODEL_MISMATCH)
+        if (known := self.numbers.get(digest, version)) != version:
+            sentence = f"model {version} is {known} under another number, for two sums of one update; open the next"
+            raise _refused(_HOST, sentence, Reason.MODEL_MISMATCH)
+        self.digests[version] = digest
+        self.numbers[digest] = version
+
+
 class ReleaseRules:
     """Which uploads may enter a buffer, and whether it may be released, over the life of one epoch.
 
@@ -68,13 +118,9 @@ class ReleaseRules:
     def __init__(self, configuration: EnclaveConfiguration) -> None:
         self._configuration = configuration
         self._buffer: Buffer | None = None
-        self._last_version = -1
+        self._models = Models(configuration.oldest)
         self._upload_ids = set[tuple[ClientId, bytes]]()
         self._answered = set[tuple[ClientId, int]]()
-        self._models = dict[int, bytes]()
-        """The digest of each model that the host has announced; no client names one."""
-        self._versions = dict[bytes, int]()
-        """The number of each model; one model under two numbers is two sums of the same updates."""
         self._participations = Counter[ClientId]()
         self.state = BufferState.CLOSED
 
@@ -82,46 +128,23 @@ class ReleaseRules:
         """Begin to collect updates of a model, whose digest the host fixes; numbers of models only grow."""
         if self.state is not BufferState.CLOSED:
             raise Misuse(f"a buffer opens when none is; the enclave is {self.state}; release or give up the last one")
-        if type(version) is not int or not 0 <= version < 1 << 64:
-            raise Misuse(f"a model's version is an integer in 0..2^64 - 1; got {version!r}")
-        if version <= self._last_version:
-            sentence = f"a buffer for model {version} follows one for model {self._last_version}; versions only grow"
-            raise _refused(_HOST, sentence, Reason.WRONG_SESSION)
-        self._announce(version, model_digest)
-        self._last_version = version
+        self._models.open(version, model_digest)
         self._buffer = Buffer(version)
         self.state = BufferState.OPEN
 
     def announce(self, version: int, model_digest: bytes) -> None:
         """Fix the digest of an older model whose updates count in the open buffer; the same again changes nothing."""
-        newest = self.require_open().version
-        if not 0 <= newest - version <= self._configuration.oldest:
-            sentence = f"model {version} is announced, and no update of it counts in a buffer for model {newest}"
-            raise _refused(_HOST, sentence, Reason.STALE_UPDATE)
-        self._announce(version, model_digest)
-
-    def _announce(self, version: int, model_digest: bytes) -> None:
-        if self._models.get(version, model_digest) != model_digest:
-            raise _refused(_HOST, f"model {version} was announced with another digest", Reason.MODEL_MISMATCH)
-        if (known := self._versions.get(model_digest, version)) != version:
-            raise _refused(
-                _HOST,
-                f"model {version} is model {known} under another number, and what clients trained from it could be in "
-                "two sums; open the next buffer for the next model",
-                Reason.MODEL_MISMATCH,
-            )
-        self._models[version] = model_digest
-        self._versions[model_digest] = version
+        self.require_open()
+        self._models.announce(version, model_digest)
 
     def require_open(self) -> Buffer:
         if self._buffer is None:
             raise Misuse(f"no buffer is open; the enclave is {self.state}")
         return self._buffer
 
-    def require_admissible(self, entry: Entry) -> None:
+    def admit(self, entry: Entry) -> None:
         """Say why an upload may not enter the open buffer; one that is entered never keeps the buffer from release."""
         configuration, buffer = self._configuration, self.require_open()
-        age = buffer.version - entry.version
         releases = configuration.noise.releases_per_client if configuration.noise is not None else 0
         client = self.signer(entry.client)
         both = client | _HOST
@@ -133,16 +156,7 @@ class ReleaseRules:
         if entry.client in buffer.clients:
             sentence = f"{entry.client} is in this buffer; its next update enters the next"
             raise _refused(both, sentence, Reason.ALREADY_ANSWERED)
-        if not 0 <= age <= configuration.oldest:
-            first = max(0, buffer.version - configuration.oldest)
-            sentence = f"updates of models {first} to {buffer.version} count here, and this is of model {entry.version}"
-            raise _refused(both, sentence, Reason.STALE_UPDATE)
-        if (
-            self._models.get(entry.version) != entry.model_digest
-            or self._versions.get(entry.model_digest, entry.version) != entry.version
-        ):
-            sentence = f"the model {entry.version} of {entry.client} is not the one that the host has announced"
-            raise _refused(both, sentence, Reason.MODEL_MISMATCH)
+        self._models.admit(entry.version, entry.model_digest, both)
         if bool(releases) and self._participations[entry.client] >= releases:
             sentence = f"{entry.client} was in {releases} releases, which is its privacy budget for this epoch"
             raise _refused(both, sentence, Reason.BUDGET_SPENT)
@@ -161,7 +175,7 @@ class ReleaseRules:
         buffer.clients.add(entry.client)
         self._upload_ids.add((entry.client, entry.upload_id))
         self._answered.add((entry.client, entry.version))
-        self._versions.setdefault(entry.model_digest, entry.version)
+        self._models.numbers.setdefault(entry.model_digest, entry.version)
         self._participations[entry.client] += 1
 
     def require_releasable(self) -> None:
@@ -179,7 +193,7 @@ class ReleaseRules:
     def give_up(self) -> None:
         """Close a buffer that was not released; its model may be tried again under another number."""
         version = self.require_open().version
-        self._versions.pop(self._models[version], None)
+        self._models.numbers.pop(self._models.digests[version], None)
         self.close()
 
     def destroy(self) -> None:

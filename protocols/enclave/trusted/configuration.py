@@ -52,10 +52,10 @@ MAXIMUM_TABLE_BYTES: Final = 1 << 28
 _DIGEST_BYTES: Final = 32
 _ENTRY_BYTES: Final = 4
 _MOST_BOUNDED_BITS: Final = 32
+"""Widest ring whose values are measured exactly in floats of halves."""
 _ZERO_OFFSET: Final = 1 << 32
 _MOST_SEALED_BYTES: Final = (1 << 31) - 1 - 16
 """What one call of AES-GCM takes, with its tag; a client that found out later would have spent its update."""
-"""Widest ring whose values are measured exactly in floats of halves."""
 _MOST_RINGS: Final = (1 << 16) - 1
 _MAXIMUM_OLDEST: Final = (1 << 10) - 1
 _MAXIMUM_TABLES: Final = 1 << 16
@@ -218,11 +218,9 @@ class EnclaveConfiguration(MessageIn[Tables]):
             require_integer("a zero point of the largest cohort", zero, least, greatest)
 
     def _check_seal(self) -> None:
-        sealed = sum(segment.payload_bytes for segment in self.index_segments)
-        sealed += sum(packed_bytes(segment) for segment in self.ring_segments if self.max_norms)
-        if sealed > _MOST_SEALED_BYTES:
+        if self.packed_bytes > _MOST_SEALED_BYTES:
             raise InvalidParameters(
-                f"one client seals {sealed} bytes of indices and bounded values, and one seal holds "
+                f"one client seals {self.packed_bytes} bytes of indices and bounded values, and one seal holds "
                 f"{_MOST_SEALED_BYTES}: take fewer values or narrower rings"
             )
 
@@ -310,6 +308,12 @@ class EnclaveConfiguration(MessageIn[Tables]):
             for table in next(tables):
                 room = max(room, -(-_tail(next(variances)) // max(1, table.largest)))
         return room
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of one client's indices, and of its values where a norm bounds them."""
+        bounded = sum(packed_bytes(segment) for segment in self.ring_segments if self.max_norms)
+        return bounded + sum(segment.payload_bytes for segment in self.index_segments)
 
     @property
     def memory_bytes(self) -> int:

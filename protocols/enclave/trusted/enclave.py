@@ -42,8 +42,10 @@ from .messages import (
     PROOF_BYTES,
     BufferRelease,
     EnclaveOffer,
+    Packed,
     Receipt,
     SealedUpload,
+    Seed,
     bounded_segments,
     has_one_seal,
     mask_key,
@@ -168,8 +170,9 @@ class Enclave(Confined):
                     culprits=unverified(client),
                 )
             with self._opened(upload) as secret:
-                self._rules.require_admissible(entry)
-                with self._giving_up(), Secret("upload_body", secret.expose()[PROOF_BYTES:]) as body:
+                self._rules.admit(entry)
+                kind = Packed if has_one_seal(self.configuration) else Seed
+                with self._giving_up(), kind("upload_body", secret.expose()[PROOF_BYTES:]) as body:
                     self._add(upload, body)
                     self._rules.enter(entry)
 
@@ -243,29 +246,25 @@ class Enclave(Confined):
         secret.wipe()
         raise AuthenticationFailed(culprits=refused)
 
-    def _add(self, upload: SealedUpload, body: Secret) -> None:
+    def _add(self, upload: SealedUpload, body: Seed | Packed) -> None:
         """Count the indices, and add the values or keep the key of their mask, once every index is in range."""
-        header, context, seed = upload.header, self.offer.context, body
-        if has_one_seal(self.configuration):
-            with blaming(*self._rules.signer(header.certificate.client)):
+        header, client, context = upload.header, upload.header.certificate.client, self.offer.context
+        if isinstance(body, Packed):
+            with blaming(*self._rules.signer(client)):
                 self._take(memoryview(body.expose()))
-        elif len(upload.sealed_indices):
-            client = header.certificate.client
+            return
+        if len(upload.sealed_indices):
             # The seal does not cover the separate indices, which a host can alter; their tag does.
-            opened = open_indices(
-                seed,
-                header.digest(context),
-                upload.sealed_indices,
-                culprits=culprits(Evidence.UNOPENED_UPLOAD, sender=client),
-            )
+            suspects = culprits(Evidence.UNOPENED_UPLOAD, sender=client)
+            opened = open_indices(body, header.digest(context), upload.sealed_indices, culprits=suspects)
             try:
                 with blaming(*self._rules.signer(client)):
                     self._take(memoryview(opened))
             finally:
                 overwrite(opened)
         if self.configuration.masked_segments:
-            place = header.epoch, header.certificate.client, header.model.version
-            self._mask_keys.append(mask_key(seed, self.configuration.suite, context, *place))
+            place = header.epoch, client, header.model.version
+            self._mask_keys.append(mask_key(body, self.configuration.suite, context, *place))
 
     def _take(self, packed: memoryview) -> None:
         """Count the indices; then add the values, of which none is refused."""

@@ -41,7 +41,6 @@ from secagg.parameters import Suite
 from secagg.session.certificates import GRANT_BYTES, IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate, SigningKey
 from secagg.wire import HEADER_BYTES, MessageKind
 
-from .bounded import packed_bytes
 from .configuration import EnclaveConfiguration
 
 EPOCH_BYTES: Final = 32
@@ -112,15 +111,26 @@ class UploadHeader:
         return hashlib.sha256(statement).digest()
 
 
+class Seed(Secret):
+    """Body of an upload: the keys of its mask and of its indices follow from it."""
+
+    __slots__ = ()
+
+
+class Packed(Secret):
+    """Body of an upload without a mask and with few indices: the indices and bounded values themselves."""
+
+    __slots__ = ()
+
+
 def has_one_seal(configuration: EnclaveConfiguration) -> bool:
     """Whether an upload's indices are sealed with HPKE themselves: there is no mask, and they are few."""
-    return not configuration.masked_segments and _packed_bytes(configuration) <= MOST_SEALED_INDICES
+    return not configuration.masked_segments and configuration.packed_bytes <= MOST_SEALED_INDICES
 
 
 def secret_bytes(configuration: EnclaveConfiguration) -> int:
     """Return how long what a client seals with HPKE is: a proof, and a seed or all indices."""
-    body = _packed_bytes(configuration) if has_one_seal(configuration) else SEED_BYTES
-    return PROOF_BYTES + body
+    return PROOF_BYTES + (configuration.packed_bytes if has_one_seal(configuration) else SEED_BYTES)
 
 
 def sealed_secret_bytes(configuration: EnclaveConfiguration) -> int:
@@ -130,13 +140,7 @@ def sealed_secret_bytes(configuration: EnclaveConfiguration) -> int:
 
 def sealed_indices_bytes(configuration: EnclaveConfiguration) -> int:
     """Return the bytes of one client's indices outside that seal, under a key of the seed."""
-    packed = _packed_bytes(configuration)
-    return packed + TAG_BYTES if packed and not has_one_seal(configuration) else 0
-
-
-def _packed_bytes(configuration: EnclaveConfiguration) -> int:
-    indices = sum(segment.payload_bytes for segment in configuration.index_segments)
-    return indices + sum(map(packed_bytes, bounded_segments(configuration)))
+    return 0 if has_one_seal(configuration) or not (size := configuration.packed_bytes) else size + TAG_BYTES
 
 
 SEALED_SEED: Final = sized(sealed_secret_bytes, "a proof, and a seed or what is sealed, under HPKE")
@@ -289,7 +293,7 @@ GCM_NONCE_BYTES: Final = 12
 
 
 def mask_key(  # noqa: PLR0913, PLR0917 -- what a mask is bound to
-    seed: Secret, suite: Suite, context: AttemptContext, epoch: bytes, client: ClientId, version: int
+    seed: Seed, suite: Suite, context: AttemptContext, epoch: bytes, client: ClientId, version: int
 ) -> Secret:
     """Return the key that expands into the mask of an upload's ring segments."""
     parts = (context.digest, epoch, client.encode(), version.to_bytes(8, "big"))
@@ -313,7 +317,7 @@ def proof_of(
 
 
 def open_indices(
-    seed: Secret, header_digest: bytes, sealed: bytes | memoryview, *, culprits: Iterable[Party]
+    seed: Seed, header_digest: bytes, sealed: bytes | memoryview, *, culprits: Iterable[Party]
 ) -> bytearray:
     """Decrypt packed indices; the caller overwrites it.
 
@@ -331,6 +335,6 @@ def open_indices(
     return opened
 
 
-def indices_key(seed: Secret, header_digest: bytes) -> Secret:
+def indices_key(seed: Seed, header_digest: bytes) -> Secret:
     """Return the key of an upload's indices, where they are not in its one seal."""
     return expand("indices_key", _KEY_BYTES, seed, Label.ENCLAVE_INDICES_KEY, header_digest)

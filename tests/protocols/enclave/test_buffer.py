@@ -58,7 +58,7 @@ def rules(*, version: int | None = 5, made: EnclaveConfiguration | None = None) 
 
 def take(kept: ReleaseRules, taken: Entry) -> None:
     """Do what an enclave does with an upload that opens."""
-    kept.require_admissible(taken)
+    kept.admit(taken)
     kept.enter(taken)
 
 
@@ -87,7 +87,7 @@ def test_rules_that_are_destroyed_take_part_in_nothing() -> None:
     for call in (
         lambda: kept.open(9, model_digest(9)),
         lambda: kept.announce(4, model_digest(4)),
-        lambda: kept.require_admissible(entry()),
+        lambda: kept.admit(entry()),
         lambda: kept.enter(entry()),
         kept.require_open,
         kept.require_releasable,
@@ -123,7 +123,7 @@ def test_an_upload_that_breaks_a_rule_is_refused(refused: Entry, reason: Reason,
     kept = rules()
     take(kept, entry(1))
     take(kept, entry(2, version=4))
-    error = is_refused(kept, lambda: kept.require_admissible(refused), PeerMisbehaved, reason)
+    error = is_refused(kept, lambda: kept.admit(refused), PeerMisbehaved, reason)
     assert isinstance(error, PeerMisbehaved)
     assert error.culprits == culprits
     take(kept, entry())
@@ -171,7 +171,7 @@ def test_one_late_upload_does_not_keep_a_full_buffer_from_release() -> None:
     kept = rules(made=configuration(minimum_cohort=20, maximum_cohort=40))
     for client in range(39):
         take(kept, entry(client))
-    is_refused(kept, lambda: kept.require_admissible(entry(39, version=3)), PeerMisbehaved, Reason.STALE_UPDATE)
+    is_refused(kept, lambda: kept.admit(entry(39, version=3)), PeerMisbehaved, Reason.STALE_UPDATE)
     take(kept, entry(39, version=4))
     kept.require_releasable()
 

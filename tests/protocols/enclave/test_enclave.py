@@ -164,7 +164,7 @@ def test_an_enclave_runs_a_configuration_and_nothing_else(configuration: Any) ->
 def test_two_threads_do_not_hand_over_one_upload_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     session, outcomes = InsecureEnclaveSession(EnclaveSetup()), list[object]()
     session.enclave.open_buffer(0, bytes(32))
-    message, checked = session.seal(1).sealed.encode(), ReleaseRules.require_admissible
+    message, checked = session.seal(1).sealed.encode(), ReleaseRules.admit
 
     def slowly(self: ReleaseRules, entry: Entry) -> None:
         checked(self, entry)
@@ -177,7 +177,7 @@ def test_two_threads_do_not_hand_over_one_upload_twice(monkeypatch: pytest.Monke
         except PeerError as error:
             outcomes.append(error.reason)
 
-    monkeypatch.setattr(ReleaseRules, "require_admissible", slowly)
+    monkeypatch.setattr(ReleaseRules, "admit", slowly)
     threads = [Thread(target=hand_over) for _ in range(3)]
     for thread in threads:
         thread.start()
