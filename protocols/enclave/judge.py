@@ -97,7 +97,9 @@ def read_policy(path: Path) -> Policy:
         if unknown := sorted(fields.keys() - _KEYS[form]):
             listed = ", ".join(sorted(_KEYS[form])) or "nothing more"
             raise InvalidParameters(f"{path} has {unknown[0]!r}; a policy for {form} evidence may have {listed}")
-        read = {_NAMES.get(name, name): _READ.get(name, _as_it_is)(value) for name, value in fields.items()}
+        read = {
+            _NAMES.get(name, name): _READ[name](value) if name in _READ else value for name, value in fields.items()
+        }
         return Policy(accepted=accepted, **read)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidParameters(
@@ -116,10 +118,6 @@ def _listed(names: Any) -> frozenset[Any]:  # noqa: ANN401 -- the policy checks 
     if type(names) is not list:
         raise ValueError(f"{names!r} is no list")
     return frozenset(names)  # pyright: ignore[reportUnknownArgumentType]
-
-
-def _as_it_is(value: Any) -> Any:  # noqa: ANN401 -- the policy checks it
-    return value
 
 
 _NAMES: Final = {"minimum_tcb": "minimum_snp_tcb"}

@@ -151,14 +151,10 @@ AZURE: Final = (
     "this is evidence of Azure's paravisor, which has the hardware measure itself and vouches for everything else "
     "through a vTPM: pins would cover the paravisor and not the program, so run it where the hardware measures it"
 )
-
-
 NITRO_TPM: Final = (
     "this is a document of NitroTPM: its registers measure the boot of an EC2 instance, and no pin names them; run the "
     "program in a Nitro enclave"
 )
-
-
 CONFIDENTIAL_SPACE: Final = (
     "this is a token of Google's Confidential Space or another attestation service: it is signed by that service and "
     "not by the hardware; send the quote or report that the hardware makes"
@@ -268,24 +264,14 @@ FLAGS: Final[Mapping[EvidenceFormat, Mapping[str, Flags]]] = MappingProxyType(
         # 22 AES-256-XTS, 23 no RAPL, 24 hidden ciphertext, 25 no page swap. Of a platform: 0 SMT, 1 TSME, 2 ECC,
         # 3 no RAPL, 4 hidden ciphertext, 5 no aliases in memory, 6 IOMMU writes are safe (Turin), 7 trusted I/O.
         EvidenceFormat.SNP: {
-            "POLICY": Flags(
-                required=bits(17),
-                tolerated=bits(*range(17), 20, 22, 23, 24, 25),
-                known=bits(*range(26)),
-            ),
-            "PLATFORM_INFO": Flags(
-                required=bits(5),
-                tolerated=bits(0, 1, 2, 3, 4, 6),
-                known=bits(*range(8)),
-            ),
+            "POLICY": Flags(required=bits(17), tolerated=bits(*range(17), 20, 22, 23, 24, 25), known=bits(*range(26))),
+            "PLATFORM_INFO": Flags(required=bits(5), tolerated=bits(0, 1, 2, 3, 4, 6), known=bits(*range(8))),
         },
         # Intel's TDX: 0-7 debug, 27 LASS, 28 SEPT_VE_DISABLE, 29 migratable, 30 PKS, 31 KL, 62 TPA, 63 PERFMON; XFAM:
         # 8 PT, 14 user interrupts, 15 LBR, 16 HWP.
         EvidenceFormat.TDX: {
             "ATTRIBUTES": Flags(
-                required=bits(28),
-                tolerated=bits(27),
-                known=bits(*range(8), 27, 28, 29, 30, 31, 62, 63),
+                required=bits(28), tolerated=bits(27), known=bits(*range(8), 27, 28, 29, 30, 31, 62, 63)
             ),
             "XFAM": Flags(
                 required=bits(0, 1),
@@ -296,11 +282,7 @@ FLAGS: Final[Mapping[EvidenceFormat, Mapping[str, Flags]]] = MappingProxyType(
         # Intel's SGX: 0 INIT, 1 debug, 2 64 bits, 4 provisioning key, 5 launch key, 6 CET, 7 KSS, 10 AEX notify. In
         # XFRM: 3 and 4 MPX. MISCSELECT: 0 exceptions, 1 control protection.
         EvidenceFormat.SGX: {
-            "ATTRIBUTES": Flags(
-                required=bits(0, 2),
-                tolerated=bits(6, 7, 10),
-                known=bits(0, 1, 2, 4, 5, 6, 7, 10),
-            ),
+            "ATTRIBUTES": Flags(required=bits(0, 2), tolerated=bits(6, 7, 10), known=bits(0, 1, 2, 4, 5, 6, 7, 10)),
             "XFRM": Flags(
                 required=bits(0, 1),
                 tolerated=_PLAIN_REGISTERS | _CET | bits(3, 4),
