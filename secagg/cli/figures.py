@@ -18,7 +18,7 @@ from secagg.session.durable import PUBLIC, replace, require_regular
 _SHOWN: Final = 8
 _BAR_CELLS: Final = 30
 _BAR_PAUSE: Final = 0.1
-_UNLIMITED: Final = 1 << 16
+_PIPED: Final = 100
 _EMPTY: Final = {"0 B", ""}
 
 
@@ -84,7 +84,7 @@ class Column:
 
 
 def table(title: str, rows: Sequence[tuple[str, dict[str, Any]]], columns: Sequence[Column]) -> Iterator[str]:
-    """Write rows under their columns, no wider than a terminal; a file gets all columns."""
+    """Write rows under their columns, no wider than a terminal or 100 columns; COLUMNS=200 asks for more of them."""
     width = _width()
     name_width = max(len(title), *(len(name) for name, _ in rows)) + 1
     cells = {column.name: [column.cell(row) for _, row in rows] for column in columns}
@@ -103,7 +103,7 @@ def table(title: str, rows: Sequence[tuple[str, dict[str, Any]]], columns: Seque
 
 
 def shown(lines: Iterable[str], indent: str = "  ") -> None:
-    """Print lines, those that are wider than a terminal on several; a file gets each as it is."""
+    """Print lines, those that are wider than a terminal or 100 columns on several."""
     width = _width()
     for line in lines:
         whole = len(line) <= width
@@ -118,7 +118,8 @@ def against_float32(plain_bytes: float, sent_bytes: float) -> str:
 
 
 def _width() -> int:
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNLIMITED
+    """Return the terminal's columns, or those of the variable COLUMNS; 100 where there is neither."""
+    return shutil.get_terminal_size((_PIPED, 0)).columns
 
 
 def writable(path: Path) -> None:

@@ -166,7 +166,6 @@ def _row(option: Option, seconds: Seconds, clients: int) -> dict[str, Any]:
         "AES blocks": costs.server.cipher_calls,
         "word operations": costs.server.word_operations,
         "trust": option.entry.trust,
-        "status": option.status.value,
     }
 
 
@@ -184,16 +183,15 @@ _COLUMNS: Final[Sequence[Column]] = (
     Column("protocol", lambda row: row["protocol"]),
     Column("form", lambda row: row["form"], rank=2),
     Column("learned", lambda row: row["learned"], rank=6),
-    Column("bits/weight", lambda row: f"{row['bits per weight']:.2f}", rank=1),
+    Column("bits/weight", lambda row: f"{row['bits per weight']:.2f}", rank=3),
     Column("up", lambda row: in_bytes(row["bytes up"])),
     Column("down", lambda row: in_bytes(row["bytes down"]), rank=3),
     Column("between", lambda row: in_bytes(row["bytes between servers"]), rank=5),
     Column("in total", lambda row: in_bytes(row["bytes between servers in total"]), rank=5),
     Column("exchanges", lambda row: str(row["exchanges"]), rank=5),
-    Column("a client", lambda row: in_seconds(row["client seconds"]), rank=2),
-    Column("server", lambda row: in_seconds(row["server seconds"]), rank=2),
+    Column("a client", lambda row: in_seconds(row["client seconds"]), rank=3),
+    Column("server", lambda row: in_seconds(row["server seconds"]), rank=3),
     Column("round", lambda row: in_seconds(row["round seconds"]), rank=1),
-    Column("status", lambda row: row["status"], rank=4),
 )
 
 

@@ -11,22 +11,17 @@ from typing import Final
 
 import numpy as np
 
-from secagg.compression.byte_accounting import PLAIN_BITS
 from secagg.compression.cohort_bits import MOST_NOISE as MOST_CODE_NOISE
 from secagg.compression.product_quantization import learn_codewords, nearest_codewords
-from secagg.compression.scalar_quantization import modulus_bits_for
 from secagg.errors import InvalidParameters
 from secagg.parameters import SecurityMode, usual_corrupted
 from secagg.planning.costs import (
-    CODEBOOK_BITS,
     INDEXED,
     WHOLE_UPDATES,
     Comparison,
-    Learned,
     Option,
     PlanRequest,
     Scheme,
-    Status,
 )
 from secagg.privacy.accounting import ReleasePart, epsilon
 from secagg.privacy.client_noise import MOST_NOISE, clients_for, said_epsilon
@@ -34,7 +29,7 @@ from secagg.privacy.guessing import said_guessable
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.rounding import bound_for_ring, unrounded_norm
 from secagg.protocols.pairwise_mask import LARGEST_WHOLE_COMMITTEE, PairwiseOptions
-from secagg.protocols.two_servers import MAXIMUM_CODEWORDS, MODULI, PointFunctionShape, RingLanes, tree_bits
+from secagg.protocols.two_servers import MODULI
 from secagg.session.run import ONE_IN
 
 # --- Noise ------------------------------------------------------------------------------------------------------------
@@ -122,27 +117,8 @@ _MOST_LEARNED: Final = 1 << 10
 """Entries of a codebook that is learned to plan with."""
 
 
-def point_function(codewords: int, clients: int) -> PointFunctionShape:
-    """Return the point function with the shortest upload for a histogram over so many clients."""
-    return PointFunctionShape.cheapest(codewords, RingLanes(clients.bit_length()))
-
-
-def masked_value_bits(bits: int, clients: int) -> int:
-    """Return what a masked value costs: its bits and those that the sum takes besides; 32 bits are for any sum."""
-    return PLAIN_BITS if bits == PLAIN_BITS else modulus_bits_for(bits, clients)
-
-
-def break_even_block(codewords: int, clients: int, bits: int) -> int:
-    """Return the least block, in values, for which a point function is shorter than its values masked one by one."""
-    return point_function(codewords, clients).upload_bits // masked_value_bits(bits, clients) + 1
-
-
 def advice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
-    """Say what beats a point function and how far, which form a histogram takes, and what to use."""
-    yield from _against(request, comparison)
-    if request.codewords <= MAXIMUM_CODEWORDS:
-        yield _break_even(request)
-        yield _form(request)
+    """Say which scheme is shortest with each protocol, what its noise is, what is bounded, and who may leave."""
     yield from _choice(request, comparison)
     yield from _cohort(request, comparison)
     yield from _bounds(request)
@@ -170,81 +146,16 @@ def product_slack(codewords: int, block_size: int) -> float | None:
 # --- Private ----------------------------------------------------------------------------------------------------------
 
 
-def _against(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
-    """Compare packed values alone; what the messages around them add is a matter of the protocol."""
-    counted = comparison.shortest("two-servers", Scheme.PRODUCT)
-    decoded = comparison.shortest("pairwise", Scheme.DECODED_CODEWORDS)
-    quantized = comparison.shortest("pairwise", Scheme.SCALAR)
-    if counted is None or decoded is None or quantized is None:
-        return
-    only = "; it gives the sum alone" if request.learn is Learned.HISTOGRAM else ", and gives the same sum"
-    if decoded.status is not Status.AVAILABLE:
-        only += "; no scheme of this library encodes it yet"
-    yield (
-        f"Masking the decoded codeword is {_is_cheaper(decoded, counted)} than a point function: "
-        f"{_packed_bits(decoded)} bits a weight against {_packed_bits(counted)}{only}."
-    )
-    yield (
-        f"Plain scalar quantization to {request.bits} bits is {_is_cheaper(quantized, counted)} than a point function: "
-        f"{_packed_bits(quantized)} bits a weight. Its error is another one, so compare at equal accuracy."
-    )
-
-
-def _is_cheaper(one: Option, other: Option) -> str:
-    return "cheaper" if one.costs.payload_bytes <= other.costs.payload_bytes else "dearer"
-
-
-def _packed_bits(option: Option) -> str:
-    return f"{8 * option.costs.payload_bytes / option.weights:.2f}"
-
-
-def _break_even(request: PlanRequest) -> str:
-    codewords, clients = request.codewords, request.clients
-    bits = point_function(codewords, clients).upload_bits
-    masked = {
-        "the decoded codeword": CODEBOOK_BITS,
-        f"{request.bits}-bit values": request.bits,
-        "32-bit values": PLAIN_BITS,
-    }
-    least = ", ".join(
-        f"than {name} from {break_even_block(codewords, clients, width)} on" for name, width in masked.items()
-    )
-    return (
-        f"With {codewords} codewords and {clients:,} clients a point function takes {bits} bits a block, whatever its "
-        f"length in values: it is shorter {least}; blocks here have {request.block_size}."
-    )
-
-
-def _form(request: PlanRequest) -> str:
-    codewords, lane_bits = request.codewords, request.count_bits
-    shape = point_function(codewords, request.clients)
-    explicit, one_level = (codewords - 1) * lane_bits, tree_bits(codewords, lane_bits, 1)
-    if not shape.depth:
-        return (
-            f"Of two servers' forms of a histogram depth 0 is the shortest: (k - 1) p = {explicit} is no more than "
-            f"130 + k p / 2 = {one_level}. Masked one-hot vectors of one server hold as many bits."
-        )
-    return (
-        f"Of two servers' forms of a histogram a tree of depth {shape.depth} is the shortest: (k - 1) p = {explicit} "
-        f"exceeds 130 + k p / 2 = {one_level}, and with leaves of {shape.leaf_lanes * lane_bits} bits another level "
-        "saves no more than the 130 that it costs."
-    )
-
-
 def _choice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
     # Nobody uses an unchecked round unless told to, so it is not an option today.
-    usable = [
-        option
-        for option in comparison.giving(request.learn)
-        if option.status is Status.AVAILABLE and option.costs.is_checked
-    ]
+    usable = [option for option in comparison.giving(request.learn) if option.costs.is_checked]
     for protocol in comparison.protocols:
         found = next((option for option in usable if option.protocol == protocol), None)
         if found is None:
             yield f"No scheme of this library gives the {request.learn} with {protocol}."
         else:
             yield (
-                f"Of what can be used today with {protocol}, {found.described} has the shortest upload: "
+                f"With {protocol}, {found.described} has the shortest upload: "
                 f"{found.bits_per_weight:.2f} bits a weight."
             )
 

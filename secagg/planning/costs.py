@@ -8,7 +8,7 @@ model itself comes to every client in any case.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
@@ -38,15 +38,12 @@ from secagg.contract.layout import (
     IndexSegment,
     Layout,
     RingSegment,
-    Segment,
 )
 from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.parameters import Suite
 from secagg.session.registry import ProtocolEntry, find, names
 from secagg.session.run import Costs
 
-CODEBOOK_BITS: Final = 8
-"""The bits of an entry of a codebook whose codewords are masked after they are decoded."""
 _SCALE_BYTES = 4
 _LEAST_COHORT_BITS: Final = 1e-3
 _MOST_COHORT_BITS: Final = 1e6
@@ -69,10 +66,6 @@ class Scheme(StrEnum):
     DITHERED = "dithered quantization"
     """Values of so many bits that are rounded under the mask."""
     PRUNING = "random pruning"
-    DECODED_CODEWORDS = "decoded codewords"
-    """Each client decodes its own codewords, from a codebook of 8-bit entries, and sends them in a narrow ring."""
-    ONE_HOT = "one-hot vectors"
-    """For each block a vector that is 1 at the codeword's number, without its last entry, which follows."""
     PRODUCT = "product quantization"
     """The numbers of codewords."""
     PEAK = "peak code"
@@ -135,15 +128,6 @@ class PlanRequest:
         return parameter_count(self.shapes)
 
     @property
-    def count_bits(self) -> int:
-        return self.clients.bit_length()
-
-    @property
-    def decoded_bits(self) -> int:
-        """The bits of a value of a decoded codeword, in a ring that no sum leaves."""
-        return modulus_bits_for(CODEBOOK_BITS, self.clients)
-
-    @property
     def places(self) -> int:
         """The values of a block of the peak code."""
         return min(places_for(self.clients, self.cohort_bits), MOST_SUMMED_PLACES)
@@ -188,10 +172,6 @@ class PlanRequest:
                 )
             case Scheme.PRUNING:
                 return pruning_layout(self.shapes, self.sparsity)
-            case Scheme.DECODED_CODEWORDS:
-                return self._by_blocks(lambda cut: RingSegment(self.decoded_bits, cut.blocks * cut.block_size))
-            case Scheme.ONE_HOT:
-                return self._by_blocks(lambda cut: RingSegment(self.count_bits, cut.blocks * (cut.codewords - 1)))
             case Scheme.PRODUCT:
                 return product_quantization_layout(self.shapes, self.codewords, self.block_size)
             case Scheme.PEAK:
@@ -210,15 +190,12 @@ class PlanRequest:
                 return _SCALE_BYTES * sum(len(shape) > 1 for shape in self.shapes.values())
             case Scheme.PRUNING:
                 return SEED_BYTES
-            case Scheme.DECODED_CODEWORDS:
-                entries = sum(cut.codewords * cut.block_size for cut in self.tensors)
-                return entries * CODEBOOK_BITS // 8 + _SCALE_BYTES * len(self.tensors)
-            case Scheme.ONE_HOT | Scheme.PRODUCT:
+            case Scheme.PRODUCT:
                 return codebook_bytes(self.shapes, self.codewords, self.block_size)
             case Scheme.PEAK | Scheme.SKETCH:
                 return SEED_BYTES + _SCALE_BYTES
 
-    def describe(self, scheme: Scheme) -> str:  # noqa: PLR0911 -- likewise
+    def describe(self, scheme: Scheme) -> str:
         match scheme:
             case Scheme.FIXED_POINT:
                 return f"{scheme}, {PLAIN_BITS} bits"
@@ -226,22 +203,12 @@ class PlanRequest:
                 return f"{scheme}, {self.bits} bits"
             case Scheme.PRUNING:
                 return f"{scheme}, {float(1 - self.sparsity):.4g} kept"
-            case Scheme.DECODED_CODEWORDS:
-                return f"{scheme}, {CODEBOOK_BITS} bits"
-            case Scheme.ONE_HOT | Scheme.PRODUCT:
+            case Scheme.PRODUCT:
                 return f"{scheme}, {self.codewords} x {self.block_size}"
             case Scheme.PEAK:
                 return f"{scheme}, 1 of {self.places}"
             case Scheme.SKETCH:
                 return f"{scheme}, {self.kept:,} signs"
-
-    def _by_blocks(self, segment: Callable[[BlockGeometry], Segment]) -> Layout:
-        return Layout(
-            tuple(
-                RingSegment(PLAIN_BITS, prod(shape)) if geometry is None else segment(geometry)
-                for shape, geometry in self._parts()
-            )
-        )
 
     def _parts(self) -> Iterator[tuple[Shape, BlockGeometry | None]]:
         """Yield every tensor, with its blocks if it is cut into any."""
@@ -260,18 +227,6 @@ def _is_shape(shape: tuple[Any, ...]) -> bool:
 
 
 # --- Options ----------------------------------------------------------------------------------------------------------
-
-
-class Status(StrEnum):
-    """Whether a combination can be used."""
-
-    AVAILABLE = "available"
-    PROTOCOL_ONLY = "protocol only"
-    """No scheme of the library encodes so; a platform that brings one can use the protocol."""
-
-
-SCHEMES_TO_BRING: Final = frozenset({Scheme.DECODED_CODEWORDS, Scheme.ONE_HOT})
-"""Schemes that nothing in ``secagg.compression`` encodes; where indices can be sent, nobody needs them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,10 +260,6 @@ class Option:
     def bits_per_weight(self) -> float:
         """The upload, divided among all values of the model."""
         return 8 * self.costs.up_bytes / self.weights
-
-    @property
-    def status(self) -> Status:
-        return Status.PROTOCOL_ONLY if self.scheme in SCHEMES_TO_BRING else Status.AVAILABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,19 +300,17 @@ def compare(request: PlanRequest) -> Comparison:
 
 def _options(request: PlanRequest, entry: ProtocolEntry, scheme: Scheme) -> Iterator[Option]:
     """Yield the forms of a protocol for a scheme; none where that goes without saying."""
-    takes_indices = IndexSegment in entry.segments
-    if entry.costs is None or scheme in (SCHEMES_TO_BRING if takes_indices else INDEXED):
+    if entry.costs is None or (scheme in INDEXED and IndexSegment not in entry.segments):
         return
     layout = request.layout(scheme)
     for costs in entry.costs(layout, request.clients, request.suite):
-        counts = costs.reveals_counts or scheme is Scheme.ONE_HOT
         asked = request.learn is Learned.HISTOGRAM and scheme in INDEXED
         yield Option(
             scheme=scheme,
             entry=entry,
             described=request.describe(scheme),
             layout=layout,
-            learned=Learned.HISTOGRAM if counts or asked else Learned.SUM,
+            learned=Learned.HISTOGRAM if costs.reveals_counts or asked else Learned.SUM,
             weights=request.weights,
             public_bytes=request.public_bytes(scheme),
             costs=costs,

@@ -217,8 +217,6 @@ def test_a_dumb_terminal_gets_no_escapes(monkeypatch: pytest.MonkeyPatch, capsys
 
 @pytest.mark.parametrize(("width", "shown"), [(200, True), (16, False)])
 def test_a_narrow_terminal_is_shown_fewer_columns(monkeypatch: pytest.MonkeyPatch, width: int, *, shown: bool) -> None:
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-
     def size(*_: object, **__: object) -> os.terminal_size:
         return os.terminal_size((width, 24))
 

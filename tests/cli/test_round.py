@@ -186,7 +186,6 @@ def test_what_is_printed_names_the_dropouts_the_revealed_set_and_the_verdict(
 def test_no_line_is_wider_than_the_terminal(
     width: int, protocol: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "dumb")

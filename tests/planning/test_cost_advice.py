@@ -1,4 +1,4 @@
-"""What the planner advises: which is cheaper, where that ends, which form a histogram takes, and what noise does."""
+"""Advice of the planner: the shortest scheme, what is bounded, and what noise does."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from secagg.cli import main
 from secagg.errors import InvalidParameters
-from secagg.planning.advice import PlannedNoise, advice, break_even_block, product_slack
-from secagg.planning.costs import INDEXED, Learned, PlanRequest, Scheme, compare, shapes_of_blocks
+from secagg.planning.advice import PlannedNoise, advice, product_slack
+from secagg.planning.costs import INDEXED, PlanRequest, Scheme, compare, shapes_of_blocks
 from secagg.protocols.two_servers.point_functions.lanes import RingLanes
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape, tree_bits
 
@@ -25,48 +25,6 @@ def starting(said: list[str], start: str) -> str:
     return sentence
 
 
-@pytest.mark.usefixtures("without_one_message")
-@pytest.mark.parametrize(("codewords", "clients", "bits"), [(32, 100, 4), (256, 100, 8), (64, 100_000, 2)])
-def test_what_is_called_cheaper_changes_at_the_break_even_length(codewords: int, clients: int, bits: int) -> None:
-    for start, width in (
-        ("Masking the decoded codeword is", 8),
-        (f"Plain scalar quantization to {bits} bits is", bits),
-    ):
-        least = break_even_block(codewords, clients, width)
-        for block_size, word in ((least - 1, "cheaper"), (least, "dearer")):
-            said = advice_on(block_size, codewords=codewords, clients=clients, bits=bits)
-            assert starting(said, start).startswith(f"{start} {word} than a point function: ")
-            assert f"than {bits}-bit values from " in starting(said, f"With {codewords} codewords")
-
-
-def test_the_break_even_lengths_stand_beside_the_length_at_hand() -> None:
-    sentence = starting(advice_on(codewords=32, bits=4), "With 32 codewords and 100 clients")
-    assert "a point function takes 217 bits a block" in sentence
-    assert (
-        "than the decoded codeword from 15 on, than 4-bit values from 20 on, than 32-bit values from 7 on" in sentence
-    )
-    assert sentence.endswith("blocks here have 4.")
-
-
-def test_a_sum_is_not_said_to_replace_a_histogram() -> None:
-    by_learned = {learn: starting(advice_on(learn=learn), "Masking the decoded codeword") for learn in Learned}
-    assert "and gives the same sum" in by_learned[Learned.SUM]
-    assert "it gives the sum alone" in by_learned[Learned.HISTOGRAM]
-    assert all(sentence.endswith("no scheme of this library encodes it yet.") for sentence in by_learned.values())
-
-
-@pytest.mark.parametrize(
-    ("codewords", "clients", "depth"), [(32, 100, 0), (64, 100, 1), (16, 100_000, 0), (32, 100_000, 2), (4096, 100, 7)]
-)
-def test_the_form_of_a_histogram_is_named_with_its_rule(codewords: int, clients: int, depth: int) -> None:
-    sentence = starting(advice_on(codewords=codewords, clients=clients), "Of two servers' forms of a histogram")
-    explicit = (codewords - 1) * clients.bit_length()
-    if depth:
-        assert f" a tree of depth {depth} is the shortest: (k - 1) p = {explicit} exceeds 130" in sentence
-    else:
-        assert f" depth 0 is the shortest: (k - 1) p = {explicit} is no more than 130" in sentence
-
-
 @pytest.mark.parametrize("lane_bits", [2, 7, 13, 17, 21])
 def test_the_rules_hold_wherever_the_sentences_say_so(lane_bits: int) -> None:
     for codewords in range(2, 600):
@@ -77,16 +35,10 @@ def test_the_rules_hold_wherever_the_sentences_say_so(lane_bits: int) -> None:
             assert tree_bits(codewords, lane_bits, shape.depth + 1) >= shape.upload_bits
 
 
-def test_what_can_be_used_today_is_named_for_each_protocol() -> None:
+def test_the_shortest_scheme_is_named_for_each_protocol() -> None:
     said = advice_on(codewords=32)
-    assert "linear sketch, 1,676 signs" in starting(said, "Of what can be used today with pairwise")
-    assert "peak code, 1 of 645" in starting(said, "Of what can be used today with enclave")
-
-
-def test_without_point_functions_nothing_is_compared_with_them() -> None:
-    said = advice_on(codewords=8192, blocks=1 << 15)
-    assert said
-    assert not [sentence for sentence in said if "a point function" in sentence]
+    assert "linear sketch, 1,676 signs" in starting(said, "With pairwise, ")
+    assert "peak code, 1 of 645" in starting(said, "With enclave, ")
 
 
 def test_schemes_of_indices_are_bounded_and_all_others_are_named_as_not() -> None:

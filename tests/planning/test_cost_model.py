@@ -19,8 +19,7 @@ from secagg.compression.rotation import JoinedRotation, Sketch
 from secagg.contract import IndexSegment
 from secagg.errors import SecAggError
 from secagg.parameters import Suite
-from secagg.planning.advice import break_even_block, masked_value_bits, point_function
-from secagg.planning.costs import Comparison, Learned, Option, PlanRequest, Scheme, Status, compare, shapes_of_blocks
+from secagg.planning.costs import INDEXED, Comparison, Learned, Option, PlanRequest, Scheme, compare, shapes_of_blocks
 from secagg.planning.models import CELEBA, FEMNIST_3_CHANNEL
 from secagg.planning.seconds import costs_of
 from secagg.session.registry import find, names
@@ -83,20 +82,17 @@ def test_histograms_take_the_bits_of_the_published_table(row: tuple[int, ...]) -
     if explicit <= tree:
         # A tree that is no shorter is not offered.
         assert comparison.shortest("two-servers", Scheme.PRODUCT) == flat
-        assert point_function(codewords, clients).depth == 0
     else:
         option = the_only(comparison, "two-servers", Scheme.PRODUCT, deeper)
         assert 0 <= block_bits(option) - tree < 16 / BLOCKS
         # The table counts a full evaluation of lanes that take exactly their bits, without roots.
         assert option.costs.server.cipher_calls >= calls * BLOCKS * clients
-    assert block_bits(the_only(comparison, "pairwise", Scheme.ONE_HOT)) == explicit
     assert block_bits(the_only(comparison, "enclave", Scheme.PRODUCT)) == index
 
 
 def test_a_count_of_all_clients_has_room_where_their_number_is_a_power_of_two() -> None:
     comparison = compare(request_of(codewords=8, clients=128, bits=8))
     assert block_bits(the_only(comparison, "two-servers", Scheme.PRODUCT, "depth 0")) == 7 * 8
-    assert block_bits(the_only(comparison, "pairwise", Scheme.ONE_HOT)) == 7 * 8
     # The sum of 128 values of 8 bits takes seven more.
     assert block_bits(the_only(comparison, "pairwise", Scheme.SCALAR)) == 4 * 15
     # The smallest prime that counts to 128 is 8191.
@@ -123,33 +119,6 @@ def test_masked_values_take_the_bits_of_the_published_table(row: tuple[Any, ...]
             for protocol in ("pairwise", "enclave"):
                 assert block_bits(the_only(comparison, protocol, Scheme.FIXED_POINT)) == plain
                 assert block_bits(the_only(comparison, protocol, Scheme.SCALAR)) == expected[place]
-            decoded = the_only(comparison, "pairwise", Scheme.DECODED_CODEWORDS)
-            assert block_bits(decoded) == by_width[0][place]
-
-
-# Codewords; the least block for which a point function is shorter than values of 32, 8, 4 and 2 bits.
-BREAK_EVEN = [
-    (8, (2, 4, 5, 6), (4, 5, 6, 7)),
-    (16, (4, 8, 10, 12), (8, 11, 13, 14)),
-    (32, (7, 15, 20, 25), (13, 16, 19, 21)),
-    (64, (12, 24, 33, 40), (17, 22, 26, 28)),
-    (128, (16, 33, 45, 54), (21, 27, 32, 35)),
-    (256, (20, 41, 56, 69), (25, 32, 38, 42)),
-    (1024, (28, 59, 80, 98), (33, 42, 50, 56)),
-    (4096, (36, 76, 104, 127), (41, 53, 63, 69)),
-]
-
-
-@pytest.mark.parametrize(("codewords", "few", "many"), BREAK_EVEN)
-def test_point_functions_pay_from_the_published_lengths_on(
-    codewords: int, few: tuple[int, ...], many: tuple[int, ...]
-) -> None:
-    for clients, expected in ((100, few), (100_000, many)):
-        assert tuple(break_even_block(codewords, clients, bits) for bits in (32, 8, 4, 2)) == expected
-        for bits, least in zip((32, 8, 4, 2), expected, strict=True):
-            value_bits, counted = masked_value_bits(bits, clients), point_function(codewords, clients).upload_bits
-            assert counted < least * value_bits
-            assert counted >= (least - 1) * value_bits
 
 
 # Scheme, protocol, and the megabytes of one client that has 100,000 blocks of four values, for 32 codewords and 100
@@ -157,8 +126,6 @@ def test_point_functions_pay_from_the_published_lengths_on(
 TOTALS = [
     (Scheme.FIXED_POINT, "pairwise", "", 1.60),
     (Scheme.PRODUCT, "two-servers", "depth 0", 2.71),
-    (Scheme.ONE_HOT, "pairwise", "", 2.71),
-    (Scheme.DECODED_CODEWORDS, "pairwise", "", 0.75),
     (Scheme.SCALAR, "pairwise", "", 0.55),
     (Scheme.PRODUCT, "enclave", "", 0.0625),
 ]
@@ -260,8 +227,6 @@ def test_clients_are_told_scales_codebooks_and_seeds_and_nothing_of_fixed_point(
         Scheme.SCALAR: 4 * matrices,
         Scheme.DITHERED: 4 * matrices,
         Scheme.PRUNING: 32,
-        Scheme.DECODED_CODEWORDS: entries + 4 * matrices,
-        Scheme.ONE_HOT: 4 * entries,
         Scheme.PRODUCT: 4 * entries,
         # A seed and the length of the round before.
         Scheme.PEAK: 36,
@@ -274,7 +239,7 @@ def test_clients_are_told_scales_codebooks_and_seeds_and_nothing_of_fixed_point(
     difference = {
         scheme: the_only(compare(request), "pairwise", scheme).down_bytes
         - costs_of(find("pairwise"), request.layout(scheme), 100, Suite.CLASSIC).down_bytes
-        for scheme in (Scheme.FIXED_POINT, Scheme.SCALAR, Scheme.DECODED_CODEWORDS)
+        for scheme in (Scheme.FIXED_POINT, Scheme.SCALAR)
     }
     assert difference == {scheme: told[scheme] for scheme in difference}
 
@@ -382,7 +347,6 @@ def test_a_histogram_gives_the_sum_and_a_sum_no_histogram() -> None:
     giving = comparison.giving(Learned.HISTOGRAM)
     assert {option.learned for option in giving} == {Learned.HISTOGRAM}
     assert {(option.protocol, option.scheme) for option in giving} == {
-        *((name, Scheme.ONE_HOT) for name in names() if IndexSegment not in find(name).segments),
         ("enclave", Scheme.PRODUCT),
         ("enclave", Scheme.PEAK),
         ("two-servers", Scheme.PRODUCT),
@@ -391,15 +355,16 @@ def test_a_histogram_gives_the_sum_and_a_sum_no_histogram() -> None:
     assert comparison.giving(Learned.SUM) == list(comparison.options)
 
 
-def test_what_is_not_there_is_not_called_available() -> None:
-    status = {(option.protocol, option.scheme): option.status for option in compare(request_of()).options}
-    rings_alone = [name for name in names() if IndexSegment not in find(name).segments]
-    for protocol in rings_alone:
-        for scheme in (Scheme.DECODED_CODEWORDS, Scheme.ONE_HOT):
-            assert status.pop((protocol, scheme)) is Status.PROTOCOL_ONLY
-    assert set(status.values()) == {Status.AVAILABLE}
-    # Two schemes with indices and four without by two, rings by the others too, rounded ones by those that round.
-    assert len(status) == 2 * (2 + 4) + 4 * len(rings_alone) + 3
+def test_every_scheme_that_a_protocol_can_sum_is_costed_and_no_other() -> None:
+    found = {(option.protocol, option.scheme) for option in compare(request_of()).options}
+    due = {
+        (name, scheme)
+        for name in names()
+        for scheme in Scheme
+        if (scheme not in INDEXED or IndexSegment in find(name).segments)
+        and (scheme is not Scheme.DITHERED or find(name).rounds)
+    }
+    assert found == due
 
 
 def left_out_of(protocol: str, comparison: Comparison) -> list[str]:
