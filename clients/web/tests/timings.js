@@ -36,9 +36,11 @@ async function offerOf(opening) {
   const layout = concat(header(1), integer(1, 4), segment, await layoutVersion(terms));
   const numbers = [0, 16, 0, 0, 16, CLIENTS].map((number) => integer(number, 4));
   const none = new Uint8Array(32);
+  const noStanding = new Uint8Array(8 + 32 + 4 + 64);
   return concat(
     header(16), [3], variable(utf8("sum")), none, integer(1, 8), integer(0, 4), [0, 0, 0], ...numbers, variable(layout),
-    [8], await applicationDigest(text, terms), none, await hash("graph-opening", opening), random(32),
+    [8], await applicationDigest(text, terms), none, noStanding,
+    await hash("graph-opening", opening), random(32),
   );
 }
 
