@@ -18,7 +18,6 @@ SCOREBOARD := build/scoreboard
 SITE := build/site/.venv
 WEB := build/web/.venv
 DCAP := build/dcap/.venv
-DEMO_ROUNDS ?= 80
 # A module is compiled once, when it is first imported; pip would compile all that an environment has.
 PIP_OPTIONS := --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
@@ -37,9 +36,9 @@ help:  ## list the targets
 	  if (length(line) + length(words[i]) > 79) { print line; line = sprintf("%31s", "") }; \
 	  line = line (i > 1 && line !~ / $$/ ? " " : "") words[i] }; print line }'
 
-demo: $(INSTALLED)  ## train five times through real protocols, draw accuracy against uplink: build/demo
+demo: $(INSTALLED)  ## train with and without compression through real protocols, draw accuracy and bytes: build/demo
 	rm -rf build/demo
-	$(BIN)/python benchmarks/training_demo.py --out build/demo --rounds $(DEMO_ROUNDS)
+	$(BIN)/python benchmarks/training_demo.py --out build/demo
 
 study: $(INSTALLED)  ## compare whole-update codes with uncompressed runs, seed by seed (hours; goes on where it was stopped)
 	mkdir -p build

@@ -20,6 +20,7 @@ from typing import Any, Final
 from secagg.training.configuration import Scheme
 from secagg.training.reports import STYLES, new_figure, plain_ticks
 from training_attacks import draw as draw_attacks
+from training_demo import draw as draw_demo
 
 Cells = Sequence[Mapping[str, Any]]
 _COLOURS: Final = ("#1b6ca8", "#c8553d", "#3c8d53", "#8f5bb0", "#c79a1b", "#3aa6a6")
@@ -121,6 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("noise_law", "noise_law", lambda found, file: noise_law(found["points"]).savefig(file, dpi=150)),
         ("transfer", "harm_law", lambda found, file: harm_law(found["gpu"]["cells"]).savefig(file, dpi=150)),
         ("training_attacks", "training_attacks", draw_attacks),
+        ("demo", "demo", draw_demo),
     )
     drawn = 0
     for source, picture, draw in drawers:
