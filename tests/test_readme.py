@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from secagg.cli import main
 from tests.harness.documents import blocks_of, run_python
 
 INLINE_CODE = re.compile(r"`([^`\n]+)`")
@@ -55,6 +56,46 @@ def test_the_two_commands_are_make_targets(readme: str, repository: Path) -> Non
     targets = set(MAKE_TARGET.findall((repository / "Makefile").read_text(encoding="utf-8")))
     assert {"demo", "test"} <= commands, "the section `Two commands` names `make demo` and `make test`"
     assert commands <= targets, f"README.md names targets that the Makefile lacks: {sorted(commands - targets)}"
+
+
+def test_the_table_of_the_demo_is_what_make_demo_prints(readme: str, repository: Path) -> None:
+    found = json.loads((repository / "benchmarks" / "results" / "demo.json").read_text(encoding="utf-8"))
+    demo = runpy.run_path(str(repository / "benchmarks" / "training_demo.py"))
+    assert tuple(found["changes"]) == demo["CHANGES"], "`make demo` is another run now: write its result again"
+    assert "\n".join(demo["table"](found)) in readme
+    assert demo["conditions"](found) in " ".join(readme.split())
+
+
+def test_what_is_said_of_accuracy_and_size_is_in_committed_results(readme: str, repository: Path) -> None:
+    results, text = repository / "benchmarks" / "results", " ".join(readme.split())
+    plain, coded = json.loads((results / "demo.json").read_text(encoding="utf-8"))["runs"]
+    assert f"up to {round(plain['payload bytes'] / coded['payload bytes'], -2):.0f} times smaller" in text
+    cells = json.loads((results / "iso_accuracy.json").read_text(encoding="utf-8"))["cells"]
+    cell = next(cell for cell in cells if cell["name"] == "peak 128")
+    low, high = cell["loss, interval"]
+    lost = f"it loses [{cell['loss']} points](benchmarks/results/iso_accuracy.json) (95 % interval: {low} to {high})"
+    assert len(cell["seeds"]) == 5
+    assert lost in text
+    tasks = json.loads((results / "transfer.json").read_text(encoding="utf-8"))["cpu"]["cells"]
+    found = [cell["points lost"] for cell in tasks if cell["cell"] == "auto 0.001"]
+    assert (sum(points <= 1 for points in found), len(found)) == (5, 6)
+    assert "[five of six tasks](benchmarks/README.md#training) within a point" in text
+
+
+def test_the_table_of_protocols_is_what_a_session_sends(readme: str, tmp_path: Path) -> None:
+    command = re.search(r"`secagg (round [^`]+)`", readme)
+    assert command
+    rows = re.findall(r"^\| \[.*\| ([\d.]+) kB, ([\d.]+)[^|]*\| ([\d.]+) kB \|$", readme, re.MULTILINE)
+    protocols = ("pairwise", "one-message", "enclave", "two-servers", "lightsecagg")
+    for protocol, row in zip(protocols, rows, strict=True):
+        options = command[1] if protocol not in {"enclave", "two-servers"} else command[1].replace("--corrupted 5 ", "")
+        assert main([*options.split(), "--protocol", protocol, "--json", str(tmp_path / "round.json")]) == 0
+        found = json.loads((tmp_path / "round.json").read_text(encoding="utf-8"))
+        sent, received = found["bytes sent by a client"], found["bytes received by a client"]
+        told = tuple(map(float, row))
+        # Who vanishes is drawn, and a client hears of each of its neighbours that does.
+        assert told[::2] == pytest.approx((sent / 1000, received / 1000), abs=0.1), protocol
+        assert told[1] == pytest.approx(sent / found["bytes of the packed vector"], abs=0.001), protocol
 
 
 def test_every_link_to_a_file_resolves(repository: Path) -> None:
