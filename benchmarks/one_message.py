@@ -153,7 +153,7 @@ def _full_sum(parameters: Parameters, ring: EpochRing, vector: RingVector) -> tu
 def _opened(ring: EpochRing, total: Accumulator, secrets: SumOfSecrets) -> RingVector:
     opening = Opening(ring)
     opening.require_plausible(secrets, CLIENTS)
-    return opening.opened(opening.unmasked(total, secrets), CLIENTS).vector(0, CLIENTS)
+    return opening.opened([opening.unmasked(total, secrets)], CLIENTS).vector(0)
 
 
 def _dealt(parameters: Parameters, contexts: list[bytes]) -> Dealing:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from .holder import require_believed as require_believed
     from .messages import Upload as Upload
     from .opening import OneMessageCut as OneMessageCut
-    from .opening import joined as joined
     from .parameters import pieces_of as pieces_of
     from .requests import UploadList as UploadList
     from .session import Bounds as Bounds
@@ -35,7 +34,7 @@ else:
             "configuration": "EpochRecord HolderIdentity verify_epoch",
             "holder": "Holder require_believed",
             "messages": "Upload",
-            "opening": "OneMessageCut joined",
+            "opening": "OneMessageCut",
             "parameters": "pieces_of",
             "requests": "UploadList",
             "session": "Bounds OneMessageHelpers OneMessageOptions Server open_session plan_epoch",

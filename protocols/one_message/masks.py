@@ -7,8 +7,8 @@ whole layout: two blocks with one number and one s would differ by the differenc
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -150,26 +150,36 @@ def lowest_bit(parameters: Parameters, segment: int) -> int:
     return parameters.modulus_bits - values.ring_bits if values.bounds is None else parameters.guard_bits
 
 
-def pack(parameters: Parameters, vectors: Sequence[RingVector]) -> list[Word]:
-    """Return the coefficients that hold these values above zero guard bits.
+def spans(parameters: Parameters, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Return the segment, the first and the end of some coefficients, at most ``VALUES_AT_ONCE`` at once."""
+    for index in range(bisect_right(parameters.starts, start) - 1, len(parameters.segments)):
+        first, last = parameters.starts[index : index + 2]
+        if first >= end:
+            return
+        for low in range(max(first, start), min(last, end), VALUES_AT_ONCE):
+            yield index, low, min(low + VALUES_AT_ONCE, last, end)
+
+
+def fields(parameters: Parameters, index: int, vector: RingVector, low: int, high: int) -> Iterator[RingVector]:
+    """Return the values of a segment, field by field, that some of its coefficients hold; the last may hold fewer."""
+    first, last = parameters.starts[index : index + 2]
+    for start in range(0, parameters.per_coefficient[index] * (last - first), last - first):
+        yield vector[start + low - first : start + high - first]
+
+
+def pack(parameters: Parameters, vectors: Sequence[RingVector], start: int, end: int) -> list[Word]:
+    """Return some coefficients, which hold these values above zero guard bits.
 
     Args:
         vectors: for each segment but check words, modulo 2^ring_bits in two's complement.
     """
-    if len(vectors) != parameters.inputs:
-        raise Misuse(f"the layout has {parameters.inputs} segments; got {len(vectors)} vectors")
-    words = [np.zeros(parameters.coefficients, np.uint64) for _ in range(word_count(parameters.modulus_bits))]
-    for index, (segment, vector) in enumerate(zip(parameters.segments, vectors, strict=False)):
-        Ring(segment.ring_bits).require_vector(vector, segment.length)
-        first, end = parameters.starts[index : index + 2]
-        bits = segment.field_bits(parameters.capacity)
-        for position in range(parameters.per_coefficient[index]):
-            shift = lowest_bit(parameters, index) + position * bits
-            field = vector[position * (end - first) : (position + 1) * (end - first)]
-            for start in range(0, field.size, VALUES_AT_ONCE):
-                values = _from_zero(segment, field[start : start + VALUES_AT_ONCE])
-                place = first + start
-                add_shifted([word[place : place + values.size] for word in words], values, shift)
+    words = [np.zeros(end - start, np.uint64) for _ in range(word_count(parameters.modulus_bits))]
+    for index, low, high in spans(parameters, start, min(end, parameters.starts[parameters.inputs])):
+        segment, shift = parameters.segments[index], lowest_bit(parameters, index)
+        for field in fields(parameters, index, vectors[index], low, high):
+            part = [word[low - start : low - start + field.size] for word in words]
+            add_shifted(part, _from_zero(segment, field), shift)
+            shift += segment.field_bits(parameters.capacity)
     return words
 
 
@@ -180,7 +190,7 @@ def _from_zero(segment: Values, vector: RingVector) -> Word:
     low, high = segment.bounds
     shifted = vector.astype(np.uint64) - np.uint64(low & low_bits(WORD_BITS))
     shifted &= np.uint64(low_bits(segment.ring_bits))
-    if int(shifted.max()) > high - low:
+    if int(shifted.max(initial=0)) > high - low:
         raise CapacityExceeded(
             f"a value leaves {low}..{high}, the bounds of its segment; clamp the values or widen the bounds",
             reason=Reason.INPUT_OUT_OF_RANGE,
@@ -249,58 +259,56 @@ def parts_of(values: Any, size: int, bits: int) -> list[tuple[Any, int]]:  # noq
 
 
 class Rounding:
-    """The masks a s of one upload's rounded values, kept until the check words of these values are known."""
+    """What counts of an upload's rounded values until their check words are known, and the coefficients behind."""
 
     def __init__(self, parameters: Parameters, seed: bytes) -> None:
         self._parameters, self._seed = parameters, seed
         self.end = parameters.starts[parameters.inputs]
         """The end of what can be written before check words are known."""
-        self._places = [slice(*parameters.starts[fine : fine + 2]) for fine, _ in parameters.checked]
-        self._masks = [np.zeros(place.stop - place.start, np.uint64) for place in self._places]
-        self._left = sum(mask.size for mask in self._masks)
-
-    @contextmanager
-    def masking(self, words: Word, start: int, end: int) -> Generator[None]:
-        """Keep the masks that are added to some coefficients meanwhile."""
-        parts = [
-            (masks[low - place.start : high - place.start], words[low:high])
-            for place, masks in zip(self._places, self._masks, strict=True)
-            if (low := max(start, place.start)) < (high := min(end, place.stop))
+        self._behind = [
+            np.zeros(parameters.coefficients - self.end, np.uint64) for _ in range(word_count(parameters.modulus_bits))
         ]
-        for masks, part in parts:
-            np.subtract(masks, part, out=masks)
-        yield
-        for masks, part in parts:
-            np.add(masks, part, out=masks)
-            self._left -= masks.size
+        lengths = {fine: parameters.starts[fine + 1] - parameters.starts[fine] for fine, _ in parameters.checked}
+        self._values = {
+            fine: np.empty(length, Ring(parameters.segments[fine].ring_bits).word) for fine, length in lengths.items()
+        }
+        self._left = sum(lengths.values())
 
-    def add_check_words(self, words: Sequence[Word]) -> None:
-        """Add the check words of 2^f y - a s, from coefficients to which writing added half a step."""
+    def keep(self, words: Sequence[Word], masks: Word, start: int) -> None:
+        """Keep what counts of coefficients, to which writing added half a step, and which had these masks added."""
+        for index, low, high in spans(self._parameters, start, start + masks.size):
+            part = slice(low - start, high - start)
+            if index in self._values:
+                first, segment = self._parameters.starts[index], self._parameters.segments[index]
+                found = counted(words[0][part], masks[part], segment.fine_bits)
+                self._values[index][low - first : high - first] = found & np.uint64(low_bits(segment.ring_bits))
+                self._left -= high - low
+            elif low >= self.end:
+                for kept, word in zip(self._behind, words, strict=True):
+                    kept[low - self.end : high - self.end] = word[part]
+
+    def with_check_words(self) -> list[Word]:
+        """Return the coefficients behind the values, with the check words of 2^f y - a s added."""
         if self._left:
             raise InternalError("check words are of all values of an upload, each masked once")
-        for (fine, check), place, masks in zip(self._parameters.checked, self._places, self._masks, strict=True):
-            segment = self._parameters.segments[fine]
-            values = counted(words[0][place], masks, segment.fine_bits)
-            found = check_words_of(self._parameters, self._seed, fine, values)
-            first, end = self._parameters.starts[check : check + 2]
-            add_shifted([word[first:end] for word in words], found, lowest_bit(self._parameters, check))
-            masks[:], values[:] = 0, 0
+        for fine, check in self._parameters.checked:
+            found = check_words_of(self._parameters, self._seed, fine, self._values[fine])
+            first, end = (place - self.end for place in self._parameters.starts[check : check + 2])
+            add_shifted([word[first:end] for word in self._behind], found, lowest_bit(self._parameters, check))
+            self._values[fine][:] = 0
+        return self._behind
 
 
-def check_words_of(parameters: Parameters, seed: bytes, segment: int, values: Word) -> Word:
+def check_words_of(parameters: Parameters, seed: bytes, segment: int, elements: RingVector) -> Word:
     """Return the check words of a segment under the public vector of this epoch and segment."""
     chosen = parameters.segments[segment]
-    ring = Ring(chosen.ring_bits)
-    elements: RingVector = (values & np.uint64(low_bits(chosen.ring_bits))).astype(ring.word)
     number = segment.to_bytes(4, "big")
     # The epoch's seed is public; a Secret is merely what a key is handed over in.
     with (
         Secret("epoch seed", seed) as source,
         key_derivation.expand("check_key", CHECK_KEY_BYTES, source, Label.ONE_MESSAGE_CHECK_VECTOR, number) as key,
     ):
-        found = check_words(ring, elements, chosen.check_words.length, key)
-    elements[:] = 0
-    return np.array(found, np.uint64)
+        return np.array(check_words(Ring(chosen.ring_bits), elements, chosen.check_words.length, key), np.uint64)
 
 
 # --- Masks ------------------------------------------------------------------------------------------------------------
@@ -340,7 +348,11 @@ class EpochRing:
         if not self._is_new:
             self.prepare()
         self._is_new = False
-        words = pack(self.parameters, vectors)
+        segments = self.parameters.segments[: self.parameters.inputs]
+        if len(vectors) != len(segments):
+            raise Misuse(f"the layout has {len(segments)} segments; got {len(vectors)} vectors")
+        for segment, vector in zip(segments, vectors, strict=True):
+            Ring(segment.ring_bits).require_vector(vector, segment.length)
         try:
             with (
                 key_derivation.expand("secret's key", SEED_BYTES, coins_seed, Label.ONE_MESSAGE_SECRET) as secret_key,
@@ -348,41 +360,40 @@ class EpochRing:
             ):
                 drawn = Sampler(secret_key).draw(self.parameters.degree)
                 lattice.require_short(drawn)
-                upload, secret = (
-                    self._masked(words, drawn, Sampler(noise_key)),
-                    Secret("ring secret", drawn.data.cast("B")),
-                )
+                upload = self._masked(vectors, drawn, Sampler(noise_key))
+                secret = Secret("ring secret", drawn.data.cast("B"))
                 drawn[:] = 0
         finally:
             coins_seed.wipe()
-            for word in words:
-                word[:] = 0
         return upload, secret
 
-    def _masked(self, words: list[Word], secret: SmallVector, noise: Sampler) -> bytes:
-        """Mask, round and write coefficients in place; check words wait for what rounding makes of their values."""
+    def _masked(self, vectors: Sequence[RingVector], secret: SmallVector, noise: Sampler) -> bytes:
+        """Pack, mask, round and write block by block; check words wait for what rounding makes of their values."""
         parameters, planes = self.parameters, UploadPlanes(self.parameters)
         spectrum = lattice.spectra(secret)
         rounding = Rounding(parameters, self.seed)
         for first, count in self.blocks():
             start, end = self.range_of(first, count)
-            part = [word[start:end] for word in words]
-            with rounding.masking(words[0], start, end):
-                self.add_product(part, first, count, [spectrum])
+            words = pack(parameters, vectors, start, end)
+            masks = words[0].copy()
+            self.add_product(words, first, count, [spectrum])
+            np.subtract(words[0], masks, out=masks)
             drawn = noise.draw(end - start)
-            add_shifted(part, drawn.astype(np.int64).view(np.uint64), 0, signed=True)
+            add_shifted(words, drawn.astype(np.int64).view(np.uint64), 0, signed=True)
             drawn[:] = 0
-            self._write(words, start, min(end, rounding.end), planes)
+            self._write([word[: max(0, rounding.end - start)] for word in words], start, planes)
+            rounding.keep(words, masks, start)
+            for word in (*words, masks):
+                word[:] = 0
         spectrum[:] = 0
-        rounding.add_check_words(words)
-        self._write(words, rounding.end, parameters.coefficients, planes)
+        self._write(rounding.with_check_words(), rounding.end, planes)
         return planes.encode()
 
-    def _write(self, words: Sequence[Word], start: int, end: int, planes: UploadPlanes) -> None:
+    def _write(self, words: Sequence[Word], start: int, planes: UploadPlanes) -> None:
         for number, run in enumerate(self.parameters.runs):
-            low, high = max(start, run.first), min(end, run.end)
+            low, high = max(start, run.first), min(start + words[0].size, run.end)
             if low < high:
-                part = [word[low:high] for word in words]
+                part = [word[low - start : high - start] for word in words]
                 planes.write(number, round_off(part, run.dropped), low - run.first, run.plane_bits)
 
     # --- Also for opening ---------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from secagg.crypto.ring import Ring, RingVector, add_into
 from secagg.errors import (
     NOBODY,
+    InternalError,
     InvalidParameters,
     MalformedMessage,
     PeerMisbehaved,
@@ -29,7 +30,6 @@ from .decoding import SumOfSecrets
 from .lattice import SIGMA
 from .masks import (
     BYTE_BITS,
-    VALUES_AT_ONCE,
     WORD_BITS,
     EpochRing,
     Plane,
@@ -39,9 +39,11 @@ from .masks import (
     check_words_of,
     epoch_ring,
     field_of,
+    fields,
     low_bits,
     lowest_bit,
     parts_of,
+    spans,
     subtract_wide,
     word_count,
 )
@@ -158,11 +160,12 @@ class Opening:
             subtract_wide(part, mask)
         return words
 
-    def opened(self, words: list[Word], count: int) -> OpenedSum:
-        """Return the sum in all coefficients of so many uploads without their masks, if it looks like one."""
-        _center(self._parameters, words, count)
-        opened = OpenedSum(self._parameters, words)
-        opened.require_checked(self._ring.seed, count)
+    def opened(self, pieces: Iterable[list[Word]], count: int) -> OpenedSum:
+        """Return the sum of so many uploads, if it looks like one, from all coefficients without their masks."""
+        opened = OpenedSum(self._parameters, count)
+        for words in pieces:
+            opened.read(words)
+        opened.require_honest(self._ring.seed)
         return opened
 
     def require_plausible(self, sum_secret: SumOfSecrets, count: int) -> None:
@@ -175,56 +178,53 @@ class Opening:
 
 
 class OpenedSum:
-    """The sum of values over a list, still as coefficients, whose noise is between 0 and 2^g."""
+    """The sum of values over a list, read piece by piece from coefficients that have lost their masks."""
 
-    def __init__(self, parameters: Parameters, words: list[Word]) -> None:
-        self._parameters, self._words = parameters, words
-
-    def vector(self, index: int, count: int) -> RingVector:
-        """Return the sum of one segment modulo 2^ring_bits; a segment without bounds ignores the count."""
-        parameters, segment = self._parameters, self._parameters.segments[index]
-        if segment.bounds is not None and not 1 <= count <= parameters.capacity:
+    def __init__(self, parameters: Parameters, count: int) -> None:
+        if not 1 <= count <= parameters.capacity:
             raise InvalidParameters(f"1 to {parameters.capacity} uploads fit into the fields; got {count}")
-        first, end = parameters.starts[index : index + 2]
-        bits, lowest = segment.field_bits(parameters.capacity), lowest_bit(parameters, index)
-        shifted_by = 0 if segment.bounds is None else segment.bounds[0] * count & low_bits(WORD_BITS)
-        summed: RingVector = np.empty(segment.length, Ring(segment.ring_bits).word)
-        for position in range(parameters.per_coefficient[index]):
-            field = summed[position * (end - first) : (position + 1) * (end - first)]
-            for start in range(0, field.size, VALUES_AT_ONCE):
-                part, place = field[start : start + VALUES_AT_ONCE], first + start
-                words = [word[place : place + part.size] for word in self._words]
-                values = field_of(words, lowest + position * bits, bits)
-                part[:] = (values + np.uint64(shifted_by)) & np.uint64(low_bits(segment.ring_bits))
-        return summed
+        self._parameters, self._count, self._read, self._energy = parameters, count, 0, 0
+        self._vectors = [np.empty(segment.length, Ring(segment.ring_bits).word) for segment in parameters.segments]
 
-    def require_checked(self, seed: bytes, count: int) -> None:
-        """Refuse rounded sums that their check words do not fit; take off the half step of each rounding."""
-        for fine, check in self._parameters.checked:
-            rounded = self._words[0][slice(*self._parameters.starts[fine : fine + 2])]
-            if (check_words_of(self._parameters, seed, fine, rounded) != self.vector(check, 1)).any():
+    def vector(self, index: int) -> RingVector:
+        """Return the sum of one segment modulo 2^ring_bits."""
+        return self._vectors[index]
+
+    def read(self, words: list[Word]) -> None:
+        """Read the next coefficients; in exact segments remove the bias of rounding and centre the noise."""
+        parameters, start = self._parameters, self._read
+        self._read += words[0].size
+        for index, low, high in spans(parameters, start, self._read):
+            segment, lowest = parameters.segments[index], lowest_bit(parameters, index)
+            part = [word[low - start : high - start] for word in words]
+            if not segment.fine_bits:
+                center(part, lowest, self._count // 2 if parameters.dropped_bits else 0)
+                self._energy += noise_energy(
+                    part, lowest, least_guard_bits(parameters.capacity, parameters.dropped_bits)
+                )
+            bits = segment.field_bits(parameters.capacity)
+            shifted_by = 0 if segment.bounds is None else segment.bounds[0] * self._count & low_bits(WORD_BITS)
+            for field in fields(parameters, index, self._vectors[index], low, high):
+                values = field_of([word[: field.size] for word in part], lowest, bits)
+                field[:] = (values + np.uint64(shifted_by)) & np.uint64(low_bits(segment.ring_bits))
+                lowest += bits
+
+    def require_honest(self, seed: bytes) -> None:
+        """Refuse too much noise, and rounded sums that their check words do not fit; take off their half steps."""
+        parameters, checked = self._parameters, dict(self._parameters.checked)
+        if self._read != parameters.coefficients:
+            raise InternalError(f"a sum has {parameters.coefficients} coefficients; {self._read} were read")
+        exact = parameters.coefficients - sum(parameters.starts[fine + 1] - parameters.starts[fine] for fine in checked)
+        # The zeros are counted for no more noise than that, however few coefficients there are.
+        most = min(energy_factor(exact), MOST_NOISE_ENERGY)
+        if self._energy > most * exact * self._count * parameters.noise_variance:
+            raise WrongSecret("it leaves more noise than honest uploads have")
+        for fine, check in checked.items():
+            rounded = self._vectors[fine]
+            if (check_words_of(parameters, seed, fine, rounded) != self._vectors[check]).any():
                 raise WrongSecret("what it unmasks does not agree with its check words")
-            rounded -= np.uint64(count // 2)
-
-
-def _center(parameters: Parameters, words: list[Word], count: int) -> None:
-    """Remove the bias of rounding, centre the noise of each exact segment and refuse too much of it."""
-    energy, coefficients = 0, 0
-    bias = count // 2 if parameters.dropped_bits else 0
-    for index, segment in enumerate(parameters.segments):
-        if segment.fine_bits:
-            continue
-        first, end = parameters.starts[index : index + 2]
-        part, lowest = [word[first:end] for word in words], lowest_bit(parameters, index)
-        center(part, lowest, bias)
-        coefficients += end - first
-        for start in range(0, end - first, VALUES_AT_ONCE):
-            some = [word[start : start + VALUES_AT_ONCE] for word in part]
-            energy += noise_energy(some, lowest, least_guard_bits(parameters.capacity, parameters.dropped_bits))
-    expected = coefficients * count * parameters.noise_variance
-    # The zeros are counted for no more noise than that, however few coefficients there are.
-    if energy > min(energy_factor(coefficients), MOST_NOISE_ENERGY) * expected:
-        raise WrongSecret("it leaves more noise than honest uploads have")
+            rounded -= rounded.dtype.type(self._count // 2 & low_bits(8 * rounded.itemsize))
+            rounded &= rounded.dtype.type(low_bits(parameters.segments[fine].ring_bits))
 
 
 def noise_energy(words: list[Word], lowest: int, bits: int) -> int:
@@ -318,8 +318,8 @@ class Adder(Protocol):
     def fix(self, upload_list: bytes) -> None:
         """Write down the one list of this sum, before a holder sees it."""
 
-    def open(self, secret: SumOfSecrets) -> list[Word]:
-        """Return the coefficients of the sum, less a S."""
+    def open(self, secret: SumOfSecrets) -> Iterable[Sums]:
+        """Return the coefficients of the sum, less a S, piece by piece."""
         ...
 
     def over(self) -> None:
@@ -344,8 +344,8 @@ class LocalSum(Adder):
         for number, piece in enumerate(pieces_of(kept, self._cut.lengths)):
             self._cut.add(self._totals[number], number, piece)
 
-    def open(self, secret: SumOfSecrets) -> list[Word]:
-        return joined([self._cut.open(total, number, secret) for number, total in enumerate(self._totals)])
+    def open(self, secret: SumOfSecrets) -> Iterable[Sums]:
+        return (self._cut.open(total, number, secret) for number, total in enumerate(self._totals))
 
     def fix(self, upload_list: bytes) -> None:
         """Forget it."""
@@ -357,8 +357,3 @@ class LocalSum(Adder):
         for total in self._totals:
             for vector in total:
                 vector[:] = 0
-
-
-def joined(pieces: Sequence[Sums]) -> list[Word]:
-    """Return the coefficients of all pieces as one."""
-    return [np.concatenate(words) for words in zip(*pieces, strict=True)]

@@ -506,7 +506,7 @@ class Tally(Confined):
         self._require(MessageKind.ONE_MESSAGE_ANSWER)
         self._require_enough(self.heard)
         opened, count, last = self._opened(), len(self._listed), self.agreement.parameters.inputs - 1
-        vectors = tuple(opened.vector(index, count) for index in range(last))
+        vectors = tuple(opened.vector(index) for index in range(last))
         self._adder.over()
         self.end()
         return Opened(Aggregate(self.agreement.configuration.layout, vectors, count), frozenset(self._listed))
@@ -536,7 +536,7 @@ class Tally(Confined):
     def _opened_with(self, secret: SumOfSecrets) -> OpenedSum:
         self._opening.require_plausible(secret, len(self._listed))
         opened = self._opening.opened(self._adder.open(secret), len(self._listed))
-        if opened.vector(self.agreement.parameters.inputs - 1, 0).any():
+        if opened.vector(self.agreement.parameters.inputs - 1).any():
             raise WrongSecret("it leaves other numbers than zeros behind the values")
         return opened
 

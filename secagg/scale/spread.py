@@ -30,7 +30,7 @@ from secagg.crypto.ring import add_into
 from secagg.crypto.secret import draw_exactly
 from secagg.errors import InvalidParameters, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
-from secagg.protocols.one_message import OneMessageCut, Upload, UploadList, joined, pieces_of
+from secagg.protocols.one_message import OneMessageCut, Upload, UploadList, pieces_of
 from secagg.session.durable import claim, erase, require_own_folder, sync_folder
 from secagg.session.run import Metrics
 
@@ -369,9 +369,9 @@ class SpreadSum:
         with _named("the list cannot be fixed, or another one was"):
             self._state.put(LIST, _digest_of(self._sums) + upload_list)
 
-    def open(self, secret: np.ndarray) -> list[np.ndarray]:
+    def open(self, secret: np.ndarray) -> Iterator[list[np.ndarray]]:
         self._sums = self._sums or self._sums_of_before()
-        return joined([self._cut.open(total, number, secret) for number, total in enumerate(self._sums)])
+        return (self._cut.open(total, number, secret) for number, total in enumerate(self._sums))
 
     def _sums_of_before(self) -> list[Sums]:
         """Add up again what an earlier process fixed its list with."""

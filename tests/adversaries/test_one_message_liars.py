@@ -146,10 +146,10 @@ def test_one_bad_vector_costs_one_opening(monkeypatch: pytest.MonkeyPatch) -> No
     opening, openings = Opening.opened, list[int]()
     noise = np.random.default_rng(1).integers(0, 1 << 31, world.offer().configuration.parameters.coefficients)
 
-    def spoiled(ring: Opening, words: list[Any], count: int) -> OpenedSum:
+    def spoiled(ring: Opening, pieces: Any, count: int) -> OpenedSum:
         openings.append(1)
-        words[0] += noise.astype(np.uint64)
-        return opening(ring, words, count)
+        ((words,),) = pieces
+        return opening(ring, [[words + noise.astype(np.uint64)]], count)
 
     monkeypatch.setattr(Opening, "opened", spoiled)
     with pytest.raises(WrongSecret):

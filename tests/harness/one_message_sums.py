@@ -73,7 +73,7 @@ def opened_by(ring: EpochRing, total: Any, secret: SumOfSecrets) -> OpenedSum:
     """Open a ``Total``, or something like it, as a server does whose uploads are in one piece."""
     opening = Opening(ring)
     opening.require_plausible(secret, total.count)
-    return opening.opened(opening.unmasked(total, secret), total.count)
+    return opening.opened([opening.unmasked(total, secret)], total.count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

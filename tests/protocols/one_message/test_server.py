@@ -216,8 +216,8 @@ def test_a_sum_with_other_numbers_than_zeros_behind_its_values_is_not_released(
     server = world.answered()
     last, vector = server.agreement.parameters.inputs - 1, OpenedSum.vector
 
-    def spoilt(self: OpenedSum, index: int, count: int) -> RingVector:
-        found = vector(self, index, count).copy()
+    def spoilt(self: OpenedSum, index: int) -> RingVector:
+        found = vector(self, index).copy()
         if index == last:
             found[place] += 1
         return found

@@ -70,8 +70,8 @@ def summed(
     return total, secrets
 
 
-def vectors_in(parameters: Parameters, opened: OpenedSum, count: int) -> list[RingVector]:
-    return [opened.vector(index, count) for index in range(parameters.inputs)]
+def vectors_in(parameters: Parameters, opened: OpenedSum) -> list[RingVector]:
+    return [opened.vector(index) for index in range(parameters.inputs)]
 
 
 def expected(parameters: Parameters, inputs: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
@@ -109,7 +109,7 @@ def test_sums_are_exact_whatever_the_layout(data: st.DataObject) -> None:
     ]
     total, secrets = summed(parameters, inputs)
     opened = opened_by(EpochRing(parameters, EPOCH), total, secrets)
-    assert [vector.tolist() for vector in vectors_in(parameters, opened, clients)] == expected(parameters, inputs)
+    assert [vector.tolist() for vector in vectors_in(parameters, opened)] == expected(parameters, inputs)
 
 
 @pytest.mark.parametrize("value", [-128, 127, -1])
@@ -118,7 +118,7 @@ def test_a_full_sum_at_either_edge_is_exact(value: int) -> None:
     inputs = [[[value] * 64]] * 100
     total, secrets = summed(PARAMETERS, inputs)
     opened = opened_by(EpochRing(PARAMETERS, EPOCH), total, secrets)
-    assert opened.vector(0, 100).tolist() == [100 * value % (1 << 16)] * 64
+    assert opened.vector(0).tolist() == [100 * value % (1 << 16)] * 64
 
 
 def test_prepared_rings_mask_and_open_alike() -> None:
@@ -133,7 +133,7 @@ def test_prepared_rings_mask_and_open_alike() -> None:
         assert upload == again
         total.add(upload)
         secrets += np.frombuffer(secret.expose(), np.int8)
-    assert np.array_equal(opened_by(prepared, total, secrets).vector(0, 3), 3 * vector)
+    assert np.array_equal(opened_by(prepared, total, secrets).vector(0), 3 * vector)
 
 
 # --- What must not be seen, and what is refused ----------------------------------------------------------------------
@@ -160,9 +160,9 @@ def test_the_bias_of_rounding_is_taken_away() -> None:
     parameters = plan([Values(4000, 16)], 100, choose_committee(5, 1), degrees=(1024,))
     assert parameters.dropped_bits
     total, secrets = summed(parameters, [[[0] * 4000]] * 100)
-    opened = opened_by(EpochRing(parameters, EPOCH), total, secrets)
-    lowest = masks.lowest_bit(parameters, 0)
-    words = opened._words  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    made, lowest = Opening(EpochRing(parameters, EPOCH)), masks.lowest_bit(parameters, 0)
+    words = made.unmasked(total, secrets)
+    made.opened([words], 100)
     noise = masks.field_of(words, 0, lowest).astype(np.int64) - (1 << lowest - 1)
     assert abs(float(noise.mean())) < 6 * (100 * parameters.noise_variance / noise.size) ** 0.5 < 10 < 1 << lowest
 
@@ -208,7 +208,7 @@ def test_adding_2_to_the_g_to_one_entry_leaves_the_guard_bits_and_is_refused_by_
 
     monkeypatch.setattr(Opening, "require_plausible", accepted)
     right = [sum(range(24))] * 64
-    assert opened_by(ring, total, secrets).vector(0, 24).tolist() != right
+    assert opened_by(ring, total, secrets).vector(0).tolist() != right
 
 
 def test_one_large_entry_is_refused_by_its_size_alone() -> None:
@@ -255,7 +255,7 @@ def test_few_coefficients_have_no_more_noise_than_zeros_are_counted_for(
     noise = round(math.sqrt(energy * count * PARAMETERS.noise_variance))
     words = [np.full(few, noise + count // 2, np.uint64)]
     with pytest.raises(WrongSecret, match="more noise") if is_refused else nullcontext():
-        Opening(EpochRing(PARAMETERS, EPOCH)).opened(words, count)
+        Opening(EpochRing(PARAMETERS, EPOCH)).opened([words], count)
 
 
 def centred(noise: Sequence[int], lowest: int) -> list[Any]:
@@ -324,10 +324,13 @@ def test_what_a_client_may_not_mask() -> None:
 
 def test_what_a_server_may_not_open() -> None:
     ring, total, secrets = opened_sum(2)
-    opened = opened_by(ring, total, secrets)
+    opening = Opening(ring)
+    pieces = [opening.unmasked(total, secrets)]
     for count in (0, 101):
         with pytest.raises(InvalidParameters, match="1 to 100 uploads"):
-            opened.vector(0, count)
+            opening.opened(pieces, count)
+    with pytest.raises(InternalError, match="32 coefficients; 0 were read"):
+        opening.opened([], 2)
 
 
 def test_seeds_and_secrets_are_wiped() -> None:
@@ -419,7 +422,7 @@ def test_rounded_sums_are_within_half_a_step_and_the_noise_of_each_upload(
         assert len(upload) == parameters.upload_bytes
         total.add(upload)
         secrets += np.frombuffer(secret.expose(), np.int8)
-    opened = vectors_in(parameters, opened_by(EpochRing(parameters, EPOCH), total, secrets), clients)
+    opened = vectors_in(parameters, opened_by(EpochRing(parameters, EPOCH), total, secrets))
     assert opened[-1].tolist() == [clients] * len(ones)
     due = sum(np.array(rows[0], np.int64) for rows in inputs)
     due_elements = (np.asarray(due) % (1 << ring.modulus_bits)).astype(ring.word)
@@ -431,14 +434,13 @@ def test_rounded_sums_are_within_half_a_step_and_the_noise_of_each_upload(
 
 def test_check_words_are_of_values_that_were_all_masked_once() -> None:
     parameters = plan(rounded_values(4096, 16, 7), 40, choose_committee(5, 1), degrees=(2048,))
-    words = [np.zeros(parameters.coefficients, np.uint64)]
-    for parts in ((), ((0, 2048),), ((0, 2048), (0, 2048), (2048, 4096))):
+    words = np.zeros(2048, np.uint64)
+    for starts in ((), (0,), (0, 0, 2048)):
         rounding = masks.Rounding(parameters, EPOCH)
-        for start, end in parts:
-            with rounding.masking(words[0], start, end):
-                words[0][start:end] += np.uint64(1)
+        for start in starts:
+            rounding.keep([words], words, start)
         with pytest.raises(InternalError, match="each masked once"):
-            rounding.add_check_words(words)
+            rounding.with_check_words()
 
 
 def test_what_roundings_add_on_average_is_taken_off() -> None:
@@ -451,7 +453,7 @@ def test_what_roundings_add_on_average_is_taken_off() -> None:
         upload, secret = ring.mask([np.zeros(size, np.uint16), np.ones(1, np.uint16)], seed(client, 79))
         total.add(upload)
         secrets += np.frombuffer(secret.expose(), np.int8)
-    errors = Ring(16).lift(opened_by(ring, total, secrets).vector(0, clients)).astype(np.int64)
+    errors = Ring(16).lift(opened_by(ring, total, secrets).vector(0)).astype(np.int64)
     allowed = 6 * (clients * (128**2 / 12 + 4.5**2) / size) ** 0.5
     # Half a fine step for each upload would be twice as far.
     assert abs(errors.mean()) < allowed < clients / 3
@@ -489,8 +491,8 @@ def test_a_wrong_secret_that_leaves_the_guard_bits_is_noticed_by_the_check_words
     def accepted(*_: object) -> None:
         pass
 
-    monkeypatch.setattr(OpenedSum, "require_checked", accepted)
-    garbage = opened_by(ring, total, wrong).vector(0, 3)
+    monkeypatch.setattr(OpenedSum, "require_honest", accepted)
+    garbage = opened_by(ring, total, wrong).vector(0)
     assert np.abs(Ring(16).lift(garbage)).max() > 1 << 14
 
 
