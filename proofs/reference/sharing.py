@@ -16,7 +16,7 @@ from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Secret
 from secagg.errors import PeerMisbehaved
 from secagg.protocols.light_secagg import field as light_secagg
-from secagg.protocols.one_message import opening
+from secagg.protocols.one_message import decoding
 from secagg.protocols.one_message.parameters import Parameters, Values
 from secagg.protocols.one_message.session import choose_committee, plan
 from secagg.protocols.one_message.sharing import WORD, holder_point, multiply, slot_points, transfer_matrix
@@ -137,7 +137,7 @@ def located_errors(chance: random.Random) -> Iterator[Question]:
         header = [f"decode {FIELD:x} {threshold} {most} {words}", listed(points), "0"]
         due = list[str]()
         for word in values:
-            wrong = opening._wrong_positions(points, word, threshold, most)  # noqa: SLF001 -- the decoder of a column
+            wrong = decoding._wrong_positions(points, word, threshold, most)  # noqa: SLF001 -- the decoder of a column
             due.append(_marks(place in wrong for place in range(count)) if wrong else "-")
         yield Question("wrong answers located", [*header, *map(listed, values)], due, _only_marks)
 
@@ -163,7 +163,7 @@ def _recovered(chance: random.Random, parameters: Parameters) -> Question:
         altered = sorted(chance.sample(range(columns), chance.choice((1, 7, columns))))
         words[liar, altered] = (words[liar, altered] + chance.randint(1, FIELD - 1)) % FIELD
     answers = {position: row.astype(WORD).tobytes() for position, row in zip(present, words, strict=True)}
-    recovered = next(opening.recovered(parameters, answers, 0, SystemCoins()))
+    recovered = next(decoding.recovered(parameters, answers, 0, SystemCoins()))
     if recovered.suspects != {present[liar] for liar in liars}:
         raise AssertionError(f"the holders {sorted(recovered.suspects)} are suspected, and not who lied")
     secrets = recovered.sum_secret.astype(np.int64).reshape(parameters.packing, columns) % FIELD
