@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
@@ -27,7 +27,7 @@ from secagg.privacy.kinds import NoiseKind
 from secagg.training.configuration import changed, versions_here
 from secagg.training.driver import Cell, Grid, sweep
 from secagg.training.presets import preset
-from secagg.training.reports import new_figure
+from secagg.training.reports import label_apart, new_figure, plain_ticks
 
 DELTA: Final = 1e-5
 EPSILONS: Final = (8.0, 2.0, 32.0)
@@ -95,9 +95,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{row['cohort']:>6,}  {row['epsilon'] or 'none':>7}  {row['multiplier']:>5.2f}  {row['nu']:>7.3g}  "
             f"{row['least cohort']:>15,}  {row['accuracy']:>8.2%}  {row['points lost']:>11.1f}"
         )
-    _draw(rows, (options.json or options.out / "noise_accuracy").with_suffix(".png"))
+    summary = {"versions": versions_here(), "rounds": options.rounds, "rows": rows}
+    draw(summary).savefig((options.json or options.out / "noise_accuracy").with_suffix(".png"), dpi=150)
     if options.json is not None:
-        summary = {"versions": versions_here(), "rounds": options.rounds, "rows": rows}
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(summary, indent=2) + "\n")
     return 0
@@ -133,18 +133,33 @@ def _rows(results: Sequence[dict[str, Any]], rounds: int) -> list[dict[str, Any]
     return rows
 
 
-def _draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+def draw(found: Mapping[str, Any]) -> Any:  # noqa: ANN401 -- matplotlib's
     """Draw points lost over the energy of the noise, with the line above which it drowns the model."""
-    drawing, axes = new_figure(6.4, 4.0)
-    for cohort in sorted({row["cohort"] for row in rows}):
-        noised = sorted((row["nu"], row["points lost"]) for row in rows if row["cohort"] == cohort and row["epsilon"])
-        axes.plot(*zip(*noised, strict=True), "o-", label=f"{cohort:,} clients")
-    axes.axvline(MOST_NOISE, color="#777777", linestyle="--", label=f"nu = {MOST_NOISE}")
+    rows: Sequence[dict[str, Any]] = found["rows"]
+    cohorts, seeds = sorted({row["cohort"] for row in rows}), max(row["seeds"] for row in rows)
+    title = (
+        "Accuracy that noise of the clients costs\nFashion-MNIST, 12,000 images; every client in each of "
+        f"{found['rounds']} rounds, {seeds} seed{'s' if seeds > 1 else ''}, delta {DELTA:g}; sums in the clear"
+    )
+    figure, axes = new_figure(7.2, 4.6, title=title)
     axes.set_xscale("log")
-    axes.set_xlabel("energy of the mean's noise over that of the longest update (nu)")
+    points = list[tuple[str, float, float, float, float]]()
+    for cohort, colour in zip(cohorts, ("#1b6ca8", "#c8553d", "#3c8d53"), strict=True):
+        noised = sorted(
+            (row["nu"], row["points lost"], row["epsilon"])
+            for row in rows
+            if row["cohort"] == cohort and row["epsilon"]
+        )
+        axes.plot([x for x, *_ in noised], [y for _, y, _ in noised], "o-", color=colour, label=f"{cohort:,} clients")
+        points += [(f"epsilon {target:g}", x, y, y, y) for x, y, target in noised]
+    axes.axvline(MOST_NOISE, color="#777777", linestyle="--", label=f"most that a model stands: {MOST_NOISE:g}")
+    axes.margins(x=0.12, y=0.12)
+    plain_ticks(axes)
+    axes.set_xlabel("energy of the mean's noise over that of the longest update")
     axes.set_ylabel("points of accuracy lost")
-    axes.legend()
-    drawing.savefig(path, dpi=150)
+    axes.legend(frameon=False, loc="upper center", fontsize=9)
+    label_apart(figure, axes, points)
+    return figure
 
 
 if __name__ == "__main__":

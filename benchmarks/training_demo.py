@@ -194,10 +194,10 @@ def conditions(found: Mapping[str, Any]) -> str:
     )
 
 
-def draw(found: Mapping[str, Any], file: Path) -> None:
+def draw(found: Mapping[str, Any]) -> Any:  # noqa: ANN401 -- matplotlib's
     """Draw accuracy over rounds, and beside it the bytes that a client sends in one."""
-    figure, (left, right) = new_figure(9.0, 4.0, 2)
-    figure.suptitle(f"Federated learning through real protocols\n{conditions(found)}", fontsize=11)
+    title = f"Federated learning through real protocols\n{conditions(found)}"
+    figure, (left, right) = new_figure(9.0, 4.0, 2, title=title)
     runs = found["runs"]
     for place, run in enumerate(runs):
         colour, marker, _ = STYLES[_scheme(run["preset"])]
@@ -216,7 +216,7 @@ def draw(found: Mapping[str, Any], file: Path) -> None:
     right.set_yticks([])
     right.set_ylim(len(runs) - 0.5, -0.6)
     right.grid(visible=False, axis="y")
-    figure.savefig(file, dpi=150)
+    return figure
 
 
 def differences(found: Mapping[str, Any], committed: Mapping[str, Any]) -> list[str]:
@@ -239,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = perf_counter()
     train_all(options.out)
     found = result_of(options.out)
-    draw(found, options.out / PICTURE)
+    draw(found).savefig(options.out / PICTURE, dpi=150)
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(f"\n{conditions(found)}:\n\n" + "\n".join(table(found)))

@@ -9,10 +9,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Final
 
+from secagg.compression.random_pruning import exact_sparsity
 from secagg.errors import InvalidParameters
 
 from .configuration import FILE_NAME as CONFIGURATION_NAME
-from .configuration import Configuration, Scheme, read, to_toml
+from .configuration import CompressionSettings, Configuration, Scheme, SumMode, read, to_toml
 from .records import METRICS_NAME, RoundRecord, read_records, summarise, write_text
 
 
@@ -116,15 +117,20 @@ STYLES: Final = {
     Scheme.CUSTOM: ("#3aa6a6", "P", "custom scheme"),
 }
 """The colour, the marker and the name of each scheme, the same in every picture."""
+_DATA: Final = {"fashion": "Fashion-MNIST, 12,000 images", "fashion-full": "Fashion-MNIST", "vader": "moods of texts"}
+_SUMS: Final = {SumMode.REAL: "run for real", SumMode.IDEAL: "summed in the clear"}
 _COLOURS: Final = ("#1b6ca8", "#c8553d", "#3c8d53", "#8f5bb0", "#c79a1b", "#3aa6a6", "#7a5230", "#777777")
 _GRID: Final = "#dddddd"
 _MOST_CURVES: Final = 10
-_LEAST_PERIODS: Final = 2
 _DECADE: Final = 10
-_NEAR: Final = 1.5  # Kilobytes that differ by less than this factor have labels that would touch.
-_LEAST_SPAN: Final = 6.0
-"""Points of accuracy that an axis shows at least: noise is not a finding."""
-_LEAST_POINTS: Final = 2
+_MARKER: Final = 5
+"""Half of the width of a marker, in points."""
+_PLACES: Final = tuple(
+    (right, up)
+    for away in (9, 20, 32, 46, 62)
+    for right, up in ((away, 0), (-away, 0), (away, away), (-away, away), (away, -away), (-away, -away), (0, away))
+)
+"""Where a label may stand beside its point, in points of the picture, the best first."""
 
 Drawn = Any
 """A matplotlib figure; matplotlib is imported when a figure is drawn."""
@@ -135,71 +141,109 @@ def figures_of(cells: Sequence[Cell]) -> Iterator[tuple[str, str, Drawn]]:
     label = "payload and model of a client in one round, KB"
     both = partial(_accuracy_against, label=label, size=lambda cell: cell.kilobytes_both_ways)
     up = partial(_accuracy_against, label="payload of a client in one round, KB", size=lambda cell: cell.kilobytes)
-    drawers: tuple[tuple[str, str, Callable[[Sequence[Cell]], Drawn | None]], ...] = (
+    drawers: tuple[tuple[str, str, Callable[[Sequence[Cell], str], Drawn | None]], ...] = (
         ("accuracy-uplink", "Accuracy against payload", up),
         ("accuracy-both-ways", "Accuracy against bytes both ways", both),
         ("convergence", "Convergence", convergence),
-        ("overflow", "Overflow against the margin of the ring", overflow_against_margin),
-        ("refresh", "Rounds between refreshes", refresh_ablation),
     )
     for name, title, draw in drawers:
-        figure = draw(cells)
+        figure = draw(cells, title)
         if figure is not None:
             yield name, title, figure
 
 
-def _accuracy_against(cells: Sequence[Cell], label: str, size: Callable[[Cell], float | None]) -> Drawn | None:
+def conditions(cells: Sequence[Cell]) -> str:
+    """Return what all of these runs were: data, clients, rounds, seeds and protocols."""
+    runs, seeds = [cell.configuration for cell in cells], _each(len(cell.runs) for cell in cells)
+    sets, clients = (
+        _each(_DATA.get(run.data.name, run.data.name) for run in runs),
+        _each(run.data.clients for run in runs),
+    )
+    cohort, rounds = _each(run.clients_per_round for run in runs), _each(run.rounds for run in runs)
+    protocols = f"{_each(run.secagg.protocol for run in runs)}, {_each(_SUMS[run.secagg.mode] for run in runs)}"
+    times = f"{seeds} seed{'' if seeds == '1' else 's'}"
+    return f"{sets} of {clients} clients, {cohort} of them in each of {rounds} rounds, {times}\n{protocols}"
+
+
+def detail(run: CompressionSettings) -> str:
+    """Return how a scheme is set, in words; empty where nothing is compressed."""
+    match run.scheme:
+        case Scheme.SCALAR:
+            return f"{run.bits} bits in a ring of {run.modulus_bits}"
+        case Scheme.PRUNING:
+            return f"1 value in {1 / (1 - float(exact_sparsity(run.sparsity))):g}"
+        case Scheme.PRODUCT:
+            return "codewords by layer" if run.layers else f"{run.codewords} codewords of {run.block_size}"
+        case Scheme.PEAK:
+            return f"blocks of {run.places}" if run.places else f"{run.cohort_bits:g} bits of a cohort"
+        case Scheme.SKETCH:
+            return f"{run.bits} bits a value"
+        case _:
+            return run.custom
+
+
+def names_of(cells: Sequence[Cell]) -> list[str]:
+    """Return a name in words for each cell, with the run's own where words are not enough."""
+    settings = [cell.configuration.compression for cell in cells]
+    names = [", ".join(filter(None, (STYLES[one.scheme][2], detail(one)))) for one in settings]
+    own = (f"{name} ({cell.name})" for name, cell in zip(names, cells, strict=True))
+    return [name if names.count(name) == 1 else other for name, other in zip(names, own, strict=True)]
+
+
+def _accuracy_against(
+    cells: Sequence[Cell], title: str, label: str, size: Callable[[Cell], float | None]
+) -> Drawn | None:
     """Draw final accuracy over bytes; the star is the uncompressed run."""
     points = [
-        (cell, kilobytes, found)
-        for cell in cells
+        (cell, name, kilobytes, *found)
+        for cell, name in zip(cells, names_of(cells), strict=True)
         if (kilobytes := size(cell)) is not None and (found := cell.accuracy) is not None
     ]
     if not points:
         return None
-    figure, axes = new_figure(7.2, 4.6)
-    for scheme, (colour, marker, name) in STYLES.items():
-        some = sorted(
-            ((kilobytes, *found, cell.name) for cell, kilobytes, found in points if _scheme(cell) is scheme),
-        )
-        if not some:
-            continue
-        if scheme is Scheme.NONE:
-            axes.axhline(some[0][1], color=colour, linewidth=0.8, linestyle="--", zorder=1)
+    figure, axes = new_figure(8.6, 5.6, title=f"{title}\n{conditions([cell for cell, *_ in points])}")
+    axes.set_xscale("log")
+    named = set[Scheme]()
+    for cell, _, kilobytes, mean, deviation in points:
+        (colour, marker, name), is_plain = STYLES[_scheme(cell)], _scheme(cell) is Scheme.NONE
+        if is_plain and _scheme(cell) not in named:
+            axes.axhline(mean, color=colour, linewidth=0.8, linestyle="--", zorder=1)
         axes.errorbar(
-            [kilobytes for kilobytes, *_ in some],
-            [mean for _, mean, _, _ in some],
-            yerr=[deviation for _, _, deviation, _ in some],
+            kilobytes,
+            mean,
+            yerr=deviation if len(cell.runs) > 1 else None,
             fmt=marker,
             color=colour,
-            markersize=13 if scheme is Scheme.NONE else 6,
+            markersize=13 if is_plain else 6,
             capsize=3,
             linewidth=1,
-            label=name,
+            label=None if _scheme(cell) in named else name,
             zorder=3,
         )
-    if len(points) <= 2 * _MOST_CURVES:
-        _label_points(axes, [(kilobytes, found[0], cell.name) for cell, kilobytes, found in points])
-    axes.set_xscale("log")
-    axes.margins(x=0.1, y=0.12)
+        named.add(_scheme(cell))
+    axes.margins(x=0.15, y=0.15)
     plain_ticks(axes)
     axes.set_xlabel(label)
-    axes.set_ylabel("test accuracy after the last round, %")
+    bars = "\nbars: standard deviation of seeds" if any(len(cell.runs) > 1 for cell in cells) else ""
+    axes.set_ylabel(f"test accuracy after the last round, %{bars}")
     # Outside of the axes, where no marker reads as a run.
-    figure.legend(frameon=False, loc="outside upper center", ncols=4, fontsize=8)
+    figure.legend(frameon=False, loc="outside lower center", ncols=4, fontsize=8)
+    if len(points) <= 2 * _MOST_CURVES:
+        # The legend has the scheme.
+        label_apart(figure, axes, [(name.split(", ", 1)[-1], x, y, y - bar, y + bar) for _, name, x, y, bar in points])
     return figure
 
 
-def convergence(cells: Sequence[Cell]) -> Drawn | None:
+def convergence(cells: Sequence[Cell], title: str = "Convergence") -> Drawn | None:
     """Draw accuracy over rounds; of many cells, those that end best and the uncompressed ones."""
-    curves = [(cell, cell.curve()) for cell in cells]
-    curves = [(cell, curve) for cell, curve in curves if len(curve) > 1]
+    names = dict(zip(map(id, cells), names_of(cells), strict=True))
+    curves = [(cell, curve) for cell in cells if len(curve := cell.curve()) > 1]
     if not curves:
         return None
     curves.sort(key=lambda pair: (_scheme(pair[0]) is not Scheme.NONE, -pair[1][-1][1]))
-    shown = [_scheme(cell) for cell, _ in curves[:_MOST_CURVES]]
-    are_alone = len(set(shown)) == len(shown)
-    figure, axes = new_figure(7.2, 4.2)
+    shown = [cell for cell, _ in curves[:_MOST_CURVES]]
+    are_alone = len(set(map(_scheme, shown))) == len(shown)
+    figure, axes = new_figure(7.2, 4.6, title=f"{title}\n{conditions(shown)}")
     for number, (cell, curve) in enumerate(curves[:_MOST_CURVES]):
         is_plain = _scheme(cell) is Scheme.NONE
         colour = STYLES[_scheme(cell)][0] if is_plain or are_alone else _COLOURS[number % len(_COLOURS)]
@@ -209,7 +253,7 @@ def convergence(cells: Sequence[Cell]) -> Drawn | None:
             color=colour,
             linewidth=2 if is_plain else 1.3,
             linestyle="--" if number >= len(_COLOURS) else "-",
-            label=cell.name,
+            label=names[id(cell)],
         )
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("round")
@@ -218,80 +262,19 @@ def convergence(cells: Sequence[Cell]) -> Drawn | None:
     return figure
 
 
-def overflow_against_margin(cells: Sequence[Cell]) -> Drawn | None:
-    """Draw, over the bits that the ring has beyond a code, the share of overflowed coordinates and the accuracy."""
-    points = list[tuple[int, float, float, str]]()
-    for cell in cells:
-        compression, overflow = cell.configuration.compression, cell.over_seeds(lambda summary: summary["overflow"])
-        if overflow is not None and cell.accuracy is not None:
-            name = f"b={compression.bits} p={compression.modulus_bits}"
-            points.append((compression.modulus_bits - compression.bits, 100 * overflow[0], cell.accuracy[0], name))
-    if len(points) < _LEAST_POINTS:
-        return None
-    figure, axes = new_figure(7.2, 3.6, columns=2)
-    left, right = axes
-    for margin, share, accuracy, _ in points:
-        left.plot(margin, max(share, 1e-3), "o", color=STYLES[Scheme.SCALAR][0])
-        right.plot(margin, accuracy, "o", color=STYLES[Scheme.SCALAR][0])
-    left.set_yscale("log")
-    _label_points_beside(left, [(margin, max(share, 1e-3), name) for margin, share, _, name in points])
-    _label_points_beside(right, [(margin, accuracy, name) for margin, _, accuracy, name in points])
-    left.set_ylabel("coordinates whose sum leaves the ring, %\n(none is drawn at 0.001)")
-    right.set_ylabel("test accuracy, %")
-    for one in axes:
-        one.set_xlabel("margin p - b, bits")
-        one.set_xticks(range(min(p[0] for p in points), max(p[0] for p in points) + 1))
-        one.margins(x=0.3, y=0.15)
-    return figure
-
-
-def refresh_ablation(cells: Sequence[Cell]) -> Drawn | None:
-    """Draw accuracy over the rounds between refreshes, for schemes that were run with more than one period."""
-    groups = dict[str, list[Cell]]()
-    for cell in cells:
-        run, compression = cell.configuration, cell.configuration.compression
-        if cell.accuracy is not None and (compression.source is not None or _scheme(cell) is Scheme.PRUNING):
-            alike = replace(run, name="", seed=0, workers=0, compression=replace(compression, refresh=1))
-            groups.setdefault(to_toml(alike), []).append(cell)
-    shown = [sorted(some, key=_period) for some in groups.values() if len(some) >= _LEAST_PERIODS]
-    if not shown:
-        return None
-    figure, axes = new_figure(6.4, 4.0)
-    for number, some in enumerate(shown):
-        found = [cell.accuracy or (0.0, 0.0) for cell in some]
-        axes.errorbar(
-            [_period(cell) for cell in some],
-            [mean for mean, _ in found],
-            yerr=[deviation for _, deviation in found],
-            marker="o",
-            capsize=3,
-            color=_COLOURS[number % len(_COLOURS)],
-            label=some[0].name,
-        )
-    axes.set_xscale("log")
-    periods = sorted({_period(cell) for some in shown for cell in some})
-    axes.set_xticks(periods, [str(period) for period in periods])
-    axes.minorticks_off()
-    low, high = axes.get_ylim()
-    missing = max(0.0, _LEAST_SPAN - (high - low)) / 2
-    axes.set_ylim(low - missing, high + missing)
-    axes.set_xlabel("rounds from one refresh to the next")
-    axes.set_ylabel("test accuracy after the last round, %")
-    axes.legend(frameon=False)
-    return figure
-
-
-def new_figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
-    """Return a matplotlib figure and its axes, one or a row of them."""
+def new_figure(width: float, height: float, columns: int = 1, *, rows: int = 1, title: str = "") -> tuple[Any, Any]:
+    """Return a matplotlib figure with a title, and its axes: one, or a row or column of them."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 -- an extra
         from matplotlib.figure import Figure  # noqa: PLC0415 -- an extra
     except ImportError:
         raise InvalidParameters("figures need matplotlib: pip install 'secagg[plot]'") from None
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure: Any = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    axes: Any = figure.subplots(1, columns)
-    for one in [axes] if columns == 1 else axes:
+    if title:
+        figure.suptitle(title, fontsize=9)
+    axes: Any = figure.subplots(rows, columns)
+    for one in [axes] if rows == columns == 1 else axes:
         one.grid(visible=True, color=_GRID, linewidth=0.6)
         one.set_axisbelow(True)
         for side in ("top", "right"):
@@ -300,59 +283,75 @@ def new_figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]
 
 
 def plain_ticks(axes: Any) -> None:  # noqa: ANN401 -- matplotlib's
-    """Write the ticks of a logarithmic axis as plain numbers: at 1, 2 and 5, and at all digits within a decade."""
+    """Write the ticks of a logarithmic axis as plain numbers: at 1 and 3, at 1, 2 and 5, or all digits of a decade."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter  # noqa: PLC0415 -- an extra
 
     low, high = axes.get_xlim()
-    axes.xaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5) if high > _DECADE * low else range(1, _DECADE)))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    digits = range(1, _DECADE) if high < _DECADE * low else (1, 2, 5) if high < _DECADE**3 * low else (1, 3)
+    axes.xaxis.set_major_locator(LogLocator(base=10, subs=digits))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def label_apart(figure: Any, axes: Any, points: Sequence[tuple[str, float, float, float, float]]) -> list[Any]:  # noqa: ANN401 -- matplotlib's
+    """Label points where labels touch neither each other nor a marker or its bar, inside of the axes; return all.
+
+    A point is its label, x, y, and the low and the high end of its bar.
+    """
+    from matplotlib.transforms import Bbox  # noqa: PLC0415 -- an extra
+
+    figure.draw_without_rendering()
+    half = _MARKER * figure.dpi / 72
+    inside = axes.get_window_extent().padded(-half)
+    taken, labels = list[Any](), list[Any]()
+    for _, x, *ends in points:
+        spots = axes.transData.transform([(x, y) for y in ends])
+        taken.append(Bbox([spots.min(0) - half, spots.max(0) + half]))
+    for name, x, y, *_ in sorted(points, key=lambda point: point[1:3]):
+        label: Any = None
+        for right, up in _PLACES:
+            if label is not None:
+                label.remove()
+            label = axes.annotate(
+                name,
+                (x, y),
+                xytext=(right, up),
+                textcoords="offset points",
+                ha="left" if right > 0 else "right" if right < 0 else "center",
+                va="center",
+                fontsize=7,
+                color="#444444",
+                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.4},
+                arrowprops={"arrowstyle": "-", "color": "#bbbbbb", "linewidth": 0.5},
+            )
+            label.set_in_layout(False)
+            # Of the text alone: the line to the point may cross others.
+            box = text_box(label)
+            is_inside = inside.x0 <= box.x0 and box.x1 <= inside.x1 and inside.y0 <= box.y0 and box.y1 <= inside.y1
+            if is_inside and not any(box.overlaps(other) for other in taken):
+                break
+        labels.append(label)
+        taken.append(text_box(label))
+    return labels
+
+
+def text_box(label: Any) -> Any:  # noqa: ANN401 -- matplotlib's
+    """Return where the text of an annotation stands, without its line."""
+    from matplotlib.text import Text  # noqa: PLC0415 -- an extra
+
+    label.update_positions(label.figure.canvas.get_renderer())
+    return Text.get_window_extent(label)
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------
 
 
-def _label_points(axes: Any, points: Sequence[tuple[float, float, str]]) -> None:  # noqa: ANN401 -- matplotlib's
-    for x, y, name in points:
-        # Below and away from a better point that is near, whose own label is above it.
-        better = [u / x for u, v, other in points if (v, other) > (y, name) and 1 / _NEAR < u / x < _NEAR]
-        above, aside = not better, min(better, key=lambda ratio: max(ratio, 1 / ratio), default=1.0)
-        axes.annotate(
-            name,
-            (x, y),
-            textcoords="offset points",
-            xytext=(0, 8 if above else -9),
-            ha="center" if aside == 1 else "right" if aside > 1 else "left",
-            va="bottom" if above else "top",
-            fontsize=7,
-            color="#444444",
-            zorder=2,
-            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
-        )
-
-
-def _label_points_beside(axes: Any, points: Sequence[tuple[float, float, str]]) -> None:  # noqa: ANN401 -- matplotlib's
-    """Label points that stand above each other, on their right and left in turns."""
-    for number, (x, y, name) in enumerate(sorted(points)):
-        is_right = number % 2 == 0
-        axes.annotate(
-            name,
-            (x, y),
-            textcoords="offset points",
-            xytext=(6 if is_right else -6, 0),
-            ha="left" if is_right else "right",
-            va="center",
-            fontsize=7,
-            color="#444444",
-        )
+def _each(values: Iterable[object]) -> str:
+    return " or ".join(dict.fromkeys(map(str, values)))
 
 
 def _scheme(cell: Cell) -> Scheme:
     return cell.configuration.compression.scheme
-
-
-def _period(cell: Cell) -> int:
-    return cell.configuration.compression.refresh
 
 
 REPORT_NAME: Final = "report.md"

@@ -87,7 +87,7 @@ def run_demo(options: argparse.Namespace) -> int:
     }
     write_json(out / "report.json", report)
     written = [out / "report.json"]
-    if picture := _picture(out / "who_sees_what.png", panels):
+    if picture := _picture(out / "who_sees_what.png", f"{clients} clients, {drop} of which dropped out", panels):
         written.append(picture)
     print()
     for name, value in report.items():
@@ -140,7 +140,7 @@ class _Watched(Measured):
             self.uploads[sender] = message
 
 
-def _picture(path: Path, panels: Mapping[str, npt.NDArray[np.number[Any]]]) -> Path | None:
+def _picture(path: Path, title: str, panels: Mapping[str, npt.NDArray[np.number[Any]]]) -> Path | None:
     """Draw each vector as a square; return None where the ``plot`` extra is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -148,12 +148,12 @@ def _picture(path: Path, panels: Mapping[str, npt.NDArray[np.number[Any]]]) -> P
     except ImportError:
         print("No picture: install the extra `plot` (matplotlib) to get one.")
         return None
-    figure = Figure(figsize=(10.5, 4.2))
+    figure: Any = Figure(figsize=(10.5, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.subplots_adjust(left=0.01, right=0.99, bottom=0.02, top=0.86, wspace=0.04)
-    for axes, (title, values) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+    figure.suptitle(f"One session of pairwise masks, {title}; each square is a vector of {SIDE * SIDE:,} values")
+    for axes, (meaning, values) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
         axes.imshow(values.reshape(SIDE, SIDE).astype(np.float64), cmap="viridis")
-        axes.set_title(title, fontsize=10)
+        axes.set_title(meaning, fontsize=10)
         axes.set_axis_off()
-    figure.savefig(str(path), dpi=120)  # pyright: ignore[reportUnknownMemberType]
+    figure.savefig(path, dpi=120)
     return path

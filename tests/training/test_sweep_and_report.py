@@ -18,7 +18,7 @@ from secagg.training import driver
 from secagg.training.configuration import CompressionSettings, Configuration, Scheme, SumSettings
 from secagg.training.driver import read_grid, sweep, train
 from secagg.training.records import Accuracy, RoundRecord
-from secagg.training.reports import Cell, FinishedRun, cells_of, conclusion, read_runs, table
+from secagg.training.reports import Cell, FinishedRun, cells_of, conclusion, figures_of, read_runs, table
 from secagg.training.rounds import Pieces
 
 Make = Callable[..., Configuration]
@@ -158,10 +158,28 @@ def test_a_report_has_every_column_that_says_something_and_every_figure(runs: Pa
     ]
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len({line.replace("\\|", "").count("|") for line in rows}) == 1
-    names = {"accuracy-both-ways", "accuracy-uplink", "convergence", "overflow", "refresh"}
+    names = {"accuracy-both-ways", "accuracy-uplink", "convergence"}
     assert set(re.findall(r"\]\((\S+)\.svg\)", text)) == names
     for kind in ("png", "svg"):
         assert {file.stem for file in (tmp_path / "figures").glob(f"*.{kind}")} == names
+
+
+def test_pictures_of_a_report_say_what_the_runs_were_and_draw_bars_of_several_seeds_alone(runs: Path) -> None:
+    pytest.importorskip("matplotlib")
+    drawn = {name: figure for name, _, figure in figures_of(cells_of(read_runs([runs])))}
+    for figure in drawn.values():
+        lines = figure.get_suptitle().splitlines()
+        assert lines[1].endswith("of them in each of 2 rounds, 2 or 1 seeds")
+        assert lines[2] == "pairwise or enclave, run for real or summed in the clear"
+    (axes,) = drawn["accuracy-uplink"].axes
+    assert [bar.has_yerr for bar in axes.containers] == [True, False, False, False, False, False]
+    legend = [text.get_text() for text in drawn["convergence"].axes[0].get_legend().get_texts()]
+    assert {
+        "uncompressed",
+        "product quantization, 64 codewords of 4",
+        "scalar quantization, 6 bits in a ring of 8",
+    } <= {*legend}
+    assert "random pruning, 1 value in 10 (pruning, every 2)" in legend, "words alone would name two runs"
 
 
 def cell_of(name: str, accuracy: float, kilobytes: float, scheme: Scheme) -> Cell:
