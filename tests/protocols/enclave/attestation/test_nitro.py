@@ -135,7 +135,11 @@ def test_what_no_hardware_has_signed_is_refused_by_name(
     assert refusal(partial(verify, NITRO, emulated), "QEMU's emulated security module") is Reason.ATTESTATION_REFUSED
     token = b"eyJhbGciOiJSUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiIxIn0.c2ln"
     assert refusal(partial(verify, NITRO, token), "Google's Confidential Space") is Reason.ATTESTATION_REFUSED
+    for form in (EvidenceFormat.SNP, EvidenceFormat.TDX):
+        paravisor = partial(verify, form, b"HCLA" + bytes(1020))
+        assert refusal(paravisor, "evidence of Azure's paravisor") is Reason.ATTESTATION_REFUSED
     readme = (repository / "protocols" / "enclave" / "README.md").read_text(encoding="utf-8")
+    assert "| **Azure's confidential machines**, SEV-SNP and TDX |" in readme
     assert "| tokens of Google's Confidential Space |" in readme
     assert "| QEMU's emulation of Nitro |" in readme
 
