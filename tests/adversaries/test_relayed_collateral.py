@@ -23,11 +23,13 @@ from secagg.protocols.enclave.attestation import (
     Evidence,
     EvidenceFormat,
     IntelCollateral,
+    IntelTcb,
     PinnedMeasurement,
     Policy,
     Roots,
     SnpCollateral,
     SnpTcb,
+    TcbStatus,
     Verifier,
 )
 from secagg.protocols.enclave.attestation.claims import Claims
@@ -261,6 +263,28 @@ def test_the_newer_of_two_lists_cannot_go_back_behind_the_older(
 
     verify(session, evidence, lists(1), judge())
     assert refusal(lambda: verify(session, evidence, lists(0), judge())) is Reason.COLLATERAL_STALE
+
+
+def test_an_evaluation_counts_for_all_platforms_of_sgx_or_of_tdx_and_not_for_the_other(tmp_path: Path) -> None:
+    """Intel numbers its evaluations of all platforms of SGX, and those of TDX apart."""
+    store = Store.at(tmp_path)
+
+    def of(form: EvidenceFormat, number: int) -> Claims:
+        up = TcbStatus.UP_TO_DATE
+        tcb = IntelTcb(platform=up, quoting_enclave=up, module=None, evaluation_number=number)
+        return replace(claims_with({}), format=form, tcb=tcb)
+
+    _require_newest(store, of(EvidenceFormat.TDX, 19))
+    with pytest.raises(PeerError, match="TCB evaluation 18, and this client has seen 19"):
+        _require_newest(store, of(EvidenceFormat.TDX, 18))
+    _require_newest(store, of(EvidenceFormat.SGX, 18))
+    pins = (
+        PinnedMeasurement(EvidenceFormat.SGX, {"MRENCLAVE": bytes(32)}),
+        PinnedMeasurement(EvidenceFormat.TDX, {"MRTD": bytes(48)} | {f"RTMR{index}": bytes(48) for index in range(4)}),
+    )
+    with pytest.raises(InvalidParameters, match="make a policy for each"):
+        Policy(accepted=pins, minimum_tcb_evaluation=18)
+    Policy(accepted=pins)
 
 
 def claims_with(lists: dict[bytes, datetime]) -> Claims:

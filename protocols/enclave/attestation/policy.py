@@ -248,6 +248,8 @@ class Policy:
         """
         bound = self.lists_since if form is EvidenceFormat.SNP else self.minimum_tcb_evaluation
         if not bound or not is_remembered:
+        if self.minimum_tcb_evaluation and {EvidenceFormat.TDX, EvidenceFormat.SGX} <= formats:
+            raise InvalidParameters("Intel numbers evaluations of TDX and of SGX apart; make a policy for each")
             name = "lists_since" if form is EvidenceFormat.SNP else "minimum_tcb_evaluation"
             missing = name if not bound else "newest= with a store"
             raise InvalidParameters(

@@ -237,8 +237,9 @@ def test_a_status_that_is_accepted_for_one_advisory_is_not_for_another(refused: 
 
 
 def test_collateral_of_an_older_evaluation_is_refused(refused: Callable[..., None]) -> None:
-    policy(minimum_tcb_evaluation=17).check(claims(SGX), BIND, NOW)
-    refused(claims(SGX), "TCB evaluation 17", minimum_tcb_evaluation=18)
+    pinned = (PinnedMeasurement(SGX, PROGRAM[SGX]),)
+    policy(accepted=pinned, minimum_tcb_evaluation=17).check(claims(SGX), BIND, NOW)
+    refused(claims(SGX), "TCB evaluation 17", accepted=pinned, minimum_tcb_evaluation=18)
 
 
 @pytest.mark.parametrize("kind", [SNP, SGX, TDX])
