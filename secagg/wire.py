@@ -102,6 +102,7 @@ class MessageKind(IntEnum):
     HTTP_CLIENT_RECORD = 131
     GROUP_SUM = 146
     ENCLAVE_COLLATERAL = 147
+    ENCLAVE_ENDORSEMENT = 148
 
 
 class Writer:

@@ -153,7 +153,7 @@ export const header = (kind, digest = new Uint8Array(0)) =>
 /** First and last kinds of messages; no number between or beyond is one. */
 const KINDS = [
   [1, 6], [16, 28], [32, 49], [64, 75], [80, 80], [84, 84], [86, 90], [100, 112],
-  [120, 127], [130, 131], [146, 147],
+  [120, 127], [130, 131], [146, 148],
 ];
 
 /** The kind that a message's header names. @param {Uint8Array} message */

@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from secagg.choices import ReleaseForm as ReleaseForm
 
     from .attestation import EvidenceFormat as EvidenceFormat
+    from .attestation import PinnedEndorser as PinnedEndorser
     from .attestation import PinnedMeasurement as PinnedMeasurement
     from .attestation import Policy as Policy
     from .attestation import Verifier as Verifier
     from .collateral import read_collateral as read_collateral
+    from .collateral import read_endorsement as read_endorsement
     from .judge import HardwareJudge as HardwareJudge
+    from .judge import endorse as endorse
     from .judge import read_policy as read_policy
     from .machine.serving import serve_at as serve_at
     from .release_privacy import epsilon_of as epsilon_of
@@ -40,9 +43,9 @@ else:
     __getattr__, __dir__, __all__ = public_names(
         __name__,
         {
-            "attestation": "EvidenceFormat PinnedMeasurement Policy Verifier",
-            "collateral": "read_collateral",
-            "judge": "HardwareJudge read_policy",
+            "attestation": "EvidenceFormat PinnedEndorser PinnedMeasurement Policy Verifier",
+            "collateral": "read_collateral read_endorsement",
+            "judge": "HardwareJudge endorse read_policy",
             "machine.serving": "serve_at",
             "release_privacy": "epsilon_of",
             "remote_enclave": "RemoteEnclave SimulatedEnclave SimulatedEvidence SimulatedJudge",

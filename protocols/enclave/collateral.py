@@ -1,4 +1,4 @@
-"""Collateral that a host relays to clients, who verify all of it: nothing is trusted for having come."""
+"""Collateral and endorsements that a host relays to clients, who verify all of it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from .attestation import Collateral, EvidenceFormat, IntelCollateral, SnpCollate
 from .attestation.claims import malformed
 from .client import MOST_COLLATERAL_BYTES
 
+ENDORSEMENT: Final = "endorsement"
 _KINDS: Final[Mapping[EvidenceFormat, type[SnpCollateral | IntelCollateral]]] = MappingProxyType(
     {
         EvidenceFormat.SNP: SnpCollateral,
@@ -32,22 +33,29 @@ class RelayedCollateral(Message):
     kind: ClassVar = MessageKind.ENCLAVE_COLLATERAL
     parts: Annotated[tuple[bytes, ...], repeated(variable(MOST_COLLATERAL_BYTES), 6, size=1)]
     """The fields of ``SnpCollateral`` or of ``IntelCollateral``, in their order; an absent revocation list is empty."""
+    endorsement: Annotated[bytes, variable(MOST_COLLATERAL_BYTES)] = b""
 
 
-def encode_collateral(collateral: Collateral) -> bytes:
+def encode_collateral(collateral: Collateral, endorsement: bytes = b"") -> bytes:
     """Return what a host relays; nothing for none."""
-    if collateral is None:
+    if collateral is None and not endorsement:
         return b""
-    made = RelayedCollateral(tuple(getattr(collateral, part.name) or b"" for part in fields(collateral))).encode()
+    parts = () if collateral is None else tuple(getattr(collateral, part.name) or b"" for part in fields(collateral))
+    made = RelayedCollateral(parts, endorsement).encode()
     if len(made) > MOST_COLLATERAL_BYTES:
         raise InvalidParameters(f"clients take {MOST_COLLATERAL_BYTES} bytes of collateral; this has {len(made)}")
     return made
 
 
-def read_collateral(folder: Path) -> SnpCollateral | IntelCollateral:
+def read_endorsement(folder: Path) -> bytes:
+    """Return what `secagg enclave endorse` wrote to a folder; nothing if that is not there."""
+    return (folder / ENDORSEMENT).read_bytes() if (folder / ENDORSEMENT).exists() else b""
+
+
+def read_collateral(folder: Path) -> Collateral:
     """Read a folder with a file for each field of ``SnpCollateral`` or ``IntelCollateral``, named as the field.
 
-    AMD's revocation list may be missing. Files that begin with a dot are ignored.
+    AMD's revocation list may be missing, and all of them beside an endorsement. Hidden files are ignored.
 
     Raises:
         InvalidParameters: the folder cannot be read, or holds something else.
@@ -56,6 +64,8 @@ def read_collateral(folder: Path) -> SnpCollateral | IntelCollateral:
         parts = {file.name: file.read_bytes() for file in folder.iterdir() if not file.name.startswith(".")}
     except OSError as error:
         raise InvalidParameters(f"{folder} is no readable folder of collateral: {error.strerror}") from None
+    if parts.pop(ENDORSEMENT, None) is not None and not parts:
+        return None
     needed = list[str]()
     for kind in (SnpCollateral, IntelCollateral):
         names = {part.name for part in fields(kind)}
@@ -68,19 +78,22 @@ def read_collateral(folder: Path) -> SnpCollateral | IntelCollateral:
     )
 
 
-def decode_collateral(message: bytes, form: EvidenceFormat) -> Collateral:
-    """Read what a host relayed with evidence of this form; nothing of it is verified yet.
+def decode_collateral(message: bytes, form: EvidenceFormat) -> tuple[Collateral, bytes]:
+    """Read what a host relayed with evidence of this form, and the endorsement; nothing of it is verified yet.
 
     Raises:
         MalformedMessage: it is no collateral of this form.
     """
     if not message:
-        return None
-    parts, kind = RelayedCollateral.decode(message).parts, _KINDS.get(form)
+        return None, b""
+    relayed = RelayedCollateral.decode(message)
+    parts, kind = relayed.parts, _KINDS.get(form)
+    if not parts:
+        return None, relayed.endorsement
     if kind is None or len(parts) != len(fields(kind)):
         raise malformed(f"{len(parts)} parts are no collateral of {form} evidence")
     named: dict[str, bytes | None] = dict(zip((each.name for each in fields(kind)), parts, strict=True))
     if kind is SnpCollateral:
         named["revocation_list"] = named["revocation_list"] or None
     made: Collateral = kind(**named)  # type: ignore[arg-type] # as the class has them
-    return made
+    return made, relayed.endorsement

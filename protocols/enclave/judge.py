@@ -1,28 +1,36 @@
-"""A client's judge of evidence, which keeps to the client's own policy; and the file that an operator writes for it."""
+"""A client's judge of evidence, the file of its policy, and endorsements: policies that a pinned key has signed."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
-from secagg.errors import InvalidParameters
+from secagg.crypto.labels import Label
+from secagg.declared import Message, fixed, unsigned, variable
+from secagg.errors import InvalidParameters, Reason
+from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, SigningKey, verify_signature
+from secagg.session.standings import CLOCKS_APART, Standing
 from secagg.session.store import Store
+from secagg.wire import MessageKind
 
 from .attestation import (
     Collateral,
     Evidence,
     EvidenceFormat,
+    PinnedEndorser,
     PinnedMeasurement,
     Policy,
     SnpTcb,
     TcbStatus,
     Verifier,
 )
-from .attestation.claims import Claims, stale
+from .attestation.claims import Claims, refused, stale
+from .attestation.policy import MOST_ENDORSED_DAYS
 from .collateral import decode_collateral
 from .verified_enclave import Judgement
 
@@ -36,17 +44,20 @@ class HardwareJudge:
     collateral: Collateral = None
     """The client's own; without it, what the host relays."""
     newest: Store | None = None
-    """Remembers the newest collateral that a host relayed, which would otherwise be the oldest that is valid."""
+    """Remembers the newest that a host relayed, which would otherwise be the oldest that is valid."""
 
     def judge(self, evidence: Any, binding: bytes, now: datetime) -> Judgement:  # noqa: ANN401 -- judged here
-        collateral, is_relayed = self.collateral, False
-        if collateral is None and type(evidence) is Evidence and evidence.relayed:
-            collateral, is_relayed = decode_collateral(evidence.relayed, evidence.format), True
-            self.policy.require_bounds(evidence.format, is_remembered=self.newest is not None)
+        collateral, endorsement, is_relayed = self.collateral, b"", False
+        if type(evidence) is Evidence and evidence.relayed:
+            relayed, endorsement = decode_collateral(evidence.relayed, evidence.format)
+            if collateral is None and relayed is not None:
+                collateral, is_relayed = relayed, True
+                self.policy.require_bounds(evidence.format, is_remembered=self.newest is not None)
         if collateral is None and type(evidence) is Evidence and evidence.format is EvidenceFormat.SNP:
             raise stale("an SEV-SNP report came without collateral, and this client has none of its own")
         claims = self.verifier.verify(evidence, collateral, now)
-        not_after = self.policy.check(claims, binding, now)
+        policies, endorsed_until = _in_force(self.policy, claims.format, endorsement, now, self.newest)
+        not_after = min(endorsed_until, *(policy.check(claims, binding, now) for policy in policies))
         if is_relayed and self.newest is not None:
             _require_newest(self.newest, claims)
         registers = ", ".join(f"{name} {value.hex()[:16]}" for name, value in sorted(claims.measurement.items()))
@@ -66,11 +77,84 @@ def _require_newest(store: Store, claims: Claims) -> None:
         store.reach(place, 0, number)
 
 
+# --- Endorsements -----------------------------------------------------------------------------------------------------
+
+_DAY: Final = 86_400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endorsement(Message):
+    """A policy with the signature of a key that clients pin: the programs that are good now, on which hardware."""
+
+    kind: ClassVar = MessageKind.ENCLAVE_ENDORSEMENT
+    key: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
+    number: Annotated[int, unsigned(8)]
+    """When it was signed, in seconds since 1970, as that of a standing."""
+    until: Annotated[int, unsigned(8)]
+    policy: Annotated[bytes, variable(1 << 16)]
+    """A policy's file, which pins measurements."""
+    signature: Annotated[bytes, fixed(SIGNATURE_BYTES)] = bytes(SIGNATURE_BYTES)
+
+    @property
+    def standing(self) -> Standing:
+        """What is signed with the key, and what a client remembers; two of one number are evidence."""
+        digest = hashlib.sha256(self.until.to_bytes(8, "big") + self.policy).digest()
+        return Standing(number=self.number, digest=digest, signature=self.signature)
+
+
+def endorse(key: SigningKey, policy: bytes, *, days: int, now: datetime) -> Endorsement:
+    """Sign a policy's file as of now.
+
+    Raises:
+        InvalidParameters: it pins no measurements, or ``days`` is not in 1..90.
+    """
+    if any(isinstance(pinned, PinnedEndorser) for pinned in _policy_of(policy, "the policy").accepted):
+        raise InvalidParameters("an endorsement is of measurements; this policy pins an endorser")
+    if type(days) is not int or not 1 <= days <= MOST_ENDORSED_DAYS:
+        raise InvalidParameters(f"an endorsement is for 1 to {MOST_ENDORSED_DAYS} days; got {days!r}")
+    number = int(now.timestamp())
+    made = Endorsement(key=key.public_key, number=number, until=number + days * _DAY, policy=policy)
+    return replace(made, signature=key.sign(Label.ENCLAVE_ENDORSEMENT, key.public_key, *made.standing.parts))
+
+
+def _in_force(
+    policy: Policy, form: EvidenceFormat, relayed: bytes, now: datetime, newest: Store | None
+) -> tuple[tuple[Policy, ...], datetime]:
+    """Return the policies that evidence keeps to, all of them: an endorsement names programs, and loosens nothing."""
+    endorsers = [each for each in policy.accepted if isinstance(each, PinnedEndorser) and each.format is form]
+    if not endorsers:
+        return (policy,), datetime.max.replace(tzinfo=UTC)
+    if newest is None:
+        raise InvalidParameters("a client that pins an endorser remembers endorsements: set newest= with a store")
+    if not relayed:
+        raise refused(f"no endorsement came with this {form} evidence; give the server the newest of the pinned key")
+    shown, seconds = Endorsement.decode(relayed), now.timestamp()
+    days = next((each.days for each in endorsers if each.key == shown.key), 0)
+    if not days:
+        raise refused(f"the endorsement is of the key {shown.key.hex()}, which this client does not pin")
+    verify_signature(shown.key, shown.signature, Label.ENCLAVE_ENDORSEMENT, shown.key, *shown.standing.parts)
+    end = min(shown.until, shown.number + days * _DAY)
+    if shown.number > seconds + CLOCKS_APART or shown.until > shown.number + MOST_ENDORSED_DAYS * _DAY:
+        raise stale(f"the endorsement {shown.number} is of the future, or for more than {MOST_ENDORSED_DAYS} days")
+    if seconds >= end:
+        raise stale(f"the endorsement {shown.number} ended at second {end}; have its key's holder sign again")
+    endorsed = _policy_of(shown.policy, "the endorsement")
+    if {each.format for each in endorsed.accepted} != {form}:
+        raise refused(f"the endorsement is of other measurements than those of {form} evidence")
+    try:
+        newest.see_standing(b"endorser of " + form.encode() + b" " + shown.key, shown.standing)
+    except InvalidParameters as error:
+        if error.reason is not Reason.BELOW_FLOOR:
+            raise
+        raise stale(f"the endorsement {shown.number} is older than one seen, or another of the same number") from None
+    return (replace(policy, accepted=endorsed.accepted), endorsed), datetime.fromtimestamp(end, UTC)
+
+
 # --- The file ---------------------------------------------------------------------------------------------------------
 
 _KEYS: Final[Mapping[EvidenceFormat, frozenset[str]]] = {
     EvidenceFormat.NITRO: frozenset(),
-    EvidenceFormat.SNP: frozenset({"minimum_tcb", "lists_since", "sibling_threads_accepted"}),
+    EvidenceFormat.SNP: frozenset({"minimum_tcb", "lists_since", "sibling_threads_accepted", "privilege_level"}),
     EvidenceFormat.TDX: frozenset({"minimum_tcb_evaluation", "accepted_tcb_statuses", "accepted_advisories"}),
     EvidenceFormat.SGX: frozenset({"minimum_tcb_evaluation", "accepted_tcb_statuses", "accepted_advisories"}),
 }
@@ -83,17 +167,23 @@ def read_policy(path: Path) -> Policy:
         {"format": "sev-snp", "accepted": [{"MEASUREMENT": "..."}], "lists_since": "2026-06-01",
          "minimum_tcb": {"boot_loader": 4, "tee": 0, "snp": 22, "microcode": 213}}
         {"format": "tdx", "accepted": [{"MRTD": "...", "RTMR0": "...", ...}], "minimum_tcb_evaluation": 18}
+        {"format": "nitro", "accepted": [{"endorser": "<64 hexadecimal digits>", "days": 7}]}
 
     Raises:
         InvalidParameters: there is no such file, or it is not a policy.
     """
     try:
-        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
+        content = path.read_bytes()
+    except OSError as error:
+        raise InvalidParameters(f"{path} is not a readable enclave policy ({error.strerror})") from None
+    return _policy_of(content, str(path))
+
+
+def _policy_of(content: bytes, path: str) -> Policy:
+    try:
+        fields: dict[str, Any] = json.loads(content.decode("utf-8"), object_pairs_hook=_once)
         form = EvidenceFormat(fields.pop("format"))
-        accepted = tuple(
-            PinnedMeasurement(form, {name: bytes.fromhex(value) for name, value in pinned.items()})
-            for pinned in fields.pop("accepted")
-        )
+        accepted = tuple(_pinned(form, pinned) for pinned in fields.pop("accepted"))
         if unknown := sorted(fields.keys() - _KEYS[form]):
             listed = ", ".join(sorted(_KEYS[form])) or "nothing more"
             raise InvalidParameters(f"{path} has {unknown[0]!r}; a policy for {form} evidence may have {listed}")
@@ -101,10 +191,16 @@ def read_policy(path: Path) -> Policy:
             _NAMES.get(name, name): _READ[name](value) if name in _READ else value for name, value in fields.items()
         }
         return Policy(accepted=accepted, **read)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidParameters(
             f"{path} is not a readable enclave policy ({error}); it names a format and the measurements it accepts"
         ) from None
+
+
+def _pinned(form: EvidenceFormat, values: dict[str, Any]) -> PinnedMeasurement | PinnedEndorser:
+    if "endorser" in values:
+        return PinnedEndorser(form, bytes.fromhex(values.pop("endorser")), **values)
+    return PinnedMeasurement(form, {name: bytes.fromhex(value) for name, value in values.items()})
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -227,6 +227,8 @@ class EnclaveHelpers:
     evidence: Evidence | SimulatedEvidence
     collateral: Collateral = None
     """What clients verify the evidence with, if they have none of their own."""
+    endorsement: bytes = b""
+    """For clients that pin who endorses measurements."""
     certificates: Mapping[ClientId, Certificate] = field(default_factory=dict[ClientId, Certificate])
     """Certificates of all that may take part, where the host has them; uploads then leave out what it knows."""
 
@@ -258,7 +260,7 @@ def open_session(
         helpers.connection,
         stamp_of(subject, subject.model_digest),
         attested=AttestedOffer(helpers.offer, form.encode(), document).encode(),
-        collateral=encode_collateral(helpers.collateral),
+        collateral=encode_collateral(helpers.collateral, helpers.endorsement),
         invited=invited,
         epoch=helpers.offer.epoch,
         certificates=certificates,

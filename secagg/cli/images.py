@@ -1,4 +1,4 @@
-"""``secagg enclave image`` and ``measure``: an enclave's machine, and the policy file that pins it before it runs."""
+"""``secagg enclave image``, ``measure`` and ``endorse``: an enclave's machine, and the policy file that pins it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import json
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 import secagg
@@ -13,7 +14,9 @@ from secagg.enclave_image.image import COMMAND_LINE, INITRAMFS, KERNEL, build_im
 from secagg.enclave_image.nitro import enclave_image, registers
 from secagg.enclave_image.sev_snp import launch_digest
 from secagg.errors import InvalidParameters
-from secagg.protocols.enclave import EvidenceFormat
+from secagg.protocols.enclave import EvidenceFormat, endorse, read_policy
+from secagg.session.durable import PUBLIC, replace
+from secagg.session.identities import load_authority
 
 
 def build(options: argparse.Namespace) -> int:
@@ -48,6 +51,15 @@ def measure_snp(options: argparse.Namespace) -> int:
         count=options.processors,
     )
     _print_policy(EvidenceFormat.SNP, {"MEASUREMENT": digest})
+    return 0
+
+
+def endorse_policy(options: argparse.Namespace) -> int:
+    """Sign a policy file, for a server to relay."""
+    read_policy(options.policy)
+    made = endorse(load_authority(options.key), options.policy.read_bytes(), days=options.days, now=datetime.now(UTC))
+    replace(options.out, made.encode(), PUBLIC)
+    print(f"{options.out}: number {made.number}; clients pin the endorser {made.key.hex()}")
     return 0
 
 

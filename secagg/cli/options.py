@@ -235,6 +235,12 @@ def _add_enclave(command: argparse.ArgumentParser) -> None:
     snp.add_argument("--firmware", type=Path, required=True, metavar="FILE", help="a build of OvmfPkg/AmdSev")
     snp.add_argument("--processor", default="EPYC-Milan", help="QEMU's processor model (default: %(default)s)")
     snp.add_argument("--processors", type=int, default=1, help="number of processors (default: %(default)s)")
+    endorse = commands.add_parser("endorse", help="sign a policy file as of now, for clients that pin the key")
+    endorse.add_argument("policy", type=Path, help="file that pins measurements, and the least versions of hardware")
+    endorse.add_argument("--key", type=Path, required=True, metavar="FILE", help="private, of `keys authority`")
+    endorse.add_argument("--days", type=int, default=7, help="how long it holds, at most 90 (default: %(default)s)")
+    endorse.add_argument("--out", type=Path, required=True, metavar="FILE", help="in the folder of collateral")
+    endorse.set_defaults(run=when_run("secagg.cli.images", "endorse_policy"))
 
 
 def _add_every_key(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately

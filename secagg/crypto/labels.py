@@ -82,6 +82,7 @@ class Label(bytes, Enum):
     ENCLAVE_VECTOR_DIGEST = b"secagg/1/enclave-vector-digest"
     ENCLAVE_PROOF = b"secagg/1/enclave-proof"
     ENCLAVE_UPLOAD_LIST = b"secagg/1/enclave-upload-list"
+    ENCLAVE_ENDORSEMENT = b"secagg/1/enclave-endorsement"
     ENCLAVE_RECEIPT = b"secagg/1/enclave-receipt"
     SESSION_MODEL = b"secagg/1/session-model"
     SESSION_LAYOUT = b"secagg/1/session-layout"

@@ -27,6 +27,7 @@ from secagg.protocols.enclave import (
     Verifier,
     open_session,
     read_collateral,
+    read_endorsement,
     read_policy,
 )
 from secagg.session.certificates import Authority
@@ -59,13 +60,15 @@ def opened(side: ServerSide) -> ServerSession:
         )
         connection = SimulatedEnclave(configuration, coins=side.coins)
         offer, evidence = connection.offer, connection.evidence
+    folder = Path(side.settings.enclave_collateral) if side.settings.enclave_collateral else None
     helpers = EnclaveHelpers(
         configuration=configuration,
         connection=connection,
         offer=offer,
         evidence=evidence,
         certificates=side.certificates,
-        collateral=read_collateral(Path(folder)) if (folder := side.settings.enclave_collateral) else None,
+        collateral=read_collateral(folder) if folder is not None else None,
+        endorsement=read_endorsement(folder) if folder is not None else b"",
     )
     return open_session(side.subject, settings, side.invited, helpers)
 

@@ -361,9 +361,11 @@ def test_a_policy_file_that_says_less_than_it_seems_is_refused(tmp_path: Path, t
 def test_collateral_reads_back(makers: ModuleType) -> None:
     for form, collateral in COLLATERAL.items():
         made = collateral(makers)
-        assert decode_collateral(encode_collateral(made), form) == made
+        assert decode_collateral(encode_collateral(made), form) == (made, b"")
+        assert decode_collateral(encode_collateral(made, b"signed"), form) == (made, b"signed")
     without = replace(of_amd(makers), revocation_list=None)
-    assert decode_collateral(encode_collateral(without), EvidenceFormat.SNP) == without
-    assert decode_collateral(b"", EvidenceFormat.TDX) is None
+    assert decode_collateral(encode_collateral(without), EvidenceFormat.SNP) == (without, b"")
+    assert decode_collateral(b"", EvidenceFormat.TDX) == (None, b"")
+    assert decode_collateral(encode_collateral(None, b"signed"), EvidenceFormat.NITRO) == (None, b"signed")
     with pytest.raises(InvalidParameters, match="bytes of collateral"):
         encode_collateral(replace(of_intel(makers), tcb_info=bytes(1 << 18)))

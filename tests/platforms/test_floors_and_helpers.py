@@ -293,6 +293,8 @@ def test_the_collateral_of_a_folder_is_in_the_invitation_of_each_round(tmp_path:
     (folder / "root_certificate").write_bytes(b"22")
     (folder / "revocation_list").write_bytes(b"3")
     assert relayed(4) == encode_collateral(read_collateral(folder)) != encode_collateral(first)
+    (folder / "endorsement").write_bytes(b"signed")
+    assert relayed(5) == encode_collateral(read_collateral(folder), b"signed")
 
 
 # --- Holders that are waited for --------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from secagg.errors import MalformedMessage, PeerError, Reason, UnexpectedMessage
 from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.enclave.client import Upload
 from secagg.protocols.enclave.collateral import RelayedCollateral
+from secagg.protocols.enclave.judge import Endorsement
 from secagg.protocols.enclave.trusted.configuration import Start
 from secagg.protocols.enclave.trusted.messages import (
     AnnounceModel,
@@ -66,7 +67,8 @@ FLIPS: Final = 600
 EXAMPLES: Final[tuple[MessageIn[Any], ...]] = (
     ClientRecord(task=b"a task", newest_epoch=3, next_round=9, models=(b"m" * 32,) * 2, upload=b"an upload"),
     OneHotCommitment(server=ServerId(1), statement=b"s" * 32, digest=b"d" * 32),
-    RelayedCollateral((b"tcb info", b"", b"a chain")),
+    RelayedCollateral((b"tcb info", b"", b"a chain"), b"an endorsement"),
+    Endorsement(key=b"k" * 32, number=5, until=9, policy=b"a policy", signature=b"g" * 64),
     OperatorKeys(server=ServerId(1), signing_key=b"s" * 32, signature=b"g" * 64),
     Start(b"a configuration", ()),
     OpenBuffer(ModelStamp(version=7, digest=b"d" * 32)),

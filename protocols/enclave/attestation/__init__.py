@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .claims import PINNED_ROOTS, Claims, Evidence, EvidenceFormat, IntelTcb, Roots, SnpTcb, TcbStatus
 from .intel import IntelCollateral
-from .policy import Collateral, PinnedMeasurement, Policy, Verifier
+from .policy import Collateral, PinnedEndorser, PinnedMeasurement, Policy, Verifier
 from .snp import SnpCollateral
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "EvidenceFormat",
     "IntelCollateral",
     "IntelTcb",
+    "PinnedEndorser",
     "PinnedMeasurement",
     "Policy",
     "Roots",

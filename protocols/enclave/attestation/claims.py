@@ -253,9 +253,8 @@ def bits(*places: int) -> int:
     return sum(1 << place for place in places)
 
 
-_PLAIN_REGISTERS: Final = bits(2, 5, 6, 7, 9, 17, 18, 19)
-"""AVX, AVX-512 in three parts, PKRU, AMX in two, APX: registers for computing."""
-_CET: Final = bits(11, 12)
+_PLAIN_REGISTERS: Final = bits(2, 5, 6, 7, 9, 11, 12, 17, 18, 19)
+"""AVX, AVX-512 in three parts, PKRU, CET and AMX in two each, APX: registers that a program may use."""
 
 FLAGS: Final[Mapping[EvidenceFormat, Mapping[str, Flags]]] = MappingProxyType(
     {
@@ -274,9 +273,7 @@ FLAGS: Final[Mapping[EvidenceFormat, Mapping[str, Flags]]] = MappingProxyType(
                 required=bits(28), tolerated=bits(27), known=bits(*range(8), 27, 28, 29, 30, 31, 62, 63)
             ),
             "XFAM": Flags(
-                required=bits(0, 1),
-                tolerated=_PLAIN_REGISTERS | _CET,
-                known=bits(0, 1, 8, 14, 15, 16) | _PLAIN_REGISTERS | _CET,
+                required=bits(0, 1), tolerated=_PLAIN_REGISTERS, known=bits(0, 1, 8, 14, 15, 16) | _PLAIN_REGISTERS
             ),
         },
         # Intel's SGX: 0 INIT, 1 debug, 2 64 bits, 4 provisioning key, 5 launch key, 6 CET, 7 KSS, 10 AEX notify. In
@@ -284,9 +281,7 @@ FLAGS: Final[Mapping[EvidenceFormat, Mapping[str, Flags]]] = MappingProxyType(
         EvidenceFormat.SGX: {
             "ATTRIBUTES": Flags(required=bits(0, 2), tolerated=bits(6, 7, 10), known=bits(0, 1, 2, 4, 5, 6, 7, 10)),
             "XFRM": Flags(
-                required=bits(0, 1),
-                tolerated=_PLAIN_REGISTERS | _CET | bits(3, 4),
-                known=bits(0, 1, 3, 4) | _PLAIN_REGISTERS | _CET,
+                required=bits(0, 1), tolerated=_PLAIN_REGISTERS | bits(3, 4), known=_PLAIN_REGISTERS | bits(0, 1, 3, 4)
             ),
             "MISCSELECT": Flags(required=0, tolerated=0, known=bits(0, 1)),
         },

@@ -77,7 +77,6 @@ FMSPC_OID: Final = _OID + b"\x04"
 COMPONENTS: Final = 16
 PCE_SVN_INDEX: Final = 17
 
-
 Report = Mapping[str, bytes]
 SGX_REPORT: Final = MappingProxyType(
     {
@@ -264,7 +263,6 @@ VERSIONED_MODULE_COMPONENTS: Final = 2
 
 Json = dict[str, Any]
 Read = TypeVar("Read")
-
 
 TCB_INFO: Final = ("tcbInfo", 3)
 IDENTITY: Final = ("enclaveIdentity", 2)

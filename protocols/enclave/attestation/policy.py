@@ -74,10 +74,11 @@ class Verifier:
                 if type(collateral) is not SnpCollateral:
                     raise Misuse("an SEV-SNP report is verified with SnpCollateral")
                 return verify_snp(document, collateral, self._roots.amd, now)
-            case EvidenceFormat.TDX:
-                return verify_tdx(document, _intel(collateral), self._roots.intel, now)
-            case EvidenceFormat.SGX:
-                return verify_sgx(document, _intel(collateral), self._roots.intel, now)
+            case EvidenceFormat.TDX | EvidenceFormat.SGX:
+                if collateral is not None and type(collateral) is not IntelCollateral:
+                    raise Misuse("an Intel quote is verified with IntelCollateral, or with None")
+                verify = verify_tdx if evidence.format is EvidenceFormat.TDX else verify_sgx
+                return verify(document, collateral, self._roots.intel, now)
             case _:
                 assert_never(evidence.format)
 
@@ -93,15 +94,11 @@ def _checked(document: bytes) -> bytes:
     return document
 
 
-def _intel(collateral: Collateral) -> IntelCollateral | None:
-    if collateral is not None and type(collateral) is not IntelCollateral:
-        raise Misuse("an Intel quote is verified with IntelCollateral, or with None")
-    return collateral
-
-
 # --- Policy -----------------------------------------------------------------------------------------------------------
 
 BIND_BYTES: Final = 64
+ENDORSER_BYTES: Final = 32
+MOST_ENDORSED_DAYS: Final = 90
 _LONGEST_AGE: Final = timedelta(days=3660)
 
 REQUIRED_PINS: Final[Mapping[EvidenceFormat, Mapping[str, int]]] = MappingProxyType(
@@ -119,29 +116,21 @@ OPTIONAL_PINS: Final[Mapping[EvidenceFormat, Mapping[str, int]]] = MappingProxyT
         EvidenceFormat.NITRO: {f"PCR{index}": 48 for index in range(3, 32)},
         EvidenceFormat.SNP: {
             "HOST_DATA": 32,
-            "POLICY": 8,
-            "PLATFORM_INFO": 8,
             "GUEST_SVN": 4,
-            "FAMILY_ID": 16,
-            "IMAGE_ID": 16,
-            "ID_KEY_DIGEST": 48,
-            "AUTHOR_KEY_DIGEST": 48,
+            **dict.fromkeys(("POLICY", "PLATFORM_INFO"), 8),
+            **dict.fromkeys(("FAMILY_ID", "IMAGE_ID"), 16),
+            **dict.fromkeys(("ID_KEY_DIGEST", "AUTHOR_KEY_DIGEST"), 48),
         },
         EvidenceFormat.TDX: {
             **dict.fromkeys(("MRCONFIGID", "MROWNER", "MROWNERCONFIG", "MRSERVICETD"), 48),
-            "ATTRIBUTES": 8,
-            "XFAM": 8,
+            **dict.fromkeys(("ATTRIBUTES", "XFAM"), 8),
         },
         EvidenceFormat.SGX: {
             "CONFIGID": 64,
-            "CONFIGSVN": 2,
-            "ATTRIBUTES": 8,
-            "XFRM": 8,
             "MISCSELECT": 4,
-            "ISVPRODID": 2,
-            "ISVSVN": 2,
-            "ISVEXTPRODID": 16,
-            "ISVFAMILYID": 16,
+            **dict.fromkeys(("ATTRIBUTES", "XFRM"), 8),
+            **dict.fromkeys(("CONFIGSVN", "ISVPRODID", "ISVSVN"), 2),
+            **dict.fromkeys(("ISVEXTPRODID", "ISVFAMILYID"), 16),
         },
     }
 )
@@ -185,6 +174,34 @@ class PinnedMeasurement:
         return not any(value) if flags is None else flags.admit(value)
 
 
+@dataclass(frozen=True, slots=True)
+class PinnedEndorser:
+    """An Ed25519 key, whose holder signs policies that say which programs of one format are good."""
+
+    format: EvidenceFormat
+    key: bytes
+    days: int = 1
+    """Age of the oldest endorsement that is accepted. A new client has seen none, and a host would show it that one."""
+
+    def __post_init__(self) -> None:
+        if (type(self.format), type(self.key), type(self.days)) != (EvidenceFormat, bytes, int):
+            raise InvalidParameters("an endorser has an EvidenceFormat, a key in bytes and a number of days")
+        if len(self.key) != ENDORSER_BYTES or not 1 <= self.days <= MOST_ENDORSED_DAYS:
+            raise InvalidParameters(f"an endorser has {ENDORSER_BYTES} bytes, and days in 1..{MOST_ENDORSED_DAYS}")
+
+    def differences(self, _: Claims) -> None:
+        """Match nothing: what an endorsement pins takes this place before claims are judged."""
+
+
+def _formats_of(accepted: tuple[PinnedMeasurement | PinnedEndorser, ...]) -> set[EvidenceFormat]:
+    if not accepted or any(type(pinned) not in (PinnedMeasurement, PinnedEndorser) for pinned in accepted):
+        raise InvalidParameters("a policy accepts at least one PinnedMeasurement or PinnedEndorser")
+    formats = {pinned.format for pinned in accepted}
+    if len({(pinned.format, type(pinned)) for pinned in accepted}) > len(formats):
+        raise InvalidParameters("a policy pins measurements of a format or who endorses them, and not both")
+    return formats
+
+
 def _require_booleans(*values: object) -> None:
     # "no" would count as true.
     if any(type(value) is not bool for value in values):
@@ -198,7 +215,7 @@ class Policy:
     Security: the pins are the client's own. Taken from the server, they accept whatever the server runs.
     """
 
-    accepted: tuple[PinnedMeasurement, ...]
+    accepted: tuple[PinnedMeasurement | PinnedEndorser, ...]
     minimum_snp_tcb: SnpTcb | None = None
     accepted_tcb_statuses: frozenset[TcbStatus] = field(default=frozenset({TcbStatus.UP_TO_DATE}))
     accepted_advisories: frozenset[str] = frozenset()
@@ -219,9 +236,7 @@ class Policy:
     """Limit on the age of the oldest revocation list. The default is the life of the vendors' yearly lists."""
 
     def __post_init__(self) -> None:
-        if not self.accepted or any(type(pinned) is not PinnedMeasurement for pinned in self.accepted):
-            raise InvalidParameters("a policy accepts at least one PinnedMeasurement")
-        formats = {pinned.format for pinned in self.accepted}
+        formats = _formats_of(self.accepted)
         if EvidenceFormat.SNP in formats and type(self.minimum_snp_tcb) is not SnpTcb:
             raise InvalidParameters("a policy that accepts SEV-SNP evidence needs minimum_snp_tcb")
         if any(type(status) is not TcbStatus for status in self.accepted_tcb_statuses):
@@ -233,6 +248,8 @@ class Policy:
             raise InvalidParameters("accepted_advisories is a frozenset of names such as INTEL-SA-00615")
         if type(self.minimum_tcb_evaluation) is not int or self.minimum_tcb_evaluation < 0:
             raise InvalidParameters(f"minimum_tcb_evaluation is a number from 0; got {self.minimum_tcb_evaluation!r}")
+        if self.minimum_tcb_evaluation and {EvidenceFormat.TDX, EvidenceFormat.SGX} <= formats:
+            raise InvalidParameters("Intel numbers evaluations of TDX and of SGX apart; make a policy for each")
         if self.lists_since is not None and self.lists_since.utcoffset() is None:
             raise InvalidParameters("lists_since is a datetime with a time zone")
         if type(self.privilege_level) is not int or not 0 <= self.privilege_level <= 3:  # noqa: PLR2004 -- VMPL0 to 3
@@ -248,8 +265,6 @@ class Policy:
         """
         bound = self.lists_since if form is EvidenceFormat.SNP else self.minimum_tcb_evaluation
         if not bound or not is_remembered:
-        if self.minimum_tcb_evaluation and {EvidenceFormat.TDX, EvidenceFormat.SGX} <= formats:
-            raise InvalidParameters("Intel numbers evaluations of TDX and of SGX apart; make a policy for each")
             name = "lists_since" if form is EvidenceFormat.SNP else "minimum_tcb_evaluation"
             missing = name if not bound else "newest= with a store"
             raise InvalidParameters(

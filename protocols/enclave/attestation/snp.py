@@ -13,15 +13,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Final
 
-from .certificates import (
-    ECDSA_P384,
-    RSA_PSS,
-    Chain,
-    check_not_revoked,
-    joined_signature,
-    small_integer,
-    verify_chain,
-)
+from .certificates import ECDSA_P384, RSA_PSS, Chain, check_not_revoked, joined_signature, small_integer, verify_chain
 from .claims import (
     Claims,
     EvidenceFormat,
@@ -108,9 +100,7 @@ def verify_snp(report: bytes, collateral: SnpCollateral, roots: frozenset[bytes]
         raise invalid("the chip's key is masked, so that nothing vouches for the report; launch without MASK_CHIP_KEY")
     signing_key = key_flags >> 2 & 7
     if signing_key not in (VCEK, VLEK):
-        raise invalid(
-            f"the report is signed by no key of a chip or cloud ({signing_key}); ask the host for one that is"
-        )
+        raise invalid(f"the report is signed by no key of a chip or cloud ({signing_key}); ask for one that is")
     if any(report[SIGNED_BYTES + SIGNATURE_BYTES :]):
         raise malformed("the bytes after the signature of an SEV-SNP report are zero; nothing signs them")
     chain = _verify_chain(report, signing_key, collateral, roots, now)
