@@ -37,13 +37,7 @@ from secagg.wire import MessageKind, message_kind
 
 from .client import VECTOR_NONCE_BYTES, Invitation, ShortUpload, Upload, stamp_of, vector_digest
 from .trusted.configuration import EnclaveConfiguration
-from .trusted.messages import (
-    BufferRelease,
-    ModelStamp,
-    Receipt,
-    SealedUpload,
-    UploadHeader,
-)
+from .trusted.messages import BufferRelease, ModelStamp, Receipt, SealedUpload, UploadHeader
 
 STAGE: Final = Stage(name="sealed upload", takes_update=True)
 

@@ -18,11 +18,7 @@ from secagg.errors import InternalError, ThresholdNotMet
 from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.noise import sample
-from secagg.protocols.enclave.trusted.configuration import (
-    NO_AUTHORITY,
-    EnclaveConfiguration,
-    Noise,
-)
+from secagg.protocols.enclave.trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise
 from secagg.protocols.enclave.trusted.enclave import Enclave
 from secagg.protocols.enclave.trusted.service import SIMULATED, EnclaveService
 from secagg.wire import MessageKind, message_kind

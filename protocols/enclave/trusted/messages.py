@@ -23,18 +23,7 @@ from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.key_derivation import expand
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Secret, overwrite
-from secagg.declared import (
-    CONTEXT,
-    Message,
-    MessageIn,
-    borrowed,
-    encoded,
-    fixed,
-    nested,
-    sized,
-    unsigned,
-    variable,
-)
+from secagg.declared import CONTEXT, Message, MessageIn, borrowed, encoded, fixed, nested, sized, unsigned, variable
 from secagg.errors import UNDECIDED, AuthenticationFailed, Misuse
 from secagg.identifiers import CLIENT_ID_BYTES, AttemptContext, ClientId, Party
 from secagg.parameters import Suite
