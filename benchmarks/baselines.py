@@ -39,7 +39,7 @@ BITS: Final = 16
 CLIP: Final = 0.25
 FRACTION_BITS: Final = 12
 SHARE: Final = 25
-"""One coordinate of so many is sent by the pruning."""
+"""The pruning sends one coordinate in this many."""
 ROWS, COLUMNS = 3, 256
 EXTRACTED: Final = 400
 """Coordinates of a step of FetchSGD; the sketch has 768 cells."""

@@ -45,7 +45,7 @@ seed 0: 1 is slower in 200 rounds, and 10, the preset's step with momentum, does
 DIGITS: Final = 8
 """The side of an image of scikit-learn's digits."""
 TESTED: Final = 5
-"""One row of the digits in so many is a test row."""
+"""One row of the digits in this many is a test row."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ class Row:
 
 
 def session(name: str, settings: object, length: int, bits: int) -> Row:
-    """Run a session of which some clients are gone when the update is due, and check its sum."""
+    """Run a session in which some clients drop out before their update, and check its sum."""
     entry, inputs = find(name), WindowedInputs(input_bits=bits, length=length, clients=CLIENTS, seed=b"benchmark")
     subject = Subject(
         task=b"a benchmark", round_number=1, layout=inputs.layout, capacity=inputs.capacity, model_digest=MODEL

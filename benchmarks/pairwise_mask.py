@@ -70,7 +70,7 @@ def _client_step(mode: SecurityMode) -> Iterator[Figure]:
 
 
 def session_of(setup: SessionSetup, length: int, input_bits: int = 0) -> InsecurePairwiseSession:
-    """Return a session with inputs of so many bits, or of those that fill a ring of exactly 32."""
+    """Return a session with inputs of ``input_bits`` bits, or with inputs that fill a ring of exactly 32."""
     bits = input_bits or MODULUS_BITS - (setup.population - 1).bit_length()
     inputs = WindowedInputs(input_bits=bits, length=length, clients=setup.population, seed=b"benchmark")
     return InsecurePairwiseSession(

@@ -179,7 +179,7 @@ def operations_of_an_example(load: Load) -> int:
 
 
 def assignments_of(load: Load, clients: int) -> list[Assignment]:
-    """Return the work of so many clients, whose sizes are spread as the load says."""
+    """Return the work of ``clients`` clients, with sizes spread as the load says."""
     drawn = generator(seed_of(_SEED, Stream.PARTITION)).normal(load.mean, load.deviation, clients)
     sizes = np.clip(np.rint(drawn), load.least, load.most).astype(np.int64)
     return [

@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=3, help="how many (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", action="append", default=[], help="cells whose name begins so")
-    parser.add_argument("--cells", type=int, help="the first so many cells")
+    parser.add_argument("--cells", type=int, help="number of cells, from the first on")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     cells = [cell for cell in CELLS if not options.only or cell.name.startswith(tuple(options.only))]

@@ -41,7 +41,7 @@ _EFFICIENCY: Final = 0.74
 
 
 def law(cohort: int, bits: float) -> float:
-    """Return the noise of a peak code of so many bits a value: 0.97 / (N R) where they are few."""
+    """Return the noise of a peak code with ``bits`` bits a value: 0.97 / (N R) where they are few."""
     return 1 / (_clients(cohort) * math.expm1(2 * _EFFICIENCY * math.log(2) * _bits(bits)))
 
 
@@ -148,7 +148,7 @@ class AutoRate:
 
 
 def kept_for(values: int, cohort: int, cohort_bits: float = COHORT_BITS, bits: int = 1) -> int:
-    """Return how many coordinates a sketch sends for the noise that a peak code has with so many bits."""
+    """Return how many coordinates a sketch sends for the noise of a peak code with ``bits`` bits a value."""
     noise = law(cohort, _bits(cohort_bits) / _clients(cohort))
     share = (1 + rounding_noise(bits)) / (1 + noise * cohort)
     return max(1, min(values, math.ceil(values * share)))

@@ -56,7 +56,7 @@ _PARITY: Final = 14
 _FINEST: Final = 14
 """Variances are (8 + k % 8) 2^(k // 8) in units of 2^-14."""
 _WIDEST: Final = 8
-"""Variances above 2^8 are those of values without so many low bits that they are below."""
+"""Values with a larger variance lose low bits until theirs is below."""
 _EVEN: Final = 1
 _ODD: Final = 2
 _TOTAL_BITS: Final = 16
@@ -117,7 +117,7 @@ def decode_sums(data: bytes, count: int) -> Sums:
     """Return the integers that ``encode_sums`` was given.
 
     Raises:
-        MalformedMessage: the bytes are not what it would have written for so many values.
+        MalformedMessage: the bytes are not an encoding of ``count`` values.
     """
     require_integer("count", count, 0, MOST_VALUES)
     lanes = _lanes(count)
@@ -152,7 +152,7 @@ def decode_sums(data: bytes, count: int) -> Sums:
 
 
 def longest(count: int) -> int:
-    """Return the greatest length of the encoding of so many values, whatever they are."""
+    """Return the maximum length of an encoding of ``count`` values."""
     lanes = _lanes(count)
     padded = -(-count // lanes) * lanes
     # A word for each symbol, four bytes for each value beyond the table, and 20 low bits.

@@ -261,7 +261,7 @@ def level_noise(levels: int, cohort: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The best step of so many levels, for normal values."""
+    """Step of the best quantizer with this many levels, for normal values."""
 
     step: float
     gain: float
@@ -340,7 +340,7 @@ def _vote_codebook() -> Codebook:
 
 @lru_cache(maxsize=256)
 def mean_peak(places: int) -> float:
-    """Return the mean of the largest magnitude of so many normal values: the integral of 1 - P(|g| < t)^d."""
+    """Return the mean of the largest magnitude of d normal values: the integral of 1 - P(|g| < t)^d."""
     at = np.linspace(0.0, _FARTHEST, _STEPS)
     inside = np.array([math.erf(value / math.sqrt(2)) for value in at.tolist()])
     return float(np.trapezoid(1 - inside**places, at))

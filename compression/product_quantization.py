@@ -435,7 +435,7 @@ _LEAST_NORM: Final = 2.0**-149
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProductQuantization:
-    """A tensor cut into blocks, each of which becomes the index of its nearest codeword.
+    """A tensor cut into blocks; each block is replaced by the index of its nearest codeword.
 
     With more than one codebook, each quantizes what those before it left over, and the decoded blocks are the sums of
     their codewords. The layout has one index segment for each codebook.

@@ -262,7 +262,7 @@ class JoinedRotation:
         return self.stream.encode() + numbers
 
     def turned(self, update: Update, count: int | None = None) -> Floats:
-        """Return the scaled and turned update, with zeros behind it up to so many values."""
+        """Return the scaled and rotated update, padded with zeros to ``count`` values."""
         require_floats(update, (self.size,))
         turned = np.empty(self.padded if count is None else count, np.float32)
         if not self._scaled(update, turned):

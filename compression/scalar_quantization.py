@@ -250,7 +250,7 @@ class ScalarQuantization:
 
 
 class _Drawn:
-    """The coins of a tensor, of which a part is held: all of them would be as long as the tensor."""
+    """The coins of a tensor, drawn part by part: all of them would be as long as the tensor."""
 
     def __init__(self, key: Secret, length: int) -> None:
         self._key, self._length = key, length
@@ -362,7 +362,7 @@ def _round_to_nearest(quotients: _Floats, _: int) -> None:
 DEFAULT_FINE_BITS: Final = 8
 MOST_FINE_BITS: Final = 24
 _FLOAT_BITS: Final = 53
-"""Every integer of so many bits is a float64, so decoding gives the number that is meant."""
+"""Every integer of this many bits is a float64, so decoding is exact."""
 _LEAST_DITHERED_SCALE: Final = 2.0**-100
 
 

@@ -58,7 +58,7 @@ def filled(page: str, text: str) -> str:
 
 
 def trust() -> str:
-    """Return whom each protocol's clients believe, as its entry in the registry says."""
+    """Return the parties that each protocol's clients trust, by its entry in the registry."""
     rows = [
         (f"[{name}](site:protocols/{name}.md)", entry.trust, str(len(entry.stages)), entry.summary)
         for name, entry in _entries()

@@ -128,7 +128,7 @@ class Found:
 
 
 def outside_code(text: str, change: Callable[[str], str]) -> str:
-    """Return a text of which all but code is changed."""
+    """Return a text with everything changed except code."""
     pieces, end = list[str](), 0
     for code in _NO_PROSE.finditer(text):
         pieces += [change(text[end : code.start()]), code[0]]

@@ -33,7 +33,7 @@ from secagg.session.roles import LazyUpdate, Subject, Update
 from secagg.wire import message_kind
 
 Say = Callable[[Any, str, str], None]
-"""Hears of a message, or of a call by its name, from whom it is, and who gets it."""
+"""Receives each message, or call by its name, with its sender and its recipient."""
 HELPERS: Final = {"enclave": "Enclave", "two-servers": "Server 1", "one-message": "Each holder"}
 _OPENING: Final = {
     "enclave": "secagg.protocols.enclave.simulation.open_session",

@@ -1,4 +1,4 @@
-"""Federated analytics: a histogram, a mean and the frequent strings of clients, none of whom is looked at.
+"""Federated analytics: a histogram, a mean and the frequent strings, without a look at any client's data.
 
 Run it as `python examples/analytics.py`; it needs `pip install secagg` and nothing else.
 """

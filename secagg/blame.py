@@ -56,7 +56,7 @@ _NAMED_ALONE: Final[dict[Evidence, frozenset[Party]]] = {
 
 
 def culprits(evidence: Evidence, *, sender: Party | None = None) -> frozenset[Party]:
-    """Return whom the evidence names; the transport or a signature says who the sender is."""
+    """Return the parties that the evidence names; the transport or a signature identifies the sender."""
     if evidence in _NAMED_ALONE:
         return _NAMED_ALONE[evidence]
     if sender is None:

@@ -1,4 +1,4 @@
-"""Choices that a protocol's configuration makes, and of which a client's policy accepts some."""
+"""Choices in a protocol's configuration; a client's policy accepts some of them."""
 
 from __future__ import annotations
 

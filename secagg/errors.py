@@ -16,7 +16,7 @@ from typing import Final
 
 
 class Party:
-    """The base of everyone who takes part, and whom an error can therefore name; ``secagg.identifiers`` has them."""
+    """Base of all participants that an error can name; ``secagg.identifiers`` has them."""
 
     __slots__ = ()
 

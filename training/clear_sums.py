@@ -130,7 +130,7 @@ class NoisedSum:
 
 @dataclass(frozen=True, slots=True)
 class CheckedSum:
-    """A real protocol every so many rounds, compared with the sum in the clear; the sum in the clear between."""
+    """The sum in the clear, with a real protocol every few rounds for comparison."""
 
     real: ProtocolSum
     """Carries a round through by a protocol, and tells of each payload that its server has."""

@@ -154,7 +154,7 @@ class DataSettings:
     root: str | None = None
     """The folder or file of data that are not bundled."""
     clients: Annotated[int, within(0, 10**7)] = 200
-    """Among how many the examples are dealt out; of data with natural users the first so many, and 0 for all."""
+    """Number of clients that share the examples; of data with natural users the first ones, and 0 for all."""
     alpha: Annotated[float, within(1e-6, 1e6)] = 1.0
     """Parameter of the Dirichlet distribution of labels over clients; data with natural users have no use for it."""
 

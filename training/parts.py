@@ -236,7 +236,7 @@ class Cohorts:
         return frozenset(names[: last + 1])
 
     def invited(self, available: int, number: int) -> tuple[int, ...]:
-        """Return who is invited to a round, of so many clients, and one more, who calibrates it if that is wanted."""
+        """Return the clients invited to a round, and one more that calibrates it if that is wanted."""
         count = min(self.size + 1, available)
         drawn = generator(seed_of(self.seed, Stream.SAMPLING, number)).choice(available, size=count, replace=False)
         return tuple(int(client) for client in drawn)

@@ -87,7 +87,7 @@ class RunNoise:
         }
 
     def of(self, session: object, releases: int) -> Noised:
-        """Return the noise of a session, or of clients without one, and its cost for a client in so many releases."""
+        """Return the noise of a session, or of clients without one, and the loss of a client in several releases."""
         if (noise := noise_in(session)) is not None:
             return Noised(noise.deviations, noise.epsilon(self.settings.delta, releases))
         from secagg.protocols.enclave import Server, epsilon_of  # noqa: PLC0415 -- a protocol, where it is asked for

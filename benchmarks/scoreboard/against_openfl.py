@@ -172,7 +172,7 @@ def key_in_the_middle() -> Outcome:
 
 
 def malformed_upload() -> Outcome:
-    """Let one collaborator hand in a share that is no number: the set-up ends at whoever comes last."""
+    """Let one collaborator send a share that is no number; the set-up fails at the last collaborator."""
     aggregator = Aggregator()
     made = collaborators(aggregator)
     keys = {name: one._fetch_public_keys() for name, one in made.items()}

@@ -47,7 +47,7 @@ def honest(mode: SecurityMode) -> None:
 
 
 def altered_request(session: InsecurePairwiseSession, victim: ClientId, contributors: range) -> bytes:
-    """Change whom the server calls present in its request to one client."""
+    """Change the clients that the server calls present in its request to one client."""
     request = UnmaskingRequest.decode(session.take(victim), session.server.roster)
     return replace(request, contributors=session.server.roster.set_of(contributors)).encode()
 
@@ -151,7 +151,7 @@ def malformed_upload(mode: SecurityMode) -> Outcome:
 
 
 def silent_overflow(mode: SecurityMode) -> Outcome:
-    """Invite eight clients to a sum of which the ring holds four."""
+    """Invite eight clients to a sum in a ring that holds four."""
     session = session_of(mode)
     client = session.enrol(session.client_ids[0], capacity=capacity(6, 8))
     codec = ScalarQuantization(shape=(4,), bits=8, modulus_bits=16, scales=(8.0 / 127,))

@@ -53,7 +53,7 @@ const float32 = (value) => new Uint8Array(Float32Array.of(value).buffer).reverse
 export async function layoutVersion(terms) {
   const { ringBits, scale } = planOf(terms);
   const parameters = concat(
-    integer(1, 4), integer(terms.values, 8), // one dimension, of so many values
+    integer(1, 4), integer(terms.values, 8), // one dimension, with its length
     integer(terms.bits, 4), integer(ringBits, 4), [2], integer(0, 8), // 2: rounded at random
     integer(1, 4), float32(scale), integer(0, 4), // one scale, and its zero point
   );

@@ -417,7 +417,7 @@ class Server {
 }
 
 /**
- * The body of a response, if it is no longer than so many bytes.
+ * The body of a response; refuses one that is longer than the limit.
  * @param {Response} response @param {number} most
  */
 async function bodyOf(response, most) {

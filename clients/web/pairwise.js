@@ -148,7 +148,7 @@ function readSegment(reader) {
 // --- The graph -------------------------------------------------------------------------------
 
 /**
- * Who neighbours whom: everybody, or on a ring in a random order.
+ * The graph of neighbours: complete, or a ring in a random order.
  * @param {Pick<Offer, "isSparse" | "degree">} offer @param {Uint8Array} seed @param {number} clients
  * @returns {(at: number) => number[]}
  */

@@ -17,7 +17,7 @@ export function fieldElement(coins) {
 }
 
 /**
- * Shares of a secret for the points 1 to so many. The polynomial's differences are added up, as
+ * Shares of a secret for the points from 1 on. The polynomial's differences are added up, as
  * Pascal's triangle does.
  * @param {Uint8Array} secret @param {number} threshold @param {number} holders
  * @param {import("./crypto.js").Coins} coins

@@ -37,7 +37,7 @@ const logChoose = (n, k) => logFactorial(n) - logFactorial(k) - logFactorial(n -
 const SLACK = 1e-6;
 
 /**
- * ln of the probability that at least so many of the drawn are marked.
+ * ln of the probability that at least this many of the drawn are marked.
  * @param {number} least @param {number} total @param {number} marked @param {number} drawn
  */
 function logTail(least, total, marked, drawn) {

@@ -232,7 +232,7 @@ export const number = (size) => (reader) => reader.number(size);
 /** An integer of 64 bits. @type {Field<bigint>} */
 export const long = (reader) => toBigInt(reader.take(8));
 
-/** One of so many choices, in a byte. @param {number} choices @returns {Field<number>} */
+/** The number of a choice, in a byte. @param {number} choices @returns {Field<number>} */
 export const choice = (choices) => (reader) => {
   const value = reader.number(1);
   must(value < choices, "not_canonical", "a number stands for no choice");

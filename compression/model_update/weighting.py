@@ -250,7 +250,7 @@ class Counted:
 
     @property
     def trained_at_least(self) -> int:
-        """Number of clients that trained if the sum has it, and otherwise the fewest that have so many examples."""
+        """Number of clients that trained if the sum has it; otherwise the fewest that can have that many examples."""
         found = self.trained
         if found is None:
             found = self.contributors if self.examples is None else -(-self.examples // self.full)

@@ -1,4 +1,4 @@
-"""A survival curve and a histogram of the people of three hospitals, none of whom leaves its hospital.
+"""A survival curve and a histogram over three hospitals; no patient's data leave the hospital.
 
 Run it as `python three_sites.py`; it needs `pip install 'secagg[plot]'`. It makes up three files of visits, sums their
 statistics by pairwise masks, all in this process, and writes `three_sites.json` and `three_sites.png`.

@@ -1,4 +1,4 @@
-"""Debian's packages, for whoever may install them; a lock that another program holds is waited for."""
+"""Installs Debian packages if it has permission; waits for another program's lock."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Taken:
 
 @dataclass(slots=True)
 class Host:
-    """A state: the rules, what is in the buffer and of which model that is, and what was released."""
+    """A state: the rules, the buffer with its model, and what was released."""
 
     rules: ReleaseRules
     buffer: frozenset[Taken] = frozenset()
@@ -201,7 +201,7 @@ def _fault_of(sum_: frozenset[Taken]) -> str | None:
 
 
 def _values(sum_: frozenset[Taken]) -> set[tuple[ClientId, bytes]]:
-    """Return whose updates of which models are in a sum; of one model a client has one update."""
+    """Return the clients and models of the updates in a sum; a client has one update for a model."""
     return {(taken.entry.client, taken.entry.model_digest) for taken in sum_}
 
 

@@ -23,7 +23,7 @@ Owner = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A share that the server holds: of which secret of an owner, from which holder; or the seed of their edge."""
+    """A share that the server holds, with its secret, owner and holder; or the seed of their edge."""
 
     secret: str
     owner: Owner
@@ -32,7 +32,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A masked input: whose, under which roster, with whom its owner should have masked, and which masks it has."""
+    """A masked input: its owner and roster, the peers that it should be masked with, and the masks that it has."""
 
     owner: Owner
     shown: Shown

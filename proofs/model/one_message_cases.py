@@ -133,7 +133,7 @@ def _without_the_secret(corrupted: int, packing: int) -> int:
 
 
 def _often(agreement: Agreement, upload_list: bytes, certified: CertifiedList) -> None:
-    """Count each signature, whoever made it."""
+    """Count each signature, whatever its signer."""
     if len(certified.certificate) < agreement.record.quorum:
         raise PeerMisbehaved("too few signatures", reason=Reason.QUORUM_NOT_MET, culprits=UNDECIDED)
     for one in certified.certificate:

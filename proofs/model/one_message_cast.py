@@ -224,7 +224,7 @@ class Cast:
         }
 
     def words(self, position: int) -> dict[bytes, Names]:
-        """Return, for each sum of shares of this holder, of which uploads it is."""
+        """Return, for each sum of shares of this holder, the uploads in it."""
         held = self.accepted(position)
         zeros = np.zeros(self.agreement.parameters.secret_columns, np.int64)
         found = dict[bytes, Names]()

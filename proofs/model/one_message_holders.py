@@ -186,7 +186,7 @@ class Driven:
                 return "", None
 
     def _added(self, reply: bytes) -> Names:
-        """Return of which uploads the shares in an answer are; words that no sum has end the case with a KeyError."""
+        """Return the uploads whose shares are in an answer; words that no sum has end the case with a KeyError."""
         return self.catalogue.words[Answer.decode(reply).sums]
 
     # --- States -------------------------------------------------------------------------------------------------------

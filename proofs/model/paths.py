@@ -26,7 +26,7 @@ class Path:
     signed: tuple[Set, ...]
     """The contributors that it is asked to sign, one set after another."""
     asked: tuple[Set, ...]
-    """The contributors for whom it is asked for shares."""
+    """The contributors whose shares it is asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What each case has to come out with: so many schedules at least, or a fault of a kind.
+"""Expected outcome of each case: a least number of schedules, or a kind of fault.
 
 ``cases.toml`` has one line a case, which its author writes once: of a clean case how many schedules it has and how many
 of them reveal something, at least; of a planted defect which claim it is planted against, and the fault that is found,

@@ -117,7 +117,7 @@ def close_again(self: Any) -> bytes:  # noqa: ANN401 -- a server
 
 
 def everybody(self: RoundRules) -> tuple[Entry, ...]:
-    """List whoever was taken."""
+    """List every client that was taken."""
     self.require(RoundState.COLLECTING)
     return tuple(sorted(self.taken())) or _LIST(self)
 

@@ -36,7 +36,7 @@ class World(NamedTuple):
 
 
 class Adding(Clients):
-    """Clients with inputs of which no two sets have one sum."""
+    """Clients with inputs such that no two sets have the same sum."""
 
     def client(
         self,

@@ -81,7 +81,7 @@ class Answers:
 
 
 class Clients:
-    """Every client of a setup, and whoever the server puts into their places."""
+    """Every client of a setup, and the impostors that the server uses in their places."""
 
     def __init__(self, setup: Setup) -> None:
         """Make identities; they last through all attempts."""

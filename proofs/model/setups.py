@@ -12,7 +12,7 @@ LAYOUT = Layout((RingSegment(8, 1),))
 Set = frozenset[int]
 GENUINE, REPLAYED, IMPOSTOR, TRANSPLANTED = "genuine", "replayed", "impostor", "transplanted"
 Party = tuple[int, str]
-"""A client, or whoever the server puts into its place."""
+"""A client, or an impostor that the server uses in its place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,7 +263,7 @@ class World(Clients):
 
 @cache
 def set_on(shown: Shown, members: Set) -> ClientSet:
-    """Return a set of clients as those on a roster write it; whoever is not on it is left out."""
+    """Return a set of clients as those on a roster write it, without those that are not on it."""
     return ClientSet.of(len(shown.keys), [shown.place(number) for number in members & shown.clients])
 
 

@@ -1,4 +1,4 @@
-"""The two servers under whoever schedules them: a network that repeats and drops messages, or one corrupted server.
+"""The two servers under any scheduler: a network that repeats and drops messages, or one corrupted server.
 
 The library's own ``IndexingServer`` is driven, with its state and its rules, and clients' own ``Client`` with its
 ledger. The scheduler may hand over each message that exists, at any time and as often as it likes, have a process end
@@ -104,7 +104,7 @@ class Driven:
         return [step for step in steps if step.facts or step.state != state]
 
     def _deliveries(self, heard: int) -> Iterator[Action]:
-        """Return what can be handed to this server: whatever was said, by whomever."""
+        """Return what can be delivered to this server: any message of any party."""
         for fact in self.search.facts(heard):
             if fact.kind == "upload":
                 yield Action(f"receive {fact.what[0]}", "receive", (fact.what[1][self.index],))
@@ -333,7 +333,7 @@ class Search:
         return _fault_between(sums) if len(sums) > 1 else None
 
     def _judge(self, number: int, mask: int) -> tuple[str | None, Entries | None]:
-        """Say what is wrong with what a server did, given what happened there; and of whom it released a sum."""
+        """Report what a server did wrong, given what happened there, and the clients in the sum that it released."""
         if (number, mask) not in self._judged:
             driven, facts = self.driven[number], list(self.facts(mask))
             mine = [fact for fact in facts if fact.server == driven.index]

@@ -73,7 +73,7 @@ def dealt_secrets(chance: random.Random) -> Iterator[Question]:
 
 
 def decoded_secrets(chance: random.Random) -> Iterator[Question]:
-    """Reconstruct and correct from shares of which any number are wrong."""
+    """Reconstruct and correct from shares; any number of them may be wrong."""
     ways, words = DECODINGS
     for _ in range(ways):
         threshold = chance.randint(1, 4)

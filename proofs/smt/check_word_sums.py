@@ -73,7 +73,7 @@ class TermRing:
         return self.ring.word_bytes
 
     def zeros(self, length: int) -> Any:  # noqa: ANN401 -- an array of terms
-        """Return words of memory of which nothing is known: what is in them must be written before it is read."""
+        """Return words of memory with unknown content: they must be written before they are read."""
         return _vector("stale", length, self.ring.word_bits)
 
     def require_form(self, vector: Any, length: int | None = None) -> None:  # noqa: ANN401 -- an array of terms

@@ -21,7 +21,7 @@ Rule = Callable[[Any, Any], Any]
 
 
 class AnyClient:
-    """A client of which nothing is known but that identifiers are ordered as their numbers are."""
+    """An unknown client; identifiers are ordered as their numbers are."""
 
     def __init__(self, name: str) -> None:
         self.value = z3.BitVec(name, 8 * CLIENT_ID_BYTES)

@@ -62,7 +62,7 @@ class Word:
 
     @classmethod
     def named(cls, name: str, bits: int) -> Word:
-        """Return a word of which nothing is known."""
+        """Return an unknown word."""
         return cls(z3.BitVec(name, bits))
 
     def _operand(self, other: object) -> Term:

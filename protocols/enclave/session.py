@@ -218,7 +218,7 @@ def _invitation(configuration: EnclaveConfiguration) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnclaveHelpers:
-    """An enclave whose epoch runs; it outlives the sessions, each of which is one of its buffers."""
+    """An enclave with a running epoch; each session uses one of its buffers."""
 
     configuration: EnclaveConfiguration
     """From ``EnclaveOptions.plan``."""

@@ -43,9 +43,9 @@ class Configuration:
     population: int
     """N: how many clients there are."""
     privacy: int
-    """T: so many clients and the server learn nothing but the sum."""
+    """T: the server and up to T colluding clients learn only the sum."""
     target: int
-    """U: so many clients must stay to the end; N - U may drop out."""
+    """U: clients that must stay to the end; N - U may drop out."""
 
     def __post_init__(self) -> None:
         for is_wrong, sentence in (

@@ -42,7 +42,7 @@ class LightSecAggOptions(ProtocolOptions):
         yield "mode", self.mode is not SecurityMode.SEMI_HONEST, sentence
 
     def takes(self, population: int) -> bool:
-        """Whether enough of so many clients are sure to stay."""
+        """Whether enough of the clients are sure to stay."""
         _, target, needed = self._demands(population)
         return target >= needed
 

@@ -236,7 +236,7 @@ class Holder(Confined):
             self._begin()
 
     def leave_fork(self) -> None:
-        """Destroy keys and shares in a process that was forked; no lock is taken, whoever held it is not there."""
+        """Destroy keys and shares in a forked process; no lock is taken, since the thread that held it is not there."""
         self._is_over = True
         self._forget()
 

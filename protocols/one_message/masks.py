@@ -120,7 +120,7 @@ def counted(word: Words, mask: Words, fine_bits: int) -> Words:
 POLYNOMIALS_AT_ONCE: Final = 16
 """Few enough that a block of transforms stays in a second-level cache."""
 MOST_KEPT_BYTES: Final = 1 << 26
-"""Transforms of public polynomials are kept up to so many bytes."""
+"""Transforms of public polynomials are kept up to this many bytes."""
 _BLOCK_BYTES = 16
 _HALF_WORD_BYTES = 4
 VALUES_AT_ONCE: Final = 1 << 15

@@ -137,7 +137,7 @@ class WrongSecret(PeerMisbehaved):
 
 
 def largest_entry(count: int) -> float:
-    """Return the bound on every entry of a sum of so many honest secrets."""
+    """Return the bound on every entry of a sum of ``count`` honest secrets."""
     return DEVIATIONS * SIGMA * math.sqrt(count)
 
 
@@ -161,7 +161,7 @@ class Opening:
         return words
 
     def opened(self, pieces: Iterable[list[Word]], count: int) -> OpenedSum:
-        """Return the sum of so many uploads, if it looks like one, from all coefficients without their masks."""
+        """Return the sum of ``count`` uploads, if it looks like one, from all coefficients without their masks."""
         opened = OpenedSum(self._parameters, count)
         for words in pieces:
             opened.read(words)

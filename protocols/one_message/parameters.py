@@ -21,7 +21,7 @@ from .lattice import NORM_FACTOR, SIGMA, security_bits
 MAXIMUM_COEFFICIENTS: Final = 1 << 31
 """With these and ``DEVIATIONS``, a guard bit of any coefficient fails with a chance below 2^-40."""
 PIECE_COEFFICIENTS: Final = 1 << 16
-"""An upload is cut into pieces of so many coefficients, whole polynomials; each piece has planes of its own."""
+"""Coefficients of one piece of an upload, whole polynomials; each piece has its own planes."""
 LEAST_FINE_BITS: Final = 7
 """The noise of one coefficient, at most 64, is then at most half a step, as the contract's head-room allows."""
 _CHECK_BITS: Final = 64

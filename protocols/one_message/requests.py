@@ -177,7 +177,7 @@ class Answer(Message):
 
 
 def require_signed(agreement: Agreement, header: UploadHeader, digest: bytes, signature: bytes) -> None:
-    """Check that a client whom the authority vouches for signed an upload; naming it and the way if not."""
+    """Check that a client that the authority certified signed an upload; otherwise name it and the network."""
     record, client, identity = agreement.record, header.client, header.identity
     public_key, is_active = identity[:IDENTITY_KEY_BYTES], record.mode is SecurityMode.ACTIVE
     if len(identity) != (IDENTITY_BYTES if is_active else 0):

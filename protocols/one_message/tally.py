@@ -105,7 +105,7 @@ _HOLDERS_SAY: Final[Mapping[MessageKind, tuple[type[HolderSaid], Label]]] = {
 
 LEAST_REFUSALS: Final = 2
 REFUSAL_SHARE: Final = 8
-"""A holder refuses one in so many uploads alone, or ``LEAST_REFUSALS``, before it counts as absent."""
+"""A holder that is the only one to refuse one upload in this many, or ``LEAST_REFUSALS``, counts as absent."""
 Verdicts = Mapping[int, Verdict]
 """Verdicts of the present holders on one upload, by their positions."""
 
@@ -275,7 +275,7 @@ class Tally(Confined):
         return frozenset(self._listed)
 
     def is_due(self, most: int) -> bool:
-        """Whether to deliver: so many uploads wait, or 16 MiB of them."""
+        """Whether enough uploads wait for a delivery, or 16 MiB of them."""
         waiting = self._pending.values()
         return len(waiting) >= most or sum(len(pending.kept) for pending in waiting) >= _WAITING_BYTES
 
@@ -284,12 +284,12 @@ class Tally(Confined):
         return frozenset(range(self.agreement.epoch.count)) - self._receipts.absent
 
     def receive_upload(self, sender: ClientId, message: bytes) -> None:
-        """Take an upload from whom the transport says it is; the same bytes again change nothing."""
+        """Take an upload from the sender that the transport names; a repeated upload changes nothing."""
         with blaming(*unverified(sender)):
             self.take_upload(sender, self.check_upload(sender, message))
 
     def check_upload(self, sender: ClientId, message: bytes) -> CheckedUpload:
-        """Verify an upload from whom the transport says it is; nothing changes."""
+        """Verify an upload from the sender that the transport names; nothing changes."""
         self._require(MessageKind.ONE_MESSAGE_UPLOAD)
         upload = Upload.decode(message)
         return CheckedUpload(upload, *verify_upload(self.agreement, self.terms, sender, upload))

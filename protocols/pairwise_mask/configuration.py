@@ -357,7 +357,7 @@ class ClientSet:
 
 
 def client_set(population: Sizing, text: str = "one bit for each position") -> Field:
-    """Return the field of a set among so many clients as the place of a message says."""
+    """Return the field of a set among the clients that the place of a message states."""
 
     def read(reader: Reader, at: At) -> ClientSet:
         return ClientSet.decode(reader.fixed(set_bytes(population(at.place))), population(at.place))

@@ -319,7 +319,7 @@ def _full(mode: SecurityMode, assumptions: Assumptions, invited: int) -> tuple[i
     if mode is SecurityMode.ACTIVE:
         threshold = (invited + corrupted) // 2 + 1
     else:
-        # corrupted + 1 protects; half of the clients protects more, where so many holders are sure to stay.
+        # corrupted + 1 protects; half of the clients protects more, where that many holders are sure to stay.
         threshold = max(corrupted + 1, min(invited // 2 + 1, holders))
     threshold = max(LEAST_THRESHOLD, threshold)
     if threshold > holders:
@@ -359,7 +359,7 @@ class PairwiseOptions(BudgetedNoise, ProtocolOptions):
         return plan_session(subject, replace(self, topology=topology), population, coins, authority, standing=standing)
 
     def takes(self, population: int) -> bool:
-        """Whether a graph of so many clients withstands the corrupted and the dropped ones."""
+        """Whether a graph of ``population`` clients withstands the corrupted and the dropped ones."""
         stay = population - self.late - self.dropped
         if self.minimum_cohort is not None and self.minimum_cohort > max(LEAST_COHORT, stay):
             return False
@@ -371,7 +371,7 @@ class PairwiseOptions(BudgetedNoise, ProtocolOptions):
         return True
 
     def most_dropped(self, population: int) -> int | None:
-        """Return how many of so many clients may drop out, none of them late, in any round; None if not even none.
+        """Return how many clients may drop out in any round, none of them late; None if there is no session at all.
 
         The cohort is what they leave, whatever ``minimum_cohort`` says.
         """
@@ -383,7 +383,7 @@ class PairwiseOptions(BudgetedNoise, ProtocolOptions):
         return fails - 1 if fails else None
 
     def stands(self, population: int) -> str:
-        """Say how many dropouts a session of so many clients tolerates."""
+        """Say how many dropouts a session of ``population`` clients tolerates."""
         most, whom = self.most_dropped(population), f"{population} clients with {self.corrupted} corrupted"
         if most is None:
             return f"{whom} have no session in {self.mode} mode"
@@ -406,7 +406,7 @@ class PairwiseOptions(BudgetedNoise, ProtocolOptions):
         return least_privacy_bits(self.mode) if self.privacy_bits is None else self.privacy_bits
 
     def assumed(self, population: int) -> Assumptions:
-        """Return what so many clients have to withstand: the fewer there are, the more corrupted neighbours one has."""
+        """Return what the graph must withstand: the fewer clients, the larger the share of corrupted neighbours."""
         return Assumptions(
             population=population - self.late,
             corrupted=min(self.corrupted, population - self.late - 1),

@@ -57,7 +57,7 @@ class Transcript:
     edge_seeds: frozenset[frozenset[ClientId]] = frozenset()
     """The pairs of clients whose one pairwise mask it knows otherwise."""
     corrupted: frozenset[ClientId] = frozenset()
-    """The clients of whom it knows everything."""
+    """The clients whose secrets it all knows."""
 
     def __post_init__(self) -> None:
         for client, peers in self.masked_with.items():
@@ -97,7 +97,7 @@ def revealed_sets(transcript: Transcript) -> frozenset[frozenset[ClientId]]:
 
 
 def _unknown_peers(transcript: Transcript, client: ClientId) -> list[int]:
-    """Return, ascending, with whom the client added pairwise masks that the observer does not know."""
+    """Return, ascending, the peers that share pairwise masks with the client that the observer does not know."""
     if client in transcript.mask_roots:
         return []
     unknown = transcript.masked_with[client] - transcript.mask_roots - transcript.corrupted

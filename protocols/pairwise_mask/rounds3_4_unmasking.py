@@ -4,7 +4,7 @@
 ``UnmaskingRequest`` to each contributor, ``UnmaskingShares`` back.
 
 Each member of the committee signs one pair of sets in its life: who shared keys, and who of them contributed. A
-certificate takes so many signatures that any two certificates have an honest signer in common, so all honest clients
+certificate needs enough signatures that any two certificates have an honest signer in common, so all honest clients
 unmask the same sum. Each shows, for a neighbour, its share of the self-mask seed if that one contributed, and of the
 mask root if not.
 """

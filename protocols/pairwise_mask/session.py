@@ -140,7 +140,7 @@ class Uploading(NamedTuple):
 
 
 class Complaining(NamedTuple):
-    """A client's complaint, and the positions of those whom it accuses."""
+    """A client's complaint, and the positions of the clients that it accuses."""
 
     message: bytes
     accused: tuple[int, ...]
@@ -330,7 +330,7 @@ class Server(StagedServerSession[Content]):
             case Complaining(message, accused):
                 position = self.settled.position_of(sender)
                 self._complaints[position], kept.complaints[sender] = accused, message
-                # It cannot upload any more; whom it accuses stays.
+                # It cannot upload any more; the clients that it accuses stay.
                 self._leave(sender)
                 self._record(faults_of(self.settled, self._complaints, position, kept.plan.corrupted), who=sender)
             case SurvivorSignature():
@@ -381,7 +381,7 @@ class Server(StagedServerSession[Content]):
             raise ThresholdNotMet(needed=needed, present=present, what="clients", must=must, why=why)
 
     def _is_protected(self, advertised: int) -> bool:
-        """Whether the parameters are safe for so many advertisers and for the dropouts that may still come."""
+        """Whether the parameters are safe for this number of advertisers and for the dropouts that may still come."""
         plan, missing = self._kept.plan, self.configuration.maximum_population - advertised
         try:
             self.configuration.require_population(

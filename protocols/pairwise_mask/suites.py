@@ -48,7 +48,7 @@ _SHARE_DIGESTS: Final = {secret: bind(Label.SHARE_DIGEST, secret.value) for secr
 
 @dataclass(frozen=True, slots=True)
 class SharePlace:
-    """Place of a pair of shares: whose secrets, held by whom, at which point, in which session."""
+    """Place of a pair of shares: its dealer, its holder, its point and its session."""
 
     context: SessionContext
     dealer: ClientId

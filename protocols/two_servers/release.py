@@ -158,7 +158,7 @@ def counts_layout(layout: Layout) -> Layout:
 
 
 def centred(lanes: Lanes, order: int) -> RingVector:
-    """Return counts with noise as elements of a ring, from lanes half of which stand for negative ones."""
+    """Return counts with noise as elements of a ring; the upper half of a lane's values are negative."""
     signed = lanes.astype(np.int64)
     signed[signed > order // 2] -= order
     return RingSegment(_COUNT_BITS, 1).ring.from_integers(signed)

@@ -550,7 +550,7 @@ class Server(StagedServerSession[tuple[Upload, bytes]]):
             except ConnectionError:
                 return self._ask(message)
         except PeerError as error:
-            # Nothing signs a refusal, so whoever it names was named by server 1 or on the way.
+            # A refusal is not signed, so the names in it come from server 1 or from the network.
             if error.culprits is not NOBODY:
                 error.culprits = between_servers()
             raise

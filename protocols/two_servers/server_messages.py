@@ -272,7 +272,7 @@ def offers_bytes(configuration: IndexingConfiguration) -> int:
 
 
 def batch_bytes(configuration: IndexingConfiguration, uploads: int) -> tuple[int, int, int]:
-    """Return the lengths of proposal, answer and conclusion about so many uploads at once, all of them taken."""
+    """Return the lengths of proposal, answer and conclusion for a batch of uploads that are all taken."""
     stamp, kind = _stamp(configuration), MessageKind.INDEXING_PROPOSAL
     head = len(encode_batch(kind, stamp, []))
     item = len(encode_batch(kind, stamp, [(bytes(DIGEST_BYTES), b"")])) - head

@@ -1,4 +1,4 @@
-"""Declaration of statistics: what is asked, of which variables, and from how many on an answer is given.
+"""Declaration of statistics: the questions, their variables, and the least number of people and sites.
 
 Server and sites each hold the file. A site answers its own copy and no other: ranges, steps, bins and classes are
 never a server's word. The digest of a declaration is in the terms of every session about it.
@@ -59,7 +59,7 @@ class Variable:
 
     @property
     def middle(self) -> float:
-        """The number of which 0 steps are sent."""
+        """The number that is sent as 0 steps."""
         return (self.low + self.high) / 2
 
     @property
@@ -75,7 +75,7 @@ class Statistic:
     kind: str
     """``count``, ``sum``, ``mean``, ``variance``, ``histogram``, ``table``, ``survival`` or ``correlation``."""
     of: tuple[str, ...] = ()
-    """Its variables; those of ``survival`` are a time, and classes of which the last is the event."""
+    """Its variables; those of ``survival`` are a time, and classes with the event as the last one."""
     edges: tuple[float, ...] = ()
     """Of the bins of a histogram, or the ends of a survival curve's intervals, with its beginning."""
     quantiles: tuple[float, ...] = ()

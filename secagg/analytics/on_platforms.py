@@ -105,7 +105,7 @@ class Answering:
 
 
 def settings_of(settings: SecAggSettings, declaration: Declaration) -> SecAggSettings:
-    """Return a server's settings for a declaration: every site weighs the same, and so many are in a sum."""
+    """Return a server's settings for a declaration: equal weights, and at least as many sites as it says."""
     least = max(settings.minimum_cohort, declaration.least_clients)
     return replace(settings, weighting="uniform", minimum_cohort=least)
 

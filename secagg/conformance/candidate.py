@@ -168,7 +168,7 @@ def encode_with(decoder: Decoder, update: Update, coins: Coins) -> Payload:
 
 
 def aggregate(decoder: Decoder, payloads: Sequence[Payload], times: Sequence[int] | None = None) -> Aggregate:
-    """Add up payloads as a protocol does, each from so many clients."""
+    """Add up payloads as a protocol does, each for its number of clients."""
     layout = decoder.layout
     if any(payload.layout != layout for payload in payloads):
         raise ContractViolation("encode gives a payload of another layout than the scheme declares")
@@ -251,7 +251,7 @@ def require_same_form(left: Update, right: Update, what: str) -> None:
 
 
 def require_sum(total: Update, parts: Sequence[Update], times: Sequence[int], ulps: float) -> None:
-    """Demand that ``total`` is the sum of the parts, each so many times.
+    """Require that ``total`` is the sum of the parts, each times its count.
 
     Integers are compared exactly. Floats may be off by ``ulps`` units in the last place of the largest magnitude that
     each part has, because every decoded float was rounded once.

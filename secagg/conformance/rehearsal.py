@@ -157,7 +157,7 @@ class Rehearsal:
             raise ContractViolation(f"segments {sorted(missing)} hold ring elements, and are not named as unbounded")
 
     def require_right_or_refused(self, going_on: Callable[[], Released]) -> None:
-        """Hold a session that was tampered with to this: its sum is right for whom it counts, or there is none."""
+        """Require that a session with altered messages releases the right sum of the clients it counts, or none."""
         try:
             released = going_on()
         except ContractViolation:

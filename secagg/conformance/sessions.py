@@ -270,7 +270,7 @@ def _closed_at_enough(candidate: SessionCandidate, number: int) -> None:
 
 
 def _awaited(rehearsal: Rehearsal) -> frozenset[ClientId]:
-    """Return whom a session with named clients awaits."""
+    """Return the clients that a session with named clients waits for."""
     awaited = rehearsal.server.awaited
     if awaited is None:
         raise ContractViolation("a session whose clients are named says that anybody is awaited")
@@ -325,7 +325,7 @@ def strangers(candidate: SessionCandidate) -> None:
             require_refused("an answer of a stranger", server.receive, name, answer, by=(PeerMisbehaved,))
             server.drop(name)
         if (server.participation, server.awaited, server.faults) != before:
-            raise ContractViolation("a name that was not invited changes whom a stage awaits, or leaves a fault")
+            raise ContractViolation("an uninvited client changes whose answers a stage waits for, or leaves a fault")
         rehearsal.require_exact(rehearsal.finish(), candidate.clients)
 
 

@@ -24,7 +24,7 @@ _PLACES: Final = (0.0, 0.2, 0.3, 0.5, 0.7, 0.999)
 
 
 def require_network(error: object, *senders: Party) -> None:
-    """Hold what the network caused to this: whoever is named, the server and the sender of the bytes are named too."""
+    """Require that a fault that the network could have caused names at least the server and the sender."""
     named: frozenset[Party] = getattr(error, "culprits", frozenset())
     if named is UNDECIDED:
         raise ContractViolation(f"the network altered a message, and nobody decided who is named: {error}")
@@ -56,7 +56,7 @@ def _is_refused(rehearsal: Rehearsal, client: ClientId, wrong: bytes) -> bool:
         rehearsal.server.receive(client, wrong)
     except PeerError as error:
         if (rehearsal.server.participation, rehearsal.server.awaited) != before:
-            raise ContractViolation(f"an unverified message changes whom a stage awaits: {error}") from error
+            raise ContractViolation(f"an unverified message changes the clients a stage waits for: {error}") from error
         require_network(error, client)
         if others := [party for party in error.culprits if party != client and not isinstance(party, ServerId)]:
             raise ContractViolation(f"the network altered what {client} sent, and {others} are named") from error
@@ -135,7 +135,7 @@ def _with_link(candidate: SessionCandidate, alter: Callable[[bytes], bytes]) -> 
 
 
 def _going_on(rehearsal: Rehearsal, answers: dict[ClientId, bytes], *senders: Party) -> Released:
-    """Deliver answers, some of which may be refused, and continue with the clients that are left.
+    """Deliver answers, drop the clients whose answer is refused, and continue with the others.
 
     Whatever is wrong afterwards is the network's doing.
     """

@@ -99,7 +99,7 @@ class RingSegment:
         return shifted
 
     def unbiased(self, total: RingVector, roundings: int) -> RingVector:
-        """Take from an unmasked sum what so many roundings add on average: half a fine step each."""
+        """Subtract from an unmasked sum the mean error of its roundings: half a fine step each."""
         if not self.fine_bits:
             return total
         bias = self.ring.word.type(roundings // 2 & low_bits(self.ring.modulus_bits))

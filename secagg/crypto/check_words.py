@@ -16,7 +16,7 @@ CHECK_KEY_BYTES: Final = 16
 
 
 def check_words(ring: Ring, values: RingVector, count: int, key: Secret) -> list[int]:
-    """Return so many check words of a vector under the key of a public vector, which is never held whole.
+    """Return ``count`` check words of a vector under the key of a public vector, which is never held whole.
 
     Word w is the inner product of the values with the public vector from element w on. An error whose last element of
     least valuation v is unit times 2^v reaches the words through as many elements of the public vector as there are

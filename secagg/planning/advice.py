@@ -53,7 +53,7 @@ class PlannedNoise:
     delta: float
 
     def epsilon(self, delta: float, releases: int = 1) -> float:
-        """Return what so many sums cost, of a Gaussian of this multiplier."""
+        """Return the privacy loss of several sums with a Gaussian of this multiplier."""
         part = ReleasePart(l2_squared=_WIDE, l1=None, variance=self.multiplier**2 * _WIDE)
         return epsilon(NoiseKind.DISCRETE_GAUSSIAN, [part], releases, delta)
 

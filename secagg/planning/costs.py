@@ -64,7 +64,7 @@ class Scheme(StrEnum):
     FIXED_POINT = "fixed point"
     SCALAR = "scalar quantization"
     DITHERED = "dithered quantization"
-    """Values of so many bits that are rounded under the mask."""
+    """Values of this many bits, rounded under the mask."""
     PRUNING = "random pruning"
     PRODUCT = "product quantization"
     """The numbers of codewords."""
@@ -218,7 +218,7 @@ class PlanRequest:
 
 
 def shapes_of_blocks(blocks: int, block_size: int) -> Shapes:
-    """Return the model that is one matrix of so many blocks."""
+    """Return a model with one matrix of ``blocks`` blocks."""
     return {"blocks.weight": (blocks, block_size)}
 
 

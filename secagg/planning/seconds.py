@@ -267,7 +267,7 @@ def calibrate(entry: ProtocolEntry, suite: Suite = Suite.CLASSIC, *, shares_chec
 
 
 def layout_for(clients: int, values: int, bits: int = _BITS) -> Layout:
-    """Return the layout of so many values of so many bits, in a ring that holds the sum."""
+    """Return the layout of ``values`` values of ``bits`` bits, in a ring that holds their sum."""
     return Layout((RingSegment(bits + clients.bit_length(), values),))
 
 

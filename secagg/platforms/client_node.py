@@ -65,7 +65,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Names, of which an operator may take some away."""
+    """Names; an operator may remove some of them."""
 
     purpose: str
 
@@ -92,7 +92,7 @@ class Required:
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """A number from 0 on, where 0 stands for none: noise, of which more is stricter, or a bound."""
+    """A number, at least 0, where 0 means none: noise, which is stricter the larger it is, or a bound."""
 
     purpose: str
     is_minimum: bool = False

@@ -173,7 +173,7 @@ class Training:
         return differences(before, trained.models[0], integer_bound(self.update, self.sent), summed)
 
     def _require_finite(self, values: Arrays) -> None:
-        """Refuse an update of which nothing but NaN has changed, as after a training that diverged."""
+        """Refuse an update whose only changes are NaN, as after a training that diverged."""
         # Counters of whole numbers go on.
         floats = {name: values[TENSOR + name] for name in self._summed if not is_integer(self.sent[name])}
         if not (missing := [name for name, array in floats.items() if np.isnan(array).any()]):

@@ -300,7 +300,7 @@ class Rounds:
         is_evaluation: bool = False,
         turn: int = 0,
     ) -> RoundTask:
-        """Return the task of a round over a model that is sent to so many clients.
+        """Return the task of a round over a model that is sent to ``clients`` clients.
 
         Args:
             turn: the platform's number of the round, from 0 on.

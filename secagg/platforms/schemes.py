@@ -245,7 +245,7 @@ def bound_in_steps(norm: float, fraction_bits: int, length: int) -> int:
 
 
 def bits_with_noise(multiplier: float, bound: int, clients: int) -> int:
-    """Return how wide a ring is that holds a sum of so many clients, each with as much noise as all of them owe."""
+    """Return the width of a ring that holds a sum over all clients, each with the noise that all owe together."""
     deviation = multiplier * _REPLACED * bound * math.sqrt(clients)
     return math.ceil(_ROOM * (clients * bound + WORST_DEVIATIONS * deviation)).bit_length() + 1
 

@@ -85,7 +85,7 @@ class ServerRound(ABC, Generic[Node]):
 
     @abstractmethod
     def heard(self, seconds: float) -> Iterable[tuple[Node, Reply]]:
-        """Return what came back, after so many seconds at most."""
+        """Return what came back within ``seconds`` seconds."""
 
     def end_stage(self) -> None:
         """Take no more answers of the stage."""
@@ -205,7 +205,7 @@ class ServerRound(ABC, Generic[Node]):
     def _introduced(self, node: Node, answer: Answer) -> ClientId:
         """Return which client a node is: itself, or the certified one whose signature it shows.
 
-        A session takes the word of its transport for who speaks, and would exclude whom garbage came in the name of.
+        A session trusts its transport on the sender, and would exclude a client in whose name garbage arrived.
         """
         client = self._own.get(node)
         if client is None:

@@ -323,7 +323,7 @@ class SecAggSettings(Options):
 
     @property
     def turns(self) -> int:
-        """After so many rounds the same tensors are summed again."""
+        """Number of rounds after which the same tensors are summed again."""
         return math.lcm(*(name.count(";") + 1 for name in self.tensors))
 
     def tensor_patterns(self, turn: int) -> tuple[str, ...]:
@@ -381,7 +381,7 @@ class SecAggSettings(Options):
         return self.custom is None and self.compression.startswith("peak")
 
     def places_for(self, clients: int) -> int:
-        """Return the values of a block of the peak code, for so many clients."""
+        """Return the block length of the peak code for this number of clients."""
         return int(self._chosen("places") or min(places_for(clients, self.cohort_bits), MOST_SUMMED_PLACES))
 
     @property
@@ -443,7 +443,7 @@ class SecAggSettings(Options):
         return usual if self.corrupted is None else self.corrupted
 
     def facts(self, invited: int) -> dict[str, Any]:
-        """Return what follows for so many invited clients, by the names of a protocol's settings."""
+        """Return the settings of the protocol for this number of invited clients."""
         tolerated = self.tolerated_dropouts(invited)
         facts: dict[str, Any] = {
             "population": invited,

@@ -204,7 +204,7 @@ class Loss:
         return Loss(*(_rounded_up(Fraction(a) + Fraction(b)) for a, b in zip(self.numbers, other.numbers, strict=True)))
 
     def times(self, factor: int | Fraction) -> Loss:
-        """Return the bound of so many releases alike, or of a share of one, rounded up."""
+        """Return the bound of several equal releases, or of a share of one, rounded up."""
         return Loss(*(_rounded_up(Fraction(one) * factor) for one in self.numbers))
 
     def epsilon(self, delta: float) -> float:
@@ -250,7 +250,7 @@ def _loss_of_skellam(part: ReleasePart) -> Loss:
 
 
 def gap_of_sum(variance: Fraction, summands: int) -> float:
-    """Return tau, which bounds how far the sum of so many discrete Gaussians of this variance is from a single one.
+    """Return tau, a bound on the distance of a sum of discrete Gaussians of this variance from a single one.
 
     Implements: [KLS21] Theorem 1: 10 times the sum of exp(-2 pi^2 v k / (k + 1)) for k from 1 to summands - 1.
     """
@@ -294,7 +294,7 @@ NOT_NOISED: Final = (
     "or take the budget away"
 )
 _SHARES: Final = 1 << 20
-"""Into so many parts a loss is divided to find how much of it fits."""
+"""Number of parts of a loss, to find how much of it fits."""
 _MOST_RELEASES: Final = 1 << 20
 
 
@@ -329,7 +329,7 @@ class PrivacyBudget:
         """Refuse an upload that would pass it, saying what was spent, what remains, and what to change.
 
         Args:
-            spent: by so many uploads of before.
+            spent: by earlier uploads.
             cost: of the next one, whose noise is so many times what one client can change.
         """
         if self.holds(spent + cost):

@@ -249,7 +249,7 @@ class ClientNoise:
         )
 
     def epsilon(self, delta: float, releases: int = 1) -> float:
-        """Return the epsilon of so many sums with one client in all of them, with the adjacency of the settings.
+        """Return the epsilon of several sums that one client is in, with the adjacency of the settings.
 
         Security: a client counts its uploads itself; a server that samples clients hides nobody from itself.
         """
@@ -329,7 +329,7 @@ class SumNoise(Protocol):
 
 
 def said_epsilon(noise: SumNoise, delta: float = USUAL_DELTA, releases: int = 1) -> str:
-    """Return what so many sums cost, or that the accountant is not installed."""
+    """Return the privacy loss of several sums, or that the accountant is not installed."""
     try:
         return f"epsilon {noise.epsilon(delta, releases):.3g} at delta {delta:g}"
     except InvalidParameters as error:

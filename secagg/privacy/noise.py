@@ -40,7 +40,7 @@ _FRACTION_BITS: Final = 23
 """Bounds of an exponent are multiples of 2^-23: a remainder below 2^40, shifted by as much, stays in an int64."""
 _COIN_BITS: Final = 32
 _MAXIMUM_TRIALS: Final = 128
-"""After so many that did not end, the coins are refused; it also keeps values below 2^48."""
+"""After this many trials without success the coins are refused; it also keeps values below 2^48."""
 _TABLE_BITS: Final = 128
 
 Vector = npt.NDArray[np.int64]

@@ -35,7 +35,7 @@ WORST_DEVIATIONS: Final = 9.1
 _TAIL: Final = 1.0
 """sqrt(2 ln(1 / beta)) for beta = exp(-1/2), which sessions agree on as part of their bound."""
 _MAXIMUM_TRIALS: Final = 128
-"""A rounding is long with probability 0.61 at most; after so many the coins are refused."""
+"""A rounding is too long with probability at most 0.61; after this many attempts the coins are refused."""
 _COIN_BITS: Final = 32
 _ROOT_DIGITS: Final = 60
 
@@ -78,7 +78,7 @@ def rounded(vector: npt.NDArray[np.float64], l2_bound: int, coins: Coins) -> npt
         overwrite(drawn)
         if int(values @ values) <= l2_bound**2:
             return values
-    raise Misuse("no rounding of so many was short enough, as some of uniform coins are; repair their draw()")
+    raise Misuse("no attempted rounding was short enough, so the coins are not uniform; repair their draw()")
 
 
 def summed_deviation(norm: float, length: int, clients: int, noise_variance: float) -> float:

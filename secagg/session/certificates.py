@@ -65,7 +65,7 @@ class SigningKey(Confined):
     def agreed(
         self, peer: bytes, length: int, label: Label, *parts: bytes, culprits: Iterable[Party] = UNDECIDED
     ) -> Secret:
-        """Return so many bytes that the holders of this key and of the peer's derive, and nobody else.
+        """Return bytes that only the holders of this key and of the peer's key can derive.
 
         Implements: [RFC 8032] §5.1.5, the private scalar; [RFC 7748] §4.1, the map between the curves, and §6.1.
         Raises:

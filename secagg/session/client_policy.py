@@ -112,12 +112,12 @@ class Pinned:
 
 
 def minimum(least: int, purpose: str, most: int | None = None) -> Limit:
-    """Return a limit of which larger values are stricter, from ``least`` on."""
+    """Return a limit, at least ``least``, that is stricter the larger it is."""
     return Limit(purpose, least, most, is_minimum=True)
 
 
 def maximum(most: int, purpose: str, least: int = 1) -> Limit:
-    """Return a limit of which smaller values are stricter, up to ``most``."""
+    """Return a limit, at most ``most``, that is stricter the smaller it is."""
     return Limit(purpose, least, most, is_minimum=False)
 
 

@@ -80,7 +80,7 @@ class Source(Protocol):
     """Source of bytes: a socket, or one that loses patience."""
 
     def recv(self, size: int, /) -> bytes:
-        """Return at most so many bytes; none once the other end has closed."""
+        """Return at most ``size`` bytes, and none once the other end has closed."""
         ...
 
 

@@ -109,7 +109,7 @@ class ProtocolEntry:
     describe: Callable[[Any], tuple[str, ...]] = field(default=lambda _: ())
     """Notes for the operator of an open session, a line each."""
     takes: Callable[[Any, int], bool] = field(default=lambda _, __: True)
-    """Whether so many clients can have a session with these settings, as far as numbers of clients go."""
+    """Whether this number of clients can have a session with these settings."""
     simulate_cheater: Callable[[Any, ClientId], Member] | None = None
     """Returns a client of a simulation that breaks the rules, where others would notice."""
     costs: Callable[[Layout, int, Suite], Iterable[Costs]] | None = None

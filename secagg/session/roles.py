@@ -168,7 +168,7 @@ class Stage:
 
     name: str
     takes_update: bool  # the answers hold the updates: send the model along, and allow the time of training
-    per_client: int | None = None  # an answer has a few kilobytes, and at most so many bytes for each client
+    per_client: int | None = None  # an answer has a few kilobytes, and at most this many bytes for each client
 
 
 class Participation(IntEnum):
@@ -220,7 +220,7 @@ class ServerSession(Protocol):
         """Return the open stage's message for a client, always the same bytes; None if it has no part in the stage."""
 
     def receive(self, sender: ClientId, message: bytes) -> None:
-        """Take an answer from whom the transport says it is; the same bytes again change nothing. May ask helpers.
+        """Take an answer from the sender that the transport names; a repeated answer changes nothing. May ask helpers.
 
         Raises:
             UnexpectedMessage: it is late or early; nothing has changed, and nobody is to blame.
@@ -282,7 +282,7 @@ class ClientSession(Protocol):
 
 
 class Member(Protocol):
-    """A client from one session to the next: identity, floors, ledger, clock, and whom it believes."""
+    """A client across sessions: its identity, policy, ledger and clock, and the keys that it trusts."""
 
     def join(
         self, subject: Subject, update: LazyUpdate | None = None, suspended: Secret | None = None

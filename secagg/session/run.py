@@ -382,7 +382,7 @@ class SimulatedKeys(Confined):
 
 AES_BLOCK_BYTES: Final = 16
 ONE_IN: Final = 20
-"""A planned session withstands one corrupted client in so many, and as many that drop out."""
+"""A planned session tolerates one corrupted client in this number of clients, and as many dropouts."""
 _WORDS_OF_A_CALL: Final = 2
 
 

@@ -220,7 +220,7 @@ class Ends:
         drawn = new_signing_key(self.coins).require_usable()
         own = _name(self.own, self.key.public_key)
         shown = _certificate(own, drawn.public_key(), self.key.require_usable(), is_anchor=False)
-        # An anchor is believed for its name and key alone, whoever has signed it.
+        # An anchor is trusted by its name and key; its signature is not checked.
         expected = Ed25519PublicKey.from_public_bytes(self.peer_key)
         anchor = _certificate(_name(self.peer, self.peer_key), expected, drawn, is_anchor=True)
         context.load_verify_locations(cadata=anchor.public_bytes(Encoding.DER))

@@ -3,7 +3,7 @@
 Two empty files, the marks, tell the newest state from a copy of it or an older one. A transaction touches the mark that
 the state does not name, writes down the time of change that the file system then reports, commits, and touches the
 other mark. Nobody can set a time of change, so a state that was copied, restored or written over names a mark that
-was touched since. A crash leaves one state that is trusted, or two of which the newer was announced to nobody.
+was touched since. A crash leaves one trusted state, or two; nobody was told about the newer one yet.
 
 Premise: no layer below the folder goes back in time. A restored snapshot of a volume or of a virtual machine takes the
 marks with it. File systems that put layers over a folder (overlayfs and the like) are refused.

@@ -106,7 +106,7 @@ class Exchange:
         return {state: len(clients) for state, clients in self.clients.items()}
 
     def open(self, stage: Stage, participation: Participation, longest: int | None = None) -> None:
-        """Open the next stage, and begin to wait for answers of no more than so many bytes."""
+        """Open the next stage and wait for answers of at most ``longest`` bytes."""
         self.longest = self.longest if longest is None else longest
         self.number += 1
         self._patience, self._participation = Patience(stage, self._limits, self._clock), participation

@@ -85,7 +85,7 @@ class ServerStore:
             sync_folder(self._claims.parent)
 
     def claims(self, session: str) -> dict[ClientId, bytes]:
-        """Return whom the names of a session belong to."""
+        """Return the clients of a session by their names."""
         stored = self._claims.read_bytes() if self._claims.exists() else b""
         found = dict[ClientId, bytes]()
         for start in range(0, len(stored) - _CLAIM_BYTES + 1, _CLAIM_BYTES):

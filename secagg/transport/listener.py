@@ -199,7 +199,7 @@ class _Quiet(uvicorn.Server):
 
 
 def allow_connections(limits: WireLimits) -> int:
-    """Let this process have so many connections, as far as the system does, and return how many."""
+    """Raise this process's limit of connections as far as the system allows; return the limit."""
     import resource  # noqa: PLC0415 -- where there is none, there is no such limit
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -17,7 +17,7 @@ _LOOKS: Final = 10
 _UNDISTURBED: Final = 0.2
 """An answer keeps its place for this part of its grace, however slow it is."""
 _AS_FAST: Final = 4
-"""An answer that is no more than so many times slower than the fastest one gives way once, and then no more."""
+"""An answer at most this many times slower than the fastest gives way once, and then no more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +36,7 @@ class Places:
     """Memory for the answers of one stage: an answer takes what it may hold, and the slowest gives way."""
 
     def __init__(self, room: int, grace: float) -> None:
-        """Have so many bytes of room; ``grace`` is in seconds."""
+        """Take the bytes of room that uploads share; ``grace`` is in seconds."""
         self._room, self._grace, self._left, self._undisturbed = room, grace, room, _UNDISTURBED * grace
         self._bodies = set[Body]()
         self._waiting = deque[tuple[int, asyncio.Future[None]]]()

@@ -187,7 +187,7 @@ def test_a_session_names_the_segments_that_nobody_bounds() -> None:
 # --- Zero points ------------------------------------------------------------------------------------------------------
 
 OFFSET = ScalarQuantization(shape=(200,), bits=8, modulus_bits=16, scales=(0.01,), zero_points=(100,))
-"""Codes of which 100 stands for 0.0; the code 0 is -1.0."""
+"""Codes; 100 stands for 0.0, and the code 0 is -1.0."""
 
 
 def offset_sum(norm: int, updates: list[Any], zero_points: tuple[int, ...] = (100,)) -> tuple[Any, Any]:
@@ -424,7 +424,7 @@ def test_with_noise_every_segment_has_a_bound_and_noise(changes: dict[str, Any])
 
 
 def test_a_bound_that_leaves_nothing_of_anybody_is_refused() -> None:
-    """It would leave only the few values of whoever has few."""
+    """It would leave only the few values of a client that has few."""
     session = opened(replace(SETUP, max_norms=(8, 0)))
     with pytest.raises(InvalidParameters, match="less than 1 steps on average"):
         session.seal(1)

@@ -1,4 +1,4 @@
-"""Pairwise masks: a plan for so many dropouts stands them in any round, also before the graph is drawn."""
+"""Pairwise masks: a plan for some dropouts tolerates them in any round, also before the graph is drawn."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ HOUR: Final = 3600
 
 
 def holder_for_hours(world: InsecureSum, hours: int = 12, **brought: Any) -> Any:
-    """Return holder 0 of an epoch of two days, with keys that last so many hours."""
+    """Return holder 0 of an epoch of two days, with keys that last ``hours`` hours."""
     usual: dict[str, Any] = {
         "coins": COINS,
         "policy": world.policy,

@@ -37,7 +37,7 @@ DELTA = 3
 
 @dataclass
 class Lying(Standing):
-    """Standing holders of which some change their answers, and sign what they say."""
+    """Standing holders; some change their answers, and sign what they say."""
 
     changes: Mapping[int, Change] = field(default_factory=dict[int, Change])
     offer: bytes = b""
@@ -104,7 +104,7 @@ def test_a_liar_beside_a_client_that_spoils_the_sum_is_named(monkeypatch: pytest
 
 
 def lies(liars: int, rank: int, columns: int) -> list[Change]:
-    """Return errors of so many liars that span so many dimensions; of rank 0 each is wrong in a column of its own."""
+    """Return errors of ``liars`` liars that span ``rank`` dimensions; of rank 0 each is wrong in its own column."""
     generator = np.random.default_rng([liars, rank])
     if not rank:
         return [adding(17 * index, int(generator.integers(1, FIELD))) for index in range(liars)]
@@ -246,7 +246,7 @@ def test_an_offer_with_other_zeros_is_none() -> None:
 
 
 class Babbling(Standing):
-    """Standing holders of which one answers everything with the same bytes."""
+    """Standing holders; one answers everything with the same bytes."""
 
     said = b""
 

@@ -168,7 +168,7 @@ MOST_FLIPS = 400
 
 
 def altered(message: bytes) -> Iterator[bytes]:
-    """Alter a message behind its header: each byte of it, or each so many."""
+    """Alter a message behind its header: each byte of it, or one byte in several."""
     for at in range(HEADER_BYTES, len(message), 1 + len(message) // MOST_FLIPS):
         yield message[:at] + bytes([message[at] ^ 1]) + message[at + 1 :]
     yield from (message[:-1], message + b"\0", message[:HEADER_BYTES])
@@ -326,7 +326,7 @@ def test_two_attempts_with_the_same_input_and_the_same_coins_have_no_mask_in_com
 
 
 class CoinsChangedOnce:
-    """Coins of which one draw is another than in the original."""
+    """Coins with one draw that differs from the original."""
 
     def __init__(self, changed: int) -> None:
         self._coins, self._other = InsecureSeededCoins(b"coins"), InsecureSeededCoins(b"other coins")

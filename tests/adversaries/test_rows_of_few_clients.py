@@ -40,7 +40,7 @@ Touches = npt.NDArray[np.bool_]
 
 
 def payload_of(layout: Layout, touches: Sequence[Touches], seed: int) -> Payload:
-    """Return values of which whole rows are zeros, one matrix of touches for each row segment."""
+    """Return values with whole rows of zeros, and one matrix of touches for each row segment."""
     generator, left, values = np.random.default_rng(seed), list(touches), list[Any]()
     for segment, following in zip(layout.segments, (*layout.segments[1:], None), strict=True):
         if isinstance(segment, RowSegment):

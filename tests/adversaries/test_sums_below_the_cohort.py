@@ -124,7 +124,7 @@ def test_nothing_that_a_server_holds_gives_a_sum_below_the_cohort(mode: Security
 
 
 def cut_apart(mode: SecurityMode, reached: ServerState) -> tuple[InsecurePairwiseSession, set[int]]:
-    """Return a session of twelve, and eight of them whom the others leave in two parts of four on the ring."""
+    """Return a session of twelve, and eight of them that the dropouts leave in two parts of four on the ring."""
     setup = SessionSetup(
         population=12, corrupted=0, dropped=1, mode=mode, topology=Topology.SPARSE, minimum_cohort=5, privacy_bits=100
     )

@@ -108,7 +108,7 @@ def test_without_noise_histograms_are_released_though_there_are_tables() -> None
 
 
 def test_one_servers_noise_is_enough_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Server 0 adds none, which nobody can see; what is left is V, of which epsilon is computed."""
+    """Server 0 adds none, which nobody can see; V is left, and epsilon is computed from it."""
     right = add_noise
 
     def lazily(self: ServerNoise, *arguments: Any) -> None:

@@ -101,7 +101,7 @@ def test_the_error_of_a_sum_is_that_of_uniform_dither_wherever_values_lie_betwee
     decoder = scheme(shape=(size,), scale=1.0, fine_bits=8, modulus_bits=12)
     update = np.full(size, place)
     error = decoder.decode(rounded_sum(decoder, update, clients, b"between")).astype(np.float64) - clients * place
-    # Six deviations of a mean of so many errors, and of their squares.
+    # Six deviations of a mean of that many errors, and of their squares.
     assert abs(error.mean()) < 6 * (clients / 12 / size) ** 0.5
     assert error.std() == pytest.approx((clients / 12) ** 0.5, rel=0.03)
 

@@ -44,7 +44,7 @@ def joined(scale: float = 1.0) -> JoinedRotation:
 
 
 def summed(decoder: Any, update: Any, weight: int) -> Aggregate:
-    """Return the sum of so many clients that all send this update."""
+    """Return the sum of ``weight`` clients that all send this update."""
     payload = decoder.encode(update, SystemCoins())
     rings = [segment.ring for segment in decoder.layout.require_rings()]
     values = [

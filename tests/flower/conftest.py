@@ -157,7 +157,7 @@ class Workplace:
 
 @pytest.fixture(scope="session")
 def make_workplace() -> Callable[[Path], Workplace]:
-    """Return what makes a workplace of an empty folder; whoever makes one has to end it."""
+    """Return what makes a workplace of an empty folder; the caller has to end it."""
     return Workplace
 
 

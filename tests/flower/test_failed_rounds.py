@@ -1,4 +1,4 @@
-"""Runs of real strategies of which rounds fail: what is kept, what the result says, and what is never asked twice."""
+"""Runs of real strategies with failing rounds: what is kept, what the result says, and what is never asked twice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEP = 2.0**-15
 
 
 class Nodes(MemoryGrid):
-    """Nodes of which those from the fourth on are lost: at the first message or at training, in some rounds."""
+    """Nodes; the fourth and later ones are lost at the first message or at training, in some rounds."""
 
     def __init__(
         self, folder: Path, train: Train | None = None, *, at: str = "train", lost: Callable[[int], bool]

@@ -1,4 +1,4 @@
-"""Enclaves, hosts and clients in memory, at the hands of whoever asks: for tests and attacks.
+"""Enclaves, hosts and clients in memory, for tests and attacks.
 
 ``InsecureEnclaveSession`` makes an authority, certified clients whose coins repeat, inputs that a seed determines, a
 simulated enclave and its host. A test takes the uploads and hands over what it likes, in any order, to any epoch.

@@ -1,4 +1,4 @@
-"""Two servers and their clients in memory, at the hands of whoever asks: for tests and attacks.
+"""Two servers and their clients in memory, for tests and attacks.
 
 ``InsecureIndexingRound`` makes an authority, certified clients whose coins repeat, inputs that a seed determines, and
 both servers of one round. A test takes the halves and messages and hands over what it likes, in any order.

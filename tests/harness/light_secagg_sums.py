@@ -20,7 +20,7 @@ from tests.harness.planted import always
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubjectOf(Subject):
-    """A subject of which only the digest of the terms is known."""
+    """A subject with nothing but the digest of its terms."""
 
     application_digest: bytes
 
@@ -69,7 +69,7 @@ def answers_of(server: Server, clients: Mapping[ClientId, Client]) -> dict[Clien
 
 
 def reach(server: Server, clients: Mapping[ClientId, Client], stages: int) -> None:
-    """Carry a sum through so many stages."""
+    """Carry a sum through ``stages`` stages."""
     for _ in range(stages):
         for name, answer in answers_of(server, clients).items():
             server.receive(name, answer)

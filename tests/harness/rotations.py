@@ -21,7 +21,7 @@ def rotation(
     scales: tuple[float, ...] = (),
     **stream: Any,
 ) -> JoinedRotation:
-    """Return the rotation of a stream, of which anything may be given."""
+    """Return the rotation of a stream; each argument has a default."""
     usual: dict[str, Any] = {"seed": SEED, "round_number": 5, "tensor_name": "update", "shape": (size,)}
     return JoinedRotation(stream=PublicStream(**(usual | stream)), sizes=sizes, scales=scales, block_size=block_size)
 

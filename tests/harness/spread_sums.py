@@ -43,7 +43,7 @@ class Place:
         return self.setup.clients
 
     def upload(self, client: ClientId, invitation: bytes) -> bytes:
-        """Return what a client sends, which is the same bytes whoever asks it again."""
+        """Return what a client sends: the same bytes however often it is asked."""
         if client not in self.sent:
             made = self.world.member(client).join(self.setup.subject, self.world.update(client)).answer(invitation)
             self.sent[client] = made

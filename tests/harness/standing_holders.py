@@ -22,7 +22,7 @@ def told(*arguments: str) -> str:
 
 
 class StandingHolders:
-    """Holders, of which any may be killed and started again."""
+    """Holders that may be killed and started again."""
 
     def __init__(
         self,

@@ -67,7 +67,7 @@ def timed(  # noqa: PLR0913 -- three have defaults
     most: int = 1_000_000,
     clock: Callable[[], int] = thread_time_ns,
 ) -> Timed:
-    """Time one call after another until so many seconds have passed, or so many calls; loading is not timed."""
+    """Time one call after another for ``seconds`` seconds or ``most`` calls; loading is not timed."""
     started, taken = perf_counter(), list[int]()
     classes, inputs = (fixed, random), len(fixed)
     if inputs != len(random):

@@ -25,7 +25,7 @@ from secagg.planning.seconds import costs_of
 from secagg.session.registry import find, names
 
 BLOCKS = 1 << 14
-"""Enough for 4096 codewords, each of which takes four blocks, and a multiple of eight, so that bits are whole bytes."""
+"""Enough for 4096 codewords with four blocks each, and a multiple of eight, so that bits are whole bytes."""
 
 
 def request_of(blocks: int = BLOCKS, block_size: int = 4, **options: Any) -> PlanRequest:

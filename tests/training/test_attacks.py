@@ -34,7 +34,7 @@ LABELS = [0, 1, 2, 4]
 
 @dataclass(frozen=True)
 class Labels:
-    """Data of which only the greatest label matters."""
+    """Data where only the largest label matters."""
 
     name: str = "labels"
 

@@ -48,7 +48,7 @@ PUBLIC = ("compression.scheme=pq", "compression.calibration=public")
 
 
 def spent(releases: int, multiplier: int = 2) -> float:
-    """Return what so many releases cost, of one Gaussian with this multiple of the sensitivity."""
+    """Return the loss of several releases of one Gaussian with this multiple of the sensitivity."""
     one = ReleasePart(l2_squared=10**12, l1=None, variance=Fraction(multiplier**2 * 10**12))
     return epsilon(NoiseKind.DISCRETE_GAUSSIAN, [one], releases, 1e-6)
 

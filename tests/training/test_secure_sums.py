@@ -1,4 +1,4 @@
-"""Real protocols give the sum in the clear, whoever is lost where; and the sum in the clear is what it should be."""
+"""Real protocols give the sum in the clear whichever clients drop out; and that sum is right."""
 
 from __future__ import annotations
 

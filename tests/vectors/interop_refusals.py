@@ -16,7 +16,7 @@ from .interop_parts import HEADER, hashed, pairwise_parts
 
 Vector = dict[str, Any]
 DAMAGED: Final = ("semi_honest_full", "active_full")
-"""Sessions of which every message of one client is damaged in every way."""
+"""Sessions in which every message of one client is damaged in every way."""
 OFFER_IS_REFUSED: Final = {"below_floor", "parameter_out_of_range"}
 VERDICTS: Final = {"not_authentic", "does_not_open", "off_polynomial"}
 SENT_BY_CLIENTS: Final = {

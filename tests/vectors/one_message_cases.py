@@ -219,7 +219,7 @@ def _of_another_holder(_: Any, play: Play) -> Any:
 
 
 def _signed_again(change: Callable[[Upload], Upload]) -> Edit:
-    """Show the first holder an upload of which the client itself signed something else."""
+    """Show the first holder an upload that differs from what the client signed."""
 
     def made(share: Any, play: Play) -> Any:
         good, agreement = Upload.decode(play.messages[f"upload/{FIRST}"]), play.agreement

@@ -60,7 +60,7 @@ class Town:
         return self._started(["node", str(script), url, *options, "--", values])
 
     def keys(self, clients: int) -> Path:
-        """Make keys for so many clients."""
+        """Make keys for ``clients`` clients."""
         done = self.command("keys", "--clients", str(clients), "--out", str(self.folder / "keys"))
         assert done.wait(SECONDS) == 0
         return self.folder / "keys"

@@ -13,7 +13,7 @@ from .sources import INSTALLED, fashion, stdlib_characters, vader
 
 NAMES: Final = ("fashion", "fashion-full", "vader", "stdlib-chars", *LEAF_SETS)
 _CLIENTS: Final = 200
-"""Clients to whom examples without owners are dealt out by default."""
+"""Default number of clients for examples without owners."""
 
 __all__ = ["LEAF_SETS", "NAMES", "PreparedData", "Split", "federated_data", "prepare_leaf"]
 

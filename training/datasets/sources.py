@@ -139,7 +139,7 @@ _CLEAR: Final = 0.5
 """Least distance from neutral of the mean rating of a text that gets a label."""
 _WORDS: Final = 5000
 _HELD_OUT: Final = 10
-"""One text in so many is a test text, whatever the run's seed."""
+"""One text in this many is a test text, whatever the run's seed."""
 _FIELDS: Final = 3
 
 
@@ -220,7 +220,7 @@ _LEAST_BYTES: Final = 2000
 _HELD_OUT_SHARE: Final = 0.1
 """The share of each module, its end, that test examples come from."""
 _POSITIONS: Final = 60
-"""One training example for so many characters."""
+"""Characters of one training example."""
 _FEWEST, _MOST = 20, 400
 _TESTED_OF_A_MODULE: Final = 40
 _TESTED: Final = 4000

@@ -57,7 +57,7 @@ function showStages(done) {
 }
 
 /**
- * The values of an upload as the server has them: so many bits each, from 0 to 1.
+ * The values of an upload as the server has them, each scaled to 0..1.
  * @param {Uint8Array} upload @param {number} bits @param {number} head
  */
 function maskedLevels(upload, bits, head) {

@@ -355,7 +355,7 @@ def has_begun(start: datetime, now: datetime) -> bool:
 
 
 def _check_extensions(certificate: Certificate, below: int) -> None:
-    """Require that the leaf is not an authority, and that an authority may have so many certificates below it."""
+    """Require that the leaf is no authority, and that each authority may have the certificates below it."""
     name = certificate.name
     constraints: x509.BasicConstraints | None = None
     usage: x509.KeyUsage | None = None

@@ -83,7 +83,7 @@ def verify_nitro(document: bytes, roots: frozenset[bytes], now: datetime) -> Cla
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payload:
-    """The fields of a document, some of which may be missing or null."""
+    """The fields of a document; some may be missing or null."""
 
     digest: str
     timestamp: int

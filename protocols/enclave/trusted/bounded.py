@@ -48,7 +48,7 @@ def packed_bytes(segment: RingSegment) -> int:
 
 
 class BoundedSum(Confined):
-    """Sum of one ring segment's values over many clients, none of which moves it by more than its bound."""
+    """Sum of one ring segment's values over many clients; none moves it by more than its bound."""
 
     def __init__(self, segment: RingSegment, norm: int, zero: int, clients: int) -> None:
         """Start from zeros.

@@ -267,7 +267,7 @@ class Enclave(Confined):
             self._mask_keys.append(mask_key(body, self.configuration.suite, context, *place))
 
     def _take(self, packed: memoryview) -> None:
-        """Count the indices; then add the values, of which none is refused."""
+        """Count the indices; then add the values, which are never refused."""
         start = sum(segment.payload_bytes for segment in self.configuration.index_segments)
         self._count(packed[:start])
         for total, segment in zip(self._sums, bounded_segments(self.configuration), strict=True):

@@ -39,7 +39,7 @@ VERSION_BYTES: Final = 8
 MAXIMUM_RECEIPT_BYTES: Final = 1 << 10
 MAXIMUM_KEY_BYTES: Final = 1 << 12
 MOST_SEALED_INDICES: Final = 1 << 12
-"""Packed indices and bounded values of up to so many bytes are sealed with HPKE themselves, where there is no mask."""
+"""Packed indices and bounded values up to this size are sealed with HPKE directly if there is no mask."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,7 +66,7 @@ CHUNK_BLOCKS: Final = 1 << 12
 
 
 def over_threads(shape: PointFunctionShape, blocks: int, threads: int, job: Callable[[int, int], None]) -> None:
-    """Call ``job(first, stop)`` for ranges that make up all blocks, on at most so many threads.
+    """Call ``job(first, stop)`` for ranges that make up all blocks, on at most ``threads`` threads.
 
     Ranges meet where runs do, so that no run is made by two threads; with a tree where chunks do.
     """

@@ -52,7 +52,7 @@ SEED_BITS: Final = 126
 """A node is 128 bits, two of them control bits."""
 CORRECTION_BITS: Final = SEED_BITS + 4
 RUN_BLOCKS: Final = 1 << 14
-"""Lanes are laid out in runs of so many blocks, the last of which may be shorter; part of the explicit share's bytes.
+"""Lanes are laid out in runs of this many blocks; the last run may be shorter. Part of the explicit share's bytes.
 
 Measured: in shorter runs the interpreter takes a large part of the time, and longer ones leave the cache."""
 

@@ -633,7 +633,7 @@ class _Scratch:
         return self.levels[level][: nodes * NODE_BYTES].view(_NODE_WORD)
 
     def pair(self, rows: int, words: int) -> tuple[NodeWords, NodeWords]:
-        """Return memory for control bits and for what they mask, in rows of so many words."""
+        """Return memory for control bits and for what they mask, in rows of ``words`` words."""
         control, shared = (memory[: rows * words].reshape(rows, words) for memory in (self.control, self.shared))
         return control, shared
 
@@ -647,7 +647,7 @@ _kept = threading.local()
 
 
 def _scratch(nodes: int, depth: int) -> _Scratch:
-    """Return this thread's scratch memory for a tree, of at least so many nodes a level; the caller wipes it."""
+    """Return this thread's scratch memory for a tree with at least ``nodes`` nodes a level; the caller wipes it."""
     scratch: _Scratch | None = getattr(_kept, "scratch", None)
     if scratch is None or scratch.room < nodes or scratch.depth < depth:
         scratch = _kept.scratch = _Scratch(nodes, depth)
