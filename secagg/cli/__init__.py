@@ -16,14 +16,12 @@ from secagg.options import suggestion
 
 from . import options as command_options
 from . import train
-from .options import when_run
+from .options import in_own_words, when_run
 from .round import add_options as add_round_options
 
 _MODELS = ("celeba", "sent140", "femnist")
 """The names in ``secagg.cli.plan``, which is imported when it is needed."""
 _CHOICE: Final = re.compile(r"(.*): invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
-_SETTING: Final = re.compile(r"(?<![\w./-])secagg-([a-z]+(?:-[a-z]+)*)(?!\.?[\w/-])")
-"""A setting, as platforms name it and as they say it in errors; no file of such a name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,9 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(options.run(options))
     except SecAggError as error:
         said = "\n".join([f"secagg: {error}", *getattr(error, "__notes__", ())])
-        if hasattr(options, "set"):
-            said = _SETTING.sub(lambda found: f"--{'' if hasattr(options, found[1]) else 'set '}{found[1]}", said)
-        print(said, file=sys.stderr)
+        print(in_own_words(said, options), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nsecagg: interrupted; nothing was released", file=sys.stderr)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -23,6 +23,7 @@ from .shared import (
     running,
     stopped,
     subject_of,
+    terms_of_model,
 )
 
 if TYPE_CHECKING:
@@ -39,7 +40,17 @@ if TYPE_CHECKING:
     from secagg.transport.client import Outcome
     from secagg.transport.description import SessionDescription
 
-    _UpdateFor = Callable[[SessionDescription, SpentUpdates, Secret | None], tuple[Subject, LazyUpdate]]
+    _UpdateFor = Callable[[SessionDescription, SpentUpdates, Secret | None], "_Offer"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """Update of a client for a session, with the noise and norms that it insists on, as ``NodeSide`` has them."""
+
+    subject: Subject
+    update: LazyUpdate
+    limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
 
 _UNPLANNED: Final = {"noise", "norm", "epsilon", "delta", "identity"}
 """Settings that this command cannot encode, and those that have an option of their own."""
@@ -48,7 +59,7 @@ _UNPLANNED: Final = {"noise", "norm", "epsilon", "delta", "identity"}
 def run_contribute(options: argparse.Namespace) -> int:
     """Add one update, and return the exit status."""
     try:
-        outcome = running(lambda: _contribute(options), options.log_level)
+        outcome = running(lambda: _contribute(options), options)
     except SystemExit:
         return stopped()
     print(outcome.sentence)
@@ -72,7 +83,7 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
     charges = floors.charges(identity, states, client, is_one_folder=True)
     side = NodeSide(settings=floors, client=client, certified=identity, states=states)
 
-    def joined(description: SessionDescription, suspended: Secret | None) -> tuple[Subject, LazyUpdate]:
+    def joined(description: SessionDescription, suspended: Secret | None) -> _Offer:
         floors.require_protocol(description.protocol)
         modes = floors.policy.modes
         if description.mode not in modes:
@@ -102,16 +113,15 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
         return update_for(description, charges, suspended)
 
     def join(description: SessionDescription, suspended: Secret | None) -> ClientSession:
-        subject, update = joined(description, suspended)
+        offer = joined(description, suspended)
 
         def begin(message: bytes) -> ClientSession:
             # A plug looks at the first message; the member that it makes may then keep a suspended state.
             if not members:
                 first = message if suspended is None else b""
                 plug = plug_of(description.protocol, is_suspended=False)
-                norms = max_norms_in(description.protocol, description.terms)
-                members.append(plug.member(replace(side, invitation=first, max_norms=norms)))
-            return members[0].join(subject, update, suspended)
+                members.append(plug.member(replace(side, invitation=first, **offer.limits)))
+            return members[0].join(offer.subject, offer.update, suspended)
 
         return _PluggedSession(client, begin)
 
@@ -135,8 +145,12 @@ def _offered(options: argparse.Namespace, identity: ClientIdentity | None) -> tu
         "protocols": (options.protocol,),
         "modes": "semi_honest" if options.identity is None else "active",
     }
+    if options.model is None and (options.base or options.examples):
+        raise InvalidParameters("--base and --examples are of a trained model; give --model as well, or leave them out")
     if options.statistics is not None:
         return _statistics(options, usual, identity)
+    if options.model is not None:
+        return _model(options, usual)
     values = _values(options.update)
     return _node(usual, options.set, _UNPLANNED), partial(_update_of, values, options.task)
 
@@ -147,12 +161,16 @@ def _update_of(
     description: SessionDescription,
     charges: SpentUpdates,
     suspended: Secret | None,
-) -> tuple[Subject, LazyUpdate]:
+) -> _Offer:
     from secagg.crypto.entropy import SystemCoins
     from secagg.crypto.labels import Label, bind
     from secagg.session.ledger import NO_MODEL, Spent
     from secagg.session.roles import LazyUpdate, Update
 
+    if "values" not in description.terms:
+        raise InvalidParameters(
+            "the server sums a model or statistics, and no array; give --model or --statistics, as its operator says"
+        )
     plan, coins = plan_of(description.protocol, description.terms), SystemCoins()
     if description.task != task or values.shape != (description.terms["values"],):
         raise InvalidParameters(
@@ -178,7 +196,75 @@ def _update_of(
     late = LazyUpdate(
         lambda: Update(plan.encode(values, coins), model), model, charge=charge, together=charges.transaction
     )
-    return subject, late
+    return _Offer(subject, late, {"max_norms": max_norms_in(description.protocol, description.terms)})
+
+
+def _model(options: argparse.Namespace, usual: Mapping[str, Any]) -> tuple[ClientNode, _UpdateFor]:
+    import numpy as np
+
+    from secagg.compression.model_update import decode_parameters
+    from secagg.compression.model_update.arrays import model_digest
+    from secagg.crypto.labels import Label, bind
+    from secagg.platforms.client_round import Trained, Training, bounds_of, require_told_bounds
+    from secagg.platforms.model_files import read_model
+    from secagg.platforms.schemes import norms_in_steps
+
+    trained = read_model(options.model)
+    sent = {name: np.zeros_like(each) for name, each in trained.items()}
+    if options.base is not None:
+        sent = read_model(options.base)
+    if options.examples is not None and options.examples < 1:
+        raise InvalidParameters(f"--examples is the number of examples trained on, 1 or more; got {options.examples}")
+    node = _node(usual, options.set, {"identity"})
+    content = hashlib.sha256(bind(Label.SPENT_VALUES, model_digest(trained))).digest()
+
+    def update_for(description: SessionDescription, charges: SpentUpdates, suspended: Secret | None) -> _Offer:
+        terms = terms_of_model(description)
+        if description.task != options.task:
+            raise InvalidParameters(
+                f"the server sums {description.task!r}, and this client answers {options.task!r}; name another --task"
+            )
+        if description.terms["model"] != model_digest(sent).hex():
+            raise InvalidParameters(
+                "the server has another model than --base; name the file that its operator gave to all clients"
+                if options.base is not None
+                else "the server sums changes of a model: name the one that was trained from with --base. Without it "
+                "the file itself is summed, for which the server's --model has the same tensors, all of them zeros"
+            )
+        if (noise := description.terms["noise"]) != [node.noise, node.norm]:
+            raise InvalidParameters(
+                f"the server plans noise and norm of {noise}, and this client {[node.noise, node.norm]}; where the "
+                "server's are what you agreed on, give them as --set noise=... --set norm=...",
+                reason=Reason.BELOW_FLOOR,
+            )
+        if terms.metrics:
+            raise InvalidParameters("the server asks for metrics, and this command has none; name another server")
+        if terms.full > 1 and options.examples is None:
+            raise InvalidParameters(
+                f"the server weighs clients by their examples, {terms.full} of which count fully; give --examples N"
+            )
+        node.require_adapter(terms.adapter)
+        update = decode_parameters(terms.parameters)
+        require_told_bounds(terms, update)
+        training = Training(
+            terms=terms,
+            update=update,
+            charges=charges,
+            sent=sent,
+            train=lambda: Trained(models=[trained], number=lambda _: options.examples),
+            content=content,
+        )
+        training.require_form(trained)
+        charges.require_kept(terms.task.encode(), bounds_of(terms, update))
+        if suspended is None:
+            charges.require_open(training.spent)
+        limits = {
+            "noise": node.noise_for(terms.protocol, update),
+            "max_norms": norms_in_steps(terms.max_norm, update)[0],
+        }
+        return _Offer(terms.subject(update, training.model_digest), training.late, limits)
+
+    return node, update_for
 
 
 def _statistics(
@@ -193,16 +279,13 @@ def _statistics(
     usual = {**usual, "attempts": ONCE.attempts}
     answering = Answering(site, _node(usual, options.set, {"norm", "identity"}))
 
-    def update_for(
-        description: SessionDescription, charges: SpentUpdates, suspended: Secret | None
-    ) -> tuple[Subject, LazyUpdate]:
+    def update_for(description: SessionDescription, charges: SpentUpdates, suspended: Secret | None) -> _Offer:
         plan = plan_for(site.declaration, description.protocol, description.terms)
         if description.task != options.task:
             raise InvalidParameters(f"the server asks for {description.task!r}, and this site answers {options.task!r}")
         subject = subject_of(plan, description.task, description.round_number, description.terms)
-        return subject, answering.late(
-            charges, description.task, description.round_number, identity, is_new=suspended is None
-        )
+        late = answering.late(charges, description.task, description.round_number, identity, is_new=suspended is None)
+        return _Offer(subject, late)
 
     return answering.floors, update_for
 

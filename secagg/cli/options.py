@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +14,10 @@ from secagg.session.registry import names, require_name
 
 from . import spreading
 
+_SETTING: Final = re.compile(r"(?<![\w./-])secagg-([a-z]+(?:-[a-z]+)*)(?!\.?[\w/-])")
+"""A setting, as platforms name it and as they say it in errors; no file of such a name."""
+_OF_SERVER: Final = ("clip", "protocol")
+"""Settings that have an option of their own at a server, which a client's log may name."""
 _ADDRESS: Final = "unix:PATH, tcp:HOST:PORT or vsock:CONTEXT:PORT"
 PROTOCOLS: Final = f"aggregation protocol: {', '.join(names())} (default: %(default)s)"
 
@@ -23,6 +28,14 @@ def protocol_name(text: str) -> str:
         return require_name(text)
     except InvalidParameters as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def in_own_words(text: str, options: argparse.Namespace) -> str:
+    """Return a text that names the settings of platforms with the options of a command that has ``--set``."""
+    if not hasattr(options, "set"):
+        return text
+    own = {*vars(options), *_OF_SERVER}
+    return _SETTING.sub(lambda found: f"--{'' if found[1] in own else 'set '}{found[1]}", text)
 
 
 def when_run(module: str, name: str) -> Callable[[argparse.Namespace], int]:
@@ -300,14 +313,17 @@ def _add_wire(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type
     serve = commands.add_parser(
         "serve",
         help="hold one sum over HTTP, for clients that run `secagg contribute`",
-        usage="secagg serve --values N --clip C --clients N [option ...]",
+        usage="secagg serve (--values N --clip C | --model FILE) --clients N --out FILE [option ...]",
         description="Hold one sum and write the mean of its updates.",
         epilog="Started again with the same arguments after a crash it resumes, where the protocol can. SIGTERM stops "
         "it, and keeps what it resumes from; SIGHUP has it read renewed files of TLS.",
     )
     serve.add_argument("--protocol", type=protocol_name, default="pairwise", help=PROTOCOLS)
     serve.add_argument("--values", type=int, help="how many an update has")
-    serve.add_argument("--clip", type=float, help="values beyond it are clipped")
+    serve.add_argument(
+        "--model", type=Path, metavar="FILE", help="sum changes of its tensors, .npz or .safetensors; no --values"
+    )
+    serve.add_argument("--clip", type=float, help="values beyond it are clipped (default: 4.0 of --model)")
     serve.add_argument(
         "--statistics", type=Path, metavar="FILE", help="sum what this declaration asks for; no --values"
     )
@@ -316,10 +332,13 @@ def _add_wire(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type
     serve.add_argument("--listen", default="127.0.0.1:8750", metavar="HOST:PORT", help="(default: %(default)s)")
     serve.add_argument("--state", type=Path, metavar="DIR", help="folder of the session, to resume it after a crash")
     serve.add_argument(
-        "--out", type=Path, metavar="FILE", help="where the mean goes, as .npy; or the statistics, as JSON"
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="where the mean goes, as .npy; the next model; or the statistics, as JSON",
     )
     more = serve.add_argument_group("further options")
-    more.add_argument("--bits", type=int, default=16, help="of one value (default: %(default)s)")
+    more.add_argument("--bits", type=int, help="of one value (default: 16; not of --model)")
     more.add_argument(
         "--group",
         metavar="K/N",
@@ -377,11 +396,16 @@ def _add_wire(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type
 
 
 def _add_contribute(contribute: argparse.ArgumentParser) -> None:
-    contribute.usage = "secagg contribute URL (--update | --statistics) FILE (--identity FILE | --client N) [...]"
+    contribute.usage = (
+        "secagg contribute URL (--update | --model | --statistics) FILE (--identity FILE | --client N) [...]"
+    )
     contribute.add_argument("url", metavar="URL", help="of the server")
     what = contribute.add_mutually_exclusive_group(required=True)
     what.add_argument("--update", type=Path, metavar="FILE", help="values, as .npy")
+    what.add_argument("--model", type=Path, metavar="FILE", help="trained model, as .npz or .safetensors")
     what.add_argument("--statistics", type=Path, metavar="FILE", help="the declaration that this site answers")
+    contribute.add_argument("--base", type=Path, metavar="FILE", help="of --model: the model before training")
+    contribute.add_argument("--examples", type=int, metavar="N", help="of --model: number of examples trained on")
     contribute.add_argument("--data", metavar="FILE", help="of --statistics: a .csv, or site.py:FUNCTIONS")
     contribute.add_argument("--data-version", default="1", help="its owner's name for the data (default: %(default)s)")
     contribute.add_argument("--protocol", type=protocol_name, default="pairwise", help=f"the only accepted {PROTOCOLS}")

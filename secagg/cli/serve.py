@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -27,17 +28,21 @@ from .shared import (
     address,
     assigned,
     max_norms_in,
+    model_terms,
     own_credentials,
     plan_for,
     running,
     stopped,
     subject_of,
+    terms_of_model,
 )
 from .spreading import Spreading, SpreadInState, Telling, workers_for
 
 if TYPE_CHECKING:
     from secagg.analytics import Plan
     from secagg.crypto.entropy import Coins
+    from secagg.platforms.model_files import Model
+    from secagg.platforms.round_task import RoundTask
     from secagg.platforms.settings import SecAggSettings
     from secagg.quick.model_session import Session
     from secagg.session.roles import Released, ServerSession, Subject
@@ -49,7 +54,10 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("secagg")
 _AGAIN_SECONDS: Final = 1.0
 _OF_UPDATES: Final = ("values", "clip", "bits")
-"""Terms of a sum of updates alone."""
+"""Terms of a sum of arrays of values only."""
+_BITS: Final = 16
+_OF_ROUNDS: Final = ("down", "rate", "harm", "metrics", "evaluation_metrics", "metric_bound")
+"""Settings of updates that one sum of files has no use for."""
 _DRAWING, _SEATS = 28 * 28, 3
 """For a page: values of a drawing, and the default number of visitors of a sum."""
 _LEAST_ANSWER, _SHARES, _PER_CLIENT = 1 << 20, 16, 1 << 12
@@ -61,15 +69,19 @@ def run_serve(options: argparse.Namespace) -> int:
     options.is_written = False
     _complete(options)
     try:
-        running(lambda: _serve(options), options.log_level)
+        running(lambda: _serve(options), options)
     except SystemExit:
         return 0 if options.is_written else stopped()
     return 0
 
 
 def _complete(options: argparse.Namespace) -> None:
-    """Fill in what a page or a declaration decides, or refuse what is missing or does not go with it."""
+    """Fill in what a page, a model or a declaration decides, or refuse what is missing or cannot be combined."""
     options.declared = None
+    is_encoded = options.values is not None or options.bits is not None
+    options.bits = _BITS if options.bits is None else options.bits
+    if options.model is not None:
+        _complete_model(options, is_encoded=is_encoded)
     if options.statistics is not None:
         from secagg.analytics import Declaration
 
@@ -80,8 +92,12 @@ def _complete(options: argparse.Namespace) -> None:
             )
         options.values, options.clip = 0, 0.0
     if not options.page:
-        if missing := [name for name in ("values", "clip", "out") if getattr(options, name) is None]:
-            raise InvalidParameters(f"give --{', --'.join(missing)} as well, or --page for a page that decides them")
+        needed = ("values", "clip", "out") if options.model is None else ("out",)
+        if missing := [name for name in needed if getattr(options, name) is None]:
+            raise InvalidParameters(
+                f"give --{', --'.join(missing)} as well"
+                + ("" if options.model else ", or --page for a page that decides them")
+            )
         return
     if options.state or options.group or options.engine or options.values is not None or options.round is not None:
         raise InvalidParameters(
@@ -94,6 +110,19 @@ def _complete(options: argparse.Namespace) -> None:
         options.clients = _SEATS
 
 
+def _complete_model(options: argparse.Namespace, *, is_encoded: bool) -> None:
+    from secagg.platforms.model_files import require_form
+
+    if is_encoded or options.page or options.group or options.engine or options.statistics is not None:
+        raise InvalidParameters(
+            "--model has its tensors summed as a Flower app's are, so it cannot be combined with --values, --bits, "
+            "--statistics, --page, --group or --engine; leave these out"
+        )
+    if options.out is not None:
+        require_form(options.out)
+    options.values = 0
+
+
 def _shown(plan: Session[Any], released: Released) -> bytes:
     mean, count = plan.mean(released), len(released.counted)
     sentence = f"the sum of {count} clients was released"
@@ -103,7 +132,10 @@ def _shown(plan: Session[Any], released: Released) -> bytes:
 def _write(options: argparse.Namespace, held: _Held, released: Released) -> str:
     """Write the mean, the statistics or a group's sum, and return its description; it is on disk when this returns."""
     from secagg.analytics import Plan
+    from secagg.platforms.round_task import RoundTask
 
+    if isinstance(held.plan, RoundTask):
+        return _write_model(options, held, held.plan, released)
     if isinstance(held.plan, Plan):
         results = held.plan.results(released.aggregate)
         write_json(options.out, results.record)
@@ -113,6 +145,17 @@ def _write(options: argparse.Namespace, held: _Held, released: Released) -> str:
         return f"the mean of {len(released.counted)} clients' updates"
     write_sum(options.out, held.description, released)
     return f"the sum of {len(released.counted)} clients of group {options.group}, for `secagg add`"
+
+
+def _write_model(options: argparse.Namespace, held: _Held, task: RoundTask, released: Released) -> str:
+    from secagg.compression.model_update.arrays import applied
+    from secagg.platforms.model_files import write_model
+
+    means = task.means(released.aggregate)
+    if held.session is not None:
+        task.say_if_noise_alone(held.session, released.aggregate)
+    write_model(options.out, applied(task.sent, means.tensors), options.model)
+    return f"{options.model} with the mean change of {means.contributors} clients, {means.counted.sentence}"
 
 
 async def _keep(options: argparse.Namespace, held: _Held, released: Released) -> bytes:
@@ -208,19 +251,28 @@ def _settings(options: argparse.Namespace) -> SecAggSettings:
     from secagg.platforms.settings import ENCLAVE, PREFIX, SecAggSettings
 
     given = {PREFIX + name.replace("_", "-"): value for name, value in assigned(options.set, SecAggSettings).items()}
-    alike = {f"{PREFIX}protocol": options.protocol, f"{PREFIX}weighting": "uniform"}
-    if twice := sorted(alike.keys() & given.keys()):
+    alike: dict[str, Any] = {f"{PREFIX}protocol": options.protocol}
+    parts, idle = {""}, tuple[str, ...]()
+    if options.model is None:
+        alike[f"{PREFIX}weighting"] = "uniform"
+        why = "only --model has noise, and --clip, --bits and --values say how updates are encoded"
+    else:
+        alike |= {} if options.clip is None else {f"{PREFIX}clip": options.clip}
+        parts, idle, why = {"", "updates"}, (*_OF_ROUNDS, "clip"), "--clip cuts changes, and one sum has no rounds"
+    if twice := sorted((alike.keys() - {f"{PREFIX}clip"}) & given.keys()):
         raise InvalidParameters(
-            f"--set cannot change {twice[0].removeprefix(PREFIX)}: --protocol chooses the protocol, and all updates "
-            "weigh the same"
+            f"--set cannot change {twice[0].removeprefix(PREFIX)}: --protocol chooses the protocol, and only clients "
+            "of --model weigh by their examples"
         )
-    used = {name.replace("_", "-"): not each.option.part for name, each in declared(SecAggSettings).items()}
+    used = {
+        name.replace("_", "-"): each.option.part in parts and name not in idle
+        for name, each in declared(SecAggSettings).items()
+    }
     known = sorted(name for name, is_used in used.items() if is_used and PREFIX + name not in alike)
     if strange := [name for key in given if (name := key.removeprefix(PREFIX)) not in known]:
         name = strange[0]
         raise InvalidParameters(
-            f"--set {name} would do nothing here: `secagg serve` plans no noise, and --clip, --bits and --values say "
-            "how updates are encoded; leave it out"
+            f"--set {name} would do nothing here: {why}; leave it out"
             if name in used
             else f"--set {name} is no setting of `secagg serve`; {suggestion(name, known)}"
         )
@@ -230,6 +282,11 @@ def _settings(options: argparse.Namespace) -> SecAggSettings:
             "has none: take --protocol enclave and --values, or leave it out"
         )
     settings = SecAggSettings.from_run_config({**given, **alike})
+    if settings.is_calibrated or settings.custom or settings.turns > 1:
+        raise InvalidParameters(
+            "--set compression takes fixed-point, pruning-0.9 and the like, or peak here, and --set tensors no turns: "
+            "what scales and turns follow from is learned in earlier rounds, which one sum does not have"
+        )
     if options.declared is not None:
         from secagg.analytics.on_platforms import settings_of
 
@@ -265,7 +322,7 @@ class _Held:
     session: ServerSession | None
     """None where its sum is written, and clients are only to be told."""
     description: SessionDescription
-    plan: Session[Any] | Plan
+    plan: Session[Any] | Plan | RoundTask
     admission: Admission
     number: int = 0
     """Number of the stage that is open."""
@@ -286,9 +343,16 @@ class _Sum:
         self.terms: dict[str, Any] = {**planned}
         if settings.max_norm:
             self.terms["max_norm"] = settings.max_norm
+        self.model: Model | None = None
+        if options.declared is not None or options.model is not None:
+            self.terms = {name: self.terms[name] for name in planned if name not in _OF_UPDATES}
         if options.declared is not None:
-            self.terms = {name: self.terms[name] for name in self.terms if name not in _OF_UPDATES}
             self.terms["statistics"] = options.declared.digest.hex()
+        if options.model is not None:
+            from secagg.platforms.model_files import read_model
+            from secagg.platforms.round_task import Rounds
+
+            self.model, self.rounds = read_model(options.model), Rounds(settings)
         self.store = None if options.state is None else _store_in(options.state, resources)
 
     def held(self, least: int = 0) -> _Held:
@@ -324,9 +388,9 @@ class _Sum:
             )
         if kept.snapshot:
             return self._held_for(description, self._session_of(kept.snapshot), number=kept.stage)
-        plan = plan_for(self.options.declared, description.protocol, description.terms)
-        subject = subject_of(plan, description.task, description.round_number, description.terms)
-        session = self._spread.opened(partial(self._opened, subject))
+        plan = self._plan_in(description)
+        subject = _subject(plan, description.task, description.round_number, description.terms)
+        session = self._spread.opened(partial(self._opened, plan, subject))
         return self._held_for(description, session, number=int(session.stage is None))
 
     def _held_for(
@@ -335,7 +399,7 @@ class _Sum:
         """Return the session of a session description; names that were claimed stay with who claimed them."""
         from secagg.transport.proof import Certified, FirstCome
 
-        plan = plan_for(self.options.declared, description.protocol, description.terms)
+        plan = self._plan_in(description)
         if self.roster is not None:
             admission: Admission = Certified(self.roster.authority, self.roster.certificates)
         else:
@@ -350,9 +414,9 @@ class _Sum:
         from secagg.transport.description import SessionDescription, new_name
 
         options = self.options
-        plan = plan_for(options.declared, options.protocol, self.terms)
         number = max(least, int(time.time())) if options.round is None else options.round
-        subject = subject_of(plan, options.task, number, self.terms)
+        plan = self._planned(number)
+        subject = _subject(plan, options.task, number, self.terms)
         description = SessionDescription(
             session=new_name(SystemCoins()),
             protocol=options.protocol,
@@ -363,10 +427,37 @@ class _Sum:
             mode=self._mode,
         )
         if self.store is not None and self.options.engine is not None:
-            session = self._spread.opened(partial(self._opened, subject), begins=True)
+            session = self._spread.opened(partial(self._opened, plan, subject), begins=True)
         else:
-            self.workers.opened(session := self._opened(subject))
+            self.workers.opened(session := self._opened(plan, subject))
         return self._held_for(description, session)
+
+    def _planned(self, number: int) -> Session[Any] | Plan | RoundTask:
+        """Return how updates of a round are encoded, and put what follows from a model into the terms."""
+        options = self.options
+        if self.model is None:
+            return plan_for(options.declared, options.protocol, self.terms)
+        from secagg.platforms.round_task import OF_FILES
+
+        clients = len(self.invited)
+        task = self.rounds.begun(self.model, clients=clients, task=options.task, number=number, weighted_by=OF_FILES)
+        self.terms |= model_terms(task)
+        return task
+
+    def _plan_in(self, description: SessionDescription) -> Session[Any] | Plan | RoundTask:
+        if self.model is None:
+            return plan_for(self.options.declared, description.protocol, description.terms)
+        from secagg.compression.model_update import decode_parameters
+        from secagg.platforms.round_task import RoundTask
+
+        terms = terms_of_model(description)
+        return RoundTask(
+            settings=self.settings,
+            roster=self.roster,
+            terms=terms,
+            sent=self.model,
+            update=decode_parameters(terms.parameters),
+        )
 
     def _longest_answer(self, packed: int) -> int:
         """Return how long an answer may be: with room for every protocol's shares as far as memory has that."""
@@ -376,7 +467,7 @@ class _Sum:
         most: int = (self.options.memory << 20) // COPIES
         if (least := base + packed) > most:
             raise InvalidParameters(
-                f"an update of {self.terms.get('values', 0):,} values travels in up to {least:,} bytes, which are held "
+                f"an update of this size travels in up to {least:,} bytes, which are held "
                 f"twice while they are read; give --memory {1 + (COPIES * least >> 20)} or more (MiB)"
             )
         return min(base + _SHARES * packed, most)
@@ -384,10 +475,10 @@ class _Sum:
     def _is_about(self, description: SessionDescription) -> bool:
         options, number = self.options, description.round_number
         given = (options.protocol, options.task, number if options.round is None else options.round, self._mode)
-        return (description.protocol, description.task, number, description.mode, description.terms) == (
-            *given,
-            self.terms,
-        )
+        self._planned(number)
+        # Those of a model hold a seed, which the session keeps.
+        terms, own = ({**each, "parameters": None} for each in (description.terms, self.terms))
+        return (description.protocol, description.task, number, description.mode, terms) == (*given, own)
 
     @property
     def _mode(self) -> str:
@@ -415,22 +506,37 @@ class _Sum:
         with Secret("server snapshot", stored) as snapshot:
             return restore(snapshot, self.invited)
 
-    def _opened(self, subject: Subject, coins: Coins | None = None) -> ServerSession:
+    def _opened(
+        self, plan: Session[Any] | Plan | RoundTask, subject: Subject, coins: Coins | None = None
+    ) -> ServerSession:
         from secagg.crypto.entropy import SystemCoins
         from secagg.platforms.plugs import ServerSide, plug_of
+        from secagg.platforms.round_task import RoundTask
 
+        limits: dict[str, Any] = {
+            "bounds": (None,) * len(subject.layout.segments),
+            "max_norms": max_norms_in(self.options.protocol, self.terms),
+        }
         side = ServerSide(
             settings=self.settings,
             subject=subject,
             population=len(self.invited),
             invited=self.invited,
             roster=self.roster,
-            bounds=(None,) * len(subject.layout.segments),
-            max_norms=max_norms_in(self.options.protocol, self.terms),
             coins=coins or SystemCoins(),
             resources=self.resources,
+            **(plan.limits if isinstance(plan, RoundTask) else limits),
         )
-        return plug_of(self.options.protocol, is_suspended=False).open(side)
+        session = plug_of(self.options.protocol, is_suspended=False).open(side)
+        if isinstance(plan, RoundTask):
+            plan.say_noise(session, releases=1)
+        return session
+
+
+def _subject(plan: Session[Any] | Plan | RoundTask, task: str, number: int, terms: Mapping[str, Any]) -> Subject:
+    from secagg.platforms.round_task import RoundTask
+
+    return plan.subject if isinstance(plan, RoundTask) else subject_of(plan, task, number, terms)
 
 
 def _store_in(folder: Path, resources: ExitStack) -> ServerStore:

@@ -9,6 +9,7 @@ import logging
 import signal
 import socket
 import sys
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,10 +19,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, get_origin
 
 from secagg.errors import InvalidParameters, Reason, SecAggError
 
+from .options import in_own_words
+
 if TYPE_CHECKING:
     from secagg.analytics import Declaration, Plan
+    from secagg.platforms.round_task import RoundTask
+    from secagg.platforms.terms import Terms
     from secagg.quick.model_session import Session
     from secagg.session.roles import Subject
+    from secagg.transport.description import SessionDescription
     from secagg.transport.tls import Credentials
 
 Result = TypeVar("Result")
@@ -78,6 +84,44 @@ def plan_for(declared: Declaration | None, protocol: str, terms: Mapping[str, An
     return Plan(declared)
 
 
+def model_terms(task: RoundTask) -> dict[str, Any]:
+    """Return the terms of a sum of a model, in addition to its cohort."""
+    from secagg.compression.model_update.arrays import model_digest
+
+    return {
+        "about": task.terms.small,
+        "parameters": b64encode(task.terms.parameters).decode(),
+        "model": model_digest(task.sent).hex(),
+        "noise": [task.settings.noise, task.settings.norm],
+    }
+
+
+def terms_of_model(description: SessionDescription) -> Terms:
+    """Read the terms of a sum of a model, as a platform has them.
+
+    Raises:
+        InvalidParameters: the sum is of something else.
+        MalformedMessage: they are no terms, or are of another task, round or protocol than the description.
+    """
+    from secagg.platforms.terms import Terms, malformed
+
+    if not {"about", "parameters", "model", "noise"} <= (given := description.terms).keys():
+        raise InvalidParameters(
+            "the server sums arrays of values, or statistics, and no model; give --update or --statistics, as its "
+            "operator says",
+            reason=Reason.BELOW_FLOOR,
+        )
+    try:
+        parameters = b64decode(str(given["parameters"]), validate=True)
+    except ValueError:
+        raise malformed("parameters") from None
+    terms = Terms.parsed({"terms": given["about"], "parameters": parameters})
+    named = (description.protocol, description.task, description.round_number)
+    if terms is None or (terms.protocol, terms.task, terms.round_number) != named:
+        raise malformed("terms")
+    return terms
+
+
 def subject_of(plan: Session[Any] | Plan, task: str, number: int, terms: Mapping[str, Any]) -> Subject:
     """Return what a sum is about, with the digest of its terms."""
     from secagg.transport.description import terms_digest
@@ -90,14 +134,18 @@ def subject_of(plan: Session[Any] | Plan, task: str, number: int, terms: Mapping
 
 
 class JsonLines(logging.Formatter):
-    """Formats any record as one line of JSON."""
+    """Formats any record as one line of JSON, which names settings as the options of a command."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        super().__init__()
+        self._options = options
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "event": record.getMessage(),
+            "event": in_own_words(record.getMessage(), self._options),
             **getattr(record, "fields", {}),
         }
         if record.exc_info:
@@ -105,11 +153,11 @@ class JsonLines(logging.Formatter):
         return json.dumps(line)
 
 
-def running(work: Callable[[], Coroutine[Any, Any, Result]], level: str = "info") -> Result:
-    """Run until the end, or SIGTERM or SIGINT; logs of this level and above are JSON."""
+def running(work: Callable[[], Coroutine[Any, Any, Result]], options: argparse.Namespace) -> Result:
+    """Run until the end, or SIGTERM or SIGINT; logs of the level that is asked for, and above, are JSON."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines())
-    logging.basicConfig(level=level.upper(), handlers=[handler])
+    handler.setFormatter(JsonLines(options))
+    logging.basicConfig(level=options.log_level.upper(), handlers=[handler])
     for each in ("httpx", "httpcore", "asyncio"):
         logging.getLogger(each).setLevel(logging.WARNING)
     # Anybody may send the messages that it warns of.

@@ -45,7 +45,7 @@ from secagg.errors import InvalidParameters, Reason
 from secagg.identifiers import ClientId
 from secagg.session.durable import create
 from secagg.session.identities import ClientIdentity
-from secagg.session.ledger import Spent, SpentUpdates
+from secagg.session.ledger import NO_UPDATE, Spent, SpentUpdates
 from secagg.session.roles import ClientSession, LazyUpdate, Member, Update
 from secagg.session.sealed_state import StateDirectory
 
@@ -79,6 +79,8 @@ class Training:
     charges: SpentUpdates
     sent: Arrays
     train: Callable[[], Trained]
+    content: bytes = NO_UPDATE
+    """Digest of the update, where it was there before any session, as in a file."""
 
     @property
     def model_digest(self) -> bytes:
@@ -97,15 +99,22 @@ class Training:
             self.made, self.model_digest, charge=self.charge, together=self.charges.transaction, zero=self.zero
         )
 
-    def charge(self) -> None:
+    @property
+    def spent(self) -> Spent:
         model = self.model_digest
         if not self._summed:
             # A model may be trained from and evaluated.
             model = hashlib.sha256(bind(Label.PLATFORM_EVALUATION, model)).digest()
-        task = self.terms.task.encode()
+        return Spent(self.terms.task.encode(), self.terms.round_number, model, self.content)
+
+    def charge(self) -> None:
         # Not before, or an offer that this client refuses would keep it out of the task.
-        self.charges.keep(task, bounds_of(self.terms, self.update))
-        self.charges.charge(Spent(task, self.terms.round_number, model))
+        self.charges.keep(self.terms.task.encode(), bounds_of(self.terms, self.update))
+        self.charges.charge(self.spent)
+
+    def require_form(self, trained: Arrays) -> None:
+        """Refuse a model of other names or shapes, which does not depend on its values, before anybody waits for it."""
+        self._differences(Trained(models=[trained], number=lambda _: None), self._summed)
 
     def made(self) -> Update:
         """Train, and return the encoded update; ``LazyUpdate`` sends ``zero`` where this raises."""

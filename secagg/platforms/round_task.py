@@ -51,13 +51,15 @@ from secagg.privacy.client_noise import ClientNoise, noise_in
 from secagg.privacy.guessing import said_guessable
 from secagg.session.identities import Roster, load_roster
 from secagg.session.registry import find
-from secagg.session.roles import ServerSession
+from secagg.session.roles import ServerSession, Subject
 
 # --- The task of a round ----------------------------------------------------------------------------------------------
 
 _SEED_BYTES: Final = 32
 TRAINED: Final = "secagg-trained"
 FAILED: Final = "secagg-failed"
+OF_FILES: Final = "--examples"
+"""Where the number of examples of a trained model comes from that is a file, and reports no metrics."""
 _NOISE_DEVIATIONS: Final = 5
 _AT_BOUND: Final = 0.999
 """Share of the bound from which a mean counts as cut off."""
@@ -128,23 +130,34 @@ class RoundTask:
         find(self.settings.protocol).require_segments(update.layout)
         side = ServerSide(
             settings=self.settings,
-            subject=self.terms.subject(update, model_digest(self.sent)),
+            subject=self.subject,
             population=population,
             invited=invited if self.roster is None else None,
             roster=self.roster,
-            bounds=value_bounds(update),
-            noise=noise_settings(self.settings.noise, self.settings.norm, update),
-            max_norms=norms_in_steps(self.terms.max_norm, update)[0],
             coins=coins,
             resources=resources,
+            **self.limits,
         )
         return plug_of(self.settings.protocol).open(side)
 
-    def say_noise(self, session: ServerSession) -> None:
-        """Say what the noise costs, before an update is asked for."""
+    @property
+    def subject(self) -> Subject:
+        return self.terms.subject(self.update, model_digest(self.sent))
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """Bounds of values, noise and norms of the session, as ``ServerSide`` has them."""
+        return {
+            "bounds": value_bounds(self.update),
+            "noise": noise_settings(self.settings.noise, self.settings.norm, self.update),
+            "max_norms": norms_in_steps(self.terms.max_norm, self.update)[0],
+        }
+
+    def say_noise(self, session: ServerSession, releases: int | None = None) -> None:
+        """Say what the noise costs, before an update is asked for; by default of as many sums as there were rounds."""
         if isinstance(noise := noise_in(session), ClientNoise):
             # A client may have been in every round so far.
-            for line in noise.sentences(releases=self.terms.round_number):
+            for line in noise.sentences(releases=releases or self.terms.round_number):
                 LOG.info("round %d, %s", self.terms.round_number, line)
         elif self.settings.noise:
             raise Misuse("the session was to have its clients' noise, and has none")
@@ -332,7 +345,7 @@ class Rounds:
         )
         self._say_of_guessing(update, clients)
         metrics = settings.evaluated_names if is_evaluation else settings.metric_names
-        if not metrics:
+        if not metrics and weighted_by != OF_FILES:
             self.say_once(
                 "no metric of training reaches this server: name those that are to be means in secagg-metrics, such as "
                 "secagg-metrics = 'train_loss'"

@@ -7,6 +7,7 @@ import gzip
 import inspect
 import json
 import logging
+from argparse import Namespace
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 from types import SimpleNamespace
@@ -467,7 +468,7 @@ def test_logs_and_metrics_tell_what_happens_and_nothing_secret(caplog: pytest.Lo
             return (await held.http.get("/metrics")).text
 
     metrics = asyncio.run(scene())
-    lines = [JsonLines().format(record) for record in caplog.records]
+    lines = [JsonLines(Namespace()).format(record) for record in caplog.records]
     events = [json.loads(line)["event"] for line in lines if json.loads(line)["logger"] == "secagg.transport"]
     assert events == ["stage opened", "stage closed", "session ended", "stranger"]
     said = "\n".join(lines) + metrics
