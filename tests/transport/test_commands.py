@@ -88,7 +88,7 @@ def test_a_server_refuses(capsys: pytest.CaptureFixture[str], arguments: tuple[s
 
 def test_noise_is_refused(capsys: pytest.CaptureFixture[str], update: str, tmp_path: Path) -> None:
     noise = ("--set", "noise=1.0", "--set", "norm=1.0")
-    assert "plans no noise" in refusal(capsys, *SERVE, "--clients", "5", *noise)
+    assert "only --model has noise" in refusal(capsys, *SERVE, "--clients", "5", *noise)
     client = ("contribute", URL, "--update", update, "--client", "0", "--state", str(tmp_path / "state"))
     assert "noise is not an option" in refusal(capsys, *client, "--set", "noise=1.0")
     assert "--set minimum_cohort must be an integer; got 'many'" in refusal(
@@ -432,7 +432,7 @@ def test_who_waits_for_a_sum_is_told_that_there_is_none(
 
 def test_a_signal_within_a_request_ends_a_command() -> None:
     work = """
-import asyncio, os, signal, time
+import argparse, asyncio, os, signal, time
 from secagg.cli.shared import running
 
 async def work():
@@ -443,7 +443,7 @@ async def work():
         print("lost where a request was answered", flush=True)
     await asyncio.sleep(600)
 
-running(work)
+running(work, argparse.Namespace(log_level="info"))
 """
     ended = subprocess.run(  # noqa: S603 -- our own code
         [sys.executable, "-c", work], capture_output=True, text=True, timeout=90, check=False
