@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 from secagg.crypto.labels import Label
 from secagg.declared import Message, fixed, unsigned, variable
-from secagg.errors import InvalidParameters, Reason
+from secagg.errors import AuthenticationFailed, InvalidParameters, Reason
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, SigningKey, verify_signature
 from secagg.session.standings import CLOCKS_APART, Standing
 from secagg.session.store import Store
@@ -29,7 +29,7 @@ from .attestation import (
     TcbStatus,
     Verifier,
 )
-from .attestation.claims import Claims, refused, stale
+from .attestation.claims import Claims, invalid, refused, stale
 from .attestation.policy import MOST_ENDORSED_DAYS
 from .collateral import decode_collateral
 from .verified_enclave import Judgement
@@ -101,6 +101,20 @@ class Endorsement(Message):
         digest = hashlib.sha256(self.until.to_bytes(8, "big") + self.policy).digest()
         return Standing(number=self.number, digest=digest, signature=self.signature)
 
+    def verified(self, days: int, now: datetime) -> datetime:
+        """Return when it ends for a client that accepts none which is older, or refuse it."""
+        try:
+            verify_signature(self.key, self.signature, Label.ENCLAVE_ENDORSEMENT, self.key, *self.standing.parts)
+        except AuthenticationFailed:
+            raise invalid(f"the endorsement {self.number} is not signed by the key {self.key.hex()}") from None
+        longest = self.number + MOST_ENDORSED_DAYS * _DAY
+        if self.number > now.timestamp() + CLOCKS_APART or self.until > longest:
+            raise stale(f"the endorsement {self.number} is of the future, or for more than {MOST_ENDORSED_DAYS} days")
+        end = datetime.fromtimestamp(min(self.until, self.number + days * _DAY), UTC)
+        if now >= end:
+            raise stale(f"the endorsement {self.number} ended at {end:%Y-%m-%d %H:%M} UTC; give the server a newer one")
+        return end
+
 
 def endorse(key: SigningKey, policy: bytes, *, days: int, now: datetime) -> Endorsement:
     """Sign a policy's file as of now.
@@ -128,16 +142,11 @@ def _in_force(
         raise InvalidParameters("a client that pins an endorser remembers endorsements: set newest= with a store")
     if not relayed:
         raise refused(f"no endorsement came with this {form} evidence; give the server the newest of the pinned key")
-    shown, seconds = Endorsement.decode(relayed), now.timestamp()
+    shown = Endorsement.decode(relayed)
     days = next((each.days for each in endorsers if each.key == shown.key), 0)
     if not days:
         raise refused(f"the endorsement is of the key {shown.key.hex()}, which this client does not pin")
-    verify_signature(shown.key, shown.signature, Label.ENCLAVE_ENDORSEMENT, shown.key, *shown.standing.parts)
-    end = min(shown.until, shown.number + days * _DAY)
-    if shown.number > seconds + CLOCKS_APART or shown.until > shown.number + MOST_ENDORSED_DAYS * _DAY:
-        raise stale(f"the endorsement {shown.number} is of the future, or for more than {MOST_ENDORSED_DAYS} days")
-    if seconds >= end:
-        raise stale(f"the endorsement {shown.number} ended at second {end}; have its key's holder sign again")
+    end = shown.verified(days, now)
     endorsed = _policy_of(shown.policy, "the endorsement")
     if {each.format for each in endorsed.accepted} != {form}:
         raise refused(f"the endorsement is of other measurements than those of {form} evidence")
@@ -147,7 +156,7 @@ def _in_force(
         if error.reason is not Reason.BELOW_FLOOR:
             raise
         raise stale(f"the endorsement {shown.number} is older than one seen, or another of the same number") from None
-    return (replace(policy, accepted=endorsed.accepted), endorsed), datetime.fromtimestamp(end, UTC)
+    return (replace(policy, accepted=endorsed.accepted), endorsed), end
 
 
 # --- The file ---------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
-from secagg.errors import AuthenticationFailed, InvalidParameters, PeerError, Reason
+from secagg.errors import InvalidParameters, PeerError, Reason
 from secagg.protocols.enclave.attestation import (
     Collateral,
     Evidence,
@@ -172,14 +173,14 @@ def test_a_new_client_takes_none_that_is_older_than_its_pin_says(client: Client)
     """It has seen nothing, and the endorsement itself has not ended."""
     old = client.signed(nitro_policy(1), days_ago=3, days=90)
     client.days = 2
-    assert refused(lambda: client.judge(client.running(1), old), "ended at second") is Reason.COLLATERAL_STALE
+    assert refused(lambda: client.judge(client.running(1), old), "ended at 20") is Reason.COLLATERAL_STALE
     client.days = 4
     client.judge(client.running(1), old)
 
 
 def test_an_endorsement_that_ended_is_refused(client: Client) -> None:
     ended = client.signed(nitro_policy(1), days_ago=2, days=2)
-    assert refused(lambda: client.judge(client.running(1), ended), "ended at second") is Reason.COLLATERAL_STALE
+    assert refused(lambda: client.judge(client.running(1), ended), "ended at 20") is Reason.COLLATERAL_STALE
 
 
 def signed_by_hand(made: Endorsement) -> Endorsement:
@@ -232,24 +233,24 @@ def test_no_part_of_an_endorsement_can_be_altered(client: Client) -> None:
         {"signature": bytes(64)},
     ):
         made = replace(good, **changed)
-        with pytest.raises(AuthenticationFailed):
-            client.judge(client.running(2 if changed.get("policy") == nitro_policy(2) else 1), made)
+        runs = client.running(2 if changed.get("policy") == nitro_policy(2) else 1)
+        assert refused(partial(client.judge, runs, made), "is not signed by") is Reason.ATTESTATION_INVALID
     client.judge(client.running(1), good)
 
 
 def test_another_key_endorses_nothing(client: Client) -> None:
     theirs = client.signed(nitro_policy(1), key=THIEF)
     assert refused(lambda: client.judge(client.running(1), theirs), "does not pin") is Reason.ATTESTATION_REFUSED
-    with pytest.raises(AuthenticationFailed):
-        client.judge(client.running(1), replace(theirs, key=ENDORSER.public_key))
+    renamed = replace(theirs, key=ENDORSER.public_key)
+    assert refused(lambda: client.judge(client.running(1), renamed), "not signed by") is Reason.ATTESTATION_INVALID
 
 
 def test_what_the_key_signed_for_something_else_is_no_endorsement(client: Client) -> None:
     """An operator may use one key for its roster and for endorsements; heads of rosters are signed every day."""
     good = client.signed(nitro_policy(1))
     head = Standing(number=good.number, digest=good.standing.digest).signed(ENDORSER)
-    with pytest.raises(AuthenticationFailed):
-        client.judge(client.running(1), replace(good, signature=head.signature))
+    made = replace(good, signature=head.signature)
+    assert refused(lambda: client.judge(client.running(1), made), "not signed by") is Reason.ATTESTATION_INVALID
 
 
 def test_an_endorsement_of_another_family_is_refused_and_not_remembered(client: Client) -> None:

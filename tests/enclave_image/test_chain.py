@@ -120,7 +120,7 @@ def test_a_client_of_an_endorser_accepts_the_image_that_was_measured_and_signed(
     made = endorse(load_authority(key), Endorsement.decode(read_endorsement(signed.parent)).policy, days=7, now=now)
     with closing(Store(tmp_path / "state")) as store:
         judge = HardwareJudge(policy=policy, verifier=Verifier(ours), newest=store)
-        with pytest.raises(PeerMisbehaved, match="ended at second"):
+        with pytest.raises(PeerMisbehaved, match="ended at 20"):
             judge.judge(Evidence(EvidenceFormat.NITRO, document, relayed), bytes(64), now)
         relayed = encode_collateral(None, made.encode())
         judge.judge(Evidence(EvidenceFormat.NITRO, document, relayed), bytes(64), now)
