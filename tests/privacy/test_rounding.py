@@ -88,7 +88,7 @@ def test_what_cannot_be_short_is_refused() -> None:
         rounded(np.full(100, 3.0), 20, InsecureSeededCoins(b""))
     with pytest.raises(CapacityExceeded, match="clip it"):
         rounded(np.full(100, np.nan), 200, InsecureSeededCoins(b""))
-    with pytest.raises(Misuse, match="uniform coins"):
+    with pytest.raises(Misuse, match="coins are not uniform"):
         rounded(np.full(10_000, 0.001), 52, LongCoins())
 
 
