@@ -28,7 +28,6 @@ from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
-from secagg.planning.models import CELEBA, FEMNIST_3_CHANNEL
 from secagg.protocols.enclave.client import Client, Upload
 from secagg.protocols.enclave.remote_enclave import SimulatedEnclave, SimulatedJudge
 from secagg.protocols.enclave.seal_ledger import SealLedger
@@ -40,6 +39,7 @@ from secagg.session.certificates import Authority, SigningKey, issue_certificate
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import Spent
 from secagg.session.roles import Subject
+from tests.harness.paper_models import CELEBA, FEMNIST_3_CHANNEL
 
 _CLIENTS: Final = 40
 _ROUNDS: Final = 12

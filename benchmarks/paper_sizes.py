@@ -28,7 +28,7 @@ from secagg.compression.byte_accounting import (
     upload_bytes,
 )
 from secagg.contract.layout import Layout
-from secagg.planning.models import CELEBA, FEMNIST_1_CHANNEL, FEMNIST_3_CHANNEL, SENT140
+from tests.harness.paper_models import CELEBA, FEMNIST_1_CHANNEL, FEMNIST_3_CHANNEL, SENT140
 
 # --- What is printed --------------------------------------------------------------------------------------------------
 

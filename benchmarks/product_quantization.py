@@ -27,7 +27,7 @@ from secagg.compression.byte_accounting import is_bias
 from secagg.compression.product_quantization import ProductQuantization, calibrate, is_quantizable
 from secagg.contract import ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
-from secagg.planning.models import FEMNIST_3_CHANNEL
+from tests.harness.paper_models import FEMNIST_3_CHANNEL
 
 WEIGHTS = 10_000_000
 CODEWORDS = 64

@@ -37,7 +37,7 @@ from secagg.compression.model_update import (
 from secagg.compression.scalar_quantization import Rounding
 from secagg.contract import ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
-from secagg.planning.models import FEMNIST_1_CHANNEL
+from tests.harness.paper_models import FEMNIST_1_CHANNEL
 
 CLIENTS = 10
 ROUNDS = 5

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from secagg.quick.in_process import histogram as histogram
     from secagg.quick.in_process import mean as mean
     from secagg.quick.model_session import Session as Session
+    from secagg.quick.model_session import clip_for as clip_for
     from secagg.version import __version__ as __version__
 else:
     __getattr__, __dir__, __all__ = public_names(
@@ -58,7 +59,7 @@ else:
             "identifiers": "AttemptContext ClientId Party ServerId SessionContext",
             "parameters": "SecurityMode Suite",
             "quick.in_process": "aggregate heavy_hitters histogram mean",
-            "quick.model_session": "Session",
+            "quick.model_session": "Session clip_for",
             "version": "__version__",
         },
     )

@@ -19,8 +19,6 @@ from . import train
 from .options import in_own_words, when_run
 from .round import add_options as add_round_options
 
-_MODELS = ("celeba", "sent140", "femnist")
-"""The names in ``secagg.cli.plan``, which is imported when it is needed."""
 _CHOICE: Final = re.compile(r"(.*): invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 
 
@@ -102,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
         commands.add_parser(
             "plan",
             help="what every combination of compression and protocol costs for a model, the shortest upload first",
-            usage="secagg plan (--model NAME | --shapes FILE | --blocks N | --seconds) [option ...]",
+            usage="secagg plan (--model FILE | --blocks N | --seconds) [option ...]",
             description="Compute what every combination of compression and protocol costs for a model: bytes of a "
             "client, work of the server, whom it trusts, and whether it can be used; the shortest upload comes first.",
         )
@@ -114,9 +112,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_plan_options(planned: argparse.ArgumentParser) -> None:
     model = planned.add_mutually_exclusive_group(required=True)
-    model.add_argument("--model", choices=_MODELS, help="a model of the paper")
     model.add_argument(
-        "--shapes", type=Path, metavar="FILE", help='JSON such as {"layer.weight": [64, 32], "layer.bias": [64]}'
+        "--model",
+        type=Path,
+        metavar="FILE",
+        help='.npz, .safetensors, or shapes as JSON: {"layer.weight": [64, 32], "layer.bias": [64]}',
     )
     model.add_argument("--blocks", type=int, help="a model of so many blocks of --block-size values, and nothing else")
     model.add_argument(
@@ -132,6 +132,9 @@ def _add_plan_options(planned: argparse.ArgumentParser) -> None:
     planned.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
     train.add_seconds_options(planned)
     command = planned.add_argument_group("without --seconds")
+    command.add_argument(
+        "--base", type=Path, metavar="FILE", help="the model before --model was trained: propose a clip for the change"
+    )
     command.add_argument("--codewords", type=int, default=64, help="of each codebook (default: %(default)s)")
     command.add_argument("--block-size", type=int, default=9, help="values of a codeword (default: %(default)s)")
     command.add_argument(

@@ -10,6 +10,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final, cast
 
+from numpy.typing import NDArray
+
 from secagg.compression.byte_accounting import Shapes
 from secagg.compression.random_pruning import exact_sparsity
 from secagg.errors import InvalidParameters
@@ -17,32 +19,32 @@ from secagg.options import declared, spelled
 from secagg.parameters import Suite
 from secagg.planning.advice import PlannedNoise, advice
 from secagg.planning.costs import WHOLE_UPDATES, Comparison, Learned, Option, PlanRequest, compare, shapes_of_blocks
-from secagg.planning.models import CELEBA, FEMNIST_3_CHANNEL, SENT140
 from secagg.planning.seconds import Network, Seconds, seconds_of
+from secagg.platforms.model_files import read_model
 from secagg.privacy.client_noise import NoiseSettings
+from secagg.quick.model_session import USUAL_BITS, clip_for
 
 from .figures import Column, in_bytes, in_seconds, shown, table, writable, write_json
 from .train import run_seconds
 
 MOST_BLOCKS: Final = 1 << 32
-_MODELS: Final[Mapping[str, Shapes]] = {"celeba": CELEBA, "sent140": SENT140, "femnist": FEMNIST_3_CHANNEL}
 _MOST_FILE_BYTES = 1 << 24
 _USUAL_DELTA = 1e-6
 _CLIENTS: Final = 100
 _OF_SIZES: Final = (
     *("codewords", "block_size", "learn", "cohort_bits", "sparsity", "megabits", "latency", "noise", "releases"),
-    "delta",
+    *("delta", "base"),
 )
 """Options of what is sent, which seconds do not depend on."""
 _OF_SECONDS: Final = ("set", "protocol", "values", "workers", "gigabits")
 
 
 def shapes_of(options: argparse.Namespace) -> Shapes:
-    """Return the shapes of the model that is named, described in a file, or given as a number of blocks."""
+    """Return the shapes of the model in a file, or that is given as a number of blocks."""
+    if options.model is not None and options.model.suffix == ".json":
+        return _shapes_in(options.model)
     if options.model is not None:
-        return _MODELS[options.model]
-    if options.shapes is not None:
-        return _shapes_in(options.shapes)
+        return {name: each.shape for name, each in _floats(options.model).items()}
     if options.blocks is None or not 1 <= options.blocks <= MOST_BLOCKS:
         raise InvalidParameters(f"--blocks is in 1..{MOST_BLOCKS}; got {options.blocks}")
     return shapes_of_blocks(options.blocks, options.block_size)
@@ -65,6 +67,8 @@ def run_plan(options: argparse.Namespace) -> int:
     started = perf_counter()
     rows = [_row(option, seconds_of(option, request.suite, network), request.clients) for option in offered]
     measuring, said = perf_counter() - started, list(advice(request, comparison))
+    if options.base is not None:
+        said = [*_clips(options), *said]
     if noise is not None:
         said += noise.advice(request.weights, request.clients)
     shown(_text(request, comparison, rows, said))
@@ -92,6 +96,25 @@ def _request(options: argparse.Namespace) -> PlanRequest:
     )
 
 
+def _floats(file: Path) -> Mapping[str, NDArray[Any]]:
+    return {name: each for name, each in read_model(file).items() if each.dtype.kind == "f" and each.size}
+
+
+def _clips(options: argparse.Namespace) -> Iterator[str]:
+    """Say which clip an update needs: the difference of a trained model to the one before."""
+    if options.model is None or options.model.suffix == ".json":
+        raise InvalidParameters("--base is the model before training; give the trained one with --model FILE")
+    trained, before = _floats(options.model), _floats(options.base)
+    if {name: each.shape for name, each in trained.items()} != {name: each.shape for name, each in before.items()}:
+        raise InvalidParameters("--model and --base have tensors of other names or shapes; name two of one model")
+    update = {name: each - before[name] for name, each in trained.items()}
+    for bits in sorted({options.bits, USUAL_BITS}):
+        yield (
+            f"With {bits} bits a value, --clip {clip_for(update, bits=bits):g} leaves these changes the least error, "
+            "and others half as much again."
+        )
+
+
 def _noise(options: argparse.Namespace) -> PlannedNoise | None:
     if options.noise is not None:
         releases = 1 if options.releases is None else options.releases
@@ -109,9 +132,9 @@ def _shapes_in(file: Path) -> Shapes:
         with file.open("rb") as opened:
             content = opened.read(_MOST_FILE_BYTES + 1)
     except OSError as error:
-        raise InvalidParameters(f"cannot read {file}: {error.strerror}; name a JSON file with --shapes") from None
+        raise InvalidParameters(f"cannot read {file}: {error.strerror}; name a JSON file with --model") from None
     if len(content) > _MOST_FILE_BYTES:
-        raise InvalidParameters(f"{file} is larger than 16 MiB; --shapes takes names and shapes, not values")
+        raise InvalidParameters(f"{file} is larger than 16 MiB; JSON has names and shapes, not values")
     try:
         read: Any = json.loads(content)
     except (ValueError, RecursionError):

@@ -110,7 +110,7 @@ class PlanRequest:
         if not 0 <= self.sparsity < 1:
             raise InvalidParameters(f"--sparsity is at least 0 and below 1; got {self.sparsity}")
         if not self.shapes or any(not _is_shape(shape) for shape in self.shapes.values()):
-            raise InvalidParameters("a model has a shape for each tensor, of integers of at least 1; correct --shapes")
+            raise InvalidParameters("a model has a shape for each tensor, of integers of at least 1; correct --model")
         if len(self.shapes) > MAXIMUM_SEGMENTS:
             raise InvalidParameters(
                 f"a model of {len(self.shapes)} tensors exceeds the {MAXIMUM_SEGMENTS} of a layout; join some of them"
@@ -147,12 +147,6 @@ class PlanRequest:
     def tensors(self) -> list[BlockGeometry]:
         """Geometry of the tensors with codebooks, each with its number of codewords."""
         return [geometry for _, geometry in self._parts() if geometry is not None]
-
-    @property
-    def plain(self) -> Layout | None:
-        """Layout of the biases, norms and small tensors, in fixed point next to the codewords; None without any."""
-        segments = tuple(RingSegment(PLAIN_BITS, prod(shape)) for shape, geometry in self._parts() if geometry is None)
-        return Layout(segments) if segments else None
 
     def layout(self, scheme: Scheme) -> Layout:  # noqa: PLR0911 -- one for each scheme
         match scheme:

@@ -56,6 +56,9 @@ MOST_NORM_STEPS: Final = (1 << 40) - 1
 USUAL_BITS: Final = 16
 MOST_EXAMPLES: Final = 1 << 30
 _NOTICEABLE: Final = 0.01
+_CLIPS: Final = 40
+"""Number of clips that are compared, each a quarter of a power of two below the one before."""
+_ROOM: Final = 1.5
 _LAST_ROUND: Final = (1 << 64) - 1
 Form = TypeVar("Form")
 Model = TypeVar("Model")
@@ -315,6 +318,28 @@ class Session(Generic[Form]):
         elif self.rows is not None:
             aggregate = self.rows.joined(aggregate)
         return self.codec.decode(aggregate)
+
+
+def clip_for(update: Tree, *, bits: int = USUAL_BITS) -> float:
+    """Propose a clip: what leaves an update the least error of clipping and rounding together, and half as much again.
+
+    Others' changes may be larger than this update's. A clip is public and says about how large the update is that it
+    was found from, so take one of public or made-up data.
+
+    Raises:
+        InvalidParameters: nothing in it is finite and not 0.
+    """
+    sizes = np.abs(Shapes.of(update).vector(update)).astype(np.float64)
+    sizes = sizes[np.isfinite(sizes)]
+    if not (largest := sizes.max(initial=0.0)):
+        raise InvalidParameters("an update that changes nothing has no clip; train first, or name another one")
+
+    def error(clip: float) -> float:
+        # A value that is rounded at random is off by a sixth of a squared step on average.
+        step = clip / ((1 << (bits - 1)) - 1)
+        return float(np.square(np.maximum(sizes - clip, 0)).sum()) + sizes.size * step**2 / 6
+
+    return float(f"{_ROOM * min((largest * 2 ** (-place / 4) for place in range(_CLIPS)), key=error):.2g}")
 
 
 def require_none(unknown: Mapping[str, object], call: Callable[..., object], protocol: ChosenProtocol) -> None:

@@ -113,13 +113,13 @@ def test_there_are_twelve_commands_whose_first_options_fit_a_screen(
     ("arguments", "said"),
     [
         ("rund", "argument COMMAND: there is no 'rund'; did you mean round? (`secagg --help`)"),
-        ("plan --model femnst", "argument --model: there is no 'femnst'; did you mean femnist? (`secagg plan --help`)"),
+        ("plan --model femnst", "femnst is neither .npz nor .safetensors; name a file of named tensors"),
         (
-            "plan --model femnist --codewrds 64",
+            "plan --blocks 99 --codewrds 64",
             "there is no --codewrds; did you mean --codewords? (`secagg plan --help`)",
         ),
         (
-            "plan --model femnist --suite=x",
+            "plan --blocks 99 --suite=x",
             "argument --suite: there is no 'x'; there are classic, hybrid (`secagg plan --help`)",
         ),
         ("demo --clents=3", "there is no --clents; did you mean --clients? (`secagg demo --help`)"),

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 
 from secagg.cli import main
 from secagg.contract import IndexSegment
-from secagg.planning.models import CELEBA
+from secagg.platforms.model_files import write_model
 from secagg.session.registry import find, names
 from tests.harness.commands import refusal
+from tests.harness.paper_models import CELEBA, FEMNIST_3_CHANNEL
 
 BLOCKS = ("--blocks", "100000", "--codewords", "32", "--block-size", "4", "--bits", "4")
 Plan = Callable[..., dict[str, Any]]
@@ -29,6 +31,14 @@ def plan_of(tmp_path: Path) -> Plan:
         return plan
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the paper's models as files here."""
+    for name, shapes in {"celeba": CELEBA, "femnist": FEMNIST_3_CHANNEL}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({tensor: list(shape) for tensor, shape in shapes.items()}))
+    monkeypatch.chdir(tmp_path)
 
 
 def printed(capsys: pytest.CaptureFixture[str], *options: str, width: int = 1000) -> str:
@@ -65,7 +75,7 @@ def test_every_column_stands_in_one_line_for_each_combination(capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140, 200])
-@pytest.mark.parametrize("options", [BLOCKS, ("--model", "femnist", "--clients", "8191")])
+@pytest.mark.parametrize("options", [BLOCKS, ("--model", "femnist.json", "--clients", "8191")])
 def test_no_line_is_wider_than_the_terminal(
     width: int, options: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,7 +94,7 @@ def test_a_pipe_gets_a_hundred_columns_in_which_no_two_rows_look_alike(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    assert main(["plan", "--model", "femnist"]) == 0
+    assert main(["plan", "--model", "femnist.json"]) == 0
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 100
     head, *rows = table_of(text)
@@ -107,7 +117,7 @@ def test_each_protocol_of_the_table_says_whom_it_trusts(capsys: pytest.CaptureFi
     text = printed(capsys, *BLOCKS)
     for name in names():
         assert f"{name} trusts {find(name).trust}. For the " in text
-    few = printed(capsys, "--model", "celeba", "--clients", "2")
+    few = printed(capsys, "--model", "celeba.json", "--clients", "2")
     assert "pairwise trusts" not in few
     assert "Left out: pairwise, fixed point, " in few
 
@@ -160,16 +170,38 @@ def test_a_cohort_just_above_a_field_is_warned_about(clients: int, capsys: pytes
 
 def test_too_few_bits_for_a_cohort_are_warned_about(plan_of: Plan, capsys: pytest.CaptureFixture[str]) -> None:
     for bits, is_noisy in (("0.8", True), ("1.6", False)):
-        plan = plan_of("--model", "celeba", "--clients", "20", "--cohort-bits", bits)
+        plan = plan_of("--model", "celeba.json", "--clients", "20", "--cohort-bits", bits)
         assert (plan["noise"]["peak code"] > 1) == is_noisy
         assert ("of the peak code is above 1, so accuracy suffers" in capsys.readouterr().out) == is_noisy
 
 
-def test_shapes_of_a_file_are_the_model(tmp_path: Path, plan_of: Plan) -> None:
-    file = tmp_path / "shapes.json"
-    file.write_text(json.dumps({name: list(shape) for name, shape in CELEBA.items()}))
-    of_file, named = plan_of("--shapes", str(file)), plan_of("--model", "celeba")
-    assert of_file == named
+def test_a_file_of_weights_has_the_shapes_of_its_floats(tmp_path: Path, plan_of: Plan) -> None:
+    tensors = {name: np.zeros(shape, np.float16) for name, shape in CELEBA.items()}
+    for suffix in ("npz", "safetensors"):
+        write_model(tmp_path / f"celeba.{suffix}", {**tensors, "batches": np.array(3), "none": np.empty(0)})
+        assert plan_of("--model", f"celeba.{suffix}") == plan_of("--model", "celeba.json")
+
+
+def test_a_change_is_read_and_a_clip_proposed_that_it_fits_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn = np.random.default_rng(0)
+    before = {name: drawn.normal(0, 1, shape).astype(np.float32) for name, shape in CELEBA.items()}
+    trained = {name: each + drawn.normal(0, 0.01, each.shape).astype(np.float32) for name, each in before.items()}
+    write_model(tmp_path / "base.npz", before)
+    write_model(tmp_path / "trained.safetensors", trained)
+    text = printed(capsys, "--model", "trained.safetensors", "--base", "base.npz")
+    found = {int(bits): float(clip) for bits, clip in re.findall(r"With (\d+) bits a value, --clip ([\d.]+) ", text)}
+    largest = max(float(np.abs(trained[name] - before[name]).max()) for name in before)
+    assert found.keys() == {8, 16}
+    assert 0.03 < found[8] < found[16]
+    assert found[16] == pytest.approx(1.5 * largest, rel=0.05)
+    for base, said in (("celeba.json", "neither .npz"), ("trained.safetensors", "changes nothing")):
+        assert said in refusal(capsys, "plan", "--model", "trained.safetensors", "--base", base)
+    write_model(tmp_path / "other.npz", {"other": np.zeros((64, 9))})
+    said = refusal(capsys, "plan", "--model", "trained.safetensors", "--base", "other.npz")
+    assert "tensors of other names or shapes" in said
+    assert "give the trained one with --model" in refusal(capsys, "plan", *BLOCKS, "--base", "base.npz")
 
 
 @pytest.mark.parametrize(
@@ -182,10 +214,10 @@ def test_shapes_of_a_file_are_the_model(tmp_path: Path, plan_of: Plan) -> None:
         ("{}", "gives no list of sizes for each tensor; write"),
         ('{"matrix": 5}', "gives no list of sizes for each tensor; write"),
         ('{"matrix": [64, 32], "bias": "64"}', "gives no list of sizes for each tensor; write"),
-        ('{"matrix": [64, 0]}', "correct --shapes"),
-        ('{"matrix": [64, 32.0]}', "correct --shapes"),
-        ('{"matrix": [64, [32]]}', "correct --shapes"),
-        ('{"matrix": [64, NaN]}', "correct --shapes"),
+        ('{"matrix": [64, 0]}', "correct --model"),
+        ('{"matrix": [64, 32.0]}', "correct --model"),
+        ('{"matrix": [64, [32]]}', "correct --model"),
+        ('{"matrix": [64, NaN]}', "correct --model"),
         ('{"bias": [64]}', "take a smaller --block-size or a larger model"),
     ],
     ids=range(12),
@@ -195,21 +227,21 @@ def test_a_file_that_describes_no_model_is_refused(
 ) -> None:
     file = tmp_path / "shapes.json"
     file.write_bytes(content.encode(errors="surrogateescape"))
-    assert sentence in refusal(capsys, "plan", "--shapes", str(file))
+    assert sentence in refusal(capsys, "plan", "--model", str(file))
 
 
 def test_a_file_of_weights_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "weights.json"
     with file.open("wb") as opened:
         opened.truncate((1 << 24) + 1)
-    assert "takes names and shapes, not values" in refusal(capsys, "plan", "--shapes", str(file))
+    assert "has names and shapes, not values" in refusal(capsys, "plan", "--model", str(file))
 
 
 def test_a_file_that_is_not_there_is_not_called_unwritable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--shapes", str(tmp_path / "none.json")]) == 2
+    assert main(["plan", "--model", str(tmp_path / "none.json")]) == 2
     refusal = capsys.readouterr().err
     assert "cannot read" in refusal
-    assert "name a JSON file with --shapes" in refusal
+    assert "name a JSON file with --model" in refusal
 
 
 @pytest.mark.parametrize(
@@ -219,16 +251,16 @@ def test_a_file_that_is_not_there_is_not_called_unwritable(tmp_path: Path, capsy
         (["--blocks", "7"], "no tensor gives eight blocks"),
         (["--blocks", "4294967297"], "--blocks is in"),
         (["--blocks", "4294967296", "--block-size", "1000"], "exceeds 2^40"),
-        (["--model", "celeba", "--clients", "1"], "--clients is in 2..1048576; got 1"),
-        (["--model", "celeba", "--codewords", "1"], "--codewords is in 2..65536; got 1"),
-        (["--model", "celeba", "--block-size", "0"], "--block-size is in 1..65536; got 0"),
+        (["--model", "celeba.json", "--clients", "1"], "--clients is in 2..1048576; got 1"),
+        (["--model", "celeba.json", "--codewords", "1"], "--codewords is in 2..65536; got 1"),
+        (["--model", "celeba.json", "--block-size", "0"], "--block-size is in 1..65536; got 0"),
         (["--blocks", "100", "--block-size", "-1"], "--block-size is in 1..65536; got -1"),
-        (["--model", "celeba", "--megabits", "0"], "--megabits is above 0"),
-        (["--model", "celeba", "--bits", "33"], "--bits is in 2..16; got 33"),
-        (["--model", "celeba", "--delta", "1e-3"], "give --noise as well"),
-        (["--model", "celeba", "--releases", "5"], "give --noise as well"),
-        (["--model", "celeba", "--sparsity", "1"], "a sparsity lies in [0, 1)"),
-        (["--model", "celeba", "--sparsity", "most"], "is not a number"),
+        (["--model", "celeba.json", "--megabits", "0"], "--megabits is above 0"),
+        (["--model", "celeba.json", "--bits", "33"], "--bits is in 2..16; got 33"),
+        (["--model", "celeba.json", "--delta", "1e-3"], "give --noise as well"),
+        (["--model", "celeba.json", "--releases", "5"], "give --noise as well"),
+        (["--model", "celeba.json", "--sparsity", "1"], "a sparsity lies in [0, 1)"),
+        (["--model", "celeba.json", "--sparsity", "most"], "is not a number"),
     ],
 )
 def test_impossible_options_are_refused_with_what_to_change(

@@ -29,7 +29,7 @@ from secagg.compression.byte_accounting import (
     upload_bytes,
 )
 from secagg.contract import IndexSegment, Layout, Payload, RingSegment
-from secagg.planning.models import CELEBA, FEMNIST_1_CHANNEL, FEMNIST_3_CHANNEL, SENT140
+from tests.harness.paper_models import CELEBA, FEMNIST_1_CHANNEL, FEMNIST_3_CHANNEL, SENT140
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

@@ -47,9 +47,9 @@ from secagg.compression.scalar_quantization import Rounding, ScalarQuantization
 from secagg.contract import Aggregate, LinearDecoder, ideal_aggregate
 from secagg.contract.layout import RingSegment
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason, UnexpectedMessage
-from secagg.planning.models import CELEBA
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, Writer
+from tests.harness.paper_models import CELEBA
 
 SEED = bytes(range(32))
 COINS = InsecureSeededCoins(b"for rounding")

@@ -141,10 +141,10 @@ def test_the_command_prints_every_line_with_its_assumption(
         ("--seconds --set rounds=1", "--set changes a training run; name its preset with --seconds"),
         ("--seconds --codewords 32", "--codewords cannot be combined with --seconds"),
         ("--seconds fashion-pq --noise 1", "--noise cannot be combined with --seconds"),
-        ("--seconds --model celeba", "not allowed with argument"),
-        ("--model celeba --workers 3", "--workers only applies with --seconds"),
+        ("--seconds --model celeba.json", "not allowed with argument"),
+        ("--model celeba.json --workers 3", "--workers only applies with --seconds"),
         ("--blocks 8 --set rounds=1", "--set only applies with --seconds"),
-        ("--clients 3", "one of the arguments --model --shapes --blocks --seconds is required"),
+        ("--clients 3", "one of the arguments --model --blocks --seconds is required"),
     ],
 )
 def test_sizes_or_seconds_are_planned(arguments: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

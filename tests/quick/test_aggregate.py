@@ -524,7 +524,7 @@ def test_a_clip_is_any_number(clip: float) -> None:
 def test_the_face_shows_what_it_has() -> None:
     program = "import secagg\nhelp(secagg)\nprint(*dir(secagg))"
     shown = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout  # noqa: S603 -- fixed command
-    for name in ("Session", "aggregate", "heavy_hitters", "histogram", "mean"):
+    for name in ("Session", "aggregate", "clip_for", "heavy_hitters", "histogram", "mean"):
         assert name in shown.splitlines()[-1].split()
         assert re.search(rf"^    (class )?{name}\(", shown, re.MULTILINE), f"help(secagg) says nothing of {name}"
     assert secagg.__version__ == importlib.metadata.version("secagg")
