@@ -201,7 +201,7 @@ class SecAggSettings(Options):
         str, option("address of `secagg enclave serve`; none: simulated", only_with=("protocol", (ENCLAVE,)))
     ] = ""
     enclave_collateral: Annotated[
-        str, option("folder with the vendor's collateral, which clients verify", only_with=("protocol", (ENCLAVE,)))
+        str, option("folder of what clients verify: collateral, endorsement", only_with=("protocol", (ENCLAVE,)))
     ] = ""
     """It is read in each round, so that newer files count from the next one."""
     second_server: Annotated[

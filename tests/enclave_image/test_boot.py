@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def test_two_builds_are_the_same_bytes(image: Path) -> None:
 
 
 @contextmanager
-def running(image: Path, listen: str, port_name: str) -> Iterator[Path]:
+def running(image: Path, listen: str, port_name: str) -> Generator[Path]:
     """Boot without a disk and without a network; its only way out is a serial port."""
     port, console = image.parent / f"{image.name}.port", image.parent / f"{image.name}.console"
     command = ["qemu-system-x86_64", "-M", "q35,accel=tcg", "-cpu", "max", "-m", "512", "-smp", "1", "-nodefaults"]
