@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
+from textwrap import shorten
 from typing import Any, Final
 
 import numpy as np
@@ -27,7 +28,7 @@ from secagg.privacy.client_noise import LEAST_SHARE, ClientNoise, NoiseSettings
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.noise_table import add_noise_into
 from secagg.privacy.rounding import WORST_DEVIATIONS
-from secagg.quick.in_process import by_name, leaving, simulated
+from secagg.quick.in_process import Summary, by_name, leaving, simulated
 from secagg.quick.model_session import planned
 from secagg.session.registry import ChosenProtocol, find, given_in
 from secagg.session.roles import LazyUpdate, Subject, Update
@@ -37,10 +38,11 @@ from .declaration import Declaration
 from .kinds import KINDS, Group, Integers, Kind
 
 _DECIMALS: Final = 1000
+_LINE: Final = 90
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Results:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Results(Summary):
     """Statistics of all sites of a sum."""
 
     name: str
@@ -49,7 +51,7 @@ class Results:
     least_count: int
     """Counts below it are None, which says "fewer than" that."""
     epsilon: float | None
-    statistics: Mapping[str, dict[str, Any]] = field(repr=False)
+    statistics: Mapping[str, dict[str, Any]]
 
     @property
     def record(self) -> dict[str, Any]:
@@ -60,6 +62,14 @@ class Results:
             "hidden": f"null stands for fewer than {self.least_count}, or a count that would tell such a one",
             "epsilon": self.epsilon,
             "statistics": dict(self.statistics),
+        }
+
+    def summary(self) -> dict[str, object]:
+        """Return what a terminal and a notebook show, each statistic shortened."""
+        return {
+            "statistics of": f"{self.name}, {self.sites} sites",
+            "hidden": f"None stands for fewer than {self.least_count}, or a count that would tell such a one",
+            **{name: shorten(str(each), _LINE) for name, each in self.statistics.items()},
         }
 
 

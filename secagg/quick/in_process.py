@@ -7,6 +7,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from html import escape
+from itertools import islice
 from operator import index
 from typing import Any, Final, Generic, Never, TypedDict, TypeVar, Unpack, cast
 
@@ -26,8 +28,10 @@ from secagg.session.run import Measured, run
 from secagg.simulation.rehearsal import spread_dropouts
 
 from .model_session import LOG, USUAL_BITS, Form, Session, planned, require_none
+from .trees import leaves
 
 _TASK: Final = b"a sum in one process"
+_SHOWN: Final = 4
 Value = TypeVar("Value")
 Updates = Mapping[Any, Form] | Sequence[Form]
 """One update for each client, by its name or its position."""
@@ -48,8 +52,25 @@ class Arguments(TypedDict, total=False):
     max_norm_unenforced: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrivateSum(Generic[Form]):
+class Summary:
+    """Base of results that are a few lines in a terminal, and a table in a notebook."""
+
+    __slots__ = ()
+
+    def summary(self) -> Mapping[str, object]:
+        """Return what is shown, by its name."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return "\n  ".join([type(self).__name__, *(f"{name}: {value}" for name, value in self.summary().items())])
+
+    def _repr_html_(self) -> str:
+        cells = ((escape(name), escape(str(value))) for name, value in self.summary().items())
+        return f"<table>{''.join(f'<tr><th>{name}</th><td>{value}</td></tr>' for name, value in cells)}</table>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PrivateSum(Summary, Generic[Form]):
     """A released sum and its costs."""
 
     total: Form
@@ -79,6 +100,22 @@ class PrivateSum(Generic[Form]):
     def failed(self) -> int:
         """Number of clients in the sum that had no examples."""
         return len(self.counted) - self.trained
+
+    def summary(self) -> dict[str, object]:
+        """Return what a terminal and a notebook show: no values, and a few names."""
+        tensors = [leaf for _, leaf in leaves(self.mean)]
+        gone = [f"{name} ({why})" for name, why in islice(self.left_out.items(), _SHOWN)]
+        shown: dict[str, object] = {"clients": f"{len(self.counted)} of {len(self.counted) + len(self.left_out)}"}
+        if more := len(self.left_out) - len(gone):
+            gone.append(f"{more} more")
+        if gone:
+            shown["left out"] = ", ".join(gone)
+        if self.examples is not None:
+            shown["examples"] = f"{self.examples:,}, of {self.trained} clients that trained"
+        parts = f" in {len(tensors)} tensors" if tensors[1:] else ""
+        shown["mean"] = f"{sum(leaf.size for leaf in tensors):,} values{parts}"
+        shown["clipped"] = f"{self.clipped:,} values; all others within {self.step:.3g}"
+        return shown | {"bytes of a client": f"{self.bytes_sent:,} sent, {self.bytes_received:,} received"}
 
 
 def aggregate(  # noqa: PLR0913 -- all but two have defaults

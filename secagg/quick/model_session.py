@@ -87,6 +87,7 @@ class Session(Generic[Form]):
     """Norm to which honest clients scale their updates before they are encoded."""
     zero_points: tuple[int, ...] = ()
     """Middles of what an enclave bounds, where one is not 0."""
+    _said: set[str] = field(default_factory=set[str], init=False, repr=False, compare=False)
 
     @staticmethod
     def for_model(  # noqa: PLR0913 -- all but three have defaults
@@ -258,13 +259,19 @@ class Session(Generic[Form]):
         beyond |= vector < -self.clip
         if np.count_nonzero(beyond) > _NOTICEABLE * vector.size:
             found = self.shapes.holding(beyond)
-            LOG.warning("%s is beyond the clip of %g in %s; raise clip", whose, self.clip, found)
+            self._warn_once("%s is beyond the clip of %g in %s; raise clip", whose, self.clip, found)
         if 0 < max(float(vector.max()), -float(vector.min())) < self.step:
-            LOG.warning("no value of %s reaches one step, %.3g; lower clip or raise bits", whose, self.step)
+            self._warn_once("no value of %s reaches one step, %.3g; lower clip or raise bits", whose, self.step)
         np.clip(vector, -self.clip, self.clip, out=vector)
         if self.max_norm < math.inf and (norm := float(np.linalg.norm(vector))) > self.max_norm:
             LOG.warning("%s has a norm of %.3g, and is scaled down to %g", whose, norm, self.max_norm)
             vector *= self.max_norm / norm
+
+    def _warn_once(self, sentence: str, *found: object) -> None:
+        """Warn of the first update that needs another clip; others of the same session need it too."""
+        if sentence not in self._said:
+            self._said.add(sentence)
+            LOG.warning("%s. Other updates of this session are not reported", sentence % found)
 
     def _encoded(self, vector: Vector, coins: Coins, examples: int) -> Payload:
         if self.weighed is not None:
