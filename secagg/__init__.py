@@ -1,8 +1,8 @@
-"""Secure aggregation: a server learns the sum of its clients' model updates and nothing else about any one of them.
+"""Secure aggregation: a server learns the sum of its clients' model updates and nothing about any individual update.
 
-The names here are the vocabulary that every package shares. Schemes are imported from ``secagg.compression`` and
-protocols from ``secagg.protocols``, each by its own module. The quick interface, ``secagg.aggregate`` and others, is
-loaded when it is first used.
+This package exports the types and errors that all packages share. Each scheme is imported from its module in
+``secagg.compression``, and each protocol from its module in ``secagg.protocols``. The quick interface
+(``secagg.aggregate`` and others) is loaded on first use.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Plan of a fine-tuning by LoRA: the tensors of PEFT's adapter that are summed in a round, and the settings that fit.
+"""Plan of LoRA fine-tuning: which tensors of a PEFT adapter each round sums, and the matching settings.
 
     plan = AdapterPlan.of(model, "ffa")  # a model of PEFT
     SecAggMod(adapter=plan.fingerprint)  # a client
     SecAggSettings(**plan.settings([1e-4] * 50, clients=8))  # the server
 
-The server sends the whole adapter, and every client loads it (``load``), so that tensors that are not trained are alike
-everywhere. Clients compare fingerprints before they train: a sum of adapters with other ranks or scales has no meaning.
-Only methods whose server needs no more than a sum are here.
+The server sends the whole adapter, and every client loads it (``load``), so untrained tensors are equal everywhere.
+Clients compare fingerprints before they train, because adapters with different ranks or scales cannot be summed. This
+module supports only methods whose server needs just the sum.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ METHODS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
     "alternate": (("lora_B",), ("lora_A",)),
     "sb": (("lora_R",),),
 }
-"""For each method the parts that rounds train, in turns. B starts at zero, where A has no gradient, so B is first."""
+"""For each method, the parts that successive rounds train; B first: it starts at zero, so A has no gradient."""
 NO_SUMS: Final[Mapping[str, str]] = {
     "flora": "stacks the A and B of every client at the server",
     "flora-na": "looks for an A and B that fit the products of single clients",
@@ -41,7 +41,7 @@ NO_SUMS: Final[Mapping[str, str]] = {
 CLIENT_BITS: Final = 8
 _LEAST_BITS: Final = 4
 _CLIP_STEPS: Final = 18
-"""Steps that a clip has, as a power of two, where the model's own type has room for a sum of them."""
+"""Log2 of the number of steps in a clip, where the model's own type can hold a sum of them."""
 _LEAST_CLIP_STEPS: Final = 10
 _MOST_BITS: Final = 40
 _NEITHER: Final = ("lora_magnitude_vector", "lora_embedding_")
@@ -52,7 +52,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 def require_method(method: str) -> None:
-    """Refuse a method that is unknown, or whose server needs the update of a single client."""
+    """Refuse an unknown method, and one whose server needs individual updates."""
     known = ", ".join(METHODS)
     if reason := NO_SUMS.get(method.lower()):
         raise InvalidParameters(f"{method} {reason}, and a server sees only sums here; take one of {known}")
@@ -61,12 +61,12 @@ def require_method(method: str) -> None:
 
 
 def name_of(parameter: str, adapter: str = "default") -> str:
-    """Return a parameter's name as ``peft.get_peft_model_state_dict`` has it."""
+    """Return a parameter's name as in ``peft.get_peft_model_state_dict``."""
     return parameter.replace(f".modules_to_save.{adapter}.", ".").replace(f".{adapter}.", ".")
 
 
 def clip_of(rates: Iterable[float], betas: tuple[float, float] = (0.9, 0.999)) -> float:
-    """Return how far Adam can move a value in steps with these learning rates, whatever the data are.
+    """Return the most that Adam can move a value in steps with these learning rates, for any data.
 
     By Cauchy and Schwarz the first moment is at most (1 - beta1) / sqrt((1 - beta2) (1 - beta1^2 / beta2)) times the
     root of the second, 7.3 times with the usual betas. Weight decay is not in the bound, and SGD has none.
@@ -82,20 +82,20 @@ def clip_of(rates: Iterable[float], betas: tuple[float, float] = (0.9, 0.999)) -
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterPlan:
-    """Plan of an adapter; clients and server make equal ones from equal models."""
+    """Plan of an adapter; equal models give equal plans."""
 
     method: str
     shapes: Mapping[str, tuple[int, ...]]
-    """Of the tensors of the adapter, by the names that PEFT's state dict has."""
+    """Shapes of the adapter's tensors, by their names in PEFT's state dict."""
     rank: int
     alpha: float
     targets: tuple[str, ...]
     is_scaled_by_root: bool = False
-    """Whether the scale is alpha / sqrt(rank), as ``use_rslora`` has it."""
+    """Whether the scale is alpha / sqrt(rank), as with ``use_rslora``."""
     patterns: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """PEFT's ``rank_pattern`` and ``alpha_pattern``."""
     dtype: str = "float32"
-    """Type of the adapter's tensors, whose length an upload is compared with."""
+    """Type of the adapter's tensors; an upload's length is compared with theirs."""
     adapter: str = "default"
 
     def __post_init__(self) -> None:
@@ -118,7 +118,7 @@ class AdapterPlan:
 
     @classmethod
     def of(cls, model: Any, method: str = "ffa", *, adapter: str = "default") -> AdapterPlan:  # noqa: ANN401 -- of PEFT
-        """Return the plan of a model that ``peft.get_peft_model`` made."""
+        """Return the plan of a model from ``peft.get_peft_model``."""
         config = getattr(model, "peft_config", {}).get(adapter)
         if config is None:
             raise InvalidParameters(f"the model has no adapter {adapter!r}; make it with peft.get_peft_model")
@@ -129,7 +129,7 @@ class AdapterPlan:
     def of_state(
         cls, state: Mapping[str, Any], config: Mapping[str, Any], method: str = "ffa", *, adapter: str = "default"
     ) -> AdapterPlan:
-        """Return the plan of a state dict of PEFT's, with its configuration (``adapter_config.json``)."""
+        """Return the plan of a PEFT state dict and its configuration (``adapter_config.json``)."""
         kind = str(getattr(config.get("peft_type"), "value", config.get("peft_type")))
         if kind != "LORA":
             raise InvalidParameters(f"the adapter is of the type {kind}; only LORA has a plan")
@@ -161,7 +161,7 @@ class AdapterPlan:
 
     @property
     def fingerprint(self) -> str:
-        """Public text on which all clients of a sum have to agree."""
+        """Public text that must be equal for all clients of a sum."""
         shapes = json.dumps([[name, *self.shapes[name]] for name in sorted(self.shapes)])
         found = {
             "method": self.method,
@@ -195,14 +195,14 @@ class AdapterPlan:
         betas: tuple[float, float] = (0.9, 0.999),
         **others: Any,  # noqa: ANN401 -- of the settings' own types
     ) -> dict[str, Any]:
-        """Return settings of a run, by the names of ``SecAggSettings``.
+        """Return settings of a run, as keyword arguments of ``SecAggSettings``.
 
         Args:
             rates: learning rates of all steps that a client takes in one round, in the schedule's largest round.
             clients: maximum number of clients in a round.
             bits: bits of a value's code; by default 8, and fewer where a sum would be longer than the model's own type.
             betas: of Adam.
-            others: settings that replace these.
+            others: settings that override these.
         """
         width, growth = _WIDTHS.get(self.dtype, 32), (clients - 1).bit_length()
         # A power of two at or above the bound.
@@ -221,11 +221,11 @@ class AdapterPlan:
     # --- A model's tensors --------------------------------------------------------------------------------------------
 
     def arrays(self, model: Any) -> Arrays:  # noqa: ANN401 -- of PEFT
-        """Return the adapter as NumPy has it; 16 bits become 32, since NumPy has no bfloat16."""
+        """Return the adapter as NumPy arrays; 16-bit floats become float32, since NumPy has no bfloat16."""
         return {name: _read(tensor).copy() for name, tensor in _tensors(model, self.adapter).items()}
 
     def load(self, model: Any, tensors: Mapping[str, Any]) -> None:  # noqa: ANN401 -- of PEFT
-        """Copy a server's tensors into a model, whose types stay.
+        """Copy a server's tensors into a model, which keeps its types.
 
         Raises:
             InvalidParameters: a tensor is missing, or has another shape; the model stays as it was.
@@ -245,7 +245,7 @@ class AdapterPlan:
             tensor.data.copy_(tensor.new_tensor(np.asarray(tensors[name])))
 
     def train_only(self, model: Any, turn: int) -> list[Any]:  # noqa: ANN401 -- of PEFT
-        """Let a round's tensors be trained, and no others; return them for the optimizer."""
+        """Make only a round's tensors trainable; return them for the optimizer."""
         names, own = {*self.names(turn)}, _tensors(model, self.adapter)
         for name, tensor in own.items():
             tensor.requires_grad_(name in names)
@@ -253,7 +253,7 @@ class AdapterPlan:
 
 
 def _tensors(model: Any, adapter: str) -> dict[str, Any]:  # noqa: ANN401 -- of PEFT
-    """Return the tensors that PEFT keeps of an adapter, by their names."""
+    """Return an adapter's tensors from PEFT's state dict, by name."""
     saved = f".modules_to_save.{adapter}."
     return {
         name_of(name, adapter): parameter
@@ -272,7 +272,7 @@ def _dtype(tensor: Any) -> str:  # noqa: ANN401 -- of NumPy or PyTorch
 
 
 def with_middle(model: Any, changes: Mapping[str, Any] | None = None, *, adapter: str = "default") -> Any:  # noqa: ANN401 -- of PEFT
-    """Put a matrix R of rank times rank between fixed B and A, for the method ``sb``; return the model.
+    """Insert a rank x rank matrix R between fixed B and A, for the method ``sb``; return the model.
 
     A and B become singular vectors, of the sum of the clients' first gradients where that is given (by the names of the
     layers), and otherwise of the weights. Every client makes the same ones, or loads the server's.
@@ -293,7 +293,7 @@ def with_middle(model: Any, changes: Mapping[str, Any] | None = None, *, adapter
 
 
 def _with_product(linear: type[Any]) -> type[Any]:
-    """Return a class of layers that multiply what a linear layer returns by R; PyTorch is not imported here."""
+    """Return a layer class that multiplies a linear layer's output by R; this module does not import PyTorch."""
 
     def forward(self: Any, features: Any) -> Any:  # noqa: ANN401 -- of PyTorch
         return linear.forward(self, features) @ self.lora_R.T

@@ -1,7 +1,6 @@
-"""Parties that evidence names: one table for all protocols.
+"""Which parties each kind of evidence names: one table for all protocols.
 
-Between a client and the server lies a network, and neither end can tell it from the other end, so ``ServerId`` stands
-for the server and everything on the way to it.
+A client cannot distinguish the server from the network in between, so ``ServerId`` means the server and the network.
 """
 
 from __future__ import annotations
@@ -16,26 +15,26 @@ from secagg.parameters import SecurityMode
 
 
 class Evidence(Enum):
-    """Evidence about something that is wrong."""
+    """Kind of evidence of a fault."""
 
     UNVERIFIED_BYTES = auto()
-    """Bytes fail before they are verified, or nothing verifies them. The sender is the transport's, not a header's."""
+    """Bytes are wrong before or without verification. The transport names the sender, not a header."""
     VERIFIED_CONTENT = auto()
-    """Content that a signature vouches for is wrong."""
+    """Signed content is wrong."""
     SECOND_ANSWER = auto()
     """Two verified answers of a client differ: it lied, or lost its state in a restart and joined again."""
     REFUSED_HALF = auto()
-    """One of two servers cannot use the half or the proof of a client."""
+    """One of two servers cannot use a client's half or proof."""
     DIFFERENT_LISTS = auto()
     """Two servers hold different lists."""
     BETWEEN_SERVERS = auto()
-    """What one of two servers sent the other does not read, or contradicts what it sent before; nothing was signed."""
+    """An unsigned message between two servers does not decode, or contradicts an earlier one."""
     REFUSED_REQUEST = auto()
-    """A client or a helper refuses what a server, or the network in its name, shows it or asks of it."""
+    """A client or a helper refuses a message or request of a server, which the network may have forged."""
     UNOPENED_UPLOAD = auto()
     """An enclave cannot open an upload whose client is verified."""
     CIRCUMSTANCE = auto()
-    """A storage failed, a process ended or time ran out."""
+    """Storage failed, a process ended or time ran out."""
 
 
 _NAMED_BESIDES: Final[dict[Evidence, frozenset[Party]]] = {
@@ -44,7 +43,7 @@ _NAMED_BESIDES: Final[dict[Evidence, frozenset[Party]]] = {
     Evidence.REFUSED_HALF: frozenset({ServerId(), ServerId(1)}),
     Evidence.UNOPENED_UPLOAD: frozenset({ServerId()}),
 }
-"""Parties that are named in addition to the sender."""
+"""Parties named in addition to the sender."""
 _NAMED_ALONE: Final[dict[Evidence, frozenset[Party]]] = {
     Evidence.DIFFERENT_LISTS: frozenset({ServerId(), ServerId(1)}),
     Evidence.BETWEEN_SERVERS: frozenset({ServerId(), ServerId(1)}),
@@ -52,7 +51,7 @@ _NAMED_ALONE: Final[dict[Evidence, frozenset[Party]]] = {
     Evidence.SECOND_ANSWER: NOBODY,
     Evidence.CIRCUMSTANCE: NOBODY,
 }
-"""Parties that are named without a sender."""
+"""Parties named without a sender."""
 
 
 def culprits(evidence: Evidence, *, sender: Party | None = None) -> frozenset[Party]:
@@ -65,40 +64,40 @@ def culprits(evidence: Evidence, *, sender: Party | None = None) -> frozenset[Pa
 
 
 def unverified(sender: Party) -> frozenset[Party]:
-    """Return who may have written bytes that nothing vouches for: their sender, or the server and the way to it."""
+    """Return the parties that may have written unauthenticated bytes: their sender, or the server and the network."""
     return culprits(Evidence.UNVERIFIED_BYTES, sender=sender)
 
 
 def signed_by(sender: Party) -> frozenset[Party]:
-    """Return who answers for content that a signature vouches for: its signer."""
+    """Return the party responsible for signed content: its signer."""
     return culprits(Evidence.VERIFIED_CONTENT, sender=sender)
 
 
 def answered_twice(sender: Party, *, is_signed: bool) -> frozenset[Party]:
-    """Return who is named where a second answer differs from the first, whether or not a signature vouches for both."""
+    """Return the parties named where a second answer differs from the first, signed or not."""
     return culprits(Evidence.SECOND_ANSWER) if is_signed else unverified(sender)
 
 
 def from_server() -> frozenset[Party]:
-    """Return who may have written what a client or a helper was sent: the server, which stands for the network too."""
+    """Return the party that may have written what a client or helper received: the server, for the network too."""
     return culprits(Evidence.REFUSED_REQUEST)
 
 
 def between_servers() -> frozenset[Party]:
-    """Return who may have written what passes between two servers without a signature: either, for the network too."""
+    """Return the parties that may have written an unsigned message between two servers: both, including the network."""
     return culprits(Evidence.BETWEEN_SERVERS)
 
 
 def disputed(*named: frozenset[Party]) -> frozenset[Party]:
-    """Return everybody that one of several accounts names: the evidence does not decide which of them is true."""
+    """Return all parties that any of several accounts names; the evidence does not decide which account is true."""
     return frozenset[Party]().union(*named)
 
 
 def said_by(sender: Party, mode: SecurityMode) -> frozenset[Party]:
-    """Return who answers for content that passed the checks of its mode: in ``active`` its sender signed it."""
+    """Return the party responsible for content that passed its mode's checks: in ``active`` its sender signed it."""
     return signed_by(sender) if mode is SecurityMode.ACTIVE else unverified(sender)
 
 
 def any_of(evidence: Evidence, senders: Iterable[ClientId]) -> frozenset[Party]:
-    """Return who the same evidence about several senders names."""
+    """Return the parties named by the same evidence about several senders."""
     return frozenset[Party]().union(*(culprits(evidence, sender=sender) for sender in senders))

@@ -1,4 +1,4 @@
-"""Choices in a protocol's configuration; a client's policy accepts some of them."""
+"""Choices in a protocol's configuration; a client's policy says which ones it accepts."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ class Topology(StrEnum):
     FULL = "full"
     """Every pair ([BIK+17])."""
     SPARSE = "sparse"
-    """Neighbours on a ring lattice in a random order ([BBG+20])."""
+    """Neighbours on a randomly ordered ring lattice ([BBG+20])."""
 
 
 class SharingMode(IntEnum):
-    """Sharing of a client's indices between the servers; messages of one mode have no meaning in another."""
+    """How a client's indices are shared between the servers; messages of one mode are invalid in another."""
 
     CHECKED_POINT_FUNCTIONS = 1
     """Point functions, and a check that rejects a client unless it votes exactly once in every block."""
     UNCHECKED_POINT_FUNCTIONS = 2
-    """Point functions alone: a client can set any histogram to anything. Private against one malicious server."""
+    """Point functions, unchecked: a client can set any histogram to anything. Private against one malicious server."""
 
 
 class Accumulation(Enum):
-    """Which counters an addition touches: those that the indices name, or all."""
+    """Which counters an addition touches: the indexed ones, or all."""
 
     DIRECT = 1
     OBLIVIOUS = 2
@@ -34,6 +34,6 @@ class ReleaseForm(IntEnum):
     """Form in which index segments are released."""
 
     DECODED_SUM = 1
-    """The sum of the codewords that were chosen, block by block: what a model needs, and no more."""
+    """The sum of the chosen codewords of each block, which is all that a model needs."""
     HISTOGRAM = 2
-    """Number of choices of each codeword for each block; never less informative than the decoded sum."""
+    """How often each block's codewords were chosen; reveals at least as much as the decoded sum."""

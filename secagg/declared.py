@@ -1,12 +1,12 @@
-"""Messages declared once: the annotation of a field says how it is encoded, and the README's tables are made from it.
+"""Messages declared once: a field's annotation defines its encoding, and the README's tables are generated from it.
 
 class Receipt(Message):
     kind = MessageKind.ONE_MESSAGE_RECEIPT
     context: Annotated[bytes, fixed(32)]
     holder: Annotated[int, unsigned(2)]
 
-Lengths that both ends know, from a configuration or a roster, are ``sized``. Such a message is a ``MessageIn`` of this
-place, which ``decode`` takes.
+``sized`` fields have lengths that both ends know from a configuration or roster (the message's *place*). Their message
+is a ``MessageIn``, and ``decode`` takes the place.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Place = TypeVar("Place")
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Encoding of one field, and its row in a table of bytes."""
+    """Encoding of one field, and its row in the tables of messages."""
 
     write: Callable[[Writer, Any], object]
     read: Callable[[Reader, At], Any]
@@ -36,28 +36,28 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """Context of a field: the parameters that both ends know, and the fields before it."""
+    """Context of a field: its message's place, and the fields before it."""
 
     place: Any
     before: Mapping[str, Any]
 
 
 Sizing = Callable[[Any], int]
-"""A length, by the place of a message."""
+"""Returns a length from the place of a message."""
 
 
 def unsigned(size: int) -> Field:
-    """Return an unsigned integer of a fixed number of bytes."""
+    """Return the field of an unsigned integer with a fixed number of bytes."""
     return Field(lambda writer, value: writer.integer(value, size), lambda reader, _: reader.integer(size), f"{size}")
 
 
 def fixed(size: int) -> Field:
-    """Return bytes of a fixed number."""
+    """Return the field of a fixed number of bytes."""
     return Field(lambda writer, value: writer.fixed(value, size), lambda reader, _: reader.fixed(size), f"{size}")
 
 
 def variable(limit: int, most: Sizing | None = None) -> Field:
-    """Return bytes behind their length of 4 bytes, up to a limit; in its place the limit may be a closer one."""
+    """Return the field of bytes preceded by their length in 4 bytes, up to a limit; the place may lower the limit."""
     row = f"4 + at most {limit:,}"
     return Field(
         lambda writer, value: writer.variable(value, limit),
@@ -93,7 +93,7 @@ CONTEXT: Final = Field(
     lambda reader, _: AttemptContext(reader.fixed(CONTEXT_BYTES)),
     f"{CONTEXT_BYTES}",
 )
-"""The digest of what a message's sum was agreed under."""
+"""The digest of the context that a message's sum was agreed under."""
 
 
 def _below(reader: Reader, limit: int, what: str) -> int:
@@ -103,7 +103,7 @@ def _below(reader: Reader, limit: int, what: str) -> int:
 
 
 def sized(size: Sizing, row: str) -> Field:
-    """Return bytes whose number follows from the place of the message; a reader asks for it there."""
+    """Return the field of bytes whose number follows from the message's place."""
     return Field(
         lambda writer, value: writer.fixed(value, len(value)),
         lambda reader, at: reader.fixed(size(at.place)),
@@ -112,7 +112,7 @@ def sized(size: Sizing, row: str) -> Field:
 
 
 def borrowed(size: Sizing, row: str) -> Field:
-    """Return the same without a copy: a view of the sent value, and of the received message."""
+    """Return a ``sized`` field without copies: a view of the sent value and of the received message."""
     return Field(
         lambda writer, value: writer.borrowed(value),
         lambda reader, at: reader.view(size(at.place)),
@@ -121,7 +121,7 @@ def borrowed(size: Sizing, row: str) -> Field:
 
 
 def buffers(size: Sizing, row: str) -> Field:
-    """Return runs of bytes, one after another and without copies; a reader has all of them in one."""
+    """Return the field of concatenated byte strings without copies; a reader gets all of them as one."""
 
     def write(writer: Writer, value: Sequence[bytes | memoryview]) -> None:
         for each in value:
@@ -131,7 +131,7 @@ def buffers(size: Sizing, row: str) -> Field:
 
 
 def listed(item: Field, items: Callable[[At], Iterable[Any]], row: str) -> Field:
-    """Return a tuple of fields, one for each thing in the message's place; each is read in that of its thing."""
+    """Return the field of a tuple with one item for each element of the place, which is that item's place."""
 
     def write(writer: Writer, value: Sequence[Any]) -> None:
         for each in value:
@@ -141,7 +141,7 @@ def listed(item: Field, items: Callable[[At], Iterable[Any]], row: str) -> Field
 
 
 def optional(item: Field, stands: Callable[[Any], int] | None = None, row: str | None = None) -> Field:
-    """Return a field or None; whether it stands in a message its place says, or a byte before it."""
+    """Return the field of an item or None; the place says whether it is present, or else a byte before it."""
 
     def write(writer: Writer, value: object) -> None:
         if stands is None:
@@ -157,7 +157,7 @@ def optional(item: Field, stands: Callable[[Any], int] | None = None, row: str |
 
 
 def choice(members: tuple[IntEnum | StrEnum, ...]) -> Field:
-    """Return one of a table's members, by its number."""
+    """Return the field of one of a table's members, encoded as its number."""
 
     def read(reader: Reader, _: object) -> IntEnum | StrEnum:
         if (number := reader.integer(1)) >= len(members):
@@ -169,7 +169,7 @@ def choice(members: tuple[IntEnum | StrEnum, ...]) -> Field:
 
 
 def numbered(members: type[Enum], size: int = 1) -> Field:
-    """Return one of an enumeration, by the number that it has there."""
+    """Return the field of an enumeration's member, encoded as its value."""
 
     def read(reader: Reader, _: object) -> Enum:
         number = reader.integer(size)
@@ -183,7 +183,7 @@ def numbered(members: type[Enum], size: int = 1) -> Field:
 
 
 def repeated(item: Field, limit: int, most: Sizing | None = None, size: int = 4) -> Field:
-    """Return a tuple of fields of one kind, behind their number; its place may have a closer limit."""
+    """Return the field of a tuple of equal items, preceded by their number; the place may lower the limit."""
 
     def write(writer: Writer, value: Sequence[Any]) -> None:
         if len(value) > limit:
@@ -203,7 +203,7 @@ def repeated(item: Field, limit: int, most: Sizing | None = None, size: int = 4)
 
 
 def encoded(declared: Declared, limit: int) -> Field:
-    """Return something that encodes itself, behind its length of 4 bytes; it stands in the place of its message."""
+    """Return the field of an object with its own encoding, preceded by its length in 4 bytes, in the same place."""
     is_placed = issubclass(declared, MessageIn) and not issubclass(declared, Message)
 
     def read(reader: Reader, at: At) -> Any:  # noqa: ANN401 -- of the declared type
@@ -219,12 +219,12 @@ def encoded(declared: Declared, limit: int) -> Field:
 
 
 class MessageIn(Generic[Place]):
-    """The base of frozen dataclasses whose fields are annotated with a ``Field``, and read in a place."""
+    """Base of frozen dataclasses whose fields are annotated with a ``Field`` and decoded in a place."""
 
     __slots__ = ()
     kind: ClassVar[MessageKind]
     edition: ClassVar[int | None] = None
-    """Stands in a byte before the fields where another form is to be refused by name."""
+    """Format number in a byte before the fields, for messages that refuse other formats by name."""
 
     def encode(self) -> bytes:
         writer = Writer(self.kind)
@@ -235,7 +235,7 @@ class MessageIn(Generic[Place]):
 
     @classmethod
     def decode(cls, message: bytes, place: Place) -> Self:
-        """Read the canonical encoding back, as it stands in one place; refuse anything else."""
+        """Decode the canonical encoding in a place; refuse anything else."""
         reader = Reader(message, cls.kind)
         if cls.edition is not None and (received := reader.integer(1)) != cls.edition:
             sentence = f"the message has format {received} and this end {cls.edition}; both ends need the same"
@@ -246,7 +246,7 @@ class MessageIn(Generic[Place]):
 
 
 class Message(MessageIn[None]):
-    """The base of messages whose lengths follow from nothing else."""
+    """Base of messages that need no place to be decoded."""
 
     __slots__ = ()
 
@@ -259,13 +259,13 @@ _FIELDS: Final[dict[Declared, dict[str, Field]]] = {}
 
 
 def nested(declared: Declared) -> Field:
-    """Return the fields of another declaration, in their order."""
+    """Return the field of another declaration: its fields in order."""
     row = ", ".join(f"{name} {field.row}" for name, field in fields_of(declared).items())
     return Field(write_fields, lambda reader, at: read_fields(reader, declared, at.place), f"({row})")
 
 
 def fields_of(declared: Declared) -> dict[str, Field]:
-    """Return the fields of a declaration by their names, in order."""
+    """Return the fields of a declaration by name, in order."""
     if declared not in _FIELDS:
         hints = dict[str, Any]()
         for base in reversed(declared.__mro__):
@@ -281,7 +281,7 @@ def write_fields(writer: Writer, value: object) -> None:
 
 
 def read_fields(reader: Reader, declared: Declared, place: object = None) -> Any:  # noqa: ANN401 -- of the declared type
-    """Read the fields of a declaration; what its own checks refuse is malformed."""
+    """Read the fields of a declaration; values that its checks refuse are malformed."""
     values: dict[str, Any] = {}
     at = At(place, values)
     for name, field in fields_of(declared).items():

@@ -1,9 +1,9 @@
-"""Every error the library raises, and who is to blame for it.
+"""Every error that the library raises, and the parties that it blames.
 
-The class says what kind of thing went wrong, ``reason`` says which one exactly, and the errors that a peer can cause
-carry ``culprits``, as the table in ``secagg.blame`` names them. Blame is true rather than convenient: when the evidence
-points at two parties, both are named; when it singles nobody out, ``culprits`` is ``NOBODY``. Messages name parameters,
-counts and identifiers, never keys, seeds, shares or inputs.
+The class gives the kind of error and ``reason`` the exact one. Errors that a peer can cause have ``culprits``, as in
+the table of ``secagg.blame``. An error names a party only if the evidence proves it: if the evidence points at two
+parties, both are named; if at none, ``culprits`` is ``NOBODY``. Messages contain parameters, counts and identifiers,
+never keys, seeds, shares or inputs.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Final
 
 
 class Party:
-    """Base of all participants that an error can name; ``secagg.identifiers`` has them."""
+    """Base of all parties that an error can name; ``secagg.identifiers`` defines them."""
 
     __slots__ = ()
 
 
 class _Unnamed(frozenset[Party]):
-    """An empty set of culprits that says why it is empty; compare it with ``is``."""
+    """Empty set of culprits with the reason why it is empty; compare it with ``is``."""
 
     def __reduce__(self) -> str:
         # One object in every process, however the error that holds it got there.
@@ -33,13 +33,13 @@ class _Unnamed(frozenset[Party]):
 
 
 NOBODY: Final[frozenset[Party]] = _Unnamed()
-"""The evidence singles nobody out, and nothing above may name anybody."""
+"""The evidence singles out no party; no caller may name one."""
 UNDECIDED: Final[frozenset[Party]] = _Unnamed()
-"""The error was raised where bytes are seen and not their sender; ``blaming`` names it further up."""
+"""The code that raised the error does not know the sender; ``blaming`` adds it in a caller."""
 
 
 class Reason(StrEnum):
-    """Why an error was raised: one vocabulary for errors, negative test vectors and platform metrics.
+    """Why an error was raised: shared by errors, negative test vectors and platform metrics.
 
     The values are public API. The sentence under each member ends in its attribution.
     """
@@ -47,13 +47,13 @@ class Reason(StrEnum):
     PARAMETER_OUT_OF_RANGE = "parameter_out_of_range"
     """A configured value is unsafe, inconsistent or outside its range. Attribution: the party that configured it."""
     BELOW_FLOOR = "below_floor"
-    """An offered configuration is weaker than this client's own floor. Attribution: the party that offered it."""
+    """An offered configuration is weaker than this client's policy allows. Attribution: the party that offered it."""
     BACKEND_MISSING = "backend_missing"
     """The installed cryptographic backend lacks an algorithm. Attribution: the installation."""
     API_MISUSE = "api_misuse"
     """A function was called with the wrong type of object or in the wrong order. Attribution: the caller."""
     ALREADY_SPENT = "already_spent"
-    """A one-time object was used a second time. Attribution: the caller."""
+    """A one-time object was used twice. Attribution: the caller."""
     SECRET_EXPOSURE = "secret_exposure"  # noqa: S105 -- a name, not a password
     """Something tried to copy, pickle or iterate a secret. Attribution: the caller."""
     TRUNCATED = "truncated"
@@ -77,11 +77,11 @@ class Reason(StrEnum):
     PUBLIC_KEY_LOW_ORDER = "public_key_low_order"
     """A public key that forces a known shared secret. Attribution: the sender or any relay of an unsigned message."""
     PUBLIC_KEY_REUSED = "public_key_reused"
-    """One public key stands for two parties. Attribution: the sender or any relay of an unsigned message."""
+    """Two parties have the same public key. Attribution: the sender or any relay of an unsigned message."""
     SHARE_OUT_OF_RANGE = "share_out_of_range"
     """A share is not a field element, or is at a point of no holder. Attribution: the party that handed it over."""
     SHARE_DUPLICATE = "share_duplicate"
-    """Two shares of one secret stand at one point. Attribution: nobody; at most one of the two can be right."""
+    """Two shares of one secret have the same point. Attribution: nobody; at most one of the two can be right."""
     SHARES_IRRECONCILABLE = "shares_irreconcilable"
     """More shares are wrong than can be corrected. Attribution: nobody; the evidence does not single anyone out."""
     THRESHOLD_NOT_MET = "threshold_not_met"
@@ -107,19 +107,19 @@ class Reason(StrEnum):
     CHECK_WORDS_MISMATCH = "check_words_mismatch"
     """The unmasked sum contradicts its check words. Attribution: nobody; a client or a wrong seed."""
     REPLAYED = "replayed"
-    """An upload that was accepted before is handed over again. Attribution: the party that handed it over."""
+    """An upload that was already accepted is submitted again. Attribution: the party that handed it over."""
     STALE_UPDATE = "stale_update"
     """An update of a model that is too old, or newer than the sum. Attribution: its sender, or who chose the sum."""
     MODEL_MISMATCH = "model_mismatch"
     """Clients hold different models under one number. Attribution: the sender, or the source of the models."""
     BUDGET_SPENT = "budget_spent"
-    """A client was in as many releases as its privacy budget allows. Attribution: the client, or who asked it again."""
+    """A client has used up its privacy budget. Attribution: the client, or who asked it again."""
     BUFFER_FULL = "buffer_full"
-    """A sum holds as many uploads as it may. Attribution: nobody, or the host that handed over another."""
+    """A sum already holds its maximum number of uploads. Attribution: nobody, or the host that handed over another."""
     ONE_HOT_REFUTED = "one_hot_refuted"
     """An upload is not one vote in every block. Attribution: its client, or the server that opened it."""
     SERVERS_DISAGREE = "servers_disagree"
-    """Two servers hold different sets, or shares that add up to no sum. Attribution: one of them, or a client."""
+    """Two servers hold different sets, or shares that do not add up to a sum. Attribution: one of them, or a client."""
     CAPACITY_EXCEEDED = "capacity_exceeded"
     """The sum of this many inputs, or this much weight, could leave the ring. Attribution: the configuring party."""
     INPUT_OUT_OF_RANGE = "input_out_of_range"
@@ -127,7 +127,7 @@ class Reason(StrEnum):
     CONTRACT_VIOLATION = "contract_violation"
     """A compression scheme breaks the linear-decoder contract. Attribution: the author of the scheme."""
     INTERNAL_ERROR = "internal_error"
-    """A state that cannot occur did. Attribution: this library; please report it."""
+    """A state that should be impossible occurred. Attribution: this library; please report it."""
     ATTESTATION_INVALID = "attestation_invalid"
     """An enclave's evidence or its collateral does not verify. Attribution: its maker or any relay; not decidable."""
     COLLATERAL_STALE = "collateral_stale"
@@ -137,7 +137,7 @@ class Reason(StrEnum):
 
 
 class SecAggError(Exception):
-    """The base of everything the library raises on purpose; never raised itself."""
+    """Base of all errors that the library raises on purpose; never raised itself."""
 
     def __init__(self, message: str, *, reason: Reason) -> None:
         super().__init__(message)
@@ -162,14 +162,14 @@ class InvalidParameters(SecAggError, ValueError):
 
 
 class Misuse(SecAggError):
-    """The calling code broke the API: wrong type, wrong order, second use."""
+    """The caller misused the API: wrong type, wrong order, second use."""
 
     def __init__(self, message: str, *, reason: Reason = Reason.API_MISUSE) -> None:
         super().__init__(message, reason=reason)
 
 
 class PeerError(SecAggError):
-    """Something another party sent is wrong; abstract.
+    """Another party sent something wrong; abstract.
 
     ``culprits`` holds every party that the evidence names, or is ``NOBODY`` or ``UNDECIDED``.
     """
@@ -181,7 +181,7 @@ class PeerError(SecAggError):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Record of an error. An exception would keep the refused message in memory, in the frames of its traceback."""
+    """Record of an error. An exception would keep the refused message in memory through its traceback's frames."""
 
     reason: Reason
     sentence: str
@@ -200,13 +200,13 @@ class Fault:
 
 
 def named(culprits: Iterable[Party]) -> frozenset[Party]:
-    """Return culprits as errors hold them: a set without anybody in it is ``NOBODY``, unless it is ``UNDECIDED``."""
+    """Return culprits as errors store them: an empty set becomes ``NOBODY``, unless it is ``UNDECIDED``."""
     return culprits if isinstance(culprits, _Unnamed) else frozenset(culprits) or NOBODY
 
 
 @contextmanager
 def blaming(*culprits: Party) -> Generator[None]:
-    """Name the culprits of an error that is ``UNDECIDED``: decoders see bytes and not senders."""
+    """Set the culprits of an ``UNDECIDED`` error: decoders see bytes but not senders."""
     try:
         yield
     except PeerError as error:
@@ -216,7 +216,7 @@ def blaming(*culprits: Party) -> Generator[None]:
 
 
 class MalformedMessage(PeerError):
-    """Bytes that do not decode; a decoder never knows whose they are, so this is ``UNDECIDED`` unless it is said."""
+    """Bytes that do not decode. A decoder does not know their sender, so culprits default to ``UNDECIDED``."""
 
     def __init__(self, message: str, *, reason: Reason, culprits: Iterable[Party] = UNDECIDED) -> None:
         super().__init__(message, reason=reason, culprits=culprits)
@@ -230,7 +230,7 @@ def require_length(what: str, length: int, due: int, culprits: Iterable[Party] =
 
 
 class UnexpectedMessage(PeerError):
-    """A message that decodes, but is not expected now; ``UNDECIDED`` unless it is said, as for ``MalformedMessage``."""
+    """A message that decodes, but is not expected now; culprits default to ``UNDECIDED``."""
 
     def __init__(
         self,
@@ -253,21 +253,21 @@ class AuthenticationFailed(PeerError):
 
 
 class PeerMisbehaved(PeerError):
-    """A message that decodes and authenticates, and is still wrong."""
+    """A message that decodes and authenticates, but is wrong."""
 
 
 class ThresholdNotMet(SecAggError):
-    """Too few answered; nobody's fault."""
+    """Too few parties answered; nobody is blamed."""
 
     def __init__(self, *, needed: int, present: int, what: str, must: str = "", why: str = "") -> None:
-        """Say what there is too little of, and ``must``: what each of them has to do, as in "upload"."""
+        """Say what is missing, and with ``must`` what each party has to do, as in "upload"."""
         counts = f"{needed} must {must}, {present} did" if must else f"{needed} needed, got {present}"
         super().__init__(f"not enough {what}: {counts}{why}", reason=Reason.THRESHOLD_NOT_MET)
         self.needed, self.present = needed, present
 
 
 class CapacityExceeded(SecAggError):
-    """A sum could leave the ring, or an input left its range."""
+    """A sum could overflow the ring, or an input is out of range."""
 
     def __init__(self, message: str, *, reason: Reason = Reason.CAPACITY_EXCEEDED) -> None:
         super().__init__(message, reason=reason)
@@ -281,7 +281,7 @@ class ContractViolation(SecAggError):
 
 
 class InternalError(SecAggError):
-    """A state that cannot occur did; please report it."""
+    """A state that should be impossible occurred; please report it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, reason=Reason.INTERNAL_ERROR)

@@ -1,4 +1,4 @@
-"""Identifiers of parties and sessions: small values that never hold a secret."""
+"""Identifiers of parties and sessions: small values without secrets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ClientId(Party):
             raise InvalidParameters(f"a client id is an integer in [0, 2^64); got {self.value!r}")
 
     def encode(self) -> bytes:
-        """Return the one encoding that keys, signatures and messages use."""
+        """Return the encoding used in keys, signatures and messages."""
         return self.value.to_bytes(CLIENT_ID_BYTES, "big")
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class ClientId(Party):
 
 @dataclass(frozen=True, slots=True, order=True)
 class ServerId(Party):
-    """The server, or one of the two servers where a protocol has two."""
+    """The server, or one of two servers in a two-server protocol."""
 
     index: int = 0
 
@@ -46,7 +46,7 @@ class ServerId(Party):
 
 @dataclass(frozen=True, slots=True, order=True)
 class HolderId(Party):
-    """One holder of shares, by its position in the epoch that the authority signed."""
+    """One holder of shares: its position in the epoch that the authority signed."""
 
     position: int
 
@@ -69,7 +69,7 @@ class _Context:
 
     @property
     def tag(self) -> bytes:
-        """Return what messages begin with, to tell contexts apart by accident; whatever protects binds the digest."""
+        """Return the tag that messages begin with. It detects only accidents; keys and signatures bind the digest."""
         return self.digest[:CONTEXT_TAG_BYTES]
 
 

@@ -1,8 +1,7 @@
-"""Lazy packages: public names that are imported when they are first used, so that a client's import loads a client.
+"""Lazy packages: public names are imported on first use, so that a client loads only the client's modules.
 
 A package imports ``from .client import Client as Client`` under ``TYPE_CHECKING``, and passes the same names to
-``public_names`` in the other branch. Type checkers see only the imports, and refuse a name that the package does not
-have.
+``public_names`` in the other branch. Type checkers see only the imports, and report a name that the package lacks.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ def public_names(
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package.
 
     Args:
-        names: for each module, by its name inside of the package, the public names that it has, with spaces between.
+        names: for each module of the package, its public names separated by spaces.
     """
     modules = {name: f"{package}.{module}" for module, listed in names.items() for name in listed.split()}
     namespace = vars(import_module(package))

@@ -1,4 +1,4 @@
-"""Options declared once: a field's annotation says its purpose and its limits; checks, text, help and tables follow.
+"""Options declared once: a field's annotation has its purpose and limits for checks, parsing, help and tables.
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Enclave(Options):
@@ -32,7 +32,7 @@ _KINDS: Final[Mapping[object, str]] = {
     timedelta: "a number of hours",
 }
 _TAKEN: Final[Mapping[object, tuple[type, ...]]] = {float: (float, int), Fraction: (Fraction, float, int)}
-"""Types of values that are converted to another; TOML writes whole floats like integers."""
+"""Types that are converted to another; TOML writes whole floats as integers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,15 +44,15 @@ class Option:
     maximum: float | None = None
     above: float | None = None
     or_zero: bool = False
-    """Whether 0 is accepted below the minimum; it stands for none, or for what is planned."""
+    """Whether 0 is accepted below the minimum; it means none, or a planned value."""
     choices: tuple[str, ...] = ()
     only_with: tuple[str, tuple[object, ...]] | None = None
-    """Another option, and its values with which this one has an effect."""
+    """Another option, and the values of it that make this one take effect."""
     part: str = ""
-    """What it is about, for front ends that have no such part."""
+    """Topic, for front ends that lack it."""
 
     def limits(self) -> str:
-        """Return the limits of a value, apart from 0 where that is accepted below them."""
+        """Return the limits of a value, apart from an accepted 0."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
         if self.above is not None:
@@ -82,7 +82,7 @@ def option(purpose: str, **limits: Any) -> Option:  # noqa: ANN401 -- of the lim
 
 
 class OptionError(InvalidParameters):
-    """A wrong option; names in braces in its template are spelled as the front end spells them."""
+    """A wrong option; its template has names in braces, which the front end spells."""
 
     def __init__(self, template: str, names: Collection[str], spelling: Spelling = str) -> None:
         self.template, self.names = template, names
@@ -91,7 +91,7 @@ class OptionError(InvalidParameters):
 
 @contextmanager
 def spelled(spelling: Spelling | str) -> Generator[None]:
-    """Spell the names of options in errors as a front end does, or the one name that there is."""
+    """Spell names of options in errors as a front end does, or as the one given name."""
     try:
         yield
     except OptionError as error:
@@ -128,7 +128,7 @@ class Declared:
         """Return a value of this option's type; a NaN, a flag or text never passes as a number.
 
         Raises:
-            OptionError: it is none, or beyond the limits.
+            OptionError: it has another type, or is out of range.
         """
         if value is None and self.is_optional:
             return value
@@ -178,7 +178,7 @@ class Declared:
 
 
 class Options:
-    """Base of classes of options, which checks them."""
+    """Base of option classes; checks every option."""
 
     __slots__ = ()
 
@@ -199,7 +199,7 @@ class Options:
                     )
 
     def rules(self) -> Iterator[tuple[str, bool, str]]:
-        """Yield what options must keep together: a name, whether it is wrong, and the rest of a sentence about it."""
+        """Yield rules across options: a name, whether it is wrong, and the rest of the error's sentence."""
         yield from ()
 
 
@@ -207,7 +207,7 @@ _DECLARED: Final = dict[type[Any], dict[str, Declared]]()
 
 
 def declared(cls: type[Any]) -> dict[str, Declared]:
-    """Return the options of a dataclass, by name; its own stand before those of its bases."""
+    """Return the options of a dataclass by name, its own before those of its bases."""
     if cls in _DECLARED:
         return _DECLARED[cls]
     hints, own = get_type_hints(cls, include_extras=True), cls.__annotations__
@@ -226,7 +226,7 @@ def declared(cls: type[Any]) -> dict[str, Declared]:
 
 
 def suggestion(name: str, known: Collection[str], spelling: Spelling = str) -> str:
-    """Return which name may be meant by one that is not known, or all of them."""
+    """Return a hint for an unknown name: the closest known one, or all of them."""
     from difflib import get_close_matches  # noqa: PLC0415 -- only for errors
 
     near = get_close_matches(name, known, n=1)
@@ -234,7 +234,7 @@ def suggestion(name: str, known: Collection[str], spelling: Spelling = str) -> s
 
 
 def rows(cls: type[Any], spelling: Spelling = str) -> Iterator[tuple[str, str, str]]:
-    """Yield name, default and purpose with limits, for a table."""
+    """Yield the rows of a table: name, default, and purpose with limits."""
     for each in declared(cls).values():
         default = "none" if each.default is None else word(each.default) or "none"
         yield spelling(each.name), default, "; ".join(filter(None, (each.option.purpose, each.option.limits())))
@@ -245,7 +245,7 @@ def _number(value: float) -> str:
 
 
 def word(value: object) -> str:
-    """Return a value as text that is read again."""
+    """Return a value as text that ``parsed`` reads back."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Enum):

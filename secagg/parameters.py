@@ -8,7 +8,7 @@ from typing import Final, cast
 from .errors import InvalidParameters
 
 ATTEMPTS: Final = 3
-"""Uploads for one model unless a client says otherwise: a round that failed is tried again with the same model."""
+"""Default number of uploads for one model: a failed round is tried again with the same model."""
 LEAST_COHORT: Final = 2
 LEAST_THRESHOLD: Final = 2
 _NAMED_LIMITS: Final = {(1 << bits) - 1: f"2^{bits} - 1" for bits in (32, 64)}
@@ -17,9 +17,9 @@ _DROPPED_IN_A_FEW, _DROPPED_OF_A_FEW, _LEAST_WITH_DROPPED = 3, 10, 4
 
 
 def usual_corrupted(clients: int) -> int:
-    """Default number of clients assumed to work with the server: one in ten, rounded up.
+    """Default number of clients assumed to collude with the server: one in ten, rounded up.
 
-    Plans and floors ask here, so that a plan without numbers is not below floors without numbers.
+    Plans and client policies share this default, so that a default plan satisfies a default policy.
     """
     return -(-clients // _CORRUPTED_IN)
 
@@ -27,8 +27,8 @@ def usual_corrupted(clients: int) -> int:
 def usual_dropped(clients: int) -> int:
     """Default number of clients that may drop out: one in three of up to 30, 10 of up to 100, one in ten of more.
 
-    Small cohorts lose a larger part by chance; large ones pay for each with neighbours. Protocols that cannot
-    tolerate so many tolerate as many as they can.
+    Small cohorts lose a larger share by chance; in large ones each tolerated dropout costs neighbours. A protocol that
+    cannot tolerate this number uses its maximum.
     """
     few = min(clients // _DROPPED_IN_A_FEW, _DROPPED_OF_A_FEW) if clients >= _LEAST_WITH_DROPPED else 0
     return max(few, clients // _DROPPED_IN)
@@ -42,7 +42,7 @@ class Suite(StrEnum):
 
     @property
     def mask_key_bytes(self) -> int:
-        """The length of an AES key that expands into a mask."""
+        """Length of the AES key that expands into a mask."""
         return {Suite.CLASSIC: 16, Suite.HYBRID: 32}[self]
 
 
@@ -50,19 +50,19 @@ class SecurityMode(StrEnum):
     """Trust in the server; there is no setting in between."""
 
     SEMI_HONEST = "semi_honest"
-    """The server follows the protocol and is curious."""
+    """The server follows the protocol but is curious (semi-honest)."""
     ACTIVE = "active"
-    """The server may deviate at will; identities are certified by an authority that it does not control."""
+    """The server may deviate arbitrarily (malicious); an authority that it does not control certifies identities."""
 
 
 def require_integer(name: str, value: int, least: int, greatest: int | None = None) -> None:
-    """Require an integer in this range; a bool is none, and neither is NumPy's."""
+    """Require an int in this range; a bool or a NumPy integer is refused."""
     if type(value) is not int or value < least or (greatest is not None and value > greatest):
         limits = f"of at least {least}" if greatest is None else f"in {least}..{_NAMED_LIMITS.get(greatest, greatest)}"
         raise InvalidParameters(f"{name} is an integer {limits}; got {value!r}")
 
 
 def require_members(name: str, members: object, kind: type[Enum]) -> None:
-    """Require a frozenset of some members of an enumeration; of a string every part would be found in it."""
+    """Require a frozenset of some members of an enumeration; ``in`` would find any part of a string."""
     if type(members) is not frozenset or not members or {type(m) for m in cast("frozenset[object]", members)} != {kind}:
         raise InvalidParameters(f"{name} is a frozenset of at least one {kind.__name__}; got {members!r:.60}")

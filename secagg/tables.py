@@ -1,4 +1,4 @@
-"""Fields of rows and of tables, for records and for what servers send each other; messages of clients have none."""
+"""Fields of rows and tables, for records and messages between servers; client messages have none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from secagg.wire import Reader, Writer
 
 
 def joined(*items: Field) -> Field:
-    """Return a tuple of fields of several kinds."""
+    """Return the field of a tuple with items of several kinds."""
 
     def write(writer: Writer, value: Sequence[Any]) -> None:
         for item, each in zip(items, value, strict=True):
@@ -23,7 +23,7 @@ def joined(*items: Field) -> Field:
 
 
 def mapped(key: Field, item: Field | None = None) -> Field:
-    """Return a table behind its number of rows, by increasing keys; without an item, a set."""
+    """Return the field of a table in order of its keys, preceded by its number of rows; without an item, of a set."""
 
     def write(writer: Writer, value: Any) -> None:  # noqa: ANN401 -- a mapping or a set
         writer.integer(len(value), 4)

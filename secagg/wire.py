@@ -1,7 +1,7 @@
 """Canonical bytes: one encoding per value, lengths checked before anything is read or allocated.
 
 Integers have a fixed length and are big-endian; there are no optional fields; a decoder that does not consume every
-byte refuses. Decoding and encoding again gives the same bytes, which each message's own test asserts.
+byte refuses. Decoding and encoding again gives the same bytes; each message has a test of this.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAGIC = b"SAGG"
 
 
 class MessageKind(IntEnum):
-    """Every kind of message, in one table: bytes of one kind never decode as another."""
+    """All kinds of messages; bytes of one kind never decode as another."""
 
     LAYOUT = 1
     PAYLOAD = 2
@@ -106,7 +106,7 @@ class MessageKind(IntEnum):
 
 
 class Writer:
-    """Builds one message; refuses values that their field cannot hold."""
+    """Builds one message; refuses values that do not fit their fields."""
 
     def __init__(self, kind: int) -> None:
         if not 0 <= kind < 1 << 16:
@@ -128,7 +128,7 @@ class Writer:
         return self
 
     def borrowed(self, data: bytes | memoryview) -> Writer:
-        """Append a large field without a copy; what it shows must not change before the message is finished."""
+        """Append a large field without a copy; its memory must not change until the message is finished."""
         self._parts.append(data)
         return self
 
@@ -143,10 +143,10 @@ class Writer:
 
 
 class Reader:
-    """Takes one message apart; refuses anything that ``Writer`` would not have written."""
+    """Decodes one message; refuses anything that ``Writer`` would not have written."""
 
     def __init__(self, message: bytes, kind: int) -> None:
-        """Check the header: of this version, and of this kind."""
+        """Check the header: this version and this kind."""
         try:
             view = memoryview(message)
         except TypeError:
@@ -185,7 +185,7 @@ class Reader:
         return self._take(size)
 
     def rest(self) -> memoryview:
-        """Read all that is left without a copy, where another encoding makes up the end of a message."""
+        """Read the remaining bytes without a copy, for a message that ends in another encoding."""
         return self._take(len(self._view) - self._position)
 
     def finish(self) -> None:
@@ -206,7 +206,7 @@ class Reader:
 
 
 def owned_bytes(message: Any) -> bytes:  # noqa: ANN401 -- checked here
-    """Return a message as bytes that nobody else can change; a copy, unless it is that already."""
+    """Return a message as bytes that no caller can change; copies it unless it is ``bytes``."""
     if type(message) is bytes:
         return message
     try:
@@ -216,7 +216,7 @@ def owned_bytes(message: Any) -> bytes:  # noqa: ANN401 -- checked here
 
 
 def message_kind(message: bytes) -> MessageKind:
-    """Return the kind of a message, before anything but its header is read."""
+    """Return the kind of a message; reads only its header."""
     try:
         header = bytes(memoryview(message)[: _HEADER.size])
     except TypeError:
