@@ -1,8 +1,8 @@
-"""Sizes of an update on the wire, by two accountings, and the layouts that the paper's size tables count.
+"""Upload sizes by two accountings, and the layouts behind the paper's size tables.
 
-Every method is a ``Layout`` of the tensors it sends, so that one sum gives its size. The accounting "paper" counts bits
-of values and nothing else; "wire" counts the bytes that are really sent, where each segment fills whole bytes and a
-header with the layout's digest precedes them. Sizes are exact rationals; only printed sizes are rounded.
+Every method is a ``Layout`` of the tensors that it sends. The accounting "paper" counts only the bits of values; "wire"
+counts the bytes sent: each segment fills whole bytes, and a header with the layout's digest precedes them. Sizes are
+exact rationals; only printed sizes are rounded.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ Shapes = Mapping[str, Shape]
 
 
 def parameter_count(shapes: Shapes) -> int:
-    """Return how many numbers a model has."""
+    """Return the number of parameters of a model."""
     return sum(map(prod, shapes.values()))
 
 
 def is_bias(name: str) -> bool:
-    """Tell whether the name is that of a bias, as opposed to a weight of a layer or a norm."""
+    """Return whether the name is that of a bias, as opposed to a weight of a layer or a norm."""
     return name.rpartition(".")[2].startswith("bias")
 
 
 PLAIN_BITS: Final = 32
-"""Bits of an uncompressed number: a float32, or the ring that its fixed-point form is summed in."""
+"""Bits of an uncompressed number: a float32, or the ring of its fixed-point form."""
 
 
 class Accounting(StrEnum):
@@ -44,11 +44,11 @@ class Accounting(StrEnum):
     PAPER = "paper"
     """The bits of the values [PGC+22]: no padding, no header, no mask, seed, scale or codebook."""
     WIRE = "wire"
-    """The length of the payload's canonical encoding, without the fine bits, which no upload holds."""
+    """The length of the payload's canonical encoding, without fine bits, which are not uploaded."""
 
 
 def upload_bytes(layout: Layout, accounting: Accounting) -> Fraction:
-    """Return what one client's payload of a layout costs."""
+    """Return the size of one client's payload of a layout."""
     match accounting:
         case Accounting.PAPER:
             rings = ((s.sent_ring if isinstance(s, RingSegment) else s.ring, s.length) for s in layout.segments)
@@ -72,22 +72,22 @@ def codebook_bytes(shapes: Shapes, codewords: int, block: int) -> int:
 
 
 def scalar_quantization_layout(shapes: Shapes, modulus_bits: int) -> Layout:
-    """Return the layout with tensors of two or more dimensions in a ring of this width, and the others plain."""
+    """Return the layout that has tensors of two or more dimensions in a ring of this width and the others plain."""
     widths = (modulus_bits if len(shape) > 1 else PLAIN_BITS for shape in shapes.values())
     return Layout(tuple(RingSegment(bits, prod(shape)) for bits, shape in zip(widths, shapes.values(), strict=True)))
 
 
 def pruning_layout(shapes: Shapes, sparsity: Fraction) -> Layout:
-    """Return the layout with what pruning keeps of every tensor but the biases, which are whole.
+    """Return the layout of pruned tensors and whole biases.
 
-    The paper's sentence leaves norms alone; its sizes do not: the weights of norms are pruned as well.
+    The paper's text exempts norms, but its sizes do not: the weights of norms are pruned as well.
     """
     kept = (prod(shape) if is_bias(name) else kept_count(prod(shape), sparsity) for name, shape in shapes.items())
     return Layout(tuple(RingSegment(PLAIN_BITS, count) for count in kept))
 
 
 def product_quantization_layout(shapes: Shapes, codewords: int, block: int) -> Layout:
-    """Return the layout with an index for each block of the tensors that have codebooks, and the others plain."""
+    """Return the layout that has an index for each block of tensors with codebooks and the others plain."""
     return Layout(tuple(_indexed_or_plain(shape, codewords, block) for shape in shapes.values()))
 
 

@@ -1,8 +1,9 @@
-"""The rate that a cohort needs: how noisy the decoded mean is, and how many bits a value are enough.
+"""The rate that a cohort needs: noise of the decoded mean, and the bits per value that are enough.
 
 Where a code keeps the share r of a client's update and the sum is divided by r, the mean over N clients whose updates
 are nearly orthogonal has noise of the energy nu = (1 - r) / (r N), in units of one client's. The best code of R bits a
-value keeps 1 - 2^(-2R), and peak codes come as far as one of 0.74 R: only the bits of the whole cohort count.
+value keeps 1 - 2^(-2R); a peak code keeps as much as the best code of 0.74 R bits. Only the bits of the whole cohort
+count.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ from .peak import MAXIMUM_PLACES, MOST_SUMMED_PLACES, LevelCode, PeakCode, kept_
 from .rotation import JoinedRotation, rounding_noise
 
 COHORT_BITS: Final = 1.6
-"""Bits that a cohort needs for a value, all clients together."""
+"""Bits per value that a cohort needs, summed over its clients."""
 MOST_NOISE: Final = 1.0
-"""Above, the noise of the code costs accuracy even where the server's rate falls."""
+"""Above this noise the code costs accuracy even if the server's rate falls."""
 CAREFUL_BITS: Final = 6.4
-"""Bits of a value in the first rounds of a run that finds its own."""
+"""Bits per value in the first rounds of a run with ``AutoRate``."""
 CAREFUL_ROUNDS: Final = 20
 FIRST_PROBE: Final = 5
 PROBE_EVERY: Final = 10
 MOST_OF_A_MATRIX: Final = 0.03
-"""Noise of a round over the squared length of a matrix of the model, from which on it was seen to cost accuracy."""
+"""Noise of a round over the squared length of a model's matrix; more was seen to cost accuracy."""
 _LEAST: Final = 1e-30
 _LEVELS: Final = (4, 8, 16)
 _NEARLY: Final = 1.5
-"""Noise of the next coarser code, over what is allowed, that saves a whole bit a value."""
+"""Noise of the next coarser code over the allowed noise, for which it is taken and saves a whole bit per value."""
 _EFFICIENCY: Final = 0.74
-"""Efficiency of peak codes: the share of their bits with which the best possible code has as much noise."""
+"""Efficiency of peak codes: the best possible code has the same noise with this share of the bits."""
 
 
 def law(cohort: int, bits: float) -> float:
-    """Return the noise of a peak code with ``bits`` bits a value: 0.97 / (N R) where they are few."""
+    """Return the noise of a peak code with ``bits`` bits a value: 0.97 / (N R) for few bits."""
     return 1 / (_clients(cohort) * math.expm1(2 * _EFFICIENCY * math.log(2) * _bits(bits)))
 
 
@@ -54,13 +55,13 @@ def peak_noise(places: int, cohort: int) -> float:
 def sketch_noise(kept: float, bits: int, cohort: int) -> float:
     """Return the noise of a sketch that sends this share of the coordinates, for updates that are orthogonal.
 
-    What is left out is left out by everybody, so it does not average over clients as rounding does.
+    All clients omit the same coordinates, so this error does not average out over clients as rounding does.
     """
     return (1 / kept * (1 + rounding_noise(bits)) - 1) / _clients(cohort)
 
 
 def places_for(cohort: int, cohort_bits: float = COHORT_BITS) -> int:
-    """Return the largest block where the peak's place has at least ``cohort_bits / cohort`` bits a value."""
+    """Return the largest block whose peak has at least ``cohort_bits / cohort`` bits a value."""
     wanted = _bits(cohort_bits) / _clients(cohort)
     return _most_places(lambda places: math.log2(2 * places) / places >= wanted)
 
@@ -79,14 +80,14 @@ def _most_places(are_fine: Callable[[int], bool]) -> int:
 
 
 def levels_within(cohort: int, noise: float) -> int:
-    """Return how many levels a value needs for about this noise; 0 where peaks, of at most one bit a value, will do."""
+    """Return the number of levels for about this noise; 0 if peaks, of at most one bit a value, are enough."""
     if peak_noise(1, cohort) <= _NEARLY * noise:
         return 0
     return next((levels for levels in _LEVELS[:-1] if level_noise(levels, cohort) <= _NEARLY * noise), _LEVELS[-1])
 
 
 def code_within(rotation: JoinedRotation, cohort: int, noise: float) -> PeakCode | LevelCode:
-    """Return the shortest code that has about this noise at most."""
+    """Return the shortest code with at most about this noise."""
     if levels := levels_within(cohort, noise):
         return LevelCode(rotation=rotation, levels=levels)
     return PeakCode(rotation=rotation, places=min(places_within(cohort, noise), MOST_SUMMED_PLACES))
@@ -104,7 +105,7 @@ def deviations(code: PeakCode | LevelCode, cohort: int, length: float) -> tuple[
 
 
 def noisiest_matrix(model: Mapping[str, npt.NDArray[Any]], deviations: Mapping[str, float]) -> tuple[str, float]:
-    """Return the matrix that the noise of a round falls on hardest, and the noise over its squared length."""
+    """Return the matrix with the largest noise over its squared length, and this ratio."""
     shares = {"": 0.0}
     for name, deviation in deviations.items():
         if (value := model[name]).ndim > 1:
@@ -115,27 +116,27 @@ def noisiest_matrix(model: Mapping[str, npt.NDArray[Any]], deviations: Mapping[s
 
 @dataclass(frozen=True, slots=True)
 class AutoRate:
-    """The noise that a run bears, from what noise did to its clients' losses so far.
+    """The noise that a run tolerates, from its effect on clients' losses so far.
 
-    Clients tell their loss at the model, and at the model with public noise of the code added and taken away. The mean
-    of the last two less the first is the noise's harm, and in proportion to the noise; the final loss of a run exceeds
-    that of an uncompressed one by about 11 times the harm of a round.
+    Clients report three losses: at the model, and at the model plus and minus public noise of the code. The mean of the
+    last two minus the first is the noise's harm, which is proportional to the noise. A run's final loss exceeds that of
+    an uncompressed run by about 11 times the harm of a round.
     """
 
     cohort: int
     allowed: float
-    """The harm that a round may do."""
+    """The permitted harm of a round."""
     slope: float | None = None
-    """Harm over noise, at most what takes the finest code, a moving mean: a lie fades. None before anybody told."""
+    """Moving mean of harm over noise, capped where it requires the finest code; a lie fades. None before any report."""
 
     def noise(self, round_number: int) -> float:
-        """Return the noise that the code of a round may have; early harm reads about zero and its damage stays."""
+        """Return the permitted noise of a round's code; early harm measures as about zero, but its damage stays."""
         bits = COHORT_BITS if round_number >= CAREFUL_ROUNDS else CAREFUL_BITS
         most = peak_noise(places_for(self.cohort, bits), self.cohort)
         return most if self.slope is None or self.slope <= 0 else min(most, self.allowed / self.slope)
 
     def after(self, losses: tuple[float, float, float], noise: float) -> AutoRate:
-        """Return what is known once clients told their mean losses: at the model, with noise, and with its opposite."""
+        """Return the state after clients report their mean losses: at the model, with noise, and with its negative."""
         harm = (losses[1] + losses[2]) / 2 - losses[0]
         told = min(harm / noise, self.allowed / level_noise(_LEVELS[-1], self.cohort))
         slope = told if self.slope is None or self.slope <= 0 else (self.slope + told) / 2
@@ -143,7 +144,7 @@ class AutoRate:
 
     @staticmethod
     def is_probed(round_number: int) -> bool:
-        """Whether clients tell their losses in a round."""
+        """Whether clients report their losses in a round."""
         return round_number == FIRST_PROBE or (round_number > 0 and round_number % PROBE_EVERY == 0)
 
 

@@ -1,4 +1,4 @@
-"""What schemes share: public randomness, and checks of updates and sums.
+"""Shared by all schemes: public randomness, and checks of updates and sums.
 
 The public stream of a tensor is SHAKE256 [FIPS 202] of
 
@@ -56,12 +56,12 @@ class PublicStream:
         return prod(self.shape)
 
     def encode(self) -> bytes:
-        """Return the canonical encoding, which schemes put into their versions; it tells its own length."""
+        """Return the canonical, self-delimiting encoding, which schemes put into their versions."""
         seed, round_number, name, dimensions = self._parts()
         return seed + round_number + struct.pack(">II", len(name), len(self.shape)) + name + dimensions
 
     def read(self, label: Label, count: int, attempt: int = 0) -> bytes:
-        """Return the first ``count`` bytes of the stream for one use; each attempt of a use has a stream of its own."""
+        """Return the first ``count`` bytes of the stream for one use; each attempt has a separate stream."""
         return hashlib.shake_256(bind(label, attempt.to_bytes(4, "big"), *self._parts())).digest(count)
 
     def _parts(self) -> tuple[bytes, ...]:
@@ -70,7 +70,7 @@ class PublicStream:
 
 
 def require_text(name: str) -> None:
-    """Require a tensor's name that has an encoding."""
+    """Require a tensor's name that can be encoded."""
     if type(name) is not str:
         raise Misuse(f"a tensor's name is a str; got {name!r}")
     try:
@@ -96,9 +96,9 @@ def require_shape(shape: tuple[int, ...]) -> None:
 # --- Checks -----------------------------------------------------------------------------------------------------------
 
 LARGEST: Final = 2.0**100
-"""The largest value of an update that is turned: sums of many are still float32."""
+"""Limit of values before rotation: sums of many are still float32."""
 _PIECE: Final = 1 << 15
-"""Values that are encoded at a time: those between two steps stay in the processor's cache."""
+"""Number of values encoded at a time, so that intermediate ones stay in the processor's cache."""
 LOG: Final = logging.getLogger("secagg.compression")
 
 
@@ -109,9 +109,9 @@ def require_floats(update: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
 
 
 def finite(values: npt.NDArray[Any], limit: float = math.inf) -> npt.NDArray[Any]:
-    """Return floats within a limit: NaN counts as 0, and a value beyond the limit as the limit; a log line says so.
+    """Return floats clamped to a limit, with NaN as 0; log how many values were changed.
 
-    Nothing is refused: whether a client answers would tell its server of the values.
+    Never raises: whether a client answers would reveal something about its values to the server.
     """
     most = min(limit, float(np.finfo(values.dtype).max))
     if not values.size or (values.max() <= most and values.min() >= -most):
@@ -125,11 +125,11 @@ def finite(values: npt.NDArray[Any], limit: float = math.inf) -> npt.NDArray[Any
 def encoded(
     values: npt.NDArray[Any], ring: Ring, steps: Callable[[npt.NDArray[Any]], npt.NDArray[np.float64]]
 ) -> RingVector:
-    """Return a vector of floats as ring elements; ``steps`` makes whole numbers within the ring of a few of them."""
+    """Return a vector of floats as ring elements; ``steps`` turns a block of them into integers within the ring."""
     codes = ring.zeros(len(values))
     signed = codes.view(f"<i{ring.word_bytes}")
     for start in range(0, len(values), _PIECE):
-        # What Ring.from_integers does, without its temporaries.
+        # The same as Ring.from_integers, without its temporaries.
         np.copyto(signed[start : start + _PIECE], steps(finite(values[start : start + _PIECE])), casting="unsafe")
         reduce_into(codes[start : start + _PIECE], ring.modulus_bits)
     return codes
@@ -144,12 +144,12 @@ def require_sum(aggregate: Aggregate, layout: Layout, capacity: int | None = Non
 
 
 def float32_capacity(largest: float) -> int:
-    """Return how many values of this size still add up to a float32."""
+    """Return the largest number of values of this size whose sum is a float32."""
     return int(Fraction(float(np.finfo(np.float32).max)) / Fraction(largest))
 
 
 def inner_decoded(aggregate: Aggregate, layout: Layout, inner: LinearDecoder[Any], length: int) -> npt.NDArray[Any]:
-    """Return what the scheme inside another one decodes a sum of the latter to; their segments are the same."""
+    """Decode a sum of the outer scheme with its inner scheme; both have the same segments."""
     require_sum(aggregate, layout)
     values: npt.NDArray[Any] = inner.decode(Aggregate(inner.layout, aggregate.values, aggregate.contributors))
     if values.shape != (length,):

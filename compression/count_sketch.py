@@ -37,19 +37,19 @@ MAXIMUM_ROWS: Final = 32
 MAXIMUM_COLUMNS: Final = 1 << 30
 _HASHES: Final = Ring(32)
 _BLOCK: Final = SEGMENT_BYTES // _HASHES.word_bytes
-"""Coordinates that are worked on at a time: a segment of each row's words."""
+"""Number of coordinates processed at a time: a segment of each row's words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountSketch:
-    """A vector of floats as a table of ``rows`` times ``columns`` cells, which an inner scheme encodes.
+    """Maps a vector of floats to a table of ``rows`` times ``columns`` cells, which an inner scheme encodes.
 
     Implements: [CCF02] §3; [RPU+20] for updates.
 
     ``decode`` estimates each coordinate by the mean over the rows, which is linear. Over the choice of the seed, and
-    apart from what the inner scheme rounds and clips, it is unbiased with a variance of at most the squared norm of the
-    sum, divided by rows times columns. Estimates by the median, which resist large coordinates elsewhere, are not
-    linear: ``medians`` makes them from the summed table.
+    apart from the inner scheme's rounding and clipping, it is unbiased; its variance is at most the squared norm of the
+    sum, divided by rows times columns. Estimates by the median resist large coordinates elsewhere but are not linear:
+    ``medians`` computes them from the summed table.
     """
 
     length: int
@@ -57,7 +57,7 @@ class CountSketch:
     columns: int
     seed: bytes
     inner: LinearDecoder[Any]
-    """Carries the table, row after row, with one ring element for each cell: fixed point, or a quantizer."""
+    """Encodes the table row by row, one ring element for each cell: fixed point, or a quantizer."""
 
     def __post_init__(self) -> None:
         require_integer("rows", self.rows, 1, MAXIMUM_ROWS)
@@ -89,7 +89,7 @@ class CountSketch:
 
     @property
     def capacity(self) -> int:
-        """The inner scheme's: every cell of the sum is a sum of the clients' cells."""
+        """The inner scheme's capacity: every cell of the sum is a sum of the clients' cells."""
         return self.inner.capacity
 
     def encode(self, update: npt.NDArray[np.floating[Any]], coins: Coins) -> Payload:
@@ -112,7 +112,7 @@ class CountSketch:
         """Return the table of one vector, before the inner scheme rounds it."""
         require_floats(update, (self.length,))
         signed = np.zeros((self.rows, 2 * self.columns))
-        # No cell overflows, whichever coordinates are in it.
+        # No cell overflows, whichever coordinates are added to it.
         limit = float(np.finfo(np.float64).max) / (2 * self.length)
         for block, hashes in self._hashes():
             values = finite(finite(update[block]).astype(np.float64), limit)
@@ -133,13 +133,13 @@ class CountSketch:
         return estimate
 
     def _estimates(self, table: Floats) -> Iterator[tuple[slice, Floats]]:
-        """Go through blocks of coordinates, with each row's estimates of them; the caller may overwrite these."""
+        """Yield blocks of coordinates with each row's estimates; the caller may overwrite these."""
         signed = np.concatenate([table, -table], axis=1)
         for block, hashes in self._hashes():
             yield block, np.stack([row.take(places) for row, places in zip(signed, hashes, strict=True)])
 
     def _hashes(self) -> Iterator[tuple[slice, list[npt.NDArray[np.intp]]]]:
-        """Go through blocks of coordinates, with their cells in each row, a negated coordinate ``columns`` further."""
+        """Yield blocks of coordinates with their cells in each row; a negated coordinate adds ``columns``."""
         key = Secret("count_sketch_key", hashlib.sha256(bind(Label.COUNT_SKETCH_HASHES, self.seed)).digest())
         segments = segment_count(_HASHES, self.length)
         cell_and_sign = _HASHES.word.type(2 * self.columns - 1)

@@ -1,8 +1,8 @@
-"""A custom scheme, which its author keeps in another package: found by its name, and made again for every round.
+"""Custom schemes from another package: found by name, and constructed again for every round.
 
-A factory is any class or function that takes ``values`` (how many an update has), ``cohort`` (the most uploads
-of a sum), ``seed`` (32 public bytes) and ``epoch`` (the number of the round), and returns a linear decoder. Only
-the name and these four travel; each side makes the scheme from a factory that it chose itself.
+A factory is any class or function that takes ``values`` (their number in an update), ``cohort`` (the most uploads in a
+sum), ``seed`` (32 public bytes) and ``epoch`` (the number of the round), and returns a linear decoder. Only the name
+and these four are sent; each side constructs the scheme from a factory that it chose itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAXIMUM_NAME_BYTES: Final = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CustomScheme:
-    """A scheme of a factory, with all that it was made from."""
+    """A factory's scheme, and the arguments that it was made from."""
 
     name: str
     """``module:Name`` or ``path/to/file.py:Name``."""
@@ -91,7 +91,7 @@ class CustomScheme:
 
 
 def custom_factory(named: str) -> Factory:
-    """Return what ``module:Name`` or ``path/to/file.py:Name`` names; it is imported, so name nothing of a stranger."""
+    """Import and return ``module:Name`` or ``path/to/file.py:Name``; importing runs it, so name only code you trust."""
     place, _, name = named.rpartition(":")
     try:
         module = _module_in(Path(place)) if place.endswith(".py") else importlib.import_module(place)
@@ -111,7 +111,7 @@ def _module_in(file: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ImportError(str(file))
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up by its name.
+    # Dataclasses look up their module by name.
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module

@@ -1,22 +1,22 @@
-"""What a server tells its clients in place of the model: decoded sums as few bits, and a model that they move.
+"""Compressed downlink: the server sends decoded sums in few bits, and clients apply them to the model they hold.
 
-Integers around zero, such as sums of signs, are nearly Skellam variables, which one number describes: their variance V,
-N / d for a sum of peaks. The sender tells V in two bytes and codes the values by interleaved range coders of asymmetric
-numerals [Dud13]. Both ends make the table from V by integer arithmetic alone, so that every byte is the same on every
-machine. Values beyond the table follow it in four bytes each, low bits of values that spread far are not coded, and
+Integers around zero, such as sums of signs, nearly follow a Skellam distribution. One number describes it: the variance
+V, N / d for a sum of peaks. The sender sends V in two bytes and codes the values by interleaved range coders of
+asymmetric numerals [Dud13]. Both ends compute the table from V in integer arithmetic, so every byte is the same on
+every machine. Values beyond the table follow it in four bytes each, low bits of widely spread values are not coded, and
 values of one parity are coded as their halves.
 
-The encoding of a list of values is unique. ``decode_sums`` refuses any other, and nothing in it can make a decoder
-reserve more memory than the number of values that it expects.
+The encoding of a list of values is unique, and ``decode_sums`` refuses any other. No message makes a decoder reserve
+more memory than its expected number of values needs.
 
-A client needs only the sums that were decoded since it had the model. All values of a held model are whole
-steps of their run of 1,024 values, 127 to the largest. Rounding to these steps after every round is at random and
-unbiased, with public coins, so that both sides round alike. Its error is not carried to the next round: a client that
-comes later could not know it.
+A client needs only the sums that were decoded since it received the model. All values of a held model are whole steps,
+with one step size for each run of 1,024 values: 127 steps to the largest. After every round both sides round to these
+steps with the same public coins, at random and without bias. The error is not carried to the next round: a client that
+joins later could not know it.
 
-Floats do not differ between machines: sums are turned back in whole numbers, which are exact in any order while no sum
-of a rotation's block is above 2^24, and everything else is one float32 operation a value. A digest of the model is sent
-with the sum; a client whose model has another one asks for the model.
+Results are equal on all machines: sums are rotated back as whole numbers, which are exact in any order while no sum of
+a rotation's block is above 2^24, and everything else is one float32 operation a value. A digest of the model is sent
+with the sum; a client whose model has another digest asks for the model.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from .rotation import Floats, Gains, JoinedRotation, padded_size
 Sums = npt.NDArray[np.int32]
 MOST_VALUES: Final = 1 << 32
 GREATEST: Final = 1 << 24
-"""The greatest magnitude of a value: up to here sums are float32."""
+"""Maximum magnitude of a value: up to here sums are float32."""
 _LEVEL: Final = struct.Struct(">H")
 LEVELS: Final = 8 * 59 + 1
 _PARITY: Final = 14
@@ -56,19 +56,19 @@ _PARITY: Final = 14
 _FINEST: Final = 14
 """Variances are (8 + k % 8) 2^(k // 8) in units of 2^-14."""
 _WIDEST: Final = 8
-"""Values with a larger variance lose low bits until theirs is below."""
+"""Values with a larger variance lose low bits until it is below this."""
 _EVEN: Final = 1
 _ODD: Final = 2
 _TOTAL_BITS: Final = 16
 _TOTAL: Final = 1 << _TOTAL_BITS
 _TOP: Final = 512
-"""Where the table's recurrence begins: 32 standard deviations of the widest."""
+"""Start of the table's recurrence: 32 standard deviations of the widest."""
 _LEAST: Final = 1 << 16
-"""A state is from here up to 2^32 between two values."""
+"""Between two values a state is from here up to 2^32."""
 _VALUES_OF_A_LANE: Final = 2048
 _MOST_LANES: Final = 4096
 _PIECE: Final = 1 << 14
-"""Number of values whose squares add up in 64 bits."""
+"""Number of values whose sum of squares fits 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +86,12 @@ class Table:
 
 
 def encode_sums(sums: npt.NDArray[Any]) -> bytes:
-    """Return the encoding of integers, whose number the receiver knows."""
+    """Return the encoding of integers; the receiver knows their number."""
     given: Any = sums
     if type(given) is not np.ndarray or given.dtype.kind != "i" or given.ndim != 1:
         raise Misuse("sums are a vector of signed integers")
     if len(given) and max(int(given.max()), -int(given.min())) > GREATEST:
-        raise Misuse("a sum is 2^24 at most in magnitude")
+        raise Misuse("a sum is at most 2^24 in magnitude")
     whole: Sums = given.astype(np.int32, copy=False)
     parity = parity_of(whole)
     values = whole >> 1 if parity else whole
@@ -124,7 +124,7 @@ def decode_sums(data: bytes, count: int) -> Sums:
     if len(data) < _LEVEL.size + 4 * lanes:
         raise MalformedMessage("coded sums end before their coders' states", reason=Reason.TRUNCATED)
     if len(data) > longest(count):
-        raise MalformedMessage(f"{count} sums take {longest(count)} bytes at most", reason=Reason.TRAILING_BYTES)
+        raise MalformedMessage(f"{count} sums take at most {longest(count)} bytes", reason=Reason.TRAILING_BYTES)
     (head,) = _LEVEL.unpack_from(data)
     parity, level = divmod(head, 1 << _PARITY)
     if level >= LEVELS:
@@ -171,7 +171,7 @@ def parity_of(values: Sums) -> int:
 
 
 def level_of(values: Sums) -> int:
-    """Return the least level whose variance is that of the values or more."""
+    """Return the lowest level with at least the variance of the values."""
     squares = 0
     for first in range(0, len(values), _PIECE):
         piece = values[first : first + _PIECE].astype(np.int64)
@@ -183,7 +183,7 @@ def level_of(values: Sums) -> int:
 
 @lru_cache(maxsize=64)
 def table_of(level: int) -> Table:
-    """Return the table of a level: scaled Bessel functions by their recurrence downwards, in whole numbers."""
+    """Return the table of a level: scaled Bessel functions by downward recurrence, in whole numbers."""
     mantissa, power = 8 + level % 8, level // 8 - _FINEST
     low_bits = max(0, (power + 4 - _WIDEST) // 2)
     power -= 2 * low_bits
@@ -206,12 +206,12 @@ def table_of(level: int) -> Table:
 
 
 def _lanes(count: int) -> int:
-    """Return the number of coders, which take turns; each costs two bytes."""
+    """Return the number of interleaved coders; each costs two bytes."""
     return max(1, min(_MOST_LANES, count // _VALUES_OF_A_LANE))
 
 
 def pushed(symbols: npt.NDArray[np.uint16], table: Table) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint16]]:
-    """Code rows of symbols, the last first, and return the states and the words in the order of reading."""
+    """Code rows of symbols, last row first; return the states and the words in reading order."""
     states = np.full(symbols.shape[1], _LEAST, np.uint32)
     words = list[npt.NDArray[np.uint16]]()
     for row in symbols[::-1]:
@@ -252,7 +252,7 @@ def _pulled(data: bytes, first: int, shape: tuple[int, int], table: Table) -> tu
                 raise MalformedMessage("coded sums end before their last value", reason=Reason.TRUNCATED)
             states[empty] = (states[empty] << 16) | read
             taken += empty.size
-    # From any other state the values would have been coded to other bytes.
+    # Any other final state means that the encoder would have written other bytes.
     if np.any(states != _LEAST):
         raise _other()
     return symbols.reshape(-1), begin + 2 * taken
@@ -273,7 +273,7 @@ def _other() -> MalformedMessage:
 # --- Held models ------------------------------------------------------------------------------------------------------
 
 RUN: Final = 1024
-"""Values that have one step."""
+"""Number of values that share one step."""
 _STEPS: Final = 127
 _LEAST_STEP: Final = 2.0**-100
 """Runs of smaller values are zero."""
@@ -312,7 +312,7 @@ _SUMS: Final = Field(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DownlinkSum(MessageIn[int]):
-    """The sum of a round: the held model of that round plus its decoding is that of the next, before rounding."""
+    """The sum of a round: adding its decoding to the held model gives the next one, before rounding."""
 
     kind: ClassVar = MessageKind.DOWNLINK_SUM
     round_number: Annotated[int, unsigned(_ROUND_BYTES)]
@@ -320,21 +320,21 @@ class DownlinkSum(MessageIn[int]):
     scales: Annotated[tuple[float, ...], _SCALES]
     """Scales of the tensors in the round's rotation."""
     gains: Annotated[Gains, _GAINS]
-    """Factors of the sums, with the server's rate, the length of updates and the number of uploads in them."""
+    """Factors of the sums; they include the server's rate, the length of updates and the number of uploads."""
     digest: Annotated[bytes, fixed(DIGEST_BYTES)]
-    """Digest of the model that results."""
+    """Digest of the resulting model."""
     sums: Annotated[Sums, _SUMS] = field(repr=False)
-    """As many values as the place says."""
+    """The place gives their number."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldModel:
-    """All values of a model as whole steps, before the round of this number."""
+    """All values of a model as whole steps, before the round with this number."""
 
     seed: bytes
-    """32 public bytes of the run, from which rotations and roundings follow."""
+    """32 public bytes of the run; rotations and roundings are derived from them."""
     name: str
-    """The name of the vector in public streams."""
+    """Name of the vector in public streams."""
     sizes: tuple[int, ...]
     """Number of values of each tensor, in their order."""
     round_number: int
@@ -354,7 +354,7 @@ class HeldModel:
         drawn = np.frombuffer(stream.read(Label.MODEL_ROUNDING, len(values)), np.uint8)
         runs /= steps[:, np.newaxis]
         codes = runs.reshape(-1)[: len(values)]
-        # Coins are in the middle of 256 cells, so that whole steps stay as they are.
+        # Coins are the middles of 256 cells, so whole steps do not change.
         codes += (drawn.astype(np.float32) + np.float32(0.5)) / np.float32(256)
         rounded = np.clip(np.floor(codes), -_STEPS, _STEPS).astype(np.int8)
         return cls(seed=seed, name=name, sizes=sizes, round_number=round_number, steps=steps, codes=rounded)
@@ -378,7 +378,7 @@ class HeldModel:
 
     @classmethod
     def decode(cls, message: bytes, *, seed: bytes, name: str, sizes: tuple[int, ...]) -> HeldModel:
-        """Read a message back, of a model of these sizes.
+        """Decode a message for a model of these sizes.
 
         Raises:
             MalformedMessage, UnexpectedMessage: the message is not one of these.
@@ -395,7 +395,7 @@ class HeldModel:
     def advanced(
         self, round_number: int, sums: Sums, scales: tuple[float, ...], gains: Gains
     ) -> tuple[HeldModel, bytes]:
-        """Return the model after a round, and the message from which clients that hold this one make it."""
+        """Return the model after a round, and the message that takes clients from this model to it."""
         narrow = np.array([gains.gain, gains.last_gain], np.float32).tolist()
         exact = Gains(narrow[0], gains.last, narrow[1])
         model = self._moved(round_number, sums, scales, exact)
@@ -437,7 +437,7 @@ class HeldModel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Values(MessageIn[int]):
-    """A held model without what both ends know."""
+    """A held model without the fields that both ends know."""
 
     kind: ClassVar = MessageKind.HELD_MODEL
     round_number: Annotated[int, unsigned(_ROUND_BYTES)]

@@ -24,14 +24,14 @@ Floats = npt.NDArray[np.float64]
 MAXIMUM_FRACTION_BITS: Final = 52
 MAXIMUM_STEPS: Final = (1 << 52) - 1
 EXACT_FLOAT: Final = 1 << 53
-"""Every integer up to here is a float64, so rounding and decoding give the number that is meant."""
+"""Every integer up to here is a float64, so rounding and decoding are exact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedPoint:
     """A vector of floats as integers of step 2^-fraction_bits, clipped to [-clip, clip].
 
-    The error of a decoded sum is at most half a step for each contributor, plus what clipping took away.
+    The error of a decoded sum is at most half a step for each contributor, plus the clipped excess.
     """
 
     length: int
@@ -62,12 +62,12 @@ class FixedPoint:
 
     @property
     def bound(self) -> int:
-        """The largest integer that a value is encoded as."""
+        """Maximum of an encoded value."""
         return round(math.ldexp(self.clip, self.fraction_bits))
 
     @property
     def capacity(self) -> int:
-        """The most uploads whose sum fits the ring, and is a float64, with every contributor at the clip."""
+        """Most uploads whose sum fits the ring and a float64, with every contributor at the clip."""
         return min(capacity_between(-self.bound, self.bound, self.modulus_bits), EXACT_FLOAT // self.bound)
 
     def encode(self, update: npt.NDArray[np.floating[Any]], coins: Coins) -> Payload:  # noqa: ARG002 -- the contract's
@@ -93,7 +93,7 @@ class FixedPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """A vector of integers in [-bound, bound], such as counts, votes or codes of a trainer's own; the sum is exact."""
+    """A vector of integers in [-bound, bound], such as counts, votes or a trainer's codes; the sum is exact."""
 
     length: int
     bound: int
@@ -115,11 +115,11 @@ class Identity:
 
     @property
     def capacity(self) -> int:
-        """The most uploads whose sum fits the ring with every contributor at the bound."""
+        """Most uploads whose sum fits the ring, with every contributor at the bound."""
         return capacity_between(-self.bound, self.bound, self.modulus_bits)
 
     def encode(self, update: npt.NDArray[np.integer[Any]], coins: Coins) -> Payload:  # noqa: ARG002 -- the contract's
-        """Map the integers to the ring; a value out of bounds counts as the bound, and a log line says so."""
+        """Map the integers to the ring; values out of bounds are clamped, and logged."""
         if getattr(update, "dtype", np.dtype(bool)).kind not in "iu" or update.shape != (self.length,):
             raise Misuse(f"an update is an array of {self.length} integers in one dimension; FixedPoint takes floats")
         ends = np.iinfo(update.dtype)

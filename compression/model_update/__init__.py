@@ -1,7 +1,7 @@
-"""A whole model as one encoded update: which scheme for which tensor, under one layout and one version.
+"""Encodes a whole model as one update: a scheme for each tensor, one layout and one version.
 
-``codec`` is the update, a linear decoder over the tensors of a model; ``plan`` has a recipe for each tensor, calibrates
-all of them and refreshes them from epoch to epoch; ``public_parameters`` is the server's broadcast.
+``codec`` is the update, a linear decoder over a model's tensors. ``plan`` has a recipe for each tensor, calibrates them
+and refreshes them each epoch. ``public_parameters`` is the server's broadcast.
 """
 
 from .codec import CalibrationSource, ModelUpdate, Tensors, TensorScheme

@@ -1,10 +1,9 @@
 """A model's arrays in the form that is aggregated, and back.
 
 Floating-point tensors change by a float difference. Integer tensors, such as the counters of a normalisation layer,
-change by an integer difference, whose weighted mean is rounded to the nearest integer; it is exact up to its bound,
-and cut off there. Both keep their dtype. Tensors without elements, tensors that no pattern names, and
-booleans, whose sum means nothing, stay as they were sent; training must not change a boolean. Other dtypes are
-refused by name.
+change by an integer difference, which is exact up to its bound and clipped there; its weighted mean is rounded to the
+nearest integer. Both keep their dtype. Empty tensors, tensors that no pattern names, and booleans, whose sum has no
+meaning, stay as they were sent; training must not change a boolean. Other dtypes are refused by name.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from secagg.errors import InvalidParameters
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 TENSOR: Final = "tensor/"
-"""Before the name of every tensor of the model, so that none can be taken for the vector of metrics."""
+"""Prefix of every tensor's name, so that no tensor can be confused with the vector of metrics."""
 METRICS: Final = "secagg/metrics"
 _NARROW_FLOAT_BYTES: Final = 4
 _LARGEST_WHOLE: Final = 1 << 53
@@ -33,16 +32,16 @@ def is_integer(array: npt.NDArray[Any]) -> bool:
 
 
 def is_boolean(array: npt.NDArray[Any]) -> bool:
-    """Whether a tensor stays as it was sent, whatever is summed."""
+    """Whether a tensor is boolean, and so never summed."""
     return array.dtype.kind == "b"
 
 
 def aggregated_names(sent: Arrays, patterns: tuple[str, ...] = (), excluded: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Return the names of the tensors that are summed, in their order.
+    """Return the names of the summed tensors, in order.
 
     Args:
-        patterns: of names, as a shell has them; without one all are summed.
-        excluded: patterns of names that are not, such as parts that each client keeps for itself.
+        patterns: shell patterns of names; without any, all are summed.
+        excluded: patterns of names that are not summed, such as parts that stay at each client.
     """
     for key, each in (("secagg-tensors", patterns), ("secagg-exclude", excluded)):
         if idle := [pattern for pattern in each if not any(fnmatchcase(name, pattern) for name in sent)]:
@@ -68,10 +67,10 @@ def aggregated_names(sent: Arrays, patterns: tuple[str, ...] = (), excluded: tup
 def differences(
     sent: Arrays, trained: Arrays, integer_bound: float, names: Iterable[str] | None = None
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return by how much training changed each tensor that is summed, under the names of the update.
+    """Return the change of each summed tensor in training, by its name in the update.
 
     Args:
-        names: of the tensors that are summed; by default all that can be. Others that training returns stay here.
+        names: names of the summed tensors; by default all that can be. Other returned tensors are ignored.
     """
     summed = aggregated_names(sent) if names is None else tuple(names)
     if missing := sorted({*summed} - trained.keys() | trained.keys() - sent.keys()):
@@ -82,7 +81,7 @@ def differences(
     for name, before in sent.items():
         if is_boolean(before) and name in trained and not np.array_equal(before, trained[name]):
             raise InvalidParameters(
-                f"training changed the boolean tensor {name!r}, which has no sum; send it as floats, or leave it alone"
+                f"training changed the boolean tensor {name!r}, which has no sum; send it as floats, or leave it as is"
             )
     update = dict[str, npt.NDArray[Any]]()
     for name in summed:
@@ -92,10 +91,10 @@ def differences(
                 f"tensor {name!r} was sent with shape {before.shape} and returned with {after.shape}"
             )
         if is_integer(before) and after.dtype.kind == "f" and np.array_equal(after, np.rint(after)):
-            # Whole numbers that training made floats of.
+            # Training turned integers into floats.
             after = np.clip(after, -_LARGEST_WHOLE, _LARGEST_WHOLE).astype(np.int64)
         elif is_integer(after) and before.dtype.kind == "f" and np.array_equal(before, np.rint(before)):
-            # Whole numbers that a strategy or a saved model made floats of.
+            # A strategy or a saved model turned integers into floats.
             after = after.astype(np.float64)
         if is_integer(before) != is_integer(after) or after.dtype.kind not in "fiu":
             raise InvalidParameters(f"tensor {name!r} was sent as {before.dtype} and returned as {after.dtype}")
@@ -110,7 +109,7 @@ def differences(
 
 
 def applied(sent: Arrays, mean: Arrays) -> dict[str, npt.NDArray[Any]]:
-    """Return the model that was sent, changed by the mean difference; every tensor keeps its dtype."""
+    """Return the sent model plus the mean difference; every tensor keeps its dtype."""
     changed = dict[str, npt.NDArray[Any]]()
     for name, before in sent.items():
         difference = mean.get(TENSOR + name)
@@ -124,7 +123,7 @@ def applied(sent: Arrays, mean: Arrays) -> dict[str, npt.NDArray[Any]]:
 
 
 def restored(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return a tensor of integers or booleans as it was before a strategy multiplied it by floats."""
+    """Return a tensor of integers or booleans in its dtype, after a strategy multiplied it by floats."""
     if array.dtype == dtype or dtype.kind not in "iub" or array.dtype.kind in "iub":
         return array
     changed: npt.NDArray[Any] = array.astype(bool) if dtype.kind == "b" else np.rint(array).astype(dtype)
@@ -132,7 +131,7 @@ def restored(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def model_digest(sent: Arrays) -> bytes:
-    """Return the digest of a model, or of an update that is not rounded yet: names, dtypes, shapes and values."""
+    """Return the digest of a model or of an unrounded update: names, dtypes, shapes and values."""
     digest = hashlib.sha256()
     for name, array in sent.items():
         described = f"{len(name.encode())}:{name}:{array.dtype.str}:{array.shape}:".encode()
