@@ -34,6 +34,7 @@ from secagg.protocols.two_servers.point_functions.shares import ExplicitShare
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.session.certificates import SigningKey, issue_certificate
 from secagg.session.client_policy import ClientPolicy
+from secagg.session.standings import Standing
 from tests.harness.indexing_rounds import SharingClient
 
 BLOCKS: Final = 100_000
@@ -94,6 +95,7 @@ class _Bench:
             maximum_cohort=CLIENTS,
             maximum_rejections=0,
             expiry=int((self.now + timedelta(days=1)).timestamp()),
+            standing=Standing(number=int(self.now.timestamp())).signed(self.keys[2]),
         )
 
     def round(self, threads: int) -> _Taken:

@@ -2,10 +2,13 @@
  * WebCrypto under the names of the specification, and SHAKE-256, which it lacks.
  * @module
  */
-import { bind, concat, integer, must, toBigInt, utf8 } from "./wire.js";
+import { as, bind, bytes, concat, hex, integer, list, long, must, number, record, toBigInt, utf8 } from "./wire.js";
 
 const { subtle } = globalThis.crypto;
 const HOUR = 3600n;
+/** Seconds by which the authority's clock may be ahead. */
+const CLOCKS_APART = 3600;
+const STANDING = record({ number: long, digest: bytes(32), revoked: list(2 ** 16, number(4)), signature: bytes(64) });
 /** @typedef {(count: number) => Uint8Array} Coins */
 
 const FIELD = (1n << 255n) - 19n;
@@ -140,6 +143,14 @@ export async function verify(key, signature, label, ...parts) {
  * @typedef {{number: bigint, digest: Uint8Array, revoked: number[], signature: Uint8Array}} Standing
  */
 
+/** The standing in an offer. @param {import("./wire.js").Reader} reader @returns {Standing} */
+export function readStanding(reader) {
+  const standing = STANDING(reader);
+  const { revoked } = standing;
+  must(revoked.every((each, i) => !i || revoked[i - 1] < each), "not_canonical", "revoked numbers are out of order");
+  return standing;
+}
+
 /** What an authority signs of a standing. @param {Standing} standing */
 export function standingParts({ number, digest, revoked }) {
   return [integer(number, 8), digest, ...revoked.map((each) => integer(each, 4))];
@@ -150,6 +161,26 @@ export function requireValid(grant, { number, revoked }) {
   const view = new DataView(grant.buffer, grant.byteOffset, 8);
   must(!revoked.includes(view.getUint32(0)), "authentication_failed", "a certificate was revoked");
   must(BigInt(view.getUint32(4)) * HOUR > number, "authentication_failed", "a certificate has expired");
+}
+
+/**
+ * Refuse a standing that is forged, too old, older than seen, or against this client; after all that changes nothing.
+ * @param {Standing} standing
+ * @param {{authority: Uint8Array, certificate: Uint8Array}} identity
+ * @param {object} own
+ * @param {{maximumStandingAge: number}} own.floors
+ * @param {(authority: string, number: bigint, digest: string) => unknown} [own.seen] remembers it, or refuses an older one
+ * @param {() => number} own.now seconds since 1970
+ */
+export async function requireStanding(standing, { authority, certificate }, { floors, seen, now }) {
+  const parts = standingParts(standing);
+  const age = now() - Number(standing.number);
+  const why = (/** @type {string} */ sentence) => `the standing in the offer ${sentence}`;
+  await as("below_floor", () => verify(authority, standing.signature, "standing", authority, ...parts));
+  must(age >= -CLOCKS_APART, "below_floor", why("is of the future; compare this device's clock with the authority's"));
+  must(age <= floors.maximumStandingAge, "below_floor", why("is too old; the authority signs its roster again"));
+  await seen?.(hex(authority), standing.number, hex(await sha256(concat(...parts))));
+  await as("below_floor", async () => requireValid(certificate, standing));
 }
 
 /**

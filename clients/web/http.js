@@ -3,7 +3,7 @@
  * Implements secagg/transport/README.md.
  * @module
  */
-import { SigningKey, random, requireCertified, sha256 } from "./crypto.js";
+import { SigningKey, random, requireCertified, requireStanding, sha256 } from "./crypto.js";
 import { applicationDigest, encode, layoutOf, layoutVersion, planOf, readTerms } from "./encoding.js";
 import { RoundLedger } from "./ledger.js";
 import { HOLDER_FLOORS, readOffer, requireHolderFloors, requireReceipts, upload } from "./one_message.js";
@@ -68,8 +68,8 @@ export async function contribute(url, values, options = {}) {
   const given = Float64Array.from(values);
   const { task = "sum", ledger = new RoundLedger(), identity, onDescription = () => {} } = options;
   const server = new Server(url, options);
-  // Without a key a client is this browser; one with a key never sends one update twice.
-  const name = `${identity ? hex(identity.key.public) : ""}:${task}`;
+  // Without a key a client is this browser; one with a key never sends one update twice, also after it has another key.
+  const name = `${identity ? identity.id : ""}:${task}`;
   const update = identity ? hex(await hash("spent-values", new Uint8Array(given.buffer))) : "";
   let description = await server.description(options.after ?? "");
   /** @type {bigint | null} */
@@ -152,7 +152,7 @@ async function pairwiseClient(description, id, { identity, floors, ledger = new 
     id,
     identity,
     floors: { ...floors, modes: identity ? ["active"] : ["semi_honest"] },
-    seen: (authority, number, digest) => ledger.see(authority, number, digest),
+    seen: seenBy(ledger),
     about: {
       ...(await subjectOf(description)), capacity, layout: [[ringBits, description.terms.values]],
       layoutVersion: await layoutVersion(description.terms),
@@ -162,7 +162,7 @@ async function pairwiseClient(description, id, { identity, floors, ledger = new 
 }
 
 /** @param {SessionDescription} description @param {bigint} id @param {Options} options @param {Make} make @returns {Client} */
-function oneMessageClient(description, id, { identity, floors }, make) {
+function oneMessageClient(description, id, { identity, floors, ledger = new RoundLedger() }, make) {
   const { ringBits, capacity } = planOf(description.terms);
   const authority = identity ? identity.authority : new Uint8Array(32);
   return {
@@ -173,7 +173,8 @@ function oneMessageClient(description, id, { identity, floors }, make) {
         offer.isActive === Boolean(identity),
         "below_floor", "one message in active mode takes a key, and in semi_honest mode none",
       );
-      requireHolderFloors(offer, floorsOf(HOLDER_FLOORS, floors), Date.now() / 1000, authority);
+      const [own, now] = [floorsOf(HOLDER_FLOORS, floors), () => Date.now() / 1000];
+      requireHolderFloors(offer, own, now(), authority);
       requireSubject(await subjectOf(description), offer);
       await requireReceipts(offer);
       const [segment, ...others] = offer.segments;
@@ -183,6 +184,7 @@ function oneMessageClient(description, id, { identity, floors }, make) {
           offer.capacity <= capacity,
         "below_floor", "the offer has another layout, or other bounds, than the session description's terms",
       );
+      if (identity) await requireStanding(offer.standing, identity, { floors: own, seen: seenBy(ledger), now });
       const signed = new Int32Array((await make(offer.epoch)).buffer);
       const shift = 32 - ringBits;
       for (let i = 0; i < signed.length; i++) signed[i] = (signed[i] << shift) >> shift;
@@ -190,6 +192,10 @@ function oneMessageClient(description, id, { identity, floors }, make) {
     },
   };
 }
+
+/** What remembers standings in a ledger. @param {RoundLedger} ledger */
+const seenBy = (ledger) => (/** @type {string} */ authority, /** @type {bigint} */ number, /** @type {string} */ digest) =>
+  ledger.see(authority, number, digest);
 
 /** What an offer has to be about. These values come from no model. @param {SessionDescription} description */
 const subjectOf = async ({ task, round, text, terms }) => ({

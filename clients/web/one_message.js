@@ -3,7 +3,9 @@
  * Implements protocols/one_message/README.md.
  * @module
  */
-import { START, counterMode, expand, isCanonical, isLowOrder, random, sealTo, sha256, verify } from "./crypto.js";
+import {
+  START, counterMode, expand, isCanonical, isLowOrder, random, readStanding, sealTo, sha256, verify,
+} from "./crypto.js";
 import { addMask, gaussian, pieces, placed, shapeOf } from "./lattice.js";
 import { pack, reduce } from "./ring.js";
 import { CHECKS, PRIME, elements, evaluation, interpolation, multiply } from "./sharing.js";
@@ -24,6 +26,8 @@ export const HOLDER_FLOORS = Object.freeze({
   assumedCorruptedHolders: 1,
   maximumCapacity: 2 ** 14,
   maximumLength: 2 ** 34,
+  /** Seconds for which a server can hide that a key was revoked. */
+  maximumStandingAge: 24 * 3600,
 });
 
 const KIND = Object.freeze({
@@ -65,6 +69,7 @@ const CONFIGURATION = {
   quorum: number(2),
   minimumCohort: number(4),
   corruptedClients: number(4),
+  standing: readStanding,
 };
 const RECEIPTS = list(MOST.holders, record({ position: number(2), signature: sized(SIGNATURE) }));
 const TERMS = { round: long, model: bytes(DIGEST), application: bytes(DIGEST) };

@@ -4,8 +4,8 @@
  * @module
  */
 import {
-  SEGMENT, agree, derive, drawUpTo, expand, isCanonical, isLowOrder, keyPair, open, random, seal,
-  requireCertified, requireValid, sha256, shakeWords, standingParts, streamKey, verify,
+  SEGMENT, agree, derive, drawUpTo, expand, isCanonical, isLowOrder, keyPair, open, random, readStanding, seal,
+  requireCertified, requireStanding, requireValid, sha256, shakeWords, standingParts, streamKey, verify,
 } from "./crypto.js";
 import { addMasks, arrayOf, checkWords, pack, wordBytes } from "./ring.js";
 import { PRIME, deal, fieldElement } from "./shamir.js";
@@ -50,8 +50,6 @@ const KIND = Object.freeze({
   offer: 16, advertisement: 17, advertisedKeys: 18, shares: 19, deliveredShares: 20,
   maskedInput: 21, survivors: 22, survivorSignature: 23, request: 24, unmasking: 25,
 });
-/** Seconds by which an authority's clock may be ahead. */
-const CLOCKS_APART = 3600;
 /** The kind that is expected once the session is over. */
 const OVER = -1;
 const FORMAT = 3;
@@ -91,7 +89,7 @@ const OFFER = {
   checkWords: number(1),
   application: bytes(DIGEST),
   authority: bytes(DIGEST),
-  standing: record({ number: long, digest: bytes(DIGEST), revoked: list(2 ** 16, number(4)), signature: bytes(SIGNATURE) }),
+  standing: readStanding,
   commitment: bytes(DIGEST),
   nonce: bytes(DIGEST),
 };
@@ -125,8 +123,6 @@ export function readOffer(message) {
     degree % 2 === 0 && ranges.every(([value, least, most]) => value >= least && value <= most),
     "not_canonical", "the offer is no configuration: a number is out of its range, or not of its mode",
   );
-  const { revoked } = offer.standing;
-  must(revoked.every((each, i) => !i || revoked[i - 1] < each), "not_canonical", "revoked numbers are out of order");
   must(
     isActive || !standingParts(offer.standing).concat(offer.standing.signature).some((part) => part.some(Boolean)),
     "not_canonical", "semi_honest mode has no standing",
@@ -378,7 +374,7 @@ export class PairwiseClient {
     const { me, coins } = this;
     const offer = readOffer(message);
     this.#requireFloors(offer);
-    if (offer.isActive) await this.#requireStanding(offer.standing);
+    if (offer.isActive) await requireStanding(offer.standing, this.#certified(), this);
     this.offer = offer;
     const attempt = await hash("configuration", message);
     this.attempt = attempt;
@@ -396,19 +392,6 @@ export class PairwiseClient {
     const signature = await this.#sign("signed-advertisement", attempt, me, ...keys, commitment);
     this.entry = concat(...keys, commitment, key.public, certificate, signature);
     return concat(start, this.entry);
-  }
-
-  /** Refuse a standing that is forged, too old, older than seen, or against this client. @param {Standing} standing */
-  async #requireStanding(standing) {
-    const { authority, certificate } = this.#certified();
-    const parts = standingParts(standing);
-    const age = this.now() - Number(standing.number);
-    const why = (/** @type {string} */ sentence) => `the standing in the offer ${sentence}`;
-    await as("below_floor", () => verify(authority, standing.signature, "standing", authority, ...parts));
-    must(age >= -CLOCKS_APART, "below_floor", why("is of the future; compare this device's clock with the authority's"));
-    must(age <= this.floors.maximumStandingAge, "below_floor", why("is too old; the authority signs its roster again"));
-    await this.seen?.(hex(authority), standing.number, hex(await sha256(concat(...parts))));
-    await as("below_floor", async () => requireValid(certificate, standing));
   }
 
   /** Refuse a session about something else, or below a floor. @param {Offer} offer */

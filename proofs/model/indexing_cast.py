@@ -32,6 +32,7 @@ from secagg.session.certificates import GRANT_BYTES, Certificate, SigningKey, is
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import SpentUpdates
 from secagg.session.roles import LazyUpdate, Subject, Update
+from secagg.session.standings import Standing
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -155,6 +156,7 @@ class Place:
             maximum_cohort=room,
             maximum_rejections=REJECTIONS,
             expiry=1 << 31,
+            standing=Standing(number=int(NOW.timestamp())).signed(self.authority),
         )
         self.sent = dict[str, Sent]()
 

@@ -41,6 +41,7 @@ from secagg.protocols.one_message.sharing import Dealing, deal
 from secagg.session.certificates import issue_certificate
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.roles import LazyUpdate, Subject, Update
+from secagg.session.standings import Standing
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -173,6 +174,7 @@ class Cast:
             capacity=capacity,
             minimum_cohort=self.setting.cohort + above,
             corrupted_clients=len(self.setting.bad_clients),
+            standing=Standing(number=int(NOW.timestamp())).signed(self.authority),
         )
         agreement, found = offer.agree(), list[HolderSignature]()
         for position, key in enumerate(self.keys):

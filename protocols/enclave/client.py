@@ -33,6 +33,7 @@ from secagg.privacy.kinds import clip_into, squared_norm
 from secagg.session.certificates import Authority
 from secagg.session.ledger import Spent
 from secagg.session.one_answer import OneStageClientSession
+from secagg.session.standings import require_standing
 from secagg.wire import MessageKind
 
 from .seal_ledger import SealLedger
@@ -170,10 +171,12 @@ KEEPS: Final = frozenset(
     (
         *("suites", "modes", "minimum_cohort", "authority", "maximum_length", "forms", "accumulations"),
         *("maximum_codeword_bits", "maximum_released_bits", "minimum_codeword_bound", "minimum_root_mean_square"),
-        *("sealed_vectors_accepted", "maximum_key_lifetime"),
+        *("sealed_vectors_accepted", "maximum_key_lifetime", "maximum_standing_age"),
     )
 )
-"""Names in a client's policy that this protocol keeps; it trusts no server, so every mode is kept."""
+"""Names in a client's policy that this protocol keeps, the last one not by ``compared``; it trusts no server, so every
+mode is kept.
+"""
 
 
 def compared(configuration: EnclaveConfiguration, now: datetime, *, has_authority: bool) -> Iterator[Compared]:
@@ -268,6 +271,8 @@ class Client(OneStageClientSession):
         enclave = member.verified(invited.attested, invited.collateral, configuration)
         self.admit(enclave, member.clock())
         member.signing_key.require_usable()
+        if member.policy.authority is not None:
+            require_standing(configuration.standing, member, configuration.authority)
         # The last check of the evidence's validity is before the charge: training may outlast it, and a refusal after
         # that would tell the host how long training took.
         made = update.take(configuration.layout, charge=partial(self.charge, update.spent(subject), configuration))

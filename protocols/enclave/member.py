@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Confined
 from secagg.session.certificates import Certificate, SigningKey
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.registry import Clock
+from secagg.session.standings import SeenStandings, Standings
 
 from .release_privacy import PrivacyLimit
 from .seal_ledger import SealLedger
@@ -37,6 +38,8 @@ class MemberParts(Confined, ABC):
     max_norms: tuple[int, ...] | None = None
     """Bounds of the client's task in steps, where something else tells it of them."""
     threads: int = 1
+    standings: Standings = field(default_factory=SeenStandings)
+    """Memory of the newest standing of the authority: a ``Store``, or of this process only."""
 
     @abstractmethod
     def verified(self, attested: bytes, collateral: bytes, configuration: EnclaveConfiguration) -> VerifiedEnclave:

@@ -28,6 +28,7 @@ from secagg.session.client_policy import require_policy
 from secagg.session.registry import ProtocolOptions
 from secagg.session.roles import LazyUpdate, Subject
 from secagg.session.run import AES_BLOCK_BYTES, Costs, Work, mask_cipher_calls, ring_length
+from secagg.session.standings import NO_STANDING, Standing
 from secagg.wire import HEADER_BYTES
 
 from .attestation import Collateral, Evidence
@@ -85,18 +86,23 @@ class EnclaveOptions(ProtocolOptions):
     """
     lifetime: Annotated[timedelta, option("lifetime of an epoch")] = DEFAULT_LIFETIME
 
-    def plan(self, subject: Subject, authority: Authority | None, now: datetime) -> EnclaveConfiguration:
+    def plan(
+        self, subject: Subject, authority: Authority | None, now: datetime, standing: Standing = NO_STANDING
+    ) -> EnclaveConfiguration:
         """Return the configuration of an epoch whose buffers are about a subject's task, layout and tables.
 
         Args:
             authority: certifies clients, and is not the host; None needs noise.
+            standing: what it had revoked at the head of its roster.
         Raises:
             CapacityExceeded: a buffer could hold more uploads than the capacity, or rings do not hold the noise.
         """
         self._require_held(subject)
-        return self.configured(subject, authority, now)
+        return self.configured(subject, authority, now, standing)
 
-    def configured(self, subject: Subject, authority: Authority | None, now: datetime) -> EnclaveConfiguration:
+    def configured(
+        self, subject: Subject, authority: Authority | None, now: datetime, standing: Standing = NO_STANDING
+    ) -> EnclaveConfiguration:
         """Return the same, whether or not rings hold the noise."""
         has_indices = any(isinstance(segment, IndexSegment) for segment in subject.layout.segments)
         tables = subject.tables if has_indices else ()
@@ -104,6 +110,7 @@ class EnclaveOptions(ProtocolOptions):
             task=subject.task,
             suite=self.suite,
             authority=NO_AUTHORITY if authority is None else authority.public_key,
+            standing=standing,
             layout=subject.layout,
             form=self.form,
             tables=tables if self.form is ReleaseForm.DECODED_SUM else (),

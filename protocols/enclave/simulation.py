@@ -60,7 +60,8 @@ class EnclaveSimulation(Confined):
         if enclave is None or (enclave.configuration.task, enclave.configuration.layout) != wanted:
             count = self.bytes_between
             self.close()
-            configuration = self._settings.plan(subject, self._keys.authority, self._clock())
+            standing = self._keys.standing(self._clock)
+            configuration = self._settings.plan(subject, self._keys.authority, self._clock(), standing)
             enclave = self._enclave = _CountedEnclave(configuration, coins=self._coins, threads=self._threads)
             enclave.bytes_between = count
         helpers = EnclaveHelpers(

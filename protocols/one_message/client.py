@@ -25,6 +25,7 @@ from secagg.identifiers import ClientId
 from secagg.parameters import ATTEMPTS
 from secagg.session.certificates import Certificate, SigningKey
 from secagg.session.one_answer import OneStageClientSession
+from secagg.session.standings import SeenStandings, Standings, require_standing
 from secagg.wire import MessageKind
 
 from .configuration import DIGEST_BYTES, Agreement, Offer, SumTerms, draw_nonce, noise_of
@@ -167,6 +168,7 @@ class OneMessageMember(Confined):
         certificate: Certificate | None = None,
         noise: NoiseSettings | None = None,
         privacy: PrivacyLedger | None = None,
+        standings: Standings | None = None,
     ) -> None:
         """Prepare to take part.
 
@@ -176,6 +178,7 @@ class OneMessageMember(Confined):
             signing_key: with its certificate, in ``active`` mode.
             noise: noise that this client adds to every update; an offer that says otherwise is refused.
             privacy: what it has spent in all its tasks; an upload that its budget does not pay for is refused.
+            standings: memory of the newest standing of the authority: a ``Store``, or of this process only.
         """
         if (signing_key is None) is not (certificate is None):
             raise InvalidParameters("a client has a signing key and its certificate, or neither")
@@ -190,7 +193,7 @@ class OneMessageMember(Confined):
             raise InvalidParameters("the certificate is for another key")
         self.client, self.policy, self.ledger, self.coins, self.clock = client, policy, ledger, coins, clock
         self.signing_key, self.certificate, self.noise = signing_key, certificate, noise
-        self.privacy = privacy
+        self.privacy, self.standings = privacy, standings or SeenStandings()
 
     @property
     def identity(self) -> bytes:
@@ -235,6 +238,7 @@ class Client(OneStageClientSession):
             member.privacy.require_room(noise)
         if member.signing_key is not None:
             member.signing_key.require_usable()
+            require_standing(agreement.configuration.standing, member, agreement.record.authority)
         configuration, spent = agreement.configuration, update.spent(subject)
 
         def charge() -> None:

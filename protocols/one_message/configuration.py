@@ -28,6 +28,7 @@ from secagg.errors import UNDECIDED, InvalidParameters, MalformedMessage, PeerMi
 from secagg.identifiers import AttemptContext, HolderId, Party
 from secagg.parameters import SecurityMode, Suite
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, SigningKey, verify_signature
+from secagg.session.standings import NO_STANDING, Standing
 from secagg.wire import MessageKind
 
 from .parameters import MAXIMUM_HOLDERS, Committee, Parameters
@@ -46,10 +47,10 @@ KEEPS: Final = frozenset(
     (
         *("suites", "modes", "authority", "maximum_key_lifetime", "minimum_holders", "assumed_corrupted_holders"),
         *("assumed_corrupted", "minimum_cohort", "minimum_modulus_bits", "maximum_length", "maximum_population"),
-        "minimum_security_bits",
+        *("minimum_security_bits", "maximum_standing_age"),
     )
 )
-"""Names in a client's policy that this protocol keeps."""
+"""Names in a client's policy that this protocol keeps, the last one not by ``compared``."""
 _MAXIMUM_KEY_BYTES: Final = 1 << 11
 
 
@@ -311,6 +312,8 @@ class Configuration(Message):
     minimum_cohort: Annotated[int, unsigned(4)]
     corrupted_clients: Annotated[int, unsigned(4)]
     """Number of clients assumed to be corrupted, counted absolutely."""
+    standing: Annotated[Standing, nested(Standing)] = NO_STANDING
+    """What the authority had revoked, and when; holders judge certificates at that time."""
 
     def __post_init__(self) -> None:
         parameters = self.parameters

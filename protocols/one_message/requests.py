@@ -185,6 +185,7 @@ def require_signed(agreement: Agreement, header: UploadHeader, digest: bytes, si
     if is_active:
         certificate = Certificate(client, public_key, identity[IDENTITY_KEY_BYTES:])
         Authority(record.authority).verify(certificate, culprits=unverified(client))
+        agreement.configuration.standing.require_valid(certificate, culprits=unverified(client))
     label, named = Label.ONE_MESSAGE_SIGNED_UPLOAD, unverified(client)
     record.verify(public_key, signature, label, agreement.t0, digest, culprits=named)
 

@@ -25,6 +25,7 @@ from secagg.session.registry import ProtocolOptions
 from secagg.session.roles import Released, Stage, Subject
 from secagg.session.sockets import AskAll
 from secagg.session.stages import Checked, StagedServerSession
+from secagg.session.standings import NO_STANDING, Standing
 from secagg.wire import MessageKind, message_kind
 
 from .configuration import (
@@ -211,6 +212,7 @@ def plan_offer(  # noqa: PLR0913 -- all but four have defaults
     corrupted_clients: int,
     bounds: Sequence[Bounds] | None = None,
     noise: NoiseSettings = NO_NOISE,
+    standing: Standing = NO_STANDING,
 ) -> Offer:
     """Make an offer from an epoch's record, its holders' keys, and the subject of the sum.
 
@@ -228,6 +230,7 @@ def plan_offer(  # noqa: PLR0913 -- all but four have defaults
             parameters=parameters,
             minimum_cohort=minimum_cohort,
             corrupted_clients=corrupted_clients,
+            standing=standing,
         ),
         terms=SumTerms(
             round_number=subject.round_number,
@@ -290,6 +293,8 @@ class OneMessageHelpers:
     coins: Coins
     ask_all: AskAll
     """Reaches the holders by position."""
+    standing: Standing = NO_STANDING
+    """What the authority had revoked at the head of its roster."""
 
 
 def open_session(
@@ -328,6 +333,7 @@ def _tally(subject: Subject, settings: OneMessageOptions, capacity: int, helpers
         corrupted_clients=settings.corrupted,
         bounds=settings.bounds,
         noise=settings,
+        standing=helpers.standing,
     )
     noise_of(offer.configuration, settings)
     return Tally(offer, helpers.coins)

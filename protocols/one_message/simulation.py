@@ -21,6 +21,7 @@ from secagg.session.privacy_ledger import PrivacyLedgers
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 from secagg.session.run import ONE_IN, Costs, Work
+from secagg.session.standings import Standing
 
 from .client import Ledger, OneMessageMember
 from .configuration import DIGEST_BYTES, KEEPS, NO_KEY, NONCE_BYTES, EpochRecord, HolderIdentity, HolderSignature
@@ -88,6 +89,9 @@ class OneMessageSimulation(Confined):
     def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> Server:
         record, keys = self.epoch()
         helpers = OneMessageHelpers(record=record, keys=keys, coins=self._coins, ask_all=self._ask_all)
+        if self._authority is not None:
+            standing = Standing(number=int(self._clock().timestamp())).signed(self._authority)
+            helpers = replace(helpers, standing=standing)
         return open_session(subject, self._settings, invited, helpers)
 
     def epoch(self) -> tuple[EpochRecord, tuple[bytes, ...]]:

@@ -13,7 +13,7 @@ from secagg.crypto.secret import Confined
 from secagg.errors import InternalError, InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.session.certificates import Authority, Certificate, SigningKey
-from secagg.session.standings import Clock, SeenStandings, Standing, Standings, require_standing, system_clock
+from secagg.session.standings import Clock, SeenStandings, Standings, system_clock
 from secagg.wire import MessageKind
 
 from .graph import require_number
@@ -111,17 +111,6 @@ class MemberParts(Confined):
             raise InvalidParameters(f"the certificate is that of {certificate.client} and not of {self.client}")
         if certificate is not None and key is not None and certificate.public_key != key.public_key:
             raise InvalidParameters("the certificate is for another key than the signing key")
-
-    def require_standing(self, standing: Standing) -> None:
-        """Refuse a standing that is forged, too old, older than seen, or against this client's own certificate.
-
-        Raises:
-            InvalidParameters: with reason ``below_floor``.
-        """
-        if self.certificate is None or self.authority is None:
-            raise InternalError("a client without a certificate looks at a standing")
-        own, policy, clock = self.certificate, self.policy, self.clock
-        require_standing(standing, own, self.authority.public_key, policy=policy, clock=clock, memory=self.standings)
 
     def require_signing(self) -> None:
         """Refuse an identity key that was wiped, where there is one."""

@@ -38,6 +38,7 @@ from secagg.session.certificates import (
     Certificate,
     VerifiedIdentity,
 )
+from secagg.session.standings import require_standing
 from secagg.wire import MessageKind
 
 from .configuration import (
@@ -273,8 +274,7 @@ def advertise_keys(
         if configuration.authority != member.authority.public_key:
             raise InvalidParameters("the session names another authority than this client trusts")
         member.require_signing()
-        # The last check: it remembers what it has seen.
-        member.require_standing(configuration.standing)
+        require_standing(configuration.standing, member, configuration.authority)
     suite, attempt = key_suite(configuration.suite), configuration.context
     # Independent draws: recovering one of them says nothing about the others.
     with Secret.random("channel_root", _ROOT_BYTES, coins) as channel_root:

@@ -15,6 +15,7 @@ from secagg.errors import NOBODY, InvalidParameters, Misuse, PeerMisbehaved, Rea
 from secagg.identifiers import ServerId
 from secagg.session.certificates import Authority
 from secagg.session.one_answer import OneStageClientSession
+from secagg.session.standings import require_standing
 
 from .configuration import KEEPS, IndexingConfiguration, clipped
 from .offers import Invitation, RoundStamp, ServerOffer, UploadHalves
@@ -71,6 +72,7 @@ class Client(OneStageClientSession):
             for offer in self._verified(configuration, round_number, invited.shown.offers)
         ]
         member.signing_key.require_usable()
+        require_standing(configuration.standing, member, configuration.authority)
         made = update.take(self._subject.layout, charge=partial(member.charge, update.spent(self._subject)))
         # Nothing is refused after that.
         payload = Payload(layout, clipped(made.payload, configuration.noise).values)

@@ -39,6 +39,7 @@ from secagg.parameters import LEAST_COHORT, Suite, require_integer
 from secagg.privacy.kinds import GREATEST_VARIANCE, NoiseKind, clip_into, require_variance
 from secagg.privacy.rounding import room_for_noise
 from secagg.session.certificates import IDENTITY_KEY_BYTES
+from secagg.session.standings import NO_STANDING, Standing
 from secagg.wire import MessageKind
 
 from .point_functions.lanes import MODULI, LaneField, LaneGroup, RingLanes
@@ -63,9 +64,14 @@ _VARIANCES: Final = repeated(unsigned(12), MAXIMUM_SEGMENTS)
 
 
 KEEPS: Final = frozenset(
-    ("suites", "modes", "sharings", "authority", "server_keys", "minimum_cohort", "maximum_length")
+    (
+        *("suites", "modes", "sharings", "authority", "server_keys", "minimum_cohort", "maximum_length"),
+        "maximum_standing_age",
+    )
 )
-"""Names in a client's policy that this protocol keeps; it trusts no server, so every mode is kept."""
+"""Names in a client's policy that this protocol keeps, the last one not by ``compared``; it trusts no server, so every
+mode is kept.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,13 +169,16 @@ class IndexingConfiguration(Message):
     """Number of uploads that may fail the check before the servers give the round up."""
     expiry: Annotated[int, unsigned(8)]
     """When clients stop uploading, in seconds since 1970."""
+    standing: Annotated[Standing, nested(Standing)] = NO_STANDING
+    """What the authority had revoked, and when; both servers judge certificates at that time."""
     noise: Annotated[ServerNoise | None, optional(nested(ServerNoise))] = None
     context: AttemptContext = field(init=False, repr=False, compare=False)
     """The digest of this configuration (T0)."""
 
     def __post_init__(self) -> None:
-        if (type(self.suite), type(self.layout), type(self.mode)) != (Suite, Layout, SharingMode):
-            raise Misuse("suite, layout and mode are of their own types")
+        kinds = (type(self.suite), type(self.layout), type(self.mode), type(self.standing))
+        if kinds != (Suite, Layout, SharingMode, Standing):
+            raise Misuse("suite, layout, mode and standing are of their own types")
         if type(self.task) is not bytes or not 1 <= len(self.task) <= _MAXIMUM_TASK_BYTES:
             raise InvalidParameters(f"task is 1 to {_MAXIMUM_TASK_BYTES} bytes that name what is trained")
         self._check_keys()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from secagg.contract import Layout
 from secagg.crypto.entropy import Coins
@@ -16,6 +16,7 @@ from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import Spent
 from secagg.session.registry import Clock
 from secagg.session.roles import Subject
+from secagg.session.standings import SeenStandings, Standings
 
 from .configuration import ServerNoise
 from .release import server_noise
@@ -51,6 +52,8 @@ class MemberParts(Confined):
     accepts_simulated: bool = False
     """Whether a second server that the first one simulates is good enough; for rehearsals."""
     threads: int = 1
+    standings: Standings = field(default_factory=SeenStandings)
+    """Memory of the newest standing of the authority: a ``Store``, or of this process only."""
     noise: NoiseSettings = NO_NOISE
     """What the servers are to add; a round that says otherwise is refused."""
 

@@ -397,6 +397,7 @@ class HalfOpener(Confined):
                 culprits=UNDECIDED,
             )
         Authority(configuration.authority).verify(header.certificate, culprits=UNDECIDED)
+        configuration.standing.require_valid(header.certificate)
         upload.verify(configuration)
         if header.round_number != self._round_number:
             raise PeerMisbehaved(

@@ -58,7 +58,7 @@ from .upload import (
     ring_bytes,
 )
 
-MAXIMUM_BEGINNING_BYTES: Final = 1 << 16
+MAXIMUM_BEGINNING_BYTES: Final = 1 << 19
 """No request to begin a round is longer; see ``configuration.MAXIMUM_SEGMENTS``."""
 _REFUSAL_BYTES: Final = 1 << 16
 BATCH: Final = 16

@@ -19,6 +19,7 @@ from secagg.session.client_policy import require_policy
 from secagg.session.registry import Clock, ProtocolOptions
 from secagg.session.roles import LazyUpdate, Subject
 from secagg.session.sockets import Ask
+from secagg.session.standings import NO_STANDING, Standing
 
 from .client import Client
 from .configuration import IndexingConfiguration
@@ -58,6 +59,8 @@ class TwoServersHelpers:
     """Public keys of the operator of server 1."""
     authority: bytes
     """The public key of who certifies clients."""
+    standing: Standing = NO_STANDING
+    """What it had revoked at the head of its roster."""
     ask: Ask
     coins: Coins
     clock: Clock
@@ -113,6 +116,7 @@ def configure(
         maximum_cohort=maximum_cohort,
         maximum_rejections=max(1, maximum_cohort // 10) if rejections is None else rejections,
         expiry=int((helpers.clock() + settings.lifetime).timestamp()),
+        standing=helpers.standing,
         noise=noise,
     )
     has_indices = any(isinstance(segment, IndexSegment) for segment in subject.layout.segments)

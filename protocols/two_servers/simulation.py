@@ -142,6 +142,7 @@ class TwoServersSimulation(Confined):
             keys=self._zero,
             server_one=self._one.public,
             authority=self._keys.authority.public_key,
+            standing=self._keys.standing(self._clock),
             ask=self._ask,
             coins=self._coins,
             clock=self._clock,

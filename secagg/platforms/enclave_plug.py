@@ -43,7 +43,7 @@ from .settings import PREFIX
 def opened(side: ServerSide) -> ServerSession:
     """Start an epoch, in the process behind the socket or simulated in this one, and open its buffer."""
     settings: EnclaveOptions = side.chosen
-    configuration = settings.plan(side.subject, Authority(side.authority), side.clock())
+    configuration = settings.plan(side.subject, Authority(side.authority), side.clock(), side.standing)
     connection: RemoteEnclave | SimulatedEnclave
     if path := side.settings.enclave_socket:
         try:
@@ -120,6 +120,7 @@ def member(side: NodeSide) -> EnclaveMember:
         max_norms=side.max_norms,
         judge=NodeJudge(side.settings, own),
         ledger=SealLedger,
+        standings=Store.at(state_folder()),
         clock=side.clock,
         coins=side.coins,
     )

@@ -53,7 +53,9 @@ def opened(side: ServerSide) -> ServerSession:
             ends[at] = Ends(own=ServerId(0), key=key, peer=HolderId(at), peer_key=holder.public_key, coins=side.coins)
     holders = StandingHolders(record, settings.holder_sockets, settings.stage_timeout, ends)
     keys = holders.keys(side.subject, Path(f"{settings.epoch}.keys"))
-    helpers = OneMessageHelpers(record=record, keys=keys, coins=side.coins, ask_all=holders.ask_all)
+    helpers = OneMessageHelpers(
+        record=record, keys=keys, coins=side.coins, ask_all=holders.ask_all, standing=side.standing
+    )
     return open_session(side.subject, chosen, side.invited, helpers)
 
 
@@ -190,4 +192,5 @@ def member(side: NodeSide) -> OneMessageMember:
         certificate=identity.certificate,
         noise=side.noise,
         privacy=side.privacy,
+        standings=newest,
     )

@@ -30,7 +30,7 @@ from secagg.session.privacy_ledger import PrivacyLedger
 from secagg.session.registry import Clock, find, planned_settings
 from secagg.session.roles import Member, ServerSession, Subject
 from secagg.session.sealed_state import StateDirectory
-from secagg.session.standings import SeenStandings
+from secagg.session.standings import NO_STANDING, SeenStandings, Standing
 from secagg.session.store import Store
 
 from .client_node import ClientNode, state_folder
@@ -79,6 +79,10 @@ class ServerSide:
         if self.roster is None:
             raise InvalidParameters(f"{PREFIX}roster names the clients; make one with `secagg keys`")
         return self.roster.authority
+
+    @property
+    def standing(self) -> Standing:
+        return NO_STANDING if self.roster is None else self.roster.standing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +168,7 @@ def _simulated(protocol: str) -> Plug:
 def _open_pairwise(side: ServerSide) -> ServerSession:
     helpers = PairwiseHelpers(coins=side.coins)
     if side.roster is not None:
-        helpers = replace(helpers, authority=side.authority, standing=side.roster.standing)
+        helpers = replace(helpers, authority=side.authority, standing=side.standing)
     return open_pairwise_mask(side.subject, side.chosen, side.invited, helpers)
 
 

@@ -33,8 +33,10 @@ from secagg.protocols.two_servers import (
 from secagg.session.ledger import uncharged
 from secagg.session.roles import ServerSession
 from secagg.session.sockets import HelperLost
+from secagg.session.store import Store
 
 from . import LOG
+from .client_node import state_folder
 from .plugs import NodeSide, ServerSide
 from .settings import PREFIX
 
@@ -72,6 +74,7 @@ def _real(side: ServerSide, chosen: TwoServersOptions) -> TwoServersHelpers:
         keys=zero,
         server_one=pair.operators[1],
         authority=side.authority,
+        standing=side.standing,
         ask=ask,
         coins=side.coins,
         clock=side.clock,
@@ -100,6 +103,7 @@ def _simulated(side: ServerSide) -> TwoServersHelpers:
         keys=zero,
         server_one=one.public,
         authority=side.authority,
+        standing=side.standing,
         ask=asking(standing.answer),
         coins=side.coins,
         clock=side.clock,
@@ -117,6 +121,7 @@ def member(side: NodeSide) -> TwoServersMember:
         charge=uncharged,
         clock=side.clock,
         coins=side.coins,
+        standings=Store.at(state_folder()),
         accepts_simulated=settings.allow_simulated_second_server,
     )
 

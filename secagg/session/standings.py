@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Protocol
 
 from secagg.crypto.labels import Label
 from secagg.declared import fixed, repeated, unsigned
-from secagg.errors import UNDECIDED, AuthenticationFailed, InvalidParameters, Reason
+from secagg.errors import UNDECIDED, AuthenticationFailed, InternalError, InvalidParameters, Reason
 from secagg.identifiers import Party
 
 from .certificates import HOUR, SIGNATURE_BYTES, Certificate, SigningKey, verify_signature
@@ -141,21 +141,30 @@ def require_newer(seen: Standing | None, standing: Standing) -> None:
         )
 
 
-def require_standing(  # noqa: PLR0913 -- one call for every protocol
-    standing: Standing,
-    certificate: Certificate,
-    authority: bytes,
-    *,
-    policy: ClientPolicy,
-    clock: Clock,
-    memory: Standings,
-) -> None:
+class Certified(Protocol):
+    """A client with a certificate, as every protocol has one."""
+
+    @property
+    def certificate(self) -> Certificate | None: ...
+    @property
+    def policy(self) -> ClientPolicy: ...
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def standings(self) -> Standings: ...
+
+
+def require_standing(standing: Standing, client: Certified, authority: bytes) -> None:
     """Refuse an offer whose standing is forged, too old for a policy, older than seen, or against this client.
+
+    It is the last check before an update is made, since it remembers what it has seen.
 
     Raises:
         InvalidParameters: with reason ``below_floor``; what is wrong, and what to do.
     """
-    now, longest = clock().timestamp(), policy.maximum_standing_age
+    if (certificate := client.certificate) is None:
+        raise InternalError("a client without a certificate looks at a standing")
+    now, longest = client.clock().timestamp(), client.policy.maximum_standing_age
     if standing == NO_STANDING:
         raise _refused("is missing; give the server the authority's roster")
     try:
@@ -170,7 +179,7 @@ def require_standing(  # noqa: PLR0913 -- one call for every protocol
             f"{longest / HOUR:g}; run `secagg keys renew` where the authority's key is and give the server the roster, "
             "or raise maximum_standing_age"
         )
-    memory.see_standing(authority, standing)
+    client.standings.see_standing(authority, standing)
     if certificate.number in standing.revoked:
         raise _refused(
             f"of {_said(standing)} revokes this client's own certificate (number {certificate.number}). If you did not "

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 from unittest.mock import patch
 
 import pytest
@@ -13,11 +14,19 @@ import pytest
 from secagg.errors import AuthenticationFailed, InvalidParameters, Misuse, Reason
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
+from secagg.protocols.pairwise_mask import round0_advertise_keys
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
-from secagg.protocols.pairwise_mask.member import MemberParts
 from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement, authenticate
-from secagg.session.certificates import HOUR, issue_certificate
-from secagg.session.standings import NO_STANDING, SeenStandings, Standing, require_standing
+from secagg.session.certificates import HOUR, Certificate, issue_certificate
+from secagg.session.client_policy import ClientPolicy
+from secagg.session.standings import (
+    NO_STANDING,
+    Clock,
+    SeenStandings,
+    Standing,
+    Standings,
+    require_standing,
+)
 from secagg.session.store import Store
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import MADE, InsecurePairwiseSession, SessionSetup, insecure_signing_key
@@ -31,11 +40,21 @@ def shown(number: int, *revoked: int, digest: bytes = bytes(32)) -> Standing:
     return Standing(number=number, revoked=revoked, digest=digest).signed(AUTHORITY)
 
 
+class Bearer(NamedTuple):
+    """What a standing is compared with."""
+
+    certificate: Certificate
+    policy: ClientPolicy
+    clock: Clock
+    standings: Standings
+
+
 def takes(standing: Standing, *, now: float = MADE, memory: SeenStandings | Store | None = None) -> None:
     """Have a client of default policy look at an offer's standing."""
     policy = InsecurePairwiseSession().policy
     clock: Callable[[], datetime] = lambda: datetime.fromtimestamp(now, UTC)  # noqa: E731
-    require_standing(standing, MINE, AUTHORITY.public_key, policy=policy, clock=clock, memory=memory or SeenStandings())
+    client = Bearer(MINE, policy, clock, SeenStandings() if memory is None else memory)
+    require_standing(standing, client, AUTHORITY.public_key)
 
 
 def refused(match: str, standing: Standing, **how: object) -> None:
@@ -124,7 +143,7 @@ def joined(*, number: int, until: int, revoked: tuple[int, ...] = ()) -> tuple[K
     named = issue_certificate(session.authority_key, client, key.public_key, number=number, until=until)
     member = session.member(client, certificate=named)
     # It does what the library's own client would not: it joins although its certificate has ended.
-    with patch.object(MemberParts, "require_standing"):
+    with patch.object(round0_advertise_keys, "require_standing"):
         sent = member.join(session.setup.subject).answer(configuration.encode())
     return KeyAdvertisement.decode(sent, configuration), configuration
 

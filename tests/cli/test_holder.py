@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +30,7 @@ from secagg.session.certificates import SigningKey, issue_certificate
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.roles import LazyUpdate, Released, Update
 from secagg.session.sockets import NumberedHelpers
+from secagg.session.standings import Standing
 from secagg.wire import MessageKind, message_kind
 from tests.harness.commands import refusal
 from tests.harness.one_message_sums import SumSetup
@@ -64,16 +66,20 @@ class Deployment(StandingHolders):
         yield from self.helpers.ask_all(requests)
 
     def session(self) -> Server:
+        standing = Standing(number=int(time.time())).signed(self.authority_key)
         helpers = OneMessageHelpers(
-            record=self.record, keys=self.holder_keys, coins=SystemCoins(), ask_all=self.ask_all
+            record=self.record, keys=self.holder_keys, coins=SystemCoins(), ask_all=self.ask_all, standing=standing
         )
         return open_session(SETUP.subject, OneMessageOptions(), frozenset(SETUP.clients), helpers)
 
-    def upload_all(self, session: Server) -> None:
+    @property
+    def authority_key(self) -> SigningKey:
         with Secret("signing key", (self.folder / "authority").read_bytes()) as seed:
-            authority = SigningKey(seed)
+            return SigningKey(seed)
+
+    def upload_all(self, session: Server) -> None:
         for client in SETUP.clients:
-            joined = self.member(client, authority).join(SETUP.subject, update_of(client))
+            joined = self.member(client, self.authority_key).join(SETUP.subject, update_of(client))
             session.receive(client, joined.answer(session.invitation))
 
     def member(self, client: ClientId, authority: SigningKey) -> OneMessageMember:

@@ -53,10 +53,13 @@ from secagg.session.certificates import Authority, Certificate, SigningKey, issu
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import Spent, SpentUpdates
 from secagg.session.roles import LazyUpdate, Subject
+from secagg.session.standings import NO_STANDING, Standing
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
 """When everything happens, unless a test says otherwise."""
+MADE: Final = int(NOW.timestamp()) - 3600
+"""When the authority signed its roster."""
 MIXED_LAYOUT: Final = Layout((RingSegment(20, 6), IndexSegment(8, 5), RingSegment(7, 3)))
 """Rings on both sides of the indices of five blocks."""
 RING_LAYOUT: Final = Layout((RingSegment(20, 6), RingSegment(7, 3)))
@@ -233,7 +236,8 @@ class InsecureEnclaveSession:
             releases_per_client=setup.releases_per_client,
         )
         authority = Authority(self.authority.public_key) if setup.has_authority else None
-        self.configuration = settings.configured(self.subject, authority, self.now)
+        standing = Standing(number=MADE, revoked=(5,)).signed(self.authority) if authority else NO_STANDING
+        self.configuration = settings.configured(self.subject, authority, self.now, standing)
         self.clients = [self.new_client(number) for number in range(1, setup.population + 1)]
         self.restart()
 

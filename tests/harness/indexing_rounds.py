@@ -38,11 +38,14 @@ from secagg.session.certificates import Certificate, SigningKey, issue_certifica
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import NO_MODEL, SpentUpdates
 from secagg.session.roles import LazyUpdate, Subject, Update
+from secagg.session.standings import Standing
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.planted import always
 
 NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
 """When everything happens, unless a test says otherwise."""
+MADE: Final = int(NOW.timestamp()) - 3600
+"""When the authority signed its roster."""
 MIXED_LAYOUT: Final = Layout((RingSegment(20, 6), IndexSegment(8, 5), RingSegment(7, 3), IndexSegment(200, 4)))
 """Rings around the indices; at most cohorts the second codebook has a tree, and the first has none."""
 
@@ -146,6 +149,7 @@ class IndexingSetup:
             maximum_cohort=self.maximum_cohort,
             maximum_rejections=self.maximum_rejections,
             expiry=int(NOW.timestamp()) + 86400,
+            standing=Standing(number=MADE, revoked=(5,)).signed(self.signing_key_of("authority")),
         )
 
 

@@ -42,9 +42,12 @@ from secagg.session.certificates import Certificate, SigningKey, issue_certifica
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.roles import LazyUpdate, Subject, Update
 from secagg.session.sockets import AskAll
+from secagg.session.standings import NO_STANDING, Standing
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 NOW: Final = 1_800_000_000
+MADE: Final = NOW - 3600
+"""When the authority signed its roster."""
 TASK: Final = b"a task"
 MODEL: Final = hashlib.sha256(b"a model").digest()
 SMALL_LAYOUT: Final = Layout((RingSegment(20, 6), RingSegment(9, 3)))
@@ -175,6 +178,10 @@ class InsecureSum:
         self.stored = dict[ClientId, bytes]()
 
     @property
+    def standing(self) -> Standing:
+        return Standing(number=MADE, revoked=(5,)).signed(self.authority) if self.setup.is_active else NO_STANDING
+
+    @property
     def policy(self) -> ClientPolicy:
         setup = self.setup
         return ClientPolicy(
@@ -227,6 +234,7 @@ class InsecureSum:
             minimum_cohort=setup.minimum_cohort,
             corrupted_clients=setup.corrupted_clients,
             bounds=setup.bounds,
+            standing=self.standing,
         )
         return self.with_receipts(offer)
 
@@ -342,6 +350,7 @@ class InsecureSum:
             "keys": tuple(self.holders[position].keys for position in sorted(self.holders)),
             "coins": setup.coins_of("the server"),
             "ask_all": ask_all,
+            "standing": self.standing,
         }
         return open_session(
             setup.subject,

@@ -15,7 +15,7 @@ import numpy as np
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.one_message.configuration import EpochRecord, HolderKeys, Offer, make_holder_keys
+from secagg.protocols.one_message.configuration import EpochRecord, HolderKeys, HolderSignature, Offer, make_holder_keys
 from secagg.protocols.one_message.messages import Upload, challenge_of, share_tree, upload_digest, vector_digest
 from secagg.protocols.one_message.requests import (
     Answer,
@@ -27,6 +27,7 @@ from secagg.protocols.one_message.requests import (
     Receipt,
     UploadList,
 )
+from secagg.session.standings import Standing
 
 from .one_message_play import NOW, SERVER, Play, resigned
 
@@ -120,6 +121,23 @@ def numbered(place: int, value: int, size: int) -> Edit:
         return message[:at] + value.to_bytes(size, "big") + message[at + size :]
 
     return made
+
+
+def judged_at(made: int, *revoked: int, signer: str = "authority") -> Edit:
+    """Offer a sum under another standing, with receipts that fit."""
+
+    def shown(offer: Offer, play: Play) -> Offer:
+        standing = Standing(number=made, revoked=revoked).signed(play.keys[signer])
+        offer = replace(offer, configuration=replace(offer.configuration, standing=standing))
+        agreement, digest = offer.agree(), offer.terms.digest
+        signed = (
+            agreement.sign(play.keys[f"holder/{at}"], Label.ONE_MESSAGE_OFFER_RECEIPT, at.to_bytes(2, "big"), digest)
+            for at in play.positions
+        )
+        found = tuple(HolderSignature(holder=at, signature=one) for at, one in enumerate(signed))
+        return replace(offer, receipts=found)
+
+    return remade(Offer, shown)
 
 
 def termed(**changes: Any) -> Edit:
@@ -365,6 +383,10 @@ OFFERS: Cases = {
     "another_model": (termed(model_digest=bytes(32)), "below_floor"),
     "other_terms_of_the_application": (termed(application_digest=bytes(32)), "below_floor"),
     "weak_lattice": (planned(modulus_bits=70), "below_floor"),
+    "standing_that_the_authority_did_not_sign": (judged_at(NOW, signer="holder/0"), "below_floor"),
+    "standing_of_more_than_a_day_before": (judged_at(NOW - 24 * 3600 - 1), "below_floor"),
+    "standing_of_the_future": (judged_at(NOW + 3601), "below_floor"),
+    "standing_that_revokes_this_client": (judged_at(NOW, 0), "below_floor"),
     "receipts_of_fewer_than_a_quorum": (receipts(lambda signed: signed[:3]), "quorum_not_met"),
     "receipts_out_of_order": (receipts(lambda signed: signed[::-1]), "quorum_not_met"),
     "receipt_of_one_holder_in_anothers_place": (

@@ -21,6 +21,7 @@ from secagg.protocols.one_message.tally import Tally
 from secagg.session.certificates import SigningKey, issue_certificate
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.roles import ClientSession, LazyUpdate, Subject, Update
+from secagg.session.standings import NO_STANDING, Standing
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.recorded_coins import InsecureRecordedCoins
 
@@ -152,7 +153,15 @@ class Play:
             minimum_cohort=3,
             corrupted_clients=1,
             bounds=bounds,
+            standing=self.standing,
         )
+
+    @property
+    def standing(self) -> Standing:
+        """The head of the authority's roster, on which others were revoked."""
+        if not self.keys:
+            return NO_STANDING
+        return Standing(number=NOW, digest=MODEL, revoked=(3, 1000)).signed(self.keys["authority"])
 
     @property
     def agreement(self) -> Agreement:

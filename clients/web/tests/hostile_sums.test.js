@@ -4,12 +4,13 @@ import { createServer } from "node:http";
 import { after, before, beforeEach, test } from "node:test";
 import { gzipSync } from "node:zlib";
 
-import { keyPair, random, sha256 } from "../crypto.js";
+import { SigningKey, keyPair, random, sha256 } from "../crypto.js";
 import { applicationDigest, layoutOf } from "../encoding.js";
 import { Left, contribute } from "../http.js";
 import { RoundLedger, inMemory } from "../ledger.js";
 import { requireExact } from "../one_message.js";
-import { Refused, concat, hash, header, integer, utf8, variable } from "../wire.js";
+import { Refused, concat, hash, header, hex, integer, utf8, variable } from "../wire.js";
+import { granted } from "./grants.js";
 
 const TERMS = { all_clients: 3, bits: 16, clip: 1, clients: 3, group: 1, groups: 1, values: 2 };
 const text = JSON.stringify(TERMS);
@@ -71,20 +72,27 @@ function take(said, options = {}) {
 /** The offer of a server that is its own holders, for the session description's terms, with changes. @param {any} [changes] */
 async function offerOf(changes = {}) {
   const given = {
-    epoch: 5n, mode: 0, suite: 0, threshold: 3, packing: 1, expiry: 2 ** 40, task: utf8("sum"), round: 7n,
+    epoch: 5n, mode: Number(Boolean(changes.authority)), standing: new Uint8Array(108), suite: 0, threshold: 3, packing: 1, expiry: 2 ** 40, task: utf8("sum"), round: 7n,
     capacity: 3, bounds: null, receipts: 2, until: Math.floor(Date.now() / 1000) + 3600, model: await sha256(new Uint8Array(0)),
     application: await applicationDigest(text, TERMS), ...changes,
   };
   const thresholds = [0, given.threshold, given.packing, 2].map((each) => integer(each, 2));
-  const holders = [1, 2, 3].map((id) => concat(integer(id, 8), new Uint8Array(32)));
+  const authority = changes.authority?.public ?? new Uint8Array(32);
+  const signers = await Promise.all([1, 2, 3].map(() => given.mode && SigningKey.of(random(32))));
+  const holders = signers.map((key, at) => concat(integer(at + 1, 8), key ? key.public : new Uint8Array(32)));
+  /** A signature of 4 bytes for its length and 64, or of nobody. */
+  const signed = async (key, label, ...parts) => variable(key ? await key.sign(label, ...parts) : new Uint8Array(0));
   const statement = concat(
     header(100), integer(given.epoch, 8), [given.mode, given.suite], ...thresholds, integer(given.expiry, 8),
-    new Uint8Array(32), integer(3, 4), ...holders, integer(0, 4),
+    authority, integer(3, 4), ...holders, integer(0, 4),
   );
+  const record = concat(statement.slice(0, -4), await signed(changes.authority, "one-message-record", statement));
   const digest = await hash("one-message-record", statement);
   const keys = await Promise.all(holders.map(async (_, at) => {
     const { public: key } = await keyPair(random(32));
-    return variable(concat(header(101), digest, integer(at, 2), variable(key), random(32), integer(given.until, 8), integer(0, 4)));
+    const [nonce, until] = [random(32), integer(given.until, 8)];
+    const signature = await signed(signers[at], "one-message-holder-keys", digest, integer(at, 2), key, nonce, until);
+    return variable(concat(header(101), digest, integer(at, 2), variable(key), nonce, until, signature));
   }));
   const segments = [{ length: 2, ringBits: 18, bounds: given.bounds }, { length: 1, ringBits: 1, bounds: null }];
   const numbers = {
@@ -103,12 +111,19 @@ async function offerOf(changes = {}) {
   const rows = segments.map(({ length, ringBits, bounds }) => concat(
     integer(length, 8), [ringBits, bounds ? 1 : 0], ...(bounds ?? []).map((each) => integer(2n ** 63n + BigInt(each), 8)), [0],
   ));
-  return concat(
-    header(102), variable(statement), integer(3, 4), ...keys, variable(given.task), variable(await layoutOf(TERMS)),
+  const configuration = concat(
+    variable(given.task), variable(await layoutOf(TERMS)),
     integer(1024, 2), [28, 8, 0], integer(2, 4), ...rows, integer(given.capacity, 4), integer(3, 2), integer(0, 2),
-    integer(given.threshold, 2), integer(given.packing, 2), integer(2, 2), integer(3, 4), integer(1, 4),
-    integer(given.round, 8), given.model, given.application,
-    integer(given.receipts, 4), ...Array.from({ length: given.receipts }, (_, at) => concat(integer(at, 2), integer(0, 4))),
+    integer(given.threshold, 2), integer(given.packing, 2), integer(2, 2), integer(3, 4), integer(1, 4), given.standing,
+  );
+  const epoch = await hash("one-message-epoch", ...keys.map((each) => each.slice(4)));
+  const t0 = await hash("one-message-configuration", epoch, concat(header(110), configuration));
+  const terms = concat(integer(given.round, 8), given.model, given.application);
+  const agreed = await hash("one-message-terms", integer(given.round, 8), given.model, given.application);
+  const receipts = await Promise.all(Array.from({ length: given.receipts }, async (_, at) =>
+    concat(integer(at, 2), await signed(signers[at], "one-message-offer-receipt", t0, integer(at, 2), agreed))));
+  return concat(
+    header(102), variable(record), integer(3, 4), ...keys, configuration, terms, integer(given.receipts, 4), ...receipts,
   );
 }
 
@@ -138,6 +153,41 @@ for (const [name, changes] of Object.entries({
     await assert.rejects(take([messageOf(0, offer), DONE], { ledger }), { reason });
     assert.deepEqual(answers(), []);
     await ledger.requireOpen(":sum", { round: 7n });
+  });
+}
+
+/** A standing of some seconds ago. @param {SigningKey} authority */
+async function standingOf(authority, { age = 0, revoked = /** @type {number[]} */ ([]), by = authority } = {}) {
+  const number = BigInt(Math.floor(Date.now() / 1000) - age);
+  const parts = [integer(number, 8), new Uint8Array(32), ...revoked.map((each) => integer(each, 4))];
+  const signature = await by.sign("standing", authority.public, ...parts);
+  return concat(parts[0], parts[1], integer(revoked.length, 4), ...parts.slice(2), signature);
+}
+
+for (const [name, shown, reason] of /** @type {[string, any, string | null][]} */ ([
+  ["a fresh standing", { age: 60, revoked: [3] }, null],
+  ["a standing of two days before", { age: 48 * 3600 }, "below_floor"],
+  ["a standing of the future", { age: -7200 }, "below_floor"],
+  ["a standing that another one signed", { isForged: true }, "below_floor"],
+  ["a standing that revokes this client", { revoked: [0] }, "below_floor"],
+  ["a standing older than one seen before", { age: 61, seen: 60 }, "below_floor"],
+])) {
+  test(`an offer of one message with ${name} gets ${reason ? "no upload, and nothing is spent" : "an upload"}`, async () => {
+    const [authority, key, other] = await Promise.all([1, 2, 3].map(() => SigningKey.of(random(32))));
+    const certificate = await granted(authority, integer(0, 8), key.public);
+    const identity = { id: 0n, key, certificate, authority: authority.public };
+    const standing = await standingOf(authority, { ...shown, ...(shown.isForged ? { by: other } : {}) });
+    const ledger = new RoundLedger(inMemory());
+    if (shown.seen) await ledger.see(hex(authority.public), BigInt(Math.floor(Date.now() / 1000) - shown.seen), "");
+    descriptions = [descriptionOf({ mode: "active" })];
+    const taken = take([messageOf(0, await offerOf({ authority, standing })), DONE], { ledger, identity });
+    if (!reason) {
+      assert.ok((await taken).isReleased);
+      return;
+    }
+    await assert.rejects(taken, { reason });
+    assert.deepEqual(answers(), []);
+    await ledger.requireOpen("0:sum", { round: 7n });
   });
 }
 

@@ -5,7 +5,7 @@ import { test } from "node:test";
 import { fileURLToPath } from "node:url";
 
 import {
-  SEGMENT, SigningKey, agree, derive, expand, isCanonical, isLowOrder, isStrong, keyPair, sha256, stream, streamKey,
+  SEGMENT, SigningKey, agree, derive, expand, isCanonical, isLowOrder, isStrong, keyPair, sha256, stream, streamKey, requireStanding,
 } from "../crypto.js";
 import { applicationDigest, encode, layoutVersion, planOf, readTerms } from "../encoding.js";
 import { authorizationOf, identityOf, readDescription } from "../http.js";
@@ -297,6 +297,7 @@ for (const refusal of read("refusals/one_message_client").cases) {
       requireHolderFloors(offer, floors, now, identity ? identity.authority : new Uint8Array(32));
       requireSubject(good, offer);
       await requireReceipts(offer);
+      if (identity) await requireStanding(offer.standing, identity, { floors, now: () => now });
     };
     await accept(session.messages.get("offer"));
     const bad = altered(session.messages.get("offer"), refusal.change);

@@ -41,6 +41,7 @@ from secagg.identifiers import AttemptContext
 from secagg.parameters import LEAST_COHORT, Suite, require_integer
 from secagg.privacy.kinds import NoiseKind, require_variance
 from secagg.session.certificates import IDENTITY_KEY_BYTES
+from secagg.session.standings import NO_STANDING, Standing
 from secagg.wire import MessageKind, Reader
 
 from .bounded import packed_bytes
@@ -134,6 +135,8 @@ class EnclaveConfiguration(MessageIn[Tables]):
     suite: Annotated[Suite, choice(tuple(Suite))]
     authority: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
     """The public key of who certifies clients; zeros for nobody, which needs noise."""
+    standing: Annotated[Standing, nested(Standing)] = NO_STANDING
+    """What the authority had revoked, and when; the enclave judges certificates at that time."""
     layout: Annotated[Layout, encoded(Layout, _MAXIMUM_LAYOUT_BYTES)]
     form: Annotated[ReleaseForm, numbered(ReleaseForm)] = ReleaseForm.DECODED_SUM
     accumulation: Annotated[Accumulation, numbered(Accumulation)] = Accumulation.OBLIVIOUS
@@ -161,9 +164,9 @@ class EnclaveConfiguration(MessageIn[Tables]):
     """The layout of the aggregate."""
 
     def __post_init__(self) -> None:
-        kinds = (type(self.suite), type(self.layout), type(self.form), type(self.accumulation))
-        if kinds != (Suite, Layout, ReleaseForm, Accumulation):
-            raise Misuse("suite, layout, form and accumulation are of their own types")
+        kinds = (type(self.suite), type(self.layout), type(self.form), type(self.accumulation), type(self.standing))
+        if kinds != (Suite, Layout, ReleaseForm, Accumulation, Standing):
+            raise Misuse("suite, layout, form, accumulation and standing are of their own types")
         if type(self.task) is not bytes or not 1 <= len(self.task) <= _MAXIMUM_TASK_BYTES:
             raise InvalidParameters(f"task is 1 to {_MAXIMUM_TASK_BYTES} bytes that name what is trained")
         if type(self.tables) is not tuple or any(type(tables) is not tuple for tables in self.tables):

@@ -237,6 +237,7 @@ class Enclave(Confined):
         suspects = unverified(certificate.client)
         authority = self.configuration.authority if self.configuration.has_authority else certificate.public_key
         key = Authority(authority).verify(certificate, culprits=suspects).public_key
+        self.configuration.standing.require_valid(certificate, culprits=suspects)
         refused = culprits(Evidence.UNOPENED_UPLOAD, sender=certificate.client)
         digest = upload.header.digest(self.offer.context)
         secret = self._pair.open("upload_secret", upload.sealed_seed, length, sealing_info(digest), culprits=refused)

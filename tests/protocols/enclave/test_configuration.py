@@ -26,6 +26,7 @@ from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave.trusted import configuration as configuration_module
 from secagg.protocols.enclave.trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise
+from secagg.session.standings import NO_STANDING, Standing
 from tests.harness.enclave_buffers import start_of, started_by
 
 LAYOUT = Layout((RingSegment(20, 6), IndexSegment(3, 4), RingSegment(7, 2)), b"v" * 32)
@@ -92,7 +93,7 @@ def test_the_encoding_is_the_documented_one() -> None:
     digests = b"".join(hashlib.sha256(table).digest() for table in tables)
     parts = [
         b"SAGG\x01" + number(32, 2),
-        framed(b"a task") + b"\x01" + b"a" * 32 + framed(LAYOUT.encode()),
+        framed(b"a task") + b"\x01" + b"a" * 32 + bytes(44) + bytes(64) + framed(LAYOUT.encode()),
         b"\x01\x02" + hashlib.sha256(b"secagg/1/codeword-tables" + framed(digests)).digest(),
         number(3, 4)
         + number(9, 4)
@@ -195,6 +196,7 @@ EDGES: dict[str, tuple[list[Any], list[Any]]] = {
     "minimum_cohort": ([2, 9], [1, 0, -1, 10, True, 3.0, None]),
     "maximum_cohort": ([3, 1 << 20], [2, 0, 1 << 32, 9.0, None]),
     "expiry": ([1, 253402300799], [0, -1, 253402300800, (1 << 40) - 1, 1 << 40, 1.5, None]),
+    "standing": ([Standing(number=1 << 32, revoked=(3, 7)), NO_STANDING], [None, b""]),
     "codeword_bound": ([0, 7, (1 << 40) - 1], [-1, 1 << 40, 7.0, True, None]),
     "max_norms": (
         [(), (7, 0), (1, (1 << 40) - 1)],

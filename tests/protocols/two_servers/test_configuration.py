@@ -16,6 +16,7 @@ from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.two_servers.configuration import MAXIMUM_SEGMENTS, IndexingConfiguration, ServerNoise
 from secagg.protocols.two_servers.point_functions.lanes import RingLanes
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape, greatest_depth
+from secagg.session.standings import NO_STANDING, Standing
 
 LAYOUT = Layout((RingSegment(20, 6), IndexSegment(3, 4), RingSegment(7, 2), IndexSegment(200, 9)), b"v" * 32)
 CHECKED, UNCHECKED = SharingMode
@@ -63,7 +64,7 @@ def test_the_encoding_is_the_documented_one() -> None:
     before = b"SAGG\x01" + number(67, 2) + number(6, 4) + b"a task"
     keys = b"a" * 32 + b"0" * 32 + b"1" * 32
     after = number(3, 4) + number(9, 4) + number(2, 4) + number(1_800_000_000, 8)
-    after += b"\x00"
+    after += number(0, 8) + bytes(32) + number(0, 4) + bytes(64) + b"\x00"
     assert KINDS["checked"].encode() == before + b"\x01" + keys + layout + b"\x01\xff" + after
     assert KINDS["unchecked"].encode() == before + b"\x01" + keys + layout + b"\x02\xff" + after
     assert KINDS["a tree"].encode() == before + b"\x00" + keys + layout + b"\x01\x02" + after
@@ -93,6 +94,7 @@ EDGES: dict[str, tuple[list[Any], list[Any]]] = {
     "suite": (list(Suite), []),
     "mode": (list(SharingMode), []),
     "layout": ([replace(LAYOUT, version=b"w" * 32), Layout((RingSegment(21, 6), IndexSegment(201, 10)))], []),
+    "standing": ([Standing(number=1 << 32, revoked=(3, 7)), NO_STANDING], [None, b""]),
     "noise": ([noise(4, 4, 4, 4), noise(4, 4, 4, 5, kind=NoiseKind.SKELLAM, bounds=(2, 2))], []),
 }
 VALID = [(name, value) for name, (good, _) in EDGES.items() for value in good]

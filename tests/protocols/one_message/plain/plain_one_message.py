@@ -119,6 +119,8 @@ def read_offer(message: bytes) -> Offer:
     # Holders, corrupted, threshold, packing and quorum stand in the record too.
     reader.fixed(2 + 2 + 2 + 2 + 2)
     reader.fixed(8)
+    reader.fixed(8 + 32)
+    reader.fixed(4 * reader.number(4) + 64)
     stated = reader.data[start : reader.at]
     terms = reader.fixed(8 + 32 + 32)
     for _ in range(reader.number(4)):
