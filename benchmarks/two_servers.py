@@ -32,9 +32,8 @@ from secagg.protocols.two_servers.point_functions.one_hot_check import OneHotVer
 from secagg.protocols.two_servers.point_functions.one_hot_proof import OneHotProof, UploadContext, prove
 from secagg.protocols.two_servers.point_functions.shares import ExplicitShare
 from secagg.protocols.two_servers.server import IndexingServer
-from secagg.session.certificates import SigningKey, issue_certificate
+from secagg.session.certificates import SigningKey, Standing, issue_certificate
 from secagg.session.client_policy import ClientPolicy
-from secagg.session.standings import Standing
 from tests.harness.indexing_rounds import SharingClient
 
 BLOCKS: Final = 100_000

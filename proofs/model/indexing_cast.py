@@ -28,11 +28,10 @@ from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_messages import AcceptedList, OutputShare, entries_digest
 from secagg.protocols.two_servers.session import TwoServersMember
 from secagg.protocols.two_servers.upload import HalfForm, Upload, ring_bytes
-from secagg.session.certificates import GRANT_BYTES, Certificate, SigningKey, issue_certificate
+from secagg.session.certificates import GRANT_BYTES, Certificate, SigningKey, Standing, issue_certificate
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import SpentUpdates
 from secagg.session.roles import LazyUpdate, Subject, Update
-from secagg.session.standings import Standing
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -13,8 +13,8 @@ from typing import Annotated, Any, ClassVar, Final
 from secagg.crypto.labels import Label
 from secagg.declared import Message, fixed, unsigned, variable
 from secagg.errors import AuthenticationFailed, InvalidParameters, Reason
-from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, SigningKey, verify_signature
-from secagg.session.standings import CLOCKS_APART, Standing
+from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, SigningKey, Standing, verify_signature
+from secagg.session.standings import CLOCKS_APART
 from secagg.session.store import Store
 from secagg.wire import MessageKind
 

@@ -23,12 +23,11 @@ from secagg.privacy.accounting import Adjacency, of_vector
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.rounding import room_for_noise, rounded_root
 from secagg.protocols.enclave.release_privacy import squared_sensitivities
-from secagg.session.certificates import IDENTITY_KEY_BYTES, Authority, Certificate
+from secagg.session.certificates import IDENTITY_KEY_BYTES, NO_STANDING, Authority, Certificate, Standing
 from secagg.session.client_policy import require_policy
 from secagg.session.registry import ProtocolOptions
 from secagg.session.roles import LazyUpdate, Subject
 from secagg.session.run import AES_BLOCK_BYTES, Costs, Work, mask_cipher_calls, ring_length
-from secagg.session.standings import NO_STANDING, Standing
 from secagg.wire import HEADER_BYTES
 
 from .attestation import Collateral, Evidence

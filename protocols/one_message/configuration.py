@@ -27,8 +27,14 @@ from secagg.declared import Message, choice, encoded, fixed, nested, repeated, u
 from secagg.errors import UNDECIDED, InvalidParameters, MalformedMessage, PeerMisbehaved, Reason, blaming
 from secagg.identifiers import AttemptContext, HolderId, Party
 from secagg.parameters import SecurityMode, Suite
-from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, SigningKey, verify_signature
-from secagg.session.standings import NO_STANDING, Standing
+from secagg.session.certificates import (
+    IDENTITY_KEY_BYTES,
+    NO_STANDING,
+    SIGNATURE_BYTES,
+    SigningKey,
+    Standing,
+    verify_signature,
+)
 from secagg.wire import MessageKind
 
 from .parameters import MAXIMUM_HOLDERS, Committee, Parameters

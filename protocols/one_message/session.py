@@ -20,12 +20,12 @@ from secagg.identifiers import ClientId, HolderId
 from secagg.options import option
 from secagg.parameters import SecurityMode, Suite
 from secagg.privacy.client_noise import NO_NOISE, BudgetedNoise, ClientNoise, NoiseSettings
+from secagg.session.certificates import NO_STANDING, Standing
 from secagg.session.frames import decode_refusal
 from secagg.session.registry import ProtocolOptions
 from secagg.session.roles import Released, Stage, Subject
 from secagg.session.sockets import AskAll
 from secagg.session.stages import Checked, StagedServerSession
-from secagg.session.standings import NO_STANDING, Standing
 from secagg.wire import MessageKind, message_kind
 
 from .configuration import (

@@ -15,13 +15,12 @@ from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
 from secagg.privacy.noise_table import SeededCoins
-from secagg.session.certificates import SIGNATURE_BYTES, SigningKey, issue_certificate, new_signing_key
+from secagg.session.certificates import SIGNATURE_BYTES, SigningKey, Standing, issue_certificate, new_signing_key
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.privacy_ledger import PrivacyLedgers
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 from secagg.session.run import ONE_IN, Costs, Work
-from secagg.session.standings import Standing
 
 from .client import Ledger, OneMessageMember
 from .configuration import DIGEST_BYTES, KEEPS, NO_KEY, NONCE_BYTES, EpochRecord, HolderIdentity, HolderSignature

@@ -31,8 +31,7 @@ from secagg.errors import (
 )
 from secagg.identifiers import CLIENT_ID_BYTES, AttemptContext, ClientId, Party, SessionContext
 from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite
-from secagg.session.certificates import IDENTITY_KEY_BYTES
-from secagg.session.standings import NO_STANDING, Standing
+from secagg.session.certificates import IDENTITY_KEY_BYTES, NO_STANDING, Standing
 from secagg.wire import MessageKind, Reader
 
 from .graph import (

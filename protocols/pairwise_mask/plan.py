@@ -17,9 +17,9 @@ from secagg.errors import InvalidParameters
 from secagg.options import option
 from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode
 from secagg.privacy.client_noise import BudgetedNoise
+from secagg.session.certificates import NO_STANDING, Standing
 from secagg.session.registry import ProtocolOptions
 from secagg.session.roles import Subject
-from secagg.session.standings import NO_STANDING, Standing
 
 from .configuration import (
     DIGEST_BYTES,

@@ -33,10 +33,9 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId
 from secagg.privacy.client_noise import ClientNoise
-from secagg.session.certificates import VerifiedIdentity
+from secagg.session.certificates import NO_STANDING, Standing, VerifiedIdentity
 from secagg.session.roles import Released, Stage, Subject
 from secagg.session.stages import Checked, StagedServerSession
-from secagg.session.standings import NO_STANDING, Standing
 from secagg.tables import mapped
 from secagg.wire import MessageKind, Reader, message_kind
 

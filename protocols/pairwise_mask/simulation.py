@@ -18,7 +18,7 @@ from secagg.crypto.secret import Confined
 from secagg.errors import InvalidParameters
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId
 from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
-from secagg.session.certificates import GRANT_BYTES, IDENTITY_KEY_BYTES, SIGNATURE_BYTES
+from secagg.session.certificates import GRANT_BYTES, IDENTITY_KEY_BYTES, NO_STANDING, SIGNATURE_BYTES
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import uncharged
 from secagg.session.privacy_ledger import PrivacyLedgers
@@ -26,7 +26,6 @@ from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 from secagg.session.run import ONE_IN, Costs, SimulatedKeys, Work, mask_cipher_calls, ring_length
 from secagg.session.sealed_state import MemoryLatch
-from secagg.session.standings import NO_STANDING
 
 from .client import PairwiseMember
 from .client_record import Recorder

@@ -38,8 +38,7 @@ from secagg.identifiers import AttemptContext
 from secagg.parameters import LEAST_COHORT, Suite, require_integer
 from secagg.privacy.kinds import GREATEST_VARIANCE, NoiseKind, clip_into, require_variance
 from secagg.privacy.rounding import room_for_noise
-from secagg.session.certificates import IDENTITY_KEY_BYTES
-from secagg.session.standings import NO_STANDING, Standing
+from secagg.session.certificates import IDENTITY_KEY_BYTES, NO_STANDING, Standing
 from secagg.wire import MessageKind
 
 from .point_functions.lanes import MODULI, LaneField, LaneGroup, RingLanes

@@ -15,11 +15,11 @@ from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId, ServerId
 from secagg.options import option
 from secagg.privacy.client_noise import NoiseSettings
+from secagg.session.certificates import NO_STANDING, Standing
 from secagg.session.client_policy import require_policy
 from secagg.session.registry import Clock, ProtocolOptions
 from secagg.session.roles import LazyUpdate, Subject
 from secagg.session.sockets import Ask
-from secagg.session.standings import NO_STANDING, Standing
 
 from .client import Client
 from .configuration import IndexingConfiguration

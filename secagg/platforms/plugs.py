@@ -23,14 +23,14 @@ from secagg.protocols.light_secagg import LightSecAggHelpers, LightSecAggMember
 from secagg.protocols.light_secagg import open_session as open_light_secagg
 from secagg.protocols.pairwise_mask import PairwiseHelpers, PairwiseMember, Recorder
 from secagg.protocols.pairwise_mask import open_session as open_pairwise_mask
-from secagg.session.certificates import Certificate
+from secagg.session.certificates import NO_STANDING, Certificate, Standing
 from secagg.session.identities import ClientIdentity, Roster
 from secagg.session.ledger import uncharged
 from secagg.session.privacy_ledger import PrivacyLedger
 from secagg.session.registry import Clock, find, planned_settings
 from secagg.session.roles import Member, ServerSession, Subject
 from secagg.session.sealed_state import StateDirectory
-from secagg.session.standings import NO_STANDING, SeenStandings, Standing
+from secagg.session.standings import SeenStandings
 from secagg.session.store import Store
 
 from .client_node import ClientNode, state_folder

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Annotated, Final
 
@@ -21,7 +21,7 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.key_derivation import derive
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined, Secret, require_secret
-from secagg.declared import CLIENT, fixed
+from secagg.declared import CLIENT, fixed, repeated, unsigned
 from secagg.errors import UNDECIDED, AuthenticationFailed, InvalidParameters, Misuse, Reason
 from secagg.identifiers import ClientId, Party
 
@@ -36,6 +36,9 @@ _ORDER_EIGHT: Final = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C2
 _SMALL_ORDER: Final = frozenset({0, 1, _FIELD_PRIME - 1, _ORDER_EIGHT, _FIELD_PRIME - _ORDER_EIGHT})
 """The y-coordinates of the eight points whose order divides 8: under such a key one signature fits many messages."""
 _CACHED_CERTIFICATES: Final = 1 << 14
+DIGEST_BYTES: Final = 32
+MOST_REVOKED: Final = 1 << 16
+_CACHED_STANDINGS: Final = 64
 
 
 class SigningKey(Confined):
@@ -170,6 +173,48 @@ class Authority:
             raise AuthenticationFailed(culprits=culprits) from None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Head of an authority's roster: a time, the digest of all before it, and the numbers that were revoked."""
+
+    number: Annotated[int, unsigned(8)] = 0
+    """When it was made, in seconds since 1970; each standing of an authority has a higher one than those before."""
+    digest: Annotated[bytes, fixed(DIGEST_BYTES)] = bytes(DIGEST_BYTES)
+    revoked: Annotated[tuple[int, ...], repeated(unsigned(4), MOST_REVOKED)] = ()
+    """Revoked certificates that have not expired, increasing."""
+    signature: Annotated[bytes, fixed(SIGNATURE_BYTES)] = field(default=bytes(SIGNATURE_BYTES), repr=False)
+
+    def __post_init__(self) -> None:
+        if list(self.revoked) != sorted({*self.revoked}) or len(self.revoked) > MOST_REVOKED:
+            raise InvalidParameters(f"a standing lists at most {MOST_REVOKED} revoked numbers, once each, increasing")
+
+    @property
+    def parts(self) -> tuple[bytes, ...]:
+        """What is signed besides the authority's key."""
+        return self.number.to_bytes(8, "big"), self.digest, *(each.to_bytes(4, "big") for each in self.revoked)
+
+    def signed(self, authority: SigningKey) -> Standing:
+        """Return it with the authority's signature."""
+        return replace(self, signature=authority.sign(Label.STANDING, authority.public_key, *self.parts))
+
+    def verify(self, authority: bytes) -> None:
+        """Refuse a standing that the authority has not signed."""
+        _require_signed(authority, self)
+
+    def require_valid(self, certificate: Certificate, *, culprits: Iterable[Party] = UNDECIDED) -> None:
+        """Refuse a certificate that was revoked or had expired when the standing was made.
+
+        Raises:
+            AuthenticationFailed: naming the culprits.
+        """
+        if certificate.number in self.revoked or certificate.expiry <= self.number:
+            raise AuthenticationFailed(culprits=culprits)
+
+
+NO_STANDING: Final = Standing()
+"""In place of a standing where nobody certifies clients; a client of an authority refuses it as too old."""
+
+
 def issue_certificate(
     authority: SigningKey, client: ClientId, public_key: bytes, *, number: int = 0, until: int = NO_EXPIRY
 ) -> Certificate:
@@ -226,6 +271,11 @@ def _certified(authority: bytes, certificate: Certificate) -> VerifiedIdentity:
     statement = bind(Label.CERTIFICATE, authority, certificate.client.encode(), certificate.public_key, about)
     _verify(authority, signature, statement, UNDECIDED)
     return VerifiedIdentity(certificate.client, certificate.public_key)
+
+
+@lru_cache(maxsize=_CACHED_STANDINGS)
+def _require_signed(authority: bytes, standing: Standing) -> None:
+    verify_signature(authority, standing.signature, Label.STANDING, authority, *standing.parts)
 
 
 def _verify(public_key: bytes, signature: bytes, statement: bytes, culprits: Iterable[Party]) -> None:

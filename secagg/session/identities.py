@@ -33,14 +33,16 @@ from secagg.identifiers import ClientId
 from .certificates import (
     HOUR,
     IDENTITY_KEY_BYTES,
+    NO_STANDING,
     Authority,
     Certificate,
     SigningKey,
+    Standing,
     issue_certificate,
     verify_signature,
 )
 from .durable import PUBLIC, claim, create, replace, sync_folder
-from .standings import CLOCKS_APART, NO_STANDING, Clock, Standing, system_clock
+from .standings import CLOCKS_APART, Clock, system_clock
 
 ROSTER_FILE: Final = "roster.txt"
 _FIRST: Final = "secagg-roster 1"

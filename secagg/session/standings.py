@@ -9,90 +9,25 @@ who has the authority's key for a moment can make one that no later standing exc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from secagg.crypto.labels import Label
-from secagg.declared import fixed, repeated, unsigned
-from secagg.errors import UNDECIDED, AuthenticationFailed, InternalError, InvalidParameters, Reason
-from secagg.identifiers import Party
+from secagg.errors import AuthenticationFailed, InternalError, InvalidParameters, Reason
 
-from .certificates import HOUR, SIGNATURE_BYTES, Certificate, SigningKey, verify_signature
+from .certificates import HOUR, NO_STANDING, Certificate, Standing
 
 if TYPE_CHECKING:
     from .client_policy import ClientPolicy
 
 Clock = Callable[[], datetime]
-DIGEST_BYTES: Final = 32
-MOST_REVOKED: Final = 1 << 16
 CLOCKS_APART: Final = HOUR
 """Seconds by which an authority's clock may be ahead of a client's."""
-_CACHED: Final = 64
 
 
 def system_clock() -> datetime:
     """Return the time of this machine."""
     return datetime.now(UTC)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """Head of an authority's roster: a time, the digest of all before it, and the numbers that were revoked."""
-
-    number: Annotated[int, unsigned(8)] = 0
-    """When it was made, in seconds since 1970; each standing of an authority has a higher one than those before."""
-    digest: Annotated[bytes, fixed(DIGEST_BYTES)] = bytes(DIGEST_BYTES)
-    revoked: Annotated[tuple[int, ...], repeated(unsigned(4), MOST_REVOKED)] = ()
-    """Revoked certificates that have not expired, increasing."""
-    signature: Annotated[bytes, fixed(SIGNATURE_BYTES)] = field(default=bytes(SIGNATURE_BYTES), repr=False)
-
-    def __post_init__(self) -> None:
-        if list(self.revoked) != sorted({*self.revoked}) or len(self.revoked) > MOST_REVOKED:
-            raise InvalidParameters(f"a standing lists at most {MOST_REVOKED} revoked numbers, once each, increasing")
-
-    def encode(self) -> bytes:
-        """Return what ``decode`` reads."""
-        return b"".join((*self.parts, self.signature))
-
-    @classmethod
-    def decode(cls, encoded: bytes) -> Standing:
-        """Read a standing of this client's own state."""
-        revoked = encoded[8 + DIGEST_BYTES : -SIGNATURE_BYTES]
-        return cls(
-            number=int.from_bytes(encoded[:8], "big"),
-            digest=encoded[8 : 8 + DIGEST_BYTES],
-            revoked=tuple(int.from_bytes(revoked[at : at + 4], "big") for at in range(0, len(revoked), 4)),
-            signature=encoded[-SIGNATURE_BYTES:],
-        )
-
-    @property
-    def parts(self) -> tuple[bytes, ...]:
-        """What is signed besides the authority's key."""
-        return self.number.to_bytes(8, "big"), self.digest, *(each.to_bytes(4, "big") for each in self.revoked)
-
-    def signed(self, authority: SigningKey) -> Standing:
-        """Return it with the authority's signature."""
-        return replace(self, signature=authority.sign(Label.STANDING, authority.public_key, *self.parts))
-
-    def verify(self, authority: bytes) -> None:
-        """Refuse a standing that the authority has not signed."""
-        _verify(authority, self)
-
-    def require_valid(self, certificate: Certificate, *, culprits: Iterable[Party] = UNDECIDED) -> None:
-        """Refuse a certificate that was revoked or had expired when the standing was made.
-
-        Raises:
-            AuthenticationFailed: naming the culprits.
-        """
-        if certificate.number in self.revoked or certificate.expiry <= self.number:
-            raise AuthenticationFailed(culprits=culprits)
-
-
-NO_STANDING: Final = Standing()
-"""In place of a standing where nobody certifies clients; a client of an authority refuses it as too old."""
 
 
 class Standings(Protocol):
@@ -206,8 +141,3 @@ def _time(seconds: int) -> str:
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (OverflowError, ValueError, OSError):
         return f"second {seconds}"
-
-
-@lru_cache(maxsize=_CACHED)
-def _verify(authority: bytes, standing: Standing) -> None:
-    verify_signature(authority, standing.signature, Label.STANDING, authority, *standing.parts)

@@ -26,8 +26,9 @@ from typing import Final
 from secagg.crypto.secret import Confined
 from secagg.errors import InvalidParameters, Misuse, Reason
 
+from .certificates import Standing
 from .durable import locked, require_one_layer, require_own_folder, sync_folder, unlock
-from .standings import Standing, require_newer
+from .standings import require_newer
 
 _VERSION: Final = 1
 _FILE: Final = "state.db"
@@ -145,11 +146,11 @@ class Store(Confined):
         """
         with self.transaction() as rows:
             found = rows.execute("SELECT standing FROM standings WHERE authority = ?", (authority,)).fetchone()
-            seen = None if found is None else Standing.decode(found[0])
+            seen = None if found is None else decoded_standing(found[0])
             if seen is None or seen.number < standing.number:
-                rows.execute("REPLACE INTO standings VALUES (?, ?)", (authority, standing.encode()))
+                rows.execute("REPLACE INTO standings VALUES (?, ?)", (authority, encoded_standing(standing)))
             elif seen.number == standing.number and seen.parts != standing.parts:
-                both = authority, seen.encode(), standing.encode()
+                both = authority, encoded_standing(seen), encoded_standing(standing)
                 rows.execute("INSERT OR IGNORE INTO contradictions VALUES (?, ?, ?)", both)
         require_newer(seen, standing)
 
@@ -375,6 +376,18 @@ def named_in_memory(owner: object) -> str:
     # Whoever collects the owner may be within a transaction, at any line of it: the next reader forgets the name.
     weakref.finalize(owner, _FORGOTTEN.append, data).atexit = False
     return data
+
+
+def encoded_standing(standing: Standing) -> bytes:
+    """Return what ``decoded_standing`` reads."""
+    return b"".join((*standing.parts, standing.signature))
+
+
+def decoded_standing(encoded: bytes) -> Standing:
+    """Read a standing of a party's own state."""
+    made, digest, revoked, signature = encoded[:8], encoded[8:40], encoded[40:-64], encoded[-64:]
+    numbers = tuple(int.from_bytes(revoked[at : at + 4], "big") for at in range(0, len(revoked), 4))
+    return Standing(number=int.from_bytes(made, "big"), digest=digest, revoked=numbers, signature=signature)
 
 
 _NAME_BYTES: Final = 16

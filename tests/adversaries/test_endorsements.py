@@ -33,8 +33,8 @@ from secagg.protocols.enclave.attestation import (
 from secagg.protocols.enclave.collateral import encode_collateral, read_collateral, read_endorsement
 from secagg.protocols.enclave.judge import Endorsement, HardwareJudge, endorse, read_policy
 from secagg.protocols.enclave.verified_enclave import Judgement
-from secagg.session.certificates import SigningKey
-from secagg.session.standings import CLOCKS_APART, Standing
+from secagg.session.certificates import SigningKey, Standing
+from secagg.session.standings import CLOCKS_APART
 from secagg.session.store import Store
 from tests.harness.evidence_makers import evidence_makers
 

@@ -18,8 +18,8 @@ from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import ClientState, Server, SessionConfiguration, SessionPlan, Topology
 from secagg.protocols.pairwise_mask.relay import PublishedRoster
 from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement
+from secagg.session.certificates import NO_STANDING
 from secagg.session.client_policy import ClientPolicy
-from secagg.session.standings import NO_STANDING
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import (
     InsecurePairwiseSession,

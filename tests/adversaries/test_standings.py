@@ -17,17 +17,10 @@ from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask import round0_advertise_keys
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
 from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement, authenticate
-from secagg.session.certificates import HOUR, Certificate, issue_certificate
+from secagg.session.certificates import HOUR, NO_STANDING, Certificate, Standing, issue_certificate
 from secagg.session.client_policy import ClientPolicy
-from secagg.session.standings import (
-    NO_STANDING,
-    Clock,
-    SeenStandings,
-    Standing,
-    Standings,
-    require_standing,
-)
-from secagg.session.store import Store
+from secagg.session.standings import Clock, SeenStandings, Standings, require_standing
+from secagg.session.store import Store, decoded_standing
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import MADE, InsecurePairwiseSession, SessionSetup, insecure_signing_key
 
@@ -106,7 +99,7 @@ def test_two_standings_with_one_number_are_kept_as_evidence(tmp_path: Path, chan
     assert seen.evidence[0] == (one, two)
     with store.transaction() as rows:
         kept = rows.execute("SELECT seen, shown FROM contradictions").fetchall()
-    assert [(Standing.decode(first), Standing.decode(second)) for first, second in kept] == [(one, two)]
+    assert [(decoded_standing(first), decoded_standing(second)) for first, second in kept] == [(one, two)]
     for standing in (one, two):
         standing.verify(AUTHORITY.public_key)
 

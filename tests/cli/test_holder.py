@@ -26,11 +26,10 @@ from secagg.protocols.one_message.session import (
     Server,
     open_session,
 )
-from secagg.session.certificates import SigningKey, issue_certificate
+from secagg.session.certificates import SigningKey, Standing, issue_certificate
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.roles import LazyUpdate, Released, Update
 from secagg.session.sockets import NumberedHelpers
-from secagg.session.standings import Standing
 from secagg.wire import MessageKind, message_kind
 from tests.harness.commands import refusal
 from tests.harness.one_message_sums import SumSetup

@@ -34,11 +34,10 @@ from secagg.protocols.two_servers.server_keys import ServerKeys
 from secagg.protocols.two_servers.session import TwoServersMember
 from secagg.protocols.two_servers.standing_server import StandingFloors, lanes_of
 from secagg.protocols.two_servers.upload import HalfForm, Upload, index_body_bytes, public_bytes, ring_bytes
-from secagg.session.certificates import Certificate, SigningKey, issue_certificate
+from secagg.session.certificates import Certificate, SigningKey, Standing, issue_certificate
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import NO_MODEL, SpentUpdates
 from secagg.session.roles import LazyUpdate, Subject, Update
-from secagg.session.standings import Standing
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.planted import always
 

@@ -33,10 +33,10 @@ from secagg.protocols.pairwise_mask import (
     Topology,
 )
 from secagg.protocols.pairwise_mask.session import SERVER_TRANSITIONS
-from secagg.session.certificates import Authority, SigningKey, issue_certificate
+from secagg.session.certificates import NO_STANDING, Authority, SigningKey, Standing, issue_certificate
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import uncharged
-from secagg.session.standings import NO_STANDING, Standing
+from secagg.session.store import decoded_standing
 from secagg.wire import MessageKind, message_kind
 from tests.harness.pairwise_sessions import OfferedSubject, close_round, plan_of, unmask, update_of
 from tests.harness.recorded_coins import InsecureRecordedCoins
@@ -271,7 +271,7 @@ def configuration_of(parameters: Mapping[str, Any]) -> SessionConfiguration:
     for name, kind in (("mode", SecurityMode), ("suite", Suite), ("topology", Topology)):
         given[name] = kind(given[name])
     standing = bytes.fromhex(given.pop("standing"))
-    given["standing"] = Standing.decode(standing[:40] + standing[44:])
+    given["standing"] = decoded_standing(standing[:40] + standing[44:])
     read: dict[str, Any] = {name: _read(value) for name, value in given.items()}
     return SessionConfiguration(**read)
 

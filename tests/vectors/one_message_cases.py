@@ -27,7 +27,7 @@ from secagg.protocols.one_message.requests import (
     Receipt,
     UploadList,
 )
-from secagg.session.standings import Standing
+from secagg.session.certificates import Standing
 
 from .one_message_play import NOW, SERVER, Play, resigned
 

@@ -40,8 +40,7 @@ from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.identifiers import AttemptContext
 from secagg.parameters import LEAST_COHORT, Suite, require_integer
 from secagg.privacy.kinds import NoiseKind, require_variance
-from secagg.session.certificates import IDENTITY_KEY_BYTES
-from secagg.session.standings import NO_STANDING, Standing
+from secagg.session.certificates import IDENTITY_KEY_BYTES, NO_STANDING, Standing
 from secagg.wire import MessageKind, Reader
 
 from .bounded import packed_bytes

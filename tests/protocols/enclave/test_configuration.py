@@ -26,7 +26,7 @@ from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave.trusted import configuration as configuration_module
 from secagg.protocols.enclave.trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise
-from secagg.session.standings import NO_STANDING, Standing
+from secagg.session.certificates import NO_STANDING, Standing
 from tests.harness.enclave_buffers import start_of, started_by
 
 LAYOUT = Layout((RingSegment(20, 6), IndexSegment(3, 4), RingSegment(7, 2)), b"v" * 32)

@@ -36,8 +36,8 @@ from secagg.protocols.pairwise_mask.configuration import (
     require_context,
 )
 from secagg.protocols.pairwise_mask.plan import PairwiseOptions, SessionPlan, plan_session
+from secagg.session.certificates import Standing
 from secagg.session.client_policy import ClientPolicy
-from secagg.session.standings import Standing
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.pairwise_sessions import OfferedSubject, plan_of
 

@@ -16,7 +16,7 @@ from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.two_servers.configuration import MAXIMUM_SEGMENTS, IndexingConfiguration, ServerNoise
 from secagg.protocols.two_servers.point_functions.lanes import RingLanes
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape, greatest_depth
-from secagg.session.standings import NO_STANDING, Standing
+from secagg.session.certificates import NO_STANDING, Standing
 
 LAYOUT = Layout((RingSegment(20, 6), IndexSegment(3, 4), RingSegment(7, 2), IndexSegment(200, 9)), b"v" * 32)
 CHECKED, UNCHECKED = SharingMode

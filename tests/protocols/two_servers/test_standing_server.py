@@ -327,9 +327,9 @@ def test_a_connection_that_is_lost_at_any_message_loses_nothing(step: int, *, ar
 
 def test_no_request_is_longer_than_the_round_needs() -> None:
     pair = Pair()
-    assert pair.standing.request_bytes == 1 << 16
+    assert pair.standing.request_bytes == 1 << 19
     pair.begin()
-    assert pair.standing.request_bytes <= 1 << 18
+    assert pair.standing.request_bytes == 1 << 19, "of a beginning, with the longest list of revoked keys"
     assert pair.standing.request_bytes >= max(map(len, UploadHalves.decode(pair.halves(1)).both))
 
 
