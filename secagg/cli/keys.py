@@ -11,6 +11,7 @@ from typing import Final
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
+from secagg.platforms.client_node import state_folder
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 from secagg.session.durable import PUBLIC, replace
 from secagg.session.identities import (
@@ -18,6 +19,7 @@ from secagg.session.identities import (
     ROSTER_FILE,
     Request,
     certificate_file,
+    follow,
     load_authority,
     load_identity,
     load_roster,
@@ -26,8 +28,10 @@ from secagg.session.identities import (
     new_identity,
     renew,
     revoke,
+    rotate,
     sign_requests,
 )
+from secagg.session.store import Store
 
 _MOST_CLIENTS: Final = 100_000
 _MOST_ID: Final = (1 << 64) - 1
@@ -38,7 +42,7 @@ def make_all(options: argparse.Namespace) -> int:
     """Write an authority's key, a key for each client that has none, the roster, and for a trial both servers' keys."""
     if options.clients is None:
         raise InvalidParameters(
-            "name one of new, sign, revoke, renew and authority, or make all keys of a trial with --clients N"
+            "name a COMMAND, such as new, or make all keys of a trial with --clients N; --help lists the commands"
         )
     clients, first, out = int(options.clients), int(options.first), Path(options.out)
     if not 1 <= clients <= _MOST_CLIENTS or first < 0:
@@ -108,6 +112,28 @@ def sign_again(options: argparse.Namespace) -> int:
     """Sign the roster as of now."""
     renew(options.roster, load_authority(options.key))
     print(f"{options.roster}: signed as of now; give it to the server")
+    return 0
+
+
+def rotate_key(options: argparse.Namespace) -> int:
+    """Let a new key be the authority's."""
+    if not options.new.exists():
+        make_authority(options.new, SystemCoins())
+    new = load_authority(options.new)
+    rotate(options.roster, load_authority(options.key), new)
+    print(f"{options.new}: the authority's key from now on; keep it where no server can read it. Its public key:")
+    print(new.public_key.hex())
+    print(
+        f"{options.roster}: {len(load_roster(options.roster).clients)} clients; give it to the server and to clients,"
+    )
+    print(f"  which run `secagg keys follow KEY {options.roster.name}` and keep their keys and budgets")
+    return 0
+
+
+def follow_authority(options: argparse.Namespace) -> int:
+    """Let a client trust its authority's next key."""
+    own = follow(options.own, load_roster(options.roster), Store.at(state_folder()))
+    print(f"{options.own}: client {own.client.value} trusts {own.authority.public_key.hex()} from now on")
     return 0
 
 

@@ -291,7 +291,10 @@ def _add_every_key(commands: Any) -> None:  # noqa: ANN401 -- argparse names the
     renews = kinds.add_parser(
         "renew", help="the authority: sign the roster as of now; clients refuse one older than a day"
     )
-    for each, run in ((signs, "sign"), (revokes, "take_back"), (renews, "sign_again")):
+    rotates = kinds.add_parser("rotate", help="the authority: sign by another key from now on")
+    rotates.add_argument("--new", type=Path, required=True, metavar="FILE", help="the new key; made if it is not there")
+    jobs = ((signs, "sign"), (revokes, "take_back"), (renews, "sign_again"), (rotates, "rotate_key"))
+    for each, run in jobs:
         each.add_argument(
             "--key", type=Path, default=Path("authority.key"), metavar="FILE", help="(default: %(default)s)"
         )
@@ -299,6 +302,10 @@ def _add_every_key(commands: Any) -> None:  # noqa: ANN401 -- argparse names the
             "--roster", type=Path, default=Path("roster.txt"), metavar="FILE", help="(default: %(default)s)"
         )
         each.set_defaults(run=when_run("secagg.cli.keys", run))
+    follows = kinds.add_parser("follow", help="a client: trust the key to which its authority has rotated")
+    follows.add_argument("own", type=Path, metavar="KEY", help="the client's key")
+    follows.add_argument("roster", type=Path, metavar="ROSTER", help="the authority's newest roster")
+    follows.set_defaults(run=when_run("secagg.cli.keys", "follow_authority"))
     begins = kinds.add_parser("authority", help="make an authority's key, and print its public key")
     begins.add_argument(
         "--out", type=Path, default=Path("authority.key"), metavar="FILE", help="(default: %(default)s)"

@@ -10,6 +10,10 @@ A roster has what an authority certified and revoked, in one text file that only
 authority's key, then a line for each certificate that was issued or revoked. Each append ends in a head, which signs
 all that is before it. A torn append has no head; readers ignore it, and the next append replaces it. A roster extends
 each of its earlier forms byte for byte, which anybody who has kept one can check.
+
+An authority rotates its key by a line that both keys sign (``secagg keys rotate``). The lines after it renew the live
+certificates under the new key, with their numbers and expiry, and the new key signs the head. A client follows by the
+roster (``secagg keys follow``), and keeps its key and all that it remembers.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
@@ -41,8 +45,10 @@ from .certificates import (
     issue_certificate,
     verify_signature,
 )
+from .client_policy import ClientPolicy
 from .durable import PUBLIC, claim, create, replace, sync_folder
-from .standings import CLOCKS_APART, Clock, system_clock
+from .standings import CLOCKS_APART, Clock, require_standing, system_clock
+from .store import Store
 
 ROSTER_FILE: Final = "roster.txt"
 _FIRST: Final = "secagg-roster 1"
@@ -63,6 +69,8 @@ class Roster:
     """All up to the head."""
     issued: Mapping[ClientId, Certificate] = field(default_factory=dict[ClientId, Certificate], repr=False)
     """The last certificate of each client that ever had one."""
+    authorities: tuple[bytes, ...] = ()
+    """All keys that the authority has had, the last one in force."""
 
     @property
     def clients(self) -> frozenset[ClientId]:
@@ -147,26 +155,32 @@ def _parsed(text: str) -> Roster:
     standing = replaced(entries.standing(int(number), before), signature=bytes.fromhex(signature))
     standing.verify(entries.authority)
     valid = {client: each for client, each in entries.live.items() if each.expiry > standing.number}
-    return Roster(entries.authority, valid, standing, "".join(lines), entries.last)
+    return Roster(entries.authority, valid, standing, "".join(lines), entries.last, tuple(entries.authorities))
 
 
 @dataclass(slots=True)
 class _Entries:
     """What the lines of a roster say together."""
 
-    authority: bytes
+    authorities: list[bytes]
     issued: list[Certificate] = field(default_factory=list[Certificate])
     live: dict[ClientId, Certificate] = field(default_factory=dict[ClientId, Certificate])
     """Not revoked; it may have expired."""
     keys: set[bytes] = field(default_factory=set[bytes])
     last: dict[ClientId, Certificate] = field(default_factory=dict[ClientId, Certificate])
+    carried: dict[ClientId, Certificate] = field(default_factory=dict[ClientId, Certificate])
+    """Live before the last rotation, and not renewed since."""
+
+    @property
+    def authority(self) -> bytes:
+        return self.authorities[-1]
 
     @classmethod
     def of(cls, text: str) -> _Entries:
         name, authority, *lines = text.splitlines()
         if name != _FIRST:
             raise ValueError("it begins otherwise")
-        made = cls(Authority(bytes.fromhex(authority.removeprefix("authority "))).public_key)
+        made = cls([Authority(bytes.fromhex(authority.removeprefix("authority "))).public_key])
         made.keys.add(made.authority)
         for line in lines:
             made.take(*line.split())
@@ -186,8 +200,28 @@ class _Entries:
             client, number = words
             if self.live.pop(ClientId(int(client))).number != int(number):
                 raise ValueError(f"it revokes another number than the live one of client {client}")
+        elif kind == "authority":
+            self._rotate(*map(bytes.fromhex, words))
+        elif kind == "renewed":
+            self._renew(ClientId(int(words[0])), bytes.fromhex(words[1]))
         elif kind != "head":
             raise ValueError(f"it has a line that begins with {kind!r}")
+
+    def _rotate(self, key: bytes, by_old: bytes, by_new: bytes) -> None:
+        for signer, signature in ((self.authority, by_old), (key, by_new)):
+            verify_signature(signer, signature, Label.ROTATION, self.authority, key)
+        if key in self.keys:
+            raise InvalidParameters("the key of an authority was none of a client or an authority before; name another")
+        self.keys.add(key)
+        self.authorities.append(key)
+        self.carried, self.live = self.live, {}
+
+    def _renew(self, client: ClientId, grant: bytes) -> None:
+        held = self.carried.pop(client)
+        one = replaced(held, grant=grant)
+        if (one.number, one.expiry) != (held.number, held.expiry):
+            raise ValueError(f"it renews the certificate of {client} with another number or expiry")
+        self.last[client] = self.live[client] = one
 
     def standing(self, number: int, before: str) -> Standing:
         """Return the standing after some text, without a signature."""
@@ -278,8 +312,29 @@ def renew(path: Path, authority: SigningKey, *, clock: Clock = system_clock) -> 
     _append(path, authority, lambda _known, _now: (), clock)
 
 
-def _append(path: Path, authority: SigningKey, lines: Callable[[_Entries, int], Iterable[str]], clock: Clock) -> None:
-    """Append lines and a head; where one is refused, nothing."""
+def rotate(path: Path, old: SigningKey, new: SigningKey, *, clock: Clock = system_clock) -> None:
+    """Let a new key be the authority's, which both sign; live certificates are renewed under it."""
+
+    def lines(known: _Entries, _: int) -> Iterable[str]:
+        live = list(known.live.values())
+        signed = (each.sign(Label.ROTATION, old.public_key, new.public_key).hex() for each in (old, new))
+        yield " ".join(("authority", new.public_key.hex(), *signed))
+        for each in live:
+            until = each.expiry // HOUR
+            one = issue_certificate(new, each.client, each.public_key, number=each.number, until=until)
+            yield f"renewed {one.client.value} {one.grant.hex()}"
+
+    _append(path, old, lines, clock, new)
+
+
+def _append(
+    path: Path,
+    authority: SigningKey,
+    lines: Callable[[_Entries, int], Iterable[str]],
+    clock: Clock,
+    signs: SigningKey | None = None,
+) -> None:
+    """Append lines and a head, which the authority signs or its next key; where one is refused, nothing."""
     now = int(clock().timestamp())
     with open(path, "a+b", opener=lambda name, flags: os.open(name, flags, PUBLIC)) as file:
         claim(file.fileno(), f"{path} is being written by another process; try again")
@@ -294,7 +349,7 @@ def _append(path: Path, authority: SigningKey, lines: Callable[[_Entries, int], 
             known.take(*line.split())
             text += f"{line}\n"
         number = now if roster is None else max(now, roster.standing.number + 1)
-        head = known.standing(number, text).signed(authority)
+        head = known.standing(number, text).signed(signs or authority)
         text += f"head {number} {head.signature.hex()}\n"
         kept = 0 if roster is None else len(before)
         file.truncate(kept)
@@ -422,6 +477,39 @@ def load_identity(path: Path) -> ClientIdentity:
     except (KeyError, TypeError, ValueError, AuthenticationFailed):
         raise _unreadable(path, "client") from None
     return ClientIdentity(client, key, certificate, authority)
+
+
+class _Follower(NamedTuple):
+    """A client that looks at a roster as it does at an offer."""
+
+    certificate: Certificate
+    standings: Store
+    clock: Clock
+    policy: ClientPolicy = ClientPolicy()
+
+
+def follow(path: Path, roster: Roster, state: Store, *, clock: Clock = system_clock) -> ClientIdentity:
+    """Let a client trust the key to which its authority has rotated; its own key and memory stay.
+
+    Raises:
+        InvalidParameters: the roster does not lead from the client's authority, is older than seen or than a day, or
+            has no live certificate of this client's key; its file has not changed.
+    """
+    own = load_identity(path)
+    before, certificate = own.authority.public_key, roster.certificates.get(own.client)
+    if before not in roster.authorities:
+        raise InvalidParameters(
+            f"the roster does not lead from the authority that {path} trusts; take the newest one of that authority"
+        )
+    if certificate is None or certificate.public_key != own.signing_key.public_key:
+        raise InvalidParameters(f"the roster has no live certificate of the key in {path}; make another request")
+    require_standing(roster.standing, _Follower(certificate, state, clock), roster.authority)
+    # Heads that the old key signs are older, and refused from here on.
+    state.see_standing(before, roster.standing)
+    state.rotate(before, roster.authority)
+    fields = {"authority": roster.authority.hex(), "certificate": certificate.grant.hex()}
+    replace(path, _text({**_read(path, "client"), **fields}))
+    return load_identity(path)
 
 
 def _key_of(path: Path) -> SigningKey:

@@ -129,7 +129,7 @@ def require_standing(standing: Standing, client: Certified, authority: bytes) ->
 
 
 def _refused(sentence: str) -> InvalidParameters:
-    return InvalidParameters(f"the standing in the offer {sentence}", reason=Reason.BELOW_FLOOR)
+    return InvalidParameters(f"the standing of the roster {sentence}", reason=Reason.BELOW_FLOOR)
 
 
 def _said(standing: Standing) -> str:

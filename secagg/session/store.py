@@ -154,6 +154,16 @@ class Store(Confined):
                 rows.execute("INSERT OR IGNORE INTO contradictions VALUES (?, ?, ?)", both)
         require_newer(seen, standing)
 
+    def rotate(self, old: bytes, new: bytes) -> None:
+        """Let what is remembered of an authority hold for its next key as well."""
+        with self.transaction() as rows:
+            rows.execute(
+                "INSERT INTO newest SELECT ?2, client, number FROM newest WHERE authority = ?1 "
+                "ON CONFLICT (authority, client) DO UPDATE SET number = max(number, excluded.number)",
+                (old, new),
+            )
+            rows.execute("UPDATE names SET authority = ?2 WHERE authority = ?1", (old, new))
+
     def begin(self, name: bytes) -> None:
         """Let a suspended session stand at 0, as ``Latch`` has it."""
         with self.transaction() as rows:

@@ -176,7 +176,7 @@ def test_a_client_joins_no_session_with_a_standing_that_it_refuses() -> None:
     for made in (MADE - DAY - 1, MADE + HOUR + 1):
         standing = Standing(number=made).signed(session.authority_key)
         offer = replace(session.server.configuration, standing=standing)
-        with pytest.raises(InvalidParameters, match="the standing in the offer"):
+        with pytest.raises(InvalidParameters, match="the standing of the roster"):
             session.member(client).join(session.setup.subject).answer(offer.encode())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,19 +12,32 @@ import pytest
 
 from secagg.cli import main
 from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.labels import Label
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
-from secagg.session.certificates import Authority, SigningKey, new_signing_key
+from secagg.session.certificates import (
+    HOUR,
+    Authority,
+    SigningKey,
+    Standing,
+    issue_certificate,
+    new_signing_key,
+)
 from secagg.session.identities import (
     Request,
+    certificate_file,
+    follow,
     load_authority,
     load_identity,
     load_roster,
     make_identities,
+    new_identity,
     renew,
     revoke,
+    rotate,
     sign_requests,
 )
+from secagg.session.store import Store
 from tests.harness.quickest import quickest
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
@@ -263,3 +277,220 @@ def test_a_client_makes_its_own_key_and_replaces_it(tmp_path: Path, capsys: pyte
     assert main(["keys", "revoke", "7", *at_authority]) == 0
     assert load_roster(roster).standing.revoked == (1, 2)
     assert main(["keys", "renew", *at_authority]) == 0
+
+
+# --- Rotation of the authority's key ----------------------------------------------------------------------------------
+
+THIRD = new_signing_key(SystemCoins())
+BAD = "not a roster that its authority signed"
+
+
+def rotation(
+    old: SigningKey, new: SigningKey, by_old: SigningKey | None = None, by_new: SigningKey | None = None
+) -> str:
+    """Return the line of a rotation, signed by both keys or by others."""
+    signed = (
+        each.sign(Label.ROTATION, old.public_key, new.public_key).hex() for each in (by_old or old, by_new or new)
+    )
+    return " ".join(("authority", new.public_key.hex(), *signed)) + "\n"
+
+
+def continued(path: Path, line: str, signer: SigningKey, *revoked: int) -> None:
+    """Append a line and a head of a signer, as whoever has that key can."""
+    text = path.read_text() + line
+    number = int(at(3)().timestamp())
+    head = Standing(number=number, digest=hashlib.sha256(text.encode()).digest(), revoked=revoked).signed(signer)
+    path.write_text(f"{text}head {number} {head.signature.hex()}\n")
+
+
+def test_a_rotation_keeps_clients_their_numbers_and_what_was_revoked(path: Path) -> None:
+    signs(path, asks(ANN), asks(BOB), asks(ClientId(9)))
+    revoke(path, AUTHORITY, [ClientId(9)], clock=at(1))
+    before = load_roster(path)
+    rotate(path, AUTHORITY, OTHER, clock=at(2))
+    after = load_roster(path)
+    assert after.text.startswith(before.text)
+    assert (after.authority, after.authorities) == (OTHER.public_key, (AUTHORITY.public_key, OTHER.public_key))
+    assert after.standing.revoked == before.standing.revoked == (3,)
+    for client, one in after.certificates.items():
+        held = before.certificates[client]
+        assert (one.public_key, one.number, one.expiry) == (held.public_key, held.number, held.expiry)
+        Authority(OTHER.public_key).verify(one)
+    assert after.clients == before.clients == {ANN, BOB}
+    # The new key goes on, and the old one does not.
+    revoke(path, OTHER, [BOB], clock=at(3))
+    with pytest.raises(InvalidParameters, match="another authority"):
+        renew(path, AUTHORITY, clock=at(4))
+    assert load_roster(path).standing.revoked == (2, 3)
+
+
+def test_a_rotation_that_one_of_both_keys_did_not_sign_is_refused(path: Path) -> None:
+    """A server has the roster and a key of its own; an authority names a key that nobody holds, or a client's."""
+    signs(path, asks(ANN))
+    whole = path.read_text()
+    for line, signer in (
+        (rotation(AUTHORITY, OTHER, by_old=OTHER), OTHER),
+        (rotation(AUTHORITY, OTHER, by_new=AUTHORITY), OTHER),
+        (rotation(AUTHORITY, OTHER, by_new=AUTHORITY), AUTHORITY),
+        (rotation(AUTHORITY, OTHER), AUTHORITY),
+        (rotation(AUTHORITY, THIRD).replace(THIRD.public_key.hex(), OTHER.public_key.hex()), OTHER),
+    ):
+        path.write_text(whole)
+        continued(path, line, signer, 1)
+        with pytest.raises(InvalidParameters, match=BAD):
+            load_roster(path)
+    path.write_text(whole)
+    continued(path, rotation(AUTHORITY, OTHER), OTHER, 1)
+    assert load_roster(path).authority == OTHER.public_key
+
+
+def test_a_rotation_that_is_replayed_after_a_later_one_is_refused(path: Path) -> None:
+    """Whoever found a key that the authority has given up would bring it back into force."""
+    signs(path, asks(ANN))
+    rotate(path, AUTHORITY, OTHER, clock=at(1))
+    rotate(path, OTHER, THIRD, clock=at(2))
+    whole = path.read_text()
+    back = [rotation(AUTHORITY, OTHER), rotation(THIRD, OTHER), rotation(OTHER, AUTHORITY), rotation(THIRD, AUTHORITY)]
+    for line, signer in zip(back, (OTHER, OTHER, AUTHORITY, AUTHORITY), strict=True):
+        path.write_text(whole)
+        continued(path, line, signer, 1)
+        with pytest.raises(InvalidParameters, match=BAD):
+            load_roster(path)
+
+
+@pytest.mark.parametrize("change", ["number", "expiry", "revoked", "twice"])
+def test_a_rotation_renews_nothing_but_what_was_live(path: Path, change: str) -> None:
+    signs(path, asks(ANN), asks(BOB))
+    revoke(path, AUTHORITY, [BOB], clock=at(1))
+    ann, bob = load_roster(path).certificates[ANN], load_roster(path).issued[BOB]
+    number, until = ann.number + (change == "number"), ann.expiry // HOUR + (change == "expiry")
+    one = issue_certificate(OTHER, ANN, ann.public_key, number=number, until=until)
+    lines = rotation(AUTHORITY, OTHER) + f"renewed 7 {one.grant.hex()}\n" * (1 + (change == "twice"))
+    if change == "revoked":
+        again = issue_certificate(OTHER, BOB, bob.public_key, number=bob.number, until=bob.expiry // HOUR)
+        lines += f"renewed 8 {again.grant.hex()}\n"
+    continued(path, lines, OTHER, *((2,) if change != "revoked" else ()))
+    with pytest.raises(InvalidParameters, match=BAD):
+        load_roster(path)
+
+
+def test_a_rotation_to_a_clients_key_is_refused(path: Path) -> None:
+    signs(path, asks(ANN, client := new_signing_key(SystemCoins())))
+    with pytest.raises(InvalidParameters, match="name another"):
+        rotate(path, AUTHORITY, client, clock=at(1))
+    assert load_roster(path).authority == AUTHORITY.public_key
+
+
+# --- Clients that follow it -------------------------------------------------------------------------------------------
+
+
+class Site:
+    """A client with its state, whose authority rotates."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self.roster = folder / "me.key", folder / "roster.txt"
+        (folder / "state").mkdir(mode=0o700)
+        self.state = Store(folder / "state")
+        request = new_identity(self.path, ANN, AUTHORITY.public_key, SystemCoins())
+        (certificate,) = sign_requests(self.roster, AUTHORITY, [request], clock=at())
+        certificate_file(self.path).write_text(certificate.grant.hex())
+        self.state.reach(AUTHORITY.public_key, ANN.value, 41)
+        self.saw(AUTHORITY, 0)
+
+    def saw(self, authority: SigningKey, days: float) -> None:
+        number = int(at(days)().timestamp())
+        self.state.see_standing(authority.public_key, Standing(number=number).signed(authority))
+
+    def follows(self, days: float) -> None:
+        follow(self.path, load_roster(self.roster), self.state, clock=at(days))
+
+    def refuses(self, match: str, days: float) -> None:
+        before = self.path.read_bytes()
+        with pytest.raises(InvalidParameters, match=match):
+            self.follows(days)
+        assert self.path.read_bytes() == before
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_a_client_follows_with_its_key_its_number_and_its_memory(site: Site) -> None:
+    before = load_identity(site.path)
+    with site.state.transaction() as rows:
+        rows.execute("INSERT INTO names VALUES ('records of 2026', ?)", (AUTHORITY.public_key,))
+    rotate(site.roster, AUTHORITY, OTHER, clock=at(1))
+    rotate(site.roster, OTHER, THIRD, clock=at(2))
+    site.follows(2.5)
+    after = load_identity(site.path)
+    assert after.authority.public_key == THIRD.public_key
+    assert after.signing_key.public_key == before.signing_key.public_key
+    assert (after.client, after.certificate.number) == (before.client, before.certificate.number)
+    assert site.state.newest(THIRD.public_key, ANN.value) == 41
+    with site.state.transaction() as rows:
+        assert rows.execute("SELECT authority FROM names").fetchall() == [(THIRD.public_key,)]
+    written = site.path.read_bytes()
+    site.follows(2.6)
+    assert site.path.read_bytes() == written
+
+
+def test_a_client_follows_to_no_key_that_its_authority_did_not_sign(site: Site, tmp_path: Path) -> None:
+    """A roster of somebody else's that has this client's key is no rotation."""
+    own = load_identity(site.path)
+    other = tmp_path / "other.txt"
+    request = Request.of(OTHER.public_key, ANN, own.signing_key)
+    sign_requests(other, OTHER, [request], clock=at(1))
+    site.roster = other
+    site.refuses("does not lead from", 1)
+
+
+def test_a_client_goes_back_to_no_key_that_its_authority_gave_up(site: Site) -> None:
+    rotate(site.roster, AUTHORITY, OTHER, clock=at(1))
+    older = site.roster.read_text()
+    rotate(site.roster, OTHER, THIRD, clock=at(2))
+    site.follows(2)
+    site.roster.write_text(older)
+    # Whoever has found the key between signs a fresh head.
+    for days in (1.5, 2.5):
+        site.refuses("does not lead from", days)
+        renew(site.roster, OTHER, clock=at(2.5))
+
+
+def test_a_replayed_rotation_is_too_old_or_older_than_seen(site: Site) -> None:
+    rotate(site.roster, AUTHORITY, OTHER, clock=at(1))
+    site.refuses("hours old", 2.5)
+    site.saw(AUTHORITY, 1.5)
+    site.refuses("has seen one of", 1.6)
+
+
+def test_a_client_that_was_revoked_before_or_after_a_rotation_does_not_follow(site: Site) -> None:
+    rotate(site.roster, AUTHORITY, OTHER, clock=at(1))
+    revoke(site.roster, OTHER, [ANN], clock=at(1.5))
+    site.refuses("no live certificate", 1.6)
+
+
+def test_a_key_that_was_replaced_does_not_follow(site: Site) -> None:
+    signs(site.roster, asks(ANN, live=load_identity(site.path).signing_key), days=1)
+    rotate(site.roster, AUTHORITY, OTHER, clock=at(1.1))
+    site.refuses("no live certificate of the key", 1.2)
+
+
+def test_the_commands_rotate_and_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SECAGG_LEDGER_DIRECTORY", str(tmp_path / "state"))
+    (tmp_path / "state").mkdir(mode=0o700)
+    assert main(["keys", "authority"]) == 0
+    assert (
+        main(["keys", "new", "--client", "7", "--authority", capsys.readouterr().out.split()[-1], "--out", "me.key"])
+        == 0
+    )
+    assert main(["keys", "sign", "me.request"]) == 0
+    assert main(["keys", "rotate", "--new", "authority-2.key"]) == 0
+    assert "secagg keys follow KEY roster.txt" in capsys.readouterr().out
+    assert main(["keys", "follow", "me.key", "roster.txt"]) == 0
+    assert load_identity(Path("me.key")).authority.public_key == load_authority(Path("authority-2.key")).public_key
+    assert main(["keys", "renew", "--key", "authority-2.key"]) == 0
+    assert main(["keys", "renew"]) == 2
