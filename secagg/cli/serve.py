@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from secagg.errors import InternalError, InvalidParameters, SecAggError
+from secagg.errors import CapacityExceeded, InternalError, InvalidParameters, SecAggError
 from secagg.options import declared, suggestion
 from secagg.session.registry import find
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from secagg.platforms.round_task import RoundTask
     from secagg.platforms.settings import SecAggSettings
     from secagg.quick.model_session import Session
+    from secagg.session.identities import Roster
     from secagg.session.roles import Released, ServerSession, Subject
     from secagg.transport.description import SessionDescription, WireLimits
     from secagg.transport.keeping import ServerRecord, ServerStore
@@ -233,10 +234,11 @@ async def _follow(options: argparse.Namespace, server: SumServer, sums: _Sum, he
     """Hold one session after another until a signal; one that ends without a sum ends no other."""
     while held.session is not None:
         try:
-            await server.run(held.session, held.description, keep=partial(_keep, options, held))
+            keep = partial(_keep, options, held)
+            await server.run(held.session, held.description, keep=keep, admission=held.admission)
         except (SecAggError, ConnectionError) as error:
             _LOG.warning("a session ended without a sum: %s", str(error))
-        held = sums.held(held.description.round_number + 1)
+        held = await sums.next(held.description.round_number + 1)
 
 
 def _with_page(app: Any, options: argparse.Namespace) -> Any:  # noqa: ANN401 -- ASGI applications
@@ -335,25 +337,43 @@ class _Sum:
     def __init__(
         self, options: argparse.Namespace, settings: SecAggSettings, resources: ExitStack, workers: Spreading
     ) -> None:
-        from secagg.session.identities import load_roster
-
         self.options, self.settings, self.resources, self.workers = options, settings, resources, workers
-        roster = load_roster(Path(settings.roster)) if settings.roster else None
-        self.invited, self.roster, planned = group_of(options, roster)
-        self.terms: dict[str, Any] = {**planned}
-        if settings.max_norm:
-            self.terms["max_norm"] = settings.max_norm
+        self.roster: Roster | None = None
         self.model: Model | None = None
-        if options.declared is not None or options.model is not None:
-            self.terms = {name: self.terms[name] for name in planned if name not in _OF_UPDATES}
-        if options.declared is not None:
-            self.terms["statistics"] = options.declared.digest.hex()
+        self._invite()
         if options.model is not None:
             from secagg.platforms.model_files import read_model
             from secagg.platforms.round_task import Rounds
 
             self.model, self.rounds = read_model(options.model), Rounds(settings)
         self.store = None if options.state is None else _store_in(options.state, resources)
+
+    def _invite(self) -> None:
+        """Invite who is on the roster, and write down what they are told."""
+        from secagg.session.identities import load_roster
+
+        options, settings = self.options, self.settings
+        roster = load_roster(Path(settings.roster), self.roster) if settings.roster else None
+        self.invited, self.roster, planned = group_of(options, roster)
+        self.terms: dict[str, Any] = {**planned}
+        if settings.max_norm:
+            self.terms["max_norm"] = settings.max_norm
+        if options.declared is not None or options.model is not None:
+            self.terms = {name: self.terms[name] for name in planned if name not in _OF_UPDATES}
+        if options.declared is not None:
+            self.terms["statistics"] = options.declared.digest.hex()
+
+    async def next(self, least: int) -> _Held:
+        """Read the roster again, and open another session; wait until clients suffice for one."""
+        said = ""
+        while True:
+            try:
+                self._invite()
+                return self.held(least)
+            except (InvalidParameters, CapacityExceeded) as error:
+                if said != (said := str(error)):
+                    _LOG.warning("no session can begin: %s; the roster is read again every second", said)
+                await asyncio.sleep(_AGAIN_SECONDS)
 
     def held(self, least: int = 0) -> _Held:
         """Resume the session of the store, or open another one, whose round is not below ``least``."""

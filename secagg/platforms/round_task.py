@@ -297,7 +297,7 @@ class Rounds:
         """Read the roster again: an authority signs it daily, and clients refuse an old head."""
         if self._roster is not None:
             try:
-                self._roster = load_roster(Path(self.settings.roster or ""))
+                self._roster = load_roster(Path(self.settings.roster or ""), self._roster)
             except InvalidParameters as error:
                 LOG.warning("the roster of the round before is used: %s", str(error))
         return self._roster

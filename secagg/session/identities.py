@@ -126,9 +126,11 @@ class Request:
 # --- Reading ----------------------------------------------------------------------------------------------------------
 
 
-def load_roster(path: Path) -> Roster:
+def load_roster(path: Path, known: Roster | None = None) -> Roster:
     """Read a roster up to its last whole head, and check the head and the order of what it signs.
 
+    Args:
+        known: an earlier reading, which this one has to extend.
     Raises:
         InvalidParameters: there is none, or it was altered.
     """
@@ -139,17 +141,19 @@ def load_roster(path: Path) -> Roster:
     except (OSError, ValueError):
         raise _no_roster(path, "it is no text") from None
     try:
-        return _parsed(text)
+        return _parsed(text, "" if known is None else known.text)
     except (ValueError, TypeError, KeyError, InvalidParameters, AuthenticationFailed) as error:
         raise _no_roster(path, str(error) or "it was altered") from None
 
 
-def _parsed(text: str) -> Roster:
+def _parsed(text: str, known: str) -> Roster:
     lines = text.splitlines(keepends=True)
     while lines and not (lines[-1].startswith("head ") and lines[-1].endswith("\n")):
         lines.pop()  # A torn append: nobody was given it.
     if not lines:
         raise ValueError("it has no signed head")
+    if not text.startswith(known):
+        raise ValueError("it does not extend the one that was read before")
     before, (number, signature) = "".join(lines[:-1]), lines[-1].split()[1:]
     entries = _Entries.of(before)
     standing = replaced(entries.standing(int(number), before), signature=bytes.fromhex(signature))

@@ -133,18 +133,26 @@ class SumServer:
         )
 
     async def run(
-        self, session: ServerSession, description: SessionDescription, *, number: int = 0, keep: Keep | None = None
+        self,
+        session: ServerSession,
+        description: SessionDescription,
+        *,
+        number: int = 0,
+        keep: Keep | None = None,
+        admission: Admission | None = None,
     ) -> Released:
         """Hold a session until its sum is released.
 
         Args:
             number: of the stage that is open, of a session that was restored; ``ServerRecord`` has it.
             keep: writes the sum, before any client is told that there is one.
+            admission: who may answer from now on, in place of that of before.
         Raises:
             SecAggError, OSError: nothing is released, or ``keep`` raised it; then the session stays in the store.
         """
         if self._current is not None and self._current.is_running:
             raise Misuse("a server holds one session at a time; wait for the one before")
+        self._admission = admission or self._admission
         conductor = Conductor(
             session,
             description,

@@ -202,10 +202,12 @@ class Town:
         self.port = int(found[1])
         return server
 
-    def contribute(self, number: int, *arguments: str, is_paused: bool = False) -> Process:
-        """Start a client, whose values are a hundredth of its number."""
+    def contribute(
+        self, number: int, *arguments: str, is_paused: bool = False, values: int = VALUES, turn: int = 0
+    ) -> Process:
+        """Start a client, whose values are a hundredth of its number, and more in a later turn."""
         update = self.folder / f"update-{number}.npy"
-        np.save(update, np.full(VALUES, number / 100))
+        np.save(update, np.full(values, number / 100 + turn / 10))
         key = self.folder / "keys" / f"client-{number}.key"
         who = ("--identity", str(key)) if key.exists() else ("--client", str(number))
         state = self.folder / f"state-{number}"

@@ -256,3 +256,11 @@ def test_each_round_shows_the_newest_head_of_the_roster(folder: Path, caplog: py
     roster.write_bytes(text[:-9] + b"00000000\n")
     assert begun() == before
     assert "the roster of the round before is used" in caplog.text
+    # An older roster has a good signature, and lists who was revoked since.
+    roster.write_bytes(text)
+    renew(roster, key)
+    newest = begun()
+    caplog.clear()
+    roster.write_bytes(text)
+    assert begun() == newest > before
+    assert "does not extend" in caplog.text

@@ -213,6 +213,17 @@ def test_a_roster_of_another_authority_is_not_continued(path: Path) -> None:
         renew(path, OTHER, clock=at())
 
 
+def test_a_roster_that_is_read_again_extends_what_was_read(path: Path) -> None:
+    signs(path, asks(ANN))
+    first, older = load_roster(path), path.read_text()
+    revoke(path, AUTHORITY, [ANN], clock=at(1))
+    last = load_roster(path, first)
+    assert not last.clients
+    path.write_text(older)
+    with pytest.raises(InvalidParameters, match="does not extend"):
+        load_roster(path, last)
+
+
 def test_a_roster_of_the_future_is_not_continued(path: Path) -> None:
     """Its next head would be of the future too, which clients refuse."""
     signs(path, asks(ANN), days=30)

@@ -114,6 +114,40 @@ def test_a_server_that_is_killed_in_every_stage_goes_on(town: Town) -> None:
     assert not list((town.folder / "server").iterdir())
 
 
+def test_a_server_reads_its_roster_between_sessions(town: Town) -> None:
+    """A client that was signed while it runs takes part in the next session, and a revoked one does not."""
+    keys = town.folder / "keys"
+    at_authority = ("--key", str(keys / "authority.key"), "--roster", str(keys / "roster.txt"))
+    assert town.command("keys", "--clients", "3", "--out", str(keys)).ended() == 0
+    out = ("--out", str(town.folder / "mean.npy"))
+    seconds = ("--exchange-seconds", "8", "--training-seconds", "60")
+    server = town.command(
+        *("serve", "--page", "--listen", "127.0.0.1:0", "--set", f"roster={keys / 'roster.txt'}", *out, *seconds)
+    )
+    found = re.search(r":(\d+),", server.wait_for("listening at "))
+    assert found is not None
+    town.port = int(found[1])
+
+    def sums(turn: int, *numbers: int) -> None:
+        clients = [town.contribute(number, values=784, turn=turn) for number in numbers]
+        assert [client.ended() for client in clients] == [0] * len(numbers)
+        server.wait_for(f"mean of {len(numbers)} clients")
+
+    sums(0, 0, 1, 2)
+    assert town.command("keys", "--clients", "1", "--first", "3", "--out", str(keys)).ended() == 0
+    assert town.command("keys", "revoke", "0", *at_authority).ended() == 0
+    # The session that was open ends, since nobody takes part; so does one of too few clients.
+    server.wait_for("a session ended without a sum")
+    stranger = town.contribute(0, values=784, turn=1)
+    assert stranger.ended() == 2
+    assert "the server refused this client" in stranger.text
+    sums(1, 1, 2, 3)
+    assert town.command("keys", "revoke", "1", "2", *at_authority).ended() == 0
+    server.wait_for("no session can begin")
+    assert town.command("keys", "--clients", "3", "--first", "4", "--out", str(keys)).ended() == 0
+    sums(2, 3, 4, 5, 6)
+
+
 @pytest.mark.parametrize("last", ["to write", "written", "recorded", "to erase", "erased"])
 def test_a_server_that_is_killed_while_it_writes_and_tells_has_a_sum(town: Town, last: str) -> None:
     """Whatever it had done: the result is on disk, no client is told before it is, and the next process ends well."""
