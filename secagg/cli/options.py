@@ -272,7 +272,7 @@ def _add_every_key(commands: Any) -> None:  # noqa: ANN401 -- argparse names the
     )
     keys.set_defaults(run=when_run("secagg.cli.keys", "make_all"))
     kinds = keys.add_subparsers(metavar="COMMAND")
-    new = kinds.add_parser("new", help="a client: make its own key, and a request for the authority")
+    new = kinds.add_parser("new", help="a client: make its key, and a request to certify it")
     new.add_argument("--client", type=int, metavar="N", help="the client's number; no other client has it")
     new.add_argument("--authority", metavar="KEY", help="public key of the authority, or a roster's file")
     new.add_argument(
@@ -288,9 +288,7 @@ def _add_every_key(commands: Any) -> None:  # noqa: ANN401 -- argparse names the
     signs.add_argument("--days", type=int, default=365, help="until the certificates expire (default: %(default)s)")
     revokes = kinds.add_parser("revoke", help="the authority: revoke the keys of clients")
     revokes.add_argument("clients", type=int, nargs="+", metavar="N", help="number of a client")
-    renews = kinds.add_parser(
-        "renew", help="the authority: sign the roster as of now; clients refuse one older than a day"
-    )
+    renews = kinds.add_parser("renew", help="the authority: sign the roster as of now, daily")
     rotates = kinds.add_parser("rotate", help="the authority: sign by another key from now on")
     rotates.add_argument("--new", type=Path, required=True, metavar="FILE", help="the new key; made if it is not there")
     jobs = ((signs, "sign"), (revokes, "take_back"), (renews, "sign_again"), (rotates, "rotate_key"))
@@ -302,7 +300,7 @@ def _add_every_key(commands: Any) -> None:  # noqa: ANN401 -- argparse names the
             "--roster", type=Path, default=Path("roster.txt"), metavar="FILE", help="(default: %(default)s)"
         )
         each.set_defaults(run=when_run("secagg.cli.keys", run))
-    follows = kinds.add_parser("follow", help="a client: trust the key to which its authority has rotated")
+    follows = kinds.add_parser("follow", help="a client: trust its authority's next key")
     follows.add_argument("own", type=Path, metavar="KEY", help="the client's key")
     follows.add_argument("roster", type=Path, metavar="ROSTER", help="the authority's newest roster")
     follows.set_defaults(run=when_run("secagg.cli.keys", "follow_authority"))

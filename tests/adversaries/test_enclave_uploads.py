@@ -576,7 +576,7 @@ def test_an_invitation_leaves_out_the_tables_that_every_client_of_the_codec_has(
     code = peaks(128)
     session = simulation.open(subject_of(code), frozenset({FIRST, SECOND, ClientId(3)}))
     assert sum(len(table.encode()) for table in code.tables[0]) > 2**17
-    assert len(session.invitation) < 512
+    assert len(session.invitation) < 640
     upload = answered(simulation, session.invitation, subject_of(code), code)
     assert len(upload) == code.layout.payload_bytes + 79
     session.receive(FIRST, upload)

@@ -209,7 +209,7 @@ def test_a_lie_that_leaves_no_noise_is_told_from_the_truth(
     delta = crafted_lie()
     if not is_defended:
         monkeypatch.setattr(Parameters, "witnesses", property(always(1)))
-    world = InsecureSum(SumSetup(layout=LAYOUT, threshold=4))
+    world = InsecureSum(SumSetup(layout=LAYOUT, threshold=4), salt=" with little noise")
     parameters = world.offer().agree().parameters
     assert (parameters.coefficients == COEFFICIENTS) is not is_defended
     server, scale = world.listed(), coefficient(LIAR, [1, 2, 3, 4], 1)

@@ -57,7 +57,7 @@ from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
 """When everything happens, unless a test says otherwise."""
-MADE: Final = int(NOW.timestamp()) - 3600
+MADE: Final = int(NOW.timestamp())
 """When the authority signed its roster."""
 MIXED_LAYOUT: Final = Layout((RingSegment(20, 6), IndexSegment(8, 5), RingSegment(7, 3)))
 """Rings on both sides of the indices of five blocks."""

@@ -43,7 +43,7 @@ from tests.harness.planted import always
 
 NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
 """When everything happens, unless a test says otherwise."""
-MADE: Final = int(NOW.timestamp()) - 3600
+MADE: Final = int(NOW.timestamp())
 """When the authority signed its roster."""
 MIXED_LAYOUT: Final = Layout((RingSegment(20, 6), IndexSegment(8, 5), RingSegment(7, 3), IndexSegment(200, 4)))
 """Rings around the indices; at most cohorts the second codebook has a tree, and the first has none."""

@@ -45,7 +45,7 @@ from secagg.session.sockets import AskAll
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 NOW: Final = 1_800_000_000
-MADE: Final = NOW - 3600
+MADE: Final = NOW
 """When the authority signed its roster."""
 TASK: Final = b"a task"
 MODEL: Final = hashlib.sha256(b"a model").digest()
