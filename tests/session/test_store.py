@@ -53,8 +53,10 @@ print(won)
 
 
 def is_done(*command: str | Path) -> bool:
-    """Run a command of the system, which this user may not be allowed to."""
-    return subprocess.run(list(map(str, command)), capture_output=True, check=False).returncode == 0  # noqa: S603
+    """Run a command of the system, which this user may not be allowed to run."""
+    name, *arguments = map(str, command)
+    found = shutil.which(name, path=os.defpath)
+    return found is not None and subprocess.run([found, *arguments], capture_output=True, check=False).returncode == 0  # noqa: S603
 
 
 def python(code: str, *arguments: Path) -> subprocess.Popen[str]:
