@@ -86,7 +86,7 @@ class Models:
         self._require_counted(version, _HOST)
         self._announce(version, digest)
 
-    def admit(self, version: int, digest: bytes, culprits: frozenset[Party]) -> None:
+    def admit(self, version: int, digest: bytes, *, culprits: frozenset[Party]) -> None:
         """Refuse an update of a model that does not count now, or that is not the one that the host has announced."""
         self._require_counted(version, culprits)
         if self.digests.get(version) != digest or self.numbers.get(digest, version) != version:
@@ -156,7 +156,7 @@ class ReleaseRules:
         if entry.client in buffer.clients:
             sentence = f"{entry.client} is in this buffer; its next update enters the next"
             raise _refused(both, sentence, Reason.ALREADY_ANSWERED)
-        self._models.admit(entry.version, entry.model_digest, both)
+        self._models.admit(entry.version, entry.model_digest, culprits=both)
         if bool(releases) and self._participations[entry.client] >= releases:
             sentence = f"{entry.client} was in {releases} releases, which is its privacy budget for this epoch"
             raise _refused(both, sentence, Reason.BUDGET_SPENT)
