@@ -1,7 +1,7 @@
-"""A model's tensors as one payload: each by its own scheme, and segments of one kind put together.
+"""Encodes a model's tensors as one payload: each by its own scheme, with segments of one kind merged.
 
-A protocol's work has a part that grows with the number of segments, and a model of sixty small tensors would pay for
-little else; ``merged`` says how they are put together.
+Part of a protocol's work grows with the number of segments and would dominate for a model of sixty small tensors;
+``merged`` says which segments are joined.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _PLAIN_ARRAYS: Final = (np.ndarray, np.memmap)
 class TensorScheme:
     """One tensor of a model, and the scheme that encodes it.
 
-    A scheme that has a ``length`` takes the tensor as a vector, in row-major order; any other one takes it as it is.
+    A scheme with a ``length`` gets the tensor as a vector in row-major order; any other gets it unchanged.
     """
 
     name: str
@@ -74,13 +74,13 @@ class TensorScheme:
 
     @property
     def place(self) -> Shape:
-        """The shape in which the scheme takes the tensor."""
+        """Shape of the tensor that the scheme gets."""
         return (prod(self.shape),) if hasattr(self.scheme, "length") else self.shape
 
 
 @contextmanager
 def named(name: str) -> Generator[None]:
-    """Put a tensor's name before the message of whatever error is raised about it."""
+    """Prefix the message of any error with the tensor's name."""
     try:
         yield
     except (CapacityExceeded, ContractViolation, InvalidParameters, Misuse) as error:
@@ -88,14 +88,14 @@ def named(name: str) -> Generator[None]:
 
 
 def require_name(name: str) -> None:
-    """Refuse what cannot be the name of a tensor."""
+    """Refuse an invalid name of a tensor."""
     require_text(name)
     if not 0 < len(name.encode()) <= MAXIMUM_NAME_BYTES:
         raise InvalidParameters(f"a tensor's name has 1 to {MAXIMUM_NAME_BYTES} bytes; rename {name[:40]!r}")
 
 
 def require_names(given: Mapping[Any, Any], due: Sequence[str], what: str) -> None:
-    """Refuse a value that is not a mapping, missing tensors, and tensors that the model does not have."""
+    """Refuse a value that is no mapping, has missing tensors, or has tensors that the model lacks."""
     if not _is_mapping(given):
         raise Misuse(f"{what} is a mapping from the names of tensors to arrays; got {type(given).__name__}")
     missing, unknown = [name for name in due if name not in given], [name for name in given if name not in due]
@@ -106,7 +106,7 @@ def require_names(given: Mapping[Any, Any], due: Sequence[str], what: str) -> No
 
 
 def plain_tensor(value: Tensor | np.generic, shape: Shape) -> Tensor:
-    """Return an array of the required shape; a numpy scalar comes from arithmetic on arrays without dimensions."""
+    """Return an array of the required shape; a numpy scalar, the result of arithmetic on 0-d arrays, becomes one."""
     tensor = np.asarray(value) if isinstance(value, np.generic) else value
     if type(tensor) not in _PLAIN_ARRAYS:
         raise Misuse(f"a tensor is a plain numpy array; got {type(tensor).__name__}; convert it")
@@ -118,9 +118,9 @@ def plain_tensor(value: Tensor | np.generic, shape: Shape) -> Tensor:
 
 
 def require_fit(scheme: LinearDecoder[Any], due: PublicStream) -> None:
-    """Refuse a scheme that was made for another shape, tensor or epoch, and so for what lies inside it.
+    """Refuse a scheme, or a nested one, that was made for another shape, tensor or epoch.
 
-    Schemes that are not of this library are asked for their ``length`` alone.
+    Of schemes from outside this library only the ``length`` is checked.
     """
     match scheme:
         case RandomPruning() | RandomRotation():
@@ -163,7 +163,7 @@ def _require_shape(shape: Shape, due: PublicStream) -> None:
 
 
 def listed(names: Sequence[Any]) -> str:
-    """Return the first few names, and how many more there are."""
+    """Return the first few names and the number of others."""
     shown = ", ".join(repr(name) for name in names[:_NAMES_SHOWN])
     return shown if len(names) <= _NAMES_SHOWN else f"{shown} and {len(names) - _NAMES_SHOWN} more"
 
@@ -175,14 +175,14 @@ def _is_mapping(value: object) -> bool:
 # --- Merged segments --------------------------------------------------------------------------------------------------
 
 Part = tuple[int, slice]
-"""Place in the whole: in which segment, and where there."""
+"""Place in the merged layout: the segment, and the range in it."""
 Parts = tuple[tuple[Part, ...], ...]
-"""Parts of each tensor's own segments, in order."""
+"""Parts of each tensor's segments, in order."""
 _Kind = tuple[type[Segment], int, int]
 
 
 def merged(schemes: Sequence[tuple[Segment, ...]]) -> tuple[tuple[Segment, ...], Parts]:
-    """Return the segments of the whole, and where those of each scheme lie."""
+    """Return the merged segments, and the places of each scheme's segments in them."""
     lengths = dict[_Kind, int]()
     parts = list[list[tuple[_Kind, slice]]]()
     for segments in schemes:
@@ -207,10 +207,10 @@ def _kind_of(segment: Segment) -> _Kind:
 
 
 def tables_of(scheme: LinearDecoder[Any]) -> Tables:
-    """Return the tables of a scheme; one that sends no indices has none.
+    """Return the tables of a scheme; none if it sends no indices.
 
     Raises:
-        InvalidParameters: it sends indices and does not say what they stand for, or says it of other segments.
+        InvalidParameters: it sends indices without tables, or its tables are for other segments.
     """
     layout = scheme.layout
     if not any(isinstance(segment, IndexSegment) for segment in layout.segments):
@@ -226,7 +226,7 @@ def tables_of(scheme: LinearDecoder[Any]) -> Tables:
 
 
 def merged_tables(segments: Sequence[Segment], parts: Parts, tables: Sequence[Tables]) -> Tables:
-    """Return the tables of the whole, from those of each tensor's scheme."""
+    """Return the tables of the merged layout, from those of each tensor's scheme."""
     joined = {at: list[CodewordTable]() for at, segment in enumerate(segments) if isinstance(segment, IndexSegment)}
     for own, given in zip(parts, tables, strict=True):
         indexed = [at for at, _ in own if at in joined]
@@ -236,11 +236,11 @@ def merged_tables(segments: Sequence[Segment], parts: Parts, tables: Sequence[Ta
 
 
 def summed_parts(segments: Sequence[Segment], parts: Parts, tables: Sequence[Tables]) -> Parts:
-    """Return where each tensor's sums lie in a summed layout of the whole, in the order of its own summed layout."""
+    """Return the places of each tensor's sums in the merged summed layout, in the order of its own summed layout."""
     remaining = iter(merged_tables(segments, parts, tables))
     is_index = [isinstance(segment, IndexSegment) for segment in segments]
     sizes = [len(next(remaining)) if indexed else 1 for indexed in is_index]
-    # Each table is a segment of its own there; tensors take theirs one after the other.
+    # Each table is a separate segment there; tensors take theirs in order.
     following = [end - size for end, size in zip(accumulate(sizes), sizes, strict=True)]
     summed = list[tuple[Part, ...]]()
     for own, given in zip(parts, tables, strict=True):
@@ -262,33 +262,33 @@ MAXIMUM_EPOCH: Final = (1 << 64) - 1
 
 
 class CalibrationSource(IntEnum):
-    """Origin of scales and codebooks; part of the version, so that nobody can be told another one later."""
+    """Origin of scales and codebooks; part of the version, so it cannot be misstated later."""
 
     NONE = 0
     """They were chosen, or there are none."""
     PUBLIC_BATCH = 1
     """The update of a model that was trained on public data."""
     PREVIOUS_AGGREGATE = 2
-    """The mean of an earlier round, which the server knows anyway."""
+    """The mean of an earlier round, which the server already knows."""
     LEAKY_MOCK_CLIENT = 3
-    """One client's own update, unprotected: for simulations, and for repeating what the paper did."""
+    """One client's unprotected update: for simulations, and for reproducing the paper."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModelUpdate:
     """A model's tensors as one update, encoded under the public parameters of one epoch.
 
-    An error that concerns a tensor begins with its name. The layout's version covers the epoch, where the parameters
-    come from, and every tensor's name, shape, place in the order and scheme.
+    An error about a tensor begins with its name. The layout's version covers the epoch, the parameters' source, and
+    every tensor's name, shape, position and scheme.
     """
 
     tensors: tuple[TensorScheme, ...]
     epoch: int = 0
-    """Number of refreshes of the parameters, or any other count that grows when they are refreshed."""
+    """Number of refreshes of the parameters, or another counter that grows at each refresh."""
     source: CalibrationSource = CalibrationSource.NONE
     layout: Layout = field(init=False)
     _parts: tuple[tuple[Part, ...], ...] = field(init=False, repr=False)
-    """Places of the segments of each tensor's scheme: in which segment of the layout, and where there."""
+    """Places of the segments of each tensor's scheme: the segment of the layout, and the range in it."""
 
     def __post_init__(self) -> None:
         if (
@@ -302,7 +302,7 @@ class ModelUpdate:
         require_integer("epoch", self.epoch, 0, MAXIMUM_EPOCH)
         if len(set(self.names)) < len(self.tensors):
             twice = sorted({name for name in self.names if self.names.count(name) > 1})
-            raise InvalidParameters(f"{listed(twice)} stand twice in one model; rename them")
+            raise InvalidParameters(f"{listed(twice)} appear twice in one model; rename them")
         for tensor in self.tensors:
             with named(tensor.name):
                 stream = PublicStream(
@@ -341,7 +341,7 @@ class ModelUpdate:
         for tensor in self.tensors:
             with named(tensor.name):
                 given[tensor.name] = plain_tensor(update[tensor.name], tensor.shape)
-        # Not before: lengths are another party's word until a tensor has them.
+        # Computed only now: another party states the lengths, and they are unverified until a tensor has them.
         vectors = [segment.ring.zeros(segment.length) for segment in self.layout.segments]
         for tensor, parts in zip(self.tensors, self._parts, strict=True):
             with named(tensor.name):
@@ -351,7 +351,7 @@ class ModelUpdate:
         return Payload(self.layout, tuple(vectors))
 
     def decode(self, aggregate: Aggregate) -> dict[str, Tensor]:
-        """Return the sum of the contributors' updates, tensor by tensor, each as often as its weight says."""
+        """Return the weighted sum of the contributors' updates, tensor by tensor."""
         self.require_layout(aggregate.layout)
         total = dict[str, Tensor]()
         for tensor in self.tensors:
@@ -361,7 +361,7 @@ class ModelUpdate:
         return total
 
     def decode_summed(self, aggregate: Aggregate) -> dict[str, Tensor]:
-        """Return what ``decode`` returns, from sums of codewords in place of histograms."""
+        """Return the result of ``decode`` from sums of codewords instead of histograms."""
         require_summed(aggregate.layout, self.layout, self.tables, aggregate.contributors)
         total = dict[str, Tensor]()
         for tensor, part in zip(self.tensors, self._summed_parts(aggregate), strict=True):
@@ -373,7 +373,7 @@ class ModelUpdate:
         return total
 
     def mean(self, aggregate: Aggregate) -> dict[str, Tensor]:
-        """Return the decoded sum, of histograms or of codewords, divided by its denominators, without these.
+        """Return the decoded sum (of histograms or codewords) divided by its denominators, which are removed.
 
         Raises:
             ThresholdNotMet: nobody trained.
@@ -394,13 +394,13 @@ class ModelUpdate:
         full = round(scheme.clip)
         if full == 1:
             trained = [examples]
-        # A dishonest client can say that there were more.
+        # A dishonest client can inflate this count.
         most = aggregate.contributors
         known = min(trained[0], most) if trained else None
         return Counted(contributors=most, full=full, examples=min(examples, full * most), trained=known)
 
     def part(self, aggregate: Aggregate, name: str) -> Aggregate:
-        """Return the part of an aggregate, of histograms or of sums of codewords, that is of one tensor's scheme."""
+        """Return one tensor's part of an aggregate of histograms or of sums of codewords."""
         if name not in self.names:
             raise Misuse(f"{listed([name])} is none of the model's tensors")
         position = self.names.index(name)
@@ -413,7 +413,7 @@ class ModelUpdate:
         return Aggregate(layout, values, aggregate.contributors)
 
     def require_layout(self, layout: Layout) -> None:
-        """Refuse a layout that is not this one: that of a session, a payload or an aggregate."""
+        """Refuse any other layout of a session, a payload or an aggregate."""
         if layout != self.layout:
             what = "public parameters" if layout.segments == self.layout.segments else "tensors or schemes"
             raise Misuse(

@@ -1,7 +1,7 @@
-"""Recipes for the schemes of tensors: the choices made by hand, to which a sample and a public seed are added.
+"""Recipes for tensors' schemes: the manual choices; a sample and a public seed complete them.
 
-A recipe is given a place: the stream of a tensor, with its name, its shape and the epoch. Recipes nest as the schemes
-do that they make: ``Pruned`` hands its inner recipe the kept coordinates of the sample, ``Rotated`` the rotated sample.
+A recipe gets a place: the stream of a tensor, with its name, shape and epoch. Recipes nest like their schemes:
+``Pruned`` passes the kept coordinates of the sample to its inner recipe, ``Rotated`` the rotated sample.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Recipe(Protocol):
     """Methods that a plan needs of a recipe; any object with both is one."""
 
     def fits(self, shape: Shape) -> bool:
-        """Whether a tensor of this shape can be encoded so; a plan sends it plain if not."""
+        """Whether a tensor of this shape can be encoded this way; if not, a plan sends it plain."""
         ...
 
     def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> Scheme:
@@ -70,7 +70,7 @@ class Recipe(Protocol):
 
 
 class FitsEvery:
-    """The base of recipes for tensors of every shape."""
+    """Base of recipes for tensors of every shape."""
 
     __slots__ = ()
 
@@ -80,7 +80,7 @@ class FitsEvery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plain(FitsEvery):
-    """Fixed point in a wide ring, with the clip and the step that were chosen."""
+    """Fixed point in a wide ring, with a chosen clip and step."""
 
     clip: float
     fraction_bits: int
@@ -94,7 +94,7 @@ class Plain(FitsEvery):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantized(FitsEvery):
-    """Scalar quantization with scales from the sample; if it holds zeros alone, the scales of the epoch before stay."""
+    """Scalar quantization with scales from the sample; a sample of zeros keeps the previous epoch's scales."""
 
     bits: int
     modulus_bits: int
@@ -123,7 +123,7 @@ class Quantized(FitsEvery):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dithered(FitsEvery):
-    """Dithered quantization with the sample's largest value as its end; for protocols that mask, which round."""
+    """Dithered quantization up to the sample's largest value, for protocols with masks, which do the rounding."""
 
     bits: int
     modulus_bits: int
@@ -139,7 +139,7 @@ class Dithered(FitsEvery):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codebooks:
-    """Product quantization with codebooks from the sample, which begin where those of the epoch before ended."""
+    """Product quantization with codebooks learned from the sample, starting from the previous epoch's codebooks."""
 
     block_size: int
     codewords: int
@@ -188,7 +188,7 @@ class Pruned(FitsEvery):
 class Rotated(FitsEvery):
     """A random rotation before the inner scheme; each epoch has other signs.
 
-    Blocks are halved until what fills the last one adds at most an eighth to the tensor.
+    Blocks are halved until padding adds at most an eighth to the tensor.
     """
 
     block_size: int
@@ -201,7 +201,7 @@ class Rotated(FitsEvery):
         inner_place = replace(place, shape=(padded_size(place.size, size),))
         rotated = None
         if sample is not None:
-            # The signs do not depend on the inner scheme, which takes no part in rotating a sample.
+            # The signs do not depend on the inner scheme, so any will do for rotating a sample.
             anything = FixedPoint(length=inner_place.size, clip=1.0, fraction_bits=0, modulus_bits=2)
             rotated = RandomRotation(stream=place, block_size=size, inner=anything).rotate(sample)
         before = previous.inner if isinstance(previous, RandomRotation) else None
@@ -210,7 +210,7 @@ class Rotated(FitsEvery):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sketched(FitsEvery):
-    """A count sketch; its hashes stay the same in every epoch, because a server's memory of errors is kept in them."""
+    """A count sketch; its hashes never change, because the server's error memory is indexed by them."""
 
     rows: int
     columns: int
@@ -230,7 +230,7 @@ class Sketched(FitsEvery):
 
 
 def _former(previous: Scheme | None, kind: type[_Kind], shape: Shape) -> _Kind:
-    """Return the scheme of the epoch before, for want of a sample that says anything."""
+    """Return the previous epoch's scheme, for lack of a useful sample."""
     if isinstance(previous, kind) and previous.shape == shape:
         return previous
     raise InvalidParameters("there is no sample to calibrate on, or only zeros; calibrate on an update that moves it")
@@ -247,9 +247,9 @@ def _seed(use: str, place: PublicStream) -> bytes:
 class Calibration:
     """An update to take scales and codebooks from, and where it comes from.
 
-    Security: scales and codebooks are broadcast, and tell much of the sample. That of a public batch is public, and a
-        previous aggregate is known to anyone who decoded it. Nothing protects a mock client's update: its source is
-        called a leak, and is part of the version of everything that is encoded under it.
+    Security: scales and codebooks are broadcast and reveal much of the sample. A public batch is public, and a previous
+    aggregate is known to anyone who decoded it. Nothing protects a mock client's update: its source is called a leak,
+    and is part of the version of everything encoded under it.
     """
 
     source: CalibrationSource
@@ -265,8 +265,8 @@ class Calibration:
 class UpdatePlan:
     """A model's tensors, and a recipe for each.
 
-    Tensors of more than one dimension are compressed, and the others, biases and norms, are sent plain; ``chosen`` says
-    otherwise by name. Where the compressing recipe does not fit a tensor, it is sent plain as well; a chosen one has to
+    Tensors of more than one dimension are compressed; the others (biases and norms) are sent plain. ``chosen``
+    overrides this by name. A tensor that the compressing recipe does not fit is sent plain too; a chosen recipe must
     fit.
     """
 
@@ -286,7 +286,7 @@ class UpdatePlan:
             with named(name):
                 require_shape(shape)
         if unknown := [name for name in self.chosen if name not in self.shapes]:
-            raise InvalidParameters(f"recipes are chosen for {listed(unknown)}, which the model has not; correct them")
+            raise InvalidParameters(f"recipes are chosen for {listed(unknown)}, which the model lacks; correct them")
         for name, recipe in self.chosen.items():
             if not recipe.fits(self.shapes[name]):
                 with named(name):
@@ -307,8 +307,8 @@ class UpdatePlan:
         """Return the public parameters of an epoch, ready to encode and decode.
 
         Args:
-            calibration: a sample of every tensor; needed where scales or codebooks are.
-            previous: those of the epoch before: codebooks start from them, and what a sample says nothing of stays.
+            calibration: a sample of every tensor; required for scales or codebooks.
+            previous: the previous epoch's parameters, from which codebooks start; they stay where the sample is zero.
         """
         if previous is not None and previous.epoch >= epoch:
             raise InvalidParameters(f"epoch {epoch} does not follow epoch {previous.epoch}; count on from there")

@@ -1,8 +1,8 @@
 """Public parameters that the server broadcasts when they are refreshed, as canonical bytes.
 
-After the header of every message stand the epoch (8 bytes), the source (1), the number of tensors (4), and the tensors:
+Each message has, after its header, the epoch (8 bytes), the source (1), the number of tensors (4), and the tensors:
 name (length in 4 bytes, then UTF-8), number of dimensions (1), dimensions (8 each), scheme. Shapes, names and epochs of
-schemes follow from their place and are not repeated. A scheme is its tag (1) and:
+schemes follow from the tensor and are not repeated. A scheme is its tag (1) and:
 
 1. fixed point: clip (float64), fraction bits (1), modulus bits (1);
 2. identity: bound (8), modulus bits (1);
@@ -54,12 +54,12 @@ from .codec import MAXIMUM_NAME_BYTES, CalibrationSource, ModelUpdate, TensorSch
 
 MAXIMUM_ELEMENTS: Final = 1 << 30
 MAXIMUM_DEPTH: Final = 8
-"""Greatest depth of schemes inside one another."""
+"""Maximum depth of nested schemes."""
 MAXIMUM_CODEBOOK_BYTES: Final = (1 << 32) - 1
 MOST_FILLED: Final = 1 << 16
-"""Greatest number of values that a scheme may add for the one inside it; a rotation fills up fewer."""
+"""Maximum number of values that a scheme may add for its inner one; a rotation pads with fewer."""
 MOST_SIGNS: Final = 2 * MOST_SUMMED_PLACES**2
-"""Greatest number of entries of the tables of all peak codes together: one of the largest that is summed."""
+"""Maximum total entries of all peak codes' tables: those of one code of the largest summable size."""
 SCALE_BYTES: Final = 4
 
 _Scheme = LinearDecoder[Any]
@@ -86,10 +86,10 @@ class _Tag(IntEnum):
 
 
 def downlink_bytes(update: ModelUpdate, accounting: Accounting) -> int:
-    """Return what a broadcast of the public parameters costs.
+    """Return the size of a broadcast of the public parameters.
 
-    By the accounting "paper" that is the values of codebooks and scales, 4 bytes each, and zero points where there are
-    any; masks, signs and hashes, which seeds give, are free. By "wire" it is the length of ``encode_parameters``.
+    The accounting "paper" counts the values of codebooks and scales, 4 bytes each, and zero points if there are any;
+    masks, signs and hashes come from seeds and are free. "wire" is the length of ``encode_parameters``.
     """
     match accounting:
         case Accounting.PAPER:
@@ -109,7 +109,7 @@ def _paper_bytes(scheme: _Scheme) -> int:
         case DitheredQuantization():
             return SCALE_BYTES
         case PeakCode() | LevelCode() | Sketch():
-            # Levels are relative to a client's own length; the others take one length for all.
+            # Levels are relative to a client's own length; the other codes use one length for all clients.
             return SCALE_BYTES * (len(scheme.rotation.scales) + (not isinstance(scheme, LevelCode)))
         case _:
             return 0
@@ -119,10 +119,10 @@ def _paper_bytes(scheme: _Scheme) -> int:
 
 
 def encode_parameters(update: ModelUpdate) -> bytes:
-    """Return the canonical encoding of everything that a client must know to encode, and a server to decode.
+    """Return the canonical encoding of everything needed to encode and to decode.
 
     Raises:
-        InvalidParameters: a scheme that is not of this library.
+        InvalidParameters: a scheme is not from this library.
     """
     writer = Writer(MessageKind.PUBLIC_PARAMETERS)
     writer.integer(update.epoch, 8).integer(update.source, 1).integer(len(update.tensors), 4)
@@ -136,7 +136,7 @@ def encode_parameters(update: ModelUpdate) -> bytes:
 
 
 def _write(writer: Writer, scheme: _Scheme, depth: int = 1) -> None:
-    """Write a scheme without its shape, name and epoch, which its place gives."""
+    """Write a scheme without its shape, name and epoch, which follow from its place."""
     _require_depth(depth)
     match scheme:
         case FixedPoint():
@@ -219,12 +219,12 @@ def _write_scalar_codes(writer: Writer, scheme: ScalarQuantization | DitheredQua
 def decode_parameters(
     message: bytes, *, maximum_elements: int = MAXIMUM_ELEMENTS, custom: Mapping[str, Factory] = _NO_FACTORIES
 ) -> ModelUpdate:
-    """Read a broadcast back; its layout, and so its version, is that of the update that was encoded.
+    """Decode a broadcast; the result has the layout and version of the encoded update.
 
     Args:
-        maximum_elements: how many the tensors may have in all, with what they are filled or sketched to.
-        custom: factories of the reader's own choice, by name; a custom scheme that is none of these is refused,
-            and nothing is imported because a message names it.
+        maximum_elements: maximum total elements of the tensors, padded or sketched.
+        custom: factories that the reader chose, by name; any other custom scheme is refused. A message never causes an
+        import.
 
     Raises:
         MalformedMessage: anything that ``encode_parameters`` would not have written, or too many elements.
@@ -242,7 +242,7 @@ def decode_parameters(
 
 
 class _Parameters:
-    """Reads schemes into their places, and counts elements and signs before anything is made for them."""
+    """Decodes schemes, and counts elements and signs before it allocates them."""
 
     __slots__ = ("_custom", "_has_votes", "_left", "_reader", "_signs_left")
 
@@ -264,7 +264,7 @@ class _Parameters:
         except UnicodeDecodeError:
             raise InvalidParameters("a tensor's name is not UTF-8") from None
         shape = tuple(self._reader.integer(8) for _ in range(self._reader.integer(1)))
-        # The seed is that of no scheme; each brings its own.
+        # Placeholder: each scheme has its own seed.
         place = PublicStream(seed=bytes(SEED_BYTES), round_number=epoch, tensor_name=name, shape=shape)
         with named(name):
             return TensorScheme(name=name, shape=shape, scheme=self._scheme(place))
@@ -311,7 +311,7 @@ class _Parameters:
             kept, bits, modulus_bits, unit = self._take(">QBBd")
             return Sketch(rotation=rotation, kept=kept, bits=bits, modulus_bits=modulus_bits, unit=unit)
         places, unit = self._take(">Id")
-        # More places have no table.
+        # Codes with more places have no table.
         self._signs_left -= 2 * places**2 if places <= MOST_SUMMED_PLACES else 0
         if self._signs_left < 0:
             raise InvalidParameters("the tables of the peak codes take too much memory; use one for all tensors")
@@ -384,4 +384,4 @@ class _Parameters:
 
 def _require_depth(depth: int) -> None:
     if depth > MAXIMUM_DEPTH:
-        raise InvalidParameters(f"more than {MAXIMUM_DEPTH} schemes stand one inside the other; nest fewer")
+        raise InvalidParameters(f"more than {MAXIMUM_DEPTH} schemes are nested; nest fewer")

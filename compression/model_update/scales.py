@@ -1,10 +1,10 @@
-"""Scales and codebooks that follow from sums alone.
+"""Scales and codebooks that follow only from sums.
 
-Scales need neither public data nor anybody's update in the clear. Each client adds one number for each compressed
-tensor to the secure sum: how far its values reach, or how long they are. The server learns the means of these and
-nothing else, and they are the next round's scales. The first round has none, and is sent uncompressed. A codebook that
-was fitted to the sum of the round before would consist of sums of its own codewords, and shrink or explode from round
-to round; a codebook of no data does not, since only its length follows the updates.
+Scales need neither public data nor any update in the clear. Each client adds one number for each compressed tensor to
+the secure sum: its largest magnitude or its length. The server learns only the means of these numbers, which are the
+next round's scales. The first round has none, and is sent uncompressed. A codebook fitted to the previous round's sum
+would consist of sums of its own codewords, and shrink or explode from round to round; a data-free codebook does not,
+since only its length follows the updates.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from secagg.compression.scalar_quantization import DitheredQuantization, Roundin
 from secagg.crypto.labels import Label, bind
 
 STATISTICS: Final = "secagg/statistics"
-"""The name of the tensor that the clients' statistics are sent as."""
+"""Name of the tensor of the clients' statistics."""
 LEAST_LENGTH: Final = 2.0**-40
-"""Length for which a tensor that did not move is calibrated; zero would make no scale."""
+"""Length used to calibrate a tensor that did not change; zero is not a valid scale."""
 _BLOCKS_PER_CODEWORD: Final = 512
 _MOST_BLOCKS: Final = 1 << 15
 _ITERATIONS: Final = 30
@@ -46,20 +46,20 @@ _EPOCH: Final = struct.Struct(">Q")
 
 
 def reach(values: npt.NDArray[Any]) -> float:
-    """Return the largest magnitude."""
+    """Return the largest magnitude of a tensor's values."""
     return float(np.abs(values).max())
 
 
 def length(values: npt.NDArray[Any]) -> float:
-    """Return the root mean square of the values that are not zero: most rows of an embedding are never touched."""
+    """Return the root mean square of the nonzero values: most rows of an embedding never change."""
     moved = np.count_nonzero(values)
     return math.sqrt(float(np.square(values, dtype=np.float64).sum()) / moved) if moved else 0.0
 
 
 def rotated_reach(values: npt.NDArray[Any]) -> float:
-    """Return how far the values reach once a rotation has made them bell-shaped, up to a few percent.
+    """Return the largest magnitude after a rotation makes the values normal, up to a few percent.
 
-    The largest of n normal values of length 1 is near the root of 2 ln n.
+    The largest of n standard normal values is near sqrt(2 ln n).
     """
     root_mean_square = math.sqrt(float(np.square(values, dtype=np.float64).mean()))
     return root_mean_square * math.sqrt(2 * math.log(max(2, values.size)))
@@ -67,9 +67,9 @@ def rotated_reach(values: npt.NDArray[Any]) -> float:
 
 @lru_cache(maxsize=64)
 def unit_codebooks(codewords: int, block_size: int, stages: int = 1) -> tuple[npt.NDArray[np.float64], ...]:
-    """Return codebooks for blocks of independent Laplace values of length 1, stage by stage; learned once.
+    """Return codebooks for blocks of independent Laplace values of length 1, one for each stage; cached.
 
-    Updates of models have heavier tails than normal values, and these fit them without having seen any.
+    Model updates have heavier tails than normal values; these codebooks fit them without any data.
     """
     count = max(codewords, min(codewords * _BLOCKS_PER_CODEWORD, _MOST_BLOCKS))
     points = _unit_points((codewords, block_size), count, block_size)
@@ -85,10 +85,10 @@ def unit_codebooks(codewords: int, block_size: int, stages: int = 1) -> tuple[np
 
 @lru_cache(maxsize=64)
 def kept_share(codewords: int, block_size: int, stages: int = 1) -> float:
-    """Return the share of a signal that codewords of no data keep: what they are multiplied by, on average over blocks.
+    """Return the share of a signal that data-free codewords keep: their factor, on average over blocks.
 
     A codeword is the mean of the blocks that choose it, and shorter than they are. A small change that many clients
-    have in common is shortened likewise, so a mean that is divided by this share is nearly as long as it should be.
+    share is shortened alike, so dividing the mean by this share nearly restores its length.
     """
     points = _unit_points((codewords, block_size, stages), _MOST_BLOCKS >> 1, block_size)
     left = points.astype(np.float32)
@@ -99,10 +99,10 @@ def kept_share(codewords: int, block_size: int, stages: int = 1) -> float:
 
 
 def _unit_points(numbers: tuple[int, ...], count: int, block_size: int) -> npt.NDArray[np.float64]:
-    """Return blocks of Laplace values of length 1, the same ones for the same numbers."""
+    """Return deterministic blocks of Laplace values of length 1."""
     seed = bind(Label.CODEBOOK_POINTS, *(number.to_bytes(8, "big") for number in numbers))
     drawn = np.frombuffer(hashlib.shake_256(seed).digest(4 * count * block_size), dtype="<u4")
-    # The middle of each cell, so that no logarithm is of zero; the sides are those of the distribution's median.
+    # Midpoints of cells avoid log(0); the signs are the sides of the distribution's median.
     placed = (drawn.astype(np.float64) + 0.5) * 2.0**-31 - 1
     points: npt.NDArray[np.float64] = (-np.sign(placed) * np.log1p(-np.abs(placed))).reshape(count, block_size)
     return points / math.sqrt(float(np.square(points).mean()))
@@ -110,7 +110,7 @@ def _unit_points(numbers: tuple[int, ...], count: int, block_size: int) -> npt.N
 
 @dataclass(frozen=True, slots=True)
 class Made(FitsEvery):
-    """A recipe: whatever is made of a tensor's place, without a sample."""
+    """A recipe that makes a scheme from a tensor's place, without a sample."""
 
     made: Callable[[PublicStream], Scheme]
 
@@ -125,7 +125,7 @@ def reaching_quantizer(
     rounding: Rounding = Rounding.NEAREST_EVEN,
     wrapping_weight: int | None = None,
 ) -> Made:
-    """Return the recipe of scalar quantization whose greatest code stands for a given reach."""
+    """Return the recipe of scalar quantization whose largest code represents a given magnitude."""
     scale = max(reach, LEAST_LENGTH) / (((1 << bits) - 1) / 2)
     return Made(
         lambda place: ScalarQuantization(
@@ -140,7 +140,7 @@ def reaching_quantizer(
 
 
 def reaching_dither(reach: float, bits: int, modulus_bits: int, fine_bits: int) -> Made:
-    """Return the recipe of dithered quantization whose ends stand for a given reach."""
+    """Return the recipe of dithered quantization whose range ends at a given magnitude."""
     scale = max(reach, LEAST_LENGTH) / (1 << (bits - 1))
     return Made(
         lambda place: DitheredQuantization(
@@ -151,14 +151,14 @@ def reaching_dither(reach: float, bits: int, modulus_bits: int, fine_bits: int) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaledCodebooks:
-    """A recipe: product quantization with codebooks of no data, times a length."""
+    """A recipe: product quantization with data-free codebooks, times a length."""
 
     length: float
     codewords: int
     block_size: int
     stages: int
     is_capped: bool = True
-    """Whether a tensor has no more codewords than could be learned from it, as the paper's has; these are not."""
+    """Whether to cap codewords at the number that could be learned from the tensor, as in the paper."""
 
     def fits(self, shape: Shape) -> bool:
         return is_quantizable(shape, self.block_size)
@@ -177,5 +177,5 @@ def encode_scales(epoch: int, scales: Sequence[float]) -> bytes:
 
 
 def mean_statistics(mean: Mapping[str, npt.NDArray[Any]]) -> list[float]:
-    """Return the statistics of a decoded mean, as the float32 that they travel as."""
+    """Return the statistics of a decoded mean, as float32 like the broadcast."""
     return [float(np.float32(value)) for value in mean[STATISTICS]]

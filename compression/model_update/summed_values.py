@@ -1,4 +1,4 @@
-"""Values of an update that are summed beside its tensors, and how large the summed values may be."""
+"""Values summed together with an update's tensors, and the bounds of summed values."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from secagg.errors import MalformedMessage, Reason
 
 UPDATE: Final = weighting.UPDATE
 LENGTHS: Final = "secagg/lengths"
-"""The name of the clients' votes: for the length of the whole update, and for that of each tensor."""
+"""Name of the clients' votes: for the length of the whole update and of each tensor."""
 TOLD: Final[Mapping[str, Callable[[npt.NDArray[Any]], float]]] = {"secagg/reach": reach, "secagg/length": length}
-"""Values that clients report of every tensor of floats of more than one dimension, by the name of the vector that
-holds them; the means over the clients are the scales of the next round."""
+"""Statistics that clients report of each float tensor with more than one dimension, by the name of their vector; their
+means over the clients are the next round's scales."""
 _KEY_BYTES: Final = 32
 _COINS: Final = Ring(32)
 Values = dict[str, npt.NDArray[Any]]
@@ -47,12 +47,12 @@ Range = tuple[int, int]
 
 
 def peaks(places: int, known: KnownLengths) -> Made:
-    """Return the recipe of a round's peak code, under the scales that follow from known lengths."""
+    """Return the recipe of a round's peak code, with scales from the known lengths."""
     return Made(lambda place: PeakCode(rotation=known.rotation(place), places=places))
 
 
 def bounded_noise(cohort: int, noise: float, known: KnownLengths) -> Made:
-    """Return the recipe of a code of the whole update whose noise is about this at most."""
+    """Return the recipe of a code of the whole update with at most about this noise."""
     return Made(lambda place: code_within(known.rotation(place), cohort, noise))
 
 
@@ -62,10 +62,10 @@ def votes() -> Made:
 
 
 def known_lengths(sent: Arrays, joined: Sequence[str], lengths: Sequence[float]) -> KnownLengths:
-    """Return what a round's lengths say of the joined tensors.
+    """Return the known lengths of the joined tensors, from a round's lengths.
 
     Raises:
-        MalformedMessage: there is not one for the update and one for each tensor, or one is not a length.
+        MalformedMessage: the number of lengths is not one plus the number of tensors, or one is invalid.
     """
     if lengths and (len(lengths) != 1 + len(joined) or not all(isfinite(one) and one >= 0 for one in lengths)):
         raise MalformedMessage(
@@ -92,13 +92,13 @@ def custom_scheme(name: str, factory: Factory, cohort: int) -> Made:
 
 
 def told_names(shapes: Mapping[str, Shape], sent: Arrays) -> tuple[str, ...]:
-    """Return the names of the tensors about which clients report something, in their order."""
+    """Return the names of the tensors with reported statistics, in order."""
     floats = {TENSOR + name for name, array in sent.items() if not is_integer(array)}
     return tuple(name for name, shape in shapes.items() if name in floats and len(shape) > 1)
 
 
 def with_told(update: ModelUpdate, values: Mapping[str, npt.NDArray[Any]], sent: Arrays) -> dict[str, npt.NDArray[Any]]:
-    """Return the values with what the update asks clients to tell of them."""
+    """Return the values with the statistics that the update requests."""
     found = dict(values)
     names = told_names({tensor.name: tensor.shape for tensor in update.tensors}, sent)
     for kind, measure in TOLD.items():
@@ -108,7 +108,7 @@ def with_told(update: ModelUpdate, values: Mapping[str, npt.NDArray[Any]], sent:
 
 
 def taken_told(mean: dict[str, npt.NDArray[Any]], sent: Arrays) -> dict[str, float]:
-    """Take what clients told out of a mean, and return it by the names of tensors."""
+    """Remove the clients' statistics from a mean, and return them by tensor name."""
     names = told_names({name: array.shape for name, array in mean.items()}, sent)
     for kind in TOLD:
         if kind in mean:
@@ -117,7 +117,7 @@ def taken_told(mean: dict[str, npt.NDArray[Any]], sent: Arrays) -> dict[str, flo
 
 
 def with_joined(values: Mapping[str, npt.NDArray[Any]], names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
-    """Return the values with those of these tensors joined to one vector."""
+    """Return the values with these tensors joined to one vector."""
     found, parts = dict(values), [TENSOR + name for name in names if TENSOR + name in values]
     if parts:
         found[UPDATE] = np.concatenate([found.pop(name).astype(np.float32).reshape(-1) for name in parts])
@@ -125,7 +125,7 @@ def with_joined(values: Mapping[str, npt.NDArray[Any]], names: Sequence[str]) ->
 
 
 def part(mean: dict[str, npt.NDArray[Any]], names: Sequence[str], sent: Arrays) -> None:
-    """Put tensors in the place of the vector that they were joined to."""
+    """Replace the joined vector by its tensors."""
     if UPDATE in mean:
         edges = np.cumsum([sent[name].size for name in names])[:-1].tolist()
         for name, values in zip(names, np.split(mean.pop(UPDATE), edges), strict=True):
@@ -139,7 +139,7 @@ def with_votes(
     joined: Sequence[str],
     lengths: Sequence[float],
 ) -> Values:
-    """Return the values with a client's votes, where the update asks for them."""
+    """Return the values with a client's votes, if the update has any."""
     found = dict(values)
     if LENGTHS in update.names:
         known = known_lengths(sent, joined, lengths)
@@ -152,31 +152,31 @@ class ToldLengths:
     """Lengths of a round's updates, by their clients' votes."""
 
     middle: float
-    """Length of the mean."""
+    """Length of the mean update."""
     alike: float
     """Squared mean over mean square; 1 where all are equal."""
     known: tuple[float, ...]
-    """Lengths that those of the next round are relative to: of the update, and of each tensor."""
+    """Reference lengths of the next round: of the update, and of each tensor."""
 
 
 def take_lengths(  # noqa: PLR0913 -- what a round is about
     update: ModelUpdate, mean: Values, sent: Arrays, joined: Sequence[str], lengths: Sequence[float], *, trained: float
 ) -> ToldLengths | None:
-    """Take the votes out of a mean, and give its update the middle length; None where nobody votes.
+    """Remove the votes from a mean, and scale its update to the middle length; None without votes.
 
     Args:
-        trained: the share of the clients whose training did not fail; the others vote as well.
+        trained: the share of clients whose training succeeded; the others vote as well.
     """
     if LENGTHS not in update.names:
         return None
     known, shares = known_lengths(sent, joined, lengths), mean.pop(LENGTHS).astype(np.float64)
-    # Updates of zeros vote for the least level, and half of them would make it the middle one.
+    # Updates of zeros vote for the lowest level; half of them would make it the median.
     shares[:, 0] = np.maximum(shares[:, 0] - (1 - trained), 0)
     shares /= np.maximum(shares.sum(axis=1, keepdims=True), np.finfo(np.float64).tiny)
     relative = known.middle(shares)
     if relative[0] >= known.longest:
         LOG.warning(
-            "half of the updates or more are longer than the longest level, %.3g times what is known; the model moves "
+            "at least half of the updates are longer than the longest level, %.3g times what is known; the model moves "
             "by that level, and the next round knows more",
             known.longest,
         )
@@ -187,7 +187,7 @@ def take_lengths(  # noqa: PLR0913 -- what a round is about
 
 @dataclass(frozen=True, slots=True)
 class PeakSum:
-    """Sums of the signs or levels of a code, and the factors that make them a mean of updates."""
+    """Sums of a code's signs or levels, and the factors that turn them into a mean of updates."""
 
     sums: Sums
     rotation: JoinedRotation
@@ -195,7 +195,7 @@ class PeakSum:
 
 
 def peak_sum(update: ModelUpdate, aggregate: Aggregate, length: float) -> PeakSum:
-    """Return what a sum of peaks or levels holds, for updates of this length."""
+    """Return the sums and factors in a sum of peaks or levels, for updates of this length."""
     code = whole_code(update)
     sums = code.signs(update.part(aggregate, UPDATE)).astype(np.int32)
     return PeakSum(sums, code.rotation, code.gains.times(length / update.counted(aggregate).divisor(UPDATE, code)))
@@ -204,9 +204,9 @@ def peak_sum(update: ModelUpdate, aggregate: Aggregate, length: float) -> PeakSu
 def rounded_at_random(
     update: ModelUpdate, values: Mapping[str, npt.NDArray[Any]], coins: Coins
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the values with those of fixed point moved to a step above or below, so that the mean is the value.
+    """Return the values with fixed-point ones rounded up or down at random, without bias.
 
-    The bias is at most 2^-32 of a step. Rounding to the nearest step would lose values that are small in every round.
+    The bias is at most 2^-32 of a step. Rounding to nearest would lose values that are small in every round.
     """
     rounded = dict(values)
     for tensor in update.tensors:
@@ -223,11 +223,11 @@ def rounded_at_random(
 
 
 def steps_in(update: ModelUpdate, values: Mapping[str, npt.NDArray[Any]]) -> float:
-    """Return the root mean square of the changes that travel in fixed point, in steps; infinity if none does."""
+    """Return the root mean square, in steps, of changes sent in fixed point; infinity if there are none."""
     squares, count = 0.0, 0
     for tensor in update.tensors:
         scheme = fixed_point(tensor)
-        # Integers are exact, and metrics have a step of their own.
+        # Integers are exact, and metrics have another step.
         if scheme is not None and scheme.fraction_bits and tensor.name != METRICS and tensor.name in values:
             found = np.asarray(values[tensor.name], dtype=np.float64).ravel()
             squares += float(np.dot(found, found)) * 4.0**scheme.fraction_bits
@@ -236,7 +236,7 @@ def steps_in(update: ModelUpdate, values: Mapping[str, npt.NDArray[Any]]) -> flo
 
 
 def fixed_point(tensor: TensorScheme) -> FixedPoint | None:
-    """Return the scheme in which a tensor's values travel, of what pruning leaves too; None if it is another one."""
+    """Return a tensor's fixed-point scheme, also within pruning; None if it has another scheme."""
     scheme: object = tensor.scheme
     if isinstance(scheme, RandomPruning):
         scheme = scheme.inner
@@ -244,20 +244,20 @@ def fixed_point(tensor: TensorScheme) -> FixedPoint | None:
 
 
 def clipped_share(update: ModelUpdate, values: Mapping[str, npt.NDArray[Any]]) -> float:
-    """Return which part of a client's floats the schemes cut off; it is for the client's own log."""
+    """Return the share of a client's floats that its schemes clip, for the client's own log."""
     beyond, count = 0, 0
     for tensor in update.tensors:
         if tensor.name in values and (limit := _limit(tensor)) is not None:
             found = values[tensor.name]
             count += found.size
-            # Two passes without a copy, which is all that most tensors need.
+            # Two passes without a copy; most tensors need no more.
             if found.max() > limit or found.min() < -limit:
                 beyond += int(np.count_nonzero(np.abs(found) > limit))
     return beyond / count if count else 0.0
 
 
 def value_bounds(update: ModelUpdate) -> tuple[Range | None, ...]:
-    """Return for each segment of the layout between which integers one value lies, where all its schemes say that."""
+    """Return the range of one value in each segment of the layout, if all its schemes declare it."""
     found = dict[Segment, list[Range | None]]()
     for tensor in update.tensors:
         for segment in tensor.scheme.layout.segments:
@@ -270,7 +270,7 @@ def _kind(segment: Segment) -> Segment:
 
 
 def range_of(tensor: TensorScheme) -> Range | None:
-    """Return between which integers one value lies; None where its scheme does not say that."""
+    """Return the range of one value; None if its scheme does not declare it."""
     scheme: object = tensor.scheme
     if (fixed := fixed_point(tensor)) is not None:
         return -fixed.bound, fixed.bound
@@ -285,7 +285,7 @@ def _joined(ranges: list[Range | None]) -> Range | None:
 
 
 def integer_bound(update: ModelUpdate, sent: Arrays) -> float:
-    """Return how far an integer tensor may change."""
+    """Return the maximum change of an integer tensor."""
     integers = {TENSOR + name for name in sent if is_integer(sent[name])}
     schemes: list[object] = [tensor.scheme for tensor in update.tensors if tensor.name in integers]
     return min((scheme.clip for scheme in schemes if isinstance(scheme, FixedPoint)), default=0.0)
@@ -303,5 +303,5 @@ def _limit(tensor: TensorScheme) -> float | None:
 
 
 def whole_code(update: ModelUpdate) -> PeakCode | LevelCode:
-    """Return the code of all tensors of floats as one vector, where clients vote for lengths next to it."""
+    """Return the code of all float tensors as one vector, if clients also vote for lengths."""
     return cast("PeakCode | LevelCode", next(tensor.scheme for tensor in update.tensors if tensor.name == UPDATE))

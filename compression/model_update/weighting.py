@@ -1,12 +1,13 @@
-"""Weights of updates, and the exact counts that a weighted mean is divided by.
+"""Weights of updates, and the exact counts by which a weighted mean is divided.
 
-A weight is examples / full, at most 1. A client multiplies its values by its weight before they are rounded, at random,
-and every upload counts once: rings hold uploads, not weights, and a sum reveals about what one of equal weights does.
-Multiplied after rounding, with weights known or secret, a sum of coarse codes can have a single solution. So can one of
-values that have few levels by themselves, such as flags: these are rounded to their levels, and not to finer steps.
+A weight is examples / full, at most 1. A client multiplies its values by its weight before it rounds them at random,
+and every upload counts once: rings hold uploads, not weights, and a weighted sum reveals about as much as one with
+equal weights. If clients multiplied after rounding, a sum of coarse codes could have a single solution, with known or
+secret weights. The same holds for values with few levels, such as flags: these are rounded to their levels, not to
+finer steps.
 
-The denominators are exact integers in the same sum. Integers, metrics and values that scales are computed from have
-equal weights: 1 for a client that trained, 0 for one whose training failed.
+The denominators are exact integers in the same sum. Integers, metrics and the values behind scales have equal weights:
+1 for a client that trained, 0 for one whose training failed.
 """
 
 from __future__ import annotations
@@ -30,33 +31,33 @@ from secagg.crypto.entropy import Coins
 from secagg.errors import InvalidParameters
 
 UPDATE: Final = "secagg/update"
-"""The name of the vector of all tensors of floats, joined in their order."""
+"""Name of the vector of all float tensors, joined in order."""
 COUNTS: Final = "secagg/counts"
-"""The name of the denominators: the examples, at most ``full``, and where it is needed 1 for having trained."""
+"""Name of the denominators: the examples, at most ``full``, and if needed 1 for having trained."""
 _TOLD: Final = "secagg/"
-"""Before the names of values that clients report in addition to their update."""
+"""Prefix of the names of values that clients report in addition to their update."""
 LIGHTEST: Final = Fraction(1, 4)
-"""Least weight of a client with any examples: among much heavier ones a light client is alone in the low bits."""
+"""Minimum weight of a client with any examples: among much heavier clients the low bits expose a light one."""
 STEPS: Final = 16
-"""Numbers of examples are rounded to this part of ``full``, since sums over many cohorts reveal exact numbers."""
+"""Numbers of examples are rounded to this part of ``full``, because sums over many cohorts reveal exact numbers."""
 _LEAST_RING: Final = 8
 _OFTEN: Final = 32
-"""Number of values of a tensor from which one step, or two neighbours, are a level and no coincidence."""
+"""Number of values of a tensor from which one step, or two neighbours, count as a level, not a coincidence."""
 _MOST_LEVELS: Final = 256
 _MOST_STEPS: Final = 1 << 52
 _COARSER: Final = 16
 _WIDEST: Final = 2.0**-6
-"""Steps in which levels are looked for, over the largest value: weights have sixteenths, which finer ones show."""
+"""Longest step in the search for levels, over the largest value: weights have sixteenths, which finer steps show."""
 _LEAST_STEP: Final = 2.0**-20
-"""The same, at first, where a scheme has no step that is known here."""
+"""Initial step, over the largest value, for a scheme without a known one."""
 Floats = npt.NDArray[np.floating[Any]]
 
 
 def count_scheme(full: int, clients: int, *, has_trained: bool = False, apart_from: Collection[int] = ()) -> FixedPoint:
-    """Return the scheme of the counts of a sum: the examples, and where asked for how many clients trained.
+    """Return the scheme of a sum's counts: the examples, and optionally the number of clients that trained.
 
     Args:
-        apart_from: bits of rings that are not this one, where counts are bounded by themselves.
+        apart_from: bits of other rings, so that counts have their own ring and bound.
     """
     bits = max(_LEAST_RING, (full * clients).bit_length() + 1)
     while bits in apart_from:
@@ -65,9 +66,9 @@ def count_scheme(full: int, clients: int, *, has_trained: bool = False, apart_fr
 
 
 def count_bounds(counts: FixedPoint) -> tuple[int, int]:
-    """Return the middle of a client's counts and the largest norm about it, or a client lowers what others divide by.
+    """Return the middle of a client's counts and the largest norm around it, so that no client lowers the divisor.
 
-    Of examples alone that leaves 0 to ``full``, or -1 as well where ``full`` is odd.
+    With only examples the bound leaves 0 to ``full``, and also -1 if ``full`` is odd.
     """
     full = round(counts.clip)
     middle = full // 2
@@ -75,9 +76,9 @@ def count_bounds(counts: FixedPoint) -> tuple[int, int]:
 
 
 def norms_with_counts(steps: int, layout: Layout, counts: FixedPoint | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the norms and the zero points of an update whose first ring holds the tensors, in each ring.
+    """Return the norms and zero points of each ring of an update; the first ring holds the tensors.
 
-    Other values than counts are limited by their ring.
+    Values other than counts are limited by their ring.
     """
     own = None if counts is None else counts.layout.require_rings()[0]
     middle, norm = (0, 0) if counts is None else count_bounds(counts)
@@ -87,8 +88,8 @@ def norms_with_counts(steps: int, layout: Layout, counts: FixedPoint | None) -> 
 
 
 def clamped_examples(examples: float, full: int) -> int:
-    """Return how many examples count: none, or between a quarter of ``full`` and ``full``."""
-    if not examples > 0:  # Neither does NaN.
+    """Return the number of examples clamped to a quarter of ``full`` .. ``full``, or 0."""
+    if not examples > 0:  # NaN counts as 0 too.
         return 0
     return int(min(max(examples, math.ceil(full * LIGHTEST)), full))
 
@@ -97,8 +98,8 @@ def rounded_examples(examples: int, full: int, word: int) -> int:
     """Return a clamped number of examples in steps of a sixteenth of ``full``, at random and unbiased.
 
     Args:
-        word: 32 random bits, the same whenever one client has the same data and task, or the mean of many sums reveals
-            what was rounded.
+        word: 32 random bits, equal whenever a client has the same data and task; otherwise the mean of many sums
+        reveals the unrounded number.
     """
     place = min(examples * STEPS // full, STEPS - 1)
     low, high = full * place // STEPS, full * (place + 1) // STEPS
@@ -106,7 +107,7 @@ def rounded_examples(examples: int, full: int, word: int) -> int:
 
 
 def is_weighted(name: str, scheme: object) -> bool:
-    """Whether values of a tensor are multiplied by the weight; those that are counted, and integers, are not."""
+    """Whether a tensor's values are multiplied by the weight; counts and integers are not."""
     return not _is_told(name) and not (isinstance(scheme, FixedPoint) and not scheme.fraction_bits)
 
 
@@ -117,7 +118,7 @@ def _is_told(name: str) -> bool:
 def weighted(
     schemes: Mapping[str, Any], values: Mapping[str, npt.NDArray[Any]], examples: int, coins: Coins
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return a client's values times its weight, with its counts; with no examples all are zeros, and so are these.
+    """Return a client's values times its weight, and its counts; without examples both are zeros.
 
     Args:
         schemes: those of the tensors, by name.
@@ -145,14 +146,14 @@ def weighted(
 
 @lru_cache(maxsize=256)
 def warn_once(log: logging.Logger, sentence: str) -> None:
-    """Log a warning, unless this process did lately: it holds for many rounds, and for many clients of a simulation."""
+    """Log a warning, unless this process logged it recently for another round or simulated client."""
     log.warning("%s", sentence)
 
 
 def step_of(scheme: object) -> float:
-    """Return the distance between neighbouring codes; 0 where a scheme has none that is known here.
+    """Return the distance between neighbouring codes; 0 if the scheme has no known one.
 
-    A rotation and a sketch mix levels, and who decodes the sum has the mixture of all clients undone.
+    Rotations and sketches mix levels, but decoding the sum undoes the mixture for all clients.
     """
     scheme = inmost(scheme)
     if isinstance(scheme, FixedPoint):
@@ -161,21 +162,20 @@ def step_of(scheme: object) -> float:
 
 
 def inmost(scheme: object) -> object:
-    """Return what encodes the values in the end: the scheme within a pruning, a rotation or a custom scheme."""
+    """Return the innermost scheme: the one within a pruning, a rotation or a custom scheme."""
     while (inside := getattr(scheme, "inner", None) or getattr(scheme, "scheme", None)) is not None:
         scheme = inside
     return scheme
 
 
 def _round_to_levels(products: Floats, given: Floats, factor: float, step: float, coins: Coins) -> float:
-    """Round products of values that are nearly the same to multiples of the distance between their levels.
+    """Round products of nearly equal values to multiples of the distance between their levels.
 
-    Levels are looked for in long steps first, since a server chooses those of a code, and values of one level differ by
-    what training rounds. None is rounded beyond its own size, which would be cut off.
+    The search for levels starts with long steps, because a server chooses a code's steps and values of one level differ
+    by training's rounding errors. No value is rounded beyond its own size, because it would be clipped.
 
     Returns:
-        The least distance; 0, without a change, where no levels are found: among finely spread values, or if all are
-        one.
+        The smallest distance; 0, without a change, if no levels are found: values are finely spread, or all equal.
     """
     limit = step * _MOST_STEPS or math.inf
     values = np.clip(np.nan_to_num(given.ravel().astype(np.float64)), -limit, limit)
@@ -195,15 +195,15 @@ def _round_to_levels(products: Floats, given: Floats, factor: float, step: float
         low = np.floor(size * factor / gap) * gap
         gap = np.minimum(gap, size - low)
         drawn = np.ldexp(np.frombuffer(coins.draw(4 * len(at)), np.uint32).astype(np.float64), -32)
-        # An iterator, since what is not contiguous has no flat view.
+        # An iterator, because non-contiguous arrays have no flat view.
         products.flat[at] = np.copysign(low + gap * (drawn * gap < size * factor - low), values[at])
         least = min(least, float(gaps.min()) * length)
     return least if least < math.inf else 0.0
 
 
 def _levels(ordered: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return the least and the greatest code of each level but 0, and its distance to the next level or to 0."""
-    # Neighbours are one level, whose values straddle two steps.
+    """Return the minimum and maximum code of each level except 0, and its distance to the next level or to 0."""
+    # Neighbouring steps are one level, whose values straddle them.
     first = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 2) > 1)
     last = np.append(first[1:], len(ordered)) - 1
     lows, highs = ordered[first], ordered[last]
@@ -218,11 +218,11 @@ def _levels(ordered: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 def require_weighable(schemes: Mapping[str, Any]) -> None:
-    """Refuse weights where updates are indices, or are rounded to the nearest code."""
+    """Refuse weights if updates are indices or are rounded to nearest."""
     for name, scheme in schemes.items():
         if name != COUNTS and any(isinstance(segment, IndexSegment) for segment in scheme.layout.segments):
             raise InvalidParameters(
-                f"{name} sends indices, which are votes and count once each: let every client weigh the same, or take "
+                f"{name} sends indices, which are votes and count once each: give all clients equal weights, or take "
                 "a scheme without indices"
             )
         if getattr(getattr(inmost(scheme), "rounding", None), "name", "") == "NEAREST_EVEN":
@@ -240,24 +240,24 @@ class Counted:
     examples: int | None = None
     """Total of examples, each client's at most ``full``; where ``full`` is 1 the number of clients that trained."""
     trained: int | None = None
-    """Number of clients that trained; None where no count of it is in the sum."""
+    """Number of clients that trained; None if the sum has no such count."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody trained, or a dishonest client has altered the counts so that they divide nothing."""
+        """Whether no client trained, or a dishonest client made the counts useless as divisors."""
         counts = [count for count in (self.examples, self.trained) if count is not None]
         return min(counts, default=1) < 1
 
     @property
     def trained_at_least(self) -> int:
-        """Number of clients that trained if the sum has it; otherwise the fewest that can have that many examples."""
+        """Number of clients that trained if the sum has it; otherwise the fewest that can have these examples."""
         found = self.trained
         if found is None:
             found = self.contributors if self.examples is None else -(-self.examples // self.full)
         return max(0, min(found, self.contributors))
 
     def divisor(self, name: str, scheme: Any) -> float:  # noqa: ANN401 -- of any kind
-        """Return what a decoded sum is divided by; votes for a length come from every client."""
+        """Return the divisor of a decoded sum; every client votes for a length."""
         if self.examples is not None and is_weighted(name, scheme):
             return self.examples / self.full
         is_vote = _is_told(name) and any(isinstance(one, IndexSegment) for one in scheme.layout.segments)
@@ -265,7 +265,7 @@ class Counted:
 
     @property
     def sentence(self) -> str:
-        """What the counts say of training."""
+        """One sentence on how many clients trained."""
         if self.trained is not None:
             trained = f"{self.trained} trained"
         elif self.examples is None:
