@@ -1,14 +1,14 @@
-"""The peak code: the place and the sign of the largest of each block of d turned values.
+"""Peak code: the position and sign of the largest value in each block of d rotated values.
 
-A block becomes one of 2d codewords, +e_i and -e_i: index 0..d-1 stands for a largest value that is positive, d..2d-1
-for a negative one, and the first of equal values counts. After a rotation values are bell-shaped, so the kept share of
-them follows from d alone; dividing by it makes the decoded sum of directions unbiased over the rotations. The code says
-where an update points, not how long it is: ``unit`` is the length that every update is taken to have. Clients that
-report their own lengths do so next to the code, in public levels, so that a protocol that checks blocks checks the
-length as well (``norm_levels``).
+A block becomes one of 2d codewords, +e_i and -e_i: index 0..d-1 means a positive peak, d..2d-1 a negative one, and the
+first of equal values counts (cross-polytope vector quantization). After a rotation values are nearly normal, so the
+kept share depends only on d; dividing by it makes the decoded sum of directions unbiased over the rotations. The code
+gives the direction of an update, not its length: every update is decoded with the length ``unit``. Clients may report
+their lengths next to the code, in public levels, so that a protocol that checks blocks also checks lengths
+(``norm_levels``).
 
-Beyond one bit a value, ``LevelCode`` has every value of the rotation as one of k levels, 2i - (k - 1) half steps of the
-step that is best for normal values.
+For more than one bit a value, ``LevelCode`` rounds every rotated value to one of k levels: 2i - (k - 1) half steps,
+with the best step for normal values.
 """
 
 from __future__ import annotations
@@ -36,40 +36,40 @@ from .rotation import BLOCK_SIZE, Floats, Gains, JoinedRotation, Update, square_
 
 MAXIMUM_PLACES: Final = MAXIMUM_CODEWORDS // 2
 MOST_SUMMED_PLACES: Final = 2048
-"""Beyond, a table of codewords takes too much memory: here it has 64 MB, and four times that for twice the places."""
+"""Limit of places for a table of codewords: here it takes 64 MB, and four times that for twice the places."""
 EXACT_WEIGHT: Final = 1 << 24
 """Up to this many uploads, a sum of signs is a float32."""
 NORM_LEVELS: Final = 256
 MOST_LEVELS: Final = 256
 _GREATEST: Final = 2.0**126
-"""Factor of a float32; updates that are even shorter have values in the middle levels alone."""
+"""Factor of a float32; values of even shorter updates are only in the middle levels."""
 _LEVEL_STEPS: Final = np.geomspace(0.02, 2.0, 400)
-"""Steps among which the best one is chosen, in deviations of the values."""
+"""Candidate steps, in standard deviations of the values."""
 _VALUES_AT_A_TIME: Final = 1 << 16
 _STEPS: Final = 24001
 _FARTHEST: Final = 12.0
 LEAST_ALIKE: Final = 0.7
-"""Squared mean of the lengths over their mean square, below which a mean of directions is said to be biased."""
+"""Squared mean of the lengths over their mean square, below which a warning says that the mean is biased."""
 _LEAST_NORM: Final = 2.0**-40
-"""Length that stands for zero, which nothing can be relative to."""
+"""Length used in place of zero, which cannot be a reference."""
 _ROUNDING: Final = 1e-9
 """Tolerance of shares of a weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PeakCode:
-    """One vector of all values of a model as the places and signs of peaks of its rotation.
+    """Encodes a vector of all values of a model as positions and signs of the peaks of its rotation.
 
-    Security: as with every codebook, a histogram says more than the sum; give it to nobody before it holds enough
-        clients. Every update that can be decoded has the same length, ``largest_norm`` at most, whatever its client
-        chose: with checked blocks the bound on a client's influence is free.
+    Security: as with every codebook, a histogram reveals more than the sum; release it only when it holds enough
+    clients. Every decodable update has the same length, at most ``largest_norm``, whatever its client chose: with
+    checked blocks the bound on a client's influence is free.
     """
 
     rotation: JoinedRotation
     places: int
     """The values of a block, d."""
     unit: float = 1.0
-    """The length that each client's scaled update is taken to have, such as the mean of the round before."""
+    """Length with which each client's scaled update is decoded, such as the previous round's mean."""
     layout: Layout = field(init=False, repr=False)
     """One segment of indices below 2d."""
 
@@ -87,12 +87,12 @@ class PeakCode:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks of a turned update; the last one may be filled with zeros."""
+        """Number of blocks of a rotated update; the last one may be padded with zeros."""
         return -(-self.rotation.padded // self.places)
 
     @property
     def capacity(self) -> int:
-        """The most uploads whose sums of signs are exact in the arithmetic of decoding, which is float32."""
+        """Most uploads whose sums of signs are exact in float32, in which decoding computes."""
         return min(EXACT_WEIGHT, float32_capacity(self.largest_norm))
 
     @property
@@ -113,9 +113,9 @@ class PeakCode:
 
     @property
     def largest_norm(self) -> float:
-        """The greatest length that a single decoded update can have, whatever a client sends.
+        """Maximum length of a single decoded update, whatever a client sends.
 
-        Claim CO-4: one codeword a block, all of one norm, so that every turned update has one length.
+        Claim CO-4: one codeword a block, all of one norm, so every rotated update has the same length.
         """
         gains = self._gain(self.places) * math.sqrt(self.blocks - 1), self._gain(self._last)
         return max(self.rotation.scales) * math.hypot(*gains)
@@ -135,7 +135,7 @@ class PeakCode:
         indices += (peaks < 0) * indices.dtype.type(self.places)
         empty = np.flatnonzero(peaks == 0)
         if len(empty):
-            # Whatever is chosen here counts like any other block, so it must have no direction on average.
+            # This choice counts like any other block, so it must have no direction on average.
             drawn = np.frombuffer(coins.draw(4 * len(empty)), dtype="<u4")
             indices[empty] = drawn % (2 * self.places)
         return Payload(self.layout, (indices,))
@@ -149,7 +149,7 @@ class PeakCode:
         return self.rotation.turned_back(self.signs(aggregate), self.gains)
 
     def signs(self, aggregate: Aggregate) -> Floats:
-        """Return the sums of the signs of the turned values, of a histogram or of sums of codewords; they are whole."""
+        """Return the integer sums of the signs of rotated values, from a histogram or sums of codewords."""
         require_capacity(aggregate.contributors, self.capacity)
         if aggregate.layout == self.layout:
             counts = aggregate.values[0].view(np.int64)
@@ -162,7 +162,7 @@ class PeakCode:
 
     @property
     def gains(self) -> Gains:
-        """Values of a peak, in whole blocks and in a shorter last one."""
+        """Decoded values of a peak, in whole blocks and in a shorter last one."""
         last = self._last % self.places
         return Gains(self._gain(self.places), last, self._gain(last) if last else 1.0)
 
@@ -171,16 +171,16 @@ class PeakCode:
         return self.rotation.padded - (self.blocks - 1) * self.places
 
     def _gain(self, places: int) -> float:
-        """Return the value of a peak: the length of the part of an update that a block holds, over what it keeps."""
+        """Return the decoded value of a peak: the length of a block's part of an update, over the kept share."""
         return self.unit * places / (mean_peak(places) * math.sqrt(self.rotation.padded))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LevelCode:
-    """One vector of all values of a model as levels of its rotation: for more than one bit a value.
+    """Encodes a vector of all values of a model as levels of its rotation: for more than one bit a value.
 
-    Security: a client that chooses the outermost levels throughout sends an update ``largest_norm`` long, about as many
-    times as long as an honest one as the last level is deviations away: 1.5 with 4 levels, 2.7 with 16.
+    Security: a client that always chooses the outermost levels sends an update of length ``largest_norm``. Its length
+    over an honest one's is about the outermost level in standard deviations: 1.5 with 4 levels, 2.7 with 16.
     """
 
     rotation: JoinedRotation
@@ -201,7 +201,7 @@ class LevelCode:
 
     @property
     def capacity(self) -> int:
-        """The most uploads whose sums of levels are exact in the arithmetic of decoding, which is float32."""
+        """Most uploads whose sums of levels are exact in float32, in which decoding computes."""
         return min(EXACT_WEIGHT // self.levels, float32_capacity(self.largest_norm))
 
     @property
@@ -210,14 +210,14 @@ class LevelCode:
 
     @property
     def largest_norm(self) -> float:
-        """The greatest length that a single decoded update can have, whatever a client sends, in lengths of an update.
+        """Maximum length of a single decoded update, whatever a client sends.
 
         Claim CO-4: every value is at most the outermost level.
         """
         return max(self.rotation.scales) * (self.levels - 1) / _best(self.levels).gain
 
     def encode(self, update: Update, coins: Coins) -> Payload:
-        """Take the nearest level of each value; an update of zeros draws one of the two in the middle."""
+        """Round each value to the nearest level; an update of zeros draws one of the two middle levels."""
         turned, norm = self.rotation.turned_with_norm(update)
         if norm:
             factor = math.sqrt(self.rotation.padded) / (norm * _best(self.levels).step)
@@ -249,7 +249,7 @@ class LevelCode:
 
     @property
     def gains(self) -> Gains:
-        """Value of half a step, of a direction."""
+        """Decoded value of half a step."""
         return Gains(1 / (_best(self.levels).gain * math.sqrt(self.rotation.padded)))
 
 
@@ -261,7 +261,7 @@ def level_noise(levels: int, cohort: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Step of the best quantizer with this many levels, for normal values."""
+    """Step of the best quantizer with k levels, for normal values."""
 
     step: float
     gain: float
@@ -289,10 +289,10 @@ def _best(levels: int) -> _Step:
 
 
 def voted(payload: Payload, share: float, coins: Coins) -> Payload:
-    """Return a payload in which each block of the update is kept with this probability, and drawn otherwise.
+    """Return a payload that keeps each block of the update with this probability and draws the others.
 
-    A block that is drawn has no direction on average, so that an update of a share of the common length is decoded with
-    that share, and clients of unequal lengths have their mean told without bias.
+    A drawn block has no direction on average, so an update with a share of the common length is decoded with that
+    share, and the mean over clients of unequal lengths is unbiased.
     """
     segment, indices = payload.layout.segments[0], payload.values[0].copy()
     codewords = segment.codewords if isinstance(segment, IndexSegment) else 1
@@ -303,33 +303,33 @@ def voted(payload: Payload, share: float, coins: Coins) -> Payload:
 
 
 def length_levels(*, references: bool) -> npt.NDArray[np.float64]:
-    """Return the 256 geometric levels of lengths, the least first.
+    """Return the 256 geometric levels of lengths, in increasing order.
 
     Args:
-        references: whether lengths are relative to public ones: then the levels are 2^-6 to 2^2, so that one client of
-            N scales a mean by 1 + 4 / N at most; and 2^-14 to 2^6 where nothing is known, as in a first round.
+        references: whether lengths are relative to public ones. Then the levels are 2^-6 to 2^2, and one client of N
+        scales a mean by at most 1 + 4 / N; otherwise, as in a first round, they are 2^-14 to 2^6.
     """
     least, greatest = (-6.0, 2.0) if references else (-14.0, 6.0)
     return np.exp2(np.linspace(least, greatest, NORM_LEVELS))
 
 
 def norm_levels(count: int, *, references: bool) -> ProductQuantization:
-    """Return the scheme of ``count`` lengths, in blocks of one value, each as the nearest level; their mean is told."""
+    """Return the scheme of ``count`` lengths, each a block with the nearest level; it reveals their mean."""
     levels = length_levels(references=references)
     return ProductQuantization(shape=(count, 1), codebooks=(Codebook(levels[:, np.newaxis]),))
 
 
 def level_votes(count: int) -> ProductQuantization:
-    """Return the scheme of ``count`` lengths as votes for levels; how many voted for each level is told.
+    """Return the scheme of ``count`` lengths as votes for levels; it reveals the number of votes for each level.
 
-    A vote is a row with a one at its level. Votes tell more than a mean, and the middle one of them is a length that
-    fewer than half of the clients cannot move beyond those of the others.
+    A vote is a row with a one at its level. Votes reveal more than a mean, but their median is robust: fewer than half
+    of the clients cannot move it beyond the others' lengths.
     """
     return ProductQuantization(shape=(count, NORM_LEVELS), codebooks=(_vote_codebook(),))
 
 
 def is_votes(scheme: ProductQuantization) -> bool:
-    """Whether a scheme is one of ``level_votes``, so that only the number of lengths has to be told."""
+    """Whether a scheme is one of ``level_votes``, whose encoding needs only the number of lengths."""
     return len(scheme.codebooks) == 1 and np.array_equal(scheme.codebooks[0].values, _vote_codebook().values)
 
 
@@ -347,38 +347,38 @@ def mean_peak(places: int) -> float:
 
 
 def kept_share(places: int) -> float:
-    """Return the share of the energy of normal values that a peak keeps: the mean peak squared, over d."""
+    """Return the share of normal values' energy that a peak keeps: the mean peak squared, over d."""
     return mean_peak(places) ** 2 / places
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownLengths:
-    """Lengths that clients reported in the rounds before; none in a first round.
+    """Lengths that clients reported in earlier rounds; none in the first round.
 
-    Clients report their lengths relative to the known ones: that of the scaled update, and in some rounds that of
-    each tensor, from which the tensors' scales follow. Where blocks are checked each length is a vote for a public
-    level, and the middle vote is taken, which fewer than half of the clients cannot move beyond those of the others.
+    Clients report lengths relative to the known ones: that of the scaled update, and in some rounds that of each
+    tensor, which gives the tensors' scales. If blocks are checked, each length is a vote for a public level, and the
+    median counts: fewer than half of the clients cannot move it beyond the others' lengths.
     """
 
     sizes: tuple[int, ...]
     """Number of values of each tensor."""
     common: float | None = None
-    """Length of the scaled update, in the round before."""
+    """Length of the scaled update, in the previous round."""
     tensors: tuple[float, ...] | None = None
     """Length of each tensor, when clients were last asked."""
 
     @property
     def is_informed(self) -> bool:
-        """Whether a round was decoded; all lengths are known from then on."""
+        """Whether a round was decoded; then all lengths are known."""
         return self.common is not None and self.tensors is not None
 
     @property
     def longest(self) -> float:
-        """The last level, relative to the known length; longer updates are taken to be as long."""
+        """Highest level, relative to the known length; longer updates are clamped to it."""
         return float(length_levels(references=self.is_informed)[-1])
 
     def rotation(self, stream: PublicStream) -> JoinedRotation:
-        """Return the rotation of a round, under the scales that follow from the tensors' lengths."""
+        """Return the rotation of a round, with scales from the tensors' lengths."""
         scales = () if self.tensors is None else square_root_scales(self.sizes, self.tensors)
         return JoinedRotation(stream=stream, sizes=self.sizes, scales=scales, block_size=block_size_for(stream.size))
 
@@ -388,17 +388,17 @@ class KnownLengths:
         return np.array(norms) / self._references(with_tensors=with_tensors)
 
     def votes(self, relative: Update) -> Floats:
-        """Return one row for each length, with a one at the nearest level."""
+        """Return a row for each length, with a one at the nearest level."""
         levels = np.log2(length_levels(references=self.is_informed))
         at = np.abs(np.log2(np.maximum(relative, _LEAST_NORM))[:, np.newaxis] - levels).argmin(axis=1)
         votes: Floats = np.eye(len(levels), dtype=np.float32)[at]
         return votes
 
     def middle(self, shares: Update, share: float = 0.5) -> npt.NDArray[np.float64]:
-        """Return the middle level of each row of shares; between two, where half of the weight is on each side.
+        """Return the median level of each row of shares; the midpoint of two if half of the weight is on each side.
 
         Args:
-            share: of the weight that is on the lower side, in place of half.
+            share: quantile to return instead of the median.
         """
         levels, below = length_levels(references=self.is_informed), np.cumsum(shares, axis=1)
         lower, upper = ((below >= half).argmax(axis=1) for half in (share - _ROUNDING, share + _ROUNDING))
@@ -408,24 +408,24 @@ class KnownLengths:
     def alike(self, shares: Update) -> float:
         """Return the squared mean of the lengths over their mean square, from the shares of the votes for each level.
 
-        It is 1 where all are equal. A mean of directions times one length counts short updates for too much.
+        It is 1 if all are equal. A mean of directions times one length overweights short updates.
         """
         levels = length_levels(references=self.is_informed)
         return float(shares @ levels) ** 2 / max(float(shares @ levels**2), _LEAST_NORM**2)
 
     def after(self, relative: Update, rotation: JoinedRotation) -> tuple[float, KnownLengths]:
-        """Return the length of a round's mean, from its clients' reports, and the known lengths of the next round."""
+        """Return the length of a round's mean from its clients' reports, and the next round's known lengths."""
         references = self._references(with_tensors=len(relative) > 1)
         norms = np.maximum(relative * references, _LEAST_NORM).tolist()
         common, tensors = float(norms[0]), tuple(norms[1:])
         if not tensors:
             return common, KnownLengths(sizes=self.sizes, common=common, tensors=self.tensors)
-        # From the next round on, lengths are those under the new scales.
+        # From the next round on, lengths use the new scales.
         changed = _scaled(tensors, square_root_scales(self.sizes, tensors)) / _scaled(tensors, rotation.scales)
         return common, KnownLengths(sizes=self.sizes, common=common * changed, tensors=tensors)
 
     def _references(self, *, with_tensors: bool) -> npt.NDArray[np.float64]:
-        """Return what lengths are told relative to: those that are known, and ones in the first round."""
+        """Return the reference lengths: the known ones, or ones in the first round."""
         if not self.is_informed:
             return np.ones(1)
         known = (self.common or 0.0, *((self.tensors or ()) if with_tensors else ()))
@@ -433,7 +433,7 @@ class KnownLengths:
 
 
 def block_size_for(values: int) -> int:
-    """Return the blocks in which a whole update is turned."""
+    """Return the block size for rotating a whole update."""
     return min(BLOCK_SIZE, 1 << max(1, (values - 1).bit_length()))
 
 

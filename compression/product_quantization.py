@@ -1,4 +1,4 @@
-"""Product quantization: blocks of a tensor become indices into a common codebook, and histograms become sums.
+"""Product quantization: encodes blocks of a tensor as indices into a common codebook, and decodes histograms to sums.
 
 A tensor is read as rows: the first dimension counts them, and the others are flattened in order. A row is an output
 neuron of a linear layer or an output channel of a convolution. Rows are cut into consecutive blocks of one size, which
@@ -34,12 +34,12 @@ from .common import finite, require_floats, require_seed, require_shape, require
 LEAST_ELEMENTS: Final = 10
 BLOCKS_PER_CODEWORD: Final = 4
 LEAST_BLOCKS: Final = LEAST_CODEWORDS * BLOCKS_PER_CODEWORD
-"""With fewer blocks the cap leaves one codeword, and an index among one says nothing."""
+"""With fewer blocks the cap leaves one codeword, whose index carries no information."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockGeometry:
-    """Block size and number of codewords as requested, capped by a tensor's shape."""
+    """Requested block size and number of codewords, capped by a tensor's shape."""
 
     block_size: int
     blocks: int
@@ -47,7 +47,7 @@ class BlockGeometry:
 
 
 def block_geometry(shape: Sequence[int], requested_block_size: int, requested_codewords: int) -> BlockGeometry:
-    """Return how a tensor of this shape is quantized; ``is_quantizable`` says beforehand whether it is."""
+    """Return the geometry for a tensor's shape; check ``is_quantizable`` first."""
     size = block_size(shape, requested_block_size)
     blocks = prod(shape) // size
     return BlockGeometry(block_size=size, blocks=blocks, codewords=codeword_count(blocks, requested_codewords))
@@ -63,7 +63,7 @@ def block_size(shape: Sequence[int], requested: int) -> int:
 
 
 def codeword_count(blocks: int, requested: int) -> int:
-    """Return ``requested``, or the greatest power of two for which each codeword has four blocks, if that is less."""
+    """Return ``requested``, or if smaller the largest power of two that leaves four blocks for each codeword."""
     if type(requested) is not int or requested < LEAST_CODEWORDS:
         raise InvalidParameters(f"a codebook has {LEAST_CODEWORDS} codewords or more; got {requested!r}")
     if type(blocks) is not int or blocks < LEAST_BLOCKS:
@@ -84,9 +84,9 @@ def is_quantizable(shape: Sequence[int], requested_block_size: int) -> bool:
 # --- Codebooks --------------------------------------------------------------------------------------------------------
 
 GRID_BITS: Final = 24
-"""The largest value of a codebook is less than 2^24 steps of its grid, as any float32 is of its own."""
+"""The largest value of a codebook is less than 2^24 grid steps, the precision of a float32."""
 EXACT_WEIGHT: Final = 1 << (53 - GRID_BITS)
-"""Up to this many uploads, a sum of codewords is a float64 integer of steps, in whatever order it is added."""
+"""Up to this number of uploads, float64 sums of codewords in steps are exact in any order."""
 FLOAT_BYTES: Final = 4
 _HEADER = struct.Struct(">II")
 _HISTOGRAM_ROWS: Final = 1 << 12
@@ -96,8 +96,8 @@ _HISTOGRAM_ROWS: Final = 1 << 12
 class Codebook:
     """Codewords of one length, one in each row.
 
-    Values are rounded to float32 and then to multiples of one step, a 2^-24th of the power of two above the largest of
-    them, so that none moves by more than rounding the largest to float32 may move that one.
+    Values are rounded to float32 and then to multiples of one step: 2^-24 of the power of two above the largest value.
+    So no value changes by more than rounding to float32 may change the largest.
     """
 
     values: npt.NDArray[np.floating[Any]]
@@ -115,7 +115,7 @@ class Codebook:
             narrow = given.astype(np.float32)
         if not np.isfinite(narrow).all():
             raise InvalidParameters("a codebook holds NaN, infinity or values beyond a float32; learn it again")
-        # The array is this object's own, so that its version cannot be changed under it.
+        # The object owns a copy, so the array cannot change after its version is computed.
         values = _rounded_to_grid(narrow)
         values.flags.writeable = False
         object.__setattr__(self, "values", values)
@@ -143,11 +143,11 @@ class Codebook:
         return np.ldexp(self.values.astype(np.float64), -self.step_exponent).astype(np.int64)
 
     def from_steps(self, sums: npt.NDArray[np.signedinteger[Any]]) -> npt.NDArray[np.float64]:
-        """Return sums of codewords that were added up in steps; it is exact up to 2^53 steps."""
+        """Convert sums of codewords from steps to values; exact up to 2^53 steps."""
         return np.ldexp(sums.astype(np.float64), self.step_exponent)
 
     def sum_of_codewords(self, histogram: Histogram) -> npt.NDArray[np.float64]:
-        """Return, for each block, the sum of its codewords, each as often as the histogram says; it is exact."""
+        """Return the exact sum of codewords for each block, weighted by the histogram."""
         wide = self.values.astype(np.float64)
         sums = np.empty((len(histogram), self.block_size))
         for start in range(0, len(histogram), _HISTOGRAM_ROWS):
@@ -182,12 +182,12 @@ class Codebook:
 
 
 def _step_exponent(values: npt.NDArray[np.floating[Any]]) -> int:
-    """Return the exponent of a 2^-24th of the power of two above the largest value; rounding to it changes it not."""
+    """Return the exponent of 2^-24 of the power of two above the largest value; rounding to the grid keeps it."""
     return int(np.frexp(np.abs(values).max())[1]) - GRID_BITS
 
 
 def _rounded_to_grid(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Round to multiples of the step of the largest value, which stays as it is; minus zero becomes zero."""
+    """Round to multiples of the grid step, which keeps the largest value; minus zero becomes zero."""
     exponent = _step_exponent(values)
     steps = np.rint(np.ldexp(values.astype(np.float64), -exponent)) + 0.0
     return np.ldexp(steps, exponent).astype(np.float32)
@@ -198,26 +198,26 @@ def _rounded_to_grid(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]
 Floats = npt.NDArray[np.floating[Any]]
 FloatMatrix = npt.NDArray[np.float32]
 CHUNK_BLOCKS: Final = 5184
-"""Enough for one row of gains to fill more than half of numpy's buffer of 8192 elements; otherwise two rows go through
-the buffer together, and are copied for that. A row is not a multiple of a page: else the rows of a tile would share a
-few sets of the first-level cache, and encoding took a half more on one kind of processor."""
+"""One row of gains must fill more than half of numpy's buffer of 8192 elements; otherwise numpy copies two rows to
+buffer them together. A row must not be a multiple of a page: then the rows of a tile share a few sets of the
+first-level cache, and encoding took 1.5 times as long on one kind of processor."""
 TILE_CODEWORDS: Final = 1 << 6
-"""Codewords compared at once; more would take more bits from the gains, and more memory for them."""
+"""Codewords compared at once; more would leave fewer bits for the gains and take more memory."""
 SQUARES_LIMIT: Final = 2.0**120
-"""Greatest sum of the squares of a chunk; the products with weights below 2^60 are then float32 numbers."""
+"""Maximum sum of squares of a chunk; its products with weights below 2^60 are then float32 numbers."""
 _WEIGHT_EXPONENTS: Final = (-60, 60)
 
 
 def nearest_codewords(blocks: Floats, stages: Sequence[Floats]) -> list[RingVector]:
-    """Return the index of the codeword nearest to each row of ``blocks``, and so on for what each stage leaves over.
+    """Return the index of the nearest codeword for each row of ``blocks``, and for each later stage's residual.
 
-    NaN counts as 0, and values beyond some 2^50 as that.
+    NaN counts as 0, and values are clamped near 2^50.
     """
     return search(blocks, [Search(codewords) for codewords in stages])
 
 
 def search(blocks: Floats, searches: Sequence[Search]) -> list[RingVector]:
-    """Do the same with codewords that were prepared before, as they are for every client of a round."""
+    """Do the same with prepared codewords, which all clients of a round share."""
     found = [np.empty(len(blocks), dtype=stage.word) for stage in searches]
     size = blocks.shape[1]
     columns = np.ones((size + 1, min(CHUNK_BLOCKS, len(blocks))), dtype=np.float32)
@@ -241,14 +241,14 @@ def search(blocks: Floats, searches: Sequence[Search]) -> list[RingVector]:
 
 
 class Search:
-    """The codewords of one stage, as the rows of weights that give the gains of blocks."""
+    """The codewords of one stage as rows of weights; multiplied with blocks they give the gains."""
 
     def __init__(self, codewords: Floats) -> None:
         self.codewords = codewords.astype(np.float32)
         self.word = Ring(max(1, (len(codewords) - 1).bit_length())).word
         self._tiles = _tiles(self.codewords.astype(np.float64))
         self._index_mask = (1 << (len(self._tiles[0]) - 1).bit_length()) - 1
-        # Inverted, so that of equal gains the one with the lower index is the greatest.
+        # Inverted, so that the lower index wins among equal gains.
         self._order = np.arange(self._index_mask, self._index_mask - len(self._tiles[0]), -1, dtype=np.int32)[:, None]
 
     @property
@@ -256,7 +256,7 @@ class Search:
         return len(self._tiles[0])
 
     def nearest(self, columns: FloatMatrix, memory: FloatMatrix) -> npt.NDArray[np.int32]:
-        """Return the index of the codeword nearest to the block in each column, whose last number is 1."""
+        """Return the index of the nearest codeword for the block in each column, whose last number is 1."""
         gains, indices = self._nearest_in_tile(self._tiles[0], columns, memory)
         for number, tile in enumerate(self._tiles[1:], start=1):
             others, other_indices = self._nearest_in_tile(tile, columns, memory)
@@ -268,9 +268,9 @@ class Search:
     def _nearest_in_tile(
         self, tile: FloatMatrix, columns: FloatMatrix, memory: FloatMatrix
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Return the greatest gains, as integers without the bits of the index, and the indices in the tile.
+        """Return the largest gains, as integers without the index bits, and the indices in the tile.
 
-        Gains below zero are integers below zero in the wrong order; the gain of the shortest codeword is above them.
+        Negative gains sort in the wrong order as integers, but the shortest codeword's gain is above all of them.
         """
         gains = memory[: len(tile)]
         np.matmul(tile, columns, out=gains)
@@ -282,7 +282,7 @@ class Search:
 
 
 def _tiles(codewords: npt.NDArray[np.float64]) -> list[FloatMatrix]:
-    """Return the rows (2 (c - s), |s|² - |c|²), times a power of two, which brings gains near 1."""
+    """Return the rows (2 (c - s), |s|² - |c|²), times a power of two that scales gains to about 1."""
     squares = np.square(codewords).sum(axis=1, keepdims=True)
     shortest = squares.argmin()
     rows = np.hstack([2 * (codewords - codewords[shortest]), squares[shortest] - squares])
@@ -296,11 +296,11 @@ def _tiles(codewords: npt.NDArray[np.float64]) -> list[FloatMatrix]:
 
 ITERATIONS: Final = 10
 SAMPLE_BLOCKS: Final = 256
-"""Number of blocks of a sample that suffice for one codeword."""
+"""Number of sample blocks that are enough for one codeword."""
 _FARTHEST_START: Final = 4.0
-"""Blocks are scaled to values of at most 1, so that none is near a codeword out there."""
+"""Blocks are scaled to values of at most 1, so this codeword is never the nearest."""
 _DRAWING_ROUNDS: Final = 64
-"""Codewords are drawn one by one up to this number; beyond it, several between two updates of the distances."""
+"""Up to this number codewords are drawn one by one; beyond, several are drawn per update of the distances."""
 
 
 def learn_codewords(  # noqa: PLR0913 -- all but three have defaults
@@ -312,13 +312,13 @@ def learn_codewords(  # noqa: PLR0913 -- all but three have defaults
     start: Floats | None = None,
     keep_zero: bool = True,
 ) -> npt.NDArray[np.float64]:
-    """Return codewords near which the blocks lie, one in each row.
+    """Learn codewords from blocks by k-means; return one in each row.
 
     Args:
         blocks: one block in each row; all of them are used, so draw a sample first.
-        codewords: how many to return. Where the blocks have fewer different values, the rest are zeros.
-        start: the codewords to begin with, such as those of the previous round; all are drawn without it.
-        keep_zero: whether the first codeword is zero and stays so, which decodes what a client never touched as zero.
+        codewords: number of codewords. If there are fewer distinct blocks, the rest are zeros.
+        start: initial codewords, such as the previous round's; without it all are drawn.
+        keep_zero: whether the first codeword is fixed at zero, which decodes blocks of zeros as zeros.
     """
     _require_blocks(blocks)
     require_seed(seed)
@@ -357,10 +357,10 @@ def learn_codewords(  # noqa: PLR0913 -- all but three have defaults
 
 
 def sample_blocks(blocks: Floats, count: int, *, seed: bytes, without_zeros: bool = True) -> Floats:
-    """Return at most ``count`` of the blocks, drawn without replacement, in their order.
+    """Return at most ``count`` of the blocks, drawn without replacement, in order.
 
-    Blocks of zeros are left out by default, since a codebook that keeps a zero codeword encodes them as they are; where
-    nothing else is left, one is returned.
+    Blocks of zeros are excluded by default, since a codebook with a zero codeword encodes them exactly; if all blocks
+    are zeros, one is returned.
     """
     _require_blocks(blocks)
     require_seed(seed)
@@ -390,7 +390,7 @@ class _Draws:
 
 
 def _fill(centres: FloatMatrix, is_empty: npt.NDArray[np.bool_], points: FloatMatrix, draws: _Draws) -> None:
-    """Put blocks that are far from all other codewords into the places of the empty ones, and zeros if none is far."""
+    """Replace unused codewords by blocks that are far from all codewords, or by zeros if none is far."""
     places = np.flatnonzero(is_empty)
     if places.size == 0:
         return
@@ -435,14 +435,14 @@ _LEAST_NORM: Final = 2.0**-149
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProductQuantization:
-    """A tensor cut into blocks; each block is replaced by the index of its nearest codeword.
+    """Cuts a tensor into blocks and encodes each as the index of its nearest codeword.
 
-    With more than one codebook, each quantizes what those before it left over, and the decoded blocks are the sums of
-    their codewords. The layout has one index segment for each codebook.
+    With several codebooks, each quantizes the residual of those before it, and a decoded block is the sum of its
+    codewords. The layout has one index segment for each codebook.
 
     Implements: [PGC+22], product quantization with secure indexing.
-    Security: a histogram reveals more than a sum: it shows how often each codeword was chosen for each block. Give it
-        to nobody before it holds enough clients.
+    Security: a histogram reveals more than a sum: it shows how often each codeword was chosen for each block. Release
+    it only when it holds enough clients.
     """
 
     shape: tuple[int, ...]
@@ -486,7 +486,7 @@ class ProductQuantization:
 
     @property
     def capacity(self) -> int:
-        """The most uploads for which the sums of codewords are exact; a histogram has no ring to leave."""
+        """Most uploads whose sums of codewords are exact; a histogram has no ring to overflow."""
         return EXACT_WEIGHT
 
     @property
@@ -495,7 +495,7 @@ class ProductQuantization:
 
     @property
     def largest_norm(self) -> float:
-        """The greatest length that a single decoded update can have, whatever codewords a client chooses."""
+        """Maximum length of a single decoded update, whatever codewords a client chooses."""
         longest = (
             float(np.linalg.norm(codebook.values.astype(np.float64), axis=1).max()) for codebook in self.codebooks
         )
@@ -510,7 +510,7 @@ class ProductQuantization:
         return Payload(self.layout, tuple(search(_blocks(finite(update), self.block_size), self._searches)))
 
     def decode(self, aggregate: Aggregate) -> npt.NDArray[np.float64]:
-        """Return the sum of the contributors' quantized updates: codewords times the histogram of each block.
+        """Return the sum of the contributors' quantized updates: each block's histogram times the codewords.
 
         The sum over each codebook is exact; those of several codebooks are added in float64.
 
@@ -544,16 +544,16 @@ def calibrate(  # noqa: PLR0913 -- the parameters of what it makes
     keep_zero: bool = True,
     previous: ProductQuantization | None = None,
 ) -> ProductQuantization:
-    """Return the quantizer whose codebooks are learned from a sample; its shape caps block size and codewords.
+    """Return a quantizer with codebooks learned from a sample; its shape caps block size and codewords.
 
     Args:
-        sample: an array of the tensor's shape that may be public: of a public batch, or of the previous aggregate.
-        block_size, codewords: the greatest ones; the shape may cap them.
-        stages: how many codebooks, each for what those before it leave over.
-        keep_zero: whether a block of zeros is decoded as zeros, at the price of one codeword in each stage.
-        previous: the scheme to refresh, whose codebooks are where this round's begin.
+        sample: an array of the tensor's shape that may be public, from a public batch or the previous aggregate.
+        block_size, codewords: maximum values; the shape may cap them.
+        stages: number of codebooks, each for the residual of those before it.
+        keep_zero: whether a block of zeros is decoded as zeros; it costs one codeword in each stage.
+        previous: the scheme to refresh; its codebooks are this round's initial ones.
 
-    Security: the codebooks are broadcast. Those of a client's own update reveal it in part.
+    Security: the codebooks are broadcast. Codebooks learned from a client's own update reveal it in part.
     """
     if getattr(sample, "dtype", np.dtype(bool)).kind != "f":
         raise Misuse("a sample is an array of floats in the shape of the tensor")

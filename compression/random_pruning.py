@@ -1,12 +1,12 @@
 """Random pruning: all clients send the same few coordinates of a tensor, and an inner scheme encodes them.
 
-Which ones a public seed says. For a tensor of n elements and a sparsity of s, an exact fraction, the mask keeps
+A public seed selects the coordinates. For a tensor of n elements and a sparsity of s, an exact fraction, the mask keeps
 
     k = n - floor(s n)
 
 of them, in row-major order. The stream of the tensor (``secagg.compression.common``, label PRUNING_MASK,
 attempt 0) is read as n little-endian words of 32 bits, one for each coordinate, and the k coordinates with the smallest
-words are kept. If the k-th smallest word equals the next smallest, the next attempt decides in the same way; so every
+words are kept. If the k-th smallest word equals the next smallest, the draw is repeated with the next attempt; so every
 set of k coordinates is equally likely. ``tests/vectors/compression/random_pruning.json`` holds masks to compare with.
 """
 
@@ -37,18 +37,18 @@ _WORD = np.dtype("<u4")
 
 @dataclass(frozen=True, kw_only=True)
 class RandomPruning:
-    """The coordinates of a tensor that a common mask keeps, as a vector that an inner scheme encodes.
+    """Keeps the coordinates of a tensor in a common mask; an inner scheme encodes them as a vector.
 
     Implements: [PGC+22] §4.2.2.
 
-    The error is the inner scheme's where the mask keeps a coordinate. Elsewhere the decoded sum is zero, and nothing is
-    scaled up to make amends.
+    Kept coordinates have the inner scheme's error. Elsewhere the decoded sum is zero; kept values are not scaled up to
+    compensate.
     """
 
     stream: PublicStream
-    """Gives the mask: the public seed, the round, the tensor's name and its shape."""
+    """Source of the mask: public seed, round, and the tensor's name and shape."""
     sparsity: Fraction | str
-    """The share of coordinates that are left out: a fraction, or a decimal number as text, such as "0.9"."""
+    """Share of removed coordinates: a fraction, or a decimal number as text, such as "0.9"."""
     inner: LinearDecoder[Any]
     """Encodes a vector of ``kept`` floats."""
     kept: int = field(init=False, repr=False, compare=False)
@@ -63,11 +63,11 @@ class RandomPruning:
 
     @cached_property
     def mask(self) -> Mask:
-        """Which coordinates are kept, in the tensor's shape; drawn with the first update."""
+        """Mask of the kept coordinates, in the tensor's shape; drawn with the first update."""
         return pruning_mask(self.stream, self.sparsity)
 
     def _layout(self) -> Layout:
-        # The mask depends on the sparsity through the number of kept coordinates alone.
+        # The mask depends on the sparsity only through the number of kept coordinates.
         encoded = self.stream.encode() + struct.pack(">Q", self.kept) + self.inner.layout.version
         return Layout(self.inner.layout.segments, public_parameters_digest("random_pruning", encoded))
 
@@ -80,7 +80,7 @@ class RandomPruning:
         return Payload(self.layout, encode_update(self.inner, update[self.mask], coins).values)
 
     def decode(self, aggregate: Aggregate) -> Tensor:
-        """Return the sum of the contributors' pruned updates, with zeros where the mask removes a coordinate."""
+        """Return the sum of the contributors' pruned updates, with zeros at removed coordinates."""
         values: Tensor = inner_decoded(aggregate, self.layout, self.inner, self.kept)
         total = np.zeros(self.stream.shape, dtype=values.dtype)
         total[self.mask] = values
@@ -91,7 +91,7 @@ def exact_sparsity(sparsity: Fraction | str) -> Fraction:
     """Return the sparsity as an exact fraction.
 
     Raises:
-        Misuse: it is a float, which is seldom the number that was written: 0.29 * 100 is below 29.
+        Misuse: it is a float, which seldom equals the decimal that was written: 0.29 * 100 is below 29.
         InvalidParameters: it is not a number in [0, 1).
     """
     if type(sparsity) not in (Fraction, str):
@@ -101,18 +101,18 @@ def exact_sparsity(sparsity: Fraction | str) -> Fraction:
     except (ValueError, ZeroDivisionError):
         raise InvalidParameters(f'{sparsity!r} is not a number; write "0.9" or "9/10"') from None
     if not 0 <= exact < 1:
-        raise InvalidParameters(f"a sparsity lies in [0, 1); got {exact}, and nothing would be kept")
+        raise InvalidParameters(f"a sparsity must be in [0, 1); got {exact}, which would keep nothing")
     return exact
 
 
 def kept_count(size: int, sparsity: Fraction | str) -> int:
-    """Return how many of ``size`` coordinates are kept: size - floor(sparsity * size), in exact arithmetic."""
+    """Return the number of kept coordinates: size - floor(sparsity * size), in exact arithmetic."""
     require_integer("a size", size, 1)
     return size - int(exact_sparsity(sparsity) * size)
 
 
 def pruning_mask(stream: PublicStream, sparsity: Fraction | str) -> Mask:
-    """Return which coordinates are kept, in the tensor's shape and read-only."""
+    """Return the read-only mask of kept coordinates, in the tensor's shape."""
     kept = kept_count(stream.size, sparsity)
     mask = np.ones(stream.size, dtype=np.bool_)
     for attempt in count():

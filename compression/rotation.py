@@ -1,11 +1,11 @@
 """Random rotations: of one tensor before an inner scheme, and of all tensors of a model as one vector.
 
-The rotation is R = H D / sqrt(B), block by block: D flips signs that a public seed says, and H is the Walsh-Hadamard
+The rotation is R = H D / sqrt(B), block by block: D flips signs chosen by a public seed, and H is the Walsh-Hadamard
 matrix of B rows, a power of two. R is orthonormal and the same for all clients, so the sum of rotated updates is the
-rotated sum, and the server turns it back once.
+rotated sum, which the server rotates back once.
 
-The update, in row-major order, is filled with zeros to a multiple of B and read as a matrix of B rows; each column is
-a block. The sign of element i of that matrix, in row-major order, is negative where bit i of the stream of the tensor
+The update, in row-major order, is padded with zeros to a multiple of B and read as a matrix of B rows; each column is a
+block. The sign of element i of that matrix, in row-major order, is negative where bit i of the stream of the tensor
 (``secagg.compression.common``, label ROTATION_SIGNS) is set, the lowest bit of each byte first.
 """
 
@@ -45,29 +45,29 @@ Tensor = npt.NDArray[np.floating[Any]]
 MAXIMUM_BLOCK_SIZE: Final = 1 << 16
 _FACTOR_BITS: Final = 5
 _ELEMENTS: Final = 1 << 16
-"""Elements that are transformed together: with their copy they stay in the second-level cache."""
+"""Number of elements transformed together: with their copy they fit the second-level cache."""
 Floats = npt.NDArray[np.float32]
 Update = npt.NDArray[np.floating[Any]]
 BLOCK_SIZE: Final = 1024
 _PIECE: Final = 1 << 15
 _LEAST_SHARE: Final = 1e-3
-"""Least share of the mean over the tensors: no tensor is taken to be smaller."""
+"""Lower bound on a tensor's length, as a share of the mean over the tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RandomRotation:
-    """A tensor, turned by a common randomised Hadamard transform, as a vector that an inner scheme encodes.
+    """Rotates a tensor by a common randomized Hadamard transform; an inner scheme encodes the result as a vector.
 
     Implements: [SYK+17] §3, in blocks.
 
-    A coordinate's value is spread over the ``block_size`` coordinates of its block, so a single large one becomes
-    smaller by sqrt(block_size). The error of a decoded sum has the norm of the inner scheme's error.
+    The rotation spreads each value over the ``block_size`` coordinates of its block, which divides a single large value
+    by sqrt(block_size). The error of a decoded sum has the norm of the inner scheme's error.
     """
 
     stream: PublicStream
-    """Gives the signs: the public seed, the round, the tensor's name and its shape."""
+    """Source of the signs: public seed, round, and the tensor's name and shape."""
     block_size: int
-    """A power of two; the tensor is filled with zeros to a multiple of it."""
+    """A power of two; the tensor is padded with zeros to a multiple of it."""
     inner: LinearDecoder[Any]
     """Encodes a vector of ``padded_size(stream.size, block_size)`` floats."""
 
@@ -80,7 +80,7 @@ class RandomRotation:
 
     @cached_property
     def negative(self) -> npt.NDArray[np.bool_]:
-        """Coordinates whose signs are flipped, as the matrix of the blocks; drawn with the first update."""
+        """Coordinates with flipped signs, as the matrix of the blocks; drawn with the first update."""
         drawn = np.frombuffer(self.stream.read(Label.ROTATION_SIGNS, -(-self.padded // 8)), dtype=np.uint8)
         bits = np.unpackbits(drawn, count=self.padded, bitorder="little")
         return bits.view(np.bool_).reshape(self.block_size, -1)
@@ -93,7 +93,7 @@ class RandomRotation:
 
     @property
     def capacity(self) -> int:
-        """The inner scheme's, as long as a sum is a float32 after it is turned back, which may gather a whole block."""
+        """Inner capacity, if sums are float32 after rotating back, which may gather a whole block in one value."""
         largest = getattr(self.inner, "largest", None)
         most = self.inner.capacity
         return most if largest is None else min(most, float32_capacity(largest * math.sqrt(self.block_size)))
@@ -106,7 +106,7 @@ class RandomRotation:
         return self.rotate_back(inner_decoded(aggregate, self.layout, self.inner, self.padded))
 
     def rotate(self, update: Tensor) -> Tensor:
-        """Return the rotated update as a vector; scales are calibrated on a sample that went through here."""
+        """Return the rotated update as a vector; scales are calibrated on a rotated sample."""
         require_floats(update, self.stream.shape)
         blocks = np.zeros(self.negative.shape, np.promote_types(update.dtype, np.float32))
         blocks.reshape(-1)[: update.size] = finite(update, LARGEST).reshape(-1)
@@ -115,7 +115,7 @@ class RandomRotation:
         return blocks.reshape(-1)
 
     def rotate_back(self, rotated: Tensor) -> Tensor:
-        """Return the tensor whose rotation is this vector; zeros that filled it are dropped."""
+        """Return the tensor whose rotation is this vector, without its padding."""
         blocks = rotated.reshape(self.negative.shape).copy()
         transform(blocks)
         self._flip(blocks)
@@ -126,13 +126,13 @@ class RandomRotation:
 
 
 def padded_size(size: int, block_size: int) -> int:
-    """Return how many coordinates the rotation of a tensor has: its size, rounded up to whole blocks."""
+    """Return the size of a rotated tensor: its size rounded up to whole blocks."""
     require_block_size(block_size)
     return -(-size // block_size) * block_size
 
 
 def require_block_size(block_size: int) -> None:
-    """Require a size of the blocks of a rotation."""
+    """Require a valid block size of a rotation."""
     if type(block_size) is not int or block_size.bit_count() != 1 or not 1 < block_size <= MAXIMUM_BLOCK_SIZE:
         raise InvalidParameters(f"block_size is a power of two in 2..2^16; got {block_size!r}")
 
@@ -143,8 +143,8 @@ def transform(blocks: Tensor) -> None:
     A matrix of 1,024 rows is the Kronecker product of two of 32: two products of matrices that stay in the cache take
     the place of ten passes of butterflies.
 
-    H is symmetric, so doing it twice changes nothing but the rounding. A value that is not finite, or overflows because
-    it is near the end of the floats' range, makes its column hold NaN or infinity.
+    H is symmetric, so applying it twice gives the input up to rounding. A value that is not finite, or that overflows,
+    makes its column NaN or infinity.
     """
     size, width = blocks.shape
     factors = _factors(size, blocks.dtype)
@@ -185,19 +185,19 @@ def _hadamard(size: int) -> npt.NDArray[np.float64]:
 
 # --- All tensors as one vector ----------------------------------------------------------------------------------------
 #
-# With F the diagonal matrix of the tensors' scales and R the rotation, an update x becomes R F^-1 x, and y is turned
-# back into F R^-1 y. Noise that is alike in all turned coordinates is least in total if the scale of a tensor is the
-# square root of the size of its values: then the noise of n values of size a is proportional to (sum n a)^2, and to
-# P sum n a^2 with one scale for all, which is never less.
+# With F the diagonal matrix of the tensors' scales and R the rotation, an update x becomes R F^-1 x, and y is rotated
+# back to F R^-1 y. Total noise that is equal in all rotated coordinates is smallest if a tensor's scale is the square
+# root of the size of its values: then the noise of n values of size a is proportional to (sum n a)^2. With one scale
+# for all it is proportional to P sum n a^2, which is never less.
 
 
 @dataclass(frozen=True, slots=True)
 class Gains:
-    """Factors of turned values once they are turned back, where whole numbers are still exact."""
+    """Factors of rotated values, applied after the inverse transform, where integers are still exact."""
 
     gain: float = 1.0
     last: int = 0
-    """Number of values at the end that have another one."""
+    """Number of values at the end that have another factor."""
     last_gain: float = 1.0
 
     def times(self, factor: float) -> Gains:
@@ -206,15 +206,15 @@ class Gains:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JoinedRotation:
-    """A vector of all values of a model, scaled and turned; everything in it is public.
+    """Scales and rotates the vector of all values of a model; all its parameters are public.
 
-    Arithmetic is in float32, and products of matrices may be rounded in another way on another machine.
+    Arithmetic is in float32, and matrix products may be rounded differently on another machine.
     """
 
     stream: PublicStream
-    """Gives the signs; its shape is the number of values."""
+    """Source of the signs; its shape is the number of values."""
     sizes: tuple[int, ...] = ()
-    """Number of values of each tensor, in their order; empty for one tensor."""
+    """Number of values of each tensor, in order; empty for one tensor."""
     scales: tuple[float, ...] = ()
     """Divisors of the values of each tensor; empty for ones."""
     block_size: int = BLOCK_SIZE
@@ -235,7 +235,7 @@ class JoinedRotation:
 
     @cached_property
     def _factors(self) -> Floats:
-        """The sign over the scale, for every value; made with the first update: a stranger may have named the size."""
+        """The sign over the scale of every value; lazy, because an untrusted party may have chosen the size."""
         drawn = np.frombuffer(self.stream.read(Label.ROTATION_SIGNS, -(-self.padded // 8)), dtype=np.uint8)
         factors = np.unpackbits(drawn, count=self.size, bitorder="little").astype(np.float32)
         factors *= -2
@@ -252,7 +252,7 @@ class JoinedRotation:
 
     @property
     def padded(self) -> int:
-        """Number of values of a turned update."""
+        """Number of values of a rotated update."""
         return padded_size(self.size, self.block_size)
 
     def encode(self) -> bytes:
@@ -273,7 +273,7 @@ class JoinedRotation:
         return turned
 
     def _scaled(self, update: Update, out: Floats) -> bool:
-        """Write the scaled update by pieces, and return whether all of it is finite and within limits."""
+        """Write the scaled update in pieces; return whether all values are finite and within limits."""
         is_within = True
         with np.errstate(over="ignore", invalid="ignore"):
             for first in range(0, self.size, _PIECE):
@@ -288,7 +288,7 @@ class JoinedRotation:
         return turned, math.sqrt(energy(turned))
 
     def turned_back(self, turned: Floats, gains: Gains = Gains()) -> Floats:
-        """Return the update whose turned values these are, times their gains; the argument is used up."""
+        """Return the update of these rotated values, times their gains; overwrites the argument."""
         whole, last = turned.reshape(self.block_size, -1), gains.last
         few = whole[:, whole.shape[1] - min(last, whole.shape[1]) :]
         apart = np.zeros(few.shape, np.float32)
@@ -302,12 +302,12 @@ class JoinedRotation:
             turned *= np.float32(gains.gain)
         few += apart
         update = turned[: self.size]
-        # The signs are their own inverses, so dividing by both takes both back.
+        # The signs are their own inverses, so dividing by sign over scale undoes both.
         update /= self._factors
         return update
 
     def norm(self, update: Update) -> float:
-        """Return the length of the scaled update, which is that of the turned one."""
+        """Return the length of the scaled update, which equals that of the rotated one."""
         return math.sqrt(sum((norm / scale) ** 2 for norm, scale in zip(self.norms(update), self.scales, strict=True)))
 
     def norms(self, update: Update) -> tuple[float, ...]:
@@ -317,10 +317,10 @@ class JoinedRotation:
 
 
 def square_root_scales(sizes: tuple[int, ...], norms: tuple[float, ...]) -> tuple[float, ...]:
-    """Return the scales for tensors of these sizes whose updates have these lengths: roots of the root mean squares.
+    """Return the scales for tensors with these sizes and lengths: the square roots of their root mean squares.
 
     Args:
-        norms: public ones, such as means over the clients of an earlier round.
+        norms: public lengths, such as means over the clients of an earlier round.
     """
     typical = [norm / math.sqrt(size) for norm, size in zip(norms, sizes, strict=True)]
     least = _LEAST_SHARE * sum(typical) / len(typical)
@@ -330,7 +330,7 @@ def square_root_scales(sizes: tuple[int, ...], norms: tuple[float, ...]) -> tupl
 
 
 def energy(values: Update) -> float:
-    """Return the sum of the squares, which neither overflow nor vanish in float64."""
+    """Return the sum of squares in float64, where they neither overflow nor underflow."""
     total = 0.0
     with np.errstate(over="ignore", invalid="ignore"):
         for first in range(0, len(values), _PIECE):
@@ -344,19 +344,19 @@ def energy(values: Update) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RoundedRotation:
-    """One vector of all values of a model as whole steps of its rotation, of a bounded norm: for noise of clients.
+    """Rounds the rotation of all values of a model to whole steps with a bounded norm, for noise added by clients.
 
-    Noise has to hide how far one client can move a sum. So a client scales its update down to a public length, turns
+    Noise has to hide one client's influence on a sum. So a client scales its update down to a public length, rotates
     it, and rounds each coordinate up or down at random until the norm in steps is within the public bound. The ring is
-    narrow: four deviations of the largest sum with its noise fit (``secagg.privacy.rounding``). A sum that wraps costs
-    accuracy and no privacy.
+    narrow: it fits four standard deviations of the largest sum with its noise (``secagg.privacy.rounding``). A sum that
+    wraps costs accuracy but no privacy.
     """
 
     rotation: JoinedRotation
     clip: float
-    """The greatest length of a scaled update; longer ones are shortened to it."""
+    """Maximum length of a scaled update; longer ones are shortened to it."""
     l2_bound: int
-    """The greatest norm of what a client sends, in steps: what its noise is in proportion to."""
+    """Maximum norm of an upload, in steps; noise is proportional to it."""
     modulus_bits: int
     clients: int
     """Number of clients that the ring is planned for."""
@@ -366,10 +366,10 @@ class RoundedRotation:
     def planned(
         cls, rotation: JoinedRotation, *, clip: float, modulus_bits: int, clients: int, noise_share: float
     ) -> RoundedRotation:
-        """Return the code of the finest steps whose sums a ring holds with their noise.
+        """Return the code with the finest steps whose noisy sums fit a ring.
 
         Args:
-            noise_share: the greatest variance of the sum's noise over the square of the bound.
+            noise_share: the maximum variance of the sum's noise over the square of the bound.
         """
         bound = bound_for_ring(modulus_bits, rotation.padded, clients, noise_share)
         return cls(rotation=rotation, clip=clip, l2_bound=bound, modulus_bits=modulus_bits, clients=clients)
@@ -398,7 +398,7 @@ class RoundedRotation:
 
     @property
     def largest_norm(self) -> float:
-        """The greatest length of a decoded update, if its client rounds as it should; nothing here holds it to that."""
+        """Maximum length of a decoded update if its client rounds correctly; this module does not enforce it."""
         return max(self.rotation.scales) * self.l2_bound * self.step
 
     def encode(self, update: Update, coins: Coins) -> Payload:
@@ -429,24 +429,24 @@ _MOST_RING_BITS: Final = 32
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sketch:
-    """One vector of all values of a model as codes of a few coordinates of its rotation, in a narrow ring.
+    """Encodes a few coordinates of the rotation of all values of a model as codes in a narrow ring.
 
-    All clients send the same coordinates, which every protocol that masks can add up. A client divides by its own
-    length first, so that values are near normal ones and one public step fits everybody.
+    All clients send the same coordinates, which any protocol with masks can sum. A client first divides by its own
+    length, so values are nearly standard normal and one public step fits all clients.
 
     A code c of q bits stands for the value (2c - 2^q + 1) s / 2 for the step s. Sums of codes are never negative, so a
-    ring of p bits holds (2^p - 1) / (2^q - 1) clients: 31 clients of 1 bit in 5 bits. Dividing by what rounding keeps
-    of normal values, 2 / pi for 1 bit, and by the share of coordinates that are sent makes the sum of directions
-    unbiased over the rotations, for updates with many values that differ from zero.
+    ring of p bits holds (2^p - 1) / (2^q - 1) clients: 31 clients of 1 bit in 5 bits. Dividing by the share that
+    rounding keeps of normal values (2 / pi for 1 bit) and by the share of sent coordinates makes the sum of directions
+    unbiased over the rotations, for updates with many nonzero values.
     """
 
     rotation: JoinedRotation
     kept: int
-    """Number of sent coordinates of the turned update."""
+    """Number of sent coordinates of the rotated update."""
     bits: int
     modulus_bits: int
     unit: float = 1.0
-    """The length that each client's scaled update is taken to have, such as the mean of the round before."""
+    """Length with which each client's scaled update is decoded, such as the previous round's mean."""
     layout: Layout = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -476,11 +476,11 @@ class Sketch:
 
     @property
     def largest_norm(self) -> float:
-        """The greatest length of a decoded update whose codes are in range; masks alone do not hold a client to it."""
+        """Maximum length of a decoded update whose codes are in range; masks do not enforce the range."""
         return max(self.rotation.scales) * self._gain * self._greatest * math.sqrt(self.kept)
 
     def encode(self, update: Update, coins: Coins) -> Payload:
-        """Divide by the update's own length, turn, and round; zeros draw their codes from the coins."""
+        """Divide by the update's length, rotate and round; an update of zeros draws its codes from the coins."""
         turned, norm = self.rotation.turned_with_norm(update)
         sent = turned[self._positions].astype(np.float64)
         if norm:
@@ -488,7 +488,7 @@ class Sketch:
         codes = np.clip(np.floor(sent) + (1 << (self.bits - 1)), 0, self._greatest)
         zeros = np.flatnonzero(sent == 0)
         if len(zeros):
-            # The code above zero has a direction, and all clients have it in common where nobody's values moved.
+            # Rounding zeros up would have a direction, and clients whose values did not change would share it.
             codes[zeros] -= np.frombuffer(coins.draw(len(zeros)), dtype=np.uint8) & 1
         return Payload(self.layout, (codes.astype(self.layout.segments[0].ring.word),))
 
@@ -505,14 +505,14 @@ class Sketch:
 
     @property
     def _gain(self) -> float:
-        """Return half a step, over what rounding and leaving out keep, for an update of length ``unit``."""
+        """Return half a step over the share that rounding and omission keep, for an update of length ``unit``."""
         step, keeps = normal_step(self.bits)
         padded = self.rotation.padded
         return self.unit / math.sqrt(padded) * step / 2 / keeps * padded / self.kept
 
 
 def sketch_ring(bits: int, uploads: int) -> int:
-    """Return the width of the narrowest ring that no sum of codes leaves."""
+    """Return the width of the narrowest ring that no sum of codes overflows."""
     most = ((1 << _MOST_RING_BITS) - 1) // ((1 << bits) - 1)
     if type(uploads) is not int or not 1 <= uploads <= most:
         raise InvalidParameters(f"the number of summed codes of {bits} bits is in 1..{most}; got {uploads!r}")
@@ -521,15 +521,15 @@ def sketch_ring(bits: int, uploads: int) -> int:
 
 @lru_cache(maxsize=16)
 def normal_step(bits: int) -> tuple[float, float]:
-    """Return the step for normal values whose unbiased estimate has the least noise, and the share that it keeps."""
+    """Return the step whose unbiased estimate of normal values has the least noise, and the kept share."""
     if bits == 1:
-        # Signs have no step; this one makes each as large as the mean magnitude.
+        # Signs have no step; this one decodes them to the mean magnitude.
         return 2 * math.sqrt(2 / math.pi), 2 / math.pi
     return min((_noise(bits, step), step, keeps) for step, keeps in _steps(bits))[1:]
 
 
 def rounding_noise(bits: int) -> float:
-    """Return the energy of the noise of the unbiased estimate of a normal value: 0.57 for 1 bit."""
+    """Return the noise energy of the unbiased estimate of a normal value: 0.57 for 1 bit."""
     step, keeps = normal_step(bits)
     return _noise(bits, step) if bits > 1 else step**2 / 4 / keeps**2 - 1
 
@@ -545,7 +545,7 @@ def _noise(bits: int, step: float) -> float:
 
 
 def _moments(bits: int, step: float) -> tuple[float, float]:
-    """Return E[x c] and E[c^2] of a normal value x and what it is rounded to, by sums over the cells."""
+    """Return E[x c] and E[c^2] of a normal value x and its code c, by sums over the cells."""
     half = 1 << (bits - 1)
     values: npt.NDArray[Any] = (np.arange(half) + 0.5) * step
     edges = np.append(np.arange(half) * step, np.inf)

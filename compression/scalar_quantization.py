@@ -1,8 +1,8 @@
-"""Scalar quantization: a tensor as codes of few bits, under scales and zero points that all clients share.
+"""Scalar quantization: encodes a tensor as codes of few bits, with scales and zero points that all clients share.
 
 A code of b bits is an integer q in [-2^(b-1), 2^(b-1) - 1] and stands for s (q - z): s is a float32, z is a code, and
-both are public and common to all clients. The ring holds the codes themselves, so what is summed is S = sum q over N
-clients, and the decoded sum is
+both are public and common to all clients. The ring holds the codes, so the sum is S = sum q over N clients, and the
+decoded sum is
 
     s (S - z N) = sum s (q - z),
 
@@ -37,7 +37,7 @@ LEAST_BITS: Final = 2
 """With one bit the codes are -1 and 0, and no value of a symmetric tensor keeps its sign."""
 MAXIMUM_BITS: Final = 16
 LEAST_SCALE: Final = 2.0**-23
-"""The least scale that calibration returns unless told otherwise: the difference between 1 and the next float32."""
+"""Default minimum scale of calibration: the difference between 1 and the next float32."""
 _SMALLEST_NORMAL: Final = 2.0**-126
 _FLOAT_TYPES: Final = (2, 4, 8)
 _NARROW: Final = np.dtype(np.float32)
@@ -48,10 +48,10 @@ _FLOAT64_DIGITS: Final = 53
 _BLOCK: Final = 1 << 16
 _HELD: Final = 1 << 18
 """Coins that are expanded at once: a segment of the stream."""
-"""Elements worked on at a time: the quotients and codes of a block stay in the second-level cache."""
+"""Elements processed at a time: the quotients and codes of a block fit the second-level cache."""
 _COIN_BYTES: Final = 32
 _COINS: Final = Ring(_FLOAT32_DIGITS)
-"""Coins have as many bits as the fraction of a float32, whose comparison with them is then exact."""
+"""Coins have the number of fraction bits of a float32, so comparing them is exact."""
 
 _Block = tuple[slice, slice]
 _Floats = npt.NDArray[Any]
@@ -61,14 +61,14 @@ class Rounding(Enum):
     """Rounding of a value between two codes."""
 
     NEAREST_EVEN = 1
-    """The nearest code, and of two equally near ones the even code; draws no coins."""
+    """The nearest code, ties to even; draws no coins."""
     STOCHASTIC = 2
-    """Up or down at random, so that the mean over the coins is the value itself, up to 2^-24 of it and of a step."""
+    """Up or down at random: the mean over the coins is the value, up to 2^-24 of it and of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalarQuantization:
-    """A tensor of floats as codes of ``bits`` bits in a ring of ``modulus_bits`` bits.
+    """Encodes a tensor of floats as codes of ``bits`` bits in a ring of ``modulus_bits`` bits.
 
     Implements: [PGC+22] §4.2.1, with signed codes.
     Deviation: the sum is decoded as s (S - z W); neither of the two forms that are printed equals the sum of the
@@ -87,12 +87,12 @@ class ScalarQuantization:
     """The code of 0.0, one for each scale; none means 0 for all, which is symmetric quantization."""
     rounding: Rounding = Rounding.NEAREST_EVEN
     wrapping_weight: int | None = None
-    """Uploads that are decoded even if they exceed the margin, so that coordinates may leave the ring and come
-    out wrong by a multiple of 2^modulus_bits steps. None: sums beyond the margin are refused."""
+    """Number of uploads that are decoded even beyond the margin, where coordinates may overflow the ring and be wrong
+    by a multiple of 2^modulus_bits steps. None: sums beyond the margin are refused."""
     layout: Layout = field(init=False, repr=False, compare=False)
     """One ring segment; the version covers every parameter."""
     largest: float = field(init=False, repr=False, compare=False)
-    """Size of the largest value that one client's code is decoded to, or slightly more."""
+    """Maximum magnitude of one client's decoded value, or slightly more."""
 
     def __post_init__(self) -> None:
         require_shape(self.shape)
@@ -148,21 +148,21 @@ class ScalarQuantization:
 
     @property
     def margin(self) -> int:
-        """The most uploads whose sum cannot leave the ring, and is exact before it is multiplied."""
+        """Most uploads whose sum cannot overflow the ring, and is exact before the multiplication."""
         return 1 << (min(self.modulus_bits, _FLOAT64_DIGITS) - self.bits)
 
     @property
     def capacity(self) -> int:
-        """The most uploads that is decoded: the margin, or ``wrapping_weight`` where that is more.
+        """Most uploads that are decoded: the larger of the margin and ``wrapping_weight``.
 
-        No sum within it leaves float32.
+        No sum within it overflows float32.
         """
         return min(max(self.margin, self.wrapping_weight or 0), float32_capacity(self.largest))
 
     def encode(self, update: Tensor, coins: Coins) -> Payload:
         """Divide by the scale, clamp, round and add the zero point; stochastic rounding draws 32 bytes of coins.
 
-        Claim CO-3: from the quotient on, every float32 but NaN becomes a code in range.
+        Claim CO-3: every quotient that is a float32 other than NaN becomes a code in range.
         """
         values = self._rows(update)
         scales, zero_points = self._columns(_NARROW)
@@ -170,10 +170,10 @@ class ScalarQuantization:
         ring = Ring(self.modulus_bits)
         words = ring.zeros(values.size).reshape(values.shape)
         signed = words.view(_signed(ring))
-        # Made once, because a memory allocator may return temporaries of this size to the system block after block.
+        # Allocated once: an allocator may return temporaries of this size to the system after each block.
         room = min(_BLOCK, values.size)
         quotients = np.empty(room, _NARROW)
-        # A quotient beyond the largest float becomes infinite, and is clamped like every other.
+        # A quotient that overflows becomes infinite, and is clamped like any other.
         with np.errstate(over="ignore", invalid="ignore"), self._rounding(coins) as round_in_place:
             for rows, columns in _blocks(*values.shape):
                 block = finite(values[rows, columns])
@@ -182,8 +182,8 @@ class ScalarQuantization:
                 if not is_symmetric:
                     codes += zero_points[rows]
                 np.clip(codes, self.least, self.greatest, out=codes)
-                # What Ring.from_integers does, without its temporaries: a code's two's complement, reduced. No code is
-                # refused, because a clamped one has at most as many bits as the ring.
+                # The same as Ring.from_integers, without its temporaries: a code's two's complement, reduced. No code
+                # is refused, because a clamped one always fits the ring.
                 np.copyto(signed[rows, columns], codes, casting="unsafe")
                 reduce_into(words[rows, columns], self.modulus_bits)
         return Payload(self.layout, (words.reshape(-1),))
@@ -191,7 +191,7 @@ class ScalarQuantization:
     def decode(self, aggregate: Aggregate) -> npt.NDArray[np.float32]:
         """Return the sum of the contributors' quantized updates.
 
-        Claim CO-1: the zero point is taken off once for each upload.
+        Claim CO-1: the zero point is subtracted once for each upload.
         """
         require_sum(aggregate, self.layout, self.capacity)
         # Both S and z W are below half of this in size, so their difference is exact in the narrower float as well.
@@ -204,7 +204,7 @@ class ScalarQuantization:
         lifted, differences, half = np.empty(_BLOCK, ring.word), np.empty(_BLOCK, work), 1 << (self.modulus_bits - 1)
         for rows, columns in _blocks(*sums.shape):
             block = total[rows, columns]
-            # What Ring.lift does, without its temporaries; the aggregate was checked to be reduced.
+            # The same as Ring.lift, without its temporaries; the aggregate was checked to be reduced.
             words = lifted[: block.size].reshape(block.shape)
             np.bitwise_xor(sums[rows, columns], half, out=words)
             words -= half
@@ -230,7 +230,7 @@ class ScalarQuantization:
 
     @contextmanager
     def _rounding(self, coins: Coins) -> Generator[Callable[[_Floats, int], None]]:
-        """Yield what rounds a block, which begins at a position of the tensor, in place."""
+        """Yield a function that rounds a block, given its position in the tensor, in place."""
         if self.rounding is Rounding.NEAREST_EVEN:
             yield _round_to_nearest
             return
@@ -250,7 +250,7 @@ class ScalarQuantization:
 
 
 class _Drawn:
-    """The coins of a tensor, drawn part by part: all of them would be as long as the tensor."""
+    """The coins of a tensor, drawn in parts: together they would be as long as the tensor."""
 
     def __init__(self, key: Secret, length: int) -> None:
         self._key, self._length = key, length
@@ -275,17 +275,17 @@ def calibrate(  # noqa: PLR0913 -- the parameters of what it makes
     wrapping_weight: int | None = None,
     least_scale: float = LEAST_SCALE,
 ) -> ScalarQuantization:
-    """Return the quantizer whose codes reach from the least to the greatest value of a sample.
+    """Return the quantizer whose codes cover a sample, from its minimum to its maximum.
 
     Implements: the ranges of [PGC+22] §3.2.1, as its simulator takes them. Symmetric: s = max|x| / ((2^b - 1) / 2),
         z = 0. Affine: s = (max - min) / (2^b - 1) over a range that holds 0, and z = least - round(min / s).
     Args:
-        sample: an array of the tensor's shape that may be public: of a public batch, or of the previous aggregate.
-        per_channel: whether each index of axis 0 gets a scale of its own.
-        least_scale: the scale where the sample gives a smaller one, zeros for instance. Updates far beyond it saturate;
-            choose a fraction of the values that updates have.
+        sample: an array of the tensor's shape that may be public, from a public batch or the previous aggregate.
+        per_channel: whether each index of axis 0 gets its own scale.
+        least_scale: minimum scale, used for a sample of zeros, for instance. Updates far beyond it saturate; choose a
+        fraction of the typical values.
 
-    Security: the scales are broadcast. Those of a client's own update reveal its largest value.
+    Security: the scales are broadcast. Scales from a client's own update reveal its largest value.
     """
     if getattr(sample, "dtype", np.dtype(bool)).kind != "f" or (per_channel and not sample.ndim):
         raise Misuse("a sample is an array of floats, with an axis 0 if it has channels")
@@ -314,16 +314,16 @@ def calibrate(  # noqa: PLR0913 -- the parameters of what it makes
 
 
 def modulus_bits_for(bits: int, uploads: int) -> int:
-    """Return the width of the narrowest ring that no sum of codes leaves: bits + ceil(log2(uploads))."""
+    """Return the width of the narrowest ring that no sum of codes overflows: bits + ceil(log2(uploads))."""
     require_integer("a number of uploads", uploads, 1)
     return bits + (uploads - 1).bit_length()
 
 
 def overflowed(true_sums: npt.NDArray[np.integer[Any]], modulus_bits: int) -> npt.NDArray[np.bool_]:
-    """Return which coordinates' true sums, over the integers, leave [-2^(p-1), 2^(p-1) - 1].
+    """Return a mask of the coordinates whose true integer sums are outside of [-2^(p-1), 2^(p-1) - 1].
 
-    Only final sums count, and both signs do: a partial sum that leaves the ring comes back. The true sums are known to
-    simulations alone; under secure aggregation nobody has them.
+    Only final sums count, with their signs: a partial sum may overflow and come back. Only simulations know the true
+    sums; under secure aggregation nobody has them.
     """
     if getattr(true_sums, "dtype", np.dtype(bool)).kind not in "iu":
         raise Misuse("true sums are an array of integers; add the codes up in int64")
@@ -346,7 +346,7 @@ def _scales(found: npt.NDArray[np.float64], least_scale: float) -> tuple[float, 
 
 
 def _blocks(height: int, width: int) -> Iterator[_Block]:
-    """Cut a matrix into parts of whole rows, or of one row, whose elements follow one another."""
+    """Cut a matrix into contiguous parts: of whole rows, or within one row."""
     rows_at_once = max(1, _BLOCK // width)
     for first in range(0, height, rows_at_once):
         for start in range(0, width, _BLOCK):
@@ -368,11 +368,11 @@ _LEAST_DITHERED_SCALE: Final = 2.0**-100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DitheredQuantization:
-    """A tensor of floats in steps of ``scale``, clamped to 2^(bits - 1) steps on both sides of zero.
+    """Encodes a tensor of floats in steps of ``scale``, clamped to 2^(bits - 1) steps on both sides of zero.
 
-    A step has 2^f fine steps. The protocol adds a uniform mask to fine steps and rounds to whole ones, which alone
-    travel: a subtractive dither, whose error is uniform between -1/2 and 1/2 step, whatever the value. The capacity
-    keeps room for the half step that this may add for each client, and sums are float32.
+    A step has 2^f fine steps. The protocol adds a uniform mask to fine steps, rounds to whole steps and sends only
+    these. This is a subtractive dither: its error is uniform between -1/2 and 1/2 step for every value. The capacity
+    leaves room for the half step that each client may add, and sums are float32.
     """
 
     shape: tuple[int, ...]
@@ -410,18 +410,18 @@ class DitheredQuantization:
 
     @property
     def bound(self) -> int:
-        """The largest number of fine steps that a value becomes."""
+        """Maximum number of fine steps of an encoded value."""
         return 1 << (self.bits - 1 + self.fine_bits)
 
     @property
     def capacity(self) -> int:
-        """The most uploads whose sum stays in the ring, with every value at an end and every rounding too."""
+        """Most uploads whose sum stays in the ring, with all values and roundings at their extremes."""
         reach = self._reach
         return min(capacity_between(-reach, reach, self._segment.ring.modulus_bits), float32_capacity(self.largest))
 
     @property
     def largest(self) -> float:
-        """Size of the largest value that one client's code is decoded to."""
+        """Maximum magnitude of one client's decoded value."""
         return self._reach * (self.scale / (1 << self.fine_bits))
 
     @property
@@ -437,7 +437,7 @@ class DitheredQuantization:
         require_floats(update, self.shape)
 
         def steps(piece: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-            # A value beyond a float becomes infinite here, and is clamped like every other.
+            # A value that overflows becomes infinite here, and is clamped like any other.
             with np.errstate(over="ignore"):
                 fine = piece.astype(np.float64)
                 fine /= self.scale
@@ -454,7 +454,7 @@ class DitheredQuantization:
 
 
 def dithered_ring(bits: int, uploads: int, fine_bits: int = DEFAULT_FINE_BITS) -> int:
-    """Return the width of the narrowest ring that holds a sum of this many uploads, rounding included."""
+    """Return the width of the narrowest ring that holds a sum of ``uploads`` with its rounding."""
     require_integer("a number of uploads", uploads, 1)
     reach = uploads * ((1 << (bits - 1 + fine_bits)) + RingSegment(1, 1, fine_bits).head_room)
     return max(2, reach.bit_length() + 1 - fine_bits)
@@ -463,7 +463,7 @@ def dithered_ring(bits: int, uploads: int, fine_bits: int = DEFAULT_FINE_BITS) -
 def calibrate_dithered(
     sample: Tensor, *, bits: int, modulus_bits: int, fine_bits: int = DEFAULT_FINE_BITS
 ) -> DitheredQuantization:
-    """Return the scheme whose ends are the largest value of a sample."""
+    """Return the scheme whose range ends at the largest value of a sample."""
     largest = float(np.abs(sample).max(initial=0))
     if not 0 < largest < np.inf:
         raise InvalidParameters("a scale is calibrated on finite values, not all of them zero; give another sample")
