@@ -259,7 +259,7 @@ def test_a_file_that_is_not_there_is_not_called_unwritable(tmp_path: Path, capsy
         (["--model", "celeba.json", "--bits", "33"], "--bits is in 2..16; got 33"),
         (["--model", "celeba.json", "--delta", "1e-3"], "give --noise as well"),
         (["--model", "celeba.json", "--releases", "5"], "give --noise as well"),
-        (["--model", "celeba.json", "--sparsity", "1"], "a sparsity lies in [0, 1)"),
+        (["--model", "celeba.json", "--sparsity", "1"], "a sparsity must be in [0, 1)"),
         (["--model", "celeba.json", "--sparsity", "most"], "is not a number"),
     ],
 )
