@@ -1,4 +1,4 @@
-"""The sum of a training round, and how it is made or checked in the clear."""
+"""The sum of a training round, computed or checked in the clear."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ from secagg.session.run import StageFigures
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 Upload = tuple[int, Payload]
-"""A client's number, and what it encoded."""
+"""A client's number and its payload."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumRound:
-    """A round as its sum sees it."""
+    """The parts of a round that its sum needs."""
 
     number: int
     codec: ModelUpdate
     clients: tuple[int, ...]
-    """Everybody who is invited, those who will be lost included."""
+    """All invited clients, including those that will drop out."""
     uploaders: tuple[int, ...]
-    """Clients that stay for long enough to upload."""
+    """Clients that stay long enough to upload."""
     lost: Mapping[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
-    """Clients that are gone before they answer in a stage of the protocol, by its name."""
+    """Clients that drop out before they answer in a stage of the protocol, by its name."""
     model_digest: bytes = bytes(32)
     releases: int = 1
-    """Number of rounds, including this one, of the client that is in most; noise is accounted by it."""
+    """Number of rounds, including this one, of the client in the most rounds; noise is accounted by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumOutcome:
-    """A sum, and what it took; bytes are those of real messages, of all clients together."""
+    """A sum and its costs; bytes are those of real messages, totalled over clients."""
 
     aggregate: Aggregate
     is_real: bool
     stages: tuple[StageFigures, ...]
     deviations: tuple[float, ...] = ()
-    """Deviations of the noise of each released segment, in its integer steps; none without noise."""
+    """Standard deviations of each released segment's noise, in its integer steps; none without noise."""
     epsilon: float | None = None
-    """Privacy cost of all rounds so far to the client that is in most of them."""
+    """Privacy cost of all rounds so far to the client in the most rounds."""
 
     @property
     def bytes_up(self) -> int:
@@ -67,18 +67,18 @@ class SumOutcome:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all parties together, one after another."""
+        """Total seconds of all parties, which run one after another."""
         return sum(stage.client_seconds + stage.server_seconds for stage in self.stages)
 
 
 class SecureSum(Protocol):
-    """Adds the payloads of a round up."""
+    """Adds up the payloads of a round."""
 
     def run(self, due: SumRound, uploads: Iterable[Upload]) -> SumOutcome:
         """Pull every upload, and return the sum.
 
         Raises:
-            ThresholdNotMet: too many were lost; nothing is released.
+            ThresholdNotMet: too many clients dropped out; nothing is released.
         """
         ...
 
@@ -87,19 +87,19 @@ class SecureSum(Protocol):
 
 
 Received = Callable[[Payload], None]
-"""Told of a payload."""
+"""Called with a payload."""
 ProtocolSum = Callable[[SumRound, Iterable[Upload], Received], SumOutcome]
 
 
 @dataclass(frozen=True, slots=True)
 class IdealSum:
-    """The result of every protocol, computed without one."""
+    """Computes the result of every protocol without running one."""
 
     most_uploads: int
     minimum_cohort: int = LEAST_COHORT
 
     def run(self, due: SumRound, uploads: Iterable[Upload]) -> SumOutcome:
-        """Add up in the clear; an upload has the bytes of its payload's encoding, or what rounding leaves of them."""
+        """Add up in the clear; an upload has the size of its payload's encoding, after any rounding."""
         coins = InsecureSeededCoins(due.codec.layout.digest + due.number.to_bytes(8, "big"))
         clear = ClearSum(due.codec, self.most_uploads, self.minimum_cohort, coins)
         figures = StageFigures("clear sum")
@@ -113,7 +113,7 @@ class IdealSum:
 
 @dataclass(frozen=True, slots=True)
 class NoisedSum:
-    """A sum in the clear of what clients upload with their noise: a simulation, which hides nothing from itself."""
+    """A sum in the clear of uploads with the clients' noise: a simulation, where the process sees everything."""
 
     ideal: IdealSum
     noise_of: Callable[[ModelUpdate], ClientNoise]
@@ -122,7 +122,7 @@ class NoisedSum:
     def run(self, due: SumRound, uploads: Iterable[Upload]) -> SumOutcome:
         noise, coins = self.noise_of(due.codec), SystemCoins()
         noised = ((client, noise.add_to(payload, coins)) for client, payload in uploads)
-        # A sum of fewer than each drew its share for would have less noise than is accounted.
+        # With fewer clients than each drew its noise share for, a sum would have less noise than is accounted.
         ideal = replace(self.ideal, minimum_cohort=max(self.ideal.minimum_cohort, noise.minimum_cohort))
         outcome = ideal.run(due, noised)
         return replace(outcome, deviations=noise.deviations, epsilon=noise.epsilon(self.delta, due.releases))
@@ -130,15 +130,15 @@ class NoisedSum:
 
 @dataclass(frozen=True, slots=True)
 class CheckedSum:
-    """The sum in the clear, with a real protocol every few rounds for comparison."""
+    """A sum in the clear, compared with a real protocol every few rounds."""
 
     real: ProtocolSum
-    """Carries a round through by a protocol, and tells of each payload that its server has."""
+    """Runs a protocol for a round, and reports each payload that its server received."""
     ideal: IdealSum
     every: int = 1
 
     def run(self, due: SumRound, uploads: Iterable[Upload]) -> SumOutcome:
-        """Run the protocol if this round calls for it, and compare it with the sum in the clear.
+        """Compute the sum in the clear and, in some rounds, compare it with the protocol's.
 
         Raises:
             InternalError: the two differ.
@@ -157,7 +157,7 @@ class CheckedSum:
 
 
 def require_equal(codec: ModelUpdate, real: Aggregate, ideal: Aggregate) -> None:
-    """Refuse a sum that differs from the one in the clear in anything that is decoded."""
+    """Refuse a sum whose decoded parts differ from the one in the clear."""
     _require_counts(real, ideal)
     decoded, due = codec.mean(real), codec.mean(ideal)
     wrong = [name for name in due if not np.array_equal(decoded[name], due[name])]
@@ -166,16 +166,16 @@ def require_equal(codec: ModelUpdate, real: Aggregate, ideal: Aggregate) -> None
 
 
 def require_rounded(real: Aggregate, ideal: Aggregate) -> None:
-    """Refuse a sum that is further from the one in the clear than each client's rounding reaches."""
+    """Refuse a sum that differs from the one in the clear by more than the clients' rounding."""
     _require_counts(real, ideal)
     for segment, mine, due in zip(ideal.layout.require_rings(), real.values, ideal.values, strict=True):
         apart = segment.ring.lift(segment.ring.subtract(mine, due)).astype(np.int64)
         if int(np.abs(apart).max(initial=0)) > ideal.contributors * segment.head_room:
-            raise InternalError("the protocol's sum differs from the sum of the updates by more than rounding does")
+            raise InternalError("the protocol's sum differs from the sum of the updates by more than rounding")
 
 
 def require_near(noised: Aggregate, ideal: Aggregate, deviations: Sequence[float]) -> None:
-    """Refuse a sum that is further from the one in the clear than its noise reaches."""
+    """Refuse a sum that differs from the one in the clear by more than its noise."""
     _require_counts(noised, ideal)
     if not is_near(noised, ideal, deviations):
         raise InternalError("the protocol's sum differs from the sum of the updates by more than its noise")
@@ -190,7 +190,7 @@ _Sums = npt.NDArray[Any]
 
 
 class ClearSum:
-    """Adds payloads up; it protects nobody."""
+    """Adds up payloads without any protection."""
 
     def __init__(
         self, codec: ModelUpdate, most_uploads: int, minimum_cohort: int = 1, rounding: Coins | None = None
@@ -198,7 +198,7 @@ class ClearSum:
         """Begin an empty sum of a codec's payloads.
 
         Args:
-            rounding: in place of masks, for segments with fine bits; without them nothing is rounded.
+            rounding: replaces masks for segments with fine bits; other segments are not rounded.
         """
         self._layout, self._rounding = codec.layout, rounding
         has_indices = any(isinstance(segment, IndexSegment) for segment in self._layout.segments)
@@ -239,7 +239,7 @@ class ClearSum:
         self._contributors += 1
 
     def finish(self) -> Aggregate:
-        """Return the sum, in the layout that a protocol releases."""
+        """Return the sum in the layout that a protocol releases."""
         if self._contributors < max(1, self._minimum_cohort):
             raise ThresholdNotMet(needed=self._minimum_cohort, present=self._contributors, what="contributors")
         values = list[_Sums]()
@@ -255,11 +255,11 @@ class ClearSum:
 
 
 class OverflowMeter:
-    """Share of the coordinates of a round's true sums that leave the ring of the codes; only simulations can know it.
+    """Share of the coordinates of a round's true sums that overflow the codes' ring; only simulations know it.
 
-    ``share`` counts final sums, of both signs: a partial sum that leaves a ring comes back. ``flsim_share`` counts as
-    the simulator behind the paper does: after every addition, positive sums alone, reduced modulo half the ring, and
-    divided by coordinates and clients.
+    ``share`` counts final sums of both signs: a partial sum may overflow and come back. ``flsim_share`` counts as the
+    paper's simulator does: after every addition, only positive sums, reduced modulo half the ring, and divided by
+    coordinates and clients.
     """
 
     def __init__(self, codec: ModelUpdate, modulus_bits: int) -> None:
@@ -287,7 +287,7 @@ class OverflowMeter:
             self._true[number] += codes
             total = self._simulated[number]
             total += codes
-            # Halves of the ring are taken off towards zero, and counted where the sum is positive.
+            # Half rings are subtracted towards zero, and counted if the sum is positive.
             beyond = np.flatnonzero((total >= half) | (total <= -half))
             halves = np.sign(total[beyond]) * (np.abs(total[beyond]) // half)
             self._events += int(np.maximum(halves, 0).sum())
@@ -302,6 +302,6 @@ class OverflowMeter:
 
     @property
     def flsim_share(self) -> float:
-        """The events that the paper's simulator would count, for each coordinate and client."""
+        """Events that the paper's simulator would count, per coordinate and client."""
         size = sum(total.size for total in self._true) * self._clients
         return self._events / size if size else 0.0

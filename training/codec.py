@@ -1,4 +1,4 @@
-"""The codecs of a run: recipes for tensors, where their scales come from, and schemes for an update as one vector."""
+"""The codecs of a run: recipes for tensors, sources of their scales, and schemes for whole updates."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class TensorRecipes:
     def __init__(self, settings: CompressionSettings, shapes: Mapping[str, Shape], most_uploads: int) -> None:
         self.settings, self.shapes, self.most_uploads = settings, shapes, most_uploads
         self._chosen = dict[str, Recipe | None]()
-        # Tensors with a recipe of their own; None for those that are sent plain.
+        # Tensors with their own recipe; None for tensors sent plain.
         for entry in self.settings.layers:
             name, recipe = self._layer(entry)
             if name not in self.shapes:
@@ -133,8 +133,8 @@ class TensorRecipes:
 
     @property
     def plain(self) -> Plain:
-        """Encoding of biases and norms, and of tensors that are too small to be compressed."""
-        # No sum of a cohort at the clip leaves the ring.
+        """Encoding of biases, norms, and tensors that are too small to compress."""
+        # Even if the whole cohort is at the clip, the sum fits the ring.
         steps = ((1 << (PLAIN_BITS - 1)) - 1) // self.most_uploads
         return Plain(
             clip=float(steps >> self.settings.fraction_bits or Fraction(steps, 1 << self.settings.fraction_bits)),
@@ -162,7 +162,7 @@ class TensorRecipes:
             raise InvalidParameters(
                 f"a cohort of total weight {self.most_uploads} leaves fixed point of 32 bits with "
                 f"{self.settings.fraction_bits} fraction bits a range below {LEAST_CLIP}; lower "
-                "compression.fraction_bits, or take a smaller cohort"
+                "compression.fraction_bits, or use a smaller cohort"
             )
         if not self.settings.has_codes:
             return
@@ -216,7 +216,7 @@ class TensorRecipes:
         return name, replace(recipe, is_capped=False) if isinstance(recipe, ScaledCodebooks) else recipe
 
     def _recipe(self, statistic: float) -> Recipe | None:
-        """Return how a tensor is compressed, given what the clients told of it where they tell anything."""
+        """Return a tensor's recipe, given the clients' statistics of it, if any."""
         settings = self.settings
         match settings.scheme:
             case Scheme.NONE:
@@ -239,25 +239,25 @@ class TensorRecipes:
 
 
 _LATE_SOURCES: Final = (*SECURE_SOURCES, Source.AGGREGATE)
-"""Sources that know nothing before the first round, which is sent uncompressed."""
+"""Sources without data before the first round, which is sent uncompressed."""
 _SCALE_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundCodec:
-    """The codec of a round, and what clients are told of it."""
+    """The codec of a round, and its cost to clients."""
 
     update: ModelUpdate
     is_compressed: bool
     """False in a first round that has no scales or codebooks yet, unless nothing is compressed anyway."""
     broadcast_bytes: int
-    """Bytes that a client receives for it in this round."""
+    """Bytes that a client receives for the codec in this round."""
     paper_broadcast_bytes: int
 
 
 @dataclass(slots=True)
 class Operators:
-    """The codecs of a run, one after another."""
+    """The codecs of a run, renewed every few rounds."""
 
     settings: CompressionSettings
     shapes: Mapping[str, Shape]
@@ -267,7 +267,7 @@ class Operators:
     weights: Weights = field(default_factory=Weights)
     current: ModelUpdate | None = field(default=None, init=False)
     warning: None = field(default=None, init=False)
-    """Advice on a change, where a codec has any; codes reveal nothing to the server that would give rise to it."""
+    """Advice on settings, if a codec has any; here codes reveal nothing that could prompt it."""
     _statistics: list[float] | None = field(default=None, init=False)
     _previous_mean: dict[str, npt.NDArray[Any]] | None = field(default=None, init=False)
     recipes: TensorRecipes = field(init=False)
@@ -276,7 +276,7 @@ class Operators:
         self.recipes = TensorRecipes(self.settings, self.shapes, self.most_uploads)
 
     def epoch(self, round_number: int) -> int:
-        """Return how often the codec was renewed until a round; rounds count from 0."""
+        """Return the number of renewals up to a round; rounds count from 0."""
         period = self.settings.refresh
         if self.settings.scheme is Scheme.NONE:
             return 0
@@ -288,7 +288,7 @@ class Operators:
         """Return the codec of a round, renewed if the round needs it.
 
         Args:
-            sample: trains a client outside of the round, or on public data; called only where the source asks for it.
+            sample: trains a client outside of the round, or on public data; called only if the source needs it.
         """
         epoch = self.epoch(round_number)
         is_fresh = self.current is None or (self.current.epoch != epoch and self._is_informed)
@@ -306,7 +306,7 @@ class Operators:
 
     @property
     def _is_informed(self) -> bool:
-        """Whether there is something to calibrate on; nothing is, for instance, if the first round failed."""
+        """Whether there is data to calibrate on; there is none, for instance, if the first round failed."""
         match self.settings.source:
             case Source.STAT | Source.PRIOR:
                 return self._statistics is not None
@@ -316,7 +316,7 @@ class Operators:
                 return True
 
     def planned(self) -> ModelUpdate:
-        """Return a codec that is laid out as those of the run will be, for judging a run before it begins."""
+        """Return a codec with the layout of the run's codecs, to check a run before it begins."""
         shapes = self._sent_shapes
         chosen = {
             name: ScaledCodebooks(length=1.0, codewords=own.codewords, block_size=own.block_size, stages=own.stages)
@@ -348,7 +348,7 @@ class Operators:
         return self.weights.encode(self.codec, self.with_statistics(update), examples, coins)
 
     def with_statistics(self, update: Update) -> Arrays:
-        """Return the tensors that are sent: those of the update, and what the client tells of them."""
+        """Return the sent tensors: the update, and the client's statistics of it."""
         if self.settings.source not in SECURE_SOURCES:
             return update
         measure = length
@@ -361,7 +361,7 @@ class Operators:
         return {**update, STATISTICS: statistics}
 
     def decode(self, aggregate: Aggregate) -> dict[str, npt.NDArray[np.float32]]:
-        """Return the mean update, and keep what it tells for the next codec."""
+        """Return the mean update, and keep its statistics for the next codec."""
         mean = dict(self.weights.mean(self.codec, aggregate))
         if self.settings.is_lengthened:
             for tensor in self.codec.tensors:
@@ -425,7 +425,7 @@ class Operators:
             case Source.MOCK:
                 return Calibration(CalibrationSource.LEAKY_MOCK_CLIENT, sample())
             case _:
-                raise InternalError("a source of scales and codebooks has nothing to tell")
+                raise InternalError("a source of scales and codebooks has no statistics")
 
     def _broadcast(self, codec: ModelUpdate) -> tuple[int, int]:
         if self.settings.source in SECURE_SOURCES:
@@ -435,21 +435,21 @@ class Operators:
 
 
 NORMS: Final = "secagg/norms"
-"""The name of what clients tell of their lengths."""
+"""Name of the clients' lengths in an update."""
 LOSSES: Final = "secagg/losses"
-"""The name of what clients tell of their losses: at the model, and with noise added and taken away."""
+"""Name of the clients' losses in an update: at the model, and with noise added and subtracted."""
 _LOSSES: Final = 3
 _FRACTION_BITS: Final = 20
 _NINE_OF_TEN: Final = 0.9
 _NEARLY: Final = 0.9
-"""Share of the longest length: a mean that is as long has hardly a client below."""
+"""Share of the longest length; a mean above it has almost no client below."""
 
 Vector = npt.NDArray[np.float32]
 
 
 @dataclass(slots=True)
 class WholeUpdates:
-    """The codecs of a run, one for each round; it takes the place of ``Operators``."""
+    """The codecs of a run, one for each round; replaces ``Operators`` for whole updates."""
 
     settings: CompressionSettings
     shapes: Mapping[str, Shape]
@@ -457,16 +457,16 @@ class WholeUpdates:
     """32 public bytes of the run."""
     most_uploads: int
     cohort: int
-    """Number of clients of a sum, from which the rate follows."""
+    """Number of clients of a sum, which determines the rate."""
     made_by: Factory | None = None
-    """Makes the scheme of each round, where it is neither peak code nor sketch."""
+    """Makes the scheme of each round, unless it is a peak code or sketch."""
     current: ModelUpdate | None = field(default=None, init=False)
     warning: str | None = field(default=None, init=False)
-    """Advice on a change, from the round that was decoded last."""
+    """Advice on settings, from the last decoded round."""
     _known: KnownLengths = field(init=False)
     _round: int = field(default=0, init=False)
     _length: float = field(default=1.0, init=False)
-    """Length of the updates of the round that was decoded last."""
+    """Length of the updates in the last decoded round."""
     _auto: AutoRate | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -482,7 +482,7 @@ class WholeUpdates:
         return sum(self._sizes)
 
     def begin(self, round_number: int, sample: Callable[[], Update]) -> RoundCodec:  # noqa: ARG002 -- as of Operators
-        """Return the codec of a round; nothing is calibrated on anybody's update."""
+        """Return the codec of a round; no update is used to calibrate it."""
         self._round = round_number
         self.current = self._made(round_number)
         told = [] if self._known.common is None else [self._known.common]
@@ -506,20 +506,20 @@ class WholeUpdates:
 
     @property
     def is_probed(self) -> bool:
-        """Whether clients tell their losses in the round that has begun."""
+        """Whether clients report their losses in the current round."""
         return self._auto is not None and any(tensor.name == LOSSES for tensor in self.codec.tensors)
 
     @property
     def noise(self) -> float | None:
-        """Noise of the code in force, in units of one client's energy; None where it is not known."""
+        """Noise of the current code, in units of one client's energy; None if unknown."""
         code: object = self.codec.tensors[0].scheme
         return code_noise(code, self.cohort) if isinstance(code, PeakCode | LevelCode) else None
 
     def deviations(self, length: float | None = None) -> dict[str, float]:
-        """Return the deviation of the code's noise in each tensor, from what is public; none before it is known.
+        """Return the deviation of the code's noise in each tensor, from public values; none before they are known.
 
         Args:
-            length: of the updates; by default that of the rounds before.
+            length: length of the updates; by default that of earlier rounds.
         """
         if length is None:
             length = self.settings.length if self._is_fixed else self._known.common
@@ -529,7 +529,7 @@ class WholeUpdates:
         return dict(zip(self.shapes, deviations(code, self.cohort, length), strict=True))
 
     def encode(self, update: Update, coins: Coins, losses: Vector | None = None) -> Payload:
-        """Encode one client's update, with its lengths, and with its losses where it is to tell them."""
+        """Encode one client's update with its lengths, and with its losses in rounds that ask for them."""
         told = {UPDATE: self._joined(update)} | ({LOSSES: losses} if losses is not None else {})
         vector = told[UPDATE]
         if self.made_by is not None or self._is_fixed:
@@ -562,7 +562,7 @@ class WholeUpdates:
         return self.parted(vector)
 
     def held(self, parameters: Update) -> HeldModel:
-        """Return the model of a run's beginning as clients hold it where the downlink is compressed."""
+        """Return the initial model as clients hold it under a compressed downlink."""
         vector = self._joined(parameters)
         return HeldModel.rounded(vector, seed=self.seed, name=UPDATE, sizes=self._sizes, round_number=0)
 
@@ -602,12 +602,12 @@ class WholeUpdates:
 
     @property
     def _longest(self) -> float | None:
-        """The length that an update has all of whose blocks vote; None where a direction has one length for all."""
+        """Length of an update whose blocks all vote; None if all directions get one length."""
         return self._known.common if self.settings.told is Lengths.VOTED else None
 
     @property
     def _is_fixed(self) -> bool:
-        """Whether clients report nothing in addition to their updates."""
+        """Whether clients report only their updates."""
         return self.settings.told is Lengths.FIXED and self.made_by is None
 
     def _is_refreshed(self, round_number: int) -> bool:
@@ -661,7 +661,7 @@ class WholeUpdates:
         return Sketch(rotation=rotation, kept=kept, bits=bits, modulus_bits=ring)
 
     def noise_warning(self, parameters: Arrays, rate: float = 1.0) -> str | None:
-        """Say that a round's noise, times the server's rate, is large for a matrix, where nobody probes its harm."""
+        """Warn that a round's noise, times the server's rate, is large for a matrix, unless its harm is probed."""
         if self._auto is not None:
             return None
         noise = {name: rate * deviation for name, deviation in self.deviations(self._length).items()}
@@ -674,20 +674,20 @@ class WholeUpdates:
         )
 
     def _warning(self, relative: float) -> str | None:
-        """Say that updates are longer than can be told: the middle one, or nearly all where a mean is told."""
+        """Warn that updates are longer than the levels: the median, or nearly all if a mean is reported."""
         scheme = self.codec.tensors[1].scheme
         longest = scheme.clip if isinstance(scheme, FixedPoint) else self._known.longest
         if relative < longest * (1.0 if self._has_votes else _NEARLY):
             return None
         known = " times those of the rounds before" if self._known.is_informed else ""
         return (
-            f"clients' updates are longer than they can tell, {longest:.3g}{known}, and the model moves less than it "
-            "should until lengths have caught up; leave out rounds in which nobody moves, such as a warm-up, lower "
+            f"clients' updates are longer than they can report, {longest:.3g}{known}, and the model moves less than it "
+            "should until lengths have caught up; avoid rounds without training, such as a warm-up, lower "
             "local.rate, or set compression.lengths = 'fixed' and compression.length"
         )
 
     def _bias(self, shares: Vector) -> str | None:
-        """Say that lengths differ so much that the mean direction times one length is not the mean."""
+        """Warn that lengths differ so much that the mean direction times one length is not the mean."""
         alike = self._known.alike(shares)
         if self._longest is not None or alike >= LEAST_ALIKE:
             return None
@@ -727,17 +727,17 @@ class WholeUpdates:
 
 
 class DownlinkSums:
-    """Model that server and clients hold alike, and who holds it since when.
+    """The model that server and clients hold, and the round since when each client holds it.
 
-    A client of a round receives the sums since the round that it took part in last, or the model where that is
-    shorter. Here the server itself takes its next model out of the message that it tells.
+    A client receives the sums since its last round, or the model if that is shorter. The server decodes its own next
+    model from the message that it sends.
     """
 
     def __init__(self, model: HeldModel, rounds: Iterable[Sequence[int]] = (), sizes: Sequence[int] = ()) -> None:
-        """Begin a run, or continue one.
+        """Start a run, or continue one.
 
         Args:
-            rounds: the clients of the rounds so far.
+            rounds: clients of each round so far.
             sizes: bytes of the sums of these rounds.
         """
         self.model = model
@@ -751,8 +751,8 @@ class DownlinkSums:
         self._last.update(dict.fromkeys(clients, number))
 
     def model_bytes(self, clients: Sequence[int]) -> float:
-        """Return what a client of the next round receives in place of the model, on average."""
-        # A client that was away may have missed lengths of tensors too.
+        """Return the average bytes that a client of the next round receives instead of the model."""
+        # An absent client may also have missed tensors' lengths.
         whole = len(self.model.encode()) + _SCALE_BYTES * len(self.model.sizes)
         sums = [sum(self._sizes[self._last[one] :]) if one in self._last else whole for one in clients]
         return sum(min(whole, told) for told in sums) / max(1, len(clients))

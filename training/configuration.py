@@ -1,8 +1,7 @@
-"""A run's configuration as one value: read from TOML, changed by ``--set``, refused where it is inconsistent.
+"""Configuration of a run: read from TOML, changed by ``--set``, checked for consistency.
 
-Everything has a default, and a file names what differs. A key that does not exist is refused with the nearest one that
-does. The complete configuration of a run is in its folder as ``configuration.toml``, with the versions of what it ran
-on.
+Every key has a default; a file lists the others. An unknown key is refused with the nearest known one. A run's folder
+has its complete configuration as ``configuration.toml``, with the versions of its software.
 """
 
 from __future__ import annotations
@@ -42,84 +41,84 @@ class Scheme(StrEnum):
     PRUNING = "pruning"
     PRODUCT = "pq"
     PEAK = "peak"
-    """The whole update as places and signs of peaks of its rotation."""
+    """The whole update as positions and signs of the peaks of its rotation."""
     SKETCH = "sketch"
     """The whole update as a few values of its rotation."""
     ROTATED = "rotated"
-    """The whole update, clipped and rotated, as whole steps of a bounded norm: for noise that clients add."""
+    """The whole update, clipped and rotated, as whole steps with a bounded norm: for noise that clients add."""
     CUSTOM = "custom"
     """The whole update by a scheme that ``custom`` names."""
 
 
 WHOLE_UPDATES: Final = (Scheme.PEAK, Scheme.SKETCH, Scheme.ROTATED, Scheme.CUSTOM)
-"""Schemes for the whole update as one vector; the others have one for every tensor."""
+"""Schemes for the whole update as one vector; the others encode each tensor."""
 NOISY_SCHEMES: Final = (Scheme.PEAK, Scheme.SKETCH)
-"""Schemes that add noise, without bias, as large as the mean itself."""
+"""Schemes that add unbiased noise about as large as the mean."""
 
 
 class Lengths(StrEnum):
-    """Length that decoded updates of peak code and sketch are taken to have."""
+    """Length with which updates of peak code and sketch are decoded."""
 
     OWN = "own"
-    """The mean of what the clients of the round told."""
+    """The mean of the clients' reported lengths."""
     MEDIAN = "median"
-    """The middle one of what the clients of the round told, from how many told each level: a few cannot move it far."""
+    """The median of the clients' reported lengths, from the votes for each level: a few clients cannot move it far."""
     VOTED = "voted"
-    """One that nine of ten clients did not exceed; a shorter update gives a share of its blocks to chance, so that the
-    mean of updates of unequal lengths is told without bias."""
+    """A length that nine of ten clients did not exceed; shorter updates randomize a share of their blocks, so that the
+    mean of updates of unequal lengths is unbiased."""
     FIXED = "fixed"
-    """``length``, always: nobody tells one."""
+    """Always ``length``; clients report none."""
 
 
 class Rate(StrEnum):
-    """Way in which the bits of a peak code are chosen."""
+    """How the bits of a peak code are chosen."""
 
     FIXED = "fixed"
     """``cohort_bits`` or ``places``, in every round."""
     AUTO = "auto"
-    """By what the code's noise does to the clients' losses, which they add to the secure sum every ten rounds."""
+    """By the noise's effect on the clients' losses, which they add to the secure sum every ten rounds."""
 
 
 class Source(StrEnum):
     """Source of scales and codebooks."""
 
     STAT = "stat"
-    """Scales from the mean of what the clients' updates reach to, which they add to the secure sum."""
+    """Scales from the mean of the updates' largest magnitudes, which clients add to the secure sum."""
     PRIOR = "prior"
-    """A codebook of no data, times the mean length of the clients' updates, which they add to the secure sum."""
+    """A data-free codebook, times the mean length of the updates, which clients add to the secure sum."""
     MOCK = "mock"
-    """One more client's update in the clear, as the paper's code has it: a leak, for simulations alone."""
+    """One more client's update in the clear, as in the paper's code: a leak, only for simulations."""
     PUBLIC = "public"
     """The update of the model on public data."""
     AGGREGATE = "agg"
-    """The mean of the round before, which the paper offers. It is unstable: codes saturate and codebooks collapse."""
+    """The previous round's mean, an option of the paper. Unstable: codes saturate and codebooks collapse."""
 
 
 SECURE_SOURCES: Final = (Source.STAT, Source.PRIOR)
-"""Sources that know the clients by secure sums alone."""
+"""Sources that use only secure sums of the clients' data."""
 
 
 class SumMode(StrEnum):
-    """Whether the protocol really runs."""
+    """Whether sums run the protocol or are computed in the clear."""
 
     REAL = "real"
     IDEAL = "ideal"
 
 
 class Optimizer(StrEnum):
-    """Use of the mean by the server."""
+    """How the server applies the mean."""
 
     FEDAVG = "fedavg"
     FEDAVGM = "fedavgm"
 
 
 class Down(StrEnum):
-    """What clients receive to have the model."""
+    """What clients receive as the model."""
 
     MODEL = "model"
     """All of its values, as float32."""
     SUMS = "sums"
-    """The decoded sums since they last had it, or its values in steps of 8 bits."""
+    """The decoded sums since their last model, or the model's values in steps of 8 bits."""
 
 
 class AttackKind(StrEnum):
@@ -130,9 +129,9 @@ class AttackKind(StrEnum):
     FLIP_TENFOLD = "flip-x10"
     SCALE_TENFOLD = "scale-x10"
     INSIDE_SPREAD = "inside-spread"
-    """The mean of the attackers' own updates less 1.5 of their standard deviations, value by value: none stands out."""
+    """The mean of the attackers' own updates less 1.5 of their standard deviations, per value: not an outlier."""
     LABEL_FLIP = "label-flip"
-    """An honest update, of examples whose labels are turned round."""
+    """An honest update from examples with reversed labels."""
 
 
 class Weighting(StrEnum):
@@ -140,23 +139,23 @@ class Weighting(StrEnum):
 
     EQUAL = "equal"
     EXAMPLES = "examples"
-    """Examples over ``full``, at most 1 and at least 1/4, by which values are multiplied before they are rounded."""
+    """Examples over ``full``, from 1/4 to 1; values are multiplied by it before they are rounded."""
     AFTER = "after"
-    """In proportion to its examples, as an integer by which its codes are multiplied, as in the paper: for studies, as
-    a sum of codes times weights can give every update away."""
+    """An integer proportional to its examples, by which its codes are multiplied, as in the paper. Only for studies: a
+    sum of codes times weights can reveal every update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSettings:
-    """Which data, and how they are dealt out."""
+    """Data set, and its partition over clients."""
 
     name: str = "fashion"
     root: str | None = None
-    """The folder or file of data that are not bundled."""
+    """Folder or file of data that are not bundled."""
     clients: Annotated[int, within(0, 10**7)] = 200
-    """Number of clients that share the examples; of data with natural users the first ones, and 0 for all."""
+    """Number of clients that share the examples; for data with natural users the first ones, 0 for all."""
     alpha: Annotated[float, within(1e-6, 1e6)] = 1.0
-    """Parameter of the Dirichlet distribution of labels over clients; data with natural users have no use for it."""
+    """Parameter of the Dirichlet distribution of labels over clients; unused for data with natural users."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,21 +168,21 @@ class LocalTraining:
     momentum: Annotated[float, within(0, 1)] = 0.0
     weight_decay: Annotated[float, within(0, 1e6)] = 0.0
     clip: Annotated[float | None, within(1e-12, 1e12)] = None
-    """The largest L2 norm of what a client changed, over all parameters; None for no limit."""
+    """Maximum L2 norm of a client's change, over all parameters; None for no limit."""
     proximal: Annotated[float, within(0, 1e6)] = 0.0
     """FedProx's mu."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Step of the model by the decoded mean."""
+    """The server's step with the decoded mean."""
 
     optimizer: Optimizer = Optimizer.FEDAVG
     rate: Annotated[float, within(1e-12, 1e6)] = 1.0
     falling: Annotated[float, within(0, 1)] = 0.0
-    """The share of the rounds, the last ones, over which the rate falls to a twentieth; 0 for none."""
+    """Share of the rounds, at the end, over which the rate falls to a twentieth; 0 for none."""
     averaged: Annotated[int, within(0, 10**6)] = 0
-    """Over how many rounds, about, the model is averaged that is tested and kept; 0 for the last one."""
+    """About how many rounds the tested and kept model is averaged over; 0 for the last model."""
     momentum: Annotated[float, within(0, 1)] = 0.9
     """Momentum of FedAvgM."""
     weighting: Weighting = Weighting.EQUAL
@@ -198,58 +197,58 @@ class CompressionSettings:
     """Encoding of an update."""
 
     scheme: Scheme = Scheme.NONE
-    """Its name, or "module:Name" or "path/to/file.py:Name" for a custom one."""
+    """Name of a scheme, or "module:Name" or "path/to/file.py:Name" of a custom one."""
     custom: str = ""
-    """The value of ``scheme``, where it names a custom scheme."""
+    """The value of ``scheme`` if it names a custom scheme."""
     cohort_bits: Annotated[float, within(1e-6, 1e6)] = 1.6
-    """Bits for a value of peak code or sketch, of all clients of a round together: their blocks or values follow."""
+    """Bits per value of peak code or sketch, totalled over a round's clients; sets blocks or sent values."""
     rate: Rate = Rate.FIXED
-    """Whether a peak code keeps to its bits, or has as many as the loss needs."""
+    """Whether a peak code has fixed bits, or the bits that the loss needs."""
     harm: Annotated[float, within(1e-6, 1)] = 0.001
-    """How much the noise of one round may raise the training loss, under ``rate = "auto"``."""
+    """Maximum rise of the training loss from one round's noise, with ``rate = "auto"``."""
     places: Annotated[int, within(0, MAXIMUM_PLACES)] = 0
-    """Values of a block of the peak code; 0 for as many as ``cohort_bits`` says."""
+    """Number of values in a block of the peak code; 0 to use ``cohort_bits``."""
     kept: Annotated[int, within(0, 1 << 40)] = 0
-    """Values that a sketch sends, in ``bits`` bits; 0 for as many as ``cohort_bits`` says."""
+    """Number of values that a sketch sends, in ``bits`` bits each; 0 to use ``cohort_bits``."""
     lengths: Lengths | None = None
     """By default ``median`` under the peak code, which few clients cannot move, and ``own`` under a sketch."""
     length: Annotated[float, within(2.0**-40, 2.0**40)] = 1.0
-    """Length that every decoded update is taken to have, with ``lengths = "fixed"``."""
+    """Length with which every update is decoded, with ``lengths = "fixed"``."""
     bits: int = 6
     modulus_bits: int = 8
     wrap: bool = False
-    """Whether sums may leave the ring, as they do in the paper wherever the margin is narrower than the cohort."""
+    """Whether sums may overflow the ring, as in the paper where the margin is below the cohort."""
     stochastic: bool = False
     """Whether scalar quantization rounds at random."""
     fine_bits: Annotated[int, within(0, MOST_FINE_BITS)] = 0
-    """Bits of a step below what is sent: scalar codes are rounded under the mask, where a protocol masks; 0 rounds
+    """Bits of the fine steps within a sent step: a protocol with masks rounds scalar codes under the mask; 0 rounds
     them before."""
     sparsity: str = "0.9"
     codewords: int = 64
     block_size: int = 4
     stages: Annotated[int, within(1, 8)] = 1
-    """Number of codebooks, each for the remainder that those before it left."""
+    """Number of codebooks, each for the residual of those before it."""
     rotation: Annotated[int, within(0, 1 << 20)] = 0
-    """Values of a block that is rotated before scalar quantization, a power of two; 0 for none."""
+    """Block size of a rotation before scalar quantization, a power of two; 0 for none."""
     calibration: Source | None = None
     """By default ``stat`` for scalar and ``prior`` for product quantization."""
     refresh: Annotated[int, within(1, 10**7)] = 1
     """Rounds from one set of scales, codebooks or masks to the next."""
     fraction_bits: Annotated[int, within(1, 30)] = 20
-    """Fraction bits of values that are sent in fixed point, in a ring of 32 bits; the range follows from the cohort."""
+    """Fraction bits of fixed-point values, in a ring of 32 bits; the range follows from the cohort."""
     layers: tuple[str, ...] = ()
-    """Other codebooks for some tensors: "name=codewords/block_size", or "name=plain". Under ``prior`` there may be more
-    codewords than a tensor of that size could teach."""
+    """Other codebooks for some tensors: "name=codewords/block_size", or "name=plain". ``prior`` allows more codewords
+    than can be learned from a tensor of that size."""
     is_lengthened: bool = False
-    """Whether decoded values are multiplied to make up for the energy that codewords lose, under ``prior``."""
+    """Whether decoded values are scaled up for the energy that codewords lose, under ``prior``."""
     vector_bits: Annotated[int, within(0, 16)] = 0
-    """Bits of biases and norms under ``stat`` and ``prior``, quantized in a ring that no cohort leaves; 0 sends them in
-    fixed point of 32 bits, which may be half of a well compressed update."""
+    """Bits of biases and norms under ``stat`` and ``prior``, quantized in a ring that fits any cohort; 0 sends 32-bit
+    fixed point, which may be half of a well-compressed update."""
     down: Down = Down.MODEL
 
     @property
     def told(self) -> Lengths:
-        """Way in which lengths are reported, once the default is filled in."""
+        """How lengths are reported, with the default filled in."""
         return self.lengths or (Lengths.MEDIAN if self.scheme is Scheme.PEAK else Lengths.OWN)
 
     @property
@@ -258,7 +257,7 @@ class CompressionSettings:
 
     @property
     def source(self) -> Source | None:
-        """Source of scales and codebooks, once the default is filled in; None where there are none."""
+        """Source of scales and codebooks, with the default filled in; None if there are none."""
         if self.has_codes:
             return self.calibration or Source.STAT
         return self.calibration or Source.PRIOR if self.scheme is Scheme.PRODUCT else None
@@ -266,13 +265,13 @@ class CompressionSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumSettings:
-    """Protocol of the sums, and whether it really runs."""
+    """Protocol of the sums, and whether it runs."""
 
     protocol: str = "pairwise"
-    """One that is registered."""
+    """Name of a registered protocol."""
     mode: SumMode = SumMode.IDEAL
     every: Annotated[int, within(1, 10**7)] = 1
-    """Rounds from one run of the protocol to the next, in real mode; the sums between are computed in the clear."""
+    """In real mode the protocol runs every this many rounds; other sums are computed in the clear."""
     settings: tuple[str, ...] = ()
     """The protocol's own settings: "name=value"."""
     threads: Annotated[int, within(1, 1024)] = 1
@@ -293,7 +292,7 @@ class EvaluationSettings:
 
     every: Annotated[int, within(1, 10**7)] = 5
     validation: Annotated[float, within(0, 0.9)] = 0.5
-    """The share of the test examples by which the best model is chosen; it is reported on the others."""
+    """Share of the test examples that choose the best model; it is reported on the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,12 +300,12 @@ class PrivacySettings:
     """Noise of the enclave or of clients; off unless ``noise_multiplier`` is above 0. ``local.clip`` bounds updates."""
 
     noise_multiplier: Annotated[float, within(0, 1e6)] = 0.0
-    """The standard deviation of the noise, over what one client can change at most."""
+    """Standard deviation of the noise, over the maximum change by one client."""
     delta: Annotated[float, within(1e-30, 0.5)] = 1e-6
     epsilon: Annotated[float, within(0, 1e9)] = 0.0
-    """Limit on the epsilon of the client that is in most of a run's rounds; 0 for no limit."""
+    """Limit on the epsilon of the client in the most rounds; 0 for no limit."""
     zero_out: bool = False
-    """Whether a neighbour has zeros in place of a client's update, and not any other update."""
+    """Whether neighbouring inputs replace a client's update by zeros, not by any other update."""
 
     @property
     def is_on(self) -> bool:
@@ -314,9 +313,9 @@ class PrivacySettings:
 
     @property
     def noise_share(self) -> float:
-        """The most variance that a ring has room for, over the square of a client's bound.
+        """Maximum variance that a ring has room for, over the square of a client's bound.
 
-        Clients beyond a round's minimum, or honest ones in the place of corrupted ones, add up to twice the planned
+        Clients beyond a round's minimum, or honest clients that were planned as corrupted, add up to twice the planned
         variance.
         """
         return _MOST_OVER * (self.noise_multiplier * (1 if self.zero_out else 2)) ** 2
@@ -324,11 +323,11 @@ class PrivacySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttackSettings:
-    """Attack by some clients of every round; off unless ``kind`` says otherwise."""
+    """Attack by some clients of every round; off by default."""
 
     kind: AttackKind = AttackKind.NONE
     share: Annotated[float, within(0, 1)] = 0.2
-    """Share of the clients that upload in a round, rounded to whole ones; the seed decides which."""
+    """Attackers' share of the clients that upload in a round, rounded; the seed chooses them."""
 
     @property
     def is_on(self) -> bool:
@@ -359,12 +358,12 @@ _BELONGING: Final[tuple[tuple[str, tuple[Scheme, ...]], ...]] = (
     ("layers", _BY_TENSOR),
     ("down", (Scheme.PEAK,)),
 )
-"""Settings that only some schemes read; others have a check of their own."""
+"""Settings that only some schemes read; others are checked separately."""
 _USUAL: Final = CompressionSettings()
 
 
 def require_belonging(compression: CompressionSettings) -> None:
-    """Refuse settings that nothing would read; a complete file has the usual values of other schemes."""
+    """Refuse settings without effect; a complete file has the default values of other schemes."""
     scheme = compression.scheme
     for name, schemes in _BELONGING:
         value, usual = getattr(compression, name), getattr(_USUAL, name)
@@ -406,12 +405,12 @@ FILE_NAME: Final = "configuration.toml"
 _VERSIONED: Final = ("secagg", "numpy", "cryptography", "torch")
 _SEMI_HONEST: Final = "mode=semi_honest"
 _LONGEST_STEP: Final = 4.0
-"""The most that a rate with momentum may be in all, under noisy codes; 3 was measured."""
+"""Maximum effective rate with momentum, under noisy codes; 3 was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """Everything that a run depends on."""
+    """All settings of a run."""
 
     name: str = "run"
     seed: Annotated[int, within(0, 2**32 - 1)] = 0
@@ -419,14 +418,14 @@ class Configuration:
     clients_per_round: Annotated[int, within(2, 10**6)] = 20
     model: str = "stride"
     model_options: tuple[str, ...] = ()
-    """Sizes of the model that are not its usual ones: "name=number"."""
+    """Non-default sizes of the model: "name=number"."""
     device: str = "cpu"
     engine: str = "auto"
-    """``auto``: threads on a CPU, and on a GPU the fastest that the model permits."""
+    """``auto``: threads on a CPU, and on a GPU the fastest engine that the model permits."""
     workers: Annotated[int, within(0, 1024)] = 0
-    """Threads that train clients; 0 for as many as there are cores."""
+    """Number of threads that train clients; 0 for the number of cores."""
     chunk: Annotated[int, within(0, 1 << 20)] = 0
-    """Clients that a stacked engine trains at once; 0 for what suits the device."""
+    """Number of clients that a stacked engine trains at once; 0 to fit the device."""
     checkpoint_every: Annotated[int, within(1, 10**7)] = 25
     data: DataSettings = field(default_factory=DataSettings)
     local: LocalTraining = field(default_factory=lambda: LocalTraining(batch=20, rate=0.1))
@@ -454,12 +453,12 @@ class Configuration:
 
     @property
     def maximum_weight(self) -> int:
-        """The most uploads of weight 1 that one of a client counts for."""
+        """Maximum weight of one client, in uploads of weight 1."""
         return self.server.maximum_weight if self.server.weighting is Weighting.AFTER else 1
 
     @property
     def most_uploads(self) -> int:
-        """The largest weight that a round's sum can have."""
+        """Maximum total weight of a round's sum."""
         return self.clients_per_round * self.maximum_weight
 
 
@@ -467,7 +466,7 @@ class Configuration:
 
 
 def read(file: Path, changes: Iterable[str] = ()) -> Configuration:
-    """Read a configuration from TOML, and apply changes of the form ``key=value`` to it."""
+    """Read a configuration from TOML, and apply ``key=value`` changes."""
     try:
         tree = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -477,7 +476,7 @@ def read(file: Path, changes: Iterable[str] = ()) -> Configuration:
 
 
 def changed(configuration: Configuration, changes: Iterable[str]) -> Configuration:
-    """Apply changes of the form ``key=value``, where keys of tables are joined by dots and values are those of TOML."""
+    """Apply ``key=value`` changes, with dotted keys and TOML values."""
     tree = to_tree(configuration)
     for change in changes:
         key, equals, text = change.partition("=")
@@ -495,12 +494,12 @@ def changed(configuration: Configuration, changes: Iterable[str]) -> Configurati
 
 
 def from_tree(tree: Mapping[str, Any]) -> Configuration:
-    """Make a configuration of nested dictionaries, as TOML gives them."""
+    """Make a configuration from nested dictionaries, as read from TOML."""
     return cast("Configuration", _object(Configuration, tree, ""))
 
 
 def to_tree(value: object) -> dict[str, Any]:
-    """Return nested dictionaries of values that TOML can hold; None is left out."""
+    """Return nested dictionaries of TOML values; None is omitted."""
     tree = dict[str, Any]()
     for item in fields(cast("Any", value)):
         current = getattr(value, item.name)
@@ -510,7 +509,7 @@ def to_tree(value: object) -> dict[str, Any]:
 
 
 def to_toml(configuration: Configuration, versions: Mapping[str, str] | None = None) -> str:
-    """Return the configuration as TOML, complete, with the versions of what it ran on where they are given."""
+    """Return the complete configuration as TOML, with the given versions."""
     tree = to_tree(configuration)
     lines = [f"{key} = {_literal(value)}" for key, value in tree.items() if not isinstance(value, dict)]
     tables: dict[str, Any] = {key: value for key, value in tree.items() if isinstance(value, dict)}
@@ -522,7 +521,7 @@ def to_toml(configuration: Configuration, versions: Mapping[str, str] | None = N
 
 
 def versions_here() -> dict[str, str]:
-    """Return the versions of what a result depends on."""
+    """Return the versions of the software that results depend on."""
     found = {"python": platform.python_version(), "machine": platform.machine()}
     for name in _VERSIONED:
         try:

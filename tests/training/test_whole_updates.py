@@ -321,7 +321,7 @@ def test_a_run_says_it_once_where_somebody_looks(toy_run: Make, toy_pieces: Piec
     for record in records:
         progress.round_done(record)
     assert [record.warning is None for record in records] == [False] * 3
-    assert stream.getvalue().count("clients' updates are longer than they can tell") == 1
+    assert stream.getvalue().count("clients' updates are longer than they can report") == 1
     assert "round 2: " in stream.getvalue()
     assert "compression.lengths = 'fixed' and compression.length" in stream.getvalue()
     assert summarise(records, parameters=run.values)["warning"] == records[0].warning

@@ -1,4 +1,4 @@
-"""Data sets by name: bundled, installed, or in a folder that the user names."""
+"""Data sets by name: bundled, installed, or in a given folder."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def federated_data(
     """Return a data set by its name.
 
     Args:
-        root: where its files are: a folder, and for ``vader`` an archive.
-        clients: to how many clients examples are dealt out; of LEAF's users and of modules, how many take part at most.
-        alpha: how alike the labels of clients are to which examples are dealt out.
+        root: the folder of its files, or for ``vader`` an archive.
+        clients: number of clients that share the examples; for LEAF's users and modules, the maximum number.
+        alpha: similarity of the clients' labels, for examples without owners.
     """
     dealing = Dealing(clients=_CLIENTS if clients is None else clients, alpha=alpha, seed=seed)
     match name:
@@ -46,4 +46,4 @@ def federated_data(
         case _ if name in LEAF_SETS:
             return leaf(name, root, clients=clients)
         case _:
-            raise InvalidParameters(f"there is no data set {name!r}; the data sets are {', '.join(NAMES)}")
+            raise InvalidParameters(f"unknown data set {name!r}; the data sets are {', '.join(NAMES)}")

@@ -1,4 +1,4 @@
-"""Training data in arrays, dealt out to clients; and LEAF's FEMNIST, CelebA and Sent140, from LEAF's own files."""
+"""Training data in arrays, partitioned over clients; and LEAF's FEMNIST, CelebA and Sent140, from LEAF's files."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ except ModuleNotFoundError as missing:
 Indices = npt.NDArray[np.int64]
 
 LEAST_EXAMPLES: Final = 4
-"""Least examples of a client; with fewer its training is noise."""
+"""Minimum number of examples of a client; with fewer its training is noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dealing:
-    """Distribution of examples without owners to clients."""
+    """How examples without owners are partitioned over clients."""
 
     clients: int = 200
     alpha: float = 1.0
-    """Similarity of the clients' labels; 0.1 gives most clients one or two labels, 100 gives everybody all."""
+    """Similarity of the clients' labels; 0.1 gives most clients one or two labels, 100 gives each client all."""
     spread: float = 0.35
-    """The standard deviation of the logarithm of the sizes; 0 makes them equal."""
+    """Standard deviation of the logarithm of the sizes; 0 makes them equal."""
     seed: int = 0
 
 
 def dirichlet_partition(labels: npt.NDArray[np.int64], dealing: Dealing) -> list[Indices]:
-    """Deal out examples so that clients differ in size, and in how often they see each label.
+    """Partition examples so that clients differ in size and in their label distribution.
 
-    A client's size follows a log-normal distribution, and the labels it wants a Dirichlet distribution. If a label
-    has run out, the client takes the one with the most examples left. No example is dealt twice.
+    A client's size follows a log-normal distribution, and its labels a Dirichlet distribution. If a label has run out,
+    the client takes the one with the most examples left. No example is used twice.
     """
     clients, alpha, spread = dealing.clients, dealing.alpha, dealing.spread
     if clients < 1 or clients * LEAST_EXAMPLES > len(labels):
@@ -77,7 +77,7 @@ def dirichlet_partition(labels: npt.NDArray[np.int64], dealing: Dealing) -> list
 
 
 def _sizes(examples: int, clients: int, spread: float, coins: np.random.Generator) -> list[int]:
-    """Draw sizes whose sum is not above the number of examples."""
+    """Draw sizes whose sum is at most the number of examples."""
     shares = coins.lognormal(0.0, spread, clients)
     sizes = np.maximum(LEAST_EXAMPLES, np.floor(shares / shares.sum() * examples)).astype(np.int64)
     while (excess := int(sizes.sum()) - examples) > 0:
@@ -96,12 +96,12 @@ def natural_partition(owners: Sequence[object]) -> list[Indices]:
 
 Rows = npt.NDArray[np.generic]
 Transform = Callable[[Rows, int | None], torch.Tensor]
-"""Makes a model's inputs of stored rows; the number is the client's, and None for test examples."""
+"""Converts stored rows to a model's inputs; the number is the client's, None for test examples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Stored examples; ``owners`` says whose each is, where the data say so."""
+    """Stored examples; ``owners`` has the owner of each, if known."""
 
     rows: Rows
     labels: npt.NDArray[np.int64]
@@ -110,7 +110,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedData:
-    """A data set as the driver takes it."""
+    """A data set as the driver uses it."""
 
     name: str
     classes: int
@@ -118,11 +118,11 @@ class PreparedData:
     """Shape of one input."""
     train: Split
     parts: Sequence[Indices]
-    """Which rows are whose, by the client's number."""
+    """Rows of each client, by its number."""
     held_out: Split
     transform: Transform
     vocabulary: int | None = None
-    """Number of tokens that an embedding has to know, where inputs are tokens."""
+    """Number of tokens of an embedding, if inputs are tokens."""
 
     sizes: npt.NDArray[np.int64] = field(init=False)
     """Number of training examples of each client."""
@@ -143,12 +143,12 @@ class PreparedData:
 
 
 def normalised(images: npt.NDArray[np.float32], *, mean: float, deviation: float) -> torch.Tensor:
-    """Shift and scale values from 0 to 1 as a model's training expects them."""
+    """Shift and scale values from 0..1 to the range that training expects."""
     return torch.as_tensor((images - np.float32(mean)) / np.float32(deviation))
 
 
 def as_tokens(rows: Rows, client: int | None) -> torch.Tensor:
-    """Return stored numbers as an embedding takes them."""
+    """Return stored numbers as tokens of an embedding."""
     del client
     return torch.as_tensor(rows.astype(np.int64))
 
@@ -168,7 +168,7 @@ class UserRows:
 
 
 def key_of(paths: Iterable[Path], *options: object) -> str:
-    """Return the key of inputs: it changes with the name, the size or the time of change of a file, or an option."""
+    """Return the cache key of inputs: it changes with an option, or a file's name, size or modification time."""
     lines = [f"format {_FORMAT}", *map(repr, options)]
     for path in paths:
         state = path.stat()
@@ -179,7 +179,7 @@ def key_of(paths: Iterable[Path], *options: object) -> str:
 def write_cache(
     folder: Path, train: Iterator[UserRows], test: Iterator[UserRows], vocabulary: int | None = None
 ) -> None:
-    """Write both halves, a user at a time, and put the folder in its place when it is whole."""
+    """Write both halves, one user at a time, and move the complete folder into place."""
     partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
     try:
         partial.mkdir(parents=True)
@@ -209,7 +209,7 @@ def _write_half(folder: Path, half: str, users: Iterator[UserRows], vocabulary: 
     if not owners:
         raise InvalidParameters(f"the {half} half has no examples; check how the set was sampled")
     for name, array in (("labels", np.concatenate(labels)), ("owners", np.array(owners, dtype=np.int64))):
-        # To a path numpy would write through a buffer whose last bytes a full disk takes without an error.
+        # Given a path, numpy would write through a buffer and miss a full disk's error on its last bytes.
         with replacing(folder / f"{half}.{name}.npy", PUBLIC) as file:
             np.save(file, array)
     facts = {"shape": shape, "dtype": dtype, "users": list(names), "vocabulary": vocabulary}
@@ -217,12 +217,12 @@ def _write_half(folder: Path, half: str, users: Iterator[UserRows], vocabulary: 
 
 
 def read_cache(folder: Path) -> tuple[Split, Split, int | None]:
-    """Map both halves into memory, and say how large the vocabulary is."""
+    """Map both halves into memory; return them and the vocabulary's size."""
     try:
         train, train_facts = _read_half(folder, "train")
         test, _ = _read_half(folder, "test")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidParameters(f"the cache {folder} is damaged ({error}); remove it, and it is made again") from error
+        raise InvalidParameters(f"the cache {folder} is damaged ({error}); remove it to rebuild it") from error
     return train, test, train_facts["vocabulary"]
 
 
@@ -236,7 +236,7 @@ def _read_half(folder: Path, half: str) -> tuple[Split, dict[str, Any]]:
 
 
 LENGTH: Final = 25
-"""Number of words of a text that are read."""
+"""Number of words read from a text."""
 _WORD: Final = re.compile(r"[\w']+|[.,!?;]")
 
 
@@ -247,7 +247,7 @@ def words_of(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The words that have a number; all others share one, and so does what fills up."""
+    """The words with their own number; all others share one, and so does the padding."""
 
     numbers: Mapping[str, int]
     unknown: int
@@ -263,14 +263,14 @@ class Vocabulary:
 
 
 def commonest(texts: Iterable[str], count: int) -> Vocabulary:
-    """Return the words that occur most often; those that occur equally often in alphabetical order."""
+    """Return the most frequent words; equally frequent ones in alphabetical order."""
     found = Counter(word for text in texts for word in words_of(text))
     words = sorted(found, key=lambda word: (-found[word], word))[:count]
     return Vocabulary({word: number for number, word in enumerate(words)}, len(words), len(words) + 1)
 
 
 def listed(words: Sequence[str]) -> Vocabulary:
-    """Return the vocabulary of a list, as LEAF has it: one more number stands for all else, and fills up."""
+    """Return the vocabulary of a list, as in LEAF: one more number is for unknown words and padding."""
     return Vocabulary({word: number for number, word in enumerate(words)}, len(words), len(words))
 
 
@@ -287,7 +287,7 @@ def leaf_paths(root: Path, half: str, recipe: str) -> list[Path]:
     """Return the JSON files of the ``train`` or the ``test`` half.
 
     Args:
-        recipe: the command that makes them, for the error.
+        recipe: the command that makes the files, for the error.
     """
     folders = [folder for folder in (root / "data" / half, root / half) if folder.is_dir()]
     paths = sorted(path for folder in folders[:1] for path in folder.glob("*.json"))
@@ -298,7 +298,7 @@ def leaf_paths(root: Path, half: str, recipe: str) -> list[Path]:
 
 
 def leaf_users(path: Path) -> Iterator[LeafUser]:
-    """Yield the users of one file, in the order of its list."""
+    """Yield the users of one file, in its order."""
     try:
         loaded: object = json.loads(path.read_bytes())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -340,7 +340,7 @@ Picture = npt.NDArray[np.uint8]
 
 
 def picture_reader(root: Path) -> Callable[[object], Picture]:
-    """Return what reads a picture by its file name."""
+    """Return a function that reads a picture by its file name."""
     try:
         image: Any = import_module("PIL.Image")
     except ImportError as error:
@@ -379,14 +379,14 @@ def _raw(root: Path) -> Path:
 
 _CHARACTER: Final = 28
 _TEXT: Final = 4
-"""The place of the text in a row of Sent140."""
+"""Index of the text in a row of Sent140."""
 _EMBEDDINGS: Final = "embs.json"
 _WORDS: Final = 9929
-"""Words of the vocabulary where there is no embs.json: with all else and padding, the paper's embedding of 9,931 rows.
+"""Words of the vocabulary without embs.json: with the unknown word and padding, the paper's embedding of 9,931 rows.
 """
 
 Reader = Callable[[object], Rows]
-"""Makes a stored row of an item; a ValueError says its fault."""
+"""Converts an item to a stored row; raises ValueError for a faulty item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,10 +412,10 @@ LEAF_SETS: Final = tuple(_SETS)
 
 
 def leaf(name: str, root: Path | None, *, clients: int | None = None) -> PreparedData:
-    """Return a set of LEAF, converted if that was not done before; each training user is a client.
+    """Return a set of LEAF, converted on first use; each training user is a client.
 
     Args:
-        clients: how many users there are at most; the first ones are taken.
+        clients: maximum number of users; the first ones are used.
     """
     train, test, vocabulary = read_cache(prepare_leaf(name, root))
     facts = _SETS[name]
@@ -433,7 +433,7 @@ def leaf(name: str, root: Path | None, *, clients: int | None = None) -> Prepare
 
 
 def prepare_leaf(name: str, root: Path | None, *, progress: Progress | None = None) -> Path:
-    """Convert a set into its cache, unless that was done before, and return where it is."""
+    """Convert a set into its cache, unless it exists, and return its path."""
     recipe = (
         f"run `./preprocess.sh {_SETS[name].recipe}` in LEAF's folder data/{name}, and then "
         f"`secagg train data prepare {name} --root LEAF/data/{name}`"

@@ -1,16 +1,16 @@
 """Data sets that are bundled, installed with Python or Debian, or downloaded by the user.
 
-Fashion-MNIST has 28x28 images of clothes in ten classes; a subset comes with the package, the full set from Debian.
+Fashion-MNIST has 28x28 images of clothes in ten classes; a subset is bundled, the full set is Debian's.
 
-The subset is 12,000 training and 2,000 test images at 4 bits per pixel, which trains as well as 8 bits do. Both are
-under the MIT licence of Zalando SE, which is next to the subset.
+The subset is 12,000 training and 2,000 test images at 4 bits per pixel, which train as well as 8 bits. Both are under
+the MIT licence of Zalando SE, which is next to the subset.
 
-VADER has short texts with people's ratings of their mood. The source distribution of vaderSentiment 3.3.2 holds it
+VADER has short texts with human ratings of their mood. The source distribution of vaderSentiment 3.3.2 holds it
 (``pip download --no-binary :all: --no-deps vaderSentiment==3.3.2``), as
 ``additional_resources/hutto_ICWSM_2014.tar.gz``; either file will do.
 
-For the next character of Python's own standard library a client is a module. Sources differ between versions of Python,
-and so do examples; ``data_digest`` of a run says which they were.
+The task on Python's standard library is to predict the next character, and a client is a module. Sources and so
+examples differ between versions of Python; ``data_digest`` of a run identifies them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Bytes = npt.NDArray[np.uint8]
 
 SUBSET: Final = "fashion_subset.npz"
 INSTALLED: Final = Path("/usr/share/datasets/fashion-mnist")
-"""Folder in which Debian's package dataset-fashion-mnist puts the full set."""
+"""Folder of the full set in Debian's package dataset-fashion-mnist."""
 
 _MEAN: Final = 0.2860
 _DEVIATION: Final = 0.3530
@@ -54,7 +54,7 @@ _IDX_BYTES: Final = 8
 
 
 def fashion(dealing: Dealing, root: Path | None = None) -> PreparedData:
-    """Return the bundled subset, or the full set where ``root`` holds its four files, dealt out to clients."""
+    """Return the bundled subset, or the full set if ``root`` has its four files, partitioned over clients."""
     train, test = bundled() if root is None else full(root)
     return PreparedData(
         name="fashion" if root is None else "fashion-full",
@@ -69,7 +69,7 @@ def fashion(dealing: Dealing, root: Path | None = None) -> PreparedData:
 
 @cache
 def bundled() -> tuple[Split, Split]:
-    """Read the subset that comes with the package."""
+    """Read the bundled subset."""
     with (
         resources.as_file(resources.files("secagg.training.datasets") / SUBSET) as path,
         np.load(path, allow_pickle=False) as stored,
@@ -111,13 +111,13 @@ def read_idx(path: Path) -> Bytes:
 
 
 def packed(images: Bytes) -> Bytes:
-    """Return images at 4 bits per pixel, two pixels in a byte; the nearest of 16 levels stands for each."""
+    """Return images at 4 bits per pixel, two pixels in a byte; each becomes the nearest of 16 levels."""
     levels = ((images.astype(np.uint16) + 8) // 17).astype(np.uint8).reshape(len(images), -1)
     return levels[:, ::2] << np.uint8(4) | levels[:, 1::2]
 
 
 def unpacked(stored: Bytes) -> Bytes:
-    """Undo :func:`packed`, up to the levels."""
+    """Undo :func:`packed`, up to rounding."""
     levels = np.stack((stored >> np.uint8(4), stored & np.uint8(15)), axis=-1)
     return (levels * np.uint8(17)).reshape(len(stored), 1, _SIDE, _SIDE)
 
@@ -136,15 +136,15 @@ def _transform(rows: Rows, client: int | None) -> torch.Tensor:
 _INNER: Final = "hutto_ICWSM_2014.tar.gz"
 _SOURCES: Final = ("tweets", "movieReviewSnippets", "amazonReviewSnippets")
 _CLEAR: Final = 0.5
-"""Least distance from neutral of the mean rating of a text that gets a label."""
+"""Minimum distance from neutral of a labelled text's mean rating."""
 _WORDS: Final = 5000
 _HELD_OUT: Final = 10
-"""One text in this many is a test text, whatever the run's seed."""
+"""One text in this many is a test text, for every seed."""
 _FIELDS: Final = 3
 
 
 def vader(archive: Path | None, dealing: Dealing) -> PreparedData:
-    """Read the archive, and deal out its texts to clients."""
+    """Read the archive, and partition its texts over clients."""
     texts, labels = rated_texts(archive)
     order = generator(seed_of(0, Stream.VALIDATION)).permutation(len(texts))
     is_test = np.zeros(len(texts), dtype=np.bool_)
@@ -212,15 +212,15 @@ def _content(archive: tarfile.TarFile, name: str) -> bytes:
 # --- Characters -------------------------------------------------------------------------------------------------------
 
 CONTEXT: Final = 12
-"""Number of characters that the next one is told from."""
+"""Number of characters from which the next one is predicted."""
 CHARACTERS: Final = 97
-"""Those of ASCII that can be printed, the end of a line, and one number for all others."""
+"""Printable ASCII, the end of a line, and one number for all others."""
 _LEAST_BYTES: Final = 2000
-"""Size of a module from which on it is a client."""
+"""Minimum size of a module that is a client."""
 _HELD_OUT_SHARE: Final = 0.1
-"""The share of each module, its end, that test examples come from."""
+"""Share of each module, at its end, for test examples."""
 _POSITIONS: Final = 60
-"""Characters of one training example."""
+"""Number of characters of a training example."""
 _FEWEST, _MOST = 20, 400
 _TESTED_OF_A_MODULE: Final = 40
 _TESTED: Final = 4000
