@@ -1,8 +1,8 @@
-"""Training runs from configuration to folder, with progress and an estimate beforehand; and sweeps over many of them.
+"""Training runs, from a configuration to a folder, with progress and an estimate beforehand; and sweeps.
 
-A grid is TOML: ``preset`` (or ``config``, a file), ``seeds``, ``set`` (changes for every cell), and cells: each entry
-of ``[[cell]]`` has a ``name`` and its own ``set``; each key of ``[axes]`` has a list of values, every combination of
-which is a cell. With both, every cell is combined with every combination.
+A grid is TOML: ``preset`` (or ``config``, a file), ``seeds``, ``set`` (changes for every cell), and cells. Each entry
+of ``[[cell]]`` has a ``name`` and its own ``set``; each key of ``[axes]`` has a list of values, and every combination
+is a cell. With both, every cell is combined with every combination.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ from secagg.training.rounds import Pieces, Run
 from secagg.training.sums import require_feasible, secure_sum
 
 _RECENT: Final = 20
-"""Rounds that the estimate of the time left is taken from."""
+"""Number of last rounds behind the estimate of the time left."""
 _CELLS: Final = 24
 _PAUSE: Final = 0.1
 _KILO: Final = 1024
 
 
 class Progress:
-    """Shows rounds, accuracy, bytes of a client, clients that were lost, and the time left."""
+    """Shows rounds, accuracy, bytes per client, dropped clients, and the time left."""
 
     def __init__(self, name: str, rounds: int, *, stream: TextIO | None = None) -> None:
         self._name, self._rounds = name, rounds
@@ -133,7 +133,7 @@ class Progress:
 
 
 def in_time(seconds: float) -> str:
-    """Write a duration for people."""
+    """Return a duration as readable text."""
     whole = round(seconds)
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02d} h" if hours else f"{minutes}:{whole % 60:02d} min" if minutes else f"{whole} s"
@@ -150,11 +150,11 @@ def pieces_of(
     data: PreparedData | None = None,
     factory: ModelFactory | None = None,
 ) -> Pieces:
-    """Return the library's own pieces for a configuration, around a platform's own data or model where they are given.
+    """Return the default pieces for a configuration, with a platform's data or model if given.
 
     Raises:
-        InvalidParameters: a name that there is not, data that are missing, a device that is not there, an engine that
-            cannot train the model, or a protocol that cannot run.
+        InvalidParameters: an unknown name, missing data, a missing device, an engine that cannot train the model, or a
+        protocol that cannot run.
     """
     settings = configuration.data
     data = data or federated_data(
@@ -193,12 +193,12 @@ def train(
     """Train as a configuration says, and return the summary.
 
     Args:
-        out: the folder of the run, with its configuration, metrics, checkpoint and models; nothing is written without.
+        out: the folder for configuration, metrics, checkpoint and models; without it nothing is written.
         resume: continue from the checkpoint in that folder, if there is one.
-        pieces: the parts of the run; by default the library's own.
+        pieces: the parts of the run; by default the library's.
 
     Raises:
-        InvalidParameters: anything that cannot work, before anything is trained; or a checkpoint of another run.
+        InvalidParameters: an invalid setting, before anything is trained; or a checkpoint of another run.
         KeyboardInterrupt: the run was interrupted; its last whole round is in the checkpoint.
     """
     if out is not None and not resume and (out / SUMMARY_NAME).exists():
@@ -225,7 +225,7 @@ def train(
             for observer in told:
                 observer.round_done(record)
     finally:
-        # Also after an interruption, and then the state after the last whole round is kept.
+        # Also after an interruption: keeps the state after the last whole round.
         for observer in told:
             observer.close()
     summary = summarise(records, parameters=run.values)
@@ -268,14 +268,14 @@ class _Folder:
 
 
 def _choice(record: RoundRecord) -> float:
-    """Return by what the best model is chosen; -1 where nothing was tested."""
+    """Return the accuracy that chooses the best model; -1 without a test."""
     if record.test is None:
         return -1.0
     return record.test.accuracy if record.test.validation is None else record.test.validation
 
 
 class _Tested:
-    """Evaluates a model on the test examples, in two parts: one to choose the best by, and one to report it on."""
+    """Evaluates a model on two parts of the test examples: one chooses the best model, one reports on it."""
 
     def __init__(self, configuration: Configuration, data: FederatedData, factory: ModelFactory) -> None:
         examples = data.test()
@@ -298,7 +298,7 @@ class _Tested:
         self._public = max(1, round(float(data.sizes.mean())))
 
     def public(self) -> Examples:
-        """Return as many examples as a client has on average, from those that are set aside."""
+        """Return a client's average number of examples, from those reserved for choosing the model."""
         source = self._examples[0] if len(self._examples[0]) else self._examples[1]
         return Examples(source.inputs[: self._public], source.targets[: self._public])
 
@@ -339,7 +339,7 @@ def _engine(configuration: Configuration, factory: ModelFactory, data: Federated
             )
         )
     except InvalidParameters as error:
-        # Another engine reports the model's other faults.
+        # Other faults of the model are reported by another engine.
         warnings.warn(f"one client after the other is trained, not many at once: {error}", stacklevel=2)
         return made("sequential")
     return engine
@@ -347,7 +347,7 @@ def _engine(configuration: Configuration, factory: ModelFactory, data: Federated
 
 _TIMED_CLIENTS: Final = 8
 _COPIES_OF_A_MODEL: Final = 8
-"""The model, its gradient, the update, the mean, the optimizer's memories, and temporaries."""
+"""The model, its gradient, the update, the mean, the optimizer's state, and temporaries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,14 +366,14 @@ class Estimate:
 
 
 def estimate(configuration: Configuration, pieces: Pieces | None = None) -> Estimate:
-    """Train, encode and sum a few clients, and multiply."""
+    """Estimate a run by training, encoding and summing a few clients."""
     run = Run(configuration, pieces_of(configuration) if pieces is None else pieces)
     codec = run.operators.planned()
     require_feasible(configuration, codec, available=len(run.pieces.data.sizes))
     clients = list(islice(cycle(range(len(run.pieces.data.sizes))), _TIMED_CLIENTS))
     run.operators.current = codec
     start: dict[str, torch.Tensor] = run.tensors()
-    list(run.pieces.engine.train(start, [run.assignment(clients[0], 0)], configuration.local))  # It warms up.
+    list(run.pieces.engine.train(start, [run.assignment(clients[0], 0)], configuration.local))  # Warm-up.
     began = perf_counter()
     updates = list(run.pieces.engine.train(start, [run.assignment(c, 0) for c in clients], configuration.local))
     encoded = [run.operators.encode(trained.update, run.coins(trained.client, 0)) for trained in updates]
@@ -425,7 +425,7 @@ class Grid:
     seeds: tuple[int, ...]
 
     def runs(self) -> Iterator[Configuration]:
-        """Yield every run; each is checked before any is trained."""
+        """Yield every run; all are checked before any is trained."""
         for cell in self.cells:
             run = changed(self.base, cell.changes)
             for seed in self.seeds:
@@ -439,7 +439,7 @@ def read_grid(file: Path) -> Grid:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidParameters(f"{file} is not a grid: {error}") from None
     if unknown := sorted(tree.keys() - _KEYS):
-        raise InvalidParameters(f"a grid has {', '.join(sorted(_KEYS))}; {file} has {', '.join(unknown)} besides")
+        raise InvalidParameters(f"a grid has {', '.join(sorted(_KEYS))}; {file} also has {', '.join(unknown)}")
     if ("preset" in tree) == ("config" in tree):
         raise InvalidParameters(f"{file} names either a preset or a config")
     base = preset(tree["preset"]) if "preset" in tree else read(file.parent / tree["config"])
@@ -471,10 +471,10 @@ def sweep(
     jobs: int = 1,
     told: Callable[[str], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Train the unfinished runs, and return the summary of every run; a run that fails says why in its own.
+    """Train the unfinished runs, and return every run's summary; a failed run's summary has its error.
 
     Args:
-        jobs: how many processes; each trains one client at a time if there is more than one.
+        jobs: number of processes; with more than one, each trains one client at a time.
     """
     runs = list(grid.runs())
     folders = [out / f"{_file_name(run.name)}-seed{run.seed}" for run in runs]

@@ -1,9 +1,9 @@
-"""Engines train many clients from one model; all give the same updates but for float rounding.
+"""Engines train many clients from one model; all give equal updates up to float rounding.
 
-``threads`` and ``sequential`` train one client after the other in the ordinary way; ``vmap`` trains many clients in one
-computation with stacked parameters, for accelerators. All take the same examples in the same order, since a client's
-schedule follows from its seed. Torch leaves Python's lock while it computes, so threads use all cores without copies
-between processes.
+``threads`` and ``sequential`` train each client separately; ``vmap`` trains many clients in one computation with
+stacked parameters, for accelerators. All use the same examples in the same order, since a client's schedule follows
+from its seed. Torch releases Python's lock while it computes, so threads use all cores without copies between
+processes.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ Found = TypeVar("Found")
 
 
 def cross_entropy(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the loss of each example where targets are classes."""
+    """Return the loss of each example, for targets that are classes."""
     return F.cross_entropy(scores, targets, reduction="none")
 
 
 def device_named(name: str) -> torch.device:
-    """Return a device that is there; ``auto`` is the first accelerator, or the CPU."""
+    """Return an available device; ``auto`` is the first accelerator, or the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -74,7 +74,7 @@ def device_named(name: str) -> torch.device:
 
 @contextmanager
 def one_torch_thread() -> Generator[None]:
-    """Keep torch from splitting an operation, whose rounding would then depend on how many threads there are."""
+    """Keep torch from splitting an operation, since its rounding would then depend on the number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -88,7 +88,7 @@ class Schedule:
     """The steps of one client."""
 
     batches: tuple[Indices, ...]
-    """Which of the client's examples each step takes."""
+    """The client's examples of each step."""
     keys: npt.NDArray[np.int64]
     """Keys of each step, one for each layer of dropout."""
     first_epoch: int
@@ -96,10 +96,10 @@ class Schedule:
 
 
 def schedule_of(assignment: Assignment, settings: LocalTraining, dropouts: int) -> Schedule:
-    """Shuffle a client's examples for each epoch, and cut them into batches; the last one may be smaller."""
+    """Shuffle a client's examples for each epoch and cut them into batches; the last may be smaller."""
     count = len(assignment.examples)
     if count == 0:
-        raise InvalidParameters(f"client {assignment.client} has no examples; leave such clients out of the data")
+        raise InvalidParameters(f"client {assignment.client} has no examples; remove such clients from the data")
     if settings.batch < 1 or settings.epochs < 1:
         raise InvalidParameters(
             f"a client takes {settings.epochs} epochs of batches of {settings.batch}; both must be 1 or more"
@@ -114,14 +114,14 @@ def schedule_of(assignment: Assignment, settings: LocalTraining, dropouts: int) 
 
 
 def longest_first(schedules: Sequence[Schedule]) -> list[int]:
-    """Return the order in which to train: much work before little, and else as assigned."""
+    """Return the order of training: most work first, ties as assigned."""
     return sorted(range(len(schedules)), key=lambda place: -len(schedules[place].batches))
 
 
 class Descent:
-    """Moves parameters in place by their gradients; remembers the momentum of one client's training.
+    """Updates parameters in place by their gradients; keeps the momentum of one client's training.
 
-    Parameters, and what they start from, may have a leading axis of clients; the start is then broadcast.
+    Parameters may have a leading axis of clients; the start is then broadcast.
     """
 
     def __init__(
@@ -132,11 +132,11 @@ class Descent:
 
     @torch.no_grad()
     def step(self, gradients: Sequence[torch.Tensor], active: torch.Tensor | None = None) -> None:
-        """Make one step.
+        """Do one step.
 
         Args:
-            active: of a stack, 1 for each client that has this step and 0 for each that is done; a client that is done
-                never continues, so its momentum is of no interest.
+            active: in a stack, 1 for each client with this step and 0 for each that is done; a done client never
+            continues, so its momentum does not matter.
         """
         settings = self._settings
         for place, (parameter, gradient) in enumerate(zip(self._parameters, gradients, strict=True)):
@@ -156,7 +156,7 @@ class Descent:
 def changes(
     parameters: Sequence[torch.Tensor], start: Sequence[torch.Tensor], clip: float | None, *, stacked: bool
 ) -> list[torch.Tensor]:
-    """Return what training changed, after minus before, scaled down where its L2 norm is above the limit."""
+    """Return the change by training (after minus before), scaled down if its L2 norm is above the limit."""
     found = [parameter - before for parameter, before in zip(parameters, start, strict=True)]
     if clip is None:
         return found
@@ -166,13 +166,13 @@ def changes(
 
 
 def as_update(names: Sequence[str], found: Sequence[torch.Tensor]) -> Update:
-    """Return tensors of one client as arrays."""
+    """Return one client's tensors as arrays."""
     arrays = (tensor.float().cpu().numpy() for tensor in found)
     return {name: np.asarray(array, dtype=np.float32) for name, array in zip(names, arrays, strict=True)}
 
 
 class WrittenOutLstm(nn.Module):
-    """Computes what ``torch.nn.LSTM`` computes, with parameters of the same names."""
+    """Computes the same as ``torch.nn.LSTM``, with parameters of the same names."""
 
     def __init__(self, layer: nn.LSTM) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ class WrittenOutLstm(nn.Module):
 
 
 def written_out(layer: nn.Module) -> nn.Module | None:
-    """Return what stands for an LSTM in one direction."""
+    """Return the replacement of a unidirectional LSTM."""
     if isinstance(layer, nn.LSTM) and not layer.bidirectional and not layer.proj_size:
         return WrittenOutLstm(layer)
     return None
@@ -220,7 +220,7 @@ _INSTANCE_NORMS: Final = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3
 _UNKEYED: Final = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
 
 Swap = Callable[[nn.Module], nn.Module | None]
-"""Returns what stands for a layer, or None where it stays."""
+"""Returns the replacement of a layer, or None to keep it."""
 
 
 def layers_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -229,7 +229,7 @@ def layers_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def trainable(factory: ModelFactory) -> nn.Module:
-    """Make a model for training, whose dropout follows from keys."""
+    """Make a model for training, with dropout from keys."""
     model = factory()
     for name, layer in layers_of(model):
         if isinstance(layer, (*_BATCH_NORMS, *_INSTANCE_NORMS)) and layer.track_running_stats:
@@ -247,7 +247,7 @@ def trainable(factory: ModelFactory) -> nn.Module:
 
 
 def refuse_batch_norm(model: nn.Module, engine: str) -> None:
-    """Refuse a layer that mixes the examples of a batch, where batches are padded."""
+    """Refuse a layer that mixes the examples of a batch, for engines that pad batches."""
     for name, layer in layers_of(model):
         if isinstance(layer, _BATCH_NORMS):
             raise InvalidParameters(
@@ -257,7 +257,7 @@ def refuse_batch_norm(model: nn.Module, engine: str) -> None:
 
 
 def swapped(model: nn.Module, swap: Swap) -> nn.Module:
-    """Return a copy of a model with some of its layers replaced; a layer that stands in two places stays one."""
+    """Return a copy of a model with some layers replaced; a layer used twice stays shared."""
     copy = deepcopy(model)
     made = dict[int, nn.Module | None]()
 
@@ -269,7 +269,7 @@ def swapped(model: nn.Module, swap: Swap) -> nn.Module:
     whole = replacement(copy)
     if whole is not None:
         return whole
-    # Without duplicates, the second of two places would keep the layer that was.
+    # Without duplicates, the second use would keep the old layer.
     places = cast("Iterator[tuple[str, nn.Module]]", copy.named_modules(remove_duplicate=False))
     for name, layer in list(places):
         new = replacement(layer)
@@ -294,11 +294,11 @@ def _shown(name: str, layer: nn.Module) -> str:
 
 _CPU: Final = torch.device("cpu")
 _AHEAD: Final = 2
-"""Number of trained clients for each thread that may wait to be taken."""
+"""Maximum number of trained clients that wait, for each thread."""
 
 
 class PlainModel:
-    """One model in memory, which trains one client at a time, in the ordinary way of torch."""
+    """One model in memory, which trains one client at a time with plain torch."""
 
     def __init__(self, factory: ModelFactory, device: torch.device = _CPU) -> None:
         self._model = trainable(factory).to(device)
@@ -336,7 +336,7 @@ class PlainModel:
 
 
 class SequentialEngine:
-    """One client after the other."""
+    """Trains one client after the other."""
 
     name = "sequential"
 
@@ -353,15 +353,15 @@ class SequentialEngine:
 
 
 class ThreadsEngine:
-    """Several clients at once, each in a thread."""
+    """Trains several clients at once, each in a thread."""
 
     name = "threads"
 
     def __init__(self, model: Callable[[], PlainModel], threads: int | None = None) -> None:
-        """Make a model for each thread; by default there is one for each core."""
+        """Make a model for each thread; by default one thread for each core."""
         count = cores() if threads is None else threads
         if count < 1:
-            raise InvalidParameters(f"the engine needs 1 thread or more, and {count} are asked for")
+            raise InvalidParameters(f"the engine needs at least 1 thread; got {count}")
         made = [model() for _ in range(count)]
         self._count, self._dropouts = count, made[0].dropouts
         self._idle = SimpleQueue[PlainModel]()
@@ -371,7 +371,7 @@ class ThreadsEngine:
     def train(
         self, start: Tensors, assignments: Sequence[Assignment], settings: LocalTraining
     ) -> Iterator[TrainedClient]:
-        """Train each client from ``start``; a client that fails ends the round with its error."""
+        """Train each client from ``start``; a client's error ends the round."""
         return self.train_and_finish(start, assignments, settings, lambda trained: trained)
 
     def train_and_finish(
@@ -395,8 +395,8 @@ class ThreadsEngine:
 
 
 def _in_order(work: Callable[[int], Done], places: Sequence[int], threads: int) -> Generator[Done]:
-    """Work a few clients ahead of the taker, and yield in order, so that sums of floats repeat."""
-    # Each thread has its own setting of how many threads an operation may use.
+    """Work a few clients ahead of the consumer, and yield in order, so that float sums are reproducible."""
+    # The number of threads of an operation is set in each thread.
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
     waiting = deque[Future[Done]]()
     try:
@@ -411,16 +411,16 @@ def _in_order(work: Callable[[int], Done], places: Sequence[int], threads: int) 
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 _BATCH: Final = 500
-"""Fixed, since a result's last digit depends on it."""
+"""Fixed, because results' last digits depend on it."""
 
 
 class Evaluator:
-    """Evaluates models of one kind on the same examples, many times."""
+    """Evaluates models of one kind repeatedly on the same examples."""
 
     def __init__(
         self,
@@ -465,14 +465,14 @@ class Evaluator:
 # --- The harm of a code's noise -------------------------------------------------------------------------------------
 
 _EXAMPLES: Final = 60
-"""The most examples of a client that are tried."""
+"""Maximum number of examples of a client."""
 _PROBED: Final = 2000
 
 Arrays = Mapping[str, npt.NDArray[np.float32]]
 
 
 class Probe:
-    """Evaluates clients' losses at a model, and at the model with noise added and taken away."""
+    """Evaluates clients' losses at a model, and at the model with noise added and subtracted."""
 
     def __init__(self, factory: ModelFactory, device: str) -> None:
         self._device = device_named(device)
@@ -484,7 +484,7 @@ class Probe:
         """Return three mean losses of each client, on some of its examples.
 
         Args:
-            seed: says by which seed a client chooses them.
+            seed: returns the seed with which a client chooses its examples.
         """
         chosen = [
             one.examples.at(generator(seed(one.client)).permutation(len(one.examples))[:_EXAMPLES]) for one in work
@@ -527,7 +527,7 @@ class Batches:
     inputs: torch.Tensor
     targets: torch.Tensor
     mask: torch.Tensor
-    """1 for an example and 0 for what fills up."""
+    """1 for an example and 0 for padding."""
     keys: torch.Tensor
     """Keys of each client, one for each layer of dropout."""
 
@@ -551,13 +551,13 @@ class Mapped:
         """Return the clients' gradients, and the sum of each one's losses.
 
         Args:
-            is_start: whether all clients have the same parameters, which then come without an axis of clients.
+            is_start: whether all clients have the same parameters, then without an axis of clients.
         """
         function = self._shared if is_start else self._own
         try:
             found, (_, totals) = function(parameters, batches.keys, batches.inputs, batches.targets, batches.mask)
         except RuntimeError as error:
-            # A device that fails raises this too, and is not a reason to take another engine.
+            # A failing device raises this too, but is no reason to switch the engine.
             if not _UNMAPPED.search(str(error)):
                 raise
             raise InvalidParameters(
@@ -585,7 +585,7 @@ class StackedEngine:
 
     def __init__(self, factory: ModelFactory, device: torch.device, *, chunk: int) -> None:
         if chunk < 1:
-            raise InvalidParameters(f"a chunk holds 1 client or more, and {chunk} are asked for")
+            raise InvalidParameters(f"a chunk has at least 1 client; got {chunk}")
         self._device, self._chunk_size = device, chunk
         self._model = trainable(factory).to(device)
         refuse_batch_norm(self._model, self.name)
@@ -625,7 +625,7 @@ class StackedEngine:
 
 
 class _Chunk:
-    """Clients that are trained together, those with the most steps first."""
+    """Clients that are trained together, most steps first."""
 
     def __init__(self, assignments: Sequence[Assignment], schedules: Sequence[Schedule]) -> None:
         self.assignments = assignments
@@ -637,7 +637,7 @@ class _Chunk:
         self._counted = np.zeros((steps, len(schedules)), dtype=np.float32)
         begin = 0
         for client, (assignment, schedule) in enumerate(zip(assignments, schedules, strict=True)):
-            # Where there is nothing to do, a client's own first example fills up, and weighs nothing.
+            # A client's first example is the padding, with weight 0.
             self._rows[:, client] = begin
             for step, batch in enumerate(schedule.batches):
                 self._rows[step, client, : len(batch)] = batch + begin
@@ -647,7 +647,7 @@ class _Chunk:
             begin += len(assignment.examples)
 
     def on(self, device: torch.device) -> Iterator[tuple[Batches, torch.Tensor, torch.Tensor]]:
-        """Yield each step's examples, which clients have this step, and whose loss is counted."""
+        """Yield each step's examples, the clients with this step, and the clients whose loss counts."""
         inputs = torch.cat([assignment.examples.inputs.to(device) for assignment in self.assignments])
         targets = torch.cat([assignment.examples.targets.to(device) for assignment in self.assignments])
         arrays = (self._rows, self._mask, self._keys, self._counted)
@@ -680,8 +680,8 @@ def make_engine(
     """Return an engine by its name.
 
     Args:
-        threads: how many clients ``threads`` trains at once; by default as many as there are cores.
-        chunk: how many clients ``vmap`` trains at once.
+        threads: number of clients that ``threads`` trains at once; by default the number of cores.
+        chunk: number of clients that ``vmap`` trains at once.
     """
     on = device_named(device)
     size = chunk if chunk is not None else _CHUNK_ON_CPU if on.type == "cpu" else _CHUNK_ON_GPU
@@ -694,4 +694,4 @@ def make_engine(
         case "vmap":
             return StackedEngine(factory, on, chunk=size)
         case _:
-            raise InvalidParameters(f"there is no engine {name!r}; the engines are {', '.join(ENGINES)}")
+            raise InvalidParameters(f"unknown engine {name!r}; the engines are {', '.join(ENGINES)}")

@@ -1,4 +1,4 @@
-"""Networks of the studies, under the names that configurations use."""
+"""Networks of the studies, by their names in configurations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEY_NAME: Final = "key"
 
 
 class KeyedDropout(torch.nn.Module):
-    """Stands for ``torch.nn.Dropout``; the engines set its key before each step."""
+    """Replaces ``torch.nn.Dropout``; the engines set its key before each step."""
 
     key: torch.Tensor
 
@@ -28,17 +28,17 @@ class KeyedDropout(torch.nn.Module):
         self.register_buffer(_KEY_NAME, torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Drop activations in training, and scale up the others; the first axis counts examples."""
+        """Drop activations in training and scale up the others; the first axis is examples."""
         if not self.training or self.rate == 0:
             return inputs
         return dropped(inputs, self.key, self.rate)
 
 
 def dropped(inputs: torch.Tensor, key: torch.Tensor, rate: float) -> torch.Tensor:
-    """Drop what the key says; what happens to an example does not depend on how many follow it.
+    """Drop the values chosen by the key; an example's result does not depend on the number of later ones.
 
     Args:
-        key: a number of 32 bits, or one for each place along an axis with which it lines up.
+        key: a number of 32 bits, or an array of them that broadcasts.
     """
     positions = torch.arange(inputs.numel() // key.numel(), dtype=torch.int64, device=inputs.device)
     axes = [1 if size > 1 else length for size, length in zip(_sizes_of(key, inputs.ndim), inputs.shape, strict=True)]
@@ -51,25 +51,25 @@ def _sizes_of(key: torch.Tensor, axes: int) -> list[int]:
 
 
 def hashed(positions: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Mix positions with a key of 32 bits into words that look random; MurmurHash3's finalizer, twice."""
+    """Hash positions with a key of 32 bits to pseudorandom words: MurmurHash3's finalizer, twice."""
     mixed = finalized((positions * 0x9E37_79B1 + key) & _WORD)
     return finalized((mixed ^ key) & _WORD)
 
 
 def finalized(words: torch.Tensor) -> torch.Tensor:
-    """Spread each bit of a word over all of it."""
+    """Diffuse each bit of a word over the word."""
     for multiplier, shift in ((0x85EB_CA6B, 16), (0xC2B2_AE35, 13)):
         words = ((words ^ (words >> shift)) * multiplier) & _WORD
     return words ^ (words >> 16)
 
 
 def key_names(model: torch.nn.Module) -> list[str]:
-    """Return the names of the buffers that hold keys, in the order of the layers."""
+    """Return the names of the key buffers, in the order of the layers."""
     return [f"{name}.{_KEY_NAME}" if name else _KEY_NAME for name, _ in _dropouts(model)]
 
 
 def key_buffers(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Return the buffers that hold keys, in the same order."""
+    """Return the key buffers, in the same order."""
     return [layer.key for _, layer in _dropouts(model)]
 
 
@@ -123,7 +123,7 @@ class SimpleConvNet(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions and a way around them."""
+    """Two convolutions with a shortcut around them."""
 
     def __init__(self, before: int, width: int, stride: int, groups: int) -> None:
         super().__init__()
@@ -169,11 +169,11 @@ def _stage(before: int, width: int, groups: int) -> nn.Sequential:
 
 
 class TextLstm(nn.Module):
-    """An embedding, layers of LSTM and one layer; scores come of the last state, or of the largest over time.
+    """An embedding, LSTM layers and a linear layer; it reads the last state, or the maximum over time.
 
     Args:
-        leftover: of how many inputs a second head is made that nothing uses. The paper's sizes for Sent140 contain one
-            of 128 inputs; with it, an embedding of 9,931 x 300 and two layers of 100, there are 3,221,360 parameters.
+        leftover: number of inputs of a second, unused head. The paper's sizes for Sent140 include one of 128 inputs;
+        with it, an embedding of 9,931 x 300 and two layers of 100, there are 3,221,360 parameters.
     """
 
     def __init__(  # noqa: PLR0913 -- the sizes of a model
@@ -202,7 +202,7 @@ class TextLstm(nn.Module):
 
 
 class TextConv(nn.Module):
-    """An embedding, two convolutions over the text, and one layer: 56,697 parameters for 12 of 97 characters."""
+    """An embedding, two convolutions over the text, and a linear layer: 56,697 parameters for 12 of 97 characters."""
 
     def __init__(self, *, vocabulary: int, length: int, classes: int, width: int = 24, hidden: int = 64) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ def model_factory(
     vocabulary: int | None = None,
     options: Mapping[str, float] | None = None,
 ) -> ModelFactory:
-    """Return what makes a model for inputs of a shape.
+    """Return a factory of models for inputs of a shape.
 
     Args:
         options: further arguments of the model: ``dropout``; ``groups``; ``width``, ``hidden``, ``layers``, ``pooled``
@@ -256,7 +256,7 @@ def model_factory(
                 vocabulary=vocabulary or 0, length=shape[0], classes=classes, **_whole(chosen)
             )
         case _:
-            raise InvalidParameters(f"there is no model {name!r}; the models are {', '.join(MODELS)}")
+            raise InvalidParameters(f"unknown model {name!r}; the models are {', '.join(MODELS)}")
     return factory
 
 
@@ -265,6 +265,6 @@ def _whole(options: Mapping[str, float]) -> dict[str, int]:
 
 
 def initial_parameters(factory: ModelFactory, seed: Seed) -> dict[str, Tensor]:
-    """Return the parameters of a new model, which follow from a seed; torch's own generators stay as they were."""
+    """Return a new model's parameters, derived from a seed; torch's generators do not change."""
     with torch_seeded(seed):
         return {name: parameter.detach().clone() for name, parameter in factory().named_parameters()}

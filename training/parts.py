@@ -1,4 +1,4 @@
-"""Parts of a run that a platform can replace, its random streams and its cohorts."""
+"""Parts of a run that a platform can replace; its random streams and cohorts."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ _PARTS: Final = 4
 
 
 class Stream(IntEnum):
-    """Purpose of randomness; two purposes never share a stream. Missing numbers stood for purposes that are gone."""
+    """Purpose of randomness; two purposes never share a stream. Missing numbers are removed purposes."""
 
     MODEL = 0
     """Initial parameters."""
     PARTITION = 1
-    """Which client holds which examples."""
+    """The examples of each client."""
     SAMPLING = 3
-    """Which clients take part in a round."""
+    """The clients of a round."""
     TRAINING = 4
     """The order of a client's batches, and dropout."""
     OPERATORS = 5
-    """Masks, codebooks and rotations that everybody shares."""
+    """Common masks, codebooks and rotations."""
     ENCODING = 6
     """A client's rounding coins."""
     DROPPING = 7
-    """Which clients disappear, and when."""
+    """Which clients drop out, and when."""
     VALIDATION = 11
-    """Which examples are set aside for choosing."""
+    """Test examples reserved for choosing the model."""
     PROBE = 12
-    """Public noise that clients try on their losses, and on which examples each tries it."""
+    """Public noise for clients' losses, and the examples that each uses."""
 
 
 def seed_of(run: int, stream: Stream, round_number: int = 0, client: int = 0) -> Seed:
@@ -63,7 +63,7 @@ def seed_of(run: int, stream: Stream, round_number: int = 0, client: int = 0) ->
 
 
 def checked(seed: Seed) -> Seed:
-    """Return a seed that no other one is taken for."""
+    """Return a seed in its only valid form."""
     # SeedSequence pads with zeros and splits large numbers, so that (1,) and (1, 0), or (2**32,) and (0, 1), are equal.
     if len(seed) != _PARTS or not all(0 <= part < 1 << _WORD_BITS for part in seed):
         raise InvalidParameters(
@@ -84,7 +84,7 @@ def torch_seed(seed: Seed) -> int:
 
 @contextmanager
 def torch_seeded(seed: Seed) -> Generator[None]:
-    """Let torch draw from a seed what it draws on the CPU by itself, and restore its generator afterwards."""
+    """Seed torch's CPU generator, and restore its state afterwards."""
     before = torch.default_generator.get_state()
     torch.default_generator.manual_seed(torch_seed(seed))
     try:
@@ -94,7 +94,7 @@ def torch_seeded(seed: Seed) -> Generator[None]:
 
 
 def seed_bytes(seed: Seed) -> bytes:
-    """Return the 32 bytes of a seed, for what expands bytes: an update plan, or repeatable coins."""
+    """Return the 32 bytes of a seed, for an update plan or repeatable coins."""
     return np.random.SeedSequence(checked(seed)).generate_state(8, np.uint32).astype("<u4").tobytes()
 
 
@@ -102,12 +102,12 @@ Done = TypeVar("Done")
 Tensors = Mapping[str, torch.Tensor]
 """Parameters by name, on one device."""
 Update = dict[str, npt.NDArray[np.float32]]
-"""A client's change, by the name of the parameter: after minus before."""
+"""A client's change by parameter name: after minus before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Inputs and targets, as the model takes them; the first axis counts examples."""
+    """Inputs and targets for the model; the first axis is examples."""
 
     inputs: torch.Tensor
     targets: torch.Tensor
@@ -116,13 +116,13 @@ class Examples:
         return int(self.targets.shape[0])
 
     def at(self, positions: npt.NDArray[np.int64]) -> Examples:
-        """Return those in these positions."""
+        """Return the examples at these positions."""
         chosen = torch.as_tensor(positions)
         return Examples(self.inputs[chosen], self.targets[chosen])
 
 
 class FederatedData(Protocol):
-    """Training data by client, and test data of everybody; clients have numbers from 0."""
+    """Training data by client, and common test data; clients are numbered from 0."""
 
     @property
     def name(self) -> str: ...
@@ -131,7 +131,7 @@ class FederatedData(Protocol):
     def sizes(self) -> npt.NDArray[np.int64]: ...
 
     def client(self, number: int) -> Examples:
-        """Return the training examples of a client, in an order that never changes."""
+        """Return the training examples of a client, in a fixed order."""
         ...
 
     def test(self) -> Examples: ...
@@ -155,11 +155,11 @@ class TrainedClient:
     update: Update
     examples: int
     loss: float
-    """The mean over the examples of the first epoch, before each step."""
+    """Mean loss over the examples of the first epoch, before each step."""
 
 
 class Engine(Protocol):
-    """Trains many clients from one model; all engines give the same updates but for float rounding."""
+    """Trains many clients from one model; all engines give equal updates up to float rounding."""
 
     @property
     def name(self) -> str: ...
@@ -167,15 +167,15 @@ class Engine(Protocol):
     def train(
         self, start: Tensors, assignments: Sequence[Assignment], settings: LocalTraining
     ) -> Iterator[TrainedClient]:
-        """Train each client from ``start``; yield them one after another, in any order, holding few at a time."""
+        """Train each client from ``start``; yield them in any order, holding few at a time."""
         ...
 
 
 @runtime_checkable
 class FinishingEngine(Engine, Protocol):
-    """Does something with each client where it was trained, so that training waits for nobody.
+    """Finishes each client in the thread that trained it, so that training never waits.
 
-    A thread that only encoded would take turns with those that train, and slow all of them down.
+    A separate encoding thread would compete with the training threads and slow them all down.
     """
 
     def train_and_finish(
@@ -185,20 +185,19 @@ class FinishingEngine(Engine, Protocol):
         settings: LocalTraining,
         finish: Callable[[TrainedClient], Done],
     ) -> Iterator[Done]:
-        """Train each client from ``start``; yield what ``finish`` makes of it, which is called in any thread."""
+        """Train each client from ``start``; yield the result of ``finish``, which any thread may call."""
         ...
 
 
 ModelFactory = Callable[[], torch.nn.Module]
-"""Makes the model with its initial parameters, which follow from torch's seed at that moment."""
+"""Makes the model with its initial parameters, from torch's current seed."""
 Progress = Callable[[int, int], None]
 
 
 Lost = Mapping[str, frozenset[int]]
-"""Clients that are gone before they answer in a stage, by its name."""
+"""Clients that drop out before they answer in a stage, by its name."""
 _DEVIATIONS: Final = 2
-"""Standard deviations by which a session is planned for more dropouts than are expected; a round that loses more still
-releases nothing."""
+"""A session tolerates this many standard deviations more dropouts than expected; a round with more releases nothing."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +209,7 @@ class Cohorts:
     """Number of clients that a round invites."""
     dropouts: DropoutSettings
     stages: tuple[Stage, ...]
-    """All of the protocol."""
+    """All stages of the protocol."""
 
     @classmethod
     def of(cls, run: Configuration) -> Cohorts:
@@ -224,19 +223,19 @@ class Cohorts:
 
     @cached_property
     def places(self) -> tuple[str, ...]:
-        """Return the stages in which clients are lost."""
+        """Return the stages in which clients drop out."""
         ends = (self.stages[-1].name, next(stage.name for stage in self.stages if stage.takes_update))
         return self.dropouts.stages or tuple(sorted(set(ends)))
 
     @cached_property
     def before_upload(self) -> frozenset[str]:
-        """Return the stages that a client has to answer to be in the sum."""
+        """Return the stages that a client must answer to be in the sum."""
         names = [stage.name for stage in self.stages]
         last = next(place for place, stage in enumerate(self.stages) if stage.takes_update)
         return frozenset(names[: last + 1])
 
     def invited(self, available: int, number: int) -> tuple[int, ...]:
-        """Return the clients invited to a round, and one more that calibrates it if that is wanted."""
+        """Return the clients invited to a round, and optionally one more that calibrates it."""
         count = min(self.size + 1, available)
         drawn = generator(seed_of(self.seed, Stream.SAMPLING, number)).choice(available, size=count, replace=False)
         return tuple(int(client) for client in drawn)
@@ -251,7 +250,7 @@ class Cohorts:
 
     @property
     def planned_losses(self) -> tuple[int, int]:
-        """Planned losses of a round: clients in the first of several stages, and after it."""
+        """Planned dropouts of a round: in the first of several stages, and after it."""
         first = self.stages[0]
         early = 0 if first.takes_update else sum(place == first.name for place in self.places)
         rates = [self.dropouts.rate * count / len(self.places) for count in (early, len(self.places) - early)]
@@ -263,14 +262,14 @@ class Cohorts:
 
     @property
     def minimum(self) -> int:
-        """Least number of clients of a released sum."""
+        """Minimum number of clients of a released sum."""
         return max(LEAST_COHORT, self.size - sum(self.planned_losses))
 
 
 def sampled_losses(
     clients: Sequence[int], rate: float, stages: Sequence[str], generator: np.random.Generator
 ) -> dict[str, frozenset[int]]:
-    """Draw who is lost where: each client with the same probability, each stage equally likely."""
+    """Draw the dropouts of each stage: equal probability for each client and each stage."""
     lost = {stage: set[int]() for stage in stages}
     for client, draw in zip(clients, generator.random(len(clients)), strict=True):
         if draw < rate:

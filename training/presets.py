@@ -1,4 +1,4 @@
-"""Runs by name: the default ones on bundled data, and the paper's."""
+"""Presets: default runs on bundled data, and the paper's runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PQ_THIRTY: Final = replace(
     vector_bits=6,
     is_lengthened=True,
 )
-"""Bits where they count: 8 for a block of 9 weights, 2 for a weight of the small first layer, 6 for a bias."""
+"""Bits by importance: 8 for a block of 9 weights, 2 for a weight of the small first layer, 6 for a bias."""
 
 _FASHION: Final = Configuration(name="fashion")
 _VADER: Final = Configuration(
@@ -97,19 +97,19 @@ def _family(
 
 
 PRESETS: Final = dict[str, Configuration]()
-"""Runs by name. Those on bundled data add up in the clear unless told otherwise, and the sum is the same."""
+"""Runs by name. Those on bundled data add up in the clear by default, with the same sums."""
 _family(_FASHION, _SQ, _PRUNING, _PQ)
 _family(_VADER, _SQ, _PRUNING, _PQ)
 _paper_pq = replace(_PQ, codewords=8, block_size=9)
 _family(_CELEBA, replace(_SQ, bits=7, modulus_bits=10), _PRUNING, _paper_pq)
 _family(_FEMNIST, replace(_SQ, bits=7, modulus_bits=10), _PRUNING, _paper_pq)
 _family(_SENT140, replace(_SQ, bits=7, modulus_bits=14), _PRUNING, _paper_pq)
-# One bit a weight, or less, for the whole cohort; and the same for the uncompressed run that it is compared with.
+# At most one bit per weight for the whole cohort, and the matching uncompressed baseline.
 _PEAK: Final = CompressionSettings(scheme=Scheme.PEAK, places=128, refresh=10)
 _SKETCH: Final = CompressionSettings(scheme=Scheme.SKETCH, bits=1, refresh=10)
 for _name, _compression, _protocol, _chosen in (
     ("peak", _PEAK, "enclave", ()),
-    # Clients of a sketch tell their lengths as ring elements, which nobody checks.
+    # Clients of a sketch report their lengths as unchecked ring elements.
     ("sketch", _SKETCH, "pairwise", ("mode=semi_honest",)),
 ):
     PRESETS[f"fashion-{_name}"] = replace(
@@ -127,7 +127,7 @@ for _name, _places in (("none", 0), ("peak", 256)):
         server=replace(_run.server, falling=1 / 3),
     )
 PRESETS["fashion-pq30"] = replace(PRESETS["fashion-pq"], name="fashion-pq30", compression=_PQ_THIRTY)
-# As the paper's own code does: one more client's update in the clear calibrates everybody.
+# As in the paper's code: one more client's update in the clear calibrates all clients.
 for _name in ("celeba-sq", "celeba-pq"):
     _run = PRESETS[_name]
     PRESETS[f"{_name}-mock"] = replace(

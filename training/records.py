@@ -22,19 +22,19 @@ CHECKPOINT_NAME: Final = "checkpoint.npz"
 _TEXT: Final = "text"
 _FORMAT: Final = 1
 _MAY_CHANGE: Final = frozenset({"name", "rounds", "workers", "engine", "checkpoint_every", "secagg.threads"})
-"""Settings that a resumed run may change, since no result depends on them but by float rounding of another engine; but
-a rate that falls does so towards the last of the rounds."""
+"""Settings that a resumed run may change: they affect results only by another engine's float rounding. Exception: a
+falling rate depends on the number of rounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """Everything that the next round depends on."""
+    """The complete state that the next round needs."""
 
     next_round: int
     configuration: dict[str, Any]
     counters: dict[str, Any] = field(default_factory=dict[str, Any])
     arrays: dict[str, dict[str, npt.NDArray[Any]]] = field(default_factory=dict[str, dict[str, npt.NDArray[Any]]])
-    """Arrays by part of the run, and by name."""
+    """Arrays by part of the run and name."""
 
     def write(self, folder: Path) -> Path:
         text = json.dumps(
@@ -52,7 +52,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, folder: Path) -> Checkpoint | None:
-        """Read the file of a folder; None if there is none."""
+        """Read a folder's checkpoint; None if there is none."""
         file = folder / CHECKPOINT_NAME
         if not file.exists():
             return None
@@ -73,30 +73,30 @@ class Checkpoint:
                 counters=text["counters"],
                 arrays=arrays,
             )
-        # A damaged archive raises an error according to its damage: a password, another compression, its end.
+        # A damaged archive raises different errors: for a password, another compression, its end.
         except (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, zipfile.BadZipFile) as error:
-            raise InvalidParameters(f"{file} is not a checkpoint ({error}); remove it, and start again") from None
+            raise InvalidParameters(f"{file} is not a checkpoint ({error}); remove it and start again") from None
 
     def require_same(self, configuration: Configuration) -> None:
-        """Refuse a configuration under which the run would not be the one that was begun."""
+        """Refuse a configuration that differs from the started run's."""
         may_change = _MAY_CHANGE - ({"rounds"} if configuration.server.falling else set[str]())
         found = sorted(_differences(self.configuration, to_tree(configuration)) - may_change)
         if found:
             raise InvalidParameters(
-                f"the run was begun with another {', '.join(found)}; resume it as it was begun, or name another folder"
+                f"the run was started with another {', '.join(found)}; restore that, or name another folder"
             )
 
     def require_about(self, about: Mapping[str, str]) -> None:
-        """Refuse other data and another model than the run was begun with."""
+        """Refuse other data or another model than the run was started with."""
         stored = self.counters.get("about", {})
         if found := [name for name, digest in about.items() if stored.get(name) != digest]:
             raise InvalidParameters(
-                f"the run was begun with other {' and '.join(found)}; resume it as it was begun, or name another folder"
+                f"the run was started with other {' and '.join(found)}; restore them, or name another folder"
             )
 
 
 def write_arrays(file: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> Path:
-    """Write arrays to one file, all of it or none."""
+    """Write arrays to one file atomically."""
     named: dict[str, Any] = {name: np.asarray(value) for name, value in arrays.items()}
     with replacing(file, PUBLIC) as opened:
         np.savez(opened, **named)
@@ -104,7 +104,7 @@ def write_arrays(file: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> Path:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a text file, all of it or none."""
+    """Write a text file atomically."""
     replace(file, text.encode(), PUBLIC)
 
 
@@ -132,52 +132,52 @@ class Accuracy:
     """Over all test examples."""
     loss: float
     validation: float | None = None
-    """Over those that are set aside for choosing the best model."""
+    """Over those reserved for choosing the best model."""
     held_out: float | None = None
     """Over the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRecord:
-    """Record of one round. Rounds count from 1 here, as people do."""
+    """Record of one round. Rounds count from 1 here."""
 
     round: int
     epoch: int
-    """Number of times that the codec was renewed."""
+    """Number of renewals of the codec."""
     parameters: int
-    """Parameters of the model."""
+    """Number of parameters of the model."""
     clients: int
     contributors: int
     lost: dict[str, int] = field(default_factory=dict[str, int])
     failure: str | None = None
-    """Why nothing was released; the model stays as it is."""
+    """Why nothing was released; the model does not change."""
     warning: str | None = None
-    """Advice on a change, from the sum."""
+    """Advice on settings, from the sum."""
     loss: float | None = None
-    """Loss of the clients' training, before each step of the first epoch."""
+    """Training loss of the clients, before each step of the first epoch."""
     is_real: bool = False
     is_compressed: bool = True
     """False in a first round that has no scales yet."""
     payload_bytes: int = 0
-    """Payload: bytes of one client's encoded update, packed, without what any message has around it."""
+    """Payload: bytes of one client's packed encoded update, without message headers."""
     paper_bytes: float = 0.0
     """The same by the paper's accounting."""
     wire_up: float = 0.0
-    """Wire up: bytes that a client sends which uploads, in real messages of all exchanges of the protocol."""
+    """Wire up: bytes that an uploading client sends, in real messages of the whole protocol."""
     model_bytes: float = 0.0
-    """Bytes that a client receives to have the model and the codec's parameters, before the protocol's messages."""
+    """Bytes of model and codec parameters that a client receives before the protocol's messages."""
     wire_down: float = 0.0
-    """Wire down: these and the protocol's messages, to a client that is invited."""
+    """Wire down: these and the protocol's messages, to an invited client."""
     paper_broadcast_bytes: int = 0
     overflow: float | None = None
-    """The share of coordinates whose sum leaves the ring."""
+    """Share of coordinates whose sum overflows the ring."""
     overflow_flsim: float | None = None
-    """As the paper's simulator counts."""
+    """Overflow as the paper's simulator counts it."""
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     stages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """Stages of the protocol: the name, bytes and seconds of each."""
     epsilon: float | None = None
-    """Privacy cost, with noise, of all rounds so far to the client that was in most of them."""
+    """Privacy cost of all rounds so far to the client in the most rounds; only with noise."""
     test: Accuracy | None = None
 
     def to_json(self) -> str:
@@ -191,17 +191,17 @@ class RoundRecord:
 
 
 class Observer(Protocol):
-    """Told of every round."""
+    """Receives the record of every round."""
 
     def round_done(self, record: RoundRecord) -> None:
-        """Take a record."""
+        """Receive a record."""
 
     def close(self) -> None:
-        """Finish; no record follows."""
+        """Finish; no more records follow."""
 
 
 class MetricsFile:
-    """Appends records to ``metrics.jsonl``, and drops those that a resumed run will make again."""
+    """Appends records to ``metrics.jsonl``, and drops those that a resumed run repeats."""
 
     def __init__(self, folder: Path, *, keep: int = 0) -> None:
         self._path = folder / METRICS_NAME
@@ -219,7 +219,7 @@ class MetricsFile:
 
 
 def read_records(folder: Path) -> list[RoundRecord]:
-    """Read the records of a run; none if it has none."""
+    """Read the records of a run."""
     file = folder / METRICS_NAME
     if not file.exists():
         return []
@@ -228,7 +228,7 @@ def read_records(folder: Path) -> list[RoundRecord]:
         try:
             records.append(RoundRecord.from_json(line))
         except (ValueError, TypeError, KeyError, AttributeError):
-            # The last line of a run that was killed may be cut off; nothing else may.
+            # The last line of a killed run may be truncated; no other line may.
             if number == len(file.read_text(encoding="utf-8").splitlines()):
                 break
             raise InvalidParameters(f"line {number} of {file} is not a record; the file is damaged") from None
@@ -236,7 +236,7 @@ def read_records(folder: Path) -> list[RoundRecord]:
 
 
 def summarise(records: Iterable[RoundRecord], *, parameters: int) -> dict[str, Any]:
-    """Return what a run comes to: final, best and best-by-validation accuracy, bytes, overflow, time."""
+    """Return a run's summary: final, best and best-by-validation accuracy, bytes, overflow, time."""
     rows = list(records)
     tested = [(row, row.test) for row in rows if row.test is not None]
     compressed = [row for row in rows if row.is_compressed and row.failure is None]

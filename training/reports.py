@@ -19,7 +19,7 @@ from .records import METRICS_NAME, RoundRecord, read_records, summarise, write_t
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """One run; it may be under way still."""
+    """One run, which may still be in progress."""
 
     folder: Path
     configuration: Configuration
@@ -33,7 +33,7 @@ class FinishedRun:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Runs that differ in their seeds alone."""
+    """Runs that differ only in their seeds."""
 
     name: str
     runs: tuple[FinishedRun, ...]
@@ -43,7 +43,7 @@ class Cell:
         return self.runs[0].configuration
 
     def over_seeds(self, value: Callable[[dict[str, Any]], float | None]) -> tuple[float, float] | None:
-        """Return the mean and the standard deviation of something in the summaries; None where there is nothing."""
+        """Return the mean and standard deviation of a summary value; None if there is none."""
         found = [number for run in self.runs if (number := value(run.summary)) is not None]
         if not found:
             return None
@@ -51,7 +51,7 @@ class Cell:
 
     @property
     def accuracy(self) -> tuple[float, float] | None:
-        """The final accuracy in percent."""
+        """Final accuracy in percent."""
         found = self.over_seeds(lambda summary: summary["final accuracy"])
         return None if found is None else (100 * found[0], 100 * found[1])
 
@@ -63,12 +63,12 @@ class Cell:
 
     @property
     def kilobytes_both_ways(self) -> float | None:
-        """Payload of a client and what it receives to have the model, in units of 1,024 bytes."""
+        """Payload of a client plus its model download, in units of 1,024 bytes."""
         up, found = self.kilobytes, self.over_seeds(lambda summary: summary["model bytes"])
         return None if found is None or up is None else up + found[0] / 1024
 
     def curve(self) -> list[tuple[int, float]]:
-        """Return the rounds that were evaluated, with the mean accuracy in percent over the seeds that got there."""
+        """Return the evaluated rounds, with the mean accuracy in percent over the seeds that reached them."""
         rounds = dict[int, list[float]]()
         for run in self.runs:
             for record in run.records:
@@ -78,7 +78,7 @@ class Cell:
 
 
 def read_runs(folders: Iterable[Path]) -> list[FinishedRun]:
-    """Read the runs of these folders, and of the folders in them."""
+    """Read the runs in these folders and their subfolders."""
     runs = list[FinishedRun]()
     for folder in folders:
         candidates = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())] if folder.is_dir() else []
@@ -90,7 +90,7 @@ def read_runs(folders: Iterable[Path]) -> list[FinishedRun]:
 
 
 def cells_of(runs: Sequence[FinishedRun]) -> list[Cell]:
-    """Put runs together that differ in their seeds alone; of copies of a run the longest counts, and as one seed."""
+    """Group runs that differ only in their seeds; of a run's copies only the longest counts."""
     cells = dict[str, dict[int, FinishedRun]]()
     for run in sorted(runs, key=lambda one: len(one.records)):
         cells.setdefault(to_toml(replace(run.configuration, seed=0, workers=0)), {})[run.configuration.seed] = run
@@ -101,7 +101,7 @@ def cells_of(runs: Sequence[FinishedRun]) -> list[Cell]:
 def _read(folder: Path) -> FinishedRun:
     configuration, records = read(folder / CONFIGURATION_NAME), tuple(read_records(folder))
     first = next((record for record in records if record.paper_bytes), None)
-    # Every client receives the model in each round, before anything else.
+    # Every client first receives the model in each round.
     parameters = 0 if first is None else first.parameters
     return FinishedRun(folder, configuration, records, parameters)
 
@@ -116,7 +116,7 @@ STYLES: Final = {
     Scheme.ROTATED: ("#7a5230", "X", "rotated, for noise"),
     Scheme.CUSTOM: ("#3aa6a6", "P", "custom scheme"),
 }
-"""The colour, the marker and the name of each scheme, the same in every picture."""
+"""Colour, marker and name of each scheme, the same in every figure."""
 _DATA: Final = {"fashion": "Fashion-MNIST, 12,000 images", "fashion-full": "Fashion-MNIST", "vader": "moods of texts"}
 _SUMS: Final = {SumMode.REAL: "run for real", SumMode.IDEAL: "summed in the clear"}
 _COLOURS: Final = ("#1b6ca8", "#c8553d", "#3c8d53", "#8f5bb0", "#c79a1b", "#3aa6a6", "#7a5230", "#777777")
@@ -124,20 +124,20 @@ _GRID: Final = "#dddddd"
 _MOST_CURVES: Final = 10
 _DECADE: Final = 10
 _MARKER: Final = 5
-"""Half of the width of a marker, in points."""
+"""Half of a marker's width, in points."""
 _PLACES: Final = tuple(
     (right, up)
     for away in (9, 20, 32, 46, 62)
     for right, up in ((away, 0), (-away, 0), (away, away), (-away, away), (away, -away), (-away, -away), (0, away))
 )
-"""Where a label may stand beside its point, in points of the picture, the best first."""
+"""Possible positions of a label next to its point, in points, best first."""
 
 Drawn = Any
-"""A matplotlib figure; matplotlib is imported when a figure is drawn."""
+"""A matplotlib figure; matplotlib is imported only to draw."""
 
 
 def figures_of(cells: Sequence[Cell]) -> Iterator[tuple[str, str, Drawn]]:
-    """Yield a file name, a title and a figure for everything that these cells show."""
+    """Yield a file name, a title and a figure for each plot of these cells."""
     label = "payload and model of a client in one round, KB"
     both = partial(_accuracy_against, label=label, size=lambda cell: cell.kilobytes_both_ways)
     up = partial(_accuracy_against, label="payload of a client in one round, KB", size=lambda cell: cell.kilobytes)
@@ -153,7 +153,7 @@ def figures_of(cells: Sequence[Cell]) -> Iterator[tuple[str, str, Drawn]]:
 
 
 def conditions(cells: Sequence[Cell]) -> str:
-    """Return what all of these runs were: data, clients, rounds, seeds and protocols."""
+    """Return the runs' common conditions: data, clients, rounds, seeds and protocols."""
     runs, seeds = [cell.configuration for cell in cells], _each(len(cell.runs) for cell in cells)
     sets, clients = (
         _each(_DATA.get(run.data.name, run.data.name) for run in runs),
@@ -166,7 +166,7 @@ def conditions(cells: Sequence[Cell]) -> str:
 
 
 def detail(run: CompressionSettings) -> str:
-    """Return how a scheme is set, in words; empty where nothing is compressed."""
+    """Return a scheme's settings in words; empty without compression."""
     match run.scheme:
         case Scheme.SCALAR:
             return f"{run.bits} bits in a ring of {run.modulus_bits}"
@@ -183,7 +183,7 @@ def detail(run: CompressionSettings) -> str:
 
 
 def names_of(cells: Sequence[Cell]) -> list[str]:
-    """Return a name in words for each cell, with the run's own where words are not enough."""
+    """Return a name for each cell; the run's name is added if the words are ambiguous."""
     settings = [cell.configuration.compression for cell in cells]
     names = [", ".join(filter(None, (STYLES[one.scheme][2], detail(one)))) for one in settings]
     own = (f"{name} ({cell.name})" for name, cell in zip(names, cells, strict=True))
@@ -235,7 +235,7 @@ def _accuracy_against(
 
 
 def convergence(cells: Sequence[Cell], title: str = "Convergence") -> Drawn | None:
-    """Draw accuracy over rounds; of many cells, those that end best and the uncompressed ones."""
+    """Draw accuracy over rounds; of many cells, only the best and the uncompressed ones."""
     names = dict(zip(map(id, cells), names_of(cells), strict=True))
     curves = [(cell, curve) for cell in cells if len(curve := cell.curve()) > 1]
     if not curves:
@@ -263,7 +263,7 @@ def convergence(cells: Sequence[Cell], title: str = "Convergence") -> Drawn | No
 
 
 def new_figure(width: float, height: float, columns: int = 1, *, rows: int = 1, title: str = "") -> tuple[Any, Any]:
-    """Return a matplotlib figure with a title, and its axes: one, or a row or column of them."""
+    """Return a titled matplotlib figure, and its axes: one, or a row or column of them."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 -- an extra
         from matplotlib.figure import Figure  # noqa: PLC0415 -- an extra
@@ -294,7 +294,7 @@ def plain_ticks(axes: Any) -> None:  # noqa: ANN401 -- matplotlib's
 
 
 def label_apart(figure: Any, axes: Any, points: Sequence[tuple[str, float, float, float, float]]) -> list[Any]:  # noqa: ANN401 -- matplotlib's
-    """Label points where labels touch neither each other nor a marker or its bar, inside of the axes; return all.
+    """Place labels inside the axes so that they overlap no label, marker or bar; return all.
 
     A point is its label, x, y, and the low and the high end of its bar.
     """
@@ -325,7 +325,7 @@ def label_apart(figure: Any, axes: Any, points: Sequence[tuple[str, float, float
                 arrowprops={"arrowstyle": "-", "color": "#bbbbbb", "linewidth": 0.5},
             )
             label.set_in_layout(False)
-            # Of the text alone: the line to the point may cross others.
+            # Only of the text: the line to the point may cross others.
             box = text_box(label)
             is_inside = inside.x0 <= box.x0 and box.x1 <= inside.x1 and inside.y0 <= box.y0 and box.y1 <= inside.y1
             if is_inside and not any(box.overlaps(other) for other in taken):
@@ -336,7 +336,7 @@ def label_apart(figure: Any, axes: Any, points: Sequence[tuple[str, float, float
 
 
 def text_box(label: Any) -> Any:  # noqa: ANN401 -- matplotlib's
-    """Return where the text of an annotation stands, without its line."""
+    """Return the box of an annotation's text, without its line."""
     from matplotlib.text import Text  # noqa: PLC0415 -- an extra
 
     label.update_positions(label.figure.canvas.get_renderer())
@@ -356,7 +356,7 @@ def _scheme(cell: Cell) -> Scheme:
 
 REPORT_NAME: Final = "report.md"
 _NEAR_IN_BYTES: Final = 1.0
-"""Points of accuracy that the conclusion takes for none."""
+"""Difference in accuracy, in points, that the conclusion ignores."""
 _FIGURES: Final = (
     ("best, %", "best accuracy", 100, 1),
     ("payload, KB", "payload bytes", 1 / 1024, 2),
@@ -384,13 +384,13 @@ _NOTE: Final = (
 
 
 def write_report(folders: Sequence[Path], out: Path) -> Path:
-    """Draw the figures of runs as PNG and SVG, and write one report that shows them."""
+    """Draw the figures of runs as PNG and SVG, and write a report with them."""
     cells = cells_of(read_runs(folders))
     out.mkdir(parents=True, exist_ok=True)
     lines = ["# Training runs", "", conclusion(cells), "", *table(cells), "", _NOTE]
     for name, title, figure in figures_of(cells):
         figure.savefig(out / f"{name}.png", dpi=160)
-        # Without a date, so that the same runs give the same file.
+        # Without a date, so that equal runs give equal files.
         figure.savefig(out / f"{name}.svg", metadata={"Date": None})
         lines += ["", f"## {title}", "", f"![{title}]({name}.svg)"]
     lines += ["", "## Configurations"]
@@ -401,18 +401,18 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
 
 
 def conclusion(cells: Sequence[Cell]) -> str:
-    """Return what the runs show, in a sentence or two: the smallest update that costs no accuracy."""
+    """Return the runs' conclusion in a sentence or two: the smallest update that costs no accuracy."""
     known = [(cell, *cell.accuracy, cell.kilobytes) for cell in cells if cell.accuracy is not None and cell.kilobytes]
     plain = next((each for each in known if each[0].configuration.compression.scheme is Scheme.NONE), None)
     if plain is None:
-        return "There is no uncompressed run among these, and so nothing to compare with."
+        return "None of these runs is uncompressed, so there is no baseline."
     whole, due, _, kilobytes = plain
     near = [each for each in known if each[0] is not whole and each[1] >= due - _NEAR_IN_BYTES]
     if not near:
         return f"No other run comes within {_NEAR_IN_BYTES:g} point of the uncompressed one ({due:.1f} %)."
     cell, accuracy, _, least = min(near, key=lambda each: each[3])
     seeds = min(len(cell.runs), len(whole.runs))
-    caution = " One seed alone moves accuracy by about a point." if seeds == 1 else f" Over {seeds} seeds."
+    caution = " A single seed changes accuracy by about a point." if seeds == 1 else f" Over {seeds} seeds."
     return (
         f"Within {_NEAR_IN_BYTES:g} point of the uncompressed run ({due:.1f} %), **{cell.name}** sends the least: "
         f"{kilobytes / least:.1f} times less payload, at {accuracy:.1f} %.{caution}"
@@ -420,7 +420,7 @@ def conclusion(cells: Sequence[Cell]) -> str:
 
 
 def table(cells: Sequence[Cell]) -> Iterator[str]:
-    """Yield a line for each cell: means over its seeds, with their standard deviation."""
+    """Yield a line for each cell: means over its seeds with their standard deviations."""
     columns = {
         "run": [cell.name.replace("|", "\\|") for cell in cells],
         "seeds": [str(len(cell.runs)) for cell in cells],

@@ -1,4 +1,4 @@
-"""One run, and one round of it: sample, train or attack, encode, sum, decode, step of the server's optimizer."""
+"""A run and its rounds: sample, train or attack, encode, sum, decode, step of the server's optimizer."""
 
 from __future__ import annotations
 
@@ -70,23 +70,23 @@ Parameters = dict[str, npt.NDArray[np.float32]]
 
 
 class ServerStep(Protocol):
-    """Methods that a run needs of an optimiser; a platform's own has them, and is copied shallowly each round."""
+    """Methods that a run needs of an optimizer; a platform may bring its own, which is copied shallowly each round."""
 
     def step(self, parameters: Arrays, mean: Arrays) -> Parameters: ...
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return what a resumed run needs."""
+        """Return the state for resuming a run."""
         ...
 
     def restore(self, stored: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take back what ``state`` returned."""
+        """Restore a result of ``state``."""
 
 
 @dataclass(slots=True)
 class ServerOptimizer:
     """FedAvg with a rate, or FedAvgM.
 
-    Implements: [RCZ+21] Algorithm 1, with momentum for FedAvgM; the pseudo gradient is the mean update itself.
+    Implements: [RCZ+21] Algorithm 1, with momentum for FedAvgM; the pseudo gradient is the mean update.
     """
 
     settings: ServerSettings
@@ -133,14 +133,14 @@ class Attack:
 
     kind: AttackKind
     work: list[Assignment]
-    """Work of everybody, with the labels that attackers give to their examples."""
+    """The assignments, with attackers' changed labels."""
     attackers: frozenset[int]
     _agreed: Update | None = field(default=None, init=False)
-    """The update that all of them send."""
+    """The update that all attackers send."""
 
     @classmethod
     def of(cls, settings: AttackSettings, work: Sequence[Assignment], data: FederatedData) -> Attack:
-        """Draw the attackers of a round: the first of the clients, which are in an order drawn from the seed."""
+        """Draw the attackers of a round: the first clients in an order drawn from the seed."""
         if not settings.is_on:
             return cls(AttackKind.NONE, list(work), frozenset())
         count = round(settings.share * len(work))
@@ -151,13 +151,13 @@ class Attack:
         return cls(settings.kind, [*dishonest, *honest], frozenset(one.client for one in dishonest))
 
     def prepare(self, train: Train) -> None:
-        """Let attackers that need each other's updates train once more, before anybody sends."""
+        """Train attackers that need each other's updates in advance."""
         if self.kind is AttackKind.INSIDE_SPREAD and self.attackers:
             of_attackers = train([one for one in self.work if one.client in self.attackers])
             self._agreed = _inside_spread(sorted(of_attackers, key=lambda trained: trained.client))
 
     def forged(self, trained: TrainedClient) -> TrainedClient:
-        """Return what a client sends in place of its update; in any thread."""
+        """Return the update that a client sends instead of its own; thread-safe."""
         if trained.client not in self.attackers:
             return trained
         if self._agreed is not None:
@@ -171,7 +171,7 @@ def _relabelled(examples: Examples, greatest: int) -> Examples:
 
 
 def _inside_spread(trained: Sequence[TrainedClient]) -> Update:
-    """Return the mean less some standard deviations of each value."""
+    """Return the mean minus some standard deviations of each value."""
     agreed = Update()
     for name in trained[0].update:
         values = np.stack([one.update[name] for one in trained]).astype(np.float64)
@@ -183,10 +183,9 @@ _CLIENTS_OF_A_DIGEST: Final = 8
 
 
 class Timer:
-    """Adds up what the parts of a round take.
+    """Adds up the time of a round's parts.
 
-    ``train`` is the wait for clients that are trained and encoded; ``encode`` is what all of them spent on encoding,
-    some of it at the same time.
+    ``train`` is the wait for trained and encoded clients; ``encode`` is the total encoding time of all threads.
     """
 
     def __init__(self) -> None:
@@ -218,7 +217,7 @@ class Pulled:
 
     @property
     def loss(self) -> float | None:
-        """The mean training loss over the examples, added up in an order that nothing changes."""
+        """Mean training loss over the examples, added up in a fixed order."""
         total = sum(count for _, _, count in self._losses)
         return sum(loss * count for _, loss, count in sorted(self._losses)) / total if total else None
 
@@ -231,7 +230,7 @@ class Pulled:
         return encoded.client, encoded.payload
 
     def uploads(self, ready: Iterator[Encoded]) -> Iterator[Upload]:
-        """Yield what each client sends once it is trained; its update is gone before the next one comes."""
+        """Yield each client's upload once it is trained; its update is freed before the next one."""
         while True:
             with self._timer.part("train"):
                 encoded = next(ready, None)
@@ -244,7 +243,7 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A client whose update is gone."""
+    """A client's payload, without its update."""
 
     client: int
     payload: Payload
@@ -257,7 +256,7 @@ class Encoded:
 def round_record(
     codec: RoundCodec, pulled: Pulled, outcome: SumOutcome | None, failure: str | None, parameters: int
 ) -> RoundRecord:
-    """Return what a round did; its times and its test are added later."""
+    """Return the record of a round; times and test results are added later."""
     layout = codec.update.layout
     up, down = (0, 0) if outcome is None else (outcome.bytes_up, outcome.bytes_down)
     model = codec.broadcast_bytes + pulled.model_bytes
@@ -286,7 +285,7 @@ def round_record(
 
 
 def _stage_record(figures: StageFigures) -> dict[str, Any]:
-    """Return a stage's figures as JSON: clients are counted, and not named."""
+    """Return a stage's figures as JSON: numbers of clients, not their names."""
     named = {"answered": len(figures.answered), "failed": len(figures.failed)}
     record = {name: named.get(name, getattr(figures, name)) for name in (item.name for item in fields(figures))}
     return {name: round(value, 6) if isinstance(value, float) else value for name, value in record.items()}
@@ -299,14 +298,14 @@ def train_and_finish(
     settings: LocalTraining,
     finish: Callable[[TrainedClient], Done],
 ) -> Iterator[Done]:
-    """Train clients, and finish each where it was trained if the engine can."""
+    """Train clients, and finish each in the thread that trained it if the engine can."""
     if isinstance(engine, FinishingEngine):
         return engine.train_and_finish(start, work, settings, finish)
     return map(finish, engine.train(start, work, settings))
 
 
 def digest_of(parameters: Mapping[str, npt.NDArray[np.float32]]) -> bytes:
-    """Return what clients and server tell models apart by."""
+    """Return the digest by which clients and server distinguish models."""
     digest = hashlib.sha256()
     for name, value in parameters.items():
         digest.update(name.encode() + b"\0" + np.ascontiguousarray(value).tobytes())
@@ -314,7 +313,7 @@ def digest_of(parameters: Mapping[str, npt.NDArray[np.float32]]) -> bytes:
 
 
 def model_digest(factory: ModelFactory) -> str:
-    """Return what a run's model is told from another by: its layers, and the names and shapes of its parameters."""
+    """Return the digest of a run's model: its layers, and the names and shapes of its parameters."""
     with torch.random.fork_rng(devices=()):  # pyright: ignore[reportUnknownMemberType]
         model = factory()
     shapes = [(name, tuple(value.shape)) for name, value in model.named_parameters()]
@@ -322,7 +321,7 @@ def model_digest(factory: ModelFactory) -> str:
 
 
 def data_digest(data: FederatedData) -> str:
-    """Return what a run's data are told from others by: all sizes and test targets, and what a few clients have."""
+    """Return the digest of a run's data: all sizes and test targets, and the data of a few clients."""
     sizes = np.asarray(data.sizes)
     digest = hashlib.sha256(f"{data.name} {len(sizes)}".encode() + sizes.astype(np.int64).tobytes())
     digest.update(data.test().targets.cpu().numpy().tobytes())
@@ -335,12 +334,12 @@ def data_digest(data: FederatedData) -> str:
 Evaluate = Callable[[Tensors], Accuracy]
 _LEAST_RATE: Final = 0.05
 _NOBODY: Final = 2**32 - 1
-"""The number of the client that stands for public data."""
+"""Client number that represents public data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pieces:
-    """Parts of a run; a platform gives its own for any of them."""
+    """Parts of a run; a platform may replace any of them."""
 
     data: FederatedData
     factory: ModelFactory
@@ -348,14 +347,14 @@ class Pieces:
     sum: SecureSum
     evaluate: Evaluate
     public: Callable[[], Examples] | None = None
-    """Data that anybody may know, for the calibration ``public``."""
+    """Public data, for the calibration ``public``."""
     optimizer: Callable[[], ServerStep] | None = None
-    """Makes what moves the model by the mean; by default what the configuration names."""
+    """Makes the server's optimizer; by default the configured one."""
 
 
 @dataclass(slots=True)
 class Run:
-    """A run, between two rounds; ``advance`` plays the next one."""
+    """A run between two rounds; ``advance`` runs the next one."""
 
     configuration: Configuration
     pieces: Pieces
@@ -363,16 +362,16 @@ class Run:
     operators: Operators | WholeUpdates = field(init=False)
     optimizer: ServerStep = field(init=False)
     average: Parameters | None = field(default=None, init=False)
-    """Mean of the models of the last rounds, where it is asked for."""
+    """Mean of the models of the last rounds, if requested."""
     next_round: int = field(default=0, init=False)
     cohorts: Cohorts = field(init=False)
     about: dict[str, str] = field(init=False)
-    """Digests of data and model, which a run keeps to."""
+    """Digests of data and model, which must not change in a run."""
     downlink: DownlinkSums | None = field(default=None, init=False)
-    """What clients receive in place of the model, where the configuration asks for it."""
+    """The compressed downlink, if configured."""
     _releases: ReleaseCount = field(init=False)
     _losses: dict[int, npt.NDArray[np.float32]] = field(default_factory=dict[int, npt.NDArray[np.float32]], init=False)
-    """What each client of the round tells of its losses, where the code's rate is found by them."""
+    """The losses that each client of the round reports, if they choose the code's rate."""
     _probe: Probe | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -392,7 +391,7 @@ class Run:
         if self.configuration.compression.down is Down.SUMS:
             if make is not None:
                 raise InvalidParameters(
-                    "no client can follow an optimizer of a platform's own: take compression.down = 'model'"
+                    "clients cannot reproduce a platform's own optimizer: take compression.down = 'model'"
                 )
             self.downlink = DownlinkSums(self._whole.held(self.parameters))
             self.parameters = self._whole.parted(self.downlink.model.values)
@@ -402,12 +401,12 @@ class Run:
         return sum(value.size for value in self.parameters.values())
 
     def sample(self, number: int) -> tuple[int, ...]:
-        """Return who is invited to a round, and one more, who calibrates it where that is asked for."""
+        """Return the clients invited to a round, and one more for calibration if requested."""
         return self.cohorts.invited(len(self.pieces.data.sizes), number)
 
     @property
     def shown(self) -> Parameters:
-        """The model that is tested and kept: the last one, or the average."""
+        """The tested and kept model: the last one, or the average."""
         return self.parameters if self.average is None else self.average
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -450,7 +449,7 @@ class Run:
         )
 
     def encode(self, trained: TrainedClient, number: int) -> Encoded:
-        """Encode what a client was trained to, under the codec of the round; in any thread."""
+        """Encode a trained client with the codec of the round; thread-safe."""
         started = perf_counter()
         coins = self.coins(trained.client, number)
         if isinstance(self.operators, WholeUpdates):
@@ -465,7 +464,7 @@ class Run:
     # --- Storing --------------------------------------------------------------------------------------------------
 
     def checkpoint(self) -> Checkpoint:
-        """Return the state between two rounds; what it holds is not changed later."""
+        """Return the state between two rounds, which later rounds do not modify."""
         return Checkpoint(
             next_round=self.next_round,
             configuration=to_tree(self.configuration),
@@ -491,12 +490,12 @@ class Run:
         if self.downlink is not None:
             rounds = map(self._uploaders, range(self.next_round))
             self.downlink = DownlinkSums.restored(checkpoint.arrays["downlink"], self.downlink.model, rounds)
-        # The clients of the rounds so far follow from the seed, and matter to noise alone.
+        # The clients of the rounds so far follow from the seed; only noise needs them.
         counted = self.next_round if self.configuration.privacy.is_on else 0
         self._releases = ReleaseCount(self.cohorts, len(self.pieces.data.sizes), counted)
 
     def frozen(self) -> Callable[[], Checkpoint]:
-        """Return what makes the checkpoint of this moment later, without making it now."""
+        """Return a function that makes the current checkpoint later."""
         held = copy.copy(self)
         held.operators, held.optimizer = copy.copy(self.operators), copy.copy(self.optimizer)
         return held.checkpoint
@@ -543,7 +542,7 @@ class Run:
         return pulled, pulled.uploads(ready)
 
     def _probed(self, work: Sequence[Assignment], number: int) -> dict[int, npt.NDArray[np.float32]]:
-        """Return each client's losses at the model, and with public noise of the code added and taken away."""
+        """Return each client's losses at the model, and with public noise of the code added and subtracted."""
         if not isinstance(self.operators, WholeUpdates) or not self.operators.is_probed:
             return {}
         seed, deviations = self.configuration.seed, self.operators.deviations()
@@ -558,7 +557,7 @@ class Run:
         return self._probe.losses(self.parameters, noise, work, partial(seed_of, seed, Stream.PROBE, number))
 
     def _step_rate(self, number: int) -> float:
-        """Return what a mean of updates is multiplied by, and its noise with it."""
+        """Return the factor of a mean of updates and of its noise."""
         server = self.configuration.server
         return server.rate * falling_rate(server.falling, number + 1, self.configuration.rounds)
 
@@ -581,7 +580,7 @@ class Run:
                 for name, old in before.items()
             }
         if settings.averaged:
-            # The first models weigh less, because they are far from where the run goes.
+            # The first models weigh less, because they are far from the final one.
             kept = np.float32(min(1 - 1 / settings.averaged, (self.next_round + 1) / (self.next_round + 10)))
             self.average = {
                 name: np.asarray(kept * self.shown[name] + (1 - kept) * value, dtype=np.float32)
@@ -629,7 +628,7 @@ def _operators(configuration: Configuration, parameters: Parameters, largest: in
 
 
 def _rounded(configuration: Configuration) -> Factory:
-    """Return what makes a clipped, rotated and rounded scheme of each round; see ``RoundedRotation.planned``."""
+    """Return a factory of each round's clipped, rotated and rounded scheme; see ``RoundedRotation.planned``."""
 
     def made(*, values: int, cohort: int, seed: bytes, epoch: int) -> RoundedRotation:
         stream = PublicStream(seed=seed, round_number=epoch, tensor_name=UPDATE, shape=(values,))
@@ -645,5 +644,5 @@ def _rounded(configuration: Configuration) -> Factory:
 
 
 def falling_rate(share: float, number: int, rounds: int) -> float:
-    """Return what a step of the server is multiplied by: 1, and over the last share of the rounds down to a 20th."""
+    """Return the factor of a server step: 1, falling to 1/20 over the last share of the rounds."""
     return max(_LEAST_RATE, min(1.0, (1 - number / rounds) / share)) if share else 1.0

@@ -1,9 +1,8 @@
-"""Noise of a run's sums, and what its privacy asks of a configuration.
+"""Noise of a run's sums, and checks of configurations with privacy.
 
-Clients clip what they changed to ``local.clip``. The enclave adds noise to everything that it releases, or each client
-its share of it to what it uploads. No amplification by sampling is counted, because a server that invites its clients
-knows them: what counts is how often a client is really in a round, which follows from the seed before anything is
-trained.
+Clients clip their change to ``local.clip``. The enclave adds noise to everything that it releases, or each client adds
+its share to its upload. Amplification by sampling does not count, because the server knows the clients that it invites.
+A client's number of actual rounds counts; it follows from the seed before anything is trained.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from secagg.training.configuration import (
 from secagg.training.parts import Cohorts
 
 _FLOAT_ROOM: Final = 1 + 2.0**-16
-"""A clipped norm was computed in floats of 24 bits."""
+"""Slack: a clipped norm was computed in floats with 24 bits."""
 _SAID_BY_PRIVACY: Final = frozenset(
     {
         "noise_multiplier",
@@ -44,7 +43,7 @@ _SAID_BY_PRIVACY: Final = frozenset(
         "budget_delta",
     }
 )
-"""Settings of protocols that follow from the sections privacy and local."""
+"""Protocol settings that follow from the sections privacy and local."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +51,9 @@ class Noised:
     """The noise of one session."""
 
     deviations: tuple[float, ...]
-    """Deviations of each released segment, in integer steps."""
+    """Standard deviations of each released segment, in integer steps."""
     epsilon: float
-    """Privacy cost of all rounds so far to the client that is in most of them."""
+    """Privacy cost of all rounds so far to the client in the most rounds."""
 
 
 class RunNoise:
@@ -66,10 +65,10 @@ class RunNoise:
         self._adjacency = Adjacency.ZERO_OUT if run.privacy.zero_out else Adjacency.REPLACE
 
     def settings_for(self, codec: ModelUpdate) -> dict[str, Any]:
-        """Return what a protocol's settings say of noise.
+        """Return the noise settings of a protocol.
 
-        All ring segments are fixed point of one step, whose rounding moves a value by at most half of it, or there is
-        one of steps that were rounded to a bound.
+        Either all ring segments are fixed point with one step, and rounding changes a value by at most half of it, or
+        one segment has steps that were rounded to a bound.
         """
         scheme, settings = codec.tensors[0].scheme, self.settings
         is_rotated = isinstance(scheme, RoundedRotation)
@@ -87,13 +86,13 @@ class RunNoise:
         }
 
     def of(self, session: object, releases: int) -> Noised:
-        """Return the noise of a session, or of clients without one, and the loss of a client in several releases."""
+        """Return the noise of a session, or of clients without one, and a client's loss over several releases."""
         if (noise := noise_in(session)) is not None:
             return Noised(noise.deviations, noise.epsilon(self.settings.delta, releases))
         from secagg.protocols.enclave import Server, epsilon_of  # noqa: PLC0415 -- a protocol, where it is asked for
 
         if not isinstance(session, Server) or session.configuration.noise is None:
-            raise InternalError("the session was to be an enclave's, with noise, and is not")
+            raise InternalError("the session should be an enclave's, with noise, but is not")
         configuration = session.configuration
         if configuration.index_segments and not configuration.tables:
             raise InvalidParameters(
@@ -104,12 +103,12 @@ class RunNoise:
 
 
 def require_private(configuration: Configuration) -> None:
-    """Refuse noise that only a protocol's settings speak of, and what noise does not go together with."""
+    """Refuse noise that only a protocol's settings configure, and settings that noise excludes."""
     for assigned in configuration.secagg.settings:
         name = assigned.partition("=")[0]
         if name in _SAID_BY_PRIVACY or (name == "noise_kind" and not configuration.privacy.is_on):
             raise InvalidParameters(
-                f"secagg.settings has {name}, and the noise of a run is accounted by what the section privacy says: "
+                f"secagg.settings has {name}, but a run accounts only the noise of the section privacy: "
                 "set privacy.noise_multiplier, privacy.zero_out and local.clip instead"
             )
     if not configuration.privacy.is_on:
@@ -148,7 +147,7 @@ class ReleaseCount:
     """Number of rounds of each client."""
 
     def __init__(self, cohorts: Cohorts, available: int, rounds: int = 0) -> None:
-        """Count the rounds that are over; it follows from the seed who was in them."""
+        """Count the finished rounds; their clients follow from the seed."""
         self._counts = Counter[int]()
         for number in range(rounds):
             clients = cohorts.invited(available, number)[: cohorts.size]
@@ -158,7 +157,7 @@ class ReleaseCount:
         self._counts.update(clients)
 
     def most_with(self, clients: tuple[int, ...]) -> int:
-        """Return how many rounds the client is in that is in most, once a round with these is over."""
+        """Return the most rounds that any client is in, after a round with these clients."""
         so_far = max(self._counts.values(), default=0)
         return max(so_far, *(1 + self._counts[client] for client in clients)) if clients else max(1, so_far)
 
@@ -168,11 +167,11 @@ class ReleaseCount:
 
 
 def require_budget(noise: RunNoise, session: object, most: int, rounds: int) -> None:
-    """Refuse a run that would cost a client more than its limit."""
+    """Refuse a run whose privacy cost to a client exceeds the limit."""
     settings, spent = noise.settings, noise.of(session, max(1, most)).epsilon
     if settings.epsilon and spent > settings.epsilon:
         raise InvalidParameters(
-            f"the client that is in most rounds, {most} of {rounds}, would spend epsilon {spent:.3g} at "
+            f"the client in the most rounds, {most} of {rounds}, would spend epsilon {spent:.3g} at "
             f"delta {settings.delta:g}, above privacy.epsilon = {settings.epsilon:g}; raise privacy.noise_multiplier "
             "or data.clients, or lower rounds"
         )

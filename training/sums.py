@@ -1,4 +1,4 @@
-"""The sum of a training round by a protocol in memory, with the same clients all along."""
+"""The sums of training rounds by an in-memory protocol, with the same clients in all rounds."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _TASK: Final = b"federated training"
 
 
 class RealSum:
-    """Sessions of one protocol, one after another."""
+    """Runs a protocol session for each round."""
 
     def __init__(self, settings: SumSettings, cohorts: Cohorts, noise: RunNoise | None = None) -> None:
         self._entry, self._settings, self._cohorts = find(settings.protocol), settings, cohorts
@@ -52,12 +52,12 @@ class RealSum:
         known = declared(self._entry.settings)
         if noise is not None and "noise_multiplier" not in known:
             raise InvalidParameters(
-                f"privacy.noise_multiplier is above 0, and {settings.protocol} releases sums as they are: take "
+                f"privacy.noise_multiplier is above 0, and {settings.protocol} releases sums without noise: take "
                 "secagg.protocol = 'pairwise', 'one-message' or 'enclave'"
             )
 
     def settings_for(self, codec: ModelUpdate) -> Any:  # noqa: ANN401 -- the protocol's own class
-        """Return the settings of sessions about a codec's payloads."""
+        """Return the settings of sessions for a codec's payloads."""
         self._entry.require_segments(codec.layout)
         late, dropped = self._cohorts.planned_losses
         facts: dict[str, Any] = {
@@ -71,7 +71,7 @@ class RealSum:
         return planned_settings(self._entry, facts, assigned=self._settings.settings, called="secagg.settings")
 
     def client_noise(self, codec: ModelUpdate) -> ClientNoise:
-        """Return what clients add to a codec's payloads, which a sum in the clear can add as well."""
+        """Return the noise that clients add to a codec's payloads, which a sum in the clear can add too."""
         settings: Any = self.settings_for(codec)
         noise: ClientNoise | None = None
         if hasattr(settings, "noise_for") and hasattr(settings, "corrupted"):
@@ -89,7 +89,7 @@ class RealSum:
         return noise
 
     def rehearse(self, due: SumRound, judge: Callable[[ServerSession], None] | None = None) -> None:
-        """Open a session that nobody joins."""
+        """Open a session without clients."""
         with closing(self._simulate(self.settings_for(due.codec))) as world:
             session = world.open(_subject(due), _ids(due))
             try:
@@ -99,10 +99,10 @@ class RealSum:
                 session.abort()
 
     def run(self, due: SumRound, uploads: Iterable[Upload], received: Received | None = None) -> SumOutcome:
-        """Carry a session through with everybody who is invited.
+        """Run a session with all invited clients.
 
         Args:
-            received: told of each update that the server has; a client may refuse to upload one that was trained.
+            received: called for each update that the server received; a client may refuse to upload a trained one.
         Raises:
             ThresholdNotMet, PeerError: nothing is released.
             InvalidParameters: every client refuses the session.
@@ -114,7 +114,7 @@ class RealSum:
         try:
             released = self._run(session, world, pulled)
         except (ThresholdNotMet, PeerError):
-            # A client's error ends its part in a session and not the session: here it would end every round.
+            # A client's error normally ends only its part in a session: here it would end every round.
             pulled.require_whole()
             left = {client: why for client, why in session.now.failed.items() if client not in pulled.lost}
             if left and not session.now.answered:
@@ -140,7 +140,7 @@ class RealSum:
         )
 
     def _open_world(self, codec: ModelUpdate) -> Simulation:
-        """Return the world of the rounds so far, or another one where this codec needs other settings."""
+        """Return the world of the rounds so far, or a new one if this codec needs other settings."""
         settings = self.settings_for(codec)
         if self._world is None or settings != self._chosen:
             if self._world is not None:
@@ -156,13 +156,13 @@ class RealSum:
             return world.member(client_id(client)).join(_subject(pulled.due), late)
 
         takes_first = session.stage is not None and session.stage.takes_update
-        # Where nothing comes before the upload, clients come in the order in which they are trained.
+        # If nothing precedes the upload, clients come in the order of their training.
         clients = pulled.clients() if takes_first else iter(pulled.due.clients)
         return run(session, map(join, clients), dropouts, making=lambda: pulled.seconds)
 
 
 class _PulledUploads:
-    """The uploads of a round, each handed to the client that it is of; at most a few wait."""
+    """The uploads of a round, each passed to its client; at most a few wait."""
 
     def __init__(self, uploads: Iterable[Upload], due: SumRound, session: Measured, received: Received | None) -> None:
         self.due, self._uploads = due, iter(uploads)
@@ -172,21 +172,21 @@ class _PulledUploads:
         self._error: Exception | None = None
         self.lost = {client_id(client) for some in due.lost.values() for client in some}
         self.seconds = 0.0
-        """Seconds of making updates, inside of clients' answers."""
+        """Seconds spent on making updates, within clients' answers."""
 
     def clients(self) -> Iterator[int]:
-        """Yield those who will be lost, and then everybody whose update is there."""
+        """Yield the clients that will drop out, then each client whose update is ready."""
         yield from (client for client in self.due.clients if client not in self.due.uploaders)
         while (client := self.pull()) is not None:
             yield client
 
     def pull(self) -> int | None:
-        """Wait for the next update, and return whose it is; None after the last one."""
+        """Wait for the next update, and return its client; None after the last one."""
         self.settle()
         try:
             upload = next(self._uploads, None)
         except Exception as error:
-            # A session takes an error raised in it for a client's leaving.
+            # A session treats an error raised in it as a client's dropout.
             self._error = error
             raise
         if upload is None:
@@ -205,13 +205,13 @@ class _PulledUploads:
         self.settle()
         while client not in self._early:
             if self.pull() is None:
-                raise InternalError(f"client {client} was to upload, and nobody trained it")
+                raise InternalError(f"client {client} was to upload, but was not trained")
         self._handed_over = self._early.pop(client)
         _, payload = self._handed_over
         return Update(payload, self.due.model_digest)
 
     def settle(self) -> None:
-        """Tell of the last update that was taken, if the server has it, and let it go."""
+        """Report the last update if the server received it, and release it."""
         handed_over, self._handed_over = self._handed_over, None
         if handed_over is not None and self._received is not None:
             client = client_id(handed_over[0])
@@ -219,13 +219,13 @@ class _PulledUploads:
                 self._received(handed_over[1])
 
     def require_whole(self) -> None:
-        """Raise what training or encoding raised inside of a client's answer."""
+        """Raise an error of training or encoding from within a client's answer."""
         if self._error is not None:
             raise self._error
 
 
 def client_id(client: int) -> ClientId:
-    """Return what a protocol calls a client; numbers count from 0, and identifiers from 1."""
+    """Return a client's identifier in protocols: numbers count from 0, identifiers from 1."""
     return ClientId(client + 1)
 
 
@@ -246,7 +246,7 @@ def _subject(due: SumRound) -> Subject:
 
 
 def secure_sum(configuration: Configuration) -> SecureSum:
-    """Return what adds up as a configuration says."""
+    """Return the configured secure sum."""
     settings, cohorts = configuration.secagg, Cohorts.of(configuration)
     require_private(configuration)
     ideal = IdealSum(configuration.most_uploads, cohorts.minimum)
@@ -258,11 +258,11 @@ def secure_sum(configuration: Configuration) -> SecureSum:
 
 
 def require_feasible(configuration: Configuration, codec: ModelUpdate, *, available: int) -> None:
-    """Refuse a run whose rounds no protocol could add up, before anything is trained.
+    """Refuse, before training, a run whose rounds no protocol could sum.
 
     Args:
-        codec: one that is laid out as those of the run will be.
-        available: how many clients there are.
+        codec: a codec with the layout of the run's codecs.
+        available: number of available clients.
     """
     cohorts, noise, rounds = Cohorts.of(configuration), _noise(configuration), configuration.rounds
     most = 0 if noise is None else ReleaseCount(cohorts, available, rounds).most

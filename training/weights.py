@@ -1,4 +1,4 @@
-"""Weights of a run's clients, which multiply their values before these are rounded, or their codes after it."""
+"""Weights of a run's clients; they multiply values before rounding, or codes after it."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Weights of clients, which multiply their values before these are rounded, or their codes after it."""
+    """Weights of clients; they multiply values before rounding, or codes after it."""
 
     weighting: Weighting = Weighting.EQUAL
     full: int = 1
-    """Number of examples that count fully, with weights before rounding."""
+    """Number of examples with full weight, for weights before rounding."""
     largest: int = 1
     """Number of examples of the largest client."""
     heaviest: int = 1
-    """Weight of that client, with weights after rounding."""
+    """Weight of that client, for weights after rounding."""
 
     @classmethod
     def of(cls, configuration: Configuration, largest: int) -> Weights:
@@ -50,7 +50,7 @@ class Weights:
         )
 
     def with_counts(self, update: ModelUpdate, uploads: int) -> ModelUpdate:
-        """Return the codec with what means are divided by, for this many uploads of weight 1."""
+        """Return the codec with the denominators of means, for this many uploads of weight 1."""
         if self.weighting is Weighting.EQUAL:
             return update
         is_before = self.weighting is Weighting.EXAMPLES
@@ -77,7 +77,7 @@ class Weights:
 
     def mean(self, update: ModelUpdate, aggregate: Aggregate) -> Arrays:
         if self.weighting is Weighting.AFTER:
-            # Here a client counts more than once, which ``counted`` takes for a lie.
+            # Here a client counts more than once, which ``counted`` would treat as a lie.
             total = round(float(update.schemes[COUNTS].decode(update.part(aggregate, COUNTS))[0])) or 1
             aggregate = Aggregate(aggregate.layout, aggregate.values, total)
         return update.mean(aggregate)

@@ -169,7 +169,7 @@ def test_a_resume_on_other_data_is_refused(tmp_path: Path, toy_run: Make, toy_pi
     run = toy_run("rounds=2")
     pieces = toy_pieces(run)
     train(replace(run, rounds=1), tmp_path, pieces=pieces)
-    with pytest.raises(InvalidParameters, match="begun with other data; resume it as it was begun"):
+    with pytest.raises(InvalidParameters, match="started with other data; restore them"):
         train(run, tmp_path, resume=True, pieces=replace(pieces, data=OtherTargets(pieces.data, where)))
     train(run, tmp_path, resume=True, pieces=replace(pieces, data=OtherTargets(pieces.data, "nowhere")))
 

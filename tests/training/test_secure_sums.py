@@ -324,7 +324,7 @@ def test_a_rounded_sum_that_is_wrong_is_found_out() -> None:
     many = [
         (client, made.encode(update(1) if client % 2 else update(client), SystemCoins())) for client in due.uploaders
     ]
-    with pytest.raises(InternalError, match="more than rounding does"):
+    with pytest.raises(InternalError, match="more than rounding"):
         CheckedSum(WrongSum(ideal).run, ideal).run(due, iter(many))
 
 

@@ -197,7 +197,7 @@ def test_a_report_concludes_which_update_is_the_smallest_that_costs_no_accuracy(
     fine, fair = cell_of("fine", 0.80, 20, Scheme.SCALAR), cell_of("fair", 0.795, 6, Scheme.PRODUCT)
     found = conclusion([plain, coarse, fine, fair])
     assert "**fair** sends the least: 10.0 times less" in found
-    assert "One seed alone" in found
+    assert "A single seed" in found
     assert conclusion([plain, coarse]) == "No other run comes within 1 point of the uncompressed one (80.0 %)."
     assert "no uncompressed run" in conclusion([fair])
 
@@ -220,8 +220,8 @@ def test_two_copies_of_a_run_are_one_seed(tmp_path: Path, toy_run: Make, toy_pie
         (["train", "--preset", "fashion-sq", "--set", "compression.wrap=false"], "capacity"),
         (["train", "--preset", "celeba-sq"], "secagg train data prepare celeba"),
         (["train", "--preset", "fashion-none", "--set", "device=cuda:63"], "device"),
-        (["train", "--preset", "fashion-none", "--set", "engine=steam"], "there is no engine"),
-        (["train", "--preset", "fashion-none", "--set", "model=transformer"], "there is no model"),
+        (["train", "--preset", "fashion-none", "--set", "engine=steam"], "unknown engine"),
+        (["train", "--preset", "fashion-none", "--set", "model=transformer"], "unknown model"),
         (["train", "--preset", "fashion-pq", "--set", 'compression.layers=["head.bias=8/2"]'], "head.bias"),
         (["train", "--preset", "fashion-none", "--set", "clients_per_round=2000"], "lower clients_per_round"),
         (["train", "--preset", "fashion-none", "--set", "privacy.noise_multiplier=1"], "set local.clip"),
