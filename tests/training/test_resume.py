@@ -110,7 +110,7 @@ def test_a_rate_that_falls_keeps_to_its_rounds(tmp_path: Path, toy_run: Make, to
     run = toy_run("rounds=2", "server.falling=0.5")
     train(run, tmp_path, pieces=toy_pieces(run))
     longer = changed(run, ["rounds=4"])
-    with pytest.raises(InvalidParameters, match="begun with another rounds"):
+    with pytest.raises(InvalidParameters, match="started with another rounds"):
         train(longer, tmp_path, resume=True, pieces=toy_pieces(longer))
 
 
@@ -190,7 +190,7 @@ def test_a_resume_of_another_model_is_refused(
     pieces = toy_pieces(run)
     train(replace(run, rounds=1), tmp_path, pieces=pieces)
     engine = make_engine("sequential", factory)
-    with pytest.raises(InvalidParameters, match="begun with other model"):
+    with pytest.raises(InvalidParameters, match="started with other model"):
         train(run, tmp_path, resume=True, pieces=replace(pieces, factory=factory, engine=engine))
 
 
