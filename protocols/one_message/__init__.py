@@ -1,4 +1,4 @@
-"""Secure sums whose clients speak once and may leave: masks whose sum has a short key."""
+"""Secure aggregation in one message per client; holders share the keys of the masks, so clients may leave."""
 
 from __future__ import annotations
 

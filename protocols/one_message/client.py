@@ -1,7 +1,7 @@
-"""A client: it checks an offer, charges its ledger, makes its update, sends one message, and is done.
+"""Client of a one-message sum: checks an offer, charges its ledger, makes its update and sends one message.
 
-Two uploads of one update would make the difference of two sums, whichever epochs they are in. So the ledger allows one
-upload for a round, few for a model, and none of an older epoch.
+Two uploads of one update would reveal the difference of two sums, even in different epochs. So the ledger allows one
+upload per round, a few per model, and none in an older epoch.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ if TYPE_CHECKING:
 _SEED_BYTES: Final = 32
 
 REMEMBERED: Final = 256
-"""Number of uploads that are remembered by their models."""
+"""Number of recent uploads whose models the record remembers."""
 NO_MODEL: Final = bytes(DIGEST_BYTES)
-"""Digest in the place of a model that nobody names."""
+"""Digest that replaces an unnamed model."""
 _MAXIMUM_TASK_BYTES: Final = 256
 
 
@@ -68,14 +68,14 @@ class ClientRecord(Message):
     newest_epoch: Annotated[int, unsigned(8)] = 0
     next_round: Annotated[int, unsigned(9)] = 0
     models: Annotated[tuple[bytes, ...], repeated(fixed(DIGEST_BYTES), REMEMBERED)] = ()
-    """Models of the last uploads, each as often as it was uploaded for."""
+    """Models of the last uploads; a model appears once for each of its uploads."""
     offer: Annotated[bytes, fixed(DIGEST_BYTES)] = bytes(DIGEST_BYTES)
-    """The digest of the offer that the last upload answers."""
+    """Digest of the offer that the last upload answered."""
     upload: Annotated[bytes, variable((1 << 32) - 1)] = b""
 
 
 class Ledger(Confined):
-    """A ``ClientRecord`` that is stored before anything follows from it."""
+    """Ledger of a client's uploads; stores each change before the client acts on it."""
 
     def __init__(
         self,
@@ -85,11 +85,11 @@ class Ledger(Confined):
         *,
         attempts: int | None = ATTEMPTS,
     ) -> None:
-        """Begin, or resume from the newest record that was stored.
+        """Start, or resume from the newest stored record.
 
         Args:
-            store: writes a record in the place of the last one; a crash after it returns does not lose the record.
-            attempts: uploads for one model at most; None only in simulations.
+            store: replaces the stored record; once it returns, a crash does not lose the record.
+            attempts: maximum number of uploads for one model; None only in simulations.
         """
         self._attempts = attempts
         self._record = ClientRecord(task=task) if record is None else ClientRecord.decode(record)
@@ -98,14 +98,14 @@ class Ledger(Confined):
         self._store, self._lock = store, Lock()
 
     def sent_for(self, offer: bytes) -> bytes | None:
-        """Return the upload that answered this very offer, to be sent again."""
+        """Return the upload that answered this offer before, to send it again."""
         is_same = self._record.upload and self._record.offer == hashlib.sha256(offer).digest()
         return self._record.upload if is_same else None
 
     def charge(self, spent: Spent, epoch: int) -> None:
-        """Count one upload, or refuse it; nothing is given back if it fails later.
+        """Count one upload, or refuse it; a later failure gives nothing back.
 
-        Claim OM-6: a round has one upload, and a model as many as it has attempts, wherever the process ends.
+        Claim OM-6: a round has one upload, and a model at most its attempts, wherever the process crashes.
         """
         with self._lock:
             round_number, model = spent.number, spent.model
@@ -113,14 +113,14 @@ class Ledger(Confined):
                 raise Misuse(f"this ledger counts uploads for {self._record.task!r}; keep one for each task")
             if epoch < self._record.newest_epoch:
                 raise PeerMisbehaved(
-                    f"epoch {epoch} is older than {self._record.newest_epoch}, which this client has seen",
+                    f"epoch {epoch} is older than {self._record.newest_epoch}, which this client has already seen",
                     reason=Reason.WRONG_SESSION,
                     culprits=UNDECIDED,
                 )
             if round_number < self._record.next_round:
                 raise PeerMisbehaved(
-                    f"this client uploaded for round {self._record.next_round - 1}, and is asked for round "
-                    f"{round_number}; rounds go up, and each has one upload",
+                    f"this client already uploaded for round {self._record.next_round - 1}; the server asks for round "
+                    f"{round_number}; rounds must increase, with one upload each",
                     reason=Reason.ALREADY_ANSWERED,
                     culprits=UNDECIDED,
                 )
@@ -128,7 +128,7 @@ class Ledger(Confined):
             if model != NO_MODEL and self._attempts is not None and models.count(model) >= self._attempts:
                 raise PeerMisbehaved(
                     f"this client has uploaded {self._attempts} times for the model of round {round_number}; two sums "
-                    "of updates of one model can give a client away",
+                    "of updates of one model can reveal a client's update",
                     reason=Reason.ALREADY_ANSWERED,
                     culprits=UNDECIDED,
                 )
@@ -138,7 +138,7 @@ class Ledger(Confined):
             )
 
     def keep(self, offer: bytes, upload: bytes) -> None:
-        """Store an upload before it is handed over."""
+        """Store an upload before it is sent."""
         with self._lock:
             self._write(replace(self._record, offer=hashlib.sha256(offer).digest(), upload=upload))
 
@@ -154,7 +154,7 @@ class Ledger(Confined):
 
 
 class OneMessageMember(Confined):
-    """A client from one sum to the next."""
+    """A client across sums: its identity, ledgers and policy."""
 
     def __init__(  # noqa: PLR0913 -- what a client brings
         self,
@@ -170,22 +170,22 @@ class OneMessageMember(Confined):
         privacy: PrivacyLedger | None = None,
         standings: Standings | None = None,
     ) -> None:
-        """Prepare to take part.
+        """Create a client.
 
         Args:
-            ledger: what this client has uploaded so far, by task.
-            clock: the client's own, with a time zone.
+            ledger: this client's earlier uploads, by task.
+            clock: the client's local clock, with a time zone.
             signing_key: with its certificate, in ``active`` mode.
             noise: noise that this client adds to every update; an offer that says otherwise is refused.
-            privacy: what it has spent in all its tasks; an upload that its budget does not pay for is refused.
-            standings: memory of the newest standing of the authority: a ``Store``, or of this process only.
+            privacy: budget spent in all its tasks; an upload that would exceed it is refused.
+            standings: newest standing of the authority that this client has seen, in a ``Store`` or only in memory.
         """
         if (signing_key is None) is not (certificate is None):
             raise InvalidParameters("a client has a signing key and its certificate, or neither")
-        # Later it would be refused where the update is made and charged.
+        # Without this check, the upload would fail after the update is made and charged.
         if (signing_key is None) is not (policy.authority is None):
             raise InvalidParameters(
-                "a client has a key where its policy names an authority, and none in semi_honest mode"
+                "a client needs a signing key if its policy names an authority, and has none in semi_honest mode"
             )
         if certificate is not None and certificate.client != client:
             raise InvalidParameters("the certificate is for another client")
@@ -209,7 +209,7 @@ class OneMessageMember(Confined):
 
 
 class Client(OneStageClientSession):
-    """A client's side of one sum: one message."""
+    """Client side of one sum: answers one offer with one upload."""
 
     def __init__(
         self, member: OneMessageMember, subject: Subject, update: LazyUpdate | None, suspended: Secret | None = None
@@ -218,18 +218,18 @@ class Client(OneStageClientSession):
         self._member = member
 
     def _upload(self, message: bytes, update: LazyUpdate) -> bytes:
-        """Answer an offer: checks, ledger, update, upload, storing, in this order.
+        """Answer an offer: check it, charge the ledger, make the update and the upload, store it, in this order.
 
-        The same offer gets the same bytes again; nothing was drawn or charged where one is refused.
+        A repeated offer gets the same bytes. For a refused offer nothing is drawn or charged.
         """
         member, subject, ledger = self._member, self._subject, self._member.ledger(self._subject.task)
         decoded = Offer.decode(message)
-        # A server that starts again may hear of other holders; its offer is the same.
+        # A restarted server may have other holders' receipts in an otherwise identical offer.
         offer = replace(decoded, receipts=()).encode()
         agreement, terms = decoded.agree(), decoded.terms
         agreement.require_accepted(member.policy, member.clock())
         _require_subject(agreement, terms, subject, update.model_for(subject), member.noise)
-        # Without them a server could show keys of holders that have restarted since, and whose memory it stole.
+        # Without receipts, a server could offer old keys of restarted holders whose memory it has stolen.
         agreement.require_quorum(decoded.receipts, Label.ONE_MESSAGE_OFFER_RECEIPT, terms.digest)
         noise = noise_of(agreement.configuration, member.noise)
         if (sent := ledger.sent_for(offer)) is not None:
@@ -242,7 +242,7 @@ class Client(OneStageClientSession):
         configuration, spent = agreement.configuration, update.spent(subject)
 
         def charge() -> None:
-            # The budget comes last: it is not spent on an upload that the other ledgers refuse.
+            # Charge the budget last, so that an upload that another ledger refuses does not spend it.
             ledger.charge(spent, agreement.record.number)
             if member.privacy is not None:
                 member.privacy.charge(noise)
@@ -252,8 +252,8 @@ class Client(OneStageClientSession):
             [values.bounds for values in agreement.parameters.segments],
             charge=charge,
         )
-        # Nothing is refused after that, though the epoch may have expired: that would tell how long training took.
-        # Coins that another update or sum would not have, and nobody without the key.
+        # Nothing is refused from here on, even if the epoch has expired: that would reveal how long training took. The
+        # coins depend on the update, the sum and the key, so no other update, sum or party has them.
         about = (terms.digest, hashlib.sha256(made.payload.encode()).digest())
         own = agreement.sign(member.signing_key, Label.ONE_MESSAGE_HEDGE, *about)
         with HedgedCoins(member.coins, agreement.t0, member.client.encode(), *about, own) as coins:
@@ -311,14 +311,14 @@ def _require_subject(
     ):
         if mine != offered:
             raise InvalidParameters(
-                f"the offer is about another {name} than this client's; offer what it trains for",
+                f"the offer's {name} differs from this client's; offer what it trains for",
                 reason=Reason.BELOW_FLOOR,
             )
     if subject.tables:
-        raise InvalidParameters("this protocol sums rings and looks up no codewords; use a scheme without codebooks")
+        raise InvalidParameters("this protocol sums ring elements and supports no codebooks; use a scheme without them")
     if agreement.parameters.capacity > subject.capacity:
         raise InvalidParameters(
-            f"a sum may have {agreement.parameters.capacity} uploads, and the codec's capacity is {subject.capacity}; "
+            f"a sum may have {agreement.parameters.capacity} uploads, but the codec decodes only {subject.capacity}; "
             "use a wider ring, or smaller cohorts",
             reason=Reason.BELOW_FLOOR,
         )

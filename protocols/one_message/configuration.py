@@ -1,11 +1,11 @@
-"""Agreement of a sum's parties: the epoch, signed by the authority once for many sums, and the configuration.
+"""Epoch record, signed by the authority once for many sums, and configuration of one sum.
 
-A server that chose the committee would take the worst holders, or one of them twice. So the authority signs the whole
-ordered list, and a holder's point follows from its position. Each holder then adds a sealing key and 32 fresh bytes,
-from which the public polynomials of the epoch are expanded: no server can choose them.
+A server that chose the committee would choose the worst holders, or one of them twice. So the authority signs the whole
+ordered list, and a holder's point follows from its position. Each holder then adds a sealing key and 32 fresh bytes;
+the epoch's public polynomials are expanded from all of these bytes, so no server can choose them.
 
 The digest of both (T0) is bound to everything. Clients and holders compute it from what they have checked, so a party
-that was told something else cannot use what the others say.
+that received another epoch or configuration cannot use the others' messages.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 DIGEST_BYTES: Final = 32
 NONCE_BYTES: Final = 32
 NO_KEY: Final = bytes(IDENTITY_KEY_BYTES)
-"""Key in the place of the authority and of identities in ``semi_honest`` mode, where nobody certifies and signs."""
+"""Placeholder key of the authority and of identities in ``semi_honest`` mode, which has no signatures."""
 KEEPS: Final = frozenset(
     (
         *("suites", "modes", "authority", "maximum_key_lifetime", "minimum_holders", "assumed_corrupted_holders"),
@@ -56,7 +56,7 @@ KEEPS: Final = frozenset(
         *("minimum_security_bits", "maximum_standing_age"),
     )
 )
-"""Names in a client's policy that this protocol keeps, the last one not by ``compared``."""
+"""Names of the policy's limits that this protocol enforces; the last one not in ``compared``."""
 _MAXIMUM_KEY_BYTES: Final = 1 << 11
 
 
@@ -70,11 +70,11 @@ class HolderIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochRecord(Message):
-    """Epoch as the authority signs it: the holders in their order, and the numbers of them that each step needs."""
+    """Epoch as the authority signs it: the holders in order, and the number of them that each step needs."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_RECORD
     number: Annotated[int, unsigned(8)]
-    """Goes up: a client follows no older epoch than the newest that it has seen."""
+    """Increases: a client refuses an epoch older than the newest that it has seen."""
     mode: Annotated[SecurityMode, choice(tuple(SecurityMode))]
     suite: Annotated[Suite, choice(tuple(Suite))]
     corrupted: Annotated[int, unsigned(2)]
@@ -92,8 +92,8 @@ class EpochRecord(Message):
         keys = {holder.public_key for holder in self.holders}
         for is_wrong, sentence in (
             (count > MAXIMUM_HOLDERS, f"it has {count} holders; list at most {MAXIMUM_HOLDERS}"),
-            (len({holder.number for holder in self.holders}) != count, "a holder stands at two positions"),
-            (is_active and len(keys) != count, "one key stands at two positions"),
+            (len({holder.number for holder in self.holders}) != count, "a holder has two positions"),
+            (is_active and len(keys) != count, "one key has two positions"),
             (is_active and NO_KEY in keys | {self.authority}, "active mode needs an authority and keys of all holders"),
             (not is_active and {self.authority} | keys != {NO_KEY}, "semi_honest mode has no keys; leave them zero"),
         ):
@@ -120,13 +120,13 @@ class EpochRecord(Message):
     def signed(self, authority: SigningKey) -> EpochRecord:
         """Return the record with the authority's signature.
 
-        Security: an authority signs one record for a number, and lists holders of different operators: ``corrupted``
-            bounds how many of them work together, whichever they are.
+        Security: an authority signs one record per number, and lists holders of different operators: ``corrupted``
+            bounds the number that collude, whichever they are.
         """
         return replace(self, signature=authority.sign(Label.ONE_MESSAGE_RECORD, self.statement))
 
     def sign(self, key: SigningKey | None, label: Label, *parts: bytes) -> bytes:
-        """Sign as an identity of this epoch; nothing in ``semi_honest`` mode, where nobody has one."""
+        """Sign as an identity of this epoch; return nothing in ``semi_honest`` mode, which has no identities."""
         if self.mode is SecurityMode.SEMI_HONEST:
             return b""
         if key is None:
@@ -136,7 +136,7 @@ class EpochRecord(Message):
     def verify(
         self, public_key: bytes, signature: bytes, label: Label, *parts: bytes, culprits: Iterable[Party] = UNDECIDED
     ) -> None:
-        """Check what ``sign`` made.
+        """Verify a signature that ``sign`` made.
 
         Raises:
             AuthenticationFailed: it is not a signature of this key on these parts.
@@ -159,9 +159,9 @@ class HolderKeys(Message):
     position: Annotated[int, unsigned(2)]
     sealing_key: Annotated[bytes, variable(_MAXIMUM_KEY_BYTES)]
     nonce: Annotated[bytes, fixed(NONCE_BYTES)]
-    """Its part of the seed of the public polynomials."""
+    """The holder's contribution to the seed of the public polynomials."""
     until: Annotated[int, unsigned(8)]
-    """Seconds since 1970 at which the holder wipes the keys, and all that was sealed to them."""
+    """Seconds since 1970 at which the holder wipes the keys and everything sealed to them."""
     signature: Annotated[bytes, variable(SIGNATURE_BYTES)] = b""
 
     @property
@@ -194,17 +194,17 @@ def make_holder_keys(  # noqa: PLR0913 -- what the message has
 
 
 def draw_nonce(coins: Coins) -> bytes:
-    """Draw bytes that become public."""
+    """Draw a public nonce."""
     return bytes(draw_exactly(NONCE_BYTES, coins))
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedEpoch:
-    """A record that its authority signed, and the keys that its holders published; see ``verify_epoch``."""
+    """A record with its authority's signature, and its holders' published keys; see ``verify_epoch``."""
 
     record: EpochRecord
     keys: tuple[HolderKeys | None, ...]
-    """By position; None for a holder that published none, and so is absent."""
+    """By position; None for an absent holder, which published none."""
     sealing_keys: tuple[ClassicSealingKey | HybridPublicKey | None, ...] = field(repr=False)
     digest: bytes
     seed: bytes
@@ -221,12 +221,12 @@ class VerifiedEpoch:
 
 
 def verify_epoch(record: bytes, keys: Sequence[bytes]) -> VerifiedEpoch:
-    """Check an epoch; verified ones are remembered, because clients meet the same epoch in every sum.
+    """Verify an epoch, and cache it, because clients receive the same epoch in every sum.
 
     Args:
-        keys: by position; empty for a holder that is absent.
+        keys: by position; empty for an absent holder.
     Raises:
-        MalformedMessage, AuthenticationFailed, PeerMisbehaved: naming the holder whose keys are wrong.
+        MalformedMessage, AuthenticationFailed, PeerMisbehaved: the holder's keys are wrong; the error names it.
     """
     return _verified_epoch(record, tuple(keys))
 
@@ -238,7 +238,7 @@ def _verified_epoch(encoded: bytes, announced: tuple[bytes, ...]) -> VerifiedEpo
     keys = tuple(HolderKeys.decode(message) if message else None for message in announced)
     if len(keys) != len(record.holders) or any(key and key.position != at for at, key in enumerate(keys)):
         raise PeerMisbehaved(
-            "an epoch has the keys of its holders in order, and nothing where one is absent",
+            "an epoch has the keys of its holders in order, and an empty entry for an absent one",
             reason=Reason.ROSTER_INVALID,
             culprits=UNDECIDED,
         )
@@ -258,7 +258,7 @@ def _verified_epoch(encoded: bytes, announced: tuple[bytes, ...]) -> VerifiedEpo
             sealing_keys.append(sealing_key(record.suite, key.sealing_key))
     published = [key.sealing_key for key in keys if key is not None]
     if len(set(published)) != len(published):
-        raise PeerMisbehaved("two holders published one key", reason=Reason.PUBLIC_KEY_REUSED, culprits=UNDECIDED)
+        raise PeerMisbehaved("two holders published the same key", reason=Reason.PUBLIC_KEY_REUSED, culprits=UNDECIDED)
     digest = hashlib.sha256(bind(Label.ONE_MESSAGE_EPOCH, *announced)).digest()
     seed = hashlib.sha256(bind(Label.ONE_MESSAGE_PUBLIC_SEED, digest)).digest()
     return VerifiedEpoch(record, keys, tuple(sealing_keys), digest, seed)
@@ -272,7 +272,7 @@ _MAXIMUM_BYTES: Final = 1 << 22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumTerms:
-    """What all clients of a sum were told alike."""
+    """Terms that are the same for all clients of a sum."""
 
     round_number: Annotated[int, unsigned(8)]
     model_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
@@ -287,17 +287,17 @@ class SumTerms:
 
 
 def noise_of(configuration: Configuration, noise: NoiseSettings | None) -> ClientNoise | None:
-    """Return the noise of a sum's clients, if it has any, with as many corrupted ones as the configuration counts.
+    """Return the noise of a sum's clients, if any, for the configuration's number of corrupted clients.
 
     Raises:
-        InvalidParameters, CapacityExceeded: the numbers do not go together.
+        InvalidParameters, CapacityExceeded: the numbers are inconsistent.
     """
     if noise is None:
         return None
     if noise.noise_multiplier is not None and any(
         values.bounds is not None for values in configuration.parameters.segments
     ):
-        raise InvalidParameters("values with noise have no bounds: take bounds = none")
+        raise InvalidParameters("values with noise have no bounds: set bounds = none")
     return noise.noise_for(
         configuration.layout,
         minimum_cohort=configuration.minimum_cohort,
@@ -308,35 +308,35 @@ def noise_of(configuration: Configuration, noise: NoiseSettings | None) -> Clien
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration(Message):
-    """Layout, masks and counting rules of a sum; with the epoch it is everything that parties agree on."""
+    """Layout, masks and counting rules of a sum; with the epoch, everything that the parties agree on."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_CONFIGURATION
     task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
     layout: Annotated[Layout, encoded(Layout, _MAXIMUM_BYTES)]
     parameters: Annotated[Parameters, nested(Parameters)]
-    """Parameters of the layout's segments, of one more for zeros, and of the check words of fine bits."""
+    """Parameters of the layout's segments, the segment of zeros, and the check words of fine bits."""
     minimum_cohort: Annotated[int, unsigned(4)]
     corrupted_clients: Annotated[int, unsigned(4)]
-    """Number of clients assumed to be corrupted, counted absolutely."""
+    """Assumed number of corrupted clients (absolute)."""
     standing: Annotated[Standing, nested(Standing)] = NO_STANDING
-    """What the authority had revoked, and when; holders judge certificates at that time."""
+    """The authority's revocations, and when; holders judge certificates at that time."""
 
     def __post_init__(self) -> None:
         parameters = self.parameters
         segments = tuple((one.length, one.ring_bits, one.fine_bits) for one in parameters.segments[: parameters.inputs])
         due = tuple((one.length, one.ring.modulus_bits, one.fine_bits) for one in self.layout.require_rings())
         for is_wrong, sentence in (
-            (not self.task, "a task has a name"),
+            (not self.task, "the task has no name; name it"),
             (
                 segments != (*due, (parameters.witnesses, 1, 0)),
-                "the parameters are made for another layout and the zeros behind it",
+                "the parameters are not those of this layout and its zeros",
             ),
-            (parameters.segments[len(due)].bounds is not None, "zeros have coefficients of their own"),
+            (parameters.segments[len(due)].bounds is not None, "zeros must not share coefficients"),
             (
                 self.minimum_cohort < self.corrupted_clients + 2,
-                f"with {self.corrupted_clients} corrupted clients {self.minimum_cohort} hold fewer than 2 honest ones",
+                f"a cohort of {self.minimum_cohort} with {self.corrupted_clients} corrupted has under 2 honest ones",
             ),
-            (self.minimum_cohort > parameters.capacity, f"no list of {parameters.capacity} reaches the cohort"),
+            (self.minimum_cohort > parameters.capacity, f"a list of at most {parameters.capacity} is below the cohort"),
         ):
             if is_wrong:
                 raise InvalidParameters(f"the configuration is refused: {sentence}")
@@ -344,7 +344,7 @@ class Configuration(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer(Message):
-    """The server's offer to clients and holders alike, and the only message that a client reads."""
+    """The server's offer to clients and holders; a client reads no other message."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_OFFER
     record: Annotated[bytes, variable(_MAXIMUM_BYTES)]
@@ -352,10 +352,10 @@ class Offer(Message):
     configuration: Annotated[Configuration, nested(Configuration)]
     terms: Annotated[SumTerms, nested(SumTerms)]
     receipts: Annotated[tuple[HolderSignature, ...], repeated(nested(HolderSignature), MAXIMUM_HOLDERS)] = ()
-    """Signatures of holders that were offered this; none yet in the offer to holders."""
+    """Signatures of the holders that received this offer; empty in the offer to holders."""
 
     def agree(self) -> Agreement:
-        """Check the epoch, and return what everything else is bound to."""
+        """Verify the epoch, and return the agreement to which everything else is bound."""
         return Agreement(verify_epoch(self.record, self.keys), self.configuration)
 
 
@@ -368,7 +368,7 @@ class Agreement:
 
     def __post_init__(self) -> None:
         if self.parameters.committee != self.record.committee:
-            raise InvalidParameters("the configuration has other thresholds than the authority signed for the epoch")
+            raise InvalidParameters("the thresholds differ from those that the authority signed for the epoch")
 
     @property
     def record(self) -> EpochRecord:
@@ -385,18 +385,18 @@ class Agreement:
         return hashlib.sha256(bind(Label.ONE_MESSAGE_CONFIGURATION, self.epoch.digest, encoded)).digest()
 
     def compared(self, now: datetime) -> Iterator[Compared]:
-        """Yield what a client's policy is compared with."""
+        """Yield the values that a client's policy limits."""
         record, configuration = self.record, self.configuration
         yield "suites", record.suite, "suite {offered} is not accepted"
         yield "modes", record.mode, "mode {offered} is not accepted"
         if record.mode is SecurityMode.ACTIVE:
-            yield "authority", record.authority, "another authority signs for its holders and clients"
+            yield "authority", record.authority, "another authority certifies its holders and clients"
         left = max((keys.until - now.timestamp() for keys in self.epoch.keys if keys is not None), default=0)
         yield "maximum_key_lifetime", left, "the keys of a holder last {offered:.0f} s, more than {own}"
         yield "minimum_holders", len(record.holders), "{offered} holders are fewer than {own}"
-        yield "assumed_corrupted_holders", record.corrupted, "it allows for {offered} corrupted holders only"
-        # A configuration has two more clients in its cohort, so that no honest input is a sum.
-        yield "assumed_corrupted", configuration.corrupted_clients, "it allows for {offered} corrupted clients only"
+        yield "assumed_corrupted_holders", record.corrupted, "it tolerates only {offered} corrupted holders"
+        # A configuration has two more clients in its cohort, so that no sum is a single honest input.
+        yield "assumed_corrupted", configuration.corrupted_clients, "it tolerates only {offered} corrupted clients"
         yield "minimum_cohort", configuration.minimum_cohort, "a cohort of {offered} is below {own}"
         width = min(segment.modulus_bits for segment in configuration.layout.require_rings())
         yield "minimum_modulus_bits", width, "a ring of {offered} bits is below {own}"
@@ -407,13 +407,13 @@ class Agreement:
         yield "minimum_security_bits", security, "its masks have {offered} bits of security by our count, below {own}"
 
     def require_accepted(self, policy: ClientPolicy, now: datetime) -> None:
-        """Refuse an offer that is over, or weaker than a client's policy, as ``ClientPolicy.admit`` does."""
+        """Refuse an offer that has expired or is weaker than a client's policy, as ``ClientPolicy.admit`` does."""
         policy.admit("the offered sum", KEEPS, self.compared(now))
         ends = {keys.position: keys.until for keys in self.epoch.keys if keys is not None}
         over = [HolderId(position) for position, until in ends.items() if until <= now.timestamp()]
         for is_wrong, sentence in (
             (now.timestamp() >= self.record.expiry, "its epoch has expired"),
-            (bool(over), f"the keys of {', '.join(map(str, over))} have ended; ask for others"),
+            (bool(over), f"the keys of {', '.join(map(str, over))} have expired; ask for new ones"),
         ):
             if is_wrong:
                 raise InvalidParameters(f"the offered sum is refused: {sentence}", reason=Reason.BELOW_FLOOR)
@@ -426,7 +426,7 @@ class Agreement:
         Claim OM-8: any two quorums share an honest holder.
 
         Raises:
-            PeerMisbehaved: fewer, or not by increasing positions.
+            PeerMisbehaved: too few signatures, or not by increasing positions.
             AuthenticationFailed: a signature is wrong.
         """
         holders, quorum = [one.holder for one in signed], self.record.quorum
@@ -441,16 +441,16 @@ class Agreement:
             self.verify(one.holder, one.signature, label, position, digest, culprits=culprits)
 
     def holder(self, position: int) -> bytes:
-        """Return a holder's position and number, as they are hashed."""
+        """Return a holder's position and number, encoded for hashing."""
         return position.to_bytes(2, "big") + self.record.holders[position].number.to_bytes(8, "big")
 
     def sign(self, key: SigningKey | None, label: Label, *parts: bytes) -> bytes:
-        """Sign for this agreement alone."""
+        """Sign, bound to this agreement."""
         return self.record.sign(key, label, self.t0, *parts)
 
     def verify(
         self, position: int, signature: bytes, label: Label, *parts: bytes, culprits: Iterable[Party] = UNDECIDED
     ) -> None:
-        """Check what the holder at a position signed; it is to blame unless others are named."""
+        """Verify the signature of the holder at a position; errors name that holder unless others are given."""
         key = self.record.holders[position].public_key
         self.record.verify(key, signature, label, self.t0, *parts, culprits=culprits or unverified(HolderId(position)))

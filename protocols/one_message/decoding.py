@@ -1,12 +1,13 @@
-"""The sum of secrets in the holders' answers, and whose answers do not belong to it.
+"""Recover the sum of secrets from the holders' answers, and find the wrong answers.
 
 Implements: decoding of interleaved Reed-Solomon codes. One combination of all columns over the eighth power of the
-field, drawn after the answers, is wrong where an answer is wrong in any column, but for a chance below 2^-120; [BW86]
-finds up to (answers - T) / 2 such places in it. Beyond that liars choose their errors so that no decoder helps, but a
-sum of secrets is short: sets of answers are left out until the others give a short one that opens the uploads.
+field, drawn after the answers, is wrong where an answer is wrong in any column, except with probability 2^-120; [BW86]
+finds up to (answers - T) / 2 such places in it. Beyond that, liars can choose errors that defeat every decoder, but a
+sum of secrets is short: the server leaves sets of answers out until the others give a short sum that opens the uploads.
 
-At most c holders lie, so answers of T + c on one polynomial include T honest ones: the polynomial is right, and an
-answer off it is a lie. Fewer may agree with a false word, T - 1 + c of them at most: they show nothing of the others.
+At most c holders lie, so T + c answers on one polynomial include T honest ones: the polynomial is correct, and an
+answer off it is a lie. Up to T - 1 + c answers may agree with a false word, so fewer than T + c prove nothing about the
+others.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ from .sharing import (
 
 SumOfSecrets = npt.NDArray[np.int32]
 MOST_SUBSETS: Final = 1 << 20
-"""Number of sets of answers that are looked at where answers contradict each other."""
+"""Number of sets of answers that are examined if answers contradict each other."""
 MOST_OPENED: Final = 256
-"""Number of them that are opened, the shortest first: to open one is the work of a whole sum."""
+"""Number of sets that are opened, the shortest first: opening one costs as much as a whole sum."""
 _SUBSETS_AT_ONCE: Final = 1 << 14
 _COLUMNS_AT_ONCE: Final = 16
 _Columns = npt.NDArray[np.int64]
@@ -51,7 +52,7 @@ _Columns = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recovered:
-    """A sum of secrets that answers agree on, and the holders whose answers lie off its polynomials."""
+    """A sum of secrets on which answers agree, and the holders whose answers are off its polynomials."""
 
     sum_secret: SumOfSecrets
     suspects: frozenset[int]
@@ -62,15 +63,15 @@ class Recovered:
 def recovered(
     parameters: Parameters, answers: Mapping[int, bytes], largest: float, coins: Coins
 ) -> Iterator[Recovered]:
-    """Return the sums of secrets that answers by position may give, the likeliest first; try each until one opens.
+    """Yield candidate sums of secrets, the likeliest first; the caller tries each until one opens.
 
-    The right one is among them if at most (answers - T) / 2 of the answers are wrong, or so many that the sets without
-    as many answers are at most ``MOST_SUBSETS``; after one that is proven nothing follows.
+    The right one is among them if at most (answers - T) / 2 of the answers are wrong, or if leaving out as many answers
+    as are wrong gives at most ``MOST_SUBSETS`` sets. No candidate follows a proven one.
 
     Args:
-        answers: of field elements, as ``Tally.read`` checks them.
-        largest: no entry of the right sum is larger.
-        coins: drawn from after the answers are fixed, if they contradict each other.
+        answers: field elements by position, checked by ``Tally.read``.
+        largest: bound on every entry of the right sum.
+        coins: used after the answers are fixed, if they contradict each other.
     """
     threshold = parameters.threshold
     if len(answers) < threshold:
@@ -87,7 +88,7 @@ def recovered(
         agree = np.zeros(len(answers), np.bool_)
     kept = received.short_sets(contested, largest)
     for _ in range(MOST_OPENED):
-        # Fewer of the same answers give the same sum.
+        # A subset of the same answers gives the same sum.
         kept = kept[(kept & ~agree).any(axis=1)]
         if not len(kept):
             return
@@ -98,7 +99,7 @@ def recovered(
 
 
 class _Answers:
-    """The words of all answers, a row for each."""
+    """The words of all answers, one row per answer."""
 
     def __init__(self, parameters: Parameters, answers: Mapping[int, bytes]) -> None:
         self._parameters, self._positions = parameters, sorted(answers)
@@ -112,7 +113,7 @@ class _Answers:
         return np.flatnonzero((due != self._words).any(axis=0))
 
     def located(self, challenge: bytes) -> frozenset[int] | None:
-        """Return which answers are wrong, if at most (answers - T) / 2 are."""
+        """Return the wrong answers, if there are at most (answers - T) / 2."""
         threshold, most = self._parameters.threshold, (len(self._points) - self._parameters.threshold) // 2
         combined = multiply(self._words.astype(np.float64), challenge_weights(self._parameters, challenge))
         wrong = frozenset[int]()
@@ -127,7 +128,7 @@ class _Answers:
         return wrong
 
     def sum_of(self, kept: Sequence[int]) -> tuple[Recovered, npt.NDArray[np.bool_]]:
-        """Return what some answers give, and which of all lie on the same polynomials."""
+        """Return the sum that some answers give, and which of all answers are on the same polynomials."""
         base = kept[: self._parameters.threshold]
         sources = tuple(self._points[index] for index in base)
         slots = transfer_matrix(sources, slot_points(self._parameters.packing))
@@ -138,14 +139,14 @@ class _Answers:
         return Recovered(secret, suspects, int(agree.sum()) >= least), agree
 
     def _polynomials(self, base: Sequence[int]) -> _Columns:
-        """Return what all holders have to answer if these ones tell the truth."""
+        """Return the answers that all holders must give if these holders are honest."""
         sources = tuple(self._points[index] for index in base)
         return multiply(transfer_matrix(sources, self._points), self._words[list(base)])
 
     def short_sets(self, contested: npt.NDArray[np.intp], largest: float) -> npt.NDArray[np.bool_]:
         """Return the sets of answers, as rows of flags, that give a short sum in the contested columns.
 
-        Each leaves out as many answers as may be lies, or as many as there is time for; the shortest sum comes first.
+        Each leaves out as many answers as may be lies, or as the work limit allows; the shortest sum comes first.
         """
         count = len(self._points)
         most = min(self._parameters.corrupted, count - self._parameters.threshold)
@@ -173,10 +174,10 @@ class _Answers:
         return np.concatenate(kept)[order]
 
     def _weights(self, without: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
-        """Return what sets of answers are multiplied with: for the highest coefficient of their polynomial, then slots.
+        """Return the weights of sets of answers: for the highest coefficient of their polynomial, then for the slots.
 
-        That coefficient is zero where more answers than the threshold lie on one polynomial. Lagrange's weights of a
-        set are those of all answers times x - y for each point y that is left out, and so zero at y itself.
+        That coefficient is zero if more answers than the threshold are on one polynomial. The Lagrange weights of a set
+        are those of all answers times x - y for each omitted point y, and so zero at y itself.
         """
         points = np.array(self._points, np.int64)
         differences = (points[:, None] - points) % FIELD
@@ -208,7 +209,7 @@ def _inverse(element: int) -> int:
 
 
 def _wrong_positions(points: Sequence[int], values: Sequence[int], threshold: int, most: int) -> frozenset[int]:
-    """Return which values lie off the one polynomial that all but ``most`` lie on; empty where there is none.
+    """Return the values off the one polynomial that fits all but ``most``; empty if there is none.
 
     A polynomial E of degree ``most`` that vanishes at the wrong points, and Q = E f, solve Q(x) = y E(x) everywhere.
     """
@@ -229,7 +230,7 @@ def _wrong_positions(points: Sequence[int], values: Sequence[int], threshold: in
 
 
 def _kernel_vector(matrix: _Columns) -> npt.NDArray[np.int64]:
-    """Return a vector that a matrix takes to zero: not the zero vector, if there is another."""
+    """Return a vector in the kernel of a matrix; nonzero, if there is one."""
     rows, free = reduced(matrix)
     vector = np.zeros(matrix.shape[1], np.int64)
     if free < vector.size:

@@ -1,9 +1,9 @@
-"""A holder: it keeps shares of one epoch, puts an upload on one list ever, and answers for all of a list or nothing.
+"""Holder: keeps shares of one epoch, never puts an upload on two lists, and answers for a whole list or not at all.
 
 The client has left when the list is made, so the holder enforces its policy. Keys, shares and promises exist only in
-the memory of one process, and last a few hours. They are wiped when the keys end, when the process forks, and when the
-clocks show that the machine stood still, as one that resumes from a snapshot did. The holder then has other keys: it
-opens nothing that was sealed to the old ones, and takes part in the sums that begin later.
+the memory of one process, and last a few hours. The holder wipes them when the keys expire, when the process forks, and
+when the clocks show that the machine was suspended, as one that resumes from a snapshot was. It then has new keys: it
+cannot open what was sealed to the old ones, and takes part in sums that begin later.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ from .requests import (
 from .sharing import WORD, Elements, challenge_weights, decode_words, expand_share, holder_point, multiply, power_matrix
 
 MOST_UPLOADS: Final = 1 << 20
-"""Limit on uploads of an epoch: all of them rest on one choice of the public polynomials."""
+"""Limit on uploads of an epoch, which all use the same public polynomials."""
 USUAL_LIFE: Final = timedelta(hours=12)
 """Lifetime of a holder's keys; clients refuse keys of more than a day."""
 USUAL_MEMORY: Final = 1 << 30
-"""Bytes of offers, and of shares that wait for a list."""
+"""Bytes of offers and of shares that wait for a list."""
 MOST_TASKS: Final = 16
-"""Tasks of a holder whose operator names none."""
+"""Number of tasks that a holder takes if its operator names none."""
 MOST_SESSIONS: Final = 16
-"""Offers of one task that a holder remembers; the oldest is given up for another."""
+"""Number of offers of one task that a holder remembers; a new offer replaces the oldest."""
 _MOST_DRIFT: Final = 60.0
-"""Seconds by which the wall clock and the monotonic one may come apart."""
+"""Maximum difference between the wall clock and the monotonic clock, in seconds."""
 _ROOT_BYTES: Final = 32
 _LIVE: Final = WeakSet["Holder"]()
 
@@ -100,7 +100,7 @@ class _Work:
 
     @property
     def waiting(self) -> int:
-        """Bytes of shares that no answer has yet."""
+        """Bytes of shares that are in no answer yet."""
         return sum(one.share.size for one in self.accepted.values())
 
     @property
@@ -108,7 +108,7 @@ class _Work:
         return self.size + self.waiting
 
     def wipe(self, before: int | None = None) -> None:
-        """Give up shares: all, or those for rounds before one."""
+        """Discard shares: all, or those of earlier rounds."""
         for upload, one in list(self.accepted.items()):
             if before is None or one.terms.round_number < before:
                 one.share.wipe()
@@ -118,7 +118,7 @@ class _Work:
 class Holder(Confined):
     """One position of one epoch: a ``Helper`` of the server.
 
-    Claim OM-5: the model checker drives this class, by a server that shows lists as it likes.
+    Claim OM-5: the model checker drives this class with a server that sends arbitrary lists.
     """
 
     def __init__(  # noqa: PLR0913 -- what a holder brings
@@ -135,22 +135,22 @@ class Holder(Confined):
         memory: int = USUAL_MEMORY,
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Draw keys, and begin.
+        """Draw keys, and start.
 
         Args:
-            coins: each set of keys is drawn from them.
-            policy: that of this holder's clients.
+            coins: source of each set of keys.
+            policy: the policy of this holder's clients.
             life: lifetime of a set of keys.
-            tasks: the only tasks that it holds for; without any it takes the first ``MOST_TASKS``.
-            memory: bytes of offers, and of shares that wait for a list.
-            ticks: seconds of a clock that nobody sets, and that stands still with the machine.
+            tasks: the only tasks that it serves (default: the first ``MOST_TASKS``).
+            memory: limit on the bytes of offers and waiting shares.
+            ticks: seconds of a monotonic clock, which stops while the machine is suspended.
         Raises:
             AuthenticationFailed: the record is not signed by its authority.
-            InvalidParameters: another authority than the policy's, or another key at this position.
+            InvalidParameters: the authority is not the policy's, or the position has another key.
         """
         require_believed(record, policy)
         if record.holders[position].public_key != (NO_KEY if signing_key is None else signing_key.public_key):
-            raise InvalidParameters("another holder stands at this position; name the one that has this key")
+            raise InvalidParameters("another holder has this position; pass the position that has this key")
         self.position, self._record = position, record
         self._key, self._policy, self._clock, self._coins = signing_key, policy, clock, coins
         self._life, self._tasks, self._memory, self._ticks = life, frozenset(tasks), memory, ticks
@@ -160,7 +160,7 @@ class Holder(Confined):
         _LIVE.add(self)
 
     def _begin(self) -> None:
-        """Draw keys that nothing was sealed to."""
+        """Draw new keys, to which nothing is sealed yet."""
         now = self._clock().timestamp()
         self._began, self._uploads = (now, self._ticks()), 0
         self._until = min(int((self._clock() + self._life).timestamp()), self._record.expiry)
@@ -172,21 +172,21 @@ class Holder(Confined):
         self.keys = keys.encode()
 
     def answer(self, request: bytes) -> bytes:
-        """Return the answer, or an encoded refusal; never raise for what the server sent."""
+        """Return the answer, or an encoded refusal; no request from the server raises."""
         try:
             return self.respond(request)
         except SecAggError as error:
             return encode_refusal(error)
-        except Exception:  # noqa: BLE001 -- whatever it is, the other requests are served
+        except Exception:  # noqa: BLE001 -- whatever fails, serve the other requests
             return encode_refusal(InternalError("a holder failed; its own log says why"))
 
     def respond(self, request: bytes) -> bytes:
-        """Return the answer to a request of the server's; the same request gets the same bytes again.
+        """Return the answer to a request of the server; a repeated request gets the same bytes.
 
         Raises:
-            SecAggError: it is refused, and nothing has changed.
+            SecAggError: the request is refused; no state has changed.
         """
-        # One request at a time: two lists that are checked at once would both be free.
+        # One request at a time: otherwise two concurrent lists could both pass the check.
         with self._lock, blaming(*from_server()):
             return self._respond(request)
 
@@ -206,13 +206,13 @@ class Holder(Confined):
                 raise UnexpectedMessage(expected="a request to a holder", received=kind.name)
 
     def end(self) -> None:
-        """Destroy the keys and all shares."""
+        """Wipe the keys and all shares."""
         with self._lock:
             self._is_over = True
             self._forget()
 
     def end_if_expired(self) -> bool:
-        """End with the epoch, and keys with their time; return whether the epoch is over."""
+        """Wipe expired keys, and end if the epoch is over; return whether it is."""
         with self._lock:
             now = self._clock().timestamp()
             if not self._is_over and now >= self._record.expiry:
@@ -225,24 +225,24 @@ class Holder(Confined):
             return self._is_over
 
     def seconds_left(self) -> float:
-        """Return how long these keys last."""
+        """Return the remaining lifetime of these keys."""
         return self._until - self._clock().timestamp()
 
     def _begin_early(self) -> None:
-        """Draw other keys at half of their time where nothing waits, so that no sum outlives its keys."""
+        """Draw new keys at half of their lifetime if nothing waits, so that no sum outlives its keys."""
         is_half_over = self.seconds_left() < self._life.total_seconds() / 2 and self._until < self._record.expiry
         if is_half_over and not any(work.waiting for work in self._work.values()):
             self._forget()
             self._begin()
 
     def leave_fork(self) -> None:
-        """Destroy keys and shares in a forked process; no lock is taken, since the thread that held it is not there."""
+        """Wipe keys and shares in a forked process, without the lock: the thread that held it does not exist here."""
         self._is_over = True
         self._forget()
 
     def _require_open(self) -> None:
         if self._process != os.getpid():
-            # A fork learns nothing of what this process answers.
+            # A fork does not know what this process answers.
             raise Misuse(
                 "this holder was forked into another process; start another one there", reason=Reason.ALREADY_SPENT
             )
@@ -271,11 +271,11 @@ class Holder(Confined):
         return self._signed(agreement, Label.ONE_MESSAGE_OFFER_RECEIPT, receipt)
 
     def _make_room(self, task: bytes) -> None:
-        """Refuse a task that is not this holder's, and give up the oldest offer of one that has many."""
+        """Refuse a task that this holder does not serve, and drop the oldest offer of a task that has many."""
         tasks = self._tasks or {work.agreement.configuration.task for work in self._work.values()}
         if task not in tasks and (self._tasks or len(tasks) >= MOST_TASKS):
             known = "the tasks that its operator named" if self._tasks else f"the first {MOST_TASKS} tasks"
-            raise _wrong(f"this holder holds for {known} only, and {task!r} is another one", Reason.NOT_ELIGIBLE)
+            raise _wrong(f"this holder serves only {known}, and {task!r} is not among them", Reason.NOT_ELIGIBLE)
         same = [t0 for t0, work in self._work.items() if work.agreement.configuration.task == task]
         if len(same) >= MOST_SESSIONS:
             self._work.pop(same[0]).wipe()
@@ -287,7 +287,7 @@ class Holder(Confined):
     def _require_memory(self, more: int) -> None:
         if (held := self._held) + more > self._memory:
             raise _wrong(
-                f"{held} of this holder's {self._memory} bytes are in use; take sums one after the other, or give it "
+                f"{held} of this holder's {self._memory} bytes are in use; run sums one after another, or give it "
                 "more memory",
                 Reason.BUFFER_FULL,
             )
@@ -295,7 +295,7 @@ class Holder(Confined):
     def _require_own(self, agreement: Agreement) -> None:
         own = agreement.epoch.keys[self.position]
         if own is None or own.encode() != self.keys or agreement.record != self._record:
-            raise _wrong("the offer has other keys of this holder than it published", Reason.WRONG_SESSION)
+            raise _wrong("the offer's keys of this holder are not those that it published", Reason.WRONG_SESSION)
 
     def _receive(self, request: bytes) -> bytes:
         delivery = Delivery.decode(request)
@@ -314,12 +314,12 @@ class Holder(Confined):
         return signed
 
     def _require_room(self, work: _Work, accepted: dict[bytes, _Accepted]) -> None:
-        """Refuse more uploads than one choice of the public polynomials has, or than there is memory for.
+        """Refuse more uploads than one set of public polynomials may mask, or than memory holds.
 
-        Shares for earlier rounds of the task are given up before that.
+        Shares of the task's earlier rounds are discarded first.
         """
         if self._uploads + len(accepted) > MOST_UPLOADS:
-            raise _wrong(f"keys serve at most {MOST_UPLOADS} uploads; ask for others", Reason.BUFFER_FULL)
+            raise _wrong(f"keys serve at most {MOST_UPLOADS} uploads; ask for new ones", Reason.BUFFER_FULL)
         task, more = work.agreement.configuration.task, sum(one.share.size for one in accepted.values())
         if accepted and self._held + more > self._memory:
             first = min(one.terms.round_number for one in accepted.values())
@@ -376,7 +376,7 @@ class Holder(Confined):
     def _promise(self, request: bytes) -> bytes:
         """Sign a list, or answer it once a quorum has signed it.
 
-        No other list has any of its uploads ever after.
+        No other list with any of these uploads is signed afterwards.
         """
         is_certificate = message_kind(request) is MessageKind.ONE_MESSAGE_CERTIFIED_LIST
         certified = CertifiedList.decode(request) if is_certificate else None
@@ -393,11 +393,11 @@ class Holder(Confined):
         return reply
 
     def _require_whole(self, work: _Work, upload_list: UploadList) -> None:
-        """Refuse a list with an entry that this holder did not accept, or that its clients would not have joined."""
+        """Refuse a list with an upload that this holder did not accept, or that breaks its clients' policy."""
         configuration, terms = work.agreement.configuration, upload_list.terms
         clients = [listed.client for listed in upload_list.listed]
         if clients != sorted(set(clients)):
-            raise _wrong("a list has increasing clients", Reason.NOT_CANONICAL)
+            raise _wrong("the clients of a list must increase", Reason.NOT_CANONICAL)
         if not configuration.minimum_cohort <= len(clients) <= configuration.parameters.capacity:
             raise _wrong(
                 f"a list of {len(clients)} is not in {configuration.minimum_cohort}.."
@@ -408,7 +408,7 @@ class Holder(Confined):
             accepted = work.accepted.get(listed.upload)
             if accepted is None or accepted.client != listed.client:
                 raise _wrong(
-                    f"this holder did not accept that upload of {listed.client}, and answers for all of a list or "
+                    f"this holder did not accept that upload of {listed.client}, and answers for a whole list or "
                     "nothing",
                     Reason.SURVIVORS_INVALID,
                 )
@@ -417,10 +417,10 @@ class Holder(Confined):
         self._require_free(upload_list)
 
     def _require_free(self, upload_list: UploadList) -> None:
-        """Refuse a list with an upload that is on another one."""
+        """Refuse a list with an upload that is on another list."""
         digest = upload_list.digest
         if any(self._list_of.get(upload, digest) != digest for upload in _uploads(upload_list)):
-            raise _wrong("an upload is on one list ever; ask for that one again", Reason.ALREADY_SPENT)
+            raise _wrong("an upload can be on only one list; ask for that list again", Reason.ALREADY_SPENT)
 
     def _signature(self, work: _Work, digest: bytes) -> bytes:
         made = ListSignature(t0=work.agreement.t0, holder=self.position, upload_list=digest)
@@ -459,10 +459,10 @@ os.register_at_fork(after_in_child=_leave_fork)
 
 
 def require_believed(record: EpochRecord, policy: ClientPolicy) -> None:
-    """Refuse an epoch that its holder's authority did not sign, before anything is kept for it."""
+    """Refuse an epoch that the holder's authority did not sign, before storing anything for it."""
     record.verify(record.authority, record.signature, Label.ONE_MESSAGE_RECORD, record.statement)
     if record.authority != (policy.authority or NO_KEY):
-        raise InvalidParameters("the epoch is of another authority than this holder believes; have that one sign it")
+        raise InvalidParameters("the epoch's authority is not the one that this holder trusts; have that one sign it")
 
 
 def _uploads(upload_list: UploadList) -> tuple[bytes, ...]:
@@ -474,7 +474,7 @@ def _wrong(sentence: str, reason: Reason) -> PeerMisbehaved:
 
 
 class HeldShare(Confined):
-    """A share as its holder reads it: the words of its secret polynomials, and of the masking polynomial."""
+    """An opened share: the words of the secret polynomials and of the masking polynomial."""
 
     def __init__(self, parameters: Parameters, position: int, words: Elements) -> None:
         self.parameters = parameters
@@ -484,7 +484,7 @@ class HeldShare(Confined):
     def require_on(self, polynomial: bytes, challenge: bytes) -> None:
         """Refuse a share that is off the dealer's polynomials.
 
-        A false one passes with a chance of 65521^-8 a challenge.
+        A false share passes with probability 65521^-8 per challenge.
 
         Raises:
             MalformedMessage: the published polynomial does not have exactly T canonical coefficients.
@@ -497,7 +497,7 @@ class HeldShare(Confined):
         held = multiply(self._words[None, :columns].astype(np.float64), weights)[0] + self._words[columns:]
         if not np.array_equal(held % FIELD, due):
             raise PeerMisbehaved(
-                f"the share of holder {self.position} is not on the dealer's polynomial; leave the client out",
+                f"the share of holder {self.position} is not on the dealer's polynomial; exclude the client",
                 reason=Reason.COMMITMENT_MISMATCH,
                 culprits=UNDECIDED,
             )
@@ -509,7 +509,7 @@ class HeldShare(Confined):
 
     @property
     def size(self) -> int:
-        """Bytes of its words; none once it was wiped."""
+        """Bytes of its words; zero after it was wiped."""
         return int(self._words.nbytes)
 
     def wipe(self) -> None:
@@ -533,7 +533,7 @@ def open_share(parameters: Parameters, position: int, share: Secret, context: by
 
 
 def summed(parameters: Parameters, shares: Iterable[HeldShare]) -> bytes:
-    """Return a holder's answer: its shares over one list, added, without the masking polynomial's words."""
+    """Return a holder's answer: the sum of its shares over one list, without the masking polynomial's words."""
     total = np.zeros(parameters.secret_columns, np.int64)
     for share in shares:
         total += share.secret_words()

@@ -1,21 +1,21 @@
-"""The lattice under the masks: draws of width 4.5, exact products of polynomials, and the work of an attack.
+"""Lattice of the masks: Gaussian draws of width 4.5, exact products of polynomials, and the cost of an attack.
 
-**The attack** on one mask is costed by two models that are computed by hand.
+**The attack** on one mask is costed by two models, which are written out here.
 
 Implements: the primal attack as a unique shortest vector problem [ADPS16] §6.3, [AGVW17] §3, with the root Hermite
-factor of [Che13]. Its cost is the less of two: sieving in 2^(0.292 beta + 16.4) [BDGL16] for each of 8 d calls, as the
-homomorphic encryption standard of 2018 counts it [HES18]; and the gates of [MATZOV22], which fits [AGPS20], with
-d - beta calls and the dimensions for free of [Duc18]. So a floor holds by each.
+factor of [Che13]. Its cost is the lower of two: sieving in 2^(0.292 beta + 16.4) [BDGL16] for each of 8 d calls, as the
+homomorphic encryption standard of 2018 counts it [HES18]; and the gates of [MATZOV22], which fits [AGPS20], with d -
+beta calls and the dimensions for free of [Duc18]. So the limit holds in both models.
 
-Limits: it knows one attack. Decoding with preprocessing is about 3.5 bits cheaper in the published cells and hybrid
-attacks do not help against a secret of this width; ``MARGIN_BITS`` covers the first. It ignores memory, and quantum
-computers save a tenth of the exponent. It is an estimate and no proof; outsiders should estimate again.
+Limits: it models one attack. Decoding with preprocessing is about 3.5 bits cheaper in the published cells, which
+``MARGIN_BITS`` covers; hybrid attacks do not help against a secret of this width. It ignores memory cost, and quantum
+computers save a tenth of the exponent. It is an estimate, not a proof; independent estimates are needed.
 
-**Draws** are discrete Gaussian integers, from integers alone. A draw is a number of 144 uniform bits; its value is how
-many of 128 thresholds it reaches, less 64. The first 16 bits decide it for all but a few values of theirs, so a table
-gives those, and only the rest are refined by 128 bits more. The thresholds are made with decimal arithmetic, so that
-they are the same on every machine, and the weights are symmetric to the last bit: each is within 2^-144 of the
-Gaussian's, but the one of zero, which takes what is left.
+**Draws** are discrete Gaussian integers, computed with integers only. A draw is a number of 144 uniform bits; its value
+is the number of the 128 thresholds that it reaches, less 64. The first 16 bits decide all but a few draws, so a table
+gives these values, and only the rest are refined with 128 more bits. The thresholds are computed in decimal arithmetic,
+so they are the same on every machine, and the weights are symmetric to the last bit. Each weight is within 2^-144 of
+the Gaussian's, except that of zero, which takes the remainder.
 
 Not constant time: which draws are refined depends on the first 16 bits, and the table is indexed by them.
 
@@ -23,12 +23,12 @@ Not constant time: which draws are refined depends on the first 16 bits, and the
 
 Implements: the right-angle convolution [CF94]. Modulo X^n + 1 a real polynomial is one of n/2 complex coefficients
 modulo X^(n/2) - i: the lower half of its coefficients are the real parts, the upper half the imaginary ones. With X
-scaled by exp(i pi / n) this is a cyclic convolution. Coefficients of the public factor are cut into limbs so small that
-the error of every product is below a quarter, and rounding to the next integer is exact.
+scaled by exp(i pi / n) this is a cyclic convolution. Coefficients of the public factor are split into limbs small
+enough that the error of every product is below a quarter, so that rounding to the nearest integer is exact.
 
 ``error_bound`` is the theorem of [BPZ07] §3 (after [Per03]) for transforms of length n/2, with the scaling counted as
-one level more. It bounds any sequence of butterflies in which each level adds once and multiplies by one root, as
-the mixed radices of a library do.
+one more level. It bounds any sequence of butterflies in which each level adds once and multiplies by one root, as a
+library's mixed-radix transforms do.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from secagg.crypto.secret import Secret, overwrite
 from secagg.errors import InternalError, InvalidParameters
 
 SIGMA: Final = 4.5
-"""The width of secret and error as they are drawn."""
+"""The width with which secret and error are drawn."""
 REVEALED_SIGMA: Final = SIGMA / math.sqrt(2)
-"""The width of one of two secrets given their sum; what the assumption is stated for."""
+"""The width of one of two secrets given their sum; the assumption is stated for this width."""
 MARGIN_BITS: Final = 4.0
-"""Taken off the formula before it is compared with a floor."""
+"""Subtracted from the estimate before it is compared with a limit."""
 
 _GATES_A_DIMENSION = 0.29613500308205365
 _LEAST_GATES = 20.387885985467914
@@ -59,19 +59,19 @@ _GREATEST_BLOCK = 4000
 
 
 class Attack(NamedTuple):
-    """The cheapest primal attack that the formula finds."""
+    """Cheapest primal attack that the formula finds."""
 
     block_size: int
     dimension: int
 
     @property
     def sieving_bits(self) -> float:
-        """The logarithm of its cost as the standard of 2018 counts it."""
+        """Logarithm of its cost in the model of the 2018 standard."""
         return 0.292 * self.block_size + 16.4 + math.log2(8 * self.dimension)
 
     @property
     def gate_bits(self) -> float:
-        """The logarithm of its cost in gates, by the model of 2022."""
+        """Logarithm of its cost in gates, in the model of 2022."""
         free = self.block_size * math.log(4 / 3) / math.log(self.block_size / (2 * math.pi * math.e))
         calls = 2 * math.log2(1 / (1 - 2**-_GATES_A_DIMENSION)) + math.log2(max(1, self.dimension - self.block_size))
         return calls + _GATES_A_DIMENSION * (self.block_size - free) + _LEAST_GATES
@@ -82,7 +82,7 @@ class Attack(NamedTuple):
 
 
 def primal_attack(degree: int, modulus_bits: int, error_width: float, secret_width: float) -> Attack:
-    """Return the least block size that finds the secret, with as many samples as suit the attacker.
+    """Return the smallest block size that finds the secret, with the number of samples that is best for the attacker.
 
     The attack succeeds where sqrt(beta) sigma <= delta^(2 beta - d - 1) volume^(1/d), for d = degree + samples + 1 and
     the secret scaled to the error's width.
@@ -99,13 +99,13 @@ def primal_attack(degree: int, modulus_bits: int, error_width: float, secret_wid
 
 
 def security_bits(degree: int, modulus_bits: int) -> float:
-    """Return the estimate for one mask whose sum with another is known, less the margin."""
+    """Return the security estimate for one mask whose sum with another is known, less the margin."""
     return primal_attack(degree, modulus_bits, REVEALED_SIGMA, REVEALED_SIGMA).bits - MARGIN_BITS
 
 
 @lru_cache(maxsize=64)
 def greatest_modulus_bits(degree: int, least_security: int) -> int:
-    """Return the widest modulus that keeps a floor of security in this degree; zero where none does."""
+    """Return the widest modulus that gives this much security in this degree; zero if none does."""
     low, high = 0, degree
     while low < high:
         middle = (low + high + 1) // 2
@@ -133,13 +133,13 @@ def _finds(block: int, dimension: int, volume: float, modulus_bits: int, error_w
 # --- Draws ------------------------------------------------------------------------------------------------------------
 
 LARGEST: Final = 64
-"""Values beyond 14 deviations are never drawn; they would be with a chance of 2^-145."""
+"""Values beyond 14 deviations, which have probability 2^-145, are never drawn."""
 INDEX_BITS: Final = 16
 REFINING_BITS: Final = 128
 _DIGITS = 100
 _BLOCK_BYTES = 16
 _REFINING_COUNTER = bytes([1]) + bytes(_BLOCK_BYTES - 1)
-"""Refining bits come from the upper half of the key's counters, which no stream of indices reaches."""
+"""Refining bits use the upper half of the key's counters, which the stream of indices never reaches."""
 
 SmallVector = npt.NDArray[np.int8]
 
@@ -156,7 +156,7 @@ def weights(largest: int = LARGEST) -> list[int]:
 
 
 def thresholds() -> list[int]:
-    """Return the numbers from which on a draw is above -64, above -63, ...; a weight of zero repeats one."""
+    """Return the thresholds at which a draw exceeds -64, -63, ...; a weight of zero repeats a threshold."""
     sums, reached = list[int](), 0
     for weight in weights()[:-1]:
         reached += weight
@@ -165,7 +165,7 @@ def thresholds() -> list[int]:
 
 
 def _tables() -> tuple[SmallVector, npt.NDArray[np.bool_], npt.NDArray[np.uint64]]:
-    """Return the value at the start of each bucket, whether it is open, and the thresholds as rows of three words."""
+    """Return each bucket's first value, whether it needs refining, and the thresholds as rows of three words."""
     edges, size = thresholds(), 1 << INDEX_BITS
     starts = np.array([-(-edge >> REFINING_BITS) for edge in edges])
     first = np.bincount(starts, minlength=size + 1)[:size].cumsum() - LARGEST
@@ -181,7 +181,7 @@ _VALUES: Final = np.where(IS_OPEN, _REFINE, FIRST)
 
 
 class Sampler:
-    """A stream of draws from a key of 32 bytes, in order; the key serves nothing else."""
+    """A stream of draws from a 32-byte key; the key must have no other use."""
 
     __slots__ = ("_indices", "_refining")
 
@@ -203,7 +203,7 @@ class Sampler:
 
 
 def refine(buckets: npt.NDArray[np.uint64], fine: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """Return how many thresholds each number reaches, less 64; all are compared, whatever the number."""
+    """Return the number of thresholds that each number reaches, less 64; compares all of them for every number."""
     bucket, high, low = buckets[:, None], fine[:, :1], fine[:, 1:]
     by_bucket, by_high, by_low = _THRESHOLDS
     reached = (high > by_high) | ((high == by_high) & (low >= by_low))
@@ -228,7 +228,7 @@ LIMB_BITS: Final = 28
 """The widest limb of a public polynomial; two hold w = 55, four w = 108."""
 GREATEST_ERROR: Final = 0.25
 NORM_FACTOR: Final = 1.5
-"""A drawn secret's squared norm exceeds its mean by this factor with a chance below 2^-69 in the least degree."""
+"""A drawn secret's squared norm exceeds its mean by this factor with probability below 2^-69 in the lowest degree."""
 _ROUNDING = 2.0**-53
 _ROOT_ERROR = 2.0**-52
 """The absolute error of a computed root of unity: sine and cosine to one unit in the last place."""
@@ -241,12 +241,12 @@ Integers = npt.NDArray[np.int64]
 
 
 def limb_count(modulus_bits: int) -> int:
-    """Return into how many limbs a coefficient modulo 2^w is cut."""
+    """Return the number of limbs of a coefficient modulo 2^w."""
     return -(-modulus_bits // LIMB_BITS)
 
 
 def limb_bits(modulus_bits: int) -> int:
-    """Return how many bits a limb has."""
+    """Return the number of bits of a limb."""
     return -(-modulus_bits // limb_count(modulus_bits))
 
 
@@ -279,7 +279,7 @@ def sum_limb_bits(degree: int, modulus_bits: int) -> int:
 
 
 def require_short(secret: npt.NDArray[np.int8]) -> None:
-    """Refuse a secret whose norm leaves the bound under which products are exact; drawn ones never do."""
+    """Refuse a secret whose norm exceeds the bound for exact products; drawn secrets never do."""
     squared = float(np.square(secret, dtype=np.float64).sum())
     if squared > secret_norm_bound(secret.size) ** 2:
         raise InternalError("a drawn secret is longer than draws are; the coins are not uniform")
@@ -310,7 +310,7 @@ def products(public: Spectrum, short: Spectrum) -> Integers:
 
 
 def split_sum(total: npt.NDArray[np.int32], bits: int) -> list[npt.NDArray[np.int64]]:
-    """Cut the entries of a sum of secrets into limbs in [-2^(bits-1), 2^(bits-1)), lowest first."""
+    """Split the entries of a sum of secrets into limbs in [-2^(bits-1), 2^(bits-1)), lowest first."""
     limbs = list[npt.NDArray[np.int64]]()
     rest = total.astype(np.int64)
     half = 1 << (bits - 1)

@@ -1,8 +1,8 @@
-"""Masks a s + e of one upload, and the kernels that add, subtract, round and read coefficients of one or two words.
+"""Masks ``a s + e`` of one upload, and kernels that add, subtract, round and read coefficients of one or two words.
 
-A client's upload is round((a s + e + values) / 2^d): ``a`` is public and the same for all of an epoch, the secret ``s``
-is one short polynomial, and every polynomial of the upload has its own block of ``a``. Blocks are numbered over the
-whole layout: two blocks with one number and one s would differ by the difference of their values.
+A client's upload is round((a s + e + values) / 2^d): ``a`` is public and shared by the whole epoch, the secret ``s`` is
+one short polynomial, and each polynomial of the upload has a separate block of ``a``. Blocks are numbered over the
+whole layout: two blocks with the same number and the same s would reveal the difference of their values.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .lattice import Sampler, SmallVector
 from .parameters import SEED_BYTES, Parameters, Values
 
 # --- Kernels: no dtype, no branch and no index that depends on data ---------------------------------------------------
-# The same source runs on arrays of words of 64 bits, the lowest first, and on solver terms.
+# The same code runs on arrays of 64-bit words, lowest first, and on solver terms.
 
 WORD_BITS: Final = 64
 _ONES = (1 << WORD_BITS) - 1
 
 Words = Any
-"""Arrays of unsigned words of 64 bits, or solver terms: + and - wrap, << drops what leaves the word, >> is logical."""
+"""Arrays of unsigned words of 64 bits, or solver terms: + and - wrap, << drops overflowing bits, >> is logical."""
 
 
 def low_bits(count: int) -> int:
@@ -47,7 +47,7 @@ def add_shifted(words: list[Words], value: Words, shift: int, *, signed: bool = 
 
     A value may be a public integer as well as an array.
 
-    Claim OM-1: this and ``subtract_wide`` are run on terms.
+    Claim OM-1: the proof runs this and ``subtract_wide`` on terms.
     """
     if len(words) == 1:
         words[0] += value << shift
@@ -92,7 +92,7 @@ def field_of(words: Sequence[Words], start: int, bits: int) -> Words:
 def round_off(words: list[Words], dropped_bits: int) -> list[Words]:
     """Return round(y / 2^d), after adding half a unit to ``words``; bits above the modulus stay.
 
-    Claim OM-2: this and ``center`` are run on terms.
+    Claim OM-2: the proof runs this and ``center`` on terms.
     """
     if not dropped_bits:
         return words
@@ -101,16 +101,16 @@ def round_off(words: list[Words], dropped_bits: int) -> list[Words]:
 
 
 def center(words: list[Words], lowest: int, bias: int) -> None:
-    """Add half of the guard bits' range and take away the bias of rounding, so that noise is never below zero."""
+    """Add half of the guard bits' range and subtract the bias of rounding, so that noise is never negative."""
     offset = (1 << (lowest - 1)) - bias & low_bits(64 * len(words))
     for index in range(len(words)):
         add_shifted(words, offset >> 64 * index & low_bits(64), 64 * index)
 
 
 def counted(word: Words, mask: Words, fine_bits: int) -> Words:
-    """Return what counts of a coefficient that ``round_off`` added half a step to: whole steps, less its mask.
+    """Return the effective value of a coefficient to which ``round_off`` added half a step: whole steps, less its mask.
 
-    Claim OM-7: modulo 2^(p + f) it is what a server has once it takes the mask off the p bits that were sent.
+    Claim OM-7: modulo 2^(p + f) it is what a server gets when it removes the mask from the p bits that were sent.
     """
     return (word & (_ONES ^ low_bits(fine_bits))) - mask
 
@@ -118,23 +118,23 @@ def counted(word: Words, mask: Words, fine_bits: int) -> Words:
 # --- Sizes ------------------------------------------------------------------------------------------------------------
 
 POLYNOMIALS_AT_ONCE: Final = 16
-"""Few enough that a block of transforms stays in a second-level cache."""
+"""Small enough that a block of transforms stays in a second-level cache."""
 MOST_KEPT_BYTES: Final = 1 << 26
 """Transforms of public polynomials are kept up to this many bytes."""
 _BLOCK_BYTES = 16
 _HALF_WORD_BYTES = 4
 VALUES_AT_ONCE: Final = 1 << 15
-"""Few enough that their intermediate values stay in a second-level cache."""
+"""Small enough that the intermediate values stay in a second-level cache."""
 Word = npt.NDArray[np.uint64]
 BYTE_BITS: Final = 8
 Plane = npt.NDArray[np.unsignedinteger[Any]]
 
 
 # --- Values in coefficients -------------------------------------------------------------------------------------------
-# A coefficient is an integer modulo 2^w in one word of 64 bits, or in two, lowest first. From the lowest bit it holds
-# g guard bits and then k fields, each wide enough for the sum of its values over a full list, so that no field
-# reaches the next. A value that wraps stands in the highest bits alone, and its carry leaves the coefficient. A value
-# with fine bits stands in the lowest, and the bits above it are dropped.
+# A coefficient is an integer modulo 2^w in one word of 64 bits, or in two, lowest first. From the lowest bit it holds g
+# guard bits and then k fields, each wide enough for the sum of its values over a full list, so that no field reaches
+# the next. A value that wraps occupies the highest bits without neighbours, so that its carry leaves the coefficient. A
+# value with fine bits occupies the lowest bits, and the bits above it are dropped.
 
 
 def word_count(modulus_bits: int) -> int:
@@ -143,7 +143,7 @@ def word_count(modulus_bits: int) -> int:
 
 
 def lowest_bit(parameters: Parameters, segment: int) -> int:
-    """Return where the fields of a segment begin; everything below is noise, which fine steps take in."""
+    """Return the bit where the fields of a segment begin; the bits below are noise, which fine steps absorb."""
     values = parameters.segments[segment]
     if values.fine_bits:
         return 0
@@ -151,7 +151,7 @@ def lowest_bit(parameters: Parameters, segment: int) -> int:
 
 
 def spans(parameters: Parameters, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Return the segment, the first and the end of some coefficients, at most ``VALUES_AT_ONCE`` at once."""
+    """Yield runs of coefficients (segment, first, end) of at most ``VALUES_AT_ONCE``."""
     for index in range(bisect_right(parameters.starts, start) - 1, len(parameters.segments)):
         first, last = parameters.starts[index : index + 2]
         if first >= end:
@@ -161,17 +161,17 @@ def spans(parameters: Parameters, start: int, end: int) -> Iterator[tuple[int, i
 
 
 def fields(parameters: Parameters, index: int, vector: RingVector, low: int, high: int) -> Iterator[RingVector]:
-    """Return the values of a segment, field by field, that some of its coefficients hold; the last may hold fewer."""
+    """Return the values that some coefficients of a segment hold, field by field; the last field may hold fewer."""
     first, last = parameters.starts[index : index + 2]
     for start in range(0, parameters.per_coefficient[index] * (last - first), last - first):
         yield vector[start + low - first : start + high - first]
 
 
 def pack(parameters: Parameters, vectors: Sequence[RingVector], start: int, end: int) -> list[Word]:
-    """Return some coefficients, which hold these values above zero guard bits.
+    """Return coefficients that hold these values above zero guard bits.
 
     Args:
-        vectors: for each segment but check words, modulo 2^ring_bits in two's complement.
+        vectors: one for each segment except check words, modulo 2^ring_bits in two's complement.
     """
     words = [np.zeros(end - start, np.uint64) for _ in range(word_count(parameters.modulus_bits))]
     for index, low, high in spans(parameters, start, min(end, parameters.starts[parameters.inputs])):
@@ -184,7 +184,7 @@ def pack(parameters: Parameters, vectors: Sequence[RingVector], start: int, end:
 
 
 def _from_zero(segment: Values, vector: RingVector) -> Word:
-    """Return x - lo for values with bounds, which they must keep, and x itself for those without."""
+    """Return x - lo for values with bounds, which must hold, and x for values without."""
     if segment.bounds is None:
         return vector.astype(np.uint64)
     low, high = segment.bounds
@@ -198,15 +198,15 @@ def _from_zero(segment: Values, vector: RingVector) -> Word:
     return shifted
 
 
-# --- Coefficients as they travel --------------------------------------------------------------------------------------
-# A coefficient of 52 bits is sent as a plane of its lowest 32, one of the next 16 and one of the last 4, which a
-# server adds without cutting bits. A plane of fewer than 8 bits has several coefficients in a byte: of 4 bits, byte j
-# holds coefficient j below and coefficient j + half above. Bits that fill a plane's last bytes are zero. Runs of
-# coefficients with another number of sent bits have planes of their own, one run after another.
+# --- Coefficients as they are sent ------------------------------------------------------------------------------------
+# A coefficient of 52 bits is sent as a plane of its lowest 32 bits, one of the next 16 and one of the last 4, which a
+# server adds without extracting bits. A plane of fewer than 8 bits has several coefficients in a byte: of 4 bits, byte
+# j holds coefficient j below and coefficient j + half above. Bits that fill a plane's last bytes are zero. Each run of
+# coefficients with the same number of sent bits has separate planes, one run after another.
 
 
 class UploadPlanes:
-    """The planes of one upload while they are written: those of whole bytes stand where they are sent from."""
+    """Planes of one upload while they are written; planes of whole bytes are views of the buffer that is sent."""
 
     def __init__(self, parameters: Parameters) -> None:
         self._sent = np.empty(parameters.upload_bytes, np.uint8)
@@ -227,7 +227,7 @@ class UploadPlanes:
         offset = 0
         for bits, plane in zip(plane_bits, self._planes[run], strict=True):
             end = start + words[0].size
-            # The cast to a plane of whole bytes cuts its bits out of a word.
+            # The cast to a plane of whole bytes extracts its bits from a word.
             aligned = bits >= BYTE_BITS and offset % WORD_BITS + bits <= WORD_BITS
             word = words[offset // WORD_BITS]
             shifted = word >> np.uint64(offset % WORD_BITS) if offset % WORD_BITS else word
@@ -247,24 +247,24 @@ def _fold(folded: Plane, values: Plane, bits: int) -> None:
 
 
 def parts_of(values: Any, size: int, bits: int) -> list[tuple[Any, int]]:  # noqa: ANN401 -- an array of any word
-    """Return the runs of values that share bytes, each with its place in them."""
+    """Return the runs of values that share bytes, each with its position in them."""
     return [(values[start * size : (start + 1) * size], start * bits) for start in range(BYTE_BITS // bits)]
 
 
 # --- Values that are rounded under the mask ---------------------------------------------------------------------------
-# An upload holds y = round((a s + e + x) / 2^f) modulo 2^p. The part of it that counts is 2^f y - a s modulo 2^(p + f):
-# the value, the noise e, and an error that is uniform because the mask is. There is no room in it to see a wrong
-# secret, which would leave uniform garbage, so its check words travel in exact coefficients of their own. Modulo
-# 2^(p + f) a sample is a function of the one modulo 2^w, so the lattice is the same.
+# An upload holds y = round((a s + e + x) / 2^f) modulo 2^p. Its effective value is 2^f y - a s modulo 2^(p + f): the
+# value, the noise e, and an error that is uniform because the mask is. It has no guard bits that would detect a wrong
+# secret, which leaves uniform garbage, so its check words are sent in separate exact coefficients. Modulo 2^(p + f) a
+# sample is a function of the one modulo 2^w, so the lattice is the same.
 
 
 class Rounding:
-    """What counts of an upload's rounded values until their check words are known, and the coefficients behind."""
+    """Effective rounded values until their check words are known, and the coefficients after them."""
 
     def __init__(self, parameters: Parameters, seed: bytes) -> None:
         self._parameters, self._seed = parameters, seed
         self.end = parameters.starts[parameters.inputs]
-        """The end of what can be written before check words are known."""
+        """End of the coefficients that can be written before the check words are known."""
         self._behind = [
             np.zeros(parameters.coefficients - self.end, np.uint64) for _ in range(word_count(parameters.modulus_bits))
         ]
@@ -275,7 +275,7 @@ class Rounding:
         self._left = sum(lengths.values())
 
     def keep(self, words: Sequence[Word], masks: Word, start: int) -> None:
-        """Keep what counts of coefficients, to which writing added half a step, and which had these masks added."""
+        """Keep the effective values of coefficients, to which writing added half a step and these masks."""
         for index, low, high in spans(self._parameters, start, start + masks.size):
             part = slice(low - start, high - start)
             if index in self._values:
@@ -288,7 +288,7 @@ class Rounding:
                     kept[low - self.end : high - self.end] = word[part]
 
     def with_check_words(self) -> list[Word]:
-        """Return the coefficients behind the values, with the check words of 2^f y - a s added."""
+        """Return the coefficients after the values, with the check words of 2^f y - a s added."""
         if self._left:
             raise InternalError("check words are of all values of an upload, each masked once")
         for fine, check in self._parameters.checked:
@@ -303,7 +303,7 @@ def check_words_of(parameters: Parameters, seed: bytes, segment: int, elements: 
     """Return the check words of a segment under the public vector of this epoch and segment."""
     chosen = parameters.segments[segment]
     number = segment.to_bytes(4, "big")
-    # The epoch's seed is public; a Secret is merely what a key is handed over in.
+    # The epoch's seed is public; it is wrapped because keys are passed as a Secret.
     with (
         Secret("epoch seed", seed) as source,
         key_derivation.expand("check_key", CHECK_KEY_BYTES, source, Label.ONE_MESSAGE_CHECK_VECTOR, number) as key,
@@ -315,7 +315,7 @@ def check_words_of(parameters: Parameters, seed: bytes, segment: int, elements: 
 
 
 class EpochRing:
-    """The public polynomials of an epoch, and the masks that clients make with them."""
+    """Public polynomials of an epoch, and the masks that clients make with them."""
 
     def __init__(self, parameters: Parameters, seed: bytes) -> None:
         """Take the epoch's public seed of 32 bytes, to which every holder contributed."""
@@ -330,21 +330,21 @@ class EpochRing:
         self._is_new = True
 
     def prepare(self) -> None:
-        """Keep the transforms of all public polynomials, 8 bytes a limb of a coefficient, if they are not too long."""
+        """Cache the transforms of all public polynomials, 8 bytes per limb of a coefficient, if they fit the limit."""
         size = 8 * self._limbs * self.parameters.polynomials * self.parameters.degree
         if self._prepared is None and size <= MOST_KEPT_BYTES:
             self._prepared = np.concatenate([self._transform(*block) for block in self.blocks()])
 
     def mask(self, vectors: Sequence[RingVector], coins_seed: Secret) -> tuple[bytes, Secret]:
-        """Return the masked upload of ring vectors, one a segment, and the secret that is to be shared.
+        """Return the masked upload of ring vectors, one per segment, and the secret to share.
 
-        The seed is wiped. The secret is a byte for each coefficient, signed.
+        Wipes the seed. The secret is one signed byte per coefficient.
 
         Security: a seed masks one upload; the upload made from it is sent once or identically again.
         """
         if len(coins_seed) != SEED_BYTES:
             raise InvalidParameters(f"the seed of an upload is {SEED_BYTES} bytes; got {len(coins_seed)}")
-        # An epoch has many rounds: who masks a second time will do so again.
+        # An epoch has many rounds: a process that masks a second time will mask again, so cache the transforms.
         if not self._is_new:
             self.prepare()
         self._is_new = False
@@ -368,7 +368,7 @@ class EpochRing:
         return upload, secret
 
     def _masked(self, vectors: Sequence[RingVector], secret: SmallVector, noise: Sampler) -> bytes:
-        """Pack, mask, round and write block by block; check words wait for what rounding makes of their values."""
+        """Pack, mask, round and write block by block; check words are added once their values are rounded."""
         parameters, planes = self.parameters, UploadPlanes(self.parameters)
         spectrum = lattice.spectra(secret)
         rounding = Rounding(parameters, self.seed)
@@ -399,7 +399,7 @@ class EpochRing:
     # --- Also for opening ---------------------------------------------------------------------------------------------
 
     def blocks(self, first: int = 0, end: int | None = None) -> list[tuple[int, int]]:
-        """Return runs of the polynomials of some coefficients: the first of each, and how many."""
+        """Return runs of the polynomials of some coefficients: the first of each run, and its length."""
         degree = self.parameters.degree
         last = -(-(self.parameters.coefficients if end is None else end) // degree)
         starts = range(first // degree, last, POLYNOMIALS_AT_ONCE)
@@ -421,7 +421,7 @@ class EpochRing:
         return lattice.spectra(words >> (32 - self._limb_bits))
 
     def add_product(self, words: list[Word], first: int, count: int, shorts: Sequence[lattice.Spectrum]) -> None:
-        """Add a s for some polynomials in place, s being cut into limbs; the last one may be used in part."""
+        """Add ``a s`` for some polynomials in place, with s split into limbs; may use only part of the last one."""
         prepared = self._prepared
         public = self._transform(first, count) if prepared is None else prepared[first : first + count]
         is_whole = words[0].size == count * self.parameters.degree
@@ -436,5 +436,5 @@ class EpochRing:
 
 @lru_cache(maxsize=2)
 def epoch_ring(parameters: Parameters, seed: bytes) -> EpochRing:
-    """Return the public polynomials of an epoch, which everybody in this process may share."""
+    """Return the public polynomials of an epoch, which this process caches and shares."""
     return EpochRing(parameters, seed)

@@ -1,7 +1,7 @@
 """Messages of a client, and the digest that it signs.
 
-A client signs the digest of its upload, which covers everything: T0, its identity, the sum, the masked vector, the
-polynomial of the dealer check and the tree over the sealed shares.
+A client signs the digest of its upload, which covers everything: T0, the client's identity, the sum, the masked vector,
+the polynomial of the dealer check and the tree over the sealed shares.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Upload(Message):
     t0: Annotated[bytes, fixed(DIGEST_BYTES)]
     header: Annotated[UploadHeader, nested(UploadHeader)]
     pieces: Annotated[tuple[bytes, ...], repeated(fixed(DIGEST_BYTES), _MAXIMUM_PIECES)]
-    """The digests of the pieces of the masked vector."""
+    """Digests of the pieces of the masked vector."""
     vector: Annotated[bytes, variable(MAXIMUM_VECTOR_BYTES)]
     polynomial: Annotated[bytes, variable(MAXIMUM_SHARE_BYTES)]
     sealed: Annotated[tuple[bytes, ...], repeated(variable(MAXIMUM_SHARE_BYTES), MAXIMUM_HOLDERS)]
@@ -69,7 +69,7 @@ def share_context(agreement: Agreement, header: UploadHeader, position: int) -> 
 
 
 def sealing_info(agreement: Agreement, header: UploadHeader, position: int) -> bytes:
-    """Return what a sealed share is bound to: copied into another upload or sum, it does not open."""
+    """Return the context of a sealed share; a share copied into another upload or sum does not open."""
     return _bound(Label.ONE_MESSAGE_SEALING, agreement, header, position)
 
 
@@ -95,7 +95,7 @@ def challenge_of(agreement: Agreement, header: UploadHeader, vector: bytes, root
 
 
 def upload_digest(challenge: bytes, polynomial: bytes) -> bytes:
-    """Return the digest that the client signs, and by which an upload is known."""
+    """Return the digest that the client signs, and that identifies an upload."""
     return hashlib.sha256(bind(Label.ONE_MESSAGE_SIGNED_UPLOAD, challenge, polynomial)).digest()
 
 

@@ -1,6 +1,6 @@
-"""The sum of masked uploads in pieces of whole polynomials, and what is left of it once the sum of secrets is known.
+"""Add masked uploads in pieces of whole polynomials, and open the sum once the sum of secrets is known.
 
-``LocalSum`` adds in this process; ``secagg.scale`` adds on many machines, and remembers a sum for the next process.
+``LocalSum`` adds in this process; ``secagg.scale`` adds on many machines, and stores a sum across restarts.
 """
 
 from __future__ import annotations
@@ -57,23 +57,23 @@ if TYPE_CHECKING:
 _NOISE_BITS: Final = 62
 _WIDE_PLANE: Final = 32
 _SUM_OF_NARROW_PLANES: Final = 1 << 16
-"""Number of values of 16 bits that add up in 32."""
+"""Number of 16-bit values that can be added in 32 bits."""
 
 
 class Accumulator:
-    """The sum of masked uploads, or of one piece of them, plane by plane; carries are added up when it is opened."""
+    """Sum of masked uploads, or of one piece of them, plane by plane; carries are resolved when it is opened."""
 
     def __init__(self, parameters: Parameters, piece: int | None = None, sums: list[Plane] | None = None) -> None:
-        """Begin with nothing, or continue sums of these parameters."""
+        """Start at zero, or continue existing sums of these parameters."""
         self.parameters = parameters
         self.runs = tuple(run for run in parameters.runs if piece in (None, run.piece))
-        """The runs of coefficients that it sums."""
+        """Runs of coefficients that it sums."""
         self._due = sum(run.sent_bytes for run in self.runs)
         self._planes = [(run, bits) for run in self.runs for bits in run.plane_bits]
         self.sums = [np.zeros(run.size, self._word(bits)) for run, bits in self._planes] if sums is None else sums
 
     def add(self, upload: bytes | bytearray | memoryview) -> None:
-        """Add one upload, in any order; nothing was added if it does not decode."""
+        """Add one upload, in any order; an upload that does not decode adds nothing."""
         planes = self._read(memoryview(upload))
         for (_, bits), plane, total in zip(self._planes, planes, self.sums, strict=True):
             if bits >= BYTE_BITS:
@@ -83,7 +83,7 @@ class Accumulator:
                     add_into(part, (plane >> np.uint8(shift))[: part.size] & np.uint8((1 << bits) - 1))
 
     def check(self, upload: bytes | memoryview) -> None:
-        """Refuse an upload of another length, or with a filling bit that is set."""
+        """Refuse an upload of another length, or with a padding bit set."""
         self._read(memoryview(upload))
 
     def coefficients(self) -> list[Word]:
@@ -110,7 +110,7 @@ class Accumulator:
             plane = np.frombuffer(upload[start : start + size], f"<u{max(1, bits // 8)}")
             start += size
             if bits < BYTE_BITS and not _is_filled_with_zeros(plane, run.size, bits):
-                raise MalformedMessage("the bits that fill a plane must be zero", reason=Reason.NOT_CANONICAL)
+                raise MalformedMessage("the padding bits of a plane must be zero", reason=Reason.NOT_CANONICAL)
             planes.append(plane)
         return planes
 
@@ -126,7 +126,7 @@ def _is_filled_with_zeros(plane: Plane, count: int, bits: int) -> bool:
 
 
 class WrongSecret(PeerMisbehaved):
-    """A sum of secrets that does not open these uploads; nothing was released, and the evidence names nobody."""
+    """A sum of secrets does not open these uploads; nothing is released, and the evidence names nobody."""
 
     def __init__(self, what: str) -> None:
         super().__init__(
@@ -137,18 +137,18 @@ class WrongSecret(PeerMisbehaved):
 
 
 def largest_entry(count: int) -> float:
-    """Return the bound on every entry of a sum of ``count`` honest secrets."""
+    """Return the bound on each entry of a sum of ``count`` honest secrets."""
     return DEVIATIONS * SIGMA * math.sqrt(count)
 
 
 class Opening:
-    """A server's computation of an epoch's public polynomials with a sum of secrets."""
+    """Removal of masks from a sum, given the sum of secrets."""
 
     def __init__(self, ring: EpochRing) -> None:
         self._ring, self._parameters = ring, ring.parameters
 
     def unmasked(self, total: Accumulator, sum_secret: SumOfSecrets) -> list[Word]:
-        """Return the coefficients of a sum, or of one piece of it, less the masks that a sum of secrets gives."""
+        """Return the coefficients of a sum, or of one piece, minus the masks that a sum of secrets gives."""
         words, offset = total.coefficients(), total.runs[0].first
         limbs = lattice.split_sum(sum_secret, self._ring.sum_limb_bits)
         spectra = [lattice.spectra(limb) for limb in limbs]
@@ -161,7 +161,7 @@ class Opening:
         return words
 
     def opened(self, pieces: Iterable[list[Word]], count: int) -> OpenedSum:
-        """Return the sum of ``count`` uploads, if it looks like one, from all coefficients without their masks."""
+        """Return the sum of ``count`` uploads from all unmasked coefficients, if it passes the checks."""
         opened = OpenedSum(self._parameters, count)
         for words in pieces:
             opened.read(words)
@@ -169,7 +169,7 @@ class Opening:
         return opened
 
     def require_plausible(self, sum_secret: SumOfSecrets, count: int) -> None:
-        """Refuse a sum of secrets whose largest entry or norm honest secrets do not give."""
+        """Refuse a sum of secrets whose largest entry or norm exceeds the bound for honest secrets."""
         if int(np.abs(sum_secret.astype(np.int64)).max()) > largest_entry(count):
             raise WrongSecret("an entry is too large")
         squared = float(np.square(sum_secret, dtype=np.float64).sum())
@@ -178,7 +178,7 @@ class Opening:
 
 
 class OpenedSum:
-    """The sum of values over a list, read piece by piece from coefficients that have lost their masks."""
+    """Sum of values over a list, read piece by piece from unmasked coefficients."""
 
     def __init__(self, parameters: Parameters, count: int) -> None:
         if not 1 <= count <= parameters.capacity:
@@ -210,19 +210,19 @@ class OpenedSum:
                 lowest += bits
 
     def require_honest(self, seed: bytes) -> None:
-        """Refuse too much noise, and rounded sums that their check words do not fit; take off their half steps."""
+        """Refuse too much noise and rounded sums that do not match their check words; subtract their half steps."""
         parameters, checked = self._parameters, dict(self._parameters.checked)
         if self._read != parameters.coefficients:
             raise InternalError(f"a sum has {parameters.coefficients} coefficients; {self._read} were read")
         exact = parameters.coefficients - sum(parameters.starts[fine + 1] - parameters.starts[fine] for fine in checked)
-        # The zeros are counted for no more noise than that, however few coefficients there are.
+        # The number of zeros assumes at most this much noise, however few coefficients there are.
         most = min(energy_factor(exact), MOST_NOISE_ENERGY)
         if self._energy > most * exact * self._count * parameters.noise_variance:
             raise WrongSecret("it leaves more noise than honest uploads have")
         for fine, check in checked.items():
             rounded = self._vectors[fine]
             if (check_words_of(parameters, seed, fine, rounded) != self._vectors[check]).any():
-                raise WrongSecret("what it unmasks does not agree with its check words")
+                raise WrongSecret("the unmasked values do not match their check words")
             rounded -= rounded.dtype.type(self._count // 2 & low_bits(8 * rounded.itemsize))
             rounded &= rounded.dtype.type(low_bits(parameters.segments[fine].ring_bits))
 
@@ -231,13 +231,13 @@ def noise_energy(words: list[Word], lowest: int, bits: int) -> int:
     """Return the sum of the squares of noise below bit ``lowest``, to which half of its range was added.
 
     Raises:
-        WrongSecret: some noise is outside of its lowest ``bits`` bits, in which that of honest uploads is.
+        WrongSecret: some noise exceeds its lowest ``bits`` bits, which hold the noise of honest uploads.
     """
     low = field_of(words, 0, bits).astype(np.int64)
     if bits == lowest:
         low -= 1 << (bits - 1)
     else:
-        # Above those bits noise is all zeros or all ones, but for the half that was added to it.
+        # Above those bits noise is all zeros or all ones, except for the half that was added.
         is_negative = (low >> (bits - 1)).astype(bool)
         for start in range(bits, lowest, _NOISE_BITS):
             size = min(_NOISE_BITS, lowest - start)
@@ -255,7 +255,7 @@ Sums = list[RingVector]
 
 @dataclass(frozen=True, slots=True)
 class OneMessageCut:
-    """The pieces of the vectors of one epoch: public values alone, until it is given the sum of the secrets."""
+    """Pieces of the vectors of one epoch; holds only public values until it is given the sum of the secrets."""
 
     context: bytes
     """T0."""
@@ -268,11 +268,11 @@ class OneMessageCut:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The bytes of each piece."""
+        """Length of each piece in bytes."""
         return self.parameters.piece_bytes
 
     def zeros(self, number: int) -> Sums:
-        """Return the empty planes of a piece."""
+        """Return zero planes of a piece."""
         return Accumulator(self.parameters, number).sums
 
     def check(self, number: int, piece: bytes | memoryview) -> None:
@@ -280,57 +280,57 @@ class OneMessageCut:
         Accumulator(self.parameters, number, []).check(piece)
 
     def add(self, total: Sums, number: int, piece: bytes | memoryview) -> None:
-        """Add one client's planes; nothing was added if they do not decode."""
+        """Add one client's planes; planes that do not decode add nothing."""
         Accumulator(self.parameters, number, total).add(piece)
 
     def open(self, total: Sums, number: int, secret: SumOfSecrets) -> Sums:
-        """Return the coefficients of a piece, less a S; the checks of a whole vector are still to be made."""
+        """Return the coefficients of a piece, less ``a S``; the caller must still check the whole vector."""
         summed = Accumulator(self.parameters, number, total)
         ring = epoch_ring(self.parameters, self.seed)
         return [*Opening(ring).unmasked(summed, secret.astype(np.int32))]
 
 
 class Adder(Protocol):
-    """Adder of a server's uploads, and the part of the sum that an earlier process has left; by default there is none.
+    """Adder of a server's uploads, and the partial sum that an earlier process left (default: none).
 
-    What it cannot keep or write down raises ``ConnectionError``.
+    Raises ``ConnectionError`` if it cannot store something.
     """
 
     def uploads(self) -> Collection[Upload]:
-        """Return the uploads that were kept by an earlier process, without their vectors, as they came."""
+        """Return the uploads that an earlier process kept, without their vectors, in order of arrival."""
         return ()
 
     def listed(self) -> bytes | None:
-        """Return the list that an earlier process has fixed, if it came so far."""
+        """Return the list that an earlier process fixed, if any."""
         return None
 
     def keep(self, upload: Upload) -> bytes:
-        """Keep an upload whose pieces were checked; return the input of ``add``."""
+        """Store an upload whose pieces were checked; return the input of ``add``."""
         ...
 
     def add(self, client: ClientId, kept: bytes) -> None:
         """Add kept uploads, now or later."""
 
     def settle(self) -> Mapping[ClientId, SecAggError]:
-        """Finish the sum, and return whose pieces were lost, and how; nobody is to blame."""
+        """Finish the sum, and return the clients whose pieces were lost, with an error that blames nobody."""
         return {}
 
     def fix(self, upload_list: bytes) -> None:
-        """Write down the one list of this sum, before a holder sees it."""
+        """Store the one list of this sum before a holder receives it."""
 
     def open(self, secret: SumOfSecrets) -> Iterable[Sums]:
         """Return the coefficients of the sum, less a S, piece by piece."""
         ...
 
     def over(self) -> None:
-        """Write down that the sum is about to be released; no later process releases it again."""
+        """Record that the sum is about to be released, so that no later process releases it again."""
 
     def end(self) -> None:
-        """Give up the added sums."""
+        """Discard the added sums."""
 
 
 class LocalSum(Adder):
-    """Adds in this process, and remembers nothing."""
+    """Adder in this process; stores nothing."""
 
     def __init__(self, cut: OneMessageCut) -> None:
         self._cut = cut

@@ -1,6 +1,6 @@
 """Parameters of an epoch that all parties share: the lattice, the packing of values, and the thresholds of the holders.
 
-Everything that follows from the fields is computed and never sent: equal bytes mean equal masks, lengths and rules.
+Derived values are computed and never sent, so equal bytes mean equal masks, lengths and rules.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from secagg.parameters import require_integer
 from .lattice import NORM_FACTOR, SIGMA, security_bits
 
 MAXIMUM_COEFFICIENTS: Final = 1 << 31
-"""With these and ``DEVIATIONS``, a guard bit of any coefficient fails with a chance below 2^-40."""
+"""With these and ``DEVIATIONS``, a guard bit of any coefficient fails with probability below 2^-40."""
 PIECE_COEFFICIENTS: Final = 1 << 16
-"""Coefficients of one piece of an upload, whole polynomials; each piece has its own planes."""
+"""Number of coefficients of one piece of an upload (whole polynomials); each piece has separate planes."""
 LEAST_FINE_BITS: Final = 7
 """The noise of one coefficient, at most 64, is then at most half a step, as the contract's head-room allows."""
 _CHECK_BITS: Final = 64
-"""The check words of a segment are at least so long together; a wrong secret goes unnoticed with 2^-64."""
+"""Minimum total bits of a segment's check words; a wrong secret passes with probability 2^-64."""
 _PLANES: Final = (16, 8, 4, 2, 1)
 _SIGN: Final = 1 << 63
 
@@ -38,10 +38,10 @@ _BOUNDS = optional(listed(_BOUND, lambda _: range(2), _BOUND.row), row="1: 0 non
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """One segment of a layout: a run of ring elements, and the range of one where it has one.
+    """One segment of a layout: a run of ring elements, with the range of an element if it is bounded.
 
-    Values with bounds share a coefficient, several to each. Values without bounds may wrap, and have a coefficient to
-    themselves: a carry out of one would otherwise reach its neighbour and tell how often the sum wrapped.
+    Several values with bounds share a coefficient. A value without bounds may wrap, so it has a separate coefficient:
+    otherwise a carry would reach its neighbour and reveal how often the sum wrapped.
 
     Values with fine bits are rounded to whole steps under the mask, have no guard bits, and so need check words.
     """
@@ -61,16 +61,16 @@ class Values:
             low, high = self.bounds
             if not -(1 << (self.ring_bits - 1)) <= low <= high < 1 << (self.ring_bits - 1) or low == high:
                 raise InvalidParameters(
-                    f"the bounds {low}..{high} are not two integers of {self.ring_bits} bits in order; correct them"
+                    f"the bounds {low}..{high} must be two increasing integers of {self.ring_bits} bits"
                 )
         if self.fine_bits and (self.bounds is not None or not LEAST_FINE_BITS <= self.fine_bits < self.ring_bits):
             raise InvalidParameters(
-                f"values that are rounded have at least {LEAST_FINE_BITS} fine bits, so that noise of lattice masks "
+                f"rounded values need at least {LEAST_FINE_BITS} fine bits, so that the noise of lattice masks "
                 f"stays below half a step, and no bounds; got {self.fine_bits} fine bits and bounds {self.bounds}"
             )
 
     def field_bits(self, capacity: int) -> int:
-        """Return how many bits of a coefficient the sum of one value needs."""
+        """Return the number of bits that the sum of one value needs in a coefficient."""
         if self.bounds is None:
             return self.ring_bits
         low, high = self.bounds
@@ -94,7 +94,7 @@ class Run(NamedTuple):
     dropped: int
     """Number of lowest bits that are rounded away."""
     sent: int
-    """Number of sent bits above them; those above are of no use modulo 2^(dropped + sent)."""
+    """Number of sent bits above the dropped ones; higher bits do not matter modulo 2^(dropped + sent)."""
 
     @property
     def size(self) -> int:
@@ -119,7 +119,7 @@ class Run(NamedTuple):
 
 
 def pieces_of(vector: bytes | memoryview, lengths: Sequence[int]) -> list[memoryview]:
-    """Cut a vector."""
+    """Split a vector into pieces."""
     view = memoryview(vector)
     return [view[start:end] for start, end in pairwise(accumulate(lengths, initial=0))]
 
@@ -134,25 +134,25 @@ MAXIMUM_DROPPED_BITS: Final = 4
 MAXIMUM_HOLDERS: Final = 256
 MAXIMUM_SEGMENTS: Final = 1 << 16
 DEVIATIONS: Final = 10
-"""Standard deviations of the noise that the guard bits, and the largest entry of a sum of secrets, allow."""
+"""Standard deviations of noise that the guard bits and the bound on a sum of secrets allow."""
 LEAST_SECURITY: Final = 128
 UNNOTICED_BITS: Final = 64
-"""No wrong sum of secrets passes for the right one, but with a chance of 2^-64 over the public polynomials."""
+"""A wrong sum of secrets passes with probability at most 2^-64 over the public polynomials."""
 LEAST_NOISE_ENERGY: Final = 1.5
 MOST_NOISE_ENERGY: Final = 2.1
-"""Energy of the noise, as a multiple of its mean, that an opened sum may have: the least where there are many
-coefficients, and the most, for which the zeros behind the values are counted."""
+"""Maximum energy of an opened sum's noise, as a multiple of its mean: the limit with many coefficients, and the upper
+limit, which determines the number of zeros after the values."""
 _FAILURE_BITS: Final = 40
 SEED_BYTES: Final = 32
 WORD_BYTES: Final = 2
 CHECK_WORDS: Final = 8
 """The masking polynomial of a dealer has coefficients in the eighth power of the field: a false one passes with
-chance 65521^-8."""
+probability 65521^-8."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committee:
-    """The numbers of a set of holders."""
+    """Number of holders and their thresholds."""
 
     holders: int
     corrupted: int
@@ -162,7 +162,7 @@ class Committee:
 
     @property
     def stands(self) -> int:
-        """Number of holders that may be lost before a sum, or during it, that is still opened."""
+        """Number of holders that a sum can lose, before or during it, and still be opened."""
         return self.holders - max(self.threshold, self.quorum)
 
     def require(self) -> None:
@@ -170,8 +170,8 @@ class Committee:
         least = least_threshold(self.corrupted, self.packing)
         if not least <= self.threshold <= self.holders:
             raise InvalidParameters(
-                f"{self.holders} holders of whom {self.corrupted} may be corrupted, {self.packing} coefficients a "
-                f"polynomial need a threshold of {least} to {self.holders}; got {self.threshold}"
+                f"{self.holders} holders, {self.corrupted} of them corrupted, with {self.packing} coefficients per "
+                f"polynomial, need a threshold of {least} to {self.holders}; got {self.threshold}"
             )
         quorum = least_quorum(self.holders, self.corrupted)
         if not quorum <= self.quorum <= self.holders:
@@ -180,11 +180,11 @@ class Committee:
 
 @dataclass(frozen=True)
 class Parameters:
-    """The lattice, the values and the holders of an epoch; part of what everyone signs.
+    """Lattice, values and holders of an epoch; every signature covers them.
 
     Raises:
-        InvalidParameters: the sum of ``capacity`` uploads would not be exact, or a threshold does not keep its premise.
-            Lattice security is for the floors of who takes part.
+        InvalidParameters: the sum of ``capacity`` uploads would not be exact, or a threshold breaks its premise. Each
+            party's policy checks the lattice's security.
     """
 
     degree: Annotated[int, unsigned(2)]
@@ -197,24 +197,24 @@ class Parameters:
     """d: the lowest bits of a coefficient, which are rounded away before it is sent."""
     segments: Annotated[tuple[Values, ...], repeated(nested(Values), MAXIMUM_SEGMENTS)]
     capacity: Annotated[int, unsigned(4)]
-    """N: the most uploads of one sum."""
+    """N: maximum number of uploads in one sum."""
     holders: Annotated[int, unsigned(2)]
     """C."""
     corrupted: Annotated[int, unsigned(2)]
-    """c: the most holders that share what they know with the server."""
+    """c: maximum number of holders that collude with the server."""
     threshold: Annotated[int, unsigned(2)]
-    """T: the answers that a sum needs."""
+    """T: number of answers that a sum needs."""
     packing: Annotated[int, unsigned(2)]
     """rho: coefficients of the secret in one polynomial."""
     quorum: Annotated[int, unsigned(2)]
-    """Q: signatures that certify a list."""
+    """Q: number of signatures that certify a list."""
 
     def __post_init__(self) -> None:
         self._require_ranges()
         self.committee.require()
         self._require_exact()
 
-    # --- What follows ------------------------------------------------------------------------------------------------
+    # --- Derived values ---------------------------------------------------------------------------------------------
 
     @property
     def committee(self) -> Committee:
@@ -236,7 +236,7 @@ class Parameters:
 
     @property
     def coefficients(self) -> int:
-        """Number of coefficients that are sent; those that would fill the last polynomial are not."""
+        """Number of coefficients that are sent, without the padding of the last polynomial."""
         return self.starts[-1]
 
     @cached_property
@@ -268,10 +268,10 @@ class Parameters:
 
     @cached_property
     def witnesses(self) -> int:
-        """Number of zeros behind the values with which no sum of secrets but the right one passes; at least one.
+        """Number of zeros after the values that make every wrong sum of secrets fail; at least one.
 
-        A liar among just enough holders adds any value to the sum of secrets. Its choice has as many bits as a secret
-        that is not too long; all bits below the values, or known, have to come out as honest noise.
+        A liar among exactly T holders can add any value to the sum of secrets. Its choice has as many bits as a secret
+        within the norm bound; all bits below the values, and all known bits, must look like honest noise.
         """
         zeros, spread = self.inputs - 1, math.sqrt(self.capacity)
         noise_bits = _bits_of_entry(spread * math.sqrt(MOST_NOISE_ENERGY * self.noise_variance))
@@ -289,7 +289,7 @@ class Parameters:
 
     @property
     def inputs(self) -> int:
-        """Number of segments with values of a client: all but check words."""
+        """Number of segments with values of a client: all except check words."""
         return len(self.segments) - len(self.checked)
 
     @property
@@ -380,7 +380,7 @@ class Parameters:
                     f"the modulus needs {bits + self.guard_bits} bits"
                 )
         if any(self.segments[check] != self.segments[fine].check_words for fine, check in self.checked):
-            raise InvalidParameters("the last segments are the check words of those with fine bits; add them")
+            raise InvalidParameters("the last segments must be the check words of those with fine bits")
         if self.coefficients > MAXIMUM_COEFFICIENTS:
             raise InvalidParameters(
                 f"{self.coefficients} coefficients exceed {MAXIMUM_COEFFICIENTS}; divide the layout"
@@ -388,9 +388,9 @@ class Parameters:
 
 
 def energy_factor(coefficients: int) -> float:
-    """Return how many times its mean the noise's energy may reach: 1.5, more where few coefficients vary more.
+    """Return the limit on the noise's energy as a multiple of its mean: 1.5, or more if there are few coefficients.
 
-    The squares of m sub-Gaussian values exceed f times their mean with a chance below exp(-m (f - 1 - ln f) / 2).
+    The squares of m sub-Gaussian values exceed f times their mean with probability below exp(-m (f - 1 - ln f) / 2).
     """
     due = 2 * _FAILURE_BITS * math.log(2) / coefficients
     factor = LEAST_NOISE_ENERGY
@@ -400,7 +400,7 @@ def energy_factor(coefficients: int) -> float:
 
 
 def _bits_of_entry(radius: float) -> float:
-    """Return the bits of an entry of a vector whose entries' root mean square is below a radius, all others alike.
+    """Return the entropy in bits of one entry of a vector whose root mean square is below a radius.
 
     Fewer than (sqrt(2 pi e) (r + 1/2))^m integers lie in the ball of m dimensions and radius r sqrt(m).
     """
@@ -411,21 +411,21 @@ def least_guard_bits(capacity: int, dropped_bits: int) -> int:
     """Return g: the noise of a full sum, with half a unit of rounding, stays within +-2^(g-1).
 
     A discrete Gaussian and uniform dropped bits are sub-Gaussian with their variance as proxy, so one coefficient
-    leaves ten deviations with a chance below 2 exp(-50), and any of 2^31 with a chance below 2^-40.
+    exceeds ten deviations with probability below 2 exp(-50), and any of 2^31 with probability below 2^-40.
     """
     deviation = math.sqrt(capacity * (SIGMA**2 + (4**dropped_bits - 1) / 12))
     return math.ceil(math.log2(2 * DEVIATIONS * deviation + 1))
 
 
 def greatest_capacity() -> int:
-    """Return the most uploads whose secrets' sum the field of the shares still tells apart."""
+    """Return the maximum number of uploads whose sum of secrets the shares' field can represent."""
     return int((((FIELD - 1) // 2) / (DEVIATIONS * SIGMA)) ** 2)
 
 
 def least_threshold(corrupted: int, packing: int) -> int:
     """Return the least T, c + rho.
 
-    Claim OM-4: certified lists give one sum each from c + rho on.
+    Claim OM-4: with T >= c + rho, each certified list gives one sum.
     """
     return corrupted + packing
 

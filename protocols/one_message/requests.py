@@ -1,7 +1,7 @@
-"""Messages between the server and holders about one sum: shares, receipts, one list, its certificate, answers.
+"""Messages between the server and holders about one sum: shares, receipts, one list, its certificate and answers.
 
-The server shows a holder all signed parts of an upload but the vector and the other holders' shares, so that a holder
-verifies the signature by itself.
+The server sends a holder all signed parts of an upload except the vector and the other holders' shares, so that the
+holder can verify the signature.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ class Verdict(IntEnum):
 
     ACCEPTED = 0
     NOT_AUTHENTIC = 1
-    """The signature or the path is wrong: the party that delivered it is to blame, not the client."""
+    """The signature or the path is wrong; this is the fault of the party that delivered it, not of the client."""
     DOES_NOT_OPEN = 2
-    """The client signed it, and it does not open."""
+    """The client signed it, but it does not open."""
     OFF_POLYNOMIAL = 3
-    """It opens, and is not on the polynomial that the client published."""
+    """It opens, but is not on the polynomial that the client published."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveredShare:
-    """Part of an upload that one holder is shown."""
+    """Part of an upload that one holder receives."""
 
     header: Annotated[UploadHeader, nested(UploadHeader)]
     vector_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
@@ -76,7 +76,7 @@ class Delivery(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """An upload and what a holder says of it."""
+    """A holder's verdict on one upload."""
 
     upload: Annotated[bytes, fixed(DIGEST_BYTES)]
     verdict: Annotated[Verdict, choice(tuple(Verdict))]
@@ -84,7 +84,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferReceipt(Message):
-    """Signature of a holder under an offer, which shows clients that it still has the keys of this T0."""
+    """A holder's signature on an offer, which proves to clients that it still has the keys of this T0."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_OFFER_RECEIPT
     t0: Annotated[bytes, fixed(DIGEST_BYTES)]
@@ -116,7 +116,7 @@ class Receipt(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """One client of a sum, and which upload of it."""
+    """One client of a sum, and its upload's digest."""
 
     client: Annotated[ClientId, CLIENT]
     upload: Annotated[bytes, fixed(DIGEST_BYTES)]
@@ -138,7 +138,7 @@ class UploadList(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListSignature(Message):
-    """A holder signs the one list on which the listed uploads ever are."""
+    """A holder's signature on a list; the holder signs no other list with these uploads."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_LIST_SIGNATURE
     t0: Annotated[bytes, fixed(DIGEST_BYTES)]
@@ -177,7 +177,7 @@ class Answer(Message):
 
 
 def require_signed(agreement: Agreement, header: UploadHeader, digest: bytes, signature: bytes) -> None:
-    """Check that a client that the authority certified signed an upload; otherwise name it and the network."""
+    """Check that a certified client signed an upload; the error names the client and the network."""
     record, client, identity = agreement.record, header.client, header.identity
     public_key, is_active = identity[:IDENTITY_KEY_BYTES], record.mode is SecurityMode.ACTIVE
     if len(identity) != (IDENTITY_BYTES if is_active else 0):
@@ -193,10 +193,10 @@ def require_signed(agreement: Agreement, header: UploadHeader, digest: bytes, si
 def verify_upload(
     agreement: Agreement, terms: SumTerms, sender: ClientId, upload: Upload, *, is_kept: bool = False
 ) -> tuple[bytes, tuple[DeliveredShare, ...]]:
-    """Check an upload, and return its digest and what each holder is shown of it.
+    """Check an upload, and return its digest and the part that each holder receives.
 
     Args:
-        is_kept: whether its vector was checked before, and is kept apart from it.
+        is_kept: whether its vector was checked before and is stored separately.
     """
     header, parameters = upload.header, agreement.parameters
     if header.client != sender:
@@ -214,7 +214,7 @@ def verify_upload(
     cut, whole = OneMessageCut.of(agreement), 0 if is_kept else parameters.upload_bytes
     lengths = (len(upload.pieces), len(upload.vector), len(upload.polynomial), tuple(map(len, upload.sealed)))
     if lengths != (len(cut.lengths), whole, parameters.polynomial_bytes, due):
-        raise MalformedMessage("the upload has other lengths than its parameters", reason=Reason.LAYOUT_MISMATCH)
+        raise MalformedMessage("the upload's lengths do not match its parameters", reason=Reason.LAYOUT_MISMATCH)
     tree = share_tree(agreement, upload.sealed)
     hashed = vector_digest(upload.pieces)
     digest = upload_digest(challenge_of(agreement, header, hashed, tree.root), upload.polynomial)

@@ -1,6 +1,6 @@
-"""The whole protocol on one page: an executable specification, with no network, and absences where you want them.
+"""The whole protocol on one page: an executable specification without a network, with simulated absences.
 
-Every message is bytes that a transport could carry; ``sent`` is told of each, so that a caller can count or record.
+Every message is bytes that a transport could carry; ``sent`` is called with each, so that a caller can count or record.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .tally import Opened, Tally
 
 _LOG = logging.getLogger(__name__)
 Observer = Callable[[Party, bytes, bytes], None]
-"""Told of each answer: whose it is, what it was sent, and what it answers."""
+"""Called with each exchange: party, request and answer."""
 
 
 def run(
@@ -33,7 +33,7 @@ def run(
     """Run one sum in memory; holders that are not in ``holders`` are absent.
 
     Returns:
-        The sum, and the server, which knows what went wrong on the way.
+        The sum, and the server, which recorded the failures.
     Raises:
         ThresholdNotMet: too few clients or holders; nothing is released.
     """
@@ -47,10 +47,10 @@ def run(
                     sent(HolderId(position), request, answer)
                 server.receive(position, answer)
             except (KeyError, SecAggError) as error:
-                _LOG.warning("%s does not answer: %s", HolderId(position), str(error))
+                _LOG.warning("%s did not answer: %s", HolderId(position), str(error))
                 server.lose(position)
 
-    # Every client speaks once, whenever it likes, and may leave: it gets the offer, and uploads.
+    # Each client receives the offer, uploads once at any time, and may leave.
     ask(server.introduce())
     for client in clients:
         try:
@@ -59,12 +59,12 @@ def run(
                 sent(client.client, server.offer, upload)
             server.receive_upload(client.client, upload)
         except PeerError as error:
-            _LOG.warning("%s is left out: %s", client.client, str(error))
+            _LOG.warning("%s is excluded: %s", client.client, str(error))
         # Holders check its shares, in batches of any size; bad dealers are named before the list is fixed.
         ask(server.deliver())
         server.settle()
     server.fix_list()
-    # The holders sign the list, each upload on one list ever.
+    # The holders sign the list; no holder signs two lists with the same upload.
     ask(server.requests())
     server.certify()
     # Every holder answers the certified list, with the sum of its shares over the list; any T answers remove the masks.

@@ -1,6 +1,6 @@
-"""One message a client as a session of one stage, beside which holders stand.
+"""One-message sums as a session of one stage, with standing holders.
 
-Its plan comes from an operator's facts: the cheapest parameters, an epoch's record, and an offer.
+Plans the cheapest parameters, an epoch's record and an offer from an operator's numbers.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from .tally import CheckedUpload, Opened, State, Tally
 
 MAXIMUM_PACKING: Final = 16
 _SECOND_WORD_COSTS = 1.1
-"""Coefficients of two words take twice the time, so they must save a tenth of the bytes."""
+"""Coefficients of two words take twice the time, so they must save at least a tenth of the bytes."""
 _WORD_BITS = 64
 
 
@@ -69,7 +69,7 @@ def plan(
     *,
     degrees: Sequence[int] = DEGREES,
 ) -> Parameters:
-    """Return the parameters with the fewest bytes a client.
+    """Return the parameters with the fewest bytes per client.
 
     Raises:
         InvalidParameters: nothing fits; the message names the next parameters that do.
@@ -97,31 +97,31 @@ def _cheapest(
                 **thresholds,
             )
             words = _SECOND_WORD_COSTS if modulus_bits > _WORD_BITS else 1.0
-            # Without the ends of pieces, which are many in a long upload and alike in every lattice.
+            # Ignores the ends of pieces, which are numerous in a long upload and the same in every lattice.
             sent = sum(run.sent_bytes for run in fitting.whole_runs)
             found.append(((sent + fitting.dealt_bytes) * words, fitting))
         except InvalidParameters as error:
             refused = error
     if not found:
-        # Whatever else is wrong is wrong in the widest lattice too, which is tried last.
+        # Any other error also occurs in the widest lattice, which is tried last.
         raise _too_wide(segments, capacity, degrees) or refused
-    # The narrowest of equally long ones is the strongest.
+    # Among lattices of equal length, the narrowest is the strongest.
     return min(found, key=lambda entry: (entry[0], entry[1].modulus_bits))[1]
 
 
 def choose_committee(holders: int, corrupted: int, absent: int = 0) -> Committee:
-    """Return thresholds that these holders can keep, with the corrupted ones silent and the absent ones away.
+    """Return thresholds that these holders meet even if the corrupted ones are silent and the absent ones offline.
 
-    The threshold is the largest that leaves as many answers as it needs: each holder above the bound protects against
-    one more corrupted holder than was assumed. Half of what is left goes to packing.
+    The threshold is the largest that the remaining answers still reach: each holder above the bound protects against
+    one more corrupted holder than assumed. Half of the slack goes to packing.
 
     Raises:
-        InvalidParameters: there are too few holders; the message says how many suffice.
+        InvalidParameters: there are too few holders; the error says how many suffice.
     """
     if holders > MAXIMUM_HOLDERS:
         raise InvalidParameters(f"an epoch has at most {MAXIMUM_HOLDERS} holders; got {holders}, so list fewer")
     if not 0 <= corrupted < holders or absent < 0:
-        raise InvalidParameters(f"{corrupted} corrupted and {absent} absent ones are not among {holders} holders")
+        raise InvalidParameters(f"{corrupted} corrupted and {absent} absent holders exceed {holders} holders")
     threshold, quorum = holders - corrupted - absent, least_quorum(holders, corrupted)
     spare = threshold - least_threshold(corrupted, 1)
     if spare < 0 or quorum > threshold:
@@ -131,7 +131,7 @@ def choose_committee(holders: int, corrupted: int, absent: int = 0) -> Committee
             f"{suffice} can" if suffice <= MAXIMUM_HOLDERS else f"an epoch has at most {MAXIMUM_HOLDERS}; assume fewer"
         )
         raise InvalidParameters(
-            f"{holders} holders cannot do without {corrupted} corrupted and {absent} absent ones; {can}"
+            f"{holders} holders do not tolerate {corrupted} corrupted and {absent} absent ones; {can}"
         )
     packing = 1
     while 2 * packing <= min(MAXIMUM_PACKING, spare // 2 + 1):
@@ -183,9 +183,9 @@ def plan_epoch(  # noqa: PLR0913 -- all but four have defaults
 
     Args:
         authority: its public key; without it the mode is ``semi_honest``.
-        absent: number of holders that may be away, besides those that are corrupted.
+        absent: number of holders that may be offline, in addition to the corrupted ones.
     Raises:
-        InvalidParameters: so few holders cannot do that; the message says how many can.
+        InvalidParameters: there are too few holders; the error says how many suffice.
     """
     committee = choose_committee(len(holders), corrupted, absent)
     return EpochRecord(
@@ -246,30 +246,30 @@ class OneMessageOptions(BudgetedNoise, ProtocolOptions):
 
     protocol: ClassVar = "one-message"
     corrupted_holders: Annotated[int, option("holders that may collude with the server")] = 1
-    absent_holders: Annotated[int, option("other holders that may be away")] = 0
-    corrupted: Annotated[int, option("clients that may collude with the server, counted absolutely")] = 1
+    absent_holders: Annotated[int, option("other holders that may be offline")] = 0
+    corrupted: Annotated[int, option("clients that may collude with the server (absolute)")] = 1
     capacity: Annotated[int | None, option("clients of one sum")] = None
-    """By default all who are invited."""
+    """Default: all invited clients."""
     bounds: Annotated[tuple[Bounds, ...] | None, option("bounds of one value, by segment")] = None
-    """With them several values share a coefficient."""
-    delivered_at_once: Annotated[int, option("uploads that wait until holders are sent their shares")] = 64
-    """Or 16 MiB of them."""
+    """With bounds, several values share a coefficient."""
+    delivered_at_once: Annotated[int, option("uploads per delivery of shares to the holders")] = 64
+    """Or 16 MiB, whichever comes first."""
     mode: Annotated[SecurityMode, option("trust in the server")] = SecurityMode.ACTIVE
     holders: Annotated[int, option("holders of a simulation")] = 5
-    """Elsewhere the epoch's record says it."""
+    """In a deployment the epoch's record gives it."""
     lifetime: Annotated[timedelta, option("lifetime of an epoch")] = timedelta(hours=24)
 
     @property
     def least_cohort(self) -> int:
-        """Minimum cohort, with two honest clients also where no cohort was planned for."""
+        """Minimum cohort; at least two honest clients, even if none was planned."""
         return max(3, self.corrupted + 2) if self.minimum_cohort is None else self.minimum_cohort
 
 
 def masked_values(layout: Layout, bounds: tuple[tuple[int, int] | None, ...]) -> list[Values]:
-    """Return what ``plan`` is asked for: a layout's segments, zeros, and check words."""
+    """Return the arguments of ``plan``: a layout's segments, zeros and check words."""
     segments = layout.require_rings()
     if len(bounds) != len(segments):
-        raise InvalidParameters(f"there are bounds, or None, for each of {len(segments)} segments; got {len(bounds)}")
+        raise InvalidParameters(f"give bounds or None for each of {len(segments)} segments; got {len(bounds)}")
     values = [
         Values(segment.length, segment.ring.modulus_bits, bound, segment.fine_bits)
         for segment, bound in zip(segments, bounds, strict=True)
@@ -285,16 +285,16 @@ UPLOAD: Final = Stage(name="upload", takes_update=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneMessageHelpers:
-    """The running epoch, and how its holders are reached."""
+    """Running epoch, and access to its holders."""
 
     record: EpochRecord
     keys: tuple[bytes, ...]
     """Keys that the holders published for the epoch, in their order."""
     coins: Coins
     ask_all: AskAll
-    """Reaches the holders by position."""
+    """Sends requests to holders by position."""
     standing: Standing = NO_STANDING
-    """What the authority had revoked at the head of its roster."""
+    """The authority's revocations at the head of its roster."""
 
 
 def open_session(
@@ -303,22 +303,22 @@ def open_session(
     invited: frozenset[ClientId] | None,
     helpers: OneMessageHelpers,
 ) -> Server:
-    """Begin a sum of the running epoch.
+    """Start a sum of the running epoch.
 
     Raises:
         InvalidParameters: nothing fits; the message names the next parameters that do.
         CapacityExceeded: there are more updates than the codec can decode.
         PeerError: the epoch does not verify.
-        ThresholdNotMet: too few standing holders are there, naming who is missing; nobody was asked for anything.
+        ThresholdNotMet: too few standing holders are online; the error names the missing ones, and nothing was sent.
     """
     return Server(subject, settings, invited, helpers)
 
 
 def _capacity(subject: Subject, settings: OneMessageOptions, invited: frozenset[ClientId] | None) -> int:
-    """Return how many upload at most; every client refuses a sum that its codec cannot decode."""
+    """Return the maximum number of uploads; clients refuse a sum that their codec cannot decode."""
     capacity = settings.capacity or (None if invited is None else len(invited))
     if capacity is None:
-        raise InvalidParameters("settings.capacity says how many upload at most, unless the invited are named")
+        raise InvalidParameters("set capacity, the maximum number of uploads, or name the invited clients")
     require_capacity(capacity, subject.capacity)
     return capacity
 
@@ -340,7 +340,7 @@ def _tally(subject: Subject, settings: OneMessageOptions, capacity: int, helpers
 
 
 class Server(StagedServerSession[CheckedUpload]):
-    """The server's side of one sum; ``Tally`` holds the state machine and the mathematics."""
+    """Server side of one sum; ``Tally`` holds the state machine and the mathematics."""
 
     def __init__(
         self,
@@ -349,11 +349,11 @@ class Server(StagedServerSession[CheckedUpload]):
         invited: frozenset[ClientId] | None,
         helpers: OneMessageHelpers,
     ) -> None:
-        """Ask the holders, and open the one stage."""
+        """Query the holders, and open the one stage."""
         self._settings, self._ask_all = settings, helpers.ask_all
         self.tally = _tally(subject, settings, _capacity(subject, settings, invited), helpers)
         self._opened: Opened | None = None
-        # Clients follow no offer without the receipts of a quorum.
+        # Clients refuse an offer without the receipts of a quorum.
         ask_holders(self.tally, self._ask_all, self.tally.introduce())
         self.tally.require_holders()
         super().__init__(UPLOAD, self.tally.offer, invited, settings.least_cohort)
@@ -372,7 +372,7 @@ class Server(StagedServerSession[CheckedUpload]):
         return self.agreement.record.mode is SecurityMode.ACTIVE
 
     def add_through(self, adding: Callable[[OneMessageCut], Adder]) -> None:
-        """Have others add the uploads, before there are any; resume what they kept of an earlier process."""
+        """Delegate the adding before the first upload; resume what an earlier process kept."""
         with self._lock:
             self.tally.add_through(adding)
             for client, digest in self.tally.taken.items():
@@ -404,7 +404,7 @@ class Server(StagedServerSession[CheckedUpload]):
         self.tally.fix_list()
 
     def _gather(self, progress: Callable[[int, int], None] | None) -> None:
-        del progress  # One product of polynomials, whatever the number of clients.
+        del progress  # The work is one product of polynomials, whatever the number of clients.
         try:
             self._opened = opened_by(self.tally, self._ask_all)
         finally:
@@ -428,7 +428,7 @@ class Server(StagedServerSession[CheckedUpload]):
 
 
 def opened_by(tally: Tally, holders: AskAll) -> Opened:
-    """Have a fixed list signed and answered by standing holders, and open its sum; called again, continue."""
+    """Have standing holders sign and answer a fixed list, and open its sum; a repeated call continues."""
     if tally.state is State.CERTIFYING:
         ask_holders(tally, holders, tally.requests())
         tally.certify()
@@ -439,12 +439,12 @@ def opened_by(tally: Tally, holders: AskAll) -> Opened:
         heard, present = len(tally.heard), len(tally.present)
         if heard == present:
             raise
-        # One liar among few answers must not cost the sum: the holders that are away can still outvote it.
+        # One liar among few answers must not cost the sum: holders that are offline now can still outvote it.
         raise ThresholdNotMet(needed=heard + 1, present=heard, what="answers that agree") from error
 
 
 def ask_holders(tally: Tally, ask_all: AskAll, requests: dict[int, bytes]) -> None:
-    """Ask standing holders; those that do not answer are lost to this sum, unless the list is fixed."""
+    """Query standing holders; holders that do not answer are lost to this sum, unless the list is fixed."""
     missing = set(requests)
     for position, answer in ask_all(requests):
         try:

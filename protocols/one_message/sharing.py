@@ -1,9 +1,9 @@
-"""Shares of one upload's secret: packed, the first ones from seeds, and checked against one published polynomial.
+"""Shares of one upload's secret: packed, partly from seeds, and checked against one published polynomial.
 
-Implements: packed secret sharing [FY92] over the integers modulo 65521. The coefficients of the secret stand rho to a
-polynomial of degree below T, at the points 0, -1, ..., and holder j evaluates at j. Each polynomial is fixed by its
-rho secrets and its values at T - rho holders, so those values are drawn, and their holders get a seed; the others get
-words. Drawing coefficients would give the same polynomials with the same chances.
+Implements: packed secret sharing [FY92] over the integers modulo 65521. Each polynomial of degree below T holds rho
+coefficients of the secret, at the points 0, -1, ..., and holder j evaluates at j. Its rho secrets and its values at T -
+rho holders fix the polynomial, so those values are drawn, and their holders get a seed; the others get words. Drawing
+coefficients would give the same distribution.
 
 A dealer adds a masking polynomial g, uniform with all its coefficients, over the eighth power of the field, and
 publishes h = g + sum of r_k f_k for a challenge r that is hashed from everything else. h is as uniform as g.
@@ -30,26 +30,27 @@ from .parameters import CHECK_WORDS, FIELD, SEED_BYTES, Parameters
 WORD: Final = np.dtype("<u2")
 _BLOCK_BYTES = 16
 _SLACK_WORDS = 64
-"""A word is passed over with chance 15 / 65536; 65 of 16,384 and as many of fewer have a chance below 2^-128."""
+"""A word is skipped with probability 15 / 65536; 65 skips in 16,384 words, or in fewer, have probability below
+2^-128."""
 
 Matrix = npt.NDArray[np.float64]
 Elements = npt.NDArray[np.uint16]
 
 
 def holder_point(position: int) -> int:
-    """Return where the holder at a position evaluates."""
+    """Return the point at which the holder at a position evaluates."""
     return position + 1
 
 
 def slot_points(packing: int) -> tuple[int, ...]:
-    """Return where the secrets stand: 0, -1, -2, ...; no holder is there."""
+    """Return the points of the secrets: 0, -1, -2, ...; no holder has one of them."""
     return tuple(-slot % FIELD for slot in range(packing))
 
 
 def expand_words(key: Secret, count: int) -> Elements:
     """Return uniform elements from a uniform key: the words of its AES-CTR stream that are below 65521.
 
-    Security: a key expands once. Which words are passed over depends on coins alone and tells nothing of those kept.
+    Security: a key expands once. Which words are skipped depends only on coins, and reveals nothing about those kept.
     """
     stream = bytearray(2 * (count + _SLACK_WORDS + count // 1024))
     Cipher(algorithms.AES(key.expose()), modes.CTR(bytes(_BLOCK_BYTES))).encryptor().update_into(
@@ -59,12 +60,12 @@ def expand_words(key: Secret, count: int) -> Elements:
     kept = words[words < FIELD][:count].copy()
     stream[:] = bytes(len(stream))
     if kept.size < count:
-        raise Misuse("a stream of words holds too many above 65520; its key is not uniform")
+        raise Misuse("too many words of a stream are above 65520; its key is not uniform")
     return kept
 
 
 def decode_words(data: bytes | bytearray | memoryview, count: int) -> Elements:
-    """Read elements from their one encoding."""
+    """Decode elements; refuses words that are not reduced."""
     if len(data) != count * WORD.itemsize:
         reason = Reason.TRUNCATED if len(data) < count * WORD.itemsize else Reason.TRAILING_BYTES
         raise MalformedMessage(f"expected {count * WORD.itemsize} bytes of words; got {len(data)}", reason=reason)
@@ -89,16 +90,16 @@ def power_matrix(points: tuple[int, ...], count: int) -> Matrix:
 
 @lru_cache(maxsize=64)
 def interpolation_matrix(points: tuple[int, ...]) -> Matrix:
-    """Return the matrix that takes a polynomial's values at the points to its coefficients."""
+    """Return the matrix that maps a polynomial's values at the points to its coefficients."""
     count = len(points)
     if len({point % FIELD for point in points}) < count:
-        raise InvalidParameters("points of interpolation are distinct; one is given twice")
+        raise InvalidParameters("points of interpolation must be distinct")
     inverted, _ = reduced(np.concatenate([power_matrix(points, count), np.eye(count)], axis=1).astype(np.int64))
     return inverted[:, count:].astype(np.float64)
 
 
 def reduced(matrix: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], int]:
-    """Return a matrix after elimination up to the first column without a pivot, and the number of that column."""
+    """Return a matrix eliminated up to the first column without a pivot, and that column's number."""
     rows = matrix % FIELD
     for column in range(rows.shape[1]):
         candidates = np.flatnonzero(rows[column:, column])
@@ -114,7 +115,7 @@ def reduced(matrix: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], int]:
 
 @lru_cache(maxsize=64)
 def transfer_matrix(sources: tuple[int, ...], targets: tuple[int, ...]) -> Matrix:
-    """Return the matrix that takes a polynomial's values at some points to its values at others."""
+    """Return the matrix that maps a polynomial's values at some points to its values at others."""
     return multiply(power_matrix(targets, len(sources)), interpolation_matrix(sources)).astype(np.float64)
 
 
@@ -122,7 +123,7 @@ CHALLENGE_BYTES: Final = 32
 
 
 class Dealing(Confined):
-    """The shares of one secret and, once, the polynomial that proves them consistent."""
+    """Shares of one secret and, once, the polynomial that proves them consistent."""
 
     def __init__(self, parameters: Parameters, shares: tuple[Secret, ...], values: npt.NDArray[np.int64]) -> None:
         self.shares = shares
@@ -154,10 +155,10 @@ class Dealing(Confined):
 
 
 def deal(secret: Secret, parameters: Parameters, contexts: Sequence[bytes], coins: Coins) -> Dealing:
-    """Share the secret of an upload, a signed byte for each coefficient; it is wiped.
+    """Share the secret of an upload, one signed byte per coefficient, and wipe it.
 
     Args:
-        contexts: what each holder's share is bound to: the epoch, the client, the holder and a nonce.
+        contexts: one per holder's share; binds it to the epoch, the client, the holder and a nonce.
     """
     if len(set(contexts)) != parameters.holders or len(contexts) != parameters.holders:
         raise Misuse(f"{parameters.holders} holders need as many distinct contexts; got {len(set(contexts))}")
@@ -187,13 +188,13 @@ def _base_points(parameters: Parameters) -> tuple[int, ...]:
 
 
 def expand_share(seed: Secret, label: Label, context: bytes, count: int) -> Elements:
-    """Return the words that a seed stands for, in one context."""
+    """Expand a seed into words, in one context."""
     with key_derivation.expand("key of share words", SEED_BYTES, seed, label, context) as key:
         return expand_words(key, count)
 
 
 def challenge_weights(parameters: Parameters, challenge: bytes) -> npt.NDArray[np.float64]:
-    """Return r: a row of eight elements for each polynomial of the secret."""
+    """Return r: one row of eight elements per polynomial of the secret."""
     if type(challenge) is not bytes or len(challenge) != CHALLENGE_BYTES:
         raise InvalidParameters(f"a challenge is a digest of {CHALLENGE_BYTES} bytes; got {type(challenge).__name__}")
     columns = parameters.secret_columns

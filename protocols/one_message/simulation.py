@@ -1,4 +1,4 @@
-"""One message a client in one process, with standing holders, and its entry in the registry of protocols."""
+"""One-message sums in one process, with standing holders, and the protocol's entry in the registry."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from .messages import IDENTITY_BYTES, Upload, UploadHeader
 from .session import UPLOAD, OneMessageHelpers, OneMessageOptions, Server, open_session, plan_epoch, plan_offer
 
 _WORDS_OF_A_PRODUCT: Final = 64
-"""A client's work for a coefficient: a product of polynomials, noise, packing, and the digest."""
+"""A client's work per coefficient: product of polynomials, noise, packing and digest."""
 _WORDS_OF_AN_ADDITION: Final = 4
 _LONGEST: Final = 1 << 40
 _MOST_CLIENTS: Final = 1 << 20
 
 
 def describe(session: Server) -> tuple[str, ...]:
-    """Return the plan, a line each."""
+    """Return the plan, one line per fact."""
     agreement = session.agreement
     record, parameters = agreement.record, agreement.parameters
     noise = session.noise
@@ -46,23 +46,23 @@ def describe(session: Server) -> tuple[str, ...]:
             f"{parameters.security_bits:.0f} bits; {record.mode.value} mode, {record.suite.value}"
         ),
         (
-            f"{len(record.holders)} holders, of whom any {record.threshold} open a sum and {record.corrupted} with the "
-            f"server learn nothing else; {record.quorum} sign a list first; "
-            f"{record.committee.stands} of them may be lost"
+            f"{len(record.holders)} holders; any {record.threshold} open a sum, {record.corrupted} colluding with the "
+            f"server learn nothing else; {record.quorum} must sign a list first;  "
+            f"{record.committee.stands} may be lost"
         ),
         *(() if noise is None else noise.sentences()),
     )
 
 
 class _Ledger(Ledger):
-    """A ledger of a client that never has to send its upload again: a process of thousands holds none of them."""
+    """Ledger that stores no uploads, so that a simulation of thousands of clients fits in memory."""
 
     def keep(self, offer: bytes, upload: bytes) -> None:
         """Forget the upload."""
 
 
 class OneMessageSimulation(Confined):
-    """Holders, a server and its clients; see ``Simulation``. An epoch that is over is followed by another."""
+    """Holders, a server and its clients; see ``Simulation``. When an epoch expires, the next one begins."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class OneMessageSimulation(Confined):
         return record, tuple(holder.respond(record.encode()) for holder in self._holders)
 
     def _running(self) -> EpochRecord:
-        """Return the record of the running epoch; begin the next one when it is over."""
+        """Return the record of the running epoch; begin the next one when it has expired."""
         now = self._clock()
         if self._record is not None and now.timestamp() < self._record.expiry:
             return self._record
@@ -225,7 +225,7 @@ def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
         payload_bytes=layout.payload_bytes,
         up_bytes=sent + parameters.upload_bytes,
         down_bytes=len(offer.encode()),
-        # Every holder is shown all of an upload but the vector and the shares of others.
+        # Every holder receives all of an upload except the vector and the other holders' shares.
         between_bytes=settings.holders * shown - (settings.holders - 1) * sum(map(len, upload.sealed)),
         client=Work(word_operations=_WORDS_OF_A_PRODUCT * padded),
         server=Work(word_operations=(clients * _WORDS_OF_AN_ADDITION + _WORDS_OF_A_PRODUCT) * padded, steps=clients),
@@ -234,7 +234,7 @@ def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
 
 ENTRY: Final = ProtocolEntry(
     name="one-message",
-    summary="one message a client: masks whose sum has a short key, which holders share; clients may leave at once",
+    summary="one message per client: masks whose sum has a short key, which holders share; clients may leave at once",
     settings=OneMessageOptions,
     segments=frozenset({RingSegment}),
     rounds=True,
@@ -245,6 +245,6 @@ ENTRY: Final = ProtocolEntry(
     helpers=OneMessageHelpers,
     simulate=OneMessageSimulation,
     costs=costs,
-    trust="an authority apart from the server and the holders; no more corrupted holders and clients than planned for; "
+    trust="an authority independent of server and holders; corrupted holders and clients within the plan; "
     "the server may be active",
 )

@@ -1,7 +1,7 @@
-"""One sum as its server holds it: a state machine between clients, who speak once, and holders, who answer requests.
+"""Server's state machine of one sum, between clients, which send one message, and holders, which answer requests.
 
-An upload is added after the holders' receipts for it and not kept, so the memory is that of one sum and of the uploads
-without receipts.
+An upload is added once the holders' receipts for it arrive, and then discarded, so the memory holds one sum and the
+uploads without receipts.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _WAITING_BYTES: Final = 1 << 24
 
 
 class State(StrEnum):
-    """The messages that a server waits for."""
+    """State of a sum, by the messages that the server waits for."""
 
     COLLECTING = "collecting"
     CERTIFYING = "certifying"
@@ -90,7 +90,7 @@ TRANSITIONS: Final[Mapping[State, tuple[frozenset[MessageKind], frozenset[State]
     State.OPENING: (frozenset({MessageKind.ONE_MESSAGE_ANSWER}), frozenset({State.ENDED})),
     State.ENDED: (frozenset(), frozenset()),
 }
-"""The messages that each state takes, and the states that follow it."""
+"""Messages that each state accepts, and the states that follow it."""
 HolderSaid = OfferReceipt | Receipt | ListSignature | Answer
 _HOLDERS_SAY: Final[Mapping[MessageKind, tuple[type[HolderSaid], Label]]] = {
     MessageKind.ONE_MESSAGE_OFFER_RECEIPT: (OfferReceipt, Label.ONE_MESSAGE_OFFER_RECEIPT),
@@ -105,7 +105,7 @@ _HOLDERS_SAY: Final[Mapping[MessageKind, tuple[type[HolderSaid], Label]]] = {
 
 LEAST_REFUSALS: Final = 2
 REFUSAL_SHARE: Final = 8
-"""A holder that is the only one to refuse one upload in this many, or ``LEAST_REFUSALS``, counts as absent."""
+"""A holder that refuses one in this number of uploads that others accept, or ``LEAST_REFUSALS``, counts as absent."""
 Verdicts = Mapping[int, Verdict]
 """Verdicts of the present holders on one upload, by their positions."""
 
@@ -115,7 +115,7 @@ class Pending:
     """An upload without its receipts."""
 
     kept: bytes
-    """Input of the adder: the vector, if it is stored nowhere else."""
+    """Input of the adder: the vector, unless it is stored elsewhere."""
     digest: bytes
     shares: tuple[DeliveredShare, ...]
     verdicts: dict[int, Verdict] = field(default_factory=dict[int, Verdict])
@@ -123,17 +123,18 @@ class Pending:
 
 @dataclass(slots=True)
 class Receipts:
-    """Consequences of the holders' receipts: the uploads that count, the culprits, the holders that refuse too much.
+    """Judgement of the holders' receipts: uploads that count, culprits, and holders that refuse too many uploads.
 
-    A holder's refusal can frame a client or empty a cohort. So more than ``corrupted`` of them make a client bad; fewer
-    leave it out and name nobody alone; and a holder that refuses more than a share counts as absent. The share is at
-    least the number of clients that may be bad, or these would have an honest holder put out by dealing badly to it.
+    A refusal by a lying holder can frame a client or empty a cohort. So more than ``corrupted`` refusals prove a client
+    bad; fewer exclude it without naming it alone; and a holder that refuses more than a certain share counts as absent.
+    The share is at least the number of bad clients: otherwise bad clients could exclude an honest holder by dealing
+    badly to it.
     """
 
     corrupted: int
-    """The most holders that lie."""
+    """Maximum number of lying holders."""
     corrupted_clients: int
-    """The most clients that deal badly: a holder that alone refuses more of them lies."""
+    """Maximum number of bad dealers: a holder that refuses more that others accept lies."""
     mode: SecurityMode = SecurityMode.ACTIVE
     delivered: int = 0
     absent: set[int] = field(default_factory=set[int])
@@ -142,14 +143,14 @@ class Receipts:
     def settle(
         self, uploads: Mapping[ClientId, Verdicts]
     ) -> tuple[dict[ClientId, PeerMisbehaved], list[PeerMisbehaved]]:
-        """Judge a batch: return who is left out and why, and what holders did wrong; the others count."""
+        """Judge a batch: return the excluded clients with reasons, and the holders' faults; all other uploads count."""
         faults = list[PeerMisbehaved]()
         self.delivered += len(uploads)
         for position in sorted({holder for verdicts in uploads.values() for holder in verdicts} - self.absent):
             said = [self._present(verdicts) for verdicts in uploads.values() if position in verdicts]
             if any(verdicts[position] is Verdict.NOT_AUTHENTIC for verdicts in said):
-                # Something on the way to the holder may have changed what it was shown.
-                what = "was shown, or says that it was shown, an upload that does not verify"
+                # The network may have altered what the holder received.
+                what = "received, or says that it received, an upload that does not verify"
                 faults.append(_lost(position, what, unverified(HolderId(position))))
                 self.absent.add(position)
                 continue
@@ -159,8 +160,8 @@ class Receipts:
             )
             self.refused[position] = self.refused.get(position, 0) + alone
             if self.refused[position] > max(LEAST_REFUSALS, self.corrupted_clients, self.delivered // REFUSAL_SHARE):
-                count = f"{self.refused[position]} uploads, and {self.corrupted_clients} clients may be bad"
-                faults.append(_lost(position, f"alone refused {count}", said_by(HolderId(position), self.mode)))
+                count = f"{self.refused[position]} uploads that others accept; {self.corrupted_clients} may be bad"
+                faults.append(_lost(position, f"refused {count}", said_by(HolderId(position), self.mode)))
                 self.absent.add(position)
         left_out = dict[ClientId, PeerMisbehaved]()
         for client, verdicts in uploads.items():
@@ -203,7 +204,7 @@ def _lost(position: int, what: str, named: frozenset[Party]) -> PeerMisbehaved:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A sum, and who is in it."""
+    """A sum, and the clients in it."""
 
     aggregate: Aggregate
     counted: frozenset[ClientId]
@@ -211,7 +212,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class CheckedUpload:
-    """An upload that was verified, its digest, and what each holder is shown of it."""
+    """A verified upload, its digest, and the part that each holder receives."""
 
     upload: Upload
     digest: bytes
@@ -219,13 +220,13 @@ class CheckedUpload:
 
 
 class Tally(Confined):
-    """One sum. The session carries its messages."""
+    """State machine of one sum; the session carries its messages."""
 
     def __init__(self, offer: Offer, coins: Coins) -> None:
-        """Begin.
+        """Start a sum.
 
         Args:
-            coins: drawn from after the answers, where they contradict each other.
+            coins: used after the answers arrive, if they contradict each other.
         """
         self.agreement, self.terms, self._offer = offer.agree(), offer.terms, replace(offer, receipts=())
         self._coins, self.state = coins, State.COLLECTING
@@ -243,17 +244,17 @@ class Tally(Confined):
         self._list: UploadList | None = None
         self.left_out, self.faults, self.refusals = dict[ClientId, PeerError](), list[PeerError](), dict[int, str]()
         self.lost = dict[ClientId, SecAggError]()
-        """Clients whose uploads were lost by nobody's fault."""
+        """Clients whose uploads were lost without anyone's fault."""
         self.receipts = dict[int, list[bytes]]()
-        """Receipts by position, evidence that a holder lied: with its answer and those of T + c that agree."""
+        """Receipts by position: with a holder's answer and T + c answers that agree, evidence that it lied."""
 
     def add_through(self, adding: Callable[[OneMessageCut], Adder]) -> None:
-        """Have others add the uploads, before there are any; resume what they kept of an earlier process.
+        """Delegate the adding before the first upload; resume what an earlier process kept.
 
-        Holders are asked again for their receipts, or, where a list was fixed, for their answers to that list.
+        The server asks the holders again for their receipts or, if a list was fixed, for their answers to that list.
         """
         if self._taken:
-            raise Misuse("who adds is said before the first upload")
+            raise Misuse("choose the adder before the first upload")
         self._adder = adding(OneMessageCut.of(self.agreement))
         for upload in self._adder.uploads():
             sender = upload.header.client
@@ -266,12 +267,12 @@ class Tally(Confined):
 
     @property
     def taken(self) -> Mapping[ClientId, bytes]:
-        """Digests of all uploads that were taken, whether or not they are counted."""
+        """Digests of all accepted uploads, counted or not."""
         return self._taken
 
     @property
     def listed(self) -> frozenset[ClientId]:
-        """Clients whose uploads every present holder has accepted so far."""
+        """Clients whose uploads all present holders have accepted so far."""
         return frozenset(self._listed)
 
     def is_due(self, most: int) -> bool:
@@ -284,18 +285,18 @@ class Tally(Confined):
         return frozenset(range(self.agreement.epoch.count)) - self._receipts.absent
 
     def receive_upload(self, sender: ClientId, message: bytes) -> None:
-        """Take an upload from the sender that the transport names; a repeated upload changes nothing."""
+        """Accept an upload from the sender that the transport authenticated; a repeated upload changes nothing."""
         with blaming(*unverified(sender)):
             self.take_upload(sender, self.check_upload(sender, message))
 
     def check_upload(self, sender: ClientId, message: bytes) -> CheckedUpload:
-        """Verify an upload from the sender that the transport names; nothing changes."""
+        """Verify an upload from the sender that the transport authenticated; changes no state."""
         self._require(MessageKind.ONE_MESSAGE_UPLOAD)
         upload = Upload.decode(message)
         return CheckedUpload(upload, *verify_upload(self.agreement, self.terms, sender, upload))
 
     def take_upload(self, sender: ClientId, checked: CheckedUpload) -> None:
-        """Take an upload that was verified, if it is the first of its sender and the list is not full."""
+        """Accept a verified upload, if it is its sender's first and the list is not full."""
         upload = checked.upload
         if self._taken.get(sender, checked.digest) != checked.digest:
             raise PeerMisbehaved(
@@ -314,13 +315,13 @@ class Tally(Confined):
         self._taken[sender], self._pending[sender] = digest, Pending(kept, digest, shares)
 
     def introduce(self) -> dict[int, bytes]:
-        """Return what every holder is told before the clients: the offer. Each answers with a receipt for it."""
+        """Return the offer for each holder, sent before the clients' offer; each holder answers with a receipt."""
         self._require(MessageKind.ONE_MESSAGE_OFFER_RECEIPT)
         return dict.fromkeys(sorted(self.present), self._offer.encode())
 
     @property
     def offer(self) -> bytes:
-        """The offer for clients, with the receipts of all holders that gave one."""
+        """The offer for clients, with the receipts received from holders."""
         receipts = (HolderSignature(holder=at, signature=self._offered[at]) for at in sorted(self._offered))
         return replace(self._offer, receipts=tuple(receipts)).encode()
 
@@ -328,7 +329,7 @@ class Tally(Confined):
         self._require_enough(self.present)
 
     def deliver(self) -> dict[int, bytes]:
-        """Return what every present holder is sent of the waiting uploads; ``settle`` once all have answered."""
+        """Return a delivery of the waiting uploads for each present holder; call ``settle`` once all have answered."""
         self._require(MessageKind.ONE_MESSAGE_RECEIPT)
         if self._delivered:
             raise Misuse("settle the last delivery first")
@@ -342,12 +343,12 @@ class Tally(Confined):
         }
 
     def lose(self, position: int) -> None:
-        """Ask a holder no more while uploads are collected: it is lost, late or refused."""
+        """Stop asking a holder while uploads are collected: it is lost, late or refused."""
         if self.state is State.COLLECTING:
             self._receipts.absent.add(position)
 
     def settle(self) -> None:
-        """Add the delivered uploads that every present holder accepts; a holder whose receipt is missing is lost."""
+        """Add the delivered uploads that all present holders accept; a holder without a receipt is lost."""
         self._require(MessageKind.ONE_MESSAGE_RECEIPT)
         delivered, self._delivered = self._delivered, {}
         for position in self.present:
@@ -366,17 +367,17 @@ class Tally(Confined):
     # --- Holders ------------------------------------------------------------------------------------------------------
 
     def receive(self, position: int, message: bytes) -> None:
-        """Take what a holder says; the same bytes again change nothing."""
+        """Accept a holder's message; a repeated message changes nothing."""
         with blaming(*unverified(HolderId(position))):
             said = self.read(position, message)
         with blaming(*said_by(HolderId(position), self.agreement.record.mode)):
             self.take(said)
 
     def read(self, position: int, message: bytes) -> HolderSaid:
-        """Verify what the holder at a position says; nothing changes."""
+        """Verify a message of the holder at a position; changes no state."""
         kind = message_kind(message)
         if kind not in _HOLDERS_SAY:
-            raise UnexpectedMessage(expected="what a holder says", received=kind.name)
+            raise UnexpectedMessage(expected="a message of a holder", received=kind.name)
         self._require(kind)
         if position not in self.present:
             raise PeerMisbehaved("the holder was lost", reason=Reason.NOT_ELIGIBLE, culprits=UNDECIDED)
@@ -393,18 +394,18 @@ class Tally(Confined):
         return said
 
     def take(self, said: HolderSaid) -> None:
-        """Take what was verified, unless the holder said something else before."""
+        """Accept a verified message, unless the holder sent a different one before."""
         if isinstance(said, OfferReceipt):
             self._offered[said.holder] = said.signature
             return
         before = self._said.setdefault((self.state, said.holder), said)
         if before.parts != said.parts:
-            # Something in transit may have altered one of two deliveries that a holder judged. Its answer to a list
-            # follows from the list: a holder that lost its memory has other keys, and so another T0.
+            # The network may have altered one of two deliveries that a holder judged. Its answer to a list is
+            # determined by the list: a holder that lost its memory has other keys, and so another T0.
             holder = HolderId(said.holder)
             is_judged = isinstance(said, Receipt)
             raise PeerMisbehaved(
-                f"{holder} says two things",
+                f"{holder} sent two different messages",
                 reason=Reason.ALREADY_ANSWERED,
                 culprits=unverified(holder) if is_judged else said_by(holder, self.agreement.record.mode),
             )
@@ -438,14 +439,14 @@ class Tally(Confined):
         return self._list
 
     def fix_list(self) -> None:
-        """Take no more uploads; every dealer that is known to be bad is left out by now.
+        """Close the list; every dealer known to be bad is already excluded.
 
         Raises:
-            ThresholdNotMet: too few uploads, or too few holders are left; the sum has no list.
+            ThresholdNotMet: too few uploads or holders remain; the sum has no list.
         """
         self._require(MessageKind.ONE_MESSAGE_UPLOAD)
         if self._pending or self._delivered:
-            raise Misuse("deliver and settle what waits first")
+            raise Misuse("deliver and settle the waiting uploads first")
         for client, error in self._adder.settle().items():
             del self._listed[client]
             self.lost[client] = error
@@ -462,7 +463,7 @@ class Tally(Confined):
         self._go_to(State.CERTIFYING)
 
     def requests(self) -> dict[int, bytes]:
-        """Return what every present holder that has not answered is asked about the list."""
+        """Return the request about the list for each present holder that has not answered it."""
         request = self.upload_list.encode()
         if self.state is State.OPENING:
             signatures = tuple(
@@ -487,7 +488,7 @@ class Tally(Confined):
         return record.quorum if self.state is State.CERTIFYING else record.threshold
 
     def certify(self) -> None:
-        """Proceed to the answers.
+        """Certify the list, and proceed to the answers.
 
         Raises:
             ThresholdNotMet: too few signatures; ask the same holders for the same list again.
@@ -512,10 +513,10 @@ class Tally(Confined):
         return Opened(Aggregate(self.agreement.configuration.layout, vectors, count), frozenset(self._listed))
 
     def _opened(self) -> OpenedSum:
-        """Open the sum with the first sum of secrets that fits it, and name who lied.
+        """Open the sum with the first sum of secrets that fits, and name the liars.
 
-        A holder is named where T + c answers agree without its own, whether or not their sum opens. Fewer may agree
-        with a word that liars made so that an honest holder seems to be off it.
+        A holder is named if T + c other answers agree without its answer, whether or not their sum opens. With fewer,
+        liars can choose a word that an honest holder's answer seems to be off.
         """
         sums = {said.holder: said.sums for said in self._said.values() if isinstance(said, Answer)}
         largest = largest_entry(len(self._listed))
@@ -528,7 +529,7 @@ class Tally(Confined):
             except WrongSecret as error:
                 refused = refused or error
         raise refused or PeerMisbehaved(
-            f"{len(sums)} answers do not agree, and no {self.needed} of them open the sum; ask more holders",
+            f"{len(sums)} answers contradict each other, and no {self.needed} of them open the sum; ask more holders",
             reason=Reason.SHARES_IRRECONCILABLE,
             culprits=NOBODY,
         )
@@ -537,14 +538,14 @@ class Tally(Confined):
         self._opening.require_plausible(secret, len(self._listed))
         opened = self._opening.opened(self._adder.open(secret), len(self._listed))
         if opened.vector(self.agreement.parameters.inputs - 1).any():
-            raise WrongSecret("it leaves other numbers than zeros behind the values")
+            raise WrongSecret("it leaves nonzero numbers after the values")
         return opened
 
     def _name(self, liars: frozenset[int]) -> None:
         for position in sorted(liars - self._liars):
             self.faults.append(
                 PeerMisbehaved(
-                    f"{HolderId(position)} answered with other sums than its shares have",
+                    f"{HolderId(position)} answered with sums that differ from those of its shares",
                     reason=Reason.SHARES_IRRECONCILABLE,
                     culprits=said_by(HolderId(position), self.agreement.record.mode),
                 )
@@ -552,7 +553,7 @@ class Tally(Confined):
         self._liars |= liars
 
     def end(self) -> None:
-        """Give the sum up, and overwrite the collected uploads."""
+        """Abort the sum, and overwrite the collected uploads."""
         if self.state is not State.ENDED:
             self._go_to(State.ENDED)
             self._adder.end()
@@ -560,7 +561,7 @@ class Tally(Confined):
                 kept.clear()
 
     def found_faults(self) -> list[PeerError]:
-        """Return the faults that were found since the last call."""
+        """Return the faults found since the last call."""
         found, self.faults = self.faults, []
         return found
 

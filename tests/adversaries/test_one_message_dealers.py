@@ -126,7 +126,7 @@ def test_words_that_are_no_field_elements_do_not_open() -> None:
     assert server.left_out[bad].culprits == {bad}
 
 
-@pytest.mark.parametrize(("end", "sentence"), [(b"", "other lengths"), (b"\xff", "must be zero")])
+@pytest.mark.parametrize(("end", "sentence"), [(b"", "lengths do not match"), (b"\xff", "must be zero")])
 def test_a_vector_that_does_not_decode_is_not_taken(end: bytes, sentence: str) -> None:
     """Holders see a digest of the vector; the server judges each of its pieces when it comes."""
     world = InsecureSum(SumSetup(layout=Layout((RingSegment(12, PIECE_COEFFICIENTS + 5), RingSegment(7, 9)))))
@@ -274,7 +274,7 @@ def test_what_a_server_refuses_of_a_holder() -> None:
     assert in_anothers_name.value.culprits == unverified(HolderId(1))
     server.receive(0, good)
     server.receive(0, good)
-    with pytest.raises(PeerMisbehaved, match="two things") as refused:
+    with pytest.raises(PeerMisbehaved, match="two different messages") as refused:
         server.receive(0, lying(world, 0, lambda words: words + 1)(request))
     assert refused.value.reason is Reason.ALREADY_ANSWERED
     # No restart and no copy of a delivery makes an honest holder sign two answers to one list.
@@ -301,7 +301,7 @@ def test_a_holder_that_judges_one_delivery_twice_is_named_with_the_way() -> None
     server = world.server(clients=world.setup.clients[:2])
     request = server.deliver()[0]
     server.receive(0, world.holders[0].respond(request))
-    with pytest.raises(PeerMisbehaved, match="two things") as refused:
+    with pytest.raises(PeerMisbehaved, match="two different messages") as refused:
         server.receive(0, refusing(world, 0, Verdict.OFF_POLYNOMIAL, 1)(request))
     assert refused.value.culprits == unverified(HolderId(0))
     assert len(server.receipts[0]) == 1

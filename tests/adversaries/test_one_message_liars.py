@@ -241,7 +241,7 @@ def test_an_offer_with_other_zeros_is_none() -> None:
     wrong.append(replace(zeros, ring_bits=2))
     for behind in wrong:
         changed = replace(parameters, segments=(*values, behind))
-        with pytest.raises(InvalidParameters, match="the zeros behind it"):
+        with pytest.raises(InvalidParameters, match="this layout and its zeros"):
             replace(offer.configuration, parameters=changed)
 
 

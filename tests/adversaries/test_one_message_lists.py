@@ -135,7 +135,7 @@ def two_certificates(world: InsecureSum) -> bool:
 def test_two_certificates_with_and_without_a_victim(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as planted:
         assert two_certificates(world_of(planted, SEVEN, without_placements))
-    with pytest.raises(PeerMisbehaved, match="an upload is on one list ever"):
+    with pytest.raises(PeerMisbehaved, match="an upload can be on only one list"):
         two_certificates(InsecureSum(SEVEN))
 
 
@@ -235,7 +235,7 @@ def test_a_share_that_is_withheld_from_some(monkeypatch: pytest.MonkeyPatch) -> 
     setup = replace(SEVEN, population=5)
     with monkeypatch.context() as planted:
         assert withheld_share(InsecureSum(setup), planted)
-    with pytest.raises(PeerMisbehaved, match="all of a list or nothing"):
+    with pytest.raises(PeerMisbehaved, match="a whole list or nothing"):
         withheld_share(InsecureSum(setup), None)
 
 

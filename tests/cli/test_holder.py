@@ -153,7 +153,7 @@ def test_a_holder_that_is_told_to_end_wipes_its_keys(
     assert main(["holder", "record", *record, *listed]) == 0
     serve = ["holder", "serve", "--record", str(tmp_path / "record"), "--listen", str(tmp_path / "socket")]
     serve += ["--key", str(tmp_path / "0"), "--authority"]
-    assert "another authority" in refusal(capsys, *serve, public[1])
+    assert "not the one that this holder trusts" in refusal(capsys, *serve, public[1])
     served = list[dict[str, Any]]()
 
     def serve_one(service: Any, *_: object, **__: object) -> None:
@@ -177,7 +177,7 @@ def test_arguments_that_are_no_deployment(tmp_path: Path, capsys: pytest.Capture
     record = ["holder", "record", "--authority", str(key), "--number", "1", "--out", str(tmp_path / "record")]
     assert "hexadecimal digits" in refusal(capsys, *record, "--holder", "00")
     others = [part for number in range(3) for part in ("--holder", f"{number + 1:064x}")]
-    assert "3 holders cannot do without 1 corrupted" in refusal(capsys, *record, *others)
+    assert "3 holders do not tolerate 1 corrupted" in refusal(capsys, *record, *others)
     for changes, said in (
         (["--number", "-1"], "--number is in 0.."),
         (["--hours", "nan"], "--hours is above 0"),

@@ -155,7 +155,7 @@ def test_holders_below_the_floors_get_nothing(standing: Standing, log: Any) -> N
     inner = MemoryGrid(mod(standing.folder, minimum_holders=3), adding(0.125), run=8)
     with pytest.raises(ThresholdNotMet):
         inner.round(grid_of(inner, standing.settings()), MODEL)
-    assert "it allows for 0 corrupted holders only" in log.text
+    assert "it tolerates only 0 corrupted holders" in log.text
     standing.kill(1)
     inner = MemoryGrid(mod(standing.folder, minimum_holders=3, assumed_corrupted_holders=0), adding(0.125), run=9)
     assert np.allclose(inner.round(grid_of(inner, standing.settings()), MODEL)[0]["w"], 0.375, atol=2**-16)

@@ -38,7 +38,7 @@ def is_refused(sentence: str, *, subject: Subject | None = None, offer: Offer | 
 def test_an_update_of_another_model_is_refused_before_it_is_made() -> None:
     world = InsecureSum(SumSetup())
     late = LazyUpdate(lambda: pytest.fail("it is made"), b"o" * 32)
-    with pytest.raises(InvalidParameters, match="another model"):
+    with pytest.raises(InvalidParameters, match="the offer's model differs"):
         world.member(FIRST).join(world.setup.subject, late).answer(world.offer().encode())
     assert FIRST not in world.stored
 
@@ -102,14 +102,14 @@ def test_an_offer_of_an_old_epoch_costs_no_update() -> None:
 
 def test_codebooks_are_not_summed() -> None:
     tables = ((CodewordTable(1, np.array([[1], [2]], dtype=np.int64)),),)
-    is_refused("use a scheme without codebooks", subject=replace(SumSetup().subject, tables=tables))
+    is_refused("supports no codebooks", subject=replace(SumSetup().subject, tables=tables))
 
 
 def test_a_sum_has_no_more_uploads_than_the_codec_can_decode() -> None:
     world = InsecureSum(SumSetup())
     small, offer = replace(world.setup.subject, capacity=15), world.offer()
     terms = replace(offer.terms, application_digest=small.terms_digest)
-    is_refused("capacity is 15", subject=small, offer=replace(offer, terms=terms))
+    is_refused("the codec decodes only 15", subject=small, offer=replace(offer, terms=terms))
 
 
 def test_a_client_has_its_own_key_and_its_own_certificate_or_neither() -> None:
@@ -141,7 +141,7 @@ def test_a_client_that_cannot_sign_is_told_before_its_update_is_taken() -> None:
         (SecurityMode.SEMI_HONEST, SecurityMode.ACTIVE),
     ):
         world, foreign = InsecureSum(SumSetup(mode=mode)), InsecureSum(SumSetup(mode=other))
-        with pytest.raises(InvalidParameters, match="where its policy names an authority"):
+        with pytest.raises(InvalidParameters, match="if its policy names an authority"):
             world.member(FIRST, policy=foreign.policy)
         assert FIRST not in world.stored
 

@@ -37,7 +37,7 @@ def test_masks_of_just_the_security_that_a_client_asks_for_are_enough(monkeypatc
 def test_values_have_bounds_or_noise(bounds: tuple[tuple[int, int], ...] | None, noise: NoiseSettings) -> None:
     configuration = InsecureSum(SumSetup(bounds=bounds, layout=WIDE)).offer().configuration
     if bounds and noise is NOISE:
-        with pytest.raises(InvalidParameters, match="take bounds = none"):
+        with pytest.raises(InvalidParameters, match="set bounds = none"):
             noise_of(configuration, noise)
         return
     assert (noise_of(configuration, noise) is None) is (noise is NO_NOISE)

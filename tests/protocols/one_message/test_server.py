@@ -224,7 +224,7 @@ def test_a_sum_with_other_numbers_than_zeros_behind_its_values_is_not_released(
 
     with monkeypatch.context() as patched:
         patched.setattr(OpenedSum, "vector", spoilt)
-        with pytest.raises(PeerMisbehaved, match="other numbers than zeros"):
+        with pytest.raises(PeerMisbehaved, match="nonzero numbers after the values"):
             server.open()
     assert server.state is State.OPENING, "more answers may help"
     assert server.open().counted == frozenset(world.setup.clients)

@@ -176,7 +176,7 @@ def test_a_sum_has_a_capacity_that_the_codec_can_decode() -> None:
         OneMessageOptions(),
         OneMessageHelpers(record=world.record, keys=(), coins=COINS, ask_all=Standing(world).ask_all),
     )
-    with pytest.raises(InvalidParameters, match=r"settings\.capacity"):
+    with pytest.raises(InvalidParameters, match=r"set capacity"):
         open_session(world.setup.subject, settings, None, helpers)
 
 
