@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 
 from secagg.cli import main
+from secagg.parameters import SecurityMode, usual_corrupted
+from secagg.platforms.settings import SecAggSettings
+from secagg.protocols.pairwise_mask import PairwiseOptions
 from tests.harness.documents import blocks_of, run_python
 
 INLINE_CODE = re.compile(r"`([^`\n]+)`")
@@ -41,7 +44,10 @@ def readme(repository: Path) -> str:
         "training/README.md",
     ],
 )
-def test_every_python_block_runs(repository: Path, document: str) -> None:
+def test_every_python_block_runs(
+    repository: Path, document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     text = (repository / document).read_text(encoding="utf-8")
     blocks = [block for block in blocks_of(text) if block.language == "python"]
     assert blocks, f"{document} shows no example: add a fenced block marked `python`"
@@ -82,10 +88,35 @@ def test_what_is_said_of_accuracy_and_size_is_in_committed_results(readme: str, 
     assert "[five of six tasks](benchmarks/README.md#training) within a point" in text
 
 
-def test_the_table_of_protocols_is_what_a_session_sends(readme: str, tmp_path: Path) -> None:
-    command = re.search(r"`secagg (round [^`]+)`", readme)
+def test_the_table_of_absent_clients_is_what_sessions_tolerate(readme: str) -> None:
+    rows = [line.strip("| ").split(" | ") for line in readme.splitlines() if line.startswith("|")]
+    (clients,) = (list(map(int, row[1:])) for row in rows if row[0] == "clients")
+    assert clients == [3, 5, 10, 20]
+    told = {row[0]: list(map(int, row[1:])) for row in rows if row[-1].isdecimal() and row[0] != "clients"}
+    planned = [SecAggSettings().tolerated_dropouts(count) for count in clients]
+    for mode, name in ((SecurityMode.ACTIVE, "with keys"), (SecurityMode.SEMI_HONEST, "without")):
+        sessions = (PairwiseOptions(mode=mode, corrupted=usual_corrupted(count)) for count in clients)
+        most = [one.most_dropped(count) for one, count in zip(sessions, clients, strict=True)]
+        assert told.pop(f"`pairwise` {name}, at most") == most
+        for count, gone in zip(clients, most, strict=True):
+            # The setting that README names brings a run there.
+            share, roster = (count - (gone or 0)) / count, "keys/roster.txt" if name == "with keys" else ""
+            assert SecAggSettings(threshold=share, roster=roster).tolerated_dropouts(count) == gone
+    assert told.pop("by default") == planned
+    assert not told
+
+
+def test_an_enclave_and_holders_release_a_sum_of_few() -> None:
+    few: dict[str, Any] = {"minimum_cohort": 3, "roster": "keys/roster.txt"}
+    assert SecAggSettings(protocol="enclave", **few).least_cohort(20) == 3
+    assert SecAggSettings(protocol="one-message", epoch="record", holders="0.sock", **few).least_cohort(20) == 3
+
+
+def test_the_table_of_protocols_is_what_a_session_sends(repository: Path, tmp_path: Path) -> None:
+    text = (repository / "protocols" / "README.md").read_text(encoding="utf-8")
+    command = re.search(r"`secagg (round [^`]+)`", text)
     assert command
-    rows = re.findall(r"^\| \[.*\| ([\d.]+) kB, ([\d.]+)[^|]*\| ([\d.]+) kB \|$", readme, re.MULTILINE)
+    rows = re.findall(r"^\| \[.*\| ([\d.]+) kB, ([\d.]+)[^|]*\| ([\d.]+) kB \|$", text, re.MULTILINE)
     protocols = ("pairwise", "one-message", "enclave", "two-servers", "lightsecagg")
     for protocol, row in zip(protocols, rows, strict=True):
         options = command[1] if protocol not in {"enclave", "two-servers"} else command[1].replace("--corrupted 5 ", "")
