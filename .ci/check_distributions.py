@@ -50,7 +50,7 @@ for name in names:
         importlib.import_module(name)
     except (ImportError, ValueError) as missing:
         needed = needs_extra.get(".".join(name.split(".")[:2]))
-        if needed is None or (getattr(missing, "name", None) != needed and f"secagg[{{needed}}]" not in str(missing)):
+        if needed is None or (getattr(missing, "name", None) != needed and f".[{{needed}}]" not in str(missing)):
             raise
 for name in repository_folders:
     spec = importlib.util.find_spec(name)

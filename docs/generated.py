@@ -8,10 +8,12 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from posixpath import dirname, relpath
-from textwrap import indent
+from textwrap import fill, indent
 from typing import Any, Final, cast
 from unittest.mock import patch
 
@@ -25,6 +27,7 @@ from secagg.planning.costs import PlanRequest, Scheme, compare
 from secagg.planning.seconds import Network, seconds_of
 from secagg.session.registry import find, names
 from tests.harness.closure import closure
+from tests.harness.documents import blocks_of, run_python
 from tests.harness.house import shipped_modules
 
 RESULTS: Final = ROOT / "benchmarks" / "results"
@@ -33,6 +36,7 @@ _SITE = re.compile(r"\]\(site:([^)]+)\)")
 """A link from wherever it will stand, by the path of a page of the site."""
 _LABEL = re.compile(r"\bLabel\.([A-Z0-9_]+)")
 _COLUMNS: Final = "100"
+_WIDTH: Final = 80
 _ROW_WEIGHTS: Final = 100
 """Values of a row of the matrix that stands for a model."""
 
@@ -43,8 +47,11 @@ def filled(page: str, text: str) -> str:
     Raises:
         ValueError: it asks for what nothing here makes.
     """
+    running = _Running(text)
 
     def made(place: re.Match[str]) -> str:
+        if place["name"] == "printed":
+            return running.printed(place.start())
         maker = _MAKERS.get(place["name"])
         if maker is None:
             raise ValueError(f"{page} asks for {place['name']!r}; there are {', '.join(_MAKERS)}")
@@ -52,6 +59,23 @@ def filled(page: str, text: str) -> str:
 
     beside = dirname(page) or "."
     return _SITE.sub(lambda link: f"]({relpath(link[1], beside)})", _PLACE.sub(made, text))
+
+
+class _Running:
+    """The Python of a page, run as far as what it prints is asked for."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self._place = text, 0
+        self._namespace: dict[str, object] = {"__name__": "__main__"}
+
+    def printed(self, place: int) -> str:
+        """Return what the blocks since the last place that was asked for print, as a block."""
+        blocks = [block for block in blocks_of(self._text[self._place : place]) if block.language == "python"]
+        self._place, said = place, StringIO()
+        with redirect_stdout(said):
+            run_python(blocks, "a page", self._namespace)
+        lines = (fill(line, _WIDTH, break_on_hyphens=False) for line in said.getvalue().splitlines())
+        return "```text\n{}\n```".format("\n".join(lines))
 
 
 # --- Choosing ---------------------------------------------------------------------------------------------------------
@@ -181,6 +205,11 @@ def typed(path: str) -> str:
     return f"```console\n{indent(commands, '$ ')}```"
 
 
+def said(path: str) -> str:
+    """Return what a document of the repository says that its commands print: its second block."""
+    return f"```text\n{[block for block in blocks_of(document(path)) if not block.language][1].body}```"
+
+
 # --- Evidence ---------------------------------------------------------------------------------------------------------
 
 
@@ -305,6 +334,7 @@ _MAKERS: Final[Mapping[str, Callable[..., str]]] = {
         commands,
         file,
         typed,
+        said,
         claims,
         threats,
         review,

@@ -1,6 +1,6 @@
 """Federated analytics: a histogram, a mean and the frequent strings, without a look at any client's data.
 
-Run it as `python examples/analytics.py`; it needs `pip install secagg` and nothing else.
+Run it as `python examples/analytics.py`; it needs `pip install .` in a checkout and nothing else.
 """
 
 import numpy as np

@@ -106,6 +106,19 @@ def test_the_table_of_absent_clients_is_what_sessions_tolerate(readme: str) -> N
     assert not told
 
 
+def test_nothing_says_to_install_what_is_not_published(repository: Path) -> None:
+    """The name in a package index may be somebody else's."""
+    folders = ("examples", "docs", "secagg", "compression", "protocols", "training")
+    files = [*repository.glob("*.md"), *(file for folder in folders for file in (repository / folder).rglob("*"))]
+    saying = [
+        file.relative_to(repository).as_posix()
+        for file in files
+        if file.suffix in {".md", ".py", ".ipynb"}
+        if re.search(r"pip install [\"']*secagg", file.read_text(encoding="utf-8"))
+    ]
+    assert not saying, f"write `pip install .` in a checkout: {saying}"
+
+
 def test_an_enclave_and_holders_release_a_sum_of_few() -> None:
     few: dict[str, Any] = {"minimum_cohort": 3, "roster": "keys/roster.txt"}
     assert SecAggSettings(protocol="enclave", **few).least_cohort(20) == 3

@@ -23,7 +23,7 @@ try:
     import torch
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
-        "secagg.training needs torch; install it with: pip install 'secagg[train]'", name=missing.name
+        "secagg.training needs torch; install it with: pip install '.[train]' in a checkout", name=missing.name
     ) from None
 
 

@@ -268,7 +268,7 @@ def new_figure(width: float, height: float, columns: int = 1, *, rows: int = 1, 
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 -- an extra
         from matplotlib.figure import Figure  # noqa: PLC0415 -- an extra
     except ImportError:
-        raise InvalidParameters("figures need matplotlib: pip install 'secagg[plot]'") from None
+        raise InvalidParameters("figures need matplotlib: pip install '.[plot]' in a checkout") from None
     figure: Any = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     if title:

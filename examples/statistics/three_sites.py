@@ -1,7 +1,7 @@
 """A survival curve and a histogram over three hospitals; no patient's data leave the hospital.
 
-Run it as `python three_sites.py`; it needs `pip install 'secagg[plot]'`. It makes up three files of visits, sums their
-statistics by pairwise masks, all in this process, and writes `three_sites.json` and `three_sites.png`.
+Run it as `python three_sites.py`; in a checkout it needs `pip install '.[plot]'`. It makes up three files of visits,
+sums their statistics by pairwise masks, all in this process, and writes `three_sites.json` and `three_sites.png`.
 """
 
 import csv

@@ -154,7 +154,7 @@ def _prepare(name: str, root: Path | None) -> int:
 def require_torch() -> None:
     """Raise an error unless torch is installed."""
     if find_spec("torch") is None:
-        raise InvalidParameters("training needs torch: pip install 'secagg[train]'")
+        raise InvalidParameters("training needs torch: pip install '.[train]' in a checkout")
 
 
 def _told(summary: dict[str, Any]) -> list[str]:

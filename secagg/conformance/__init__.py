@@ -23,7 +23,8 @@ try:
     import hypothesis as _hypothesis
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
-        "secagg.conformance needs Hypothesis; install it with `pip install 'secagg[conformance]'`", name=missing.name
+        "secagg.conformance needs Hypothesis; install it with `pip install '.[conformance]'` in a checkout",
+        name=missing.name,
     ) from None
 
 from .candidate import Candidate

@@ -33,7 +33,7 @@ def needing(
             if (error.name or "").partition(".")[0] != platform:
                 raise
             extra = package.rpartition(".")[2]
-            sentence = f"{name} needs {platform}; install it with: pip install 'secagg[{extra}]'"
+            sentence = f"{name} needs {platform}; install it with: pip install '.[{extra}]' in a checkout"
             raise InvalidParameters(sentence, reason=Reason.BACKEND_MISSING) from None
 
     return loaded, listed, public

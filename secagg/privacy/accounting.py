@@ -283,7 +283,7 @@ def _load(name: str) -> ModuleType:
         return import_module(name)
     except ImportError:
         raise InvalidParameters(
-            "epsilon is computed by dp-accounting; install secagg[dp]", reason=Reason.BACKEND_MISSING
+            "epsilon is computed by dp-accounting; pip install '.[dp]' in a checkout", reason=Reason.BACKEND_MISSING
         ) from None
 
 

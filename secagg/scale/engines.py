@@ -187,7 +187,8 @@ def connect(count: int, address: str = "") -> Any:  # noqa: ANN401 -- an optiona
         ray: Any = import_module("ray")
     except ImportError:
         raise InvalidParameters(
-            "work on several machines goes through Ray: pip install 'secagg[ray]'", reason=Reason.BACKEND_MISSING
+            "work on several machines goes through Ray: pip install '.[ray]' in a checkout",
+            reason=Reason.BACKEND_MISSING,
         ) from None
     if not _has_tokens():
         raise InvalidParameters(

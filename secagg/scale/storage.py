@@ -194,7 +194,7 @@ class FsspecStore:
             fsspec: Any = import_module("fsspec")
         except ImportError:
             raise InvalidParameters(
-                f"{url} needs fsspec: pip install 'secagg[storage]', and the package of that storage"
+                f"{url} needs fsspec: pip install '.[storage]' in a checkout, and the package of that storage"
             ) from None
         self._files, self._root = fsspec.core.url_to_fs(url)
 

@@ -26,7 +26,7 @@ from secagg.transport.tls import client_context, is_loopback
 try:
     import httpx
 except ImportError as error:
-    raise InvalidParameters("a client of sums over HTTP needs httpx; pip install secagg[http]") from error
+    raise InvalidParameters("a client of sums over HTTP needs httpx; pip install '.[http]' in a checkout") from error
 
 Join = Callable[[SessionDescription, Secret | None], ClientSession]
 """Returns ``member.join(subject, update, suspended)``: what the client takes a session to be about is its own word."""

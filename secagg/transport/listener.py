@@ -28,7 +28,7 @@ try:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as error:
     raise InvalidParameters(
-        "a server of sums over HTTP needs starlette and uvicorn; pip install secagg[http]"
+        "a server of sums over HTTP needs starlette and uvicorn; pip install '.[http]' in a checkout"
     ) from error
 
 _BACKLOG: Final = 4096

@@ -39,7 +39,7 @@ try:
     from starlette.routing import Route
 except ImportError as error:
     raise InvalidParameters(
-        "a server of sums over HTTP needs starlette and uvicorn; pip install secagg[http]"
+        "a server of sums over HTTP needs starlette and uvicorn; pip install '.[http]' in a checkout"
     ) from error
 
 _REMEMBERED: Final = 64

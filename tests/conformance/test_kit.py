@@ -402,4 +402,4 @@ def test_without_hypothesis_the_extra_is_named() -> None:
     )
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)  # noqa: S603
     assert child.stdout.startswith("hypothesis: ")
-    assert "pip install 'secagg[conformance]'" in child.stdout
+    assert "pip install '.[conformance]'" in child.stdout

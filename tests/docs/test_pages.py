@@ -12,11 +12,12 @@ from docs.included import EXAMPLES, PAGES, ROOT, SHOWN_IN
 from tests.harness.documents import blocks_of, run_page
 
 FOLDER = ROOT / "docs" / "pages"
-ELSEWHERE = {"tutorials/flower.md": "examples/flower_quickstart/README.md"}
+ELSEWHERE = {"tutorials/flower.md": "examples/flower_torch/README.md"}
 """Pages that need another environment, and the document whose commands, all of theirs, a test runs there."""
 ONE_LINE = "tutorials/nvflare.md"
 """Its files are those of the example, which `make nvflare` runs."""
 WRITTEN = {page.relative_to(FOLDER).as_posix(): page.read_text(encoding="utf-8") for page in FOLDER.rglob("*.md")}
+OUTPUT = re.compile(r"^\{\{ (printed|said [^ }]+) \}\}$", re.MULTILINE)
 LONGEST = 100
 LONGEST_CODE = 80
 
@@ -33,15 +34,18 @@ RUN = sorted(name for name, text in WRITTEN.items() if has_code(text) and name n
 @pytest.mark.parametrize("name", RUN)
 def test_every_block_of_a_page_runs(name: str, tmp_path: Path) -> None:
     # What follows from the code alone is no block that runs, and takes time.
-    text = re.sub(r"^ *\{\{ (?:plan|trust|sequence|states|settings) .*\}\}$", "", WRITTEN[name], flags=re.MULTILINE)
+    text = re.sub(
+        r"^ *\{\{ (?:plan|trust|sequence|states|settings|printed) .*\}\}$", "", WRITTEN[name], flags=re.MULTILINE
+    )
     assert run_page(filled(name, text), name, tmp_path)
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_a_page_for_another_environment_has_no_code_of_its_own(name: str, repository: Path) -> None:
-    """Its files are those of the example, and its commands those that `tests/flower/test_apps.py` runs."""
+    """Its files are those of the example, and its commands those that `tests/flower/test_torch_app.py` runs."""
     assert {block.language for block in blocks_of(WRITTEN[name])} <= {"diff", "text"}
-    shown = [block for block in blocks_of(filled(name, WRITTEN[name])) if block.language not in {"diff", "text"}]
+    asked = re.sub(r"^\{\{ said .*\}\}$", "", WRITTEN[name], flags=re.MULTILINE)
+    shown = [block for block in blocks_of(filled(name, asked)) if block.language not in {"diff", "text"}]
     files, commands = shown[:-1], shown[-1].commands
     assert all(block.body == (repository / block.title).read_text(encoding="utf-8") for block in files)
     assert f"```\n{commands}\n```" in (repository / ELSEWHERE[name]).read_text(encoding="utf-8")
@@ -87,7 +91,7 @@ def test_each_tutorial_shows_its_output() -> None:
         name
         for name, text in WRITTEN.items()
         if name.startswith("tutorials/") and not name.endswith("index.md") and name != ONE_LINE
-        if not any(block.language == "text" for block in blocks_of(text))
+        if not any(block.language == "text" for block in blocks_of(text)) and not OUTPUT.search(text)
     ]
     assert not silent, f"show what the code prints, in a block of `text`: {', '.join(silent)}"
 

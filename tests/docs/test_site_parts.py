@@ -113,6 +113,14 @@ def test_the_table_of_costs_has_what_the_planner_says(monkeypatch: pytest.Monkey
         assert row[1:4] == [str(len(option.entry.stages)), str(option.costs.up_bytes), str(option.down_bytes)]
 
 
+def test_what_a_page_prints_is_what_its_blocks_print_when_it_is_built() -> None:
+    blocks = "```python\na = 2\nprint('first')\n```\n\n{{ printed }}\n\n```python\nprint('long ' * 20, a)\n```\n"
+    made = generated.filled("a.md", f"{blocks}\n{{{{ printed }}}}\n")
+    assert "\n```text\nfirst\n```\n" in made
+    assert made.endswith(f"\n```text\n{('long ' * 16).strip()}\nlong long long long  2\n```\n")
+    assert generated.said("examples/flower_torch/README.md").startswith("```text\nround 1, sum: ")
+
+
 def test_a_page_that_asks_for_nothing_known_is_refused() -> None:
     with pytest.raises(ValueError, match="asks for 'figures'"):
         generated.filled("a.md", "{{ figures }}")

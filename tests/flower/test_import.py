@@ -27,7 +27,7 @@ except InvalidParameters as error:
 def test_the_extra_is_named_where_flower_is_absent(name: str) -> None:
     program = PROGRAM.format(name=name)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)  # noqa: S603
-    assert done.stdout == f"{name} needs flwr; install it with: pip install 'secagg[flower]'\n"
+    assert done.stdout == f"{name} needs flwr; install it with: pip install '.[flower]' in a checkout\n"
 
 
 def test_settings_need_no_flower() -> None:

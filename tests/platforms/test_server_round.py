@@ -499,4 +499,4 @@ def test_a_platform_that_is_absent_is_named_with_its_extra(missing: str, monkeyp
     found = needing("flwr", "secagg.flower", {})[0]
     with pytest.raises(InvalidParameters if missing == "flwr.app" else ModuleNotFoundError) as refused:
         found("SecAggGrid")
-    assert ("pip install 'secagg[flower]'" in str(refused.value)) is (missing == "flwr.app")
+    assert ("pip install '.[flower]' in a checkout" in str(refused.value)) is (missing == "flwr.app")

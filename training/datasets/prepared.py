@@ -25,7 +25,7 @@ try:
     import torch
 except ModuleNotFoundError as missing:
     raise ImportError(
-        "secagg.training needs torch; install it with: pip install 'secagg[train]'", name=missing.name
+        "secagg.training needs torch; install it with: pip install '.[train]' in a checkout", name=missing.name
     ) from missing
 
 Indices = npt.NDArray[np.int64]
@@ -345,7 +345,7 @@ def picture_reader(root: Path) -> Callable[[object], Picture]:
         image: Any = import_module("PIL.Image")
     except ImportError as error:
         raise InvalidParameters(
-            "reading CelebA's pictures needs Pillow; install it with `pip install 'secagg[leaf]'`",
+            "reading CelebA's pictures needs Pillow; install it with `pip install '.[leaf]'` in a checkout",
             reason=Reason.BACKEND_MISSING,
         ) from error
     folder = _raw(root) / "img_align_celeba"
