@@ -138,12 +138,6 @@ def _add_plan_options(planned: argparse.ArgumentParser) -> None:
     command.add_argument("--codewords", type=int, default=64, help="of each codebook (default: %(default)s)")
     command.add_argument("--block-size", type=int, default=9, help="values of a codeword (default: %(default)s)")
     command.add_argument(
-        "--learn",
-        choices=("sum", "histogram"),
-        default="sum",
-        help="what the server has to learn; a histogram gives the sum as well (default: %(default)s)",
-    )
-    command.add_argument(
         "--cohort-bits",
         type=float,
         default=1.6,

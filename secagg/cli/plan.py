@@ -18,7 +18,7 @@ from secagg.errors import InvalidParameters
 from secagg.options import declared, spelled
 from secagg.parameters import Suite
 from secagg.planning.advice import PlannedNoise, advice
-from secagg.planning.costs import WHOLE_UPDATES, Comparison, Learned, Option, PlanRequest, compare, shapes_of_blocks
+from secagg.planning.costs import WHOLE_UPDATES, Comparison, Option, PlanRequest, compare, shapes_of_blocks
 from secagg.planning.seconds import Network, Seconds, seconds_of
 from secagg.platforms.model_files import read_model
 from secagg.privacy.client_noise import NoiseSettings
@@ -32,7 +32,7 @@ _MOST_FILE_BYTES = 1 << 24
 _USUAL_DELTA = 1e-6
 _CLIENTS: Final = 100
 _OF_SIZES: Final = (
-    *("codewords", "block_size", "learn", "cohort_bits", "sparsity", "megabits", "latency", "noise", "releases"),
+    *("codewords", "block_size", "cohort_bits", "sparsity", "megabits", "latency", "noise", "releases"),
     *("delta", "base"),
 )
 """Options of what is sent, which seconds do not depend on."""
@@ -63,9 +63,8 @@ def run_plan(options: argparse.Namespace) -> int:
     if report is not None:
         writable(report)
     comparison = compare(request)
-    offered = comparison.giving(request.learn)
     started = perf_counter()
-    rows = [_row(option, seconds_of(option, request.suite, network), request.clients) for option in offered]
+    rows = [_row(option, seconds_of(option, request.suite, network), request.clients) for option in comparison.options]
     measuring, said = perf_counter() - started, list(advice(request, comparison))
     if options.base is not None:
         said = [*_clips(options), *said]
@@ -88,7 +87,6 @@ def _request(options: argparse.Namespace) -> PlanRequest:
         codewords=options.codewords,
         block_size=options.block_size,
         clients=_CLIENTS if options.clients is None else options.clients,
-        learn=Learned(options.learn),
         bits=options.bits,
         cohort_bits=options.cohort_bits,
         sparsity=exact_sparsity(options.sparsity),
@@ -161,9 +159,8 @@ def _summary(
         "noise": {scheme.value: request.noise(scheme) for scheme in WHOLE_UPDATES},
         "sparsity": float(request.sparsity),
         "suite": request.suite.value,
-        "learn": request.learn.value,
         "options": rows,
-        "left out": list(_left_out(request, comparison)),
+        "left out": list(comparison.left_out),
         "advice": said,
     }
 
@@ -175,7 +172,7 @@ def _row(option: Option, seconds: Seconds, clients: int) -> dict[str, Any]:
         "protocol": option.protocol,
         "form": costs.variant,
         "plan": costs.plan,
-        "learned": option.learned.value,
+        "learned": "histogram" if costs.reveals_counts else "sum",
         "bits per weight": round(option.bits_per_weight, 4),
         "bytes of the packed values": costs.payload_bytes,
         "bytes up": costs.up_bytes,
@@ -190,16 +187,6 @@ def _row(option: Option, seconds: Seconds, clients: int) -> dict[str, Any]:
         "word operations": costs.server.word_operations,
         "trust": option.entry.trust,
     }
-
-
-def _left_out(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
-    yield from comparison.left_out
-    giving = comparison.giving(request.learn)
-    if len(giving) < len(comparison.options):
-        yield (
-            f"{len(comparison.options) - len(giving)} combinations that give the sum alone; --learn sum compares them "
-            "as well"
-        )
 
 
 _COLUMNS: Final[Sequence[Column]] = (
@@ -221,7 +208,7 @@ _COLUMNS: Final[Sequence[Column]] = (
 def _text(request: PlanRequest, comparison: Comparison, rows: list[dict[str, Any]], said: list[str]) -> Iterator[str]:
     yield (
         f"{request.weights:,} values, {request.clients:,} clients; codebooks of {request.codewords} codewords of "
-        f"{request.block_size} values; the server is to learn the {request.learn}"
+        f"{request.block_size} values"
     )
     if any((cut.codewords, cut.block_size) != (request.codewords, request.block_size) for cut in request.tensors):
         yield "some tensors have fewer codewords, because they have few blocks, or shorter blocks"
@@ -233,7 +220,7 @@ def _text(request: PlanRequest, comparison: Comparison, rows: list[dict[str, Any
             yield f"{protocol} trusts {shortest.entry.trust}. For the {shortest.described}: {shortest.costs.plan}."
     yield ""
     yield from said
-    yield from (f"Left out: {sentence}." for sentence in _left_out(request, comparison))
+    yield from (f"Left out: {sentence}." for sentence in comparison.left_out)
     yield ""
 
 

@@ -6,13 +6,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
 from typing import Final
 
-import numpy as np
-
 from secagg.compression.cohort_bits import MOST_NOISE as MOST_CODE_NOISE
-from secagg.compression.product_quantization import learn_codewords, nearest_codewords
 from secagg.errors import InvalidParameters
 from secagg.parameters import SecurityMode, usual_corrupted
 from secagg.planning.costs import (
@@ -111,17 +107,12 @@ class PlannedNoise:
 
 # --- Advice -----------------------------------------------------------------------------------------------------------
 
-_SAMPLE: Final = 2048
-_ITERATIONS: Final = 8
-_MOST_LEARNED: Final = 1 << 10
-"""Entries of a codebook that is learned to plan with."""
-
 
 def advice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
     """Say which scheme is shortest with each protocol, what its noise is, what is bounded, and who may leave."""
-    yield from _choice(request, comparison)
+    yield from _choice(comparison)
     yield from _cohort(request, comparison)
-    yield from _bounds(request)
+    yield from _bounds()
     if request.clients <= LARGEST_WHOLE_COMMITTEE:
         corrupted = usual_corrupted(request.clients)
         modes = (PairwiseOptions(mode=mode, corrupted=corrupted) for mode in SecurityMode)
@@ -131,28 +122,16 @@ def advice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
         yield f"Warning: {said}."
 
 
-@cache
-def product_slack(codewords: int, block_size: int) -> float | None:
-    """Return the longest codeword over the root mean square of those that normal values choose; None if too large."""
-    if codewords * block_size > _MOST_LEARNED:
-        return None
-    blocks = np.random.default_rng(0).standard_normal((_SAMPLE, block_size))
-    learned = learn_codewords(blocks, codewords, seed=bytes(32), iterations=_ITERATIONS)
-    squares = np.square(learned).sum(axis=1)
-    chosen = squares[nearest_codewords(blocks, [learned])[0]]
-    return math.sqrt(float(squares.max()) / float(chosen.mean()))
-
-
 # --- Private ----------------------------------------------------------------------------------------------------------
 
 
-def _choice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
+def _choice(comparison: Comparison) -> Iterator[str]:
     # Nobody uses an unchecked round unless told to, so it is not an option today.
-    usable = [option for option in comparison.giving(request.learn) if option.costs.is_checked]
+    usable = [option for option in comparison.options if option.costs.is_checked]
     for protocol in comparison.protocols:
         found = next((option for option in usable if option.protocol == protocol), None)
         if found is None:
-            yield f"No scheme of this library gives the {request.learn} with {protocol}."
+            yield f"Everything with {protocol} is unchecked."
         else:
             yield (
                 f"With {protocol}, {found.described} has the shortest upload: "
@@ -200,19 +179,16 @@ def _cohort(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
             )
 
 
-def _bounds(request: PlanRequest) -> Iterator[str]:
+def _bounds() -> Iterator[str]:
     """Say for every scheme whether what one client adds to a sum is bounded.
 
     Where a client sends one index a block, its update is no longer than the longest codewords, whatever it does: the
     enclave takes no other index, and two servers check that there is one. Ring elements are whatever a client sends.
     """
-    slack = product_slack(request.codewords, request.block_size)
-    product = "by its longest codewords" if slack is None else f"{slack:.2f} times an honest client's at most"
     yield (
         "What one client can add is bounded in the enclave, and by two servers that check, as an index has one "
-        f"codeword: the {Scheme.PEAK} gives every update one length, 1.00 times an honest client's, and "
-        f"{Scheme.PRODUCT} of normal values {product}; lengths and scales that clients tell as ring elements are not "
-        "bounded."
+        f"codeword: the {Scheme.PEAK} gives every update one length, and {Scheme.PRODUCT} at most that of its longest "
+        "codewords; lengths and scales that clients report as ring elements are not bounded."
     )
     rings = ", ".join(scheme.value for scheme in Scheme if scheme not in INDEXED)
     yield (

@@ -50,14 +50,6 @@ _MOST_COHORT_BITS: Final = 1e6
 _MOST_CLIENTS: Final = 1 << 20
 
 
-class Learned(StrEnum):
-    """Information about a block that a server learns."""
-
-    SUM = "sum"
-    HISTOGRAM = "histogram"
-    """How often each codeword was chosen, which gives the sum and tells more."""
-
-
 class Scheme(StrEnum):
     """Content of an upload, before any protection."""
 
@@ -88,7 +80,6 @@ class PlanRequest:
     codewords: int = 64
     block_size: int = 9
     clients: int = 100
-    learn: Learned = Learned.SUM
     bits: int = 8
     cohort_bits: float = COHORT_BITS
     sparsity: Fraction = Fraction(9, 10)
@@ -232,7 +223,6 @@ class Option:
     described: str
     """The scheme with its parameters."""
     layout: Layout
-    learned: Learned
     weights: int
     public_bytes: int
     """Bytes of the scheme's public parameters."""
@@ -273,10 +263,6 @@ class Comparison:
         found = (option for option in self.options if option.protocol == protocol)
         return next((option for option in found if not schemes or option.scheme in schemes), None)
 
-    def giving(self, learned: Learned) -> list[Option]:
-        """Return the options from which this can be computed: a histogram gives the sum as well."""
-        return [option for option in self.options if learned in (option.learned, Learned.SUM)]
-
 
 def compare(request: PlanRequest) -> Comparison:
     """Cost every combination; what cannot be done is left out, with what the library says of it."""
@@ -298,13 +284,11 @@ def _options(request: PlanRequest, entry: ProtocolEntry, scheme: Scheme) -> Iter
         return
     layout = request.layout(scheme)
     for costs in entry.costs(layout, request.clients, request.suite):
-        asked = request.learn is Learned.HISTOGRAM and scheme in INDEXED
         yield Option(
             scheme=scheme,
             entry=entry,
             described=request.describe(scheme),
             layout=layout,
-            learned=Learned.HISTOGRAM if costs.reveals_counts or asked else Learned.SUM,
             weights=request.weights,
             public_bytes=request.public_bytes(scheme),
             costs=costs,

@@ -9,7 +9,7 @@ import pytest
 
 from secagg.cli import main
 from secagg.errors import InvalidParameters
-from secagg.planning.advice import PlannedNoise, advice, product_slack
+from secagg.planning.advice import PlannedNoise, advice
 from secagg.planning.costs import INDEXED, PlanRequest, Scheme, compare, shapes_of_blocks
 from secagg.protocols.two_servers.point_functions.lanes import RingLanes
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape, tree_bits
@@ -44,17 +44,8 @@ def test_the_shortest_scheme_is_named_for_each_protocol() -> None:
 def test_schemes_of_indices_are_bounded_and_all_others_are_named_as_not() -> None:
     said = advice_on(codewords=32)
     bounded, others = starting(said, "What one client can add is bounded"), starting(said, "Not bounded")
-    assert "the peak code gives every update one length, 1.00 times" in bounded
-    assert "product quantization of normal values 1.3" in bounded
+    assert "the peak code gives every update one length, and product quantization at most that of its" in bounded
     assert [scheme for scheme in Scheme if scheme.value in others] == [s for s in Scheme if s not in INDEXED]
-
-
-@pytest.mark.parametrize(("codewords", "block_size", "most"), [(32, 4, 1.35), (32, 8, 1.35), (16, 9, 1.35)])
-def test_the_slack_of_a_codebook_is_that_of_its_longest_codeword(codewords: int, block_size: int, most: float) -> None:
-    slack = product_slack(codewords, block_size)
-    assert slack is not None
-    assert 1 < slack < most
-    assert product_slack(1 << 13, 8) is None
 
 
 VALUES = 19_338

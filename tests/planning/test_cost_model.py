@@ -19,7 +19,7 @@ from secagg.compression.rotation import JoinedRotation, Sketch
 from secagg.contract import IndexSegment
 from secagg.errors import SecAggError
 from secagg.parameters import Suite
-from secagg.planning.costs import INDEXED, Comparison, Learned, Option, PlanRequest, Scheme, compare, shapes_of_blocks
+from secagg.planning.costs import INDEXED, Comparison, Option, PlanRequest, Scheme, compare, shapes_of_blocks
 from secagg.planning.seconds import costs_of
 from secagg.session.registry import find, names
 from tests.harness.paper_models import CELEBA, FEMNIST_3_CHANNEL
@@ -234,8 +234,8 @@ def test_clients_are_told_scales_codebooks_and_seeds_and_nothing_of_fixed_point(
     }
     for option in compare(request).options:
         if option.protocol == "two-servers":
-            # Two offers, a key and a signature, stamped; around them the configuration with its layout.
-            assert 200 < option.down_bytes - told[option.scheme] - 2 * (7 + 32 + 8 + 1 + 32 + 64) < 400
+            # Two offers, a key and a signature, stamped; around them the configuration with its layout, and a standing.
+            assert 300 < option.down_bytes - told[option.scheme] - 2 * (7 + 32 + 8 + 1 + 32 + 64) < 550
     difference = {
         scheme: the_only(compare(request), "pairwise", scheme).down_bytes
         - costs_of(find("pairwise"), request.layout(scheme), 100, Suite.CLASSIC).down_bytes
@@ -334,24 +334,10 @@ def test_a_small_model_is_planned_in_the_blocks_that_it_is_turned_in(values: int
     assert request.layout(Scheme.PEAK).segments[0] == code.layout.segments[0]
 
 
-@pytest.mark.parametrize("learn", Learned)
 @pytest.mark.parametrize("clients", [3, 1000])
-def test_the_shortest_upload_comes_first(learn: Learned, clients: int) -> None:
-    options = compare(request_of(codewords=256, clients=clients, learn=learn)).options
+def test_the_shortest_upload_comes_first(clients: int) -> None:
+    options = compare(request_of(codewords=256, clients=clients)).options
     assert [option.costs.up_bytes for option in options] == sorted(option.costs.up_bytes for option in options)
-
-
-def test_a_histogram_gives_the_sum_and_a_sum_no_histogram() -> None:
-    comparison = compare(request_of(learn=Learned.HISTOGRAM))
-    giving = comparison.giving(Learned.HISTOGRAM)
-    assert {option.learned for option in giving} == {Learned.HISTOGRAM}
-    assert {(option.protocol, option.scheme) for option in giving} == {
-        ("enclave", Scheme.PRODUCT),
-        ("enclave", Scheme.PEAK),
-        ("two-servers", Scheme.PRODUCT),
-        ("two-servers", Scheme.PEAK),
-    }
-    assert comparison.giving(Learned.SUM) == list(comparison.options)
 
 
 def test_every_scheme_that_a_protocol_can_sum_is_costed_and_no_other() -> None:
