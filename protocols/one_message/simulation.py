@@ -15,12 +15,12 @@ from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
 from secagg.privacy.noise_table import SeededCoins
-from secagg.session.certificates import SIGNATURE_BYTES, SigningKey, Standing, issue_certificate, new_signing_key
+from secagg.session.certificates import SIGNATURE_BYTES, SigningKey, new_signing_key
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.privacy_ledger import PrivacyLedgers
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
-from secagg.session.run import ONE_IN, Costs, Work
+from secagg.session.run import ONE_IN, Costs, SimulatedKeys, Work
 
 from .client import Ledger, OneMessageMember
 from .configuration import DIGEST_BYTES, KEEPS, NO_KEY, NONCE_BYTES, EpochRecord, HolderIdentity, HolderSignature
@@ -74,9 +74,8 @@ class OneMessageSimulation(Confined):
     ) -> None:
         del threads  # A product of polynomials is not divided.
         self._settings, self._coins, self._clock = settings, coins, clock
-        self._authority = self._key()
+        self._keys = SimulatedKeys(coins) if settings.mode is SecurityMode.ACTIVE else None
         self._holder_keys = [self._key() for _ in range(settings.holders)]
-        self._client_keys = dict[ClientId, SigningKey]()
         self._privacy = PrivacyLedgers(settings.budget)
         self._ledgers = dict[tuple[ClientId, bytes], Ledger]()
         self._holders, self._number, self._bytes = list[Holder](), 0, 0
@@ -88,9 +87,8 @@ class OneMessageSimulation(Confined):
     def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> Server:
         record, keys = self.epoch()
         helpers = OneMessageHelpers(record=record, keys=keys, coins=self._coins, ask_all=self._ask_all)
-        if self._authority is not None:
-            standing = Standing(number=int(self._clock().timestamp())).signed(self._authority)
-            helpers = replace(helpers, standing=standing)
+        if self._keys is not None:
+            helpers = replace(helpers, standing=self._keys.standing(self._clock))
         return open_session(subject, self._settings, invited, helpers)
 
     def epoch(self) -> tuple[EpochRecord, tuple[bytes, ...]]:
@@ -116,9 +114,9 @@ class OneMessageSimulation(Confined):
             corrupted=settings.corrupted_holders,
             absent=settings.absent_holders,
             suite=settings.suite,
-            authority=NO_KEY if self._authority is None else self._authority.public_key,
+            authority=NO_KEY if self._keys is None else self._keys.authority.public_key,
         )
-        self._record = record if self._authority is None else record.signed(self._authority)
+        self._record = record if self._keys is None else record.signed(self._keys.root)
         self._holders = [self._holder(self._record, position) for position in range(self._settings.holders)]
         return self._record
 
@@ -139,7 +137,7 @@ class OneMessageSimulation(Confined):
         return ClientPolicy(
             suites=frozenset({settings.suite}),
             modes=frozenset({settings.mode}),
-            authority=None if self._authority is None else self._authority.public_key,
+            authority=None if self._keys is None else self._keys.authority.public_key,
             minimum_cohort=settings.least_cohort,
             minimum_modulus_bits=1,
             maximum_length=_LONGEST,
@@ -159,11 +157,7 @@ class OneMessageSimulation(Confined):
             yield position, answer
 
     def member(self, client: ClientId) -> OneMessageMember:
-        if self._authority is None:
-            key, certificate = None, None
-        else:
-            key = self._client_keys.setdefault(client, new_signing_key(self._coins))
-            certificate = issue_certificate(self._authority, client, key.public_key)
+        key, certificate = (None, None) if self._keys is None else self._keys.of(client)
         return OneMessageMember(
             client,
             policy=self._policy(),

@@ -97,22 +97,19 @@ def sign(options: argparse.Namespace) -> int:
         print(
             f"{certificate_file(path)}: client {request.client.value}, mark {_mark(request)}; return it to the client"
         )
-    print(f"{options.roster}: {len(load_roster(options.roster).clients)} clients; give it to the server")
-    return 0
+    return _signed(options.roster)
 
 
 def take_back(options: argparse.Namespace) -> int:
     """Revoke the certificates of clients."""
     revoke(options.roster, load_authority(options.key), map(_client, options.clients))
-    print(f"{options.roster}: {len(load_roster(options.roster).clients)} clients; give it to the server")
-    return 0
+    return _signed(options.roster)
 
 
 def sign_again(options: argparse.Namespace) -> int:
     """Sign the roster as of now."""
     renew(options.roster, load_authority(options.key))
-    print(f"{options.roster}: signed as of now; give it to the server")
-    return 0
+    return _signed(options.roster)
 
 
 def rotate_key(options: argparse.Namespace) -> int:
@@ -123,11 +120,8 @@ def rotate_key(options: argparse.Namespace) -> int:
     rotate(options.roster, load_authority(options.key), new)
     print(f"{options.new}: the authority's key from now on; keep it where no server can read it. Its public key:")
     print(new.public_key.hex())
-    print(
-        f"{options.roster}: {len(load_roster(options.roster).clients)} clients; give it to the server and to clients,"
-    )
-    print(f"  which run `secagg keys follow KEY {options.roster.name}` and keep their keys and budgets")
-    return 0
+    print(f"Each client runs `secagg keys follow KEY {options.roster.name}`, and keeps its key and its budget")
+    return _signed(options.roster)
 
 
 def follow_authority(options: argparse.Namespace) -> int:
@@ -146,6 +140,12 @@ def begin(options: argparse.Namespace) -> int:
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------
+
+
+def _signed(roster: Path) -> int:
+    """Say what a roster has now, and return the exit status."""
+    print(f"{roster}: {len(load_roster(roster).clients)} clients, signed as of now; give it to the server")
+    return 0
 
 
 def _requests(paths: list[Path]) -> Iterator[Path]:

@@ -444,14 +444,12 @@ def make_identities(
             )
     if is_new:
         make_authority(path, coins)
-    authority, made = load_authority(path), 0
-    requests = list[Request]()
+    authority, made, requests = load_authority(path), 0, list[Request]()
     for client in asked:
-        own = folder / client_file(client)
-        if not own.exists():
-            requests.append(new_identity(own, client, authority.public_key, coins))
+        if not (own := folder / client_file(client)).exists():
+            new_identity(own, client, authority.public_key, coins)
             made += 1
-        elif client not in known:  # Of a call that was killed before it signed.
+        if client not in known:  # Also of a call that was killed before it signed.
             requests.append(Request.of(authority.public_key, client, _key_of(own)))
     signed = {each.client: each for each in sign_requests(listed, authority, requests, clock=clock)}
     for client in asked:

@@ -359,21 +359,21 @@ class SimulatedKeys(Confined):
     """An authority that nobody else holds, and the keys of clients, each drawn when it is first asked for."""
 
     def __init__(self, coins: Coins) -> None:
-        self._coins, self._root = coins, new_signing_key(coins)
+        self._coins, self.root = coins, new_signing_key(coins)
         self._keys = dict[ClientId, tuple[SigningKey, Certificate]]()
 
     @property
     def authority(self) -> Authority:
-        return Authority(self._root.public_key)
+        return Authority(self.root.public_key)
 
     def standing(self, clock: Clock) -> Standing:
         """Return the head of a roster of now, in which nobody was revoked."""
-        return Standing(number=int(clock().timestamp())).signed(self._root)
+        return Standing(number=int(clock().timestamp())).signed(self.root)
 
     def of(self, client: ClientId) -> tuple[SigningKey, Certificate]:
         if client not in self._keys:
             key = new_signing_key(self._coins)
-            self._keys[client] = key, issue_certificate(self._root, client, key.public_key)
+            self._keys[client] = key, issue_certificate(self.root, client, key.public_key)
         return self._keys[client]
 
     def __repr__(self) -> str:
