@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace as replaced
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import pytest
 from secagg.cli import main
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label
-from secagg.errors import InvalidParameters
+from secagg.errors import InvalidParameters, PeerMisbehaved
 from secagg.identifiers import ClientId
+from secagg.platforms.client_node import ClientNode
 from secagg.session.certificates import (
     HOUR,
     Authority,
@@ -37,6 +39,8 @@ from secagg.session.identities import (
     rotate,
     sign_requests,
 )
+from secagg.session.ledger import Spent
+from secagg.session.sealed_state import StateDirectory
 from secagg.session.store import Store
 from tests.harness.quickest import quickest
 
@@ -499,9 +503,22 @@ def test_the_commands_rotate_and_follow(
         == 0
     )
     assert main(["keys", "sign", "me.request"]) == 0
+    node, states = ClientNode(), StateDirectory(tmp_path / "state", coins=SystemCoins())
+
+    def charge(number: int) -> None:
+        own = load_identity(Path("me.key"))
+        node.charges(own, states, own.client).charge(Spent(b"task", number, bytes([number]) * 32))
+
+    charge(3)
     assert main(["keys", "rotate", "--new", "authority-2.key"]) == 0
     assert "secagg keys follow KEY roster.txt" in capsys.readouterr().out
     assert main(["keys", "follow", "me.key", "roster.txt"]) == 0
+    with pytest.raises(PeerMisbehaved, match="uploaded"):
+        charge(3)
+    charge(4)
+    # The data of another client of this authority are not taken for those of another authority's.
+    follower = load_identity(Path("me.key"))
+    assert node.data_of(replaced(follower, client=BOB)) == "client 8"
     assert load_identity(Path("me.key")).authority.public_key == load_authority(Path("authority-2.key")).public_key
     assert main(["keys", "renew", "--key", "authority-2.key"]) == 0
     assert main(["keys", "renew"]) == 2
