@@ -272,7 +272,10 @@ def advertise_keys(
         if member.authority is None or member.signing_key is None or member.certificate is None:
             raise InvalidParameters("active mode needs an authority, a signing key and a certificate; configure them")
         if configuration.authority != member.authority.public_key:
-            raise InvalidParameters("the session names another authority than this client trusts")
+            raise InvalidParameters(
+                "the session names another authority than this client trusts; if that one has rotated its key, let "
+                "this client follow (`secagg keys follow`)"
+            )
         member.require_signing()
         require_standing(configuration.standing, member, configuration.authority)
     suite, attempt = key_suite(configuration.suite), configuration.context

@@ -225,7 +225,7 @@ class ClientPolicy:
             own = getattr(self, name)
             pinned.discard(name)
             if not RULES[name].holds(offered, own):
-                advice = f"set {name}" if own is None else "change the offer or this client's policy"
+                advice = f"set {name}" if own is None else _ADVICE.get(name, "change the offer or this client's policy")
                 raise _below(f"{what} is refused: {sentence.format(offered=offered, own=said(own))}; {advice}")
         if pinned:
             raise _below(f"{what} is refused: it names no {min(pinned)}, and this client does")
@@ -254,6 +254,9 @@ RULES: Final[Mapping[str, Limit | Accepted | Allowed | Pinned]] = MappingProxyTy
     {name: get_args(hint)[1] for name, hint in get_type_hints(ClientPolicy, include_extras=True).items()}
 )
 DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({each.name: each.default for each in fields(ClientPolicy)})
+
+
+_ADVICE: Final = {"authority": "if that one has rotated its key, let this client follow (`secagg keys follow`)"}
 
 
 def require_policy(policy: object) -> None:

@@ -180,6 +180,15 @@ def test_a_client_joins_no_session_with_a_standing_that_it_refuses() -> None:
             session.member(client).join(session.setup.subject).answer(offer.encode())
 
 
+def test_a_client_takes_no_other_authority_for_its_own_and_is_told_how_to_follow_it() -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.ACTIVE))
+    offer = replace(
+        session.server.configuration, authority=OTHER.public_key, standing=Standing(number=MADE).signed(OTHER)
+    )
+    with pytest.raises(InvalidParameters, match=r"another authority.*secagg keys follow"):
+        session.member(session.client_ids[0]).join(session.setup.subject).answer(offer.encode())
+
+
 def test_a_client_that_cannot_sign_remembers_no_standing() -> None:
     session, memory = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.ACTIVE)), SeenStandings()
     member = replace(session.member(session.client_ids[0]), standings=memory)

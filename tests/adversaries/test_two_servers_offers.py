@@ -80,7 +80,7 @@ def key_of(party: str) -> bytes:
 WEAKER: dict[str, tuple[dict[str, Any], str]] = {
     "suite": ({"suite": Suite.CLASSIC}, "suite"),
     "mode": ({"mode": SharingMode.UNCHECKED_POINT_FUNCTIONS}, "mode UNCHECKED_POINT_FUNCTIONS"),
-    "authority": ({"authority": key_of("client 9")}, "another authority"),
+    "authority": ({"authority": key_of("client 9")}, "another authority.*secagg keys follow"),
     "server 0": ({"server_keys": (key_of("client 9"), key_of("server 1"))}, "the servers are not the two"),
     "server 1": ({"server_keys": (key_of("server 0"), key_of("client 9"))}, "the servers are not the two"),
     "both swapped": ({"server_keys": (key_of("server 1"), key_of("server 0"))}, "the servers are not the two"),
