@@ -38,7 +38,7 @@ def main(coins: Coins) -> None:
     with suppress(OSError):
         _mount("configfs", "/sys/kernel/config")
     words = told(Path("/proc/cmdline").read_text())
-    require_generator(Path("/proc/cpuinfo").read_text(), has_security_module=Path("/dev/nsm").exists())
+    require_generator(Path("/proc/cpuinfo").read_text(), words.get("evidence", ""))
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     if words.get("heartbeat", "0") != "0":
         send_heartbeat()
@@ -67,10 +67,13 @@ def told(command_line: str) -> dict[str, str]:
     return words
 
 
-def require_generator(processor: str, *, has_security_module: bool) -> None:
-    """Refuse a machine whose randomness would come from its host."""
+def require_generator(processor: str, evidence: str) -> None:
+    """Refuse a machine whose randomness would come from its host.
+
+    Any host can show a security module; AWS's alone is a generator, and its evidence tells clients that it is AWS's.
+    """
     flags = {flag for line in processor.splitlines() if line.startswith(("flags", "Features")) for flag in line.split()}
-    if not has_security_module and flags.isdisjoint(_GENERATORS):
+    if evidence != "nsm" and flags.isdisjoint(_GENERATORS):
         raise InvalidParameters(
             "this processor has no generator of random numbers, and the host's is not to be trusted"
         )

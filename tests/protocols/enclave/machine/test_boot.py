@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
 from secagg.errors import InvalidParameters
+from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 if sys.platform != "linux":
     pytest.skip("an enclave's machine runs Linux", allow_module_level=True)
+
+import resource
 
 from secagg.protocols.enclave.machine import boot
 
@@ -33,11 +37,31 @@ def test_numbers_are_numbers(text: str) -> None:
 
 @pytest.mark.parametrize("line", ["flags\t\t: fpu rdrand sse", "Features\t: fp rng"])
 def test_a_processor_with_a_generator_is_enough(line: str) -> None:
-    boot.require_generator(f"model name : x\n{line}\n", has_security_module=False)
+    boot.require_generator(f"model name : x\n{line}\n", "tsm")
 
 
 def test_randomness_of_the_host_is_refused() -> None:
     processor = "model name : rdrand\nflags\t\t: fpu sse\n"
     with pytest.raises(InvalidParameters, match="the host's is not to be trusted"):
-        boot.require_generator(processor, has_security_module=False)
-    boot.require_generator(processor, has_security_module=True)
+        boot.require_generator(processor, "tsm")
+    boot.require_generator(processor, "nsm")
+
+
+@pytest.mark.parametrize("evidence", ["tsm", "simulated"])
+def test_a_security_module_that_any_host_can_show_is_no_generator(
+    monkeypatch: pytest.MonkeyPatch, evidence: str
+) -> None:
+    """QEMU has one for every guest, and its driver is in every image; a host also hides what a processor can do."""
+    texts = {"/proc/cmdline": f"secagg.evidence={evidence}", "/proc/cpuinfo": "flags\t\t: fpu sse\n"}
+    served = list[str]()
+    for name in ("_mount", "_load_drivers", "serve_at"):
+        monkeypatch.setattr(boot, name, lambda *_, name=name, **__: served.append(name))
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    monkeypatch.setattr(Path, "read_text", lambda path: texts[str(path)])
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nsm")
+    with pytest.raises(InvalidParameters, match="the host's is not to be trusted"):
+        boot.main(InsecureSeededCoins(b"boot"))
+    assert "serve_at" not in served
+    texts["/proc/cmdline"] = "secagg.evidence=nsm"
+    boot.main(InsecureSeededCoins(b"boot"))
+    assert "serve_at" in served
