@@ -83,7 +83,7 @@ CALLS: Final[dict[str, Calls]] = {
             "futex 202, set_robust_list 273, rseq 334, sched_yield 24, sched_getaffinity 204, "
             "gettid 186, exit 60, "
             "rt_sigaction 13, rt_sigprocmask 14, rt_sigreturn 15, sigaltstack 131, getpid 39, "
-            "tgkill 234, unlink 87, exit_group 231"
+            "unlink 87, exit_group 231"
         ),
         of_driver=_numbers("openat 257, fstat 5, newfstatat 262, lseek 8"),
     ),
@@ -101,7 +101,7 @@ CALLS: Final[dict[str, Calls]] = {
             "futex 98, set_robust_list 99, rseq 293, sched_yield 124, sched_getaffinity 123, "
             "gettid 178, exit 93, "
             "rt_sigaction 134, rt_sigprocmask 135, rt_sigreturn 139, sigaltstack 132, getpid 172, "
-            "tgkill 131, unlinkat 35, exit_group 94"
+            "unlinkat 35, exit_group 94"
         ),
         of_driver=_numbers("openat 56, fstat 80, newfstatat 79, lseek 62"),
     ),

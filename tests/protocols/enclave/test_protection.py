@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -108,6 +109,7 @@ TRIED = {
     "prctl": (157, 4, 1, 0, 0, 0),
     "personality": (135, 0x0040_0000),
     "kill": (62, 0, 0),
+    "tgkill of another process": (234, os.getpid(), os.getpid(), 0),
     "getpid of x32": (1 << 30 | 39,),
     "socketpair": (53, 1, 1, 0, bytes(8)),
     "userfaultfd": (323, 0),
