@@ -17,7 +17,7 @@ from .attestation.claims import malformed
 from .client import MOST_COLLATERAL_BYTES
 
 ENDORSEMENT: Final = "endorsement"
-_KINDS: Final[Mapping[EvidenceFormat, type[SnpCollateral | IntelCollateral]]] = MappingProxyType(
+KINDS: Final[Mapping[EvidenceFormat, type[SnpCollateral | IntelCollateral]]] = MappingProxyType(
     {
         EvidenceFormat.SNP: SnpCollateral,
         EvidenceFormat.TDX: IntelCollateral,
@@ -87,7 +87,7 @@ def decode_collateral(message: bytes, form: EvidenceFormat) -> tuple[Collateral,
     if not message:
         return None, b""
     relayed = RelayedCollateral.decode(message)
-    parts, kind = relayed.parts, _KINDS.get(form)
+    parts, kind = relayed.parts, KINDS.get(form)
     if not parts:
         return None, relayed.endorsement
     if kind is None or len(parts) != len(fields(kind)):

@@ -31,7 +31,7 @@ from .attestation import (
 )
 from .attestation.claims import Claims, invalid, refused, stale
 from .attestation.policy import MOST_ENDORSED_DAYS
-from .collateral import decode_collateral
+from .collateral import KINDS, decode_collateral
 from .verified_enclave import Judgement
 
 
@@ -53,6 +53,8 @@ class HardwareJudge:
             if collateral is None and relayed is not None:
                 collateral, is_relayed = relayed, True
                 self.policy.require_bounds(evidence.format, is_remembered=self.newest is not None)
+        if type(evidence) is Evidence and collateral is not None and type(collateral) is not KINDS.get(evidence.format):
+            raise refused(f"this is {evidence.format} evidence, and this client's collateral is of another family")
         if collateral is None and type(evidence) is Evidence and evidence.format is EvidenceFormat.SNP:
             raise stale("an SEV-SNP report came without collateral, and this client has none of its own")
         claims = self.verifier.verify(evidence, collateral, now)
@@ -200,7 +202,7 @@ def _policy_of(content: bytes, path: str) -> Policy:
             _NAMES.get(name, name): _READ[name](value) if name in _READ else value for name, value in fields.items()
         }
         return Policy(accepted=accepted, **read)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidParameters(
             f"{path} is not a readable enclave policy ({error}); it names a format and the measurements it accepts"
         ) from None

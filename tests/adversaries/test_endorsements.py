@@ -197,6 +197,13 @@ def test_one_of_the_future_shuts_no_client_out_of_later_ones(client: Client) -> 
     client.judge(client.running(1), good)
 
 
+@pytest.mark.parametrize("policy", [b"[" * 50_000, b"[]", b"\xff", b"9" * 6_000])
+def test_what_the_key_signed_in_no_form_of_a_policy_is_refused(client: Client, policy: bytes) -> None:
+    made = signed_by_hand(replace(client.signed(nitro_policy(1)), policy=policy))
+    with pytest.raises(InvalidParameters, match="the endorsement is not a readable enclave policy"):
+        client.judge(client.running(1), made)
+
+
 def test_one_that_would_hold_for_more_than_ninety_days_is_refused(client: Client) -> None:
     good = client.signed(nitro_policy(1), days=90)
     long = signed_by_hand(replace(good, until=good.until + 1))

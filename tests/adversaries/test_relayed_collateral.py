@@ -182,6 +182,28 @@ def test_collateral_of_another_vendor_is_malformed_and_no_fault_of_the_client(
     assert refusal(lambda: judge().judge(nitro, bytes(64), session.now)) is Reason.NOT_CANONICAL
 
 
+@pytest.mark.parametrize("form", COLLATERAL)
+def test_a_family_that_the_own_collateral_is_not_of_is_refused_and_no_fault_of_the_client(
+    session: InsecureEnclaveSession, makers: ModuleType, judge: Callable[..., HardwareJudge], form: EvidenceFormat
+) -> None:
+    """A host chooses the format that it names; the client's operator would look for a fault of his own."""
+    own = judge(collateral=COLLATERAL[form](makers))
+    (other,) = set(COLLATERAL) - {form}
+    for evidence in (shown(session, makers, other), Evidence(EvidenceFormat.NITRO, b"a document")):
+        found = refusal(partial(own.judge, evidence, session.enclave.offer.binding, session.now))
+        assert found is Reason.ATTESTATION_REFUSED
+
+
+def test_a_host_that_leaves_the_list_out_goes_behind_no_day_that_was_asked_for(
+    session: InsecureEnclaveSession, makers: ModuleType, judge: Callable[..., HardwareJudge]
+) -> None:
+    """Also where lists need not be there: without one, the host's collateral would have no age at all."""
+    evidence, lax = shown(session, makers, EvidenceFormat.SNP), judge(snp_revocation_required=False)
+    verify(session, evidence, of_amd(makers), lax)
+    without = of_amd(makers, revocation_list=None)
+    assert refusal(lambda: verify(session, evidence, without, lax)) is Reason.ATTESTATION_REFUSED
+
+
 @pytest.mark.parametrize(
     "case",
     [

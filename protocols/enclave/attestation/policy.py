@@ -231,7 +231,7 @@ class Policy:
     """Whether an SEV-SNP guest may share a core with other guests (SMT), as in every cloud of today. Their timing then
     tells something of what the program does; a host of your own can switch SMT off."""
     snp_revocation_required: bool = True
-    """Whether SEV-SNP evidence without AMD's revocation list is refused."""
+    """Whether SEV-SNP evidence without AMD's revocation list is refused, as it is with ``lists_since`` in any case."""
     greatest_list_age: timedelta = timedelta(days=366)
     """Limit on the age of the oldest revocation list. The default is the life of the vendors' yearly lists."""
 
@@ -336,7 +336,7 @@ class Policy:
             case EvidenceFormat.SNP, SnpTcb() as tcb:
                 if self.minimum_snp_tcb is None or not tcb.reaches(self.minimum_snp_tcb):
                     raise refused(f"its firmware is {tcb}; the policy asks for {self.minimum_snp_tcb}")
-                if self.snp_revocation_required and claims.revoked_as_of is None:
+                if (self.snp_revocation_required or self.lists_since is not None) and claims.revoked_as_of is None:
                     raise refused("revocation was not checked; give AMD's revocation list as collateral")
             case ((EvidenceFormat.TDX | EvidenceFormat.SGX), IntelTcb() as tcb):
                 if not tcb.statuses <= self.accepted_tcb_statuses:
