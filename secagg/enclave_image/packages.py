@@ -15,6 +15,7 @@ import re
 import struct
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ PACKAGES: Final = "usr/lib/python3/dist-packages"
 _LOCKED: Final = re.compile(r"([0-9a-f]{64}) +([^/\s]+)")
 _ARCHIVE: Final = b"!<arch>\n"
 _MOST_LINKS: Final = 8
+_DAMAGES: Final = (ValueError, KeyError, EOFError, RuntimeError)
 _MOST_BYTES: Final = 1 << 30
 """No package unpacks to more."""
 PROGRAM, FILE = 0o755, 0o644
@@ -83,13 +85,16 @@ def unpacked(name: str, content: bytes) -> Files:
     """
     if not name.endswith((".whl", ".deb")):
         raise InvalidParameters(f"{name} is neither a .deb nor a .whl")
-    files = Files()
+    files, size = Files(), 0
     try:
         for path, entry in _in_wheel(content) if name.endswith(".whl") else _in_deb(name, content):
-            if path != posixpath.normpath(path) or path.startswith(("/", "..")) or not path.isprintable():
+            if path != posixpath.normpath(path) or path.startswith(("/", ".")) or not path.isprintable():
                 raise InvalidParameters(f"{name} installs {path!r}, which is outside of the image")
+            # Hard links to one file are as many copies of it.
+            if (size := size + len(entry.content)) > _MOST_BYTES:
+                raise ValueError(f"it unpacks to more than {_MOST_BYTES} bytes")
             add(files, name, {path: entry})
-    except (ValueError, KeyError, EOFError, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile) as error:
+    except (*_DAMAGES, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
         if isinstance(error, InvalidParameters):
             raise
         raise InvalidParameters(f"{name} is damaged: {error}") from None
@@ -145,7 +150,8 @@ def _in_tar(content: bytes) -> Iterator[tuple[str, Entry]]:
                 yield path, Entry(b"", target=member.linkname)
             elif not member.isdir():
                 # A hard link is read as the file that it links to.
-                opened = archive.extractfile(member) if member.isfile() or member.islnk() else None
+                is_plain = (member.isfile() and not member.issparse()) or member.islnk()
+                opened = archive.extractfile(member) if is_plain else None
                 if opened is None:
                     raise ValueError(f"{path} is no file, link or folder")
                 yield path, Entry(opened.read(), PROGRAM if member.mode & 0o100 else FILE)

@@ -60,6 +60,19 @@ def deb(
     return made
 
 
+def holes() -> tarfile.TarInfo:
+    """Return a file of 2^50 bytes that none of are in the archive."""
+    entry = tarfile.TarInfo("a")
+    entry.pax_headers = {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(1 << 50)}
+    return entry
+
+
+def asking_for(compression: int) -> bytes:
+    """Return a wheel that is compressed in a way that nobody knows."""
+    made, method = wheel({"a": b"1"}), compression.to_bytes(2, "little")
+    return made[:8] + method + made[10:].replace(b"PK\1\2\x14\3\x14\0\0\0\0\0", b"PK\1\2\x14\3\x14\0\0\0" + method)
+
+
 def named(path: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
     entry = tarfile.TarInfo(path)
     entry.type, entry.linkname = kind, target
@@ -124,6 +137,9 @@ def test_packages_are_unpacked() -> None:
         ("a.deb", deb({"a": b"1"}, {"a": "/etc/passwd"}), "holds another a than was added before"),
         ("a.deb", deb({}, others=(named("a", tarfile.CHRTYPE),)), "a is no file, link or folder"),
         ("a.deb", deb({}, others=(named("a", tarfile.LNKTYPE, "../../etc/passwd"),)), "damaged"),
+        ("a.deb", deb({}, others=(holes(),)), "a is no file, link or folder"),
+        ("a.deb", deb({".": b"1"}), "outside of the image"),
+        ("a.whl", asking_for(99), "damaged: That compression method"),
         ("a.deb", deb({"a": bytes(1000)})[:-200], "damaged"),
         ("a.deb", b"!<arch>\n" + b"x".ljust(48) + b"-60".ljust(10) + b"`\n", "damaged: x has -60 bytes"),
         ("a.deb", b"!<arch>\n" + b"x".ljust(48) + b"many".ljust(10) + b"`\n", "damaged"),
@@ -143,7 +159,13 @@ def test_a_hard_link_is_the_file_that_it_links_to() -> None:
 
 def test_a_package_that_unpacks_to_more_than_a_machine_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "_MOST_BYTES", 1 << 16)
-    for name, content in (("a.deb", deb({"a": bytes(1 << 16)})), ("a.whl", wheel({"a": bytes(1 << 17)}))):
+    links = tuple(named(f"b{number}", tarfile.LNKTYPE, "./a") for number in range(9))
+    linked = deb({"a": bytes(1 << 13)}, others=links)
+    for name, content in (
+        ("a.deb", deb({"a": bytes(1 << 16)})),
+        ("a.deb", linked),
+        ("a.whl", wheel({"a": bytes(1 << 17)})),
+    ):
         with pytest.raises(InvalidParameters, match="unpacks to more than 65536 bytes"):
             unpacked(name, content)
 
