@@ -287,7 +287,7 @@ def _files(sentence: str, read: Mapping[str, int]) -> str:
         if lines:
             path = files[name].file.relative_to(ROOT).as_posix()
             about = (ast.get_docstring(ast.parse(document(path))) or "").partition("\n")[0]
-            rows.append((f"[{path}](/{path})", str(lines), about.replace("|", "\\|")))
+            rows.append((f"[`{path}`](/{path})", str(lines), about.replace("|", "\\|")))
     return sentence.format(len(rows), sum(read.values())) + "\n\n" + table(("file", "lines", "about"), rows)
 
 

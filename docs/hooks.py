@@ -10,7 +10,7 @@ from typing import Final
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from docs import generated, included
+from docs import generated, included, tables
 
 _FOUND: Final = included.Found()
 _PACKAGE: Final = included.ROOT / "build" / "site" / "package"
@@ -53,6 +53,11 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     for path in sorted(_FOUND.pictures):
         files.append(File.generated(config, path, abs_src_path=str(included.ROOT / path)))
     return files
+
+
+def on_page_content(html: str, **_: object) -> str:
+    """Name the column of each cell of a table."""
+    return tables.labelled(html)
 
 
 def _own_pages(files: Files) -> list[tuple[str, str]]:

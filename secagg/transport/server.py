@@ -1,8 +1,7 @@
 """The server's HTTP: what requests there are, who may make them, and one session after another.
 
-server = SumServer()
-async with listening(server.app, "127.0.0.1", 8750):
-    released = await server.run(session, server.description(subject, "pairwise"))
+With ``server = SumServer()``, ``async with listening(server.app, "127.0.0.1", 8750):`` opens a port, and
+``released = await server.run(session, server.description(subject, "pairwise"))`` holds a session.
 """
 
 from __future__ import annotations

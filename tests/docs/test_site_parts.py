@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from docs import generated, machines
+from docs import generated, machines, tables
 from docs.drawing import drawing
 from docs.included import Found, source_page
 from docs.links import faults_of
@@ -191,3 +192,12 @@ def test_a_review_lists_each_file_behind_those_that_it_uses(protocol: str) -> No
     assert files.index("secagg/errors.py") < files.index("secagg/wire.py") < files.index("secagg/contract/layout.py")
     assert f"protocols/{protocol}/server.py" not in files
     assert all(row[2].endswith(" |") and len(row[2]) > len("about |") for row in rows)
+
+
+def test_cells_of_a_table_name_their_column() -> None:
+    head = '<table>\n<thead><tr><th>a &amp; "b"</th><th style="x"><code>c</code></th></tr></thead>'
+    page = f"<p><td></p>{head}<tbody><tr><td>1</td><td>2</td></tr><tr><td>3</td><td>4</td></tr></tbody></table>"
+    found = re.findall(r'<td data-label="([^"]*)"><div>(\d)</div>', tables.labelled(page))
+    quoted = "a &amp; &quot;b&quot;"
+    assert found == [(quoted, "1"), ("c", "2"), (quoted, "3"), ("c", "4")]
+    assert tables.labelled(page).startswith("<p><td></p>"), "only tables change"
