@@ -28,7 +28,7 @@ HERE := not repository and not gpu and not site and not wire and not scale and n
 .DELETE_ON_ERROR:
 .PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants timing bench bench-peers \
   bench-flower dist-check flower nvflare dist sbom extras pythons oldest newest flower-torch nvflare-torch newest-platforms scoreboard \
-  test-long suites dcap enclave-boot web wire site scale vectors clean
+  test-long suites dcap enclave-boot web wire site site-look scale vectors clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ line = sprintf("  make %-24s", $$1); text = $$0; \
@@ -173,6 +173,9 @@ site: $(INSTALLED) $(SITE)/.installed  ## build the documentation (build/site/ht
 	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet --strict -f docs/mkdocs.yml
 	PYTHONPATH=. $(SITE)/bin/python -m docs.links build/site/html
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m site tests/docs
+
+site-look: site $(WEB)/.installed  ## open every page in Chromium at 1280 and 400 pixels: nothing is cut off
+	PYTHONPATH=. $(WEB)/bin/python -m docs.look build/site/html
 
 vectors: $(INSTALLED)  ## write the test vectors of the protocols, and the interop suite, again
 	$(BIN)/python -m tests.vectors.generate
