@@ -1,4 +1,4 @@
-"""Secure indexing with two servers that do not collude; what platforms need is imported when it is asked for."""
+"""Secure indexing with two servers that do not collude; names are imported on first use."""
 
 from __future__ import annotations
 

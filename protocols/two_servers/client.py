@@ -1,4 +1,4 @@
-"""The client: it shares one update between two servers, and seals each its half."""
+"""Client: secret-shares one update between two servers, and seals each half to its server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Client(OneStageClientSession):
-    """A client's side of one round; see ``ClientSession``."""
+    """Client side of one round; see ``ClientSession``."""
 
     def __init__(
         self, member: MemberParts, subject: Subject, update: LazyUpdate | None, suspended: Secret | None = None
@@ -54,10 +54,10 @@ class Client(OneStageClientSession):
         self._member, self._noise = member, member.noise_for(subject)
 
     def _upload(self, message: bytes, update: LazyUpdate) -> bytes:
-        """Check everything that does not depend on the update, spend the round, and share the update.
+        """Check everything that does not depend on the update, charge the round, and share the update.
 
-        Implements: [PGC+22] Algorithm 1, client, with two servers in the place of the enclave.
-        Claim DP-5: a round has one upload, and a model as many as it has attempts.
+        Implements: [PGC+22] Algorithm 1, client, with two servers instead of the enclave. Claim DP-5: a round has one
+        upload, and a model at most its attempts.
         """
         invited = Invitation.decode(message)
         configuration, round_number = invited.configuration, invited.round_number
@@ -93,14 +93,14 @@ class Client(OneStageClientSession):
         if configuration.layout.segments != subject.layout.segments:
             raise _below("the servers count another layout than this client's")
         if configuration.noise != self._noise:
-            raise _below("the servers add other noise than this client insists on; offer what it asks for")
+            raise _below("the servers add other noise than this client requires; offer the noise that it requires")
         if invited.shown.is_simulated and not self._member.accepts_simulated:
             raise _below("the second server is simulated by the first, which protects nobody from it")
 
     def _admit(self, configuration: IndexingConfiguration, layout: Layout) -> None:
         member, now = self._member, self._member.clock()
         if type(now) is not datetime or now.utcoffset() is None:
-            raise Misuse("the time is a datetime with a time zone")
+            raise Misuse("the time must be a datetime with a time zone")
         member.policy.admit("the offered round", KEEPS, configuration.compared())
         if configuration.layout != layout:
             raise _below("its layout or codebooks are not those that this client encodes with")
@@ -108,7 +108,7 @@ class Client(OneStageClientSession):
             raise _below("the offered round has expired; begin another")
         if configuration.maximum_cohort > self._subject.capacity:
             raise InvalidParameters(
-                f"a round may count {configuration.maximum_cohort} clients, and the codec's capacity is "
+                f"a round may have {configuration.maximum_cohort} clients, and the codec's capacity is "
                 f"{self._subject.capacity}; use a wider ring, or a smaller maximum_cohort"
             )
 
@@ -125,7 +125,7 @@ class Client(OneStageClientSession):
         ]
         if verified[0].sealing_key == verified[1].sealing_key:
             raise PeerMisbehaved(
-                "both servers offer one key, so one party could open both halves",
+                "both servers offer the same key, so one party could open both halves",
                 reason=Reason.PUBLIC_KEY_REUSED,
                 culprits=between_servers(),
             )

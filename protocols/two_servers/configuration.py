@@ -1,8 +1,8 @@
 """Configuration of a task, shared by the clients and both servers: its digest (T0) is bound to everything.
 
-Noise that each server adds to its own share of the sum is enough alone against the other one. Each adds the variance V,
-and the released sum has 2 V; epsilon is that of V, because the other server subtracts its own or never added any, which
-nobody can see.
+The noise that each server adds to its share of the sum suffices against the other server. Each adds variance V, so the
+released sum has 2 V; epsilon is that of V, because the other server can subtract its own noise, or never add any
+without anyone noticing.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ SERVERS: Final = 2
 MAXIMUM_COHORT: Final = (1 << 24) - 1
 _MAXIMUM_TASK_BYTES: Final = 256
 MAXIMUM_SEGMENTS: Final = 1 << 10
-"""A configuration is another party's: more segments cost its reader seconds before any floor is looked at."""
+"""Another party sends the configuration: more segments would cost its reader seconds before any policy check."""
 _MAXIMUM_LAYOUT_BYTES: Final = 1 << 14
 _LAST_SECOND: Final = 253402300799
-"""Last second of the year 9999, the last that a datetime has."""
+"""Last second of the year 9999, the last that a datetime represents."""
 _CHEAPEST: Final = 0xFF
 _DEVIATIONS: Final = 6
 """Deviations of both servers' summed noise above the largest count; 10^7 lanes exceed it once in 50 rounds."""
@@ -68,25 +68,26 @@ KEEPS: Final = frozenset(
         "maximum_standing_age",
     )
 )
-"""Names in a client's policy that this protocol keeps, the last one not by ``compared``; it trusts no server, so every
-mode is kept.
+"""Names of the policy's limits that this protocol enforces, every mode included: it trusts no server.
+
+``compared`` does not check the last one.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerNoise:
-    """Noise that each server adds to every segment, as both servers and all clients agree on it."""
+    """Noise that each server adds to every segment; both servers and all clients agree on it."""
 
     kind: Annotated[NoiseKind, numbered(NoiseKind)]
     variances: Annotated[tuple[int, ...], _VARIANCES]
-    """Variances of one server's noise, for each segment of the layout."""
+    """Variance of one server's noise, per segment of the layout."""
     l2_bounds: Annotated[tuple[int, ...], _VARIANCES]
-    """Largest norm of a client's values, to which it clips, for each ring segment."""
+    """Norm to which a client clips its values, per ring segment."""
     is_rotated: Annotated[bool, FLAG] = False
-    """Whether ring segments hold coordinates of rotated updates that were rounded at random."""
+    """Whether ring segments hold rotated coordinates with stochastic rounding."""
 
     def check(self, layout: Layout, clients: int) -> None:
-        """Refuse noise that a layout's rings and no field hold, or that is for other segments."""
+        """Refuse noise that the layout's rings or fields cannot hold, or that is for other segments."""
         rings = len(layout.ring_positions)
         if len(self.variances) != len(layout.segments) or len(self.l2_bounds) != rings:
             raise InvalidParameters(f"noise is for {len(layout.segments)} segments, and bounds for {rings} rings")
@@ -96,11 +97,11 @@ class ServerNoise:
             if variance > most:
                 raise CapacityExceeded(
                     f"segment {place} has room for a variance of {most} of each server's noise with a sum of "
-                    f"{clients} clients, and {variance} are asked for: take less noise, or a wider ring"
+                    f"{clients} clients; you asked for {variance}. Use less noise or a wider ring"
                 )
 
     def most(self, layout: Layout, clients: int) -> list[int]:
-        """Return the greatest variance of one server's noise that each segment holds, where both add theirs."""
+        """Return the maximum variance of one server's noise that each segment holds if both servers add noise."""
         bounds = iter(self.l2_bounds)
         rings = (
             room_for_noise(segment, next(bounds), clients, is_rotated=self.is_rotated)
@@ -111,13 +112,13 @@ class ServerNoise:
         return [min(int(room / 2), int(GREATEST_VARIANCE[self.kind])) for room in rings]
 
     def largest_count(self, layout: Layout, clients: int) -> int:
-        """Return how many values a lane has to tell apart, less one: counts with noise, of either sign."""
+        """Return the largest value of a lane: counts with noise of either sign."""
         lanes = [v for s, v in zip(layout.segments, self.variances, strict=True) if isinstance(s, IndexSegment)]
         return 2 * (clients + ceil(_DEVIATIONS * sqrt(2 * max(lanes, default=0))))
 
 
 def clipped(payload: Payload, noise: ServerNoise | None) -> Payload:
-    """Return a client's values with each ring segment within its bound, in integers; without noise as they are."""
+    """Return a client's values with each ring segment clipped to its bound, in integers; unchanged without noise."""
     if noise is None:
         return payload
     values, bounds = list[Any](), iter(noise.l2_bounds)
@@ -139,7 +140,7 @@ _DEPTH: Final = Field(
 
 
 def require_keys(authority: bytes, server_keys: tuple[bytes, bytes]) -> None:
-    """Require the key of an authority, and of both servers."""
+    """Check the keys of an authority and of both servers."""
     if type(server_keys) is not tuple or len(server_keys) != SERVERS:
         raise Misuse("server_keys are the public keys of server 0 and of server 1")
     for key in (authority, *server_keys):
@@ -149,7 +150,7 @@ def require_keys(authority: bytes, server_keys: tuple[bytes, bytes]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexingConfiguration(Message):
-    """Everything that two servers do for their clients, and nothing that they do not."""
+    """Configuration of a task: everything on which the clients and both servers agree."""
 
     kind: ClassVar = MessageKind.INDEXING_CONFIGURATION
     task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
@@ -160,12 +161,12 @@ class IndexingConfiguration(Message):
     layout: Annotated[Layout, encoded(Layout, _MAXIMUM_LAYOUT_BYTES)]
     mode: Annotated[SharingMode, numbered(SharingMode)] = SharingMode.CHECKED_POINT_FUNCTIONS
     depth: Annotated[int | None, _DEPTH] = None
-    """The depth of all point functions; by default that which makes the shortest upload, for each segment."""
+    """Depth of all point functions (default: per segment, the depth with the shortest upload)."""
     minimum_cohort: Annotated[int, unsigned(4)]
-    """Nothing is released of fewer."""
+    """Minimum number of clients in a released sum."""
     maximum_cohort: Annotated[int, unsigned(4)]
     maximum_rejections: Annotated[int, unsigned(4)]
-    """Number of uploads that may fail the check before the servers give the round up."""
+    """Number of uploads that may fail the check before the servers abort the round."""
     expiry: Annotated[int, unsigned(8)]
     """When clients stop uploading, in seconds since 1970."""
     standing: Annotated[Standing, nested(Standing)] = NO_STANDING
@@ -177,9 +178,9 @@ class IndexingConfiguration(Message):
     def __post_init__(self) -> None:
         kinds = (type(self.suite), type(self.layout), type(self.mode), type(self.standing))
         if kinds != (Suite, Layout, SharingMode, Standing):
-            raise Misuse("suite, layout, mode and standing are of their own types")
+            raise Misuse("suite, layout, mode and standing must be a Suite, Layout, SharingMode and Standing")
         if type(self.task) is not bytes or not 1 <= len(self.task) <= _MAXIMUM_TASK_BYTES:
-            raise InvalidParameters(f"task is 1 to {_MAXIMUM_TASK_BYTES} bytes that name what is trained")
+            raise InvalidParameters(f"task is 1 to {_MAXIMUM_TASK_BYTES} bytes that name the task")
         self._check_keys()
         self._check_numbers()
         if self.noise is not None:
@@ -194,8 +195,8 @@ class IndexingConfiguration(Message):
         require_keys(self.authority, self.server_keys)
         if len({self.authority, *self.server_keys}) != 1 + SERVERS:
             raise InvalidParameters(
-                "the authority and the two servers have keys of their own, each held by another party; a server that "
-                "certifies clients, or two servers in one hand, protect nobody"
+                "the authority and the two servers need three different keys, held by different parties; a server that "
+                "certifies clients, or one operator with both servers, protects nobody"
             )
 
     def _check_numbers(self) -> None:
@@ -207,26 +208,26 @@ class IndexingConfiguration(Message):
     def _check_segments(self) -> None:
         if len(self.layout.segments) > MAXIMUM_SEGMENTS:
             raise InvalidParameters(
-                f"a layout has {len(self.layout.segments)} segments, and two servers take {MAXIMUM_SEGMENTS}"
+                f"a layout has {len(self.layout.segments)} segments; two servers accept at most {MAXIMUM_SEGMENTS}"
             )
         self.layout.require_whole_steps()
         for number, segment in enumerate(self.layout.segments):
             if isinstance(segment, RingSegment):
                 continue
             if isinstance(segment, RowSegment):
-                raise InvalidParameters(f"segment {number} withholds rows, which two servers cannot; take an enclave")
+                raise InvalidParameters(f"segment {number} withholds rows, which two servers cannot; use an enclave")
             if segment.codewords > MAXIMUM_CODEWORDS or segment.blocks > MAXIMUM_BLOCKS:
                 raise InvalidParameters(
                     f"segment {number} has {segment.codewords} codewords and {segment.blocks} blocks; at most "
                     f"{MAXIMUM_CODEWORDS} and {MAXIMUM_BLOCKS} can be counted here"
                 )
-            # Made here once, so that what cannot be checked or counted is refused where it is configured.
+            # Build these once here, so that the configuration refuses what cannot be checked or counted.
             self.shape(segment)
             if self.is_checked:
                 self.check_shape(segment)
 
     def compared(self) -> Iterator[Compared]:
-        """Yield what a client's policy is compared with."""
+        """Yield the values that a client's policy limits."""
         yield "suites", self.suite, "suite {offered} is not accepted"
         yield "sharings", self.mode, "mode {offered.name} is not accepted"
         yield "authority", self.authority, "clients are certified by another authority than this client's"
@@ -241,13 +242,13 @@ class IndexingConfiguration(Message):
 
     @property
     def largest_count(self) -> int:
-        """Largest value that a lane must hold: counts, and with noise twice as far as they reach."""
+        """Largest value that a lane must hold: a count, or with noise twice its range."""
         noise, most = self.noise, self.maximum_cohort
         return most if noise is None else noise.largest_count(self.layout, most)
 
     @cached_property
     def group(self) -> LaneGroup:
-        """Group of the lanes: a field where votes are checked, and else the smallest ring that holds all counts."""
+        """Group of the lanes: a field if votes are checked, otherwise the smallest ring that holds all counts."""
         if self.is_checked and self.index_segments:
             return LaneField.for_count(self.largest_count)
         return RingLanes(self.largest_count.bit_length())
@@ -262,7 +263,7 @@ class IndexingConfiguration(Message):
 
     @property
     def index_segments(self) -> tuple[tuple[int, IndexSegment], ...]:
-        """Segments that are counted, each with its number in the layout."""
+        """Index segments, each with its number in the layout."""
         return tuple(
             (number, segment)
             for number, segment in enumerate(self.layout.segments)

@@ -1,4 +1,4 @@
-"""What a client of two servers has from one round to the next."""
+"""State that a client of two servers keeps across rounds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .release import server_noise
 
 
 def bound_layout(subject: Subject, model_digest: bytes | None) -> Layout:
-    """Return a layout whose version is of model, capacity and terms too: two servers know nothing of these."""
+    """Return a layout whose version also covers model, capacity and terms, which the servers do not know."""
     bound = bind(
         Label.SESSION_LAYOUT,
         subject.layout.version,
@@ -39,28 +39,28 @@ class MemberParts(Confined):
     """Keys, policy and ledger of a client; ``TwoServersMember`` begins rounds with them."""
 
     certificate: Certificate
-    """The authority's word for the signing key."""
+    """The authority's certificate for the signing key."""
     signing_key: SigningKey
     policy: ClientPolicy
     charge: Callable[[Spent], None]
-    """Told of an upload before its update is made; raises to refuse, and is durable when it returns, as
-    ``SpentUpdates.charge`` is.
+    """Charges an upload before its update is made; raises to refuse, and is durable when it returns, like
+    ``SpentUpdates.charge``.
     """
     clock: Clock
     coins: Coins
     """``SystemCoins()`` in production."""
     accepts_simulated: bool = False
-    """Whether a second server that the first one simulates is good enough; for rehearsals."""
+    """Whether to accept a second server that the first one simulates; only for rehearsals."""
     threads: int = 1
     standings: Standings = field(default_factory=SeenStandings)
     """Memory of the newest standing of the authority: a ``Store``, or of this process only."""
     noise: NoiseSettings = NO_NOISE
-    """What the servers are to add; a round that says otherwise is refused."""
+    """Noise that the servers must add; the client refuses a round with other noise."""
 
     def layout_for(self, subject: Subject, model: bytes) -> Layout:
-        """Return the layout that servers have to count for a model, by its digest."""
+        """Return the layout that the servers must aggregate for a model, given its digest."""
         return bound_layout(subject, model)
 
     def noise_for(self, subject: Subject) -> ServerNoise | None:
-        """Return what each server has to add."""
+        """Return the noise that each server must add."""
         return server_noise(self.noise, subject.layout)

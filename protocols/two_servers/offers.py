@@ -1,8 +1,8 @@
-"""Rules of a round: whose uploads are summed, and when the sum may leave; a pure state machine without cryptography.
+"""Rules of a round: which uploads are summed, and when the sum may be released; a state machine without cryptography.
 
-Each server has one for each round. Uploads are received, asked about once, and taken or rejected. Then the round is
-closed: the server signs one list, and never another. It lets its share go only after the other server has signed the
-same list. A round that failed stays failed; nothing of it is ever released.
+Each server has one per round. Uploads are received, checked once, and accepted or rejected. Then the server closes the
+round by signing one list, and never another. It releases its share only after the other server has signed the same
+list. A failed round stays failed; nothing of it is ever released.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Entry:
 
 
 class RoundRules:
-    """The rules of one round at one server; every call either does all that it does, or raises and does nothing."""
+    """Rules of one round at one server; a call that raises changes nothing."""
 
     def __init__(self, *, minimum_cohort: int, maximum_cohort: int, maximum_rejections: int) -> None:
         self.minimum_cohort = minimum_cohort
@@ -77,7 +77,7 @@ class RoundRules:
         self.maximum_rejections = maximum_rejections
         self.state = RoundState.COLLECTING
         self.counted: tuple[Entry, ...] = ()
-        """The uploads that are released, once the round was closed."""
+        """Uploads in the released sum, once the round is closed."""
         self._entries = dict[bytes, Entry]()
         self._standing = dict[bytes, Standing]()
         self._clients = dict[ClientId, bytes]()
@@ -100,10 +100,10 @@ class RoundRules:
         return self._numbers[standing]
 
     def require_new(self, entry: Entry) -> bool:
-        """Return whether an upload is new, and not the same that came before.
+        """Return whether an upload is new rather than a repetition.
 
         Raises:
-            PeerMisbehaved: the client uploaded something else before, or the round is full.
+            PeerMisbehaved: the client sent a different upload before, or the round is full.
         """
         self.require(RoundState.COLLECTING)
         known = self._clients.get(entry.client)
@@ -111,13 +111,13 @@ class RoundRules:
             return False
         if known is not None:
             raise PeerMisbehaved(
-                f"{entry.client} uploaded twice for one round, and a second upload would be a second vote",
+                f"{entry.client} uploaded twice for one round; a second upload would be a second vote",
                 reason=Reason.ALREADY_ANSWERED,
                 culprits=answered_twice(entry.client, is_signed=True),
             )
         if len(self._entries) - self.number_of(Standing.REJECTED) >= self.maximum_cohort:
             raise PeerMisbehaved(
-                f"the round holds {self.maximum_cohort} uploads, and no more are taken",
+                f"the round holds {self.maximum_cohort} uploads and accepts no more",
                 reason=Reason.BUFFER_FULL,
                 culprits=NOBODY,
             )
@@ -136,7 +136,7 @@ class RoundRules:
             raise Misuse("only an upload that was asked about is taken, and only once")
 
     def ask(self, upload_id: bytes) -> None:
-        """Remember that something of an upload is about to leave."""
+        """Record that this server is about to send something about an upload."""
         self._move(upload_id, {Standing.RECEIVED, Standing.ASKED}, Standing.ASKED)
 
     def take(self, upload_id: bytes) -> None:
@@ -149,7 +149,7 @@ class RoundRules:
         """Return the uploads in the sum, in ascending order.
 
         Raises:
-            ThresholdNotMet: they are too few.
+            ThresholdNotMet: there are too few.
             PeerMisbehaved: more uploads were rejected than the configuration tolerates.
         """
         self.require(RoundState.COLLECTING)
@@ -158,8 +158,8 @@ class RoundRules:
             entries = ((self._entries[upload], standing) for upload, standing in self._standing.items())
             refused = [entry.client for entry, standing in entries if standing is Standing.REJECTED]
             raise PeerMisbehaved(
-                f"{rejected} uploads were rejected, and maximum_rejections is {self.maximum_rejections}: their clients "
-                "or one of the servers attack the round, so it is given up",
+                f"{rejected} uploads were rejected; maximum_rejections is {self.maximum_rejections}. Their clients "
+                "or one of the servers attack the round, so it is aborted",
                 reason=Reason.ONE_HOT_REFUTED,
                 culprits=any_of(Evidence.REFUSED_HALF, refused),
             )
@@ -169,7 +169,7 @@ class RoundRules:
         return counted
 
     def sign(self) -> tuple[Entry, ...]:
-        """Close the round with the list that stands now, and return it."""
+        """Close the round with the current list, and return it."""
         self.counted = self.list_to_sign()
         self.state = RoundState.SIGNED
         return self.counted
@@ -184,7 +184,7 @@ class RoundRules:
     def require(self, *states: RoundState) -> None:
         if self.state not in states:
             due = " or ".join(state.value for state in states)
-            raise Misuse(f"the round is {self.state.value}, and this is for one that is {due}")
+            raise Misuse(f"the round is {self.state.value}; this step needs one that is {due}")
 
     def _move(self, upload_id: bytes, earlier: set[Standing], standing: Standing) -> None:
         self.require(RoundState.COLLECTING)
@@ -221,14 +221,14 @@ class RoundStamp:
 
 
 class Due(NamedTuple):
-    """Expected stamp of a message, and the configuration under which it is read."""
+    """Expected stamp of a message, and the configuration for decoding it."""
 
     stamp: RoundStamp
     configuration: IndexingConfiguration
 
 
 def stamped(due: Callable[[Any], RoundStamp]) -> Field:
-    """Return the field of a stamp, which is refused if it is not the one that is due."""
+    """Return the field of a stamp; decoding refuses any stamp except the expected one."""
 
     def read(reader: Reader, at: At) -> RoundStamp:
         if (reader.fixed(CONTEXT_BYTES), reader.fixed(ROUND_BYTES), reader.fixed(1)) != due(at.place).parts():
@@ -260,7 +260,7 @@ class ServerOffer(MessageIn[Due]):
 
     @classmethod
     def verified(cls, message: bytes, configuration: IndexingConfiguration, stamp: RoundStamp) -> ServerOffer:
-        """Read the offer of one server for one round, and check its signature."""
+        """Decode one server's offer for one round, and verify its signature."""
         with blaming(*unverified(stamp.server)):
             offer = cls.decode(message, Due(stamp, configuration))
         key = configuration.server_keys[stamp.server.index]
@@ -271,7 +271,7 @@ class ServerOffer(MessageIn[Due]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundOffers(Message):
-    """Both servers' offers as server 0 shows them to a client."""
+    """Both servers' offers as server 0 sends them to a client."""
 
     kind: ClassVar = MessageKind.ROUND_OFFERS
     is_simulated: Annotated[bool, FLAG]
@@ -282,7 +282,7 @@ class RoundOffers(Message):
 
 @dataclass(frozen=True, slots=True)
 class Invitation(Message):
-    """The one message of a round to its clients."""
+    """The only message that clients receive in a round."""
 
     kind: ClassVar = MessageKind.TWO_SERVERS_INVITATION
     round_number: Annotated[int, unsigned(ROUND_BYTES)]
@@ -291,14 +291,14 @@ class Invitation(Message):
 
 
 def simulated_servers(invitation: bytes) -> tuple[bytes, bytes] | None:
-    """Return the keys in an invitation that says itself that the second server is simulated; else None."""
+    """Return the keys in an invitation if it declares that the second server is simulated; otherwise None."""
     invited = Invitation.decode(invitation)
     return invited.configuration.server_keys if invited.shown.is_simulated else None
 
 
 @dataclass(frozen=True, slots=True)
 class UploadHalves(Message):
-    """Both halves of an upload as the one message that a client sends to server 0, which looks at neither here."""
+    """Both halves of an upload, in one message from a client to server 0; decoding inspects neither half."""
 
     kind: ClassVar = MessageKind.UPLOAD_HALVES
     zero: Annotated[bytes, variable(_MOST_BYTES)]

@@ -1,9 +1,9 @@
-"""An upload at a server: opened, checked with the other server, and added to one sum.
+"""An upload at one server: opened, checked together with the other server, and added to the sum.
 
     server 1  propose   ->  server 0  answer  ->  server 1  conclude  ->  server 0  settle
 
-Each step raises if the upload must not be taken, and gives the same bytes for the same bytes. Server 1 takes the upload
-when it concludes, and server 0 when it settles; only then is anything added.
+Each step raises if the upload must be rejected; a repeated input gets the same output. Server 1 accepts the upload when
+it concludes, and server 0 when it settles; only then is anything added.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ from .upload import (
 
 
 class HistogramShare(Confined):
-    """One server's share of the histogram: the sum of the shares that it accepted, of O(blocks x codewords) memory.
+    """One server's share of the histogram: the sum of accepted shares, in O(blocks x codewords) memory.
 
-    Security: a share of one client alone, or of two sets of clients that differ in one, is that client's input as soon
-        as the other server's share is known. Which sums leave the server is for the protocol to decide.
+    Security: with the other server's share, a share of one client, or of two sets of clients that differ in one,
+        reveals that client's input. The protocol decides which sums leave the server.
     """
 
     def __init__(self, shape: PointFunctionShape, blocks: int, server_index: int) -> None:
-        """Begin with nobody's share."""
+        """Start at zero."""
         self.shape = shape
         self.blocks = blocks
         self.server_index = server_index
@@ -68,15 +68,15 @@ class HistogramShare(Confined):
         self._given_up = False
 
     def add(self, share: ServerShare, *, threads: int = 1) -> None:
-        """Evaluate a client's share and add it; no client's lanes are ever held whole.
+        """Evaluate a client's share and add it, without ever holding all of a client's lanes.
 
         Raises:
-            Misuse: the share is of another shape, number of blocks, or server, or this sum was given up. Nothing was
+            Misuse: the share is of another shape, number of blocks, or server, or this sum was wiped. Nothing was
                 added.
-            MalformedMessage: the client's key is refused for want of lanes.
+            MalformedMessage: the client's key is refused because it has too few lanes.
 
-        Should anything go wrong on the way, the sum is overwritten and given up, because it holds part of a share. A
-        key that lacks lanes does not come about by chance, nor can a client search for one.
+        If adding fails, the sum is overwritten and discarded, because it holds part of a share. A key without enough
+        lanes does not occur by chance, and no client can find one.
         """
         self._require_ours(share)
         total = self._usable()
@@ -91,11 +91,11 @@ class HistogramShare(Confined):
             raise
 
     def rows(self) -> Lanes:
-        """Return this share as a row of codewords for each block."""
+        """Return this share as one row of codewords per block."""
         return self._usable().rows()
 
     def wipe(self) -> None:
-        """Overwrite the sum, and give it up."""
+        """Overwrite and discard the sum."""
         self._total.wipe()
         self._given_up = True
 
@@ -106,7 +106,7 @@ class HistogramShare(Confined):
 
     def _require_ours(self, share: ServerShare) -> None:
         if (share.shape, share.blocks, share.server_index) != (self.shape, self.blocks, self.server_index):
-            raise Misuse("the share is of another shape, number of blocks or server than the histogram")
+            raise Misuse("the share's shape, number of blocks or server is not that of the histogram")
 
 
 # --- Opened upload ----------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class _Half:
 
 
 class PointFunctionExchange(Confined):
-    """One server's side of one upload of point functions."""
+    """One server's side of the check of one upload."""
 
     def __init__(  # noqa: PLR0913, PLR0917 -- what an upload is made of
         self,
@@ -138,11 +138,11 @@ class PointFunctionExchange(Confined):
         *,
         threads: int = 1,
     ) -> None:
-        """Read what this server was sent.
+        """Decode the half that this server received.
 
         Raises:
-            MalformedMessage, PeerMisbehaved: no honest client sends it; ``culprits`` names the client for what only it
-                can have sealed, and is ``UNDECIDED`` for the public part.
+            MalformedMessage, PeerMisbehaved: no honest client sends this; ``culprits`` names the client if only it can
+                have sealed the part, and is ``UNDECIDED`` for the public part.
         """
         self._configuration = configuration
         self._server, self._peer = server, ServerId(1 - server.index)
@@ -183,7 +183,7 @@ class PointFunctionExchange(Confined):
             yield _Half(number, segment, place, seed, proof, share)
 
     def _correct(self, public_part: bytes | memoryview) -> None:
-        """Take the correction words, if they are those that the client signed; before anything is evaluated."""
+        """Accept the correction words if the client signed them; called before anything is evaluated."""
         pieces = cut(public_part, public_sizes(self._configuration))
         for half, piece in zip(self._halves, pieces, strict=True):
             shape = self._configuration.shape(half.segment)
@@ -192,12 +192,12 @@ class PointFunctionExchange(Confined):
             correction = CorrectionWords.decode(piece, shape, half.segment.blocks)
             if correction.digest != half.place.correction_digest:
                 raise PeerMisbehaved(
-                    "correction words are not those that the client signed",
+                    "the correction words are not those that the client signed",
                     reason=Reason.COMMITMENT_MISMATCH,
                     culprits=UNDECIDED,
                 )
             if half.seed is None:
-                raise Misuse("a tree's share has a seed")
+                raise Misuse("a tree's share needs a seed")
             binding = self._binding(half.number, half.place)
             half.share = TreeShare(self._server.index, binding, half.seed, correction)
 
@@ -213,7 +213,7 @@ class PointFunctionExchange(Confined):
         return b"".join([*(verifier.commit() for verifier in verifiers), *openings])
 
     def conclude(self, answer: bytes) -> bytes:
-        """Decide upon server 0's openings, and open."""
+        """Decide with server 0's openings, and open."""
         verifiers, count = self._verified(), len(self._halves) * self._configuration.is_checked
         with blaming(*between_servers()):
             pieces = [bytes(piece) for piece in cut(answer, [*self._commitment_sizes(), *self._opening_sizes()])]
@@ -223,7 +223,7 @@ class PointFunctionExchange(Confined):
         return b"".join(openings)
 
     def settle(self, conclusion: bytes) -> None:
-        """Decide upon server 1's openings."""
+        """Decide with server 1's openings."""
         with blaming(*between_servers()):
             pieces = list(cut(conclusion, self._opening_sizes()))
         for verifier, piece in zip(self._verified(), pieces, strict=True):
@@ -240,7 +240,7 @@ class PointFunctionExchange(Confined):
                 half.proof.seed.wipe()
 
     def _take(self, proposal: bytes) -> list[memoryview]:
-        """Split a proposal, take the correction words, and return the commitments."""
+        """Split a proposal, accept the correction words, and return the commitments."""
         public = public_bytes(self._configuration)
         with blaming(*between_servers()):
             part, *commitments = cut(proposal, [public, *self._commitment_sizes()])
@@ -265,7 +265,7 @@ class PointFunctionExchange(Confined):
 
     def _share_of(self, half: _Half) -> ServerShare:
         if half.share is None:
-            raise Misuse("server 0 takes the correction words of a proposal first")
+            raise Misuse("server 0 must accept the correction words of a proposal first")
         return half.share
 
     def _binding(self, number: int, place: SegmentHeader) -> KeyBinding:
@@ -284,7 +284,7 @@ class PointFunctionExchange(Confined):
 
 
 class RoundTotals(Confined):
-    """The sums of one round at one server; memory for a few models, however many clients there are."""
+    """Sums of one round at one server; memory for a few models, whatever the number of clients."""
 
     def __init__(self, configuration: IndexingConfiguration, server: ServerId, *, threads: int = 1) -> None:
         self.configuration = configuration
@@ -331,7 +331,7 @@ class RoundTotals(Confined):
 
 @dataclass(slots=True, eq=False)
 class OpenedUpload:
-    """An upload that is neither taken nor rejected yet."""
+    """An upload that is neither accepted nor rejected yet."""
 
     entry: Entry
     exchange: PointFunctionExchange
@@ -340,10 +340,10 @@ class OpenedUpload:
     vectors: list[RingVector] = field(repr=False)
     """Server 1's share of the ring segments."""
     asked: bytes | None = field(default=None, repr=False)
-    """Digest of what the other server said when it was first asked about."""
+    """Digest of the other server's first message about it."""
 
     def add_to(self, totals: RoundTotals) -> None:
-        """Add this server's share to the sums: the one place where anything is."""
+        """Add this server's share to the sums; nothing else adds to them."""
         self.exchange.add_to(totals)
         if self.mask_key is None:
             totals.add_vectors(self.vectors)
@@ -357,7 +357,7 @@ class OpenedUpload:
 
 
 class HalfOpener(Confined):
-    """Reads and opens the halves of one server and round; it remembers none of them."""
+    """Decoder and opener of one server's halves in one round; keeps none of them."""
 
     def __init__(  # noqa: PLR0913 -- the round, and its keys
         self,
@@ -379,11 +379,11 @@ class HalfOpener(Confined):
         self._threads = threads
 
     def read(self, message: bytes, sender: ClientId | None = None) -> Upload:
-        """Read a half, and check who made it and for what; nothing is opened yet.
+        """Decode a half, and verify its sender and its purpose; nothing is opened yet.
 
         Args:
-            sender: who the transport says has sent it; None if another server relays it.
-        Security: until the signature is verified the header is anybody's, so that it names no culprit.
+            sender: the sender that the transport authenticated; None if the other server relays it.
+        Security: until the signature is verified, anyone may have written the header, so errors name no culprit.
         """
         configuration, is_one = self._configuration, self._server.index == 1
         body = index_body_bytes(configuration, self._server) + (ring_bytes(configuration) if is_one else 0)
@@ -392,7 +392,7 @@ class HalfOpener(Confined):
         header = upload.header
         if sender not in (None, header.client):
             raise PeerMisbehaved(
-                f"{sender} hands over an upload that names {header.client}",
+                f"{sender} sent an upload in the name of {header.client}",
                 reason=Reason.NOT_ELIGIBLE,
                 culprits=UNDECIDED,
             )
@@ -425,7 +425,7 @@ class HalfOpener(Confined):
         return OpenedUpload(entry, exchange, mask_key, vectors)
 
     def _exchange(self, upload: Upload, entry: Entry, body: memoryview) -> PointFunctionExchange:  # noqa: ARG002 -- see the model
-        """Return this server's side of the upload; the model checker puts an ideal check in its place."""
+        """Return this server's side of the upload; the model checker replaces it with an ideal check."""
         return PointFunctionExchange(
             self._configuration,
             self._server,

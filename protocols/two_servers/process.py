@@ -1,4 +1,4 @@
-"""Where a standing server 1 listens, and server 0's connection to it; elsewhere each proves its key to the other."""
+"""Listener of a standing server 1, and server 0's connection to it; over TCP each proves its key to the other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .server_keys import OperatorKeys, ServerKeys
 from .standing_server import StandingServer
 
 PEER_PATIENCE: Final = 600.0
-"""Seconds that server 0 waits for an answer, and server 1 until an answer is read."""
+"""Seconds that server 0 waits for an answer, and server 1 for the answer to be read."""
 CONNECT_PATIENCE: Final = 10.0
 _RETRY: Final = 0.1
 
@@ -22,10 +22,10 @@ _RETRY: Final = 0.1
 def serve_standing(
     server: StandingServer, address: str | Path, coins: Coins, *, ready: Callable[[], None] = lambda: None
 ) -> None:
-    """Answer server 0 until the process is told to end; then remove a socket, and end the round that runs.
+    """Answer server 0 until the process receives a signal; then remove the socket, and end the running round.
 
     Args:
-        ready: called once, when server 0 can connect.
+        ready: called once server 0 can connect.
     """
     service = Service(
         server, limit=lambda: server.request_bytes, patience=PEER_PATIENCE, ends=_ends(*server.operators, coins)
@@ -41,7 +41,7 @@ def _ends(own: ServerKeys, peer: OperatorKeys, coins: Coins) -> Ends:
 
 
 class PeerLink:
-    """Server 0's connection to server 1, made when it is needed, and again after it was lost."""
+    """Server 0's connection to server 1; connects on demand, and reconnects after a loss."""
 
     def __init__(  # noqa: PLR0913 -- who is at both ends
         self,
@@ -53,12 +53,12 @@ class PeerLink:
         answer_bytes: int,
         patience: float = CONNECT_PATIENCE,
     ) -> None:
-        """Connect to nothing yet.
+        """Create a link that is not connected yet.
 
         Args:
-            own: server 0's keys; the caller keeps them, and wipes them.
-            answer_bytes: no answer is longer; see ``server_messages.exchange_bytes``.
-            patience: seconds to try to connect, while server 1 is started again.
+            own: server 0's keys; the caller wipes them.
+            answer_bytes: maximum length of an answer; see ``server_messages.exchange_bytes``.
+            patience: seconds to keep trying to connect while server 1 restarts.
         """
         self._address, self._ends = address, _ends(own, peer, coins)
         self._answer_bytes, self._patience = answer_bytes, patience
@@ -68,8 +68,8 @@ class PeerLink:
         """Send a message and return its answer.
 
         Raises:
-            HelperLost: the other server cannot be reached, or was lost, or is another; it was done or not.
-            SecAggError: what the other server refused with.
+            HelperLost: the other server is unreachable, lost or has another key; the request may have been processed.
+            SecAggError: the other server's refusal.
         """
         deadline = time.monotonic() + self._patience
         while True:
@@ -81,7 +81,7 @@ class PeerLink:
                 return self._connection(message)
             except OSError as error:
                 self.close()
-                # A process that is being killed takes connections, and loses them; the same step again changes nothing.
+                # A process that is being killed accepts connections and drops them; repeating the step changes nothing.
                 if not is_new or isinstance(error.__cause__, WrongPeer) or time.monotonic() >= deadline:
                     raise
                 time.sleep(_RETRY)

@@ -1,4 +1,4 @@
-"""The end of a round at one server: its noise, one list, one commitment, one share, and the sum of both shares."""
+"""End of a round at one server: noise, one list, one commitment, one share, and the sum of both shares."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ _COUNT_BITS: Final = 32
 
 
 def server_noise(settings: NoiseSettings, layout: Layout) -> ServerNoise | None:
-    """Return the noise of settings; None without."""
+    """Return the noise of the settings, or None if they have none."""
     multiplier = settings.noise_multiplier
     if multiplier is None:
         return None
     squared = squared_sensitivities(settings, layout)
     if multiplier <= 0:
-        raise InvalidParameters(f"noise_multiplier is positive; got {multiplier}")
+        raise InvalidParameters(f"noise_multiplier must be positive; got {multiplier}")
     variances = tuple(ceil(multiplier**2 * len(squared) * one) for one in squared)
     return ServerNoise(
         kind=settings.noise_kind,
@@ -80,7 +80,7 @@ def add_noise(
 
 @dataclass(frozen=True, slots=True)
 class ReleasedNoise:
-    """The noise of one round, as a platform needs to know it."""
+    """Noise of one round, as reported to a platform."""
 
     noise: ServerNoise
     settings: NoiseSettings
@@ -89,7 +89,7 @@ class ReleasedNoise:
 
     @property
     def deviations(self) -> tuple[float, ...]:
-        """Deviations of each released segment; a table's is that of its widest coordinate."""
+        """Standard deviation of each released segment; for a table, that of its widest coordinate."""
         found, remaining = list[float](), iter(self.tables)
         for segment, variance in zip(self.layout.segments, self.noise.variances, strict=True):
             if isinstance(segment, RingSegment):
@@ -101,7 +101,7 @@ class ReleasedNoise:
         return tuple(found)
 
     def epsilon(self, delta: float, releases: int = 1) -> float:
-        """Return the epsilon against one server, whose own noise hides nothing from it."""
+        """Return the epsilon against one server, from which its own noise hides nothing."""
         parts = [
             ReleasePart(l2_squared=squared, l1=None, variance=Fraction(variance))
             for squared, variance in zip(
@@ -112,10 +112,10 @@ class ReleasedNoise:
 
 
 def require_held(settings: NoiseSettings, layout: Layout, clients: int) -> ServerNoise | None:
-    """Return the noise of settings.
+    """Return the noise of the settings.
 
     Raises:
-        CapacityExceeded: rings and fields do not hold it; names the greatest multiplier that they do.
+        CapacityExceeded: rings and fields do not hold it; the error names the maximum multiplier.
     """
     noise = server_noise(settings, layout)
     if noise is None or settings.noise_multiplier is None:
@@ -128,14 +128,14 @@ def require_held(settings: NoiseSettings, layout: Layout, clients: int) -> Serve
     if settings.noise_multiplier**2 > most:
         held = rounded_root(most, ROUND_DOWN)
         raise CapacityExceeded(
-            f"rings and fields do not hold sums of {clients} clients with this noise of both servers: "
+            f"rings and fields cannot hold sums of {clients} clients with the noise of both servers: "
             + (f"take noise_multiplier = {held:f} at most, or wider rings" if held else "take wider rings, or none")
         )
     return noise
 
 
 def squared_sensitivities(settings: NoiseSettings, layout: Layout) -> list[int]:
-    """Return how far one client moves each segment, squared."""
+    """Return the squared sensitivity of each segment to one client."""
     rings = sum(isinstance(segment, RingSegment) for segment in layout.segments)
     if len(settings.l2_bounds) != rings:
         raise InvalidParameters(f"l2_bounds are {rings}, one for each ring segment; got {len(settings.l2_bounds)}")
@@ -149,7 +149,7 @@ def squared_sensitivities(settings: NoiseSettings, layout: Layout) -> list[int]:
 
 
 def counts_layout(layout: Layout) -> Layout:
-    """Return the layout of counts with noise, in place of histograms."""
+    """Return the layout of counts with noise, which replaces histograms."""
     segments = tuple(
         segment if isinstance(segment, RingSegment) else RingSegment(_COUNT_BITS, segment.blocks * segment.codewords)
         for segment in layout.segments
@@ -165,7 +165,7 @@ def centred(lanes: Lanes, order: int) -> RingVector:
 
 
 def sums_of_counts(noised: Aggregate, layout: Layout, tables: Tables) -> Aggregate:
-    """Return sums of codewords, each as often as counts with noise say."""
+    """Return sums of codewords, weighted by counts with noise."""
     counts = [
         None
         if isinstance(segment, RingSegment)
@@ -203,7 +203,7 @@ class RoundResult:
 
 
 class Release(Confined):
-    """A server's signatures and the other's at the end of a round; ``RoundRules`` decides which steps are allowed."""
+    """Both servers' signatures at the end of a round; ``RoundRules`` decides which steps are allowed."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class Release(Confined):
         self.signed_list: bytes | None = None
         self.peer_commitment: OutputCommitment | None = None
         self.share: bytes | None = None
-        """This server's share of the sum with its nonce, once the servers agree on a list."""
+        """This server's share of the sum with its nonce, once both servers agree on a list."""
 
     def sign(self, entries: Sequence[Entry]) -> bytes:
         return AcceptedList.signed(self._stamp, entries, self._signing_key).encode()
@@ -228,16 +228,16 @@ class Release(Confined):
         ours = self._own_list()
         if (theirs.entries_digest, theirs.contributors) != (ours.entries_digest, ours.contributors):
             raise PeerMisbehaved(
-                f"{self._peer_stamp.server} has signed another list, of {theirs.contributors} uploads and not "
+                f"{self._peer_stamp.server} signed another list, with {theirs.contributors} uploads instead of "
                 f"{ours.contributors}; nothing of this round is released",
                 reason=Reason.SERVERS_DISAGREE,
                 culprits=culprits(Evidence.DIFFERENT_LISTS),
             )
 
     def encode_share(self, nonce_key: Secret, totals: RoundTotals) -> bytes:
-        """Return this server's share of the sum, with a nonce that hides it in its commitment until it is opened.
+        """Return this server's share of the sum, with a nonce that hides it in the commitment until the opening.
 
-        Security: the nonce follows from a key of the round and from the list, so no nonce is that of two lists.
+        Security: the nonce is derived from a key of the round and from the list, so no two lists share a nonce.
         """
         digest = self._own_list().entries_digest
         with expand("commitment nonce", NONCE_BYTES, nonce_key, Label.INDEXING_NONCE, digest) as fresh:
@@ -255,7 +255,7 @@ class Release(Confined):
 
     def own_share(self) -> bytes:
         if self.share is None:
-            raise Misuse("a server agrees on a list before it commits to its share")
+            raise Misuse("a server must agree on a list before it commits to its share")
         return self.share
 
     def read_commitment(self, message: bytes) -> OutputCommitment:
@@ -263,21 +263,21 @@ class Release(Confined):
             theirs = OutputCommitment.decode(message, self._peer_stamp)
         if self.peer_commitment not in (None, theirs):
             raise PeerMisbehaved(
-                f"{self._peer_stamp.server} has committed to another share before",
+                f"{self._peer_stamp.server} committed to another share before",
                 reason=Reason.ALREADY_ANSWERED,
                 culprits=between_servers(),
             )
         return theirs
 
     def combined(self, peer_share: bytes) -> Aggregate:
-        """Add the other server's share, which has to be what it committed to, and return the sum."""
+        """Add the other server's share, which must match its commitment, and return the sum."""
         peer = self._peer_stamp.server
         if self.peer_commitment is None:
-            raise Misuse("a server opens its share first, against the other server's commitment")
+            raise Misuse("a server must open its share first, against the other server's commitment")
         digest = self._own_list().entries_digest
         if OutputCommitment.to(self._peer_stamp, digest, peer_share) != self.peer_commitment:
             raise PeerMisbehaved(
-                f"the share of {peer} is not what it committed to",
+                f"the share of {peer} does not match its commitment",
                 reason=Reason.COMMITMENT_MISMATCH,
                 culprits=between_servers(),
             )
@@ -287,7 +287,7 @@ class Release(Confined):
             return self._aggregate(self._values(self.own_share(), self._stamp), theirs)
         except CapacityExceeded as error:
             raise PeerMisbehaved(
-                f"the two shares add up to no sum: {error}",
+                f"the two shares do not add up to a valid sum: {error}",
                 reason=Reason.SERVERS_DISAGREE,
                 culprits=NOBODY,
             ) from None
@@ -297,7 +297,7 @@ class Release(Confined):
 
     def _own_list(self) -> AcceptedList:
         if self.signed_list is None:
-            raise Misuse("a server signs its own list first")
+            raise Misuse("a server must sign its own list first")
         return AcceptedList.verified(self.signed_list, self._configuration, self._stamp)
 
     def _values(self, share: bytes, stamp: RoundStamp) -> tuple[Lanes | RingVector, ...]:

@@ -1,4 +1,4 @@
-"""The whole protocol on one page: an executable specification, with no network.
+"""The whole protocol on one page: an executable specification without a network.
 
 Read it top to bottom next to the README. Every message is bytes that a transport could carry.
 """
@@ -27,18 +27,18 @@ def run(
     *,
     sent: Callable[[ClientId, ServerId, bytes], None] | None = None,
 ) -> tuple[RoundResult, RoundResult]:
-    """Run one round in memory: every client that comes uploads once, and both servers get one sum.
+    """Run one round in memory: each client uploads once, and both servers get one sum.
 
     Args:
-        sent: told of each half that a client uploads.
+        sent: called with each half that a client uploads.
     Raises:
-        ThresholdNotMet: too few uploads were taken; nothing is released.
+        ThresholdNotMet: too few uploads were accepted; nothing is released.
     """
-    # Round begin: each server has drawn a key for this round, and signs it.
+    # Start of the round: each server has drawn a key for this round, and signs it.
     offers = RoundOffers(is_simulated=False, offers=(zero.offer, one.offer))
     invitation = Invitation(zero.round_number, zero.configuration, offers).encode()
     for held, client in enumerate(clients, start=1):
-        # Client: floors and offers first; then point functions, a proof, and one sealed half for each server.
+        # Client: policy and offers first; then point functions, a proof, and one sealed half for each server.
         halves = UploadHalves.decode(client.answer(invitation))
         for server, message in zip((zero, one), halves.both, strict=True):
             if sent is not None:
@@ -46,21 +46,21 @@ def run(
             try:
                 server.receive(message, client.client)
             except PeerError as error:
-                _LOG.warning("%s does not take the upload of %s: %s", server.server, client.client, str(error))
+                _LOG.warning("%s rejects the upload of %s: %s", server.server, client.client, str(error))
         if held % BATCH == 0:
             check(zero, one, one.waiting()[-BATCH:])
     # One server may by now have received what it had not received before.
     check(zero, one, one.waiting())
-    # Close: each signs the list of the clients that it took, and continues only if the other one signed the same list.
+    # Close: each server signs its list of accepted clients, and continues only if the other signed the same list.
     lists = zero.close(), one.close()
     commitments = zero.agree(lists[1]), one.agree(lists[0])
-    # Release: both have committed to their shares before either lets its share go.
+    # Release: both commit to their shares before either releases its share.
     shares = zero.open(commitments[1]), one.open(commitments[0])
     return zero.combine(shares[1]), one.combine(shares[0])
 
 
 def check(zero: IndexingServer, one: IndexingServer, uploads: Sequence[bytes]) -> None:
-    """Ask about uploads that wait at server 1: both servers take one, or neither does."""
+    """Check uploads that wait at server 1: both servers accept an upload, or neither does."""
     for start in range(0, len(uploads), BATCH):
         # Server 1 relays correction words and commits; server 0 opens; server 1 decides and opens; server 0 decides.
         proposal = one.propose(uploads[start : start + BATCH])

@@ -1,4 +1,4 @@
-"""One of the two servers, for one round: it opens its halves of uploads, asks about them with the other one, and adds.
+"""One of the two servers in one round: opens its halves of uploads, checks them with the other server, and adds them.
 
     receive    an upload of a client                              any number
     propose -> answer -> conclude -> settle                       for any batch of uploads, server 1 begins
@@ -7,10 +7,10 @@
     open       take the other server's commitment, and let the share go
     combine    take the other server's share
 
-Every step gives the same bytes when it is called again. The round's root, from which its sealing key, its nonce and its
-noise follow, is in memory alone: a process that ends takes the round with it, and nobody can have another sum of it.
+A repeated step gives the same bytes. The round's root, from which its sealing key, nonce and noise are derived, is only
+in memory: when the process ends the round ends, and nobody can get another sum of it.
 
-``Server`` is the session of server 0, which clients reach; server 1 stands behind a connection.
+``Server`` is the session of server 0, which clients reach; server 1 is reached over a connection.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ from .upload import ROUND_BYTES, Upload
 _LOG = logging.getLogger(__name__)
 STAGE: Final = Stage(name="shared upload", takes_update=True)
 _ROOT_BYTES: Final = 32
-_UNDECIDED: Final = "the servers did not decide about it: one of them does not hold it, or did not say"
+_UNDECIDED: Final = "the servers did not decide about it: one of them lacks its half or did not answer"
 
 
 class IndexingServer(Confined):
-    """Server 0 or server 1 in one round.
+    """State machine of server 0 or server 1 in one round.
 
-    Claim DP-4: the model checker drives this class, at the hands of a network or of a corrupted other server.
+    Claim DP-4: the model checker drives this class, with a hostile network or a corrupted other server.
     """
 
     def __init__(  # noqa: PLR0913 -- what a server brings
@@ -92,14 +92,14 @@ class IndexingServer(Confined):
         coins: Coins,
         threads: int = 1,
     ) -> None:
-        """Begin a round.
+        """Start a round.
 
         Args:
-            pair_key: 32 bytes that the two servers share and no client knows; the caller keeps it, and wipes it.
+            pair_key: 32 bytes that the two servers share and no client knows; the caller wipes it.
         """
         require_integer("a round number", round_number, 0, (1 << (8 * ROUND_BYTES)) - 1)
         if (type(configuration), type(server)) != (IndexingConfiguration, ServerId):
-            raise Misuse("a server has an IndexingConfiguration and a ServerId")
+            raise Misuse("a server needs an IndexingConfiguration and a ServerId")
         if signing_key.public_key != configuration.server_keys[server.index]:
             raise InvalidParameters(f"the signing key is not the one that the configuration names for {server}")
         self.configuration = configuration
@@ -128,12 +128,12 @@ class IndexingServer(Confined):
     # --- Uploads --------------------------------------------------------------------------------------------------
 
     def receive(self, message: bytes, sender: ClientId | None = None) -> bytes:
-        """Take one server's half of an upload, and return the upload's id; the same half again changes nothing.
+        """Accept this server's half of an upload, and return the upload's id; a repeated half changes nothing.
 
         Args:
-            sender: who the transport says has sent it; None if another server relays it.
+            sender: the sender that the transport authenticated; None if the other server relays it.
         Raises:
-            AuthenticationFailed: the authority does not vouch for the client, or somebody altered the half.
+            AuthenticationFailed: the authority did not certify the client, or the half was altered.
             MalformedMessage, PeerMisbehaved: it is not a half of an upload for this round; nothing has changed.
             UnexpectedMessage: the round is closed.
         """
@@ -143,12 +143,12 @@ class IndexingServer(Confined):
             return self.take(self.read(owned, sender))
 
     def read(self, message: bytes, sender: ClientId | None = None) -> Upload:
-        """Return this server's half of an upload, which its client signed; nothing is opened or taken."""
+        """Decode this server's half of an upload and verify its signature; nothing is opened or accepted."""
         with self._held():
             return self._opener.read(owned_bytes(message), sender)
 
     def take(self, upload: Upload) -> bytes:
-        """Take a half that ``read`` has returned, and return the upload's id."""
+        """Accept a half that ``read`` returned, and return the upload's id."""
         with self._held():
             entry = Entry(upload.header.client, upload.upload_id(self.configuration))
             if self._rules.require_new(entry):
@@ -158,10 +158,10 @@ class IndexingServer(Confined):
 
     def _require_collecting(self) -> None:
         if self._rules.state is not RoundState.COLLECTING:
-            raise UnexpectedMessage(expected="no upload: the round is closed", received="an upload")
+            raise UnexpectedMessage(expected="no upload, because the round is closed", received="an upload")
 
     def waiting(self) -> tuple[bytes, ...]:
-        """Return the uploads that are neither taken nor rejected, in the order in which they came."""
+        """Return the uploads that are neither accepted nor rejected, in order of arrival."""
         with self._held():
             return self._rules.waiting()
 
@@ -170,12 +170,12 @@ class IndexingServer(Confined):
         return dict(self._rejected)
 
     def propose(self, uploads: Sequence[bytes]) -> bytes:
-        """Ask the other server about uploads, as server 1."""
+        """Propose uploads to the other server, as server 1."""
         self._require_server(1)
         with self._held():
             self._rules.require(RoundState.COLLECTING)
             if len(set(uploads)) != len(uploads) or any(upload_id not in self._pending for upload_id in uploads):
-                raise Misuse("a server asks about uploads that wait at it, each once; see waiting()")
+                raise Misuse("propose only waiting uploads, each once; see waiting()")
             items: list[BatchItem] = [
                 (upload_id, self._say(upload_id, b"", self._pending[upload_id].exchange.propose))
                 for upload_id in uploads
@@ -203,7 +203,7 @@ class IndexingServer(Confined):
             return encode_batch(MessageKind.INDEXING_ANSWER, self._stamp, answers)
 
     def conclude(self, answer: bytes) -> bytes:
-        """Decide about the uploads that the other server answered for, and take them, as server 1."""
+        """Decide about the uploads that the other server answered for, and accept them, as server 1."""
         self._require_server(1)
         answer = owned_bytes(answer)
         items = decode_batch(answer, MessageKind.INDEXING_ANSWER, self._peer_stamp)
@@ -218,7 +218,7 @@ class IndexingServer(Confined):
                     case Standing.ASKED:
                         decided.append((upload_id, self._decide(upload_id, answered, _conclude)))
                     case Standing.REJECTED:
-                        # Said again, because it may not have arrived.
+                        # Repeat the refusal, because it may not have arrived.
                         decided.append((upload_id, None))
                     case _:
                         pass
@@ -231,7 +231,7 @@ class IndexingServer(Confined):
             return conclusion
 
     def settle(self, conclusion: bytes) -> None:
-        """Decide about the uploads that the other server has taken, and take them, as server 0."""
+        """Decide about the uploads that the other server accepted, and accept them, as server 0."""
         self._require_server(0)
         items = decode_batch(conclusion, MessageKind.INDEXING_CONCLUSION, self._peer_stamp)
         with self._held():
@@ -246,15 +246,15 @@ class IndexingServer(Confined):
     # --- The sum --------------------------------------------------------------------------------------------------
 
     def verify_list(self, peer_list: bytes) -> None:
-        """Refuse what is not a list that the other server signed for this round; nothing changes."""
+        """Refuse a list that the other server did not sign for this round; changes no state."""
         AcceptedList.verified(owned_bytes(peer_list), self.configuration, self._peer_stamp)
 
     def close(self) -> bytes:
-        """Sign the list of uploads whose sum this server would release; it signs no other list in this round.
+        """Sign the list of uploads to release; this server signs no other list in this round.
 
         Raises:
-            ThresholdNotMet: too few uploads were taken; the round continues.
-            PeerMisbehaved: too many uploads were rejected; the round is given up.
+            ThresholdNotMet: too few uploads were accepted; the round continues.
+            PeerMisbehaved: too many uploads were rejected; the round is aborted.
         """
         with self._held():
             if self._release.signed_list is None:
@@ -267,7 +267,7 @@ class IndexingServer(Confined):
             return self._release.signed_list or b""
 
     def agree(self, peer_list: bytes) -> bytes:
-        """Take the other server's list, and return the commitment to this server's share of the sum."""
+        """Accept the other server's list, and return the commitment to this server's share of the sum."""
         peer_list = owned_bytes(peer_list)
         with self._held():
             self._require_turn("a list", RoundState.SIGNED, RoundState.AGREED)
@@ -289,7 +289,7 @@ class IndexingServer(Confined):
             return self._release.commitment()
 
     def open(self, peer_commitment: bytes) -> bytes:
-        """Take the other server's commitment, and return this server's share of the sum."""
+        """Accept the other server's commitment, and return this server's share of the sum."""
         peer_commitment = owned_bytes(peer_commitment)
         with self._held():
             self._require_turn("a commitment", RoundState.AGREED)
@@ -297,7 +297,7 @@ class IndexingServer(Confined):
             return self._release.own_share()
 
     def opened_share(self) -> bytes:
-        """Return this server's share again, which it has opened."""
+        """Return this server's opened share again."""
         with self._held():
             if self._release.peer_commitment is None:
                 raise UnexpectedMessage(expected="a commitment first", received="a share", culprits=between_servers())
@@ -313,7 +313,7 @@ class IndexingServer(Confined):
             return RoundResult(aggregate, counted, self.rejected | undecided)
 
     def wipe(self) -> None:
-        """Give the round up: overwrite sums, seeds and keys."""
+        """Abort the round: overwrite sums, seeds and keys."""
         with self._lock:
             while self._pending:
                 self._pending.popitem()[1].wipe()
@@ -325,25 +325,27 @@ class IndexingServer(Confined):
 
     @contextmanager
     def _held(self) -> Generator[None]:
-        """Let one thread at a time take a step, in the process that began the round.
+        """Allow one thread at a time to take a step, in the process that started the round.
 
-        Security: a fork holds the root as well, and would sign a list of its own.
+        Security: a fork also holds the root, and could sign another list.
         """
         if os.getpid() != self._process:
-            raise Misuse("this server was forked into another process; take its steps in the one that began the round")
+            raise Misuse(
+                "this server was forked into another process; take its steps in the one that started the round"
+            )
         with self._lock:
             yield
 
     def _say(self, upload_id: bytes, heard: bytes, say: Callable[[], bytes]) -> bytes | None:
-        """Return what this server says first of an upload; None if it rejects the upload.
+        """Return this server's first message about an upload; None if it rejects the upload.
 
-        Security: a repeated message is at the same point of the check, and about the same words, because the point
-            follows from the upload and from a key that the servers keep.
+        Security: a repeated message uses the same query point and the same correction words, because the point is
+            derived from the upload and from a key that the servers keep.
         """
         pending, question = self._pending[upload_id], hashlib.sha256(heard).digest()
         if pending.asked not in (None, question):
             raise PeerMisbehaved(
-                "an upload is asked about once, and this is another question",
+                "an upload is checked once, and this is a different question",
                 reason=Reason.ALREADY_ANSWERED,
                 culprits=between_servers(),
             )
@@ -359,7 +361,7 @@ class IndexingServer(Confined):
     def _decide(
         self, upload_id: bytes, heard: bytes | None, decide: Callable[[PointFunctionExchange, bytes], bytes]
     ) -> bytes | None:
-        """Return what a step gives that decides about an upload; None if the upload is rejected."""
+        """Return the result of a step that decides about an upload; None if the upload is rejected."""
         try:
             if heard is None:
                 raise self._refused()
@@ -373,7 +375,7 @@ class IndexingServer(Confined):
         try:
             self._pending[upload_id].add_to(self._totals)
         except BaseException:
-            self.wipe()  # A part of the upload may be in the sums.
+            self.wipe()  # Part of the upload may already be in the sums.
             raise
         self._rules.take(upload_id)
         self._pending.pop(upload_id).wipe()
@@ -399,7 +401,7 @@ class IndexingServer(Confined):
 
     def _require_server(self, index: int) -> None:
         if self.server.index != index:
-            raise Misuse(f"this is a step of server/{index}, and this is {self.server}")
+            raise Misuse(f"this step is for server/{index}; this is {self.server}")
 
     def __repr__(self) -> str:
         return f"<IndexingServer {self.server}, round {self.round_number}, {self._rules!r}>"
@@ -418,10 +420,10 @@ def _settle(exchange: PointFunctionExchange, conclusion: bytes) -> bytes:
 
 
 class Server(StagedServerSession[tuple[Upload, bytes]]):
-    """Server 0's side of a round as a session: it hands server 1 its halves, and takes every step of the round with it.
+    """Server 0's side of a round as a session: relays server 1's halves, and runs every step of the round with it.
 
-    It relays halves that it cannot read: they are sealed to server 1. Its only powers are those that it has anyway:
-        refuse a client, or give the round up.
+    Server 0 cannot read the halves that it relays: they are sealed to server 1. Relaying gives it no new power: it can
+        refuse a client or abort the round in any case.
     """
 
     def __init__(  # noqa: PLR0913 -- what a round is made of
@@ -434,13 +436,13 @@ class Server(StagedServerSession[tuple[Upload, bytes]]):
         is_simulated: bool,
         settings: NoiseSettings = NO_NOISE,
     ) -> None:
-        """Offer server 1 the configuration, and open the stage.
+        """Send server 1 the configuration, and open the stage.
 
         Args:
-            ask: takes a message to server 1 and returns its answer, or raises its refusal.
+            ask: sends a message to server 1 and returns its answer, or raises its refusal.
         Raises:
-            InvalidParameters, PeerMisbehaved: server 1 does not take part; the message says what to change.
-            AuthenticationFailed: what answers is not the server 1 that the configuration names.
+            InvalidParameters, PeerMisbehaved: server 1 does not take part; the error says what to change.
+            AuthenticationFailed: the answering party is not the configuration's server 1.
         """
         self._subject, self._zero, self._ask, self._settings = subject, zero, ask, settings
         self._unasked = list[bytes]()
@@ -481,12 +483,12 @@ class Server(StagedServerSession[tuple[Upload, bytes]]):
         try:
             if Done.decode(self._tell(second)).upload != upload_id:
                 raise PeerMisbehaved(
-                    "the two halves are of two uploads, or server 1 says so",
+                    "the two halves are of different uploads, or server 1 claims so",
                     reason=Reason.WRONG_SESSION,
                     culprits=UNDECIDED,
                 )
         except PeerError as error:
-            # Server 0 cannot open that half: the client made it so, somebody altered it, or server 1 lies.
+            # Server 0 cannot open that half: the client made it wrong, someone altered it, or server 1 lies.
             error.culprits = culprits(Evidence.REFUSED_HALF, sender=sender)
             raise
         self._unasked.append(upload_id)
@@ -494,7 +496,7 @@ class Server(StagedServerSession[tuple[Upload, bytes]]):
             try:
                 self._decide()
             except SecAggError as error:
-                # It is not the fault of the last sender, whose upload its traceback would keep; the round ends with it.
+                # The last sender is not at fault, and the traceback would keep its upload; the error ends the round.
                 self._failure = error.with_traceback(None)
 
     def _next(self) -> None:
@@ -509,14 +511,14 @@ class Server(StagedServerSession[tuple[Upload, bytes]]):
                 self._zero.settle(self._tell(self._zero.answer(proposal)))
                 del self._unasked[: len(batch)]
         finally:
-            # Recorded now: too many rejections end the round before there is a result that could name them.
+            # Record rejections now: too many of them end the round before a result could name them.
             for client, sentence in self._zero.rejected.items():
                 if client not in self._refused:
                     self._refused[client] = _refused(client, sentence)
                     self._record(self._refused[client])
 
     def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
-        del progress  # The servers say three things each, whatever the size.
+        del progress  # Each server sends three messages, whatever the size.
         zero, subject = self._zero, self._subject
         commitment = zero.agree(self._tell(zero.close()))
         share = zero.open(self._tell(commitment))
@@ -536,14 +538,14 @@ class Server(StagedServerSession[tuple[Upload, bytes]]):
             counted=counted,
             left_out={client: Fault.of(error) for client, error in left_out.items()},
             revealed=frozenset({counted}),
-            # A client that is not checked votes as often as it likes.
+            # An unchecked client can vote any number of times.
             unbounded=subject.layout.ring_positions
             if self.configuration.is_checked
             else tuple(range(len(subject.layout.segments))),
         )
 
     def _tell(self, message: bytes) -> bytes:
-        """Return server 1's answer; if the connection is lost, ask again: it repeats itself, or has no round."""
+        """Return server 1's answer; if the connection is lost, ask once more, which changes nothing."""
         try:
             try:
                 return self._ask(message)

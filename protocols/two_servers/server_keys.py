@@ -1,7 +1,7 @@
-"""Keys of one server's operator, the public half that he gives the other one, and the key that both derive.
+"""Keys of one server's operator: the private keys, the public keys for the other operator, and the shared pair key.
 
-Each operator draws his own key, and nobody else ever holds it. A person who knows a pair key can foresee at which
-points uploads are checked; it opens no upload and signs nothing.
+Each operator draws a key that no one else ever holds. A party that knows the pair key can predict the points at which
+uploads are checked; the pair key opens no upload and signs nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .point_functions.one_hot_proof import SEED_BYTES
 
 @dataclass(frozen=True, slots=True)
 class OperatorKeys(Message):
-    """Public half of a server's key; the signature says that its operator has the other one."""
+    """Public key of a server; the signature proves that its operator has the private key."""
 
     kind: ClassVar = MessageKind.OPERATOR_KEYS
     server: Annotated[ServerId, SERVER]
@@ -34,7 +34,7 @@ class OperatorKeys(Message):
 
     @classmethod
     def verified(cls, message: bytes) -> OperatorKeys:
-        """Read what an operator has given away, and check its signature."""
+        """Decode an operator's public keys, and verify the signature."""
         keys = cls.decode(message)
         verify_signature(keys.signing_key, keys.signature, Label.INDEXING_OPERATOR, bytes([keys.server.index]))
         return keys
@@ -50,9 +50,9 @@ def _seed(kind: str) -> Field:
 
 @dataclass(slots=True, eq=False, repr=False)
 class ServerKeys(Confined, Message):
-    """The secret key of server 0 or server 1, by which it signs, shows its peer who it is, and agrees with it.
+    """Secret key of server 0 or server 1, for signing, authentication to its peer, and key agreement.
 
-    Security: ``encode`` returns them in the clear; store it where nobody but this server's operator reads it.
+    Security: ``encode`` returns it in the clear; store it where only this server's operator can read it.
     """
 
     kind: ClassVar = MessageKind.INDEXING_KEYS
@@ -61,7 +61,7 @@ class ServerKeys(Confined, Message):
 
     def __post_init__(self) -> None:
         if len(self.signing_seed) != SEED_BYTES:
-            raise Misuse(f"a server has a signing seed of {SEED_BYTES} bytes")
+            raise Misuse(f"a server needs a signing seed of {SEED_BYTES} bytes")
 
     @classmethod
     def random(cls, server: ServerId, coins: Coins) -> ServerKeys:
@@ -85,7 +85,7 @@ class ServerKeys(Confined, Message):
         """
         own = self.signing_key()
         if peer.server == self.server or peer.signing_key == own.public_key:
-            raise InvalidParameters(f"{self.server} shares a key with the other server; name that one's public keys")
+            raise InvalidParameters(f"{self.server} shares a key with the other server; pass that server's public keys")
         return own.agreed(peer.signing_key, SEED_BYTES, Label.INDEXING_PAIR_KEY, culprits=between_servers())
 
     def wipe(self) -> None:
@@ -102,6 +102,6 @@ class ServerKeys(Confined, Message):
 
 
 def trial_server_keys(coins: Coins) -> tuple[ServerKeys, ServerKeys]:
-    """Draw the keys of both servers, for a trial: their owner is both servers."""
+    """Draw the keys of both servers, for a trial: their owner controls both servers."""
     zero, one = (ServerKeys.random(ServerId(index), coins) for index in range(SERVERS))
     return zero, one

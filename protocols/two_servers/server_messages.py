@@ -1,6 +1,6 @@
-"""Messages between the servers, which begin a round, ask about uploads, hold and release; and their lengths.
+"""Messages between the servers, which start a round, check uploads and release the sum; and their lengths.
 
-Lengths follow from the configuration alone, for limits that are checked before anything is read, and for planning.
+Lengths depend only on the configuration; they are used for planning, and for limits that are checked before reading.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ from .upload import (
 )
 
 MAXIMUM_BEGINNING_BYTES: Final = 1 << 19
-"""No request to begin a round is longer; see ``configuration.MAXIMUM_SEGMENTS``."""
+"""Maximum length of a request to start a round; see ``configuration.MAXIMUM_SEGMENTS``."""
 _REFUSAL_BYTES: Final = 1 << 16
 BATCH: Final = 16
-"""Number of uploads in one message between the servers; each server holds the shares of as many."""
+"""Number of uploads in one message between the servers; each server holds the shares of that number."""
 MAXIMUM_BATCH: Final = 1 << 16
 NONCE_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning(Message):
-    """The request that server 1 begins a round under a configuration."""
+    """Request that server 1 start a round under a configuration."""
 
     kind: ClassVar = MessageKind.BEGIN_ROUND
     configuration: Annotated[IndexingConfiguration, encoded(IndexingConfiguration, MAXIMUM_BEGINNING_BYTES)]
@@ -78,7 +78,7 @@ class Beginning(Message):
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest(Message):
-    """The request that server 1 proposes these uploads."""
+    """Request that server 1 propose these uploads."""
 
     kind: ClassVar = MessageKind.PROPOSE_UPLOADS
     uploads: Annotated[tuple[bytes, ...], repeated(fixed(DIGEST_BYTES), BATCH)]
@@ -86,14 +86,14 @@ class BatchRequest(Message):
 
 @dataclass(frozen=True, slots=True)
 class Done(Message):
-    """Server 1's word that it holds its half of an upload."""
+    """Server 1's confirmation that it holds its half of an upload."""
 
     kind: ClassVar = MessageKind.INDEXING_DONE
     upload: Annotated[bytes, fixed(DIGEST_BYTES)]
 
 
 BatchItem = tuple[bytes, bytes | None]
-"""An upload's id, and what a server says of it; None if it refuses the upload."""
+"""An upload's id, and a server's message about it; None if it refuses the upload."""
 
 
 _STAMP: Final = stamped(lambda stamp: stamp)
@@ -102,7 +102,7 @@ _MOST_BYTES: Final = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True)
 class Batch(MessageIn[RoundStamp]):
-    """A server's word about several uploads at once, in which no upload stands twice."""
+    """A server's messages about several different uploads."""
 
     stamp: Annotated[RoundStamp, _STAMP]
     items: Annotated[
@@ -132,12 +132,12 @@ _BATCHES: Final[dict[MessageKind, type[Batch]]] = {batch.kind: batch for batch i
 
 
 def encode_batch(kind: MessageKind, stamp: RoundStamp, items: Sequence[BatchItem]) -> bytes:
-    """Return what a server says of several uploads at once."""
+    """Encode a server's messages about several uploads."""
     return _BATCHES[kind](stamp, tuple(items)).encode()
 
 
 def decode_batch(message: bytes, kind: MessageKind, stamp: RoundStamp) -> list[BatchItem]:
-    """Read a batch of the other server back."""
+    """Decode a batch of the other server."""
     with blaming(*between_servers()):
         items = list(_BATCHES[kind].decode(message, stamp).items)
         if len({upload_id for upload_id, _ in items}) != len(items):
@@ -147,7 +147,7 @@ def decode_batch(message: bytes, kind: MessageKind, stamp: RoundStamp) -> list[B
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptedList(MessageIn[RoundStamp]):
-    """One list of a round that a server signs: the uploads in the sum."""
+    """The list that a server signs in a round: the uploads in the sum."""
 
     kind: ClassVar = MessageKind.ACCEPTED_LIST
     stamp: Annotated[RoundStamp, _STAMP]
@@ -167,7 +167,7 @@ class AcceptedList(MessageIn[RoundStamp]):
 
     @classmethod
     def verified(cls, message: bytes, configuration: IndexingConfiguration, stamp: RoundStamp) -> AcceptedList:
-        """Read the other server's list back, and check its signature."""
+        """Decode the other server's list, and verify its signature."""
         with blaming(*between_servers()):
             decoded = cls.decode(message, stamp)
         key = configuration.server_keys[stamp.server.index]
@@ -186,7 +186,7 @@ def entries_digest(entries: Sequence[Entry]) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputCommitment(MessageIn[RoundStamp]):
-    """A server's commitment, sent before it has seen any of the other server's share of the sum."""
+    """A server's commitment, sent before it sees any of the other server's share of the sum."""
 
     kind: ClassVar = MessageKind.OUTPUT_COMMITMENT
     stamp: Annotated[RoundStamp, _STAMP]
@@ -202,7 +202,7 @@ class OutputCommitment(MessageIn[RoundStamp]):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OutputShare(MessageIn[Due]):
-    """One server's share of the sum, and the nonce that its commitment was hidden by."""
+    """One server's share of the sum, and the nonce that hid it in the commitment."""
 
     kind: ClassVar = MessageKind.OUTPUT_SHARE
     stamp: Annotated[RoundStamp, stamped(lambda due: due.stamp)]
@@ -224,10 +224,10 @@ class OutputShare(MessageIn[Due]):
         return cls(stamp=stamp, nonce=nonce, packed=packed)
 
     def values(self, configuration: IndexingConfiguration) -> tuple[Lanes | RingVector, ...]:
-        """Return what was packed.
+        """Return the unpacked values.
 
         Raises:
-            MalformedMessage: a lane is not one of the group's.
+            MalformedMessage: a lane is not an element of the group.
         """
         return tuple(
             configuration.group.unpack(memoryview(packed), segment.blocks * segment.codewords)
@@ -251,7 +251,7 @@ def _value_bytes(configuration: IndexingConfiguration) -> list[int]:
 
 
 def half_bytes(configuration: IndexingConfiguration, server: ServerId) -> int:
-    """Return how many bytes a client uploads to one server."""
+    """Return the number of bytes that a client uploads to one server."""
     sealed = bytes(UPLOAD_SEED_BYTES + sealing_sizes(configuration.suite)[1])
     place = SegmentHeader(bytes(SHARE_NONCE_BYTES), bytes(DIGEST_BYTES))
     header = UploadHeader(
@@ -265,14 +265,14 @@ def half_bytes(configuration: IndexingConfiguration, server: ServerId) -> int:
 
 
 def offers_bytes(configuration: IndexingConfiguration) -> int:
-    """Return how many bytes a client receives: both servers' offers."""
+    """Return the number of bytes that a client receives: both servers' offers."""
     stamp, key = _stamp(configuration), bytes(sealing_sizes(configuration.suite)[0])
     offer = ServerOffer(stamp=stamp, sealing_key=key, signature=bytes(SIGNATURE_BYTES))
     return 2 * len(offer.encode())
 
 
 def batch_bytes(configuration: IndexingConfiguration, uploads: int) -> tuple[int, int, int]:
-    """Return the lengths of proposal, answer and conclusion for a batch of uploads that are all taken."""
+    """Return the lengths of proposal, answer and conclusion for a batch of accepted uploads."""
     stamp, kind = _stamp(configuration), MessageKind.INDEXING_PROPOSAL
     head = len(encode_batch(kind, stamp, []))
     item = len(encode_batch(kind, stamp, [(bytes(DIGEST_BYTES), b"")])) - head
@@ -287,7 +287,7 @@ def batch_bytes(configuration: IndexingConfiguration, uploads: int) -> tuple[int
 
 
 def release_bytes(configuration: IndexingConfiguration) -> int:
-    """Return how many bytes the servers send each other to release the sum: lists, commitments and shares."""
+    """Return the number of bytes between the servers to release the sum: lists, commitments and shares."""
     stamp = _stamp(configuration)
     signed = AcceptedList(
         stamp=stamp, entries_digest=bytes(DIGEST_BYTES), contributors=0, signature=bytes(SIGNATURE_BYTES)
@@ -297,13 +297,13 @@ def release_bytes(configuration: IndexingConfiguration) -> int:
 
 
 def share_bytes(configuration: IndexingConfiguration) -> int:
-    """Return how many bytes one server's share of the sum has."""
+    """Return the number of bytes of one server's share of the sum."""
     head = OutputShare(stamp=_stamp(configuration), nonce=bytes(NONCE_BYTES), packed=())
     return len(head.encode()) + sum(_value_bytes(configuration))
 
 
 def exchange_bytes(configuration: IndexingConfiguration) -> int:
-    """Return how long the longest message is that one server sends the other in a round, or relays to it."""
+    """Return the length of the longest message that one server sends or relays to the other in a round."""
     said = (*batch_bytes(configuration, BATCH), release_bytes(configuration))
     return max(_REFUSAL_BYTES, half_bytes(configuration, ServerId(1)), *said)
 

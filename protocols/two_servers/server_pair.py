@@ -1,8 +1,8 @@
-"""Files with the keys of two servers, and which two a client or an operator trusts not to collude.
+"""Key files of two servers, and the file that names the pair which a client or an operator trusts not to collude.
 
-Each operator of two servers writes his own keys (``secagg server keys --role``), gives the public file to the
-other one, and writes ``servers.json`` from both public files; the two come out alike, and both compare its fingerprint.
-A person who writes both private files is both servers: ``make_trial_pair`` is for a trial.
+Each operator writes a key file (``secagg server keys --role``), gives the public file to the other operator, and writes
+``servers.json`` from both public files. The two copies are equal, and both operators compare their fingerprint. Whoever
+writes both private files controls both servers: ``make_trial_pair`` is for a trial.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FINGERPRINT_DIGITS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class ServerPair:
-    """Which two servers somebody believes to be in two hands, and who certifies their clients."""
+    """Two servers that are trusted not to collude, and the authority that certifies their clients."""
 
     authority: bytes
     operators: tuple[OperatorKeys, OperatorKeys]
@@ -46,7 +46,7 @@ class ServerPair:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint that both operators compare, by telephone for instance."""
+        """Fingerprint that both operators compare, for instance by telephone."""
         parts = (self.authority, *(keys.encode() for keys in self.operators))
         return hashlib.sha256(bind(Label.INDEXING_FINGERPRINT, *parts)).hexdigest()[:_FINGERPRINT_DIGITS]
 
@@ -57,16 +57,16 @@ def server_file(index: int) -> str:
 
 
 def public_file(index: int) -> str:
-    """Return the name of the file that an operator gives away."""
+    """Return the name of an operator's public key file."""
     return f"server-{index}.public"
 
 
 def make_server_keys(folder: Path, index: int, coins: Coins) -> OperatorKeys:
-    """Write one operator's private and public file, where there are none, and return the public keys."""
+    """Write one operator's private and public key files, unless they exist, and return the public keys."""
     private, public = folder / server_file(index), folder / public_file(index)
     for file in (private, public):
         if file.exists():
-            raise InvalidParameters(f"{file} exists; name another --out, or remove the keys that are there")
+            raise InvalidParameters(f"{file} exists; choose another --out, or remove the existing keys")
     with ServerKeys.random(ServerId(index), coins) as keys:
         create(private, keys.encode())
         replace(public, (keys.public.encode().hex() + "\n").encode(), PUBLIC)
@@ -74,7 +74,7 @@ def make_server_keys(folder: Path, index: int, coins: Coins) -> OperatorKeys:
 
 
 def write_server_pair(folder: Path, roster: Path, operators: Iterable[OperatorKeys]) -> ServerPair:
-    """Write ``servers.json`` from both operators' public keys and the authority of a roster, or refuse to change it."""
+    """Write ``servers.json`` from both operators' public keys and the authority of a roster; refuses to change it."""
     zero, one = sorted(operators, key=lambda keys: keys.server.index)
     pair = _checked(ServerPair(load_roster(roster).authority, (zero, one)), "these public keys")
     fields = {
@@ -91,48 +91,48 @@ def write_server_pair(folder: Path, roster: Path, operators: Iterable[OperatorKe
 
 
 def make_trial_pair(folder: Path, coins: Coins) -> bool:
-    """Write the keys of both servers into a folder with a roster, unless they are there; return whether they are new.
+    """Write the keys of both servers into a folder with a roster, unless they exist; return whether they are new.
 
-    Security: for a trial. The owner of this folder is both servers.
+    Security: for a trial. The owner of this folder controls both servers.
     """
     there = [file for file in (server_file(0), server_file(1), SERVERS_FILE) if (folder / file).exists()]
     if there:
         if len(there) < _TRIAL_FILES:
-            raise InvalidParameters(f"{folder / there[0]} is there and other files are not; remove it, or add them")
+            raise InvalidParameters(f"{folder / there[0]} exists but the other files do not; remove it, or add them")
         return False
-    # Before any key is written, which would stand there alone.
+    # Check this before any key is written, which would otherwise be left without the others.
     load_roster(folder / ROSTER_FILE)
     write_server_pair(folder, folder / ROSTER_FILE, [make_server_keys(folder, index, coins) for index in (0, 1)])
     return True
 
 
 def load_server_pair(path: Path) -> ServerPair:
-    """Read which two servers are meant."""
+    """Read a file that names two servers."""
     try:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         zero, one = (OperatorKeys.verified(bytes.fromhex(keys)) for keys in fields["servers"])
         pair = ServerPair(bytes.fromhex(fields["authority"]), (zero, one))
         is_ours = (fields["format"], fields["kind"]) == (FORMAT, _KIND)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, PeerError) as error:
-        raise InvalidParameters(f"{path} names no two servers ({error}); {_ADVICE}") from None
+        raise InvalidParameters(f"{path} does not name two servers ({error}); {_ADVICE}") from None
     if not is_ours:
-        raise InvalidParameters(f"{path} names no two servers; {_ADVICE}")
+        raise InvalidParameters(f"{path} does not name two servers; {_ADVICE}")
     return _checked(pair, str(path))
 
 
 def load_operator_keys(path: Path) -> OperatorKeys:
-    """Read the file that an operator has given away."""
+    """Read an operator's public key file."""
     try:
         return OperatorKeys.verified(bytes.fromhex(path.read_text(encoding="ascii")))
     except (OSError, ValueError, PeerError) as error:
-        raise InvalidParameters(f"{path} holds no public keys of a server ({error}); {_ADVICE}") from None
+        raise InvalidParameters(f"{path} is not a public key file of a server ({error}); {_ADVICE}") from None
 
 
 def _checked(pair: ServerPair, name: str) -> ServerPair:
     zero, one = pair.operators
     keys = {pair.authority, *pair.server_keys}
     if (zero.server.index, one.server.index) != (0, 1) or len(keys) != _KEYS or len(pair.authority) != _KEY_BYTES:
-        raise InvalidParameters(f"{name}: not an authority and two servers, each with keys of its own; {_ADVICE}")
+        raise InvalidParameters(f"{name}: an authority and two servers need three different keys; {_ADVICE}")
     return pair
 
 
@@ -141,7 +141,7 @@ def load_server_keys(path: Path, index: int) -> ServerKeys:
     try:
         keys = ServerKeys.decode(read_private(path))
     except (OSError, PeerError) as error:
-        raise InvalidParameters(f"{path} holds no keys of a server ({error}); {_ADVICE}") from None
+        raise InvalidParameters(f"{path} is not a key file of a server ({error}); {_ADVICE}") from None
     if keys.server.index != index:
         keys.wipe()
         raise InvalidParameters(f"{path} holds the keys of {keys.server}; expected those of server/{index}")

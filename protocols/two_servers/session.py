@@ -1,4 +1,4 @@
-"""Sessions of two servers: the plan of a round, its beginning at server 0, and its clients."""
+"""Sessions of two servers: plan of a round, its start at server 0, and its clients."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class TwoServersOptions(NoiseSettings, ProtocolOptions):
     is_checked: Annotated[bool, option("whether clients that vote more than once are rejected")] = True
     depth: Annotated[int | None, option("depth of the trees of shares; by default the cheapest")] = None
     maximum_cohort: Annotated[int | None, option("clients of one round")] = None
-    """By default all who are invited, or as many as the codec's capacity allows where anybody may come."""
+    """Default: all invited clients, or the codec's capacity if anyone may take part."""
     maximum_rejections: Annotated[int | None, option("clients that are rejected before a round ends")] = None
-    """By default a tenth of ``maximum_cohort``, and at least one: one cheating client does not end the round."""
+    """Default: a tenth of ``maximum_cohort``, at least one, so that one cheating client does not end the round."""
     lifetime: Annotated[timedelta, option("lifetime of a round")] = timedelta(hours=12)
 
     @property
@@ -51,32 +51,32 @@ class TwoServersOptions(NoiseSettings, ProtocolOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwoServersHelpers:
-    """Server 0's keys, and how it reaches server 1."""
+    """Server 0's keys, and its connection to server 1."""
 
     keys: ServerKeys
-    """Server 0's own; their loader wipes them, after the last session."""
+    """Server 0's private keys; the code that loaded them wipes them after the last session."""
     server_one: OperatorKeys
     """Public keys of the operator of server 1."""
     authority: bytes
-    """The public key of who certifies clients."""
+    """Public key of the authority that certifies clients."""
     standing: Standing = NO_STANDING
     """What it had revoked at the head of its roster."""
     ask: Ask
     coins: Coins
     clock: Clock
     is_simulated: bool = False
-    """Whether server 1 is in this process, which protects nobody from it; clients are told."""
+    """Whether server 1 runs in this process, which protects nobody from this process; the offer says so."""
     threads: int = 1
 
 
 def open_session(
     subject: Subject, settings: TwoServersOptions, invited: frozenset[ClientId] | None, helpers: TwoServersHelpers
 ) -> Server:
-    """Begin a round with server 1.
+    """Start a round with server 1.
 
     Raises:
-        InvalidParameters, CapacityExceeded, PeerMisbehaved: the settings do not fit, or server 1 takes no part.
-        ConnectionError: server 1 cannot be reached, or another is there.
+        InvalidParameters, CapacityExceeded, PeerMisbehaved: the settings do not fit, or server 1 refuses the round.
+        ConnectionError: server 1 cannot be reached, or another server answers.
     """
     configuration = configure(subject, settings, invited, helpers)
     with helpers.keys.pair_key(helpers.server_one) as pair_key:
@@ -99,7 +99,7 @@ def open_session(
 def configure(
     subject: Subject, settings: TwoServersOptions, invited: frozenset[ClientId] | None, helpers: TwoServersHelpers
 ) -> IndexingConfiguration:
-    """Return what server 0 offers server 1; nobody is asked."""
+    """Return the configuration that server 0 offers server 1, without sending it."""
     most = min(subject.capacity, _MOST_UPLOADS) if invited is None else len(invited)
     maximum_cohort = settings.maximum_cohort or most
     rejections = settings.maximum_rejections
@@ -121,8 +121,8 @@ def configure(
     )
     has_indices = any(isinstance(segment, IndexSegment) for segment in subject.layout.segments)
     if configuration.noise is not None and has_indices and not subject.tables:
-        raise InvalidParameters("of counts with noise sums of codewords are released: hand the codec's tables over")
-    # Every client refuses more; nobody is invited to that.
+        raise InvalidParameters("counts with noise are released as sums of codewords: pass the codec's tables")
+    # Every client would refuse more, so invite nobody to that.
     require_capacity(configuration.maximum_cohort, subject.capacity)
     return configuration
 

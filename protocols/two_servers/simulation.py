@@ -1,4 +1,4 @@
-"""Two servers and their clients in one process, a client that cheats, costs, and the entry in the registry."""
+"""Two servers and their clients in one process, a cheating client, costs, and the protocol's entry in the registry."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 
 
 _MORE = 2
-"""So many that no codeword can make up for it: one more could turn a vote for the derived lane into a valid one."""
+"""Large enough that no codeword can cancel it: one more could turn a vote for the derived lane into a valid one."""
 
 
 class InsecureCheatingClient(Client):
-    """Votes for one codeword of its first block twice more than it may."""
+    """Client that votes for one codeword of its first block twice more than allowed."""
 
     def _sealed(
         self,
@@ -71,7 +71,7 @@ def _with_more_votes(shares: tuple[ServerShare, ServerShare], blocks: int) -> tu
             _raise(group, lanes[:1])
             return zero, ExplicitShare(one.shape, blocks, one.binding, lanes)
         case TreeShare() as zero, TreeShare() as one:
-            # The leaf on the path is corrected at one of the servers, whichever codeword was meant.
+            # One of the servers corrects the leaf on the path, whichever codeword was chosen.
             _raise(zero.shape.group, zero.correction.leaf[0, 0, :1])
             changed = zero.correction.freeze()
             return (
@@ -91,7 +91,7 @@ _MOST_LANES: Final = 1 << 40
 
 
 def describe(session: Server) -> tuple[str, ...]:
-    """Return what both servers agreed on, a line each."""
+    """Return what both servers agreed on, one line per fact."""
     configuration = session.configuration
     lines = [f"two servers, {configuration.suite.value}, {'checked' if configuration.is_checked else 'unchecked'}"]
     if configuration.index_segments:
@@ -100,10 +100,10 @@ def describe(session: Server) -> tuple[str, ...]:
         shared = ", ".join(f"in trees of depth {depth}" if depth else "without trees" for depth in depths)
         lines.append(f"indices are shared {shared}")
     if (noise := session.noise) is not None:
-        lines.append(f"each server adds noise of its own, enough against the other one: {said_epsilon(noise)}")
+        lines.append(f"each server adds noise that suffices against the other server: {said_epsilon(noise)}")
     return (
         *lines,
-        f"nothing is released of fewer than {configuration.minimum_cohort}, nor unless both servers sign one list",
+        f"a sum needs {configuration.minimum_cohort} clients and a list signed by both servers",
     )
 
 
@@ -189,14 +189,14 @@ class TwoServersSimulation(Confined):
 
 
 def cheater(simulation: TwoServersSimulation, client: ClientId) -> TwoServersMember:
-    """Return a client that votes more than once in its first block of indices."""
+    """Return a client that votes more than once in its first index block."""
     return simulation.member(client, InsecureCheatingClient)
 
 
 # --- Costs ------------------------------------------------------------------------------------------------------------
 
 _FRAME_BYTES: Final = 7 + 2 * 4
-"""Frame of the message in which both halves travel to server 0."""
+"""Frame of the message that carries both halves to server 0."""
 
 
 def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
@@ -214,7 +214,7 @@ def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
 def _configured(
     layout: Layout, clients: int, suite: Suite, mode: SharingMode, depth: int | None
 ) -> IndexingConfiguration:
-    """Return the configuration of a round, with keys that nobody has."""
+    """Return the configuration of a round, with dummy keys."""
     keys = [bytes([number]) * IDENTITY_KEY_BYTES for number in range(1, 4)]
     return IndexingConfiguration(
         task=b"a plan",
@@ -236,7 +236,7 @@ def _depths(configuration: IndexingConfiguration) -> set[int]:
 
 
 def _costs(configuration: IndexingConfiguration, clients: int) -> Costs:
-    """Add the plain parts, which one server expands and the other is sent; envelopes, proofs and signatures."""
+    """Add up the plain parts, which one server expands and the other receives, envelopes, proofs and signatures."""
     shapes = [(configuration.shape(segment), segment.blocks) for _, segment in configuration.index_segments]
     payload = sum(
         CorrectionWords.encoded_bytes(shape, blocks) if shape.depth else ExplicitShare.encoded_bytes(shape, blocks)
@@ -244,7 +244,7 @@ def _costs(configuration: IndexingConfiguration, clients: int) -> Costs:
     )
     operations = sum(shape.codewords * blocks for shape, blocks in shapes)
     if configuration.is_checked:
-        # Two products of the whole share, with an element for each codeword and with one for each row.
+        # Two products of the whole share, with one element per codeword and one per row.
         operations += sum(
             2 * configuration.check_shape(segment).field.degree * segment.codewords * segment.blocks
             for _, segment in configuration.index_segments
@@ -257,11 +257,11 @@ def _costs(configuration: IndexingConfiguration, clients: int) -> Costs:
     offer = bytes(offers_bytes(configuration) // SERVERS)
     between = full * sum(batch_bytes(configuration, BATCH)) + (sum(batch_bytes(configuration, rest)) if rest else 0)
     return Costs(
-        plan=f"between is for batches of {BATCH} uploads; the shares of the sum, exchanged once a round, come on top",
+        plan=f"between counts batches of {BATCH} uploads; the shares of the sum, exchanged once per round, are extra",
         payload_bytes=payload + sum(segment.payload_bytes for segment in rings),
         up_bytes=_FRAME_BYTES + sum(half_bytes(configuration, ServerId(index)) for index in range(SERVERS)),
         down_bytes=len(Invitation(0, configuration, RoundOffers(is_simulated=False, offers=(offer, offer))).encode()),
-        # Server 0 is the one that clients reach, so server 1's half passes through it.
+        # Clients reach only server 0, so server 1's half passes through it.
         between_bytes=round(between / clients) + half_bytes(configuration, ServerId(1)),
         client=Work(cipher_calls=2 * of_client, word_operations=operations),
         server=Work(
@@ -286,7 +286,7 @@ def _variant(configuration: IndexingConfiguration) -> str:
 
 ENTRY: Final = ProtocolEntry(
     name="two-servers",
-    summary="two servers that do not collude: one exchange, any segment, and no hardware to believe in",
+    summary="two servers that do not collude: one round trip, any segment, and no trusted hardware",
     settings=TwoServersOptions,
     segments=frozenset({RingSegment, IndexSegment}),
     stages=(STAGE,),
@@ -297,6 +297,6 @@ ENTRY: Final = ProtocolEntry(
     helpers=TwoServersHelpers,
     simulate=TwoServersSimulation,
     costs=costs,
-    trust="two servers that do not collude, one of which may be active; a client that is not checked can vote as often "
-    "as it likes",
+    trust="two servers that do not collude, one of which may be active; an unchecked client can vote any number "
+    "of times",
 )

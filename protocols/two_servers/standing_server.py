@@ -1,18 +1,18 @@
-"""Server 1 for many rounds, one after the other: it answers a server 0 that begins them, relays uploads, and asks.
+"""Server 1 for many consecutive rounds: answers server 0, which starts rounds, relays uploads and requests checks.
 
-Server 0 offers a configuration for each round, as another party: one beyond the floors of server 1's operator is
-refused before a key is drawn, and no round is begun twice. Only the number of a round is written down.
+Server 0 is another party and offers a configuration for each round. Server 1 refuses one that breaks its operator's
+policy before it draws a key, and never starts a round twice. It stores only the number of a round.
 
-    BEGIN_ROUND         a configuration and a number, within the operator's floors      -> this server's offer
+    BEGIN_ROUND         a configuration and a number, within the operator's policy     -> this server's offer
     INDEXING_UPLOAD     this server's half of an upload, relayed                        -> its id
-    PROPOSE_UPLOADS     which uploads to speak of                                       -> a proposal
-    INDEXING_ANSWER     what server 0 says of them                                      -> a conclusion
+    PROPOSE_UPLOADS     the uploads to check                                            -> a proposal
+    INDEXING_ANSWER     server 0's answer about them                                    -> a conclusion
     ACCEPTED_LIST       server 0's signed list                                          -> this server's
     OUTPUT_COMMITMENT   server 0's commitment                                           -> this server's
     OUTPUT_SHARE        server 0's share, with which this server has the sum            -> this server's
 
-On another connection server 0 repeats the step whose answer it missed, and is given the same bytes; also the share that
-was released, until the next round begins. A process that ends takes its round with it.
+On a new connection server 0 repeats the step whose answer it missed, and gets the same bytes, including the released
+share, until the next round begins. When the process ends, so does its round.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ from .server_keys import OperatorKeys, ServerKeys
 from .server_messages import MAXIMUM_BEGINNING_BYTES, BatchRequest, Beginning, Done, exchange_bytes
 
 MAXIMUM_STEP: Final = 1 << 32
-"""Largest step from one round's number to the next: server 0 must not end a task by offering the last number."""
+"""Maximum step between consecutive round numbers: server 0 must not end a task by offering the last number."""
 MAXIMUM_TASKS: Final = 1 << 16
 """Limit on remembered tasks. Server 0 names them and must not exhaust memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandingFloors:
-    """Floors of the operator of server 1, which hold whatever server 0 offers."""
+    """Policy of server 1's operator, which applies to every offer of server 0."""
 
     task_prefix: bytes
     """Prefix of every task; empty for any."""
     authority: bytes
-    """Authority that certifies clients; a server that could certify its own would be all of them but one."""
+    """Authority that certifies clients; a server that could certify clients could impersonate all of them but one."""
     server_keys: tuple[bytes, bytes]
-    """The other server's key and this one's."""
+    """Keys of server 0 and of this server."""
     suites: frozenset[Suite] = frozenset(Suite)
     modes: frozenset[SharingMode] = frozenset({SharingMode.CHECKED_POINT_FUNCTIONS})
     minimum_cohort: int
     maximum_cohort: int
     maximum_lanes: int
-    """Limit on the counters and ring elements of a layout, several times which this server holds for each client."""
+    """Limit on the counters and ring elements of a layout; this server holds several times that number per client."""
     maximum_lifetime: timedelta
     """Limit on the time from now to the expiry of a round."""
 
@@ -79,21 +79,21 @@ class StandingFloors:
             raise InvalidParameters(f"maximum_lifetime must be a time above 0; got {self.maximum_lifetime}")
 
     def admit(self, configuration: IndexingConfiguration, now: datetime) -> None:
-        """Refuse a configuration that its operator would not have written."""
+        """Refuse a configuration that breaks the operator's policy."""
         for is_wrong, sentence in self._objections(configuration, now):
             if is_wrong:
                 raise InvalidParameters(
                     f"server 1 takes no part in this round: {sentence}; offer another configuration, or ask its "
-                    "operator for other floors",
+                    "operator for another policy",
                     reason=Reason.BELOW_FLOOR,
                 )
 
     def _objections(self, offered: IndexingConfiguration, now: datetime) -> Iterator[tuple[bool, str]]:
         is_known = offered.task.startswith(self.task_prefix)
         yield not is_known, f"the task {offered.task!r} does not begin with {self.task_prefix!r}"
-        yield offered.authority != self.authority, "clients are certified by another authority than its operator's"
-        yield offered.server_keys[0] != self.server_keys[0], "server 0 has another key than its operator knows"
-        yield offered.server_keys[1] != self.server_keys[1], "it names another key than its own for server 1"
+        yield offered.authority != self.authority, "another authority certifies the clients than its operator's"
+        yield offered.server_keys[0] != self.server_keys[0], "server 0's key is not the one that its operator knows"
+        yield offered.server_keys[1] != self.server_keys[1], "it names another key for server 1"
         yield offered.suite not in self.suites, f"suite {offered.suite} is not accepted"
         yield offered.mode not in self.modes, f"mode {offered.mode.name.lower()} is not accepted"
         least, most = offered.minimum_cohort, offered.maximum_cohort
@@ -107,7 +107,7 @@ class StandingFloors:
 
 
 def lanes_of(configuration: IndexingConfiguration) -> int:
-    """Return how many counters and ring elements a round has."""
+    """Return the number of counters and ring elements of a round."""
     return sum(
         segment.blocks * segment.codewords if isinstance(segment, IndexSegment) else segment.length
         for segment in configuration.layout.segments
@@ -115,15 +115,14 @@ def lanes_of(configuration: IndexingConfiguration) -> int:
 
 
 class StandingRounds(Confined):
-    """The highest round that a standing server began of each task, in memory or in the store of a folder.
+    """Highest round that a standing server started of each task, in memory or in the store of a folder.
 
-    Security: a store that was put back is refused. One that was removed lets server 0 begin a round again, and gives
-        nothing away: the round has another root then, nothing that was sealed before opens, and clients upload once for
-        a round.
+    Security: a restored store is refused. A removed store lets server 0 start a round again, but reveals nothing: the
+        round then has another root, nothing sealed before opens, and clients upload once per round.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Begin with what the folder's store holds; without a folder with nothing."""
+        """Load the folder's store; start empty without a folder."""
         try:
             if folder is not None:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -141,11 +140,11 @@ class StandingRounds(Confined):
         return self._number("SELECT ifnull(sum(rounds), 0) FROM begun")
 
     def begin(self, task: bytes, round_number: int) -> None:
-        """Write down that a round begins, under whatever configuration; a crash does not lose it after this returned.
+        """Record that a round starts, under any configuration; once this returns, a crash does not lose the record.
 
         Raises:
-            InvalidParameters: the round or a later one was begun before, its number is too far ahead, or it cannot be
-                written down; nothing has changed.
+            InvalidParameters: the round or a later one was started before, its number is too far ahead, or it cannot be
+                stored; nothing has changed.
         """
         try:
             with self._store.transaction() as rows:
@@ -158,26 +157,26 @@ class StandingRounds(Confined):
                 )
         except OSError as error:
             raise InvalidParameters(
-                f"server 1 cannot write down that round {round_number} begins ({error}); its operator makes room, and "
-                "then it can be offered again"
+                f"server 1 cannot record the start of round {round_number} ({error}); its operator frees space, and "
+                "then you can offer it again"
             ) from error
 
     def _require_next(self, task: bytes, last: int, round_number: int) -> None:
         if round_number <= last:
             raise InvalidParameters(
                 f"round {last} of {task!r} was begun before, and each round is begun once; if server 1 "
-                "was started again since, that round is over, and the updates that were uploaded for it are spent: "
+                "has restarted since, that round is over, and the updates uploaded for it are spent: "
                 f"offer a round above {last}",
                 reason=Reason.ALREADY_ANSWERED,
             )
         if round_number > max(last, 0) + MAXIMUM_STEP:
             raise InvalidParameters(
-                f"round {round_number} lies further than {MAXIMUM_STEP} above the last one, which was {max(last, 0)}; "
+                f"round {round_number} is more than {MAXIMUM_STEP} above the last one, {max(last, 0)}; "
                 "count rounds one by one"
             )
         if last < 0 and self.tasks >= MAXIMUM_TASKS:
             raise InvalidParameters(
-                f"{MAXIMUM_TASKS} tasks were begun with this journal; its operator starts server 1 with other keys and "
+                f"{MAXIMUM_TASKS} tasks were begun with this journal; its operator starts server 1 with new keys and "
                 "a new journal"
             )
 
@@ -196,7 +195,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class StandingServer(Confined):
-    """Answers of server 1 to each request of server 0; it knows nothing of sockets."""
+    """Answers of server 1 to each request of server 0; independent of sockets."""
 
     def __init__(  # noqa: PLR0913 -- what a standing server brings
         self,
@@ -209,16 +208,16 @@ class StandingServer(Confined):
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         threads: int = 1,
     ) -> None:
-        """Stand ready; no round runs.
+        """Create a server; no round runs yet.
 
         Args:
-            keys: server 1's own; the caller wipes them, after the last round.
+            keys: server 1's private keys; the caller wipes them after the last round.
             peer: public keys of the operator of server 0.
         """
         named = (peer.signing_key, keys.signing_key().public_key)
         if (peer.server.index, keys.server.index) != (0, 1) or named != floors.server_keys:
             raise InvalidParameters(
-                f"these are the keys of {keys.server}, and not those that the floors name for server 1; a standing "
+                f"these are the keys of {keys.server}, not those that the policy names for server 1; a standing "
                 "server is server 1"
             )
         self._keys, self._peer = keys, peer
@@ -228,17 +227,17 @@ class StandingServer(Confined):
         self._threads = threads
         self._server: IndexingServer | None = None
         self._released: tuple[bytes, bytes] | None = None
-        """Digest of server 0's share in the round that ended last, and this server's share."""
+        """Digest of server 0's share in the last round, and this server's share."""
         self.request_bytes = MAXIMUM_BEGINNING_BYTES
         """Limit on the length of the next request."""
 
     @property
     def operators(self) -> tuple[ServerKeys, OperatorKeys]:
-        """Its own keys, and the other server's public keys."""
+        """Its keys, and the other server's public keys."""
         return self._keys, self._peer
 
     def answer(self, request: bytes) -> bytes:
-        """Do what server 0 asks for, and return the message that answers it; never raise for what it sent."""
+        """Process a request of server 0, and return the answer; no request raises."""
         try:
             try:
                 with blaming(*between_servers()):
@@ -247,13 +246,13 @@ class StandingServer(Confined):
                 _LOG.warning("server 1 refuses: %s", str(error))
                 return encode_refusal(error)
         except Exception as error:  # noqa: BLE001 -- logged, and the round ends
-            # Nobody has thought of this error, so nobody can say that the rest of the round is in order.
+            # This error is unexpected, so the rest of the round may be wrong.
             _LOG.exception("server 1 ends its round")
             self.end_round()
             return encode_refusal(InternalError(f"server 1 met a {type(error).__name__} and has ended its round"))
 
     def end_round(self) -> None:
-        """End the round that runs, if one does, and repeat nothing of it."""
+        """End the running round, if any, and repeat nothing of it."""
         if self._server is not None:
             self._server.wipe()
         self._server = self._released = None
@@ -267,7 +266,7 @@ class StandingServer(Confined):
             return self._released[1]
         if self._server is None:
             raise Misuse(
-                "no round runs at server 1: the last one ended, or server 1 was started again, which ends a round and "
+                "no round runs at server 1: the last one ended, or server 1 restarted, which ends a round and "
                 "spends the updates that were uploaded for it; begin the next one"
             )
         return self._step(self._server, kind, request)
@@ -281,7 +280,7 @@ class StandingServer(Confined):
             case MessageKind.INDEXING_ANSWER:
                 return server.conclude(request)
             case MessageKind.ACCEPTED_LIST:
-                # Verified before this server closes its round, which nothing opens again.
+                # Verify this before closing the round, because closing cannot be undone.
                 server.verify_list(request)
                 own_list = server.close()
                 server.agree(request)
@@ -295,7 +294,7 @@ class StandingServer(Confined):
                 raise Unexpected(expected="a message of server 0", received=kind.name, culprits=between_servers())
 
     def _begin(self, request: bytes) -> bytes:
-        """Begin a round in place of one that runs; the one that runs is offered again as it was."""
+        """Start a round, replacing the running one; a repeated request for the running round gets the same offer."""
         beginning, server = Beginning.decode(request), self._server
         configuration, round_number = beginning.configuration, beginning.round_number
         self._floors.admit(configuration, self._clock())
@@ -318,7 +317,7 @@ class StandingServer(Confined):
         return self._server.offer
 
     def _release(self, server: IndexingServer, peer_share: bytes) -> bytes:
-        """Take server 0's share, and let this server's go; the round is over."""
+        """Accept server 0's share, and release this server's; the round is over."""
         share = server.opened_share()
         result = server.combine(peer_share)
         _LOG.info("server 1 released a sum over %d clients", result.aggregate.contributors)
@@ -331,7 +330,7 @@ class StandingServer(Confined):
 
 
 def asking(answer: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
-    """Return what asks a server that is in this very process, as ``PeerLink.ask`` asks one that is not."""
+    """Return a function that queries a server in this process, like ``PeerLink.ask`` for a remote one."""
 
     def ask(request: bytes) -> bytes:
         answered = answer(request)

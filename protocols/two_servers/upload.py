@@ -1,13 +1,13 @@
-"""Upload of a client: one signed header that both servers hold, and an envelope for each server that it alone opens.
+"""Upload of a client: one signed header that both servers hold, and one envelope that only its server can open.
 
 Only the header is in the clear. Every ciphertext, key and proof of the upload is bound to its digest, and the client
-signs it together with both envelopes' keys: servers that hold one upload id hold two halves of one upload.
+signs it together with both envelopes' keys: servers that hold the same upload id hold the two halves of one upload.
 
-A server's half is sealed with HPKE for a seed, and AES-256-GCM under a key that follows from it. Server 0's masks of
-ring segments are expanded from the seed as well, and server 1 is sent the difference, so a half of any size costs one
-encapsulation. Nothing is checked of rings: a client moves their sum as far as it likes.
+HPKE seals a seed for each server, and AES-256-GCM seals its half under a key derived from the seed. Server 0's masks of
+ring segments are expanded from the seed too, and server 1 receives the difference, so a half of any size costs one
+encapsulation. Ring values are not checked: a client can move their sum arbitrarily.
 
-For each index segment, one after the other:
+For each index segment in order:
 
     body for server 0        its seed, and where clients are checked its proof
     body for server 1        its seed, or at depth 0 its share; and its proof
@@ -77,7 +77,7 @@ class SegmentHeader:
 
     nonce: Annotated[bytes, fixed(NONCE_BYTES)]
     correction_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
-    """Digest of the correction words; 32 zeros where there are none."""
+    """Digest of the correction words; 32 zeros if there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ class UploadHeader:
 
 
 def _read_own(reader: Reader, at: At) -> ServerId:
-    """Read which server a half is for; its length follows from that, so nothing else is read of another's."""
+    """Read a half's server, which determines its length; stop at a half for another server."""
     server: ServerId = SERVER.read(reader, at)
     if server != at.place.server:
         raise MalformedMessage(f"this is not the half for {at.place.server}", reason=Reason.NOT_CANONICAL)
@@ -120,12 +120,12 @@ def _read_own(reader: Reader, at: At) -> ServerId:
 
 
 class HalfForm(NamedTuple):
-    """Configuration under which a half is read, and the lengths of its ends."""
+    """Configuration for decoding a half, and the lengths of its last parts."""
 
     configuration: IndexingConfiguration
     server: ServerId
     body_bytes: int
-    """Of this server's body before it is sealed."""
+    """Length of this server's body before sealing."""
     public_bytes: int
 
 
@@ -152,7 +152,7 @@ class Upload(MessageIn[HalfForm]):
     public_part: Annotated[
         bytes | memoryview, borrowed(lambda half: half.public_bytes, "server 1: the correction words")
     ] = field(default=b"", repr=False)
-    """Correction words of all segments, which server 1 is sent and relays to server 0."""
+    """Correction words of all segments, which server 1 receives and relays to server 0."""
 
     def upload_id(self, configuration: IndexingConfiguration) -> bytes:
         return hashlib.sha256(bind(Label.INDEXING_UPLOAD, *self._signed_parts(configuration))).digest()
@@ -164,7 +164,7 @@ class Upload(MessageIn[HalfForm]):
         return signing_key.sign(Label.INDEXING_SIGNED_UPLOAD, *self._signed_parts(configuration))
 
     def verify(self, configuration: IndexingConfiguration) -> None:
-        """Check the client's signature, under the key that its certificate names."""
+        """Verify the client's signature under the key in its certificate."""
         verify_signature(
             self.header.certificate.public_key,
             self.signature,
@@ -177,7 +177,7 @@ class Upload(MessageIn[HalfForm]):
 def key_binding(
     configuration: IndexingConfiguration, round_number: int, number: int, client: ClientId, nonce: bytes
 ) -> KeyBinding:
-    """Return what the point functions of one segment are bound to."""
+    """Return the context of the point functions of one segment."""
     return KeyBinding(context=segment_context(configuration, round_number, number), client=client, nonce=nonce)
 
 
@@ -195,7 +195,7 @@ def segment_context(configuration: IndexingConfiguration, round_number: int, num
 def check_context(
     configuration: IndexingConfiguration, header: UploadHeader, number: int, segment: IndexSegment, place: SegmentHeader
 ) -> UploadContext:
-    """Return what the proof of one segment is bound to."""
+    """Return the context of the proof of one segment."""
     return UploadContext(
         attempt=configuration.context,
         round_number=header.round_number,
@@ -209,10 +209,10 @@ def check_context(
 
 
 def cut(blob: bytes | bytearray | memoryview, sizes: Iterable[int]) -> Iterator[memoryview]:
-    """Cut bytes into pieces of these sizes, without copies.
+    """Split bytes into pieces of these sizes, without copies.
 
     Raises:
-        MalformedMessage: their number is another.
+        MalformedMessage: the number of bytes is wrong.
     """
     edges = [0]
     for size in sizes:
@@ -231,24 +231,24 @@ _NONCE: Final = bytes(12)
 
 
 def sealing_info(server: ServerId, header_digest: bytes) -> bytes:
-    """Return what a sealed seed is bound to."""
+    """Return the context of a sealed seed."""
     return bind(Label.INDEXING_SEALING, bytes([server.index]), header_digest)
 
 
 def seal_body(seed: Secret, server: ServerId, header_digest: bytes, body: bytes | bytearray) -> memoryview:
-    """Encrypt what one server is sent, under a key that follows from its seed.
+    """Encrypt one server's body under a key derived from its seed.
 
     Implements: [SP 800-38D] §7.1.
     """
     sealed = np.empty(len(body) + TAG_BYTES, dtype=np.uint8).data
     with _body_key(seed, server, header_digest) as key:
-        # Safe because: the nonce is fixed, and the key follows from the seed and the header of one upload.
+        # Safe because: the nonce is fixed, and the key is derived from the seed and the header of one upload.
         AESGCM(key.expose()).encrypt_into(_NONCE, body, header_digest, sealed)
     return sealed
 
 
 def open_body(seed: Secret, server: ServerId, header_digest: bytes, sealed: bytes | memoryview) -> bytearray:
-    """Decrypt what ``seal_body`` made; the caller overwrites it.
+    """Decrypt a body that ``seal_body`` made; the caller overwrites it.
 
     Implements: [SP 800-38D] §7.2.
     Raises:
@@ -274,16 +274,16 @@ def _body_key(seed: Secret, server: ServerId, header_digest: bytes) -> Secret:
 
 
 def ring_bytes(configuration: IndexingConfiguration) -> int:
-    """Return how many bytes server 1 is sent."""
+    """Return the number of ring bytes that server 1 receives."""
     return sum(segment.payload_bytes for segment in configuration.ring_segments)
 
 
 def masked_rings(
     configuration: IndexingConfiguration, payload: Payload, key: Secret, *, threads: int = 1
 ) -> Sequence[bytes | memoryview]:
-    """Return what server 1 is sent, packed: each value less what server 0 expands the key into.
+    """Return server 1's packed ring share: each value minus server 0's expansion of the key.
 
-    Security: a key is used for one upload, once.
+    Security: use a key once, for one upload.
     """
     packed, first_segment = list[bytes | memoryview](), 0
     for segment, values in zip(configuration.layout.segments, payload.values, strict=True):
@@ -298,7 +298,7 @@ def masked_rings(
 
 
 def unpack_rings(configuration: IndexingConfiguration, packed: bytes | bytearray | memoryview) -> list[RingVector]:
-    """Read back what server 1 was sent."""
+    """Unpack server 1's ring share."""
     segments = configuration.ring_segments
     pieces = cut(packed, [segment.payload_bytes for segment in segments])
     return [segment.ring.unpack(piece, segment.length) for segment, piece in zip(segments, pieces, strict=True)]
@@ -344,7 +344,7 @@ class SharedIndices(Confined):
         )
 
     def bodies(self, header: UploadHeader) -> tuple[bytearray, bytearray]:
-        """Return what each server is sent, before it is sealed; the caller overwrites both."""
+        """Return each server's body before sealing; the caller overwrites both."""
         bodies = (bytearray(), bytearray())
         for (number, segment, payload, shares), place in zip(self.segments, header.segments, strict=True):
             for body, share in zip(bodies, shares, strict=True):
@@ -374,12 +374,12 @@ class SharedIndices(Confined):
 
 
 def index_body_bytes(configuration: IndexingConfiguration, server: ServerId) -> int:
-    """Return how long the index segments' part of a server's body is."""
+    """Return the length of the index segments' part of a server's body."""
     return sum(sum(body_sizes(configuration, segment, server)) for _, segment in configuration.index_segments)
 
 
 def public_bytes(configuration: IndexingConfiguration) -> int:
-    """Return how long the public part is, as server 1 is sent it."""
+    """Return the length of the public part that server 1 receives."""
     return sum(public_sizes(configuration))
 
 

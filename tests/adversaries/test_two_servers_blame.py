@@ -163,7 +163,7 @@ def test_one_bad_proof_of_twenty_is_named_and_ends_no_round(cheats: int, limit: 
         if limit is None:
             assert session.release().counted == frozenset(clients[cheats:])
         else:
-            with pytest.raises(PeerMisbehaved, match="1 uploads were rejected, and maximum_rejections is 0") as caught:
+            with pytest.raises(PeerMisbehaved, match="1 uploads were rejected; maximum_rejections is 0") as caught:
                 session.release()
             assert caught.value.culprits == BOTH | {clients[0]}
         assert {fault.culprits for fault in session.faults} == named

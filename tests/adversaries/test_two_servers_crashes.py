@@ -150,7 +150,7 @@ def test_no_copy_of_its_files_lets_server_1_count_a_round_again(attacker: Attack
     attacker.put_back(copy)
     attacker.start()
     if copy != "nothing":
-        with pytest.raises(InvalidParameters, match="the updates that were uploaded for it are spent") as refused:
+        with pytest.raises(InvalidParameters, match="the updates uploaded for it are spent") as refused:
             attacker.begin()
         assert refused.value.reason is Reason.ALREADY_ANSWERED
         with pytest.raises(Misuse, match="no round runs at server 1"):
@@ -193,7 +193,7 @@ def test_no_offer_leaves_before_the_round_is_written_down(attacker: Attacker, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(InvalidParameters, match="cannot write down that round 7 begins"):
+        with pytest.raises(InvalidParameters, match="cannot record the start of round 7"):
             attacker.begin()
     assert message_kind(attacker.begin()) is MessageKind.INDEXING_OFFER
     attacker.start()
@@ -273,5 +273,5 @@ def test_a_round_that_a_process_began_is_offered_in_the_same_bytes_by_that_proce
         platform.attacker.ask(weaker)
     assert platform.attacker.ask(message) in offers
     platform.attacker.start()
-    with pytest.raises(InvalidParameters, match="the updates that were uploaded for it are spent"):
+    with pytest.raises(InvalidParameters, match="the updates uploaded for it are spent"):
         platform.attacker.ask(message)

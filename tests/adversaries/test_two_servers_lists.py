@@ -81,7 +81,7 @@ def test_a_client_that_one_server_drops_is_noticed_and_nothing_is_released(
         refuses(victim.agree, theirs, *comes_too_early)
     victim.close()
     error = raises_exactly(lambda: victim.agree(theirs), PeerMisbehaved, Reason.SERVERS_DISAGREE, *SERVERS)
-    assert "4 uploads and not 5" in str(error)
+    assert "4 uploads instead of 5" in str(error)
     releases_nothing(victim, theirs, commitments[dropped_at])
     releases_nothing(victim, honest.servers[dropped_at].close(), commitments[dropped_at])
 

@@ -135,7 +135,7 @@ def test_epsilon_is_that_of_one_server() -> None:
     # One Gaussian of multiplier 1 costs 5.2 at 1e-6; with the variance of both servers it would be 3.6.
     assert one == pytest.approx(5.22, abs=0.05)
     assert twice > one
-    assert any("enough against the other one: epsilon 5.2" in line for line in entry.describe(session))
+    assert any("suffices against the other server: epsilon 5.2" in line for line in entry.describe(session))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_epsilon_is_that_of_one_server() -> None:
     [{"noise_multiplier": None}, {"noise_multiplier": Fraction(1, 2)}, {"l2_bounds": (999,)}, {"is_rotated": True}],
 )
 def test_a_round_with_other_noise_than_a_client_insists_on_is_refused(offered: dict[str, Any]) -> None:
-    with pytest.raises(InvalidParameters, match="other noise than this client insists on"):
+    with pytest.raises(InvalidParameters, match="other noise than this client requires"):
         ran(replace(SETTINGS, **offered), SETTINGS)
 
 
@@ -217,8 +217,8 @@ def test_the_noise_is_from_a_root_of_the_servers_own(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"noise_multiplier": Fraction(0)}, "noise_multiplier is positive"),
-        ({"noise_multiplier": Fraction(-1)}, "noise_multiplier is positive"),
+        ({"noise_multiplier": Fraction(0)}, "noise_multiplier must be positive"),
+        ({"noise_multiplier": Fraction(-1)}, "noise_multiplier must be positive"),
         ({"l2_bounds": ()}, "one for each ring segment"),
         ({"l2_bounds": (1000, 1000)}, "one for each ring segment"),
     ],
@@ -304,7 +304,7 @@ def test_noise_that_is_not_held_names_the_multiplier_that_is(
     noise = server_noise(settings, layout)
     assert noise is not None
     configured(layout=layout, noise=replace(noise, variances=tuple(noise.most(layout, 5))))
-    with pytest.raises(CapacityExceeded, match="take less noise, or a wider ring"):
+    with pytest.raises(CapacityExceeded, match="Use less noise or a wider ring"):
         configured(layout=layout, noise=server_noise(replace(settings, noise_multiplier=2 * named), layout))
 
 
@@ -353,7 +353,7 @@ def test_counts_without_tables_are_not_released() -> None:
     entry = find("two-servers")
     with (
         closing(entry.simulate(SETTINGS, coins=SystemCoins(), clock=lambda: datetime.now(UTC))) as world,
-        pytest.raises(InvalidParameters, match="hand the codec's tables over"),
+        pytest.raises(InvalidParameters, match="pass the codec's tables"),
     ):
         world.open(replace(SUBJECT, tables=()), frozenset(CLIENTS))
 

@@ -135,7 +135,7 @@ def test_json_holds_all_figures_of_the_table(plan_of: Plan) -> None:
         "scheme": "product quantization, 32 x 4",
         "protocol": "two-servers",
         "form": "depth 0, checked",
-        "plan": "between is for batches of 16 uploads; the shares of the sum, exchanged once a round, come on top",
+        "plan": "between counts batches of 16 uploads; the shares of the sum, exchanged once per round, are extra",
         "learned": "histogram",
         "bits per weight": pytest.approx(54.30, abs=0.005),
         "bytes of the packed values": 2_712_500,

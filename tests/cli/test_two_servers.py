@@ -81,15 +81,15 @@ def test_what_makes_no_pair_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     assert "--roster goes with --peer" in capsys.readouterr().err
     assert keys("--role", "0", "--out", tmp_path) == 0
     assert keys("--role", "0", "--out", tmp_path) == 2
-    assert "server-0.keys exists; name another --out" in capsys.readouterr().err
+    assert "server-0.keys exists; choose another --out" in capsys.readouterr().err
     own, altered = tmp_path / "server-0.public", tmp_path / "altered.public"
     assert keys("--role", "0", "--out", tmp_path, "--peer", own) == 2
-    assert "not an authority and two servers, each with keys of its own" in capsys.readouterr().err
+    assert "an authority and two servers need three different keys" in capsys.readouterr().err
     encoded = bytearray.fromhex(own.read_text())
     encoded[7] = 1
     altered.write_text(encoded.hex())
     assert keys("--role", "0", "--out", tmp_path, "--peer", altered) == 2
-    assert "holds no public keys of a server (authentication failed)" in capsys.readouterr().err
+    assert "is not a public key file of a server (authentication failed)" in capsys.readouterr().err
     assert not (tmp_path / "servers.json").exists()
 
 
@@ -134,7 +134,7 @@ def command(arguments: dict[str, str], **changes: str) -> list[str]:
     ("changes", "said"),
     [
         ({"keys": "server-0.keys"}, "holds the keys of server/0; expected those of server/1"),
-        ({"servers": "roster.txt"}, "names no two servers"),
+        ({"servers": "roster.txt"}, "does not name two servers"),
         ({"suites": "classic,rsa"}, "--suites are classic, hybrid; got 'rsa'"),
         ({"threads": "0"}, "at least one thread evaluates"),
         ({"minimum_cohort": "1"}, "minimum_cohort is an integer of at least 2"),

@@ -17,7 +17,7 @@ REFUSED = {
 }
 TO_SERVER_ONE = {
     "two_offered_low_cohort": "a cohort of 2 is below 3",
-    "two_own_key": "server 0 has another key than its operator knows",
+    "two_own_key": "server 0's key is not the one that its operator knows",
 }
 TOLD_OTHERWISE = {
     "two_other_terms": "the round is about another codec, model, capacity or terms than this client's",

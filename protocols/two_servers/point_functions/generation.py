@@ -2,9 +2,9 @@
 
 Implements: [BGI16] Fig. 1, Gen, for all blocks at once, with early termination.
 
-Only the nodes on the path to alpha are computed, once for each server. Nothing is looked up at a place that depends on
-alpha: bits of it select by masks, and its lane is found by comparing all of them. Threads divide the blocks; ciphers
-and passes over arrays release the interpreter's lock.
+Only the nodes on the path to alpha are computed, once for each server. No memory access depends on alpha:
+its bits select by masks, and its lane is found by comparing all lanes. Threads divide the blocks; ciphers and array
+operations release the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ from .shares import (
 )
 
 CHUNK_BLOCKS: Final = 1 << 12
-"""Blocks whose trees are generated at a time; it divides both a run and a group of blocks."""
+"""Number of blocks whose trees are generated at a time; divides both a run and a group of blocks."""
 
 
 def over_threads(shape: PointFunctionShape, blocks: int, threads: int, job: Callable[[int, int], None]) -> None:
-    """Call ``job(first, stop)`` for ranges that make up all blocks, on at most ``threads`` threads.
+    """Call ``job(first, stop)`` for ranges that cover all blocks, on at most ``threads`` threads.
 
-    Ranges meet where runs do, so that no run is made by two threads; with a tree where chunks do.
+    Ranges end at the ends of runs (with a tree: of chunks), so that no two threads make one run.
     """
     require_integer("threads", threads, 1)
     parts = _cut(blocks, threads, CHUNK_BLOCKS if shape.depth else RUN_BLOCKS)
@@ -105,9 +105,9 @@ def generate_shares(  # noqa: PLR0913 -- all but four have defaults
     """Share, for every block b, the vector that is 1 at alpha[b] and 0 elsewhere; return the servers' shares.
 
     Args:
-        context: the digest of everything that the client and the servers agree on.
+        context: digest of everything on which the client and the servers agree.
     Raises:
-        CapacityExceeded: a codeword is out of its range; which one is not said.
+        CapacityExceeded: a codeword is out of range; the error does not say which one.
     Security: seeds are fresh in every call, so no two vectors are shared under one. The caller sends each server its
         share, over a channel that the other server cannot read, and wipes the seeds.
     """
@@ -134,7 +134,7 @@ def generate_shares(  # noqa: PLR0913 -- all but four have defaults
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class _Place:
-    """A codeword's number for each block."""
+    """Codeword number of each block."""
 
     shape: PointFunctionShape
     alpha: npt.NDArray[np.uint64]
@@ -143,7 +143,7 @@ class _Place:
     def of(cls, shape: PointFunctionShape, alpha: Any) -> _Place:  # noqa: ANN401 -- checked here
         places: Any = alpha
         if type(alpha) is not np.ndarray or places.ndim != 1 or places.dtype.kind not in "iu":
-            raise Misuse("alpha is one dimension of integers, one for each block")
+            raise Misuse("alpha must be a one-dimensional array of integers, one per block")
         require_blocks(int(places.size))
         if int(places.min()) < 0 or int(places.max()) >= shape.codewords:
             raise CapacityExceeded(f"alpha is not in 0..{shape.codewords - 1}", reason=Reason.INPUT_OUT_OF_RANGE)
@@ -155,7 +155,7 @@ class _Place:
 
 
 def _explicit(place: _Place, binding: KeyBinding, seed_0: Secret) -> Lanes:
-    """Return what server 1 is sent at depth 0: the vectors minus what server 0 expands its seed into."""
+    """Return server 1's share at depth 0: the vectors minus server 0's expansion of its seed."""
     shape, group, sent = place.shape, place.shape.group, place.shape.sent_lanes
     stream = group.stream(lanes_key(shape, place.blocks, binding, seed_0))
     lanes = np.empty(place.blocks * sent, dtype=group.word)
@@ -169,7 +169,7 @@ def _explicit(place: _Place, binding: KeyBinding, seed_0: Secret) -> Lanes:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class _Tree:
-    """The correction words of a range of blocks."""
+    """Correction words of a range of blocks."""
 
     place: _Place
     binding: KeyBinding
@@ -221,7 +221,7 @@ class _Tree:
             numbers = np.arange(held.start, held.stop, dtype=_POSITION)
             target = (lane[:, np.newaxis] == numbers).astype(group.word)
             corrected = group.correction(target, lanes_0, lanes_1, negative)
-            # Lanes that a leaf does not have are not sent, and are zero at every receiver.
+            # Unused lanes of a leaf are not sent, and are zero at every receiver.
             corrected[:, max(0, shape.leaf_lanes - held.start) :] = 0
             self.correction.leaf[piece, blocks] = corrected
 

@@ -1,23 +1,23 @@
 """Lanes: integers modulo a Mersenne prime or modulo 2^p, streams of them, extension fields, and exact matrix products.
 
-The moduli 127, 8191 and 131071 are Mersenne primes q = 2^p - 1. A lane has p bits on the wire and the smallest word
-that holds them in memory, as in ``secagg.crypto.ring``; unlike there the word of p ones, which would be a second zero,
-is not a lane. Lanes of a field are kept below q at all times. Lanes of a ring are added without reducing, and reduced
-once at the end, because 2^p divides the range of their word.
+The moduli 127, 8191 and 131071 are Mersenne primes q = 2^p - 1. A lane has p bits on the wire, and in memory the
+smallest word that holds them, as in ``secagg.crypto.ring``; unlike there, the word of p ones, which would be a second
+zero, is not a lane. Field lanes always stay below q. Ring lanes are added without reducing, and reduced once at the
+end, because 2^p divides the range of their word.
 
 Lane n of a key's stream is the first that is below q among word n of the streams of the attempts 0, 1, 2, ...: any
-range of lanes can be made alone, in chunks of any size, on any thread. The stream of attempt a is AES-CTR from the
-counter block IV + a * 2^64 modulo 2^128 [SP 800-38A] §6.5, read as little-endian words whose lowest p bits count; key
-and IV are the halves of the 32 bytes from which the stream is made.
+range of lanes can be generated separately, in chunks of any size, on any thread. The stream of attempt a is AES-CTR
+from the counter block IV + a * 2^64 modulo 2^128 [SP 800-38A] §6.5, read as little-endian words whose lowest p bits
+count; key and IV are the halves of the 32 bytes from which the stream is made.
 
 Matrix products on the floating-point units are exact. A float32 holds every integer up to 2^24 in magnitude and a
 float64 every integer up to 2^53. Let every product of two entries be at most g. Each partial sum of n products, in
-whatever order, with or without fused operations, is then an integer of magnitude at most n g; while that is within the
-limit nothing is rounded, and the result does not depend on the library, the blocking or the number of threads. A longer
-sum is cut into pieces of at most limit // g terms, which are added as 64-bit integers. With lanes in [0, q) on one side
-and centred ones on the other, g = (q - 1)^2 / 2.
+whatever order, with or without fused operations, is then an integer of magnitude at most n g; within the limit nothing
+is rounded, and the result does not depend on the library, the blocking or the number of threads. A longer sum is split
+into pieces of at most limit // g terms, which are added as 64-bit integers. With lanes in [0, q) on one side and
+centred ones on the other, g = (q - 1)^2 / 2.
 
-The extensions F = F_q[x] / (x^s - c) are so large that a random element cannot be guessed:
+The extensions F = F_q[x] / (x^s - c) are large enough that a random element cannot be guessed:
 
     q = 127, s = 18, c = 3 (2^125.8 elements)    q = 8191, s = 10, c = 17 (2^130)    q = 131071, s = 9, c = 3 (2^153)
 
@@ -52,7 +52,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class CounterStream:
-    """Blocks of a stream; any range can be made."""
+    """Blocks of a stream, with random access."""
 
     def __init__(self, key: Secret) -> None:
         require_secret(key)
@@ -64,7 +64,7 @@ class CounterStream:
         self._encryptor = cipher.encryptor()
 
     def fill(self, target: Bytes, first_block: int, size: int) -> None:
-        """Write ``size`` bytes from a block on; the backend needs room for 15 more, and leaves them alone."""
+        """Write ``size`` bytes from a block on; the backend needs room for 15 more bytes, and does not write them."""
         counter = (self._origin + first_block) % (1 << (8 * AES_BLOCK_BYTES))
         self._encryptor.reset_nonce(counter.to_bytes(AES_BLOCK_BYTES, "big"))
         for start in range(0, size, len(_ZEROS)):
@@ -73,7 +73,7 @@ class CounterStream:
 
 
 class WordStream:
-    """Words of a counter stream, made into one buffer that is used again and overwritten at the end."""
+    """Words of a counter stream, generated into one reused buffer that is overwritten at the end."""
 
     def __init__(self, word: np.dtype[np.unsignedinteger[Any]], key: Secret) -> None:
         self._buffer = bytearray()
@@ -83,7 +83,7 @@ class WordStream:
         overwrite(self._buffer)
 
     def lanes(self, start: int, count: int, attempt: int = 0) -> npt.NDArray[np.unsignedinteger[Any]]:
-        """Return words [start, start + count) of an attempt; they hold until the next call."""
+        """Return words [start, start + count) of an attempt; valid until the next call."""
         block, skip = divmod(start * self._word.itemsize, AES_BLOCK_BYTES)
         size = skip + count * self._word.itemsize
         if len(self._buffer) < size + AES_BLOCK_BYTES:
@@ -95,7 +95,7 @@ class WordStream:
 
 MODULI: Final = (127, 8191, 131071)
 ATTEMPTS: Final = 32
-"""A uniform stream needs more for one of 2^64 lanes with probability below 2^-160."""
+"""A uniform stream needs more attempts for one of 2^64 lanes with probability below 2^-160."""
 _LIMIT_LANES: Final = 1 << 60
 """The streams of two attempts begin 2^64 blocks apart, so none reaches the next."""
 _CHUNK_LANES: Final = 1 << 15
@@ -104,7 +104,7 @@ _WIDE = np.dtype("<u8")
 
 Lanes = npt.NDArray[np.unsignedinteger[Any]]
 Retry = Callable[[int, npt.NDArray[np.intp]], Lanes]
-"""Given an attempt and the positions of lanes that are still missing, return new words for them."""
+"""Given an attempt and the positions of missing lanes, return new words for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +115,11 @@ class LaneField:
 
     def __post_init__(self) -> None:
         if type(self.modulus) is not int or self.modulus not in MODULI:
-            raise InvalidParameters(f"the modulus of a lane is one of {MODULI}; got {self.modulus!r}")
+            raise InvalidParameters(f"the modulus of a lane must be one of {MODULI}; got {self.modulus!r}")
 
     @classmethod
     def for_count(cls, largest_count: int) -> LaneField:
-        """Return the smallest field in which no count up to this one can wrap."""
+        """Return the smallest field in which counts up to this one do not wrap."""
         require_integer("a largest count", largest_count, 1)
         for modulus in MODULI:
             if largest_count < modulus:
@@ -149,7 +149,7 @@ class LaneField:
         return self.ring.zeros(count)
 
     def require_lanes(self, lanes: Any) -> Lanes:  # noqa: ANN401 -- checked here
-        """Return an array of any shape if it holds lanes."""
+        """Return an array of any shape; refuses values that are not lanes."""
         if type(lanes) is not np.ndarray or lanes.dtype != self.word:
             raise Misuse(f"lanes modulo {self.modulus} are an array of {self.word}; got another {type(lanes).__name__}")
         if lanes.size and int(lanes.max()) >= self.modulus:
@@ -158,7 +158,7 @@ class LaneField:
         return checked
 
     def add_into(self, total: Lanes, lanes: Lanes) -> None:
-        """Add in place; the total holds lanes, and the addend holds lanes or q, as complements of lanes do."""
+        """Add in place; the total holds lanes, and the addend holds lanes or q, like complements of lanes."""
         total += lanes
         total += wraps(total, self.bits)
         total &= self.word.type(self.modulus)
@@ -168,7 +168,7 @@ class LaneField:
         self.add_into(total, lanes ^ self.word.type(self.modulus))
 
     def reduce_into(self, total: Lanes) -> None:
-        """Do nothing: sums are reduced as they are made."""
+        """Do nothing: each addition already reduces."""
 
     def column_sums(self, lanes: Lanes) -> Lanes:
         sums: Lanes = np.add.reduce(lanes, axis=0, dtype=_WIDE)
@@ -183,13 +183,13 @@ class LaneField:
         return LaneStream(self, key)
 
     def settle(self, words: Lanes, retry: Retry, into: Lanes | None = None) -> None:
-        """Keep the lowest p bits of each word, and replace those that are all ones, which are not lanes.
+        """Keep the lowest p bits of each word, and replace words of all ones, which are not lanes.
 
         Raises:
-            MalformedMessage: a lane is missing after ``ATTEMPTS`` attempts, which is the case for a uniform word with a
-                probability of at most 2^-224; the party that chose the key is refused.
-        Security: Not constant time: the number of attempts shows in time. It depends on pseudo-random words alone,
-            whose distribution is the same for every input.
+            MalformedMessage: a lane is missing after ``ATTEMPTS`` attempts, which happens for a uniform word with
+                probability at most 2^-224; the party that chose the key is refused.
+        Security: Not constant time: timing reveals the number of attempts. That number depends only on pseudo-random
+            words, whose distribution is the same for every input.
         """
         modulus = self.word.type(self.modulus)
         flat = np.bitwise_and(words, modulus, out=words if into is None else into).reshape(-1)
@@ -221,19 +221,19 @@ class LaneField:
 class LaneStream(Confined):
     """Uniform lanes that a key expands into.
 
-    Security: a key is derived from the owner of its lanes, for one purpose, and used once. Not constant time: the
-        number of attempts depends on the stream alone, and never on what its lanes hide.
+    Security: a key is derived for one owner and one purpose, and used once. Not constant time: the number of attempts
+        depends only on the stream, never on the values that its lanes hide.
     """
 
     def __init__(self, field: LaneField, key: Secret) -> None:
-        """Take a key and an IV; both from one source, so that guessing for many streams at once gains nothing."""
-        WordStream(field.word, key)  # It refuses what is not such a key.
+        """Take a key and an IV from one source, so that guessing for many streams at once gains nothing."""
+        WordStream(field.word, key)  # The constructor refuses an invalid key.
         self.field = field
         self._key = key
 
     def lanes(self, start: int, count: int) -> Lanes:
         if type(start) is not int or type(count) is not int or min(start, count) < 0 or start + count > _LIMIT_LANES:
-            raise InvalidParameters(f"a range of lanes lies in 0..2^60; got {start!r} and {count!r} lanes from there")
+            raise InvalidParameters(f"lanes must be within 0..2^60; got {start!r} and {count!r} lanes from there")
         made = self.field.zeros(count)
         words = WordStream(self.field.word, self._key)
         for first in range(0, count, _CHUNK_LANES):
@@ -242,7 +242,7 @@ class LaneStream(Confined):
 
     def _fill(self, part: Lanes, start: int, words: WordStream) -> None:
         def again(attempt: int, missing: npt.NDArray[np.intp]) -> Lanes:
-            # Only what lies between the first and the last missing lane is made again.
+            # Regenerate only the words between the first and the last missing lane.
             first, last = int(missing[0]), int(missing[-1])
             return words.lanes(start + first, last - first + 1, attempt)[missing - first]
 
@@ -251,7 +251,7 @@ class LaneStream(Confined):
 
 @cache
 def word_of(bits: int) -> np.dtype[np.unsignedinteger[Any]]:
-    """Return the dtype of lanes; cached, because every step of an evaluation asks for it."""
+    """Return the dtype of lanes; cached, because every step of an evaluation needs it."""
     return Ring(bits).word
 
 
@@ -321,7 +321,7 @@ def ring_correction(target: Words, lanes_0: Words, lanes_1: Words, negative: Wor
 
 @dataclass(frozen=True, slots=True)
 class RingLanes:
-    """The integers modulo 2^``modulus_bits``; sums in memory may be above the modulus until they are reduced."""
+    """The integers modulo 2^``modulus_bits``; sums in memory may exceed the modulus until they are reduced."""
 
     modulus_bits: int
 
@@ -381,14 +381,14 @@ FLOAT64_LIMIT: Final = 1 << 53
 MAXIMUM_TERMS: Final = 1 << 28
 """With at most this many terms of at most 2^34 each, the 64-bit sums cannot wrap either."""
 _WORTHWHILE_TERMS: Final = 256
-"""Below this reach, the many short products in single precision are slower than double precision."""
+"""Below this number of terms, many short products in single precision are slower than double precision."""
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.floating[Any]]
 
 
 def float_type(greatest: int) -> type[np.float32 | np.float64]:
-    """Return the narrowest float in which products of at most ``greatest`` are worth adding."""
+    """Return the narrowest float type in which adding products of at most ``greatest`` pays off."""
     return np.float32 if FLOAT32_LIMIT // greatest >= _WORTHWHILE_TERMS else np.float64
 
 
@@ -419,7 +419,7 @@ DEGREES_AND_CONSTANTS: Final = {127: (18, 3), 8191: (10, 17), 131071: (9, 3)}
 """s and c by q. Fields have 2^120 elements or more: a client of 2^64 hashes passes with probability 2^-54 at most."""
 
 Elements = Integers
-"""An array of int64 in [0, q) whose last axis holds the coefficients of one element."""
+"""Array of int64 in [0, q) whose last axis holds the coefficients of one element."""
 
 
 @dataclass(frozen=True)
@@ -432,7 +432,7 @@ class ExtensionField:
 
     @classmethod
     def over(cls, base: LaneField) -> ExtensionField:
-        """Return the extension that is used over a lane field."""
+        """Return the extension of a lane field."""
         return cls(base, *DEGREES_AND_CONSTANTS[base.modulus])
 
     def packed_bytes(self, count: int) -> int:
@@ -447,7 +447,7 @@ class ExtensionField:
         return element
 
     def is_in_base_field(self, element: Elements) -> bool:
-        """Whether an element lies in F_q, as every point does at which a polynomial is given by its values."""
+        """Whether an element is in F_q, like every point at which a polynomial is given by its values."""
         return not element[..., 1:].any()
 
     # --- Arithmetic ---------------------------------------------------------------------------------------------------
@@ -477,7 +477,7 @@ class ExtensionField:
     def matrices(self, elements: Elements) -> Elements:
         """Return the matrix of each element a: the row vector v times the matrix is v * a.
 
-        Row i holds the coefficients of x^i a: those of a moved up by i, and what passes x^s multiplied by c.
+        Row i holds the coefficients of x^i a: those of a shifted by i, with the part beyond x^s multiplied by c.
         """
         wrapped = self._reduced(elements * self.constant, self.constant * self.base.modulus)
         both = np.concatenate([wrapped, elements], axis=-1)
@@ -485,7 +485,7 @@ class ExtensionField:
         return np.ascontiguousarray(windows[..., self.degree : 0 : -1, :])
 
     def scale(self, elements: Elements, factor: Elements) -> Elements:
-        """Return many elements times one, by a single matrix product."""
+        """Multiply many elements by one, with a single matrix product."""
         right = centre(self.matrices(factor), self.base.bits)
         return self.product(elements.astype(np.float64), right.astype(np.float64))
 
@@ -504,7 +504,7 @@ class ExtensionField:
         return self._fold(wide, degree * q)
 
     def product(self, left: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) -> Elements:
-        """Return a matrix product modulo q; one side holds lanes, and the other centred ones."""
+        """Return a matrix product modulo q; one side holds lanes, the other centred lanes."""
         q = self.base.modulus
         greatest = (q - 1) ** 2 // 2
         return self._reduced_signed(exact_product(left, right, greatest), left.shape[-1] * greatest)
@@ -555,9 +555,9 @@ class EvaluationPoints:
             )
 
     def weights_at(self, point: Elements) -> Elements:
-        """Return the weights of the values in the value at a point; in the base field they would open one of them."""
+        """Return the weights of the values in the value at a point; a base-field point would reveal a value."""
         if self.field.is_in_base_field(point):
-            raise InvalidParameters("a polynomial is queried outside the base field; draw another query point")
+            raise InvalidParameters("a polynomial must be queried outside the base field; draw another query point")
         powers = centre(self.field.powers(point, self.count), self.field.base.bits)
         return self.field.product(self._coefficients.astype(np.float64), powers.astype(np.float64))
 
@@ -582,7 +582,7 @@ class EvaluationPoints:
             vanishing = shifted
         rows = list[list[int]]()
         for point in range(count):
-            # Synthetic division by X - point; what it leaves out is the factor that vanishes at the point itself.
+            # Synthetic division by X - point removes the factor that vanishes at the point itself.
             quotient, carry = [0] * count, 0
             for power in range(count - 1, -1, -1):
                 carry = (vanishing[power + 1] + point * carry) % q

@@ -1,4 +1,4 @@
-"""The servers' side of the one-hot check: each computes from its share alone, both open, both decide.
+"""The servers' side of the one-hot check: each computes only from its share, both open, both decide.
 
 From its shares y of the blocks, m of the masks and p of the polynomial a server computes shares of
 
@@ -7,16 +7,18 @@ From its shares y of the blocks, m of the masks and p of the polynomial a server
     v = sum_g sigma_g (p(g) - sum_j r_j^2 u_gj) + sum_g eta_g (sum_j u_gj - sum_i rho_i),   u_gj = sum_i rho_i y_igj
 
 An upload is accepted if v = 0 and p(tau) = sum_i rho_i f_i(tau)^2. With two honest servers a client whose vectors are
-not all unit vectors passes with probability at most 4 Q / |F| + 2 G / (|F| - q) if it computes Q hashes. A client and a
-server that work together pass always; such a server could add any error to the result in any case.
+not all unit vectors passes with probability at most 4 Q / |F| + 2 G / (|F| - q) if it computes Q hashes. A client that
+colludes with a server always passes; such a server could add any error to the result anyway.
 
-The values opened for an honest client are uniform subject to the two equations, which hold for every input, so they say
-nothing about the input. That is so *once*: a second query point would open f_i at a second place under one mask, and
-with it the row. ``RoundChallenges`` therefore fixes the point by the upload, and refuses a second upload.
+The values opened for an honest client are uniform subject to the two equations, which hold for every input, so they
+reveal nothing about the input. This holds only *once*: a second query point would open f_i at a second point under one
+mask, and so reveal the row. ``RoundChallenges`` therefore derives the point from the upload, and refuses a second
+upload.
 
 Both large sums are matrix products over the share Y, M rows of G k lanes: the openings of the rows, Y (r (x) L(tau)),
-and the sums over the rows, rho^T Y. Each chunk of rows is turned into floating-point numbers once, and used for both
-products while the cache holds it. Threads divide the rows. Every product is exact, so the result depends on neither.
+and the sums over the rows, rho^T Y. Each chunk of rows is converted to floating point once, and used for both products
+while it is in the cache. Threads divide the rows. Every product is exact, so chunks and threads do not affect the
+result.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ from .shape import RUN_BLOCKS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneHotCommitment(Message):
-    """A server's commitment, sent before it has seen any of the other server's values."""
+    """A server's commitment, sent before it sees any of the other server's values."""
 
     kind: ClassVar = MessageKind.ONE_HOT_COMMITMENT
     server: Annotated[ServerId, SERVER]
@@ -78,7 +80,7 @@ class OneHotCommitment(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OneHotOpening:
-    """One server's shares of everything that is opened for an upload."""
+    """One server's shares of all values that are opened for an upload."""
 
     server: ServerId
     statement: bytes
@@ -132,7 +134,7 @@ class _Opening(MessageIn[CheckShape]):
 
 
 _CHUNK_LANES = 1 << 17
-"""Lanes that are turned into floating-point numbers at a time; with their products they fit a second-level cache."""
+"""Number of lanes that are converted to floating point at a time; with their products they fit a second-level cache."""
 _WINDOW_LANES = 1 << 22
 """With more lanes than this in a run, windows are parts of runs, so that they take at most 16 MiB."""
 
@@ -207,7 +209,7 @@ class _Sums:
         )
 
     def _over(self, part: slice, per_row: Integers) -> Integers:
-        """Write the values of some rows, and return the sums over them."""
+        """Write the values of some rows, and return their sums."""
         width = self.shape.columns * self.shape.codewords
         step = max(1, _CHUNK_LANES // width)
         buffer = np.empty((min(step, part.stop - part.start), width), dtype=self.float)
@@ -223,7 +225,7 @@ class _Sums:
         return total
 
     def _fill(self, rows: Floats, first: int, last: int, windows: _Windows) -> None:
-        """Write the lanes of some rows, and in what fills the last row the servers' public constants."""
+        """Write the lanes of some rows, and the servers' public constants in the padding of the last row."""
         by_block = rows.reshape(-1, self.shape.codewords)
         start, stop = first * self.shape.columns, min(last * self.shape.columns, self.shape.blocks)
         windows.copy_into(by_block[: stop - start], start)
@@ -262,10 +264,10 @@ REJECTED: Final = Reason.ONE_HOT_REFUTED
 
 
 class RoundChallenges(Confined):
-    """Query points of one round, which both servers can compute and no client can.
+    """Query points of one round, which both servers but no client can compute.
 
     A client has one upload for each segment; a second one is refused, whatever its nonce.
-    Security: it remembers in memory; a server that is started again opens nothing that was uploaded before.
+    Security: its memory is not stored; a restarted server opens nothing that was uploaded before.
     """
 
     def __init__(self, pair_key: Secret, attempt: AttemptContext, round_number: int) -> None:
@@ -282,13 +284,13 @@ class RoundChallenges(Confined):
 
         Raises:
             Misuse: the upload belongs to another round, or was queried before.
-            PeerMisbehaved: the client uploaded something else before.
+            PeerMisbehaved: the client sent a different upload before.
         """
         if (context.attempt, context.round_number) != (self.attempt, self.round_number):
             raise Misuse("an upload of another round is never queried with the key of this one")
         upload = hashlib.sha256(bind(Label.ONE_HOT_UPLOAD, context.statement, joint, polynomial)).digest()
         place = (context.client, context.layout_digest, context.segment)
-        # One step, so that only one of two threads with two uploads of one client passes.
+        # One atomic step, so that of two threads with two uploads of one client only one passes.
         known = self._answered.setdefault(place, upload)
         if known is not upload:
             if known == upload:
@@ -306,10 +308,10 @@ class RoundChallenges(Confined):
 
 
 class OneHotVerifier(Confined):
-    """One server's check of one upload: commit, then open, then decide; each once, whatever is called how often.
+    """One server's check of one upload: commit, then open, then decide; each happens once.
 
-    Calling a step again with the same bytes gives the same bytes. Another commitment after the opening has left, or
-    another opening after the decision, is refused, so that nothing is ever opened in two ways.
+    A repeated call with the same bytes gives the same bytes. A different commitment after the opening was sent, or a
+    different opening after the decision, is refused, so that nothing is ever opened in two ways.
     """
 
     def __init__(
@@ -321,7 +323,7 @@ class OneHotVerifier(Confined):
         *,
         threads: int = 1,
     ) -> None:
-        """Compute what this server will open; its index is that of the proof.
+        """Compute this server's opening; the proof names the server.
 
         Raises:
             PeerMisbehaved: the client uploaded something else before.
@@ -370,7 +372,7 @@ class OneHotVerifier(Confined):
             received = OneHotCommitment.decode(commitment)
         self._require_from_peer(received)
         if self._peer_commitment not in (None, received):
-            raise Misuse("a verifier opens against one commitment", reason=Reason.ALREADY_SPENT)
+            raise Misuse("a verifier opens against only one commitment", reason=Reason.ALREADY_SPENT)
         self._peer_commitment = received
         return self._opening
 
@@ -378,18 +380,18 @@ class OneHotVerifier(Confined):
         """Accept the upload if both openings show that its shares add up to unit vectors.
 
         Raises:
-            PeerMisbehaved: the opening differs from the commitment (the other server's doing), or the openings
-                contradict each other (the client's doing or the other server's).
+            PeerMisbehaved: the opening differs from the commitment (the other server's fault), or the openings
+                contradict each other (the fault of the client or of the other server).
         """
         opening = owned_bytes(opening)
         if self._peer_commitment is None:
-            raise Misuse("a verifier takes the other server's commitment first, and decides then")
+            raise Misuse("a verifier needs the other server's commitment before it decides")
         if self._decided is not None and self._decided[0] != opening:
             raise Misuse("a verifier decides once", reason=Reason.ALREADY_SPENT)
         if self._decided is None:
             self._decided = (opening, self._fault_in(opening, self._peer_commitment))
         if (fault := self._decided[1]) is not None:
-            # A copy, so that kept values refer to no frame of a caller.
+            # A copy, so that stored values reference no frame of a caller.
             raise copy(fault)
 
     def _fault_in(self, opening: bytes, commitment: OneHotCommitment) -> PeerError | None:
@@ -414,7 +416,7 @@ class OneHotVerifier(Confined):
             )
 
     def _is_one_hot(self, peer: OneHotOpening) -> bool:
-        """Decide by what both servers have opened.
+        """Decide from what both servers opened.
 
         Claim DP-3: other rows pass for at most 4 / |F| + 2 G / (|F| - q) of the challenges and query points.
         """

@@ -1,11 +1,11 @@
-"""Statement that a client proves to the two servers, the values that it binds, and the challenges that follow from it.
+"""Statement that a client proves to the two servers, the values that it binds, and the challenges derived from it.
 
 The servers' shares of an upload add up, in every block, to a vector that is 1 at one place and 0 elsewhere. The weight
 by which the servers multiply it afterwards is public and bound, as are the attempt, the round, the client, the layout,
 the shape, the correction words and the upload's nonce: a proof for any other of these proves nothing here.
 
-The blocks stand in M rows of G columns, row by row. If B is not a multiple of G, the blocks that fill the last row are
-public: the servers put the first unit vector there, server 0 as its share and server 1 nothing.
+The blocks form M rows of G columns, row by row. If B is not a multiple of G, the padding blocks of the last row are
+public: the first unit vector, as server 0's share, and zero as server 1's.
 
     part_b = H(statement, b, digest of the share of server b; seed_b)      blinded by the seed
     joint  = H(statement, part_0, part_1)                                  fixes everything that a client chose
@@ -72,7 +72,7 @@ class OneHotShare(Protocol):
 
     @property
     def digest(self) -> bytes:
-        """The digest of everything from which the share is made: equal digests, equal shares."""
+        """Digest of everything from which the share is made: equal digests mean equal shares."""
         ...
 
     def lanes(self, first: int, count: int) -> Lanes:
@@ -82,7 +82,7 @@ class OneHotShare(Protocol):
 
 @dataclass(frozen=True)
 class CheckShape:
-    """The field, and how the blocks of one segment are arranged; make one with ``plan``."""
+    """Field and arrangement of the blocks of one segment; make one with ``plan``."""
 
     modulus: int
     codewords: int
@@ -147,23 +147,23 @@ class CheckShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadContext:
-    """Everything public that one upload of one segment is bound to."""
+    """All public values to which one upload of one segment is bound."""
 
     attempt: AttemptContext
     round_number: int
     client: ClientId
-    """The client as its identity key is certified; never as the upload calls itself."""
+    """The client in the certificate; never the name in the upload itself."""
     layout_digest: bytes
     segment: int
-    """Which segment of the layout, for two may have one shape."""
+    """Number of the segment in the layout; two segments may have the same shape."""
     shape: CheckShape
     correction_digest: bytes
-    """The digest of the correction words that both servers hold; of no bytes where there are none."""
+    """Digest of the correction words that both servers hold; of no bytes if there are none."""
     nonce: bytes
 
     def __post_init__(self) -> None:
         if (type(self.attempt), type(self.client), type(self.shape)) != (AttemptContext, ClientId, CheckShape):
-            raise Misuse("an upload is bound to an AttemptContext, a ClientId and a CheckShape")
+            raise Misuse("an upload must be bound to an AttemptContext, a ClientId and a CheckShape")
         require_integer("round_number", self.round_number, 0, (1 << 64) - 1)
         require_integer("segment", self.segment, 0, (1 << 32) - 1)
         for name, data, size in (
@@ -176,7 +176,7 @@ class UploadContext:
 
     @property
     def statement(self) -> bytes:
-        """The digest of all of it, which enters every key, part and challenge."""
+        """Digest of all these values, which enters every key, part and challenge."""
         parts = (
             self.attempt.digest,
             self.round_number.to_bytes(8, "big"),
@@ -190,10 +190,10 @@ class UploadContext:
         return hashlib.sha256(bind(Label.ONE_HOT_STATEMENT, *parts)).digest()
 
     def part(self, server: ServerId, share_digest: bytes, seed: Secret) -> bytes:
-        """Return what fixes one server's share and seed, and hides both from the other server.
+        """Return a hiding commitment to one server's share and seed.
 
-        At depth 0 the digest of server 1's share alone would let server 0 test guesses of the assignments; the seed,
-        which comes last, is what it lacks.
+        At depth 0, the bare digest of server 1's share would let server 0 test guesses of the assignments; the seed,
+        which comes last, prevents this.
         """
         require_seed(seed)
         if len(share_digest) != DIGEST_BYTES:
@@ -210,7 +210,7 @@ class UploadContext:
         return self._expanded("one-hot mask key", Label.ONE_HOT_MASKS, server, seed, joint, self.shape.rows)
 
     def polynomial_mask(self, server: ServerId, seed: Secret, joint: bytes) -> Elements:
-        """Return what one server's seed contributes to its share of the client's polynomial."""
+        """Return the contribution of one server's seed to its share of the client's polynomial."""
         count = self.shape.proof_points
         return self._expanded("one-hot polynomial key", Label.ONE_HOT_POLYNOMIAL, server, seed, joint, count)
 
@@ -219,9 +219,9 @@ class UploadContext:
     ) -> Elements:
         """Expand a seed under the joint value, and therefore under everything.
 
-        A server that was led to compute anything else, for a client that the other server invents or with a part that
-        the other server changed, masks it with other random values, and opens values that belong to no input. For
-        this reason alone server 1 has a mask for the polynomial in addition to what it is sent.
+        A server that is tricked into computing anything else, for an invented client or with a part that the other
+        server changed, masks it with other random values, and opens values that match no input. This is the only reason
+        why server 1 has a mask for the polynomial in addition to its share.
         """
         with _stream_key(kind, seed, label, bytes([server.index]), joint) as stream_key:
             return self.shape.field.sample(LaneStream(self.shape.base, stream_key), 0, count)
@@ -229,7 +229,7 @@ class UploadContext:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Challenges:
-    """The random coefficients of the check, which follow from everything that the client chose."""
+    """Random coefficients of the check, derived from everything that the client chose."""
 
     codeword: Elements
     """r: one for each codeword."""
@@ -252,7 +252,7 @@ class Challenges:
 def query_point(shape: CheckShape, round_key: Secret, statement: bytes, joint: bytes) -> Elements:
     """Return tau, where the servers compare the polynomials; no client can know it.
 
-    A point of F_q would be an evaluation point of some row, or have a weight of zero for the mask: it is drawn again.
+    A point in F_q would be an evaluation point of some row, or give the mask weight zero, so it is drawn again.
     """
     with _stream_key("one-hot query key", round_key, Label.ONE_HOT_QUERY_POINT, statement, joint) as stream_key:
         stream = LaneStream(shape.base, stream_key)
@@ -271,7 +271,7 @@ def require_seed(seed: Secret) -> None:
 
 
 def _stream_key(kind: str, source: Secret, label: Label, *parts: bytes) -> Secret:
-    """Derive key and IV of a stream from everything that it belongs to, so that no two streams begin alike."""
+    """Derive the key and IV of a stream from its whole context, so that no two streams are equal."""
     require_seed(source)
     return expand(kind, STREAM_KEY_BYTES, source, label, *parts)
 
@@ -283,9 +283,9 @@ def _points(field: ExtensionField, count: int) -> EvaluationPoints:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OneHotProof:
-    """Message of a client to one server in addition to its share, sealed to that server.
+    """Proof that a client sends to one server with its share, sealed to that server.
 
-    Security: ``encode`` returns the seed in the clear. A party with both servers' messages and shares has the input.
+    Security: ``encode`` returns the seed in the clear. A party with both servers' messages and shares knows the input.
     """
 
     server: ServerId
@@ -358,13 +358,13 @@ Assignments = npt.NDArray[np.integer[Any]]
 def prove(
     context: UploadContext, assignments: Assignments, share_digests: tuple[bytes, bytes], coins: Coins
 ) -> tuple[OneHotProof, OneHotProof]:
-    """Prove that the shares with these digests add up to the unit vectors of the assignments.
+    """Prove that the shares with these digests add up to the assignments' unit vectors.
 
     Args:
-        assignments: one index for each block.
-        share_digests: of server 0's and of server 1's share.
-    Security: one proof for each client, round and segment. Each message is sealed to its own server; both together give
-        the input away.
+        assignments: one index per block.
+        share_digests: digests of server 0's and server 1's shares.
+    Security: one proof for each client, round and segment. Seal each message to its server; both together reveal the
+        input.
     """
     shape = context.shape
     placed = _placed(shape, assignments)
@@ -413,9 +413,9 @@ def row_square_sum(shape: CheckShape, challenges: Challenges, masks: Elements, p
 
 
 def _placed(shape: CheckShape, assignments: Assignments) -> Assignments:
-    """Return the assignments in rows and columns; the first unit vector fills the last row, as the servers have it."""
+    """Return the assignments in rows and columns; the first unit vector pads the last row, as at the servers."""
     if type(assignments) is not np.ndarray or assignments.dtype.kind not in "iu" or assignments.ndim != 1:
-        raise Misuse("assignments are a vector of integers, one for each block")
+        raise Misuse("assignments must be a vector of integers, one per block")
     if assignments.size != shape.blocks:
         raise Misuse(f"expected {shape.blocks} assignments; got {assignments.size}")
     if int(assignments.min()) < 0 or int(assignments.max()) >= shape.codewords:

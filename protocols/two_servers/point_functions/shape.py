@@ -1,27 +1,27 @@
-"""Shape of a point function, the hash that grows its tree, and the streams that its seeds expand into.
+"""Shape of a point function, the hash of its tree, and the streams into which its seeds expand.
 
-At depth 0 there is no tree: server 0 expands a seed into its share, and server 1 is sent its own. At depth t the
+At depth 0 there is no tree: server 0 expands a seed into its share, and server 1 receives its share. At depth t the
 codewords are divided among 2^t leaves of ceil(k / 2^t) lanes, and every level costs one correction word of 130 bits:
 
     bits a block = 130 t + ceil(k / 2^t) p
 
-The explicit share leaves out the last lane: the lanes of every block add up to 1, so both servers can compute theirs.
-That does not carry over to trees, whose correction word is shared by all leaves.
+The explicit share omits the last lane: the lanes of every block add up to 1, so both servers can compute it. Trees
+cannot omit it, because all leaves share their correction word.
 
 The hash is AES as a public permutation with feed-forward, under keys that change:
 
     H_role(s) = AES_K(s) xor s,    K = SHA-256(label, context, client, nonce, group, role)[:16]
 
-Both children of a node and each piece of a leaf's lanes have a role and a key of their own, known to both servers with
-the correction words. Only pseudo-randomness on fresh, independent seeds is asked of H; nothing is asked of related
-inputs, as a tree of correlated nodes would.
+Each child of a node and each piece of a leaf's lanes has a separate role and key, which both servers know with the
+correction words. H only needs to be pseudo-random on fresh, independent seeds; it needs no security for related inputs,
+unlike in a tree of correlated nodes.
 
-Keys change because of multi-target attacks. One computation of AES_K can be compared with every unknown node that
-is hashed under K, so with T such nodes, of 126 bits each, the work is about 2^126 / T. A key serves one client and
-16,384 blocks, and in each block the nodes on one path: T is 2^14 times the depth, whatever the number of clients and
-blocks, which leaves 110 bits at depth 4 and 108 at depth 12. The nonce is fresh, so that nothing can be computed before
-the keys are known. For the same reason a stream's key and its IV are derived together from all that the stream is for:
-an attacker must guess seeds for one client and round at a time.
+Keys change because of multi-target attacks. One computation of AES_K can be compared with every unknown node that is
+hashed under K, so with T such nodes, of 126 bits each, the work is about 2^126 / T. A key serves one client and 16,384
+blocks, and in each block the nodes on one path: T is 2^14 times the depth, whatever the number of clients and blocks,
+which leaves 110 bits at depth 4 and 108 at depth 12. The nonce is fresh, so that nothing can be computed before the
+keys are known. For the same reason a stream's key and IV are derived together from its whole context: an attacker must
+guess seeds for one client and round at a time.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Measured: in shorter runs the interpreter takes a large part of the time, and lo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointFunctionShape:
-    """Everything about point functions that is public and the same for all clients."""
+    """Public parameters of point functions, the same for all clients."""
 
     codewords: int
     group: LaneGroup
@@ -68,21 +68,21 @@ class PointFunctionShape:
     def __post_init__(self) -> None:
         require_integer("codewords", self.codewords, LEAST_CODEWORDS, MAXIMUM_CODEWORDS)
         if type(self.group) not in (RingLanes, LaneField):
-            raise Misuse(f"the group is RingLanes or a LaneField; got {type(self.group).__name__}")
+            raise Misuse(f"the group must be RingLanes or a LaneField; got {type(self.group).__name__}")
         deepest = greatest_depth(self.codewords)
         if type(self.depth) is not int or not 0 <= self.depth <= deepest:
             raise InvalidParameters(f"{self.codewords} codewords have a depth in 0..{deepest}; got {self.depth!r}")
 
     @classmethod
     def cheapest(cls, codewords: int, group: LaneGroup) -> PointFunctionShape:
-        """Return the shape with the shortest upload; of two equally short ones the one with fewer cipher calls."""
+        """Return the shape with the shortest upload; among equally short ones, the one with fewer cipher calls."""
         depths = range(greatest_depth(codewords) + 1)
         shapes = [cls(codewords=codewords, group=group, depth=depth) for depth in depths]
         return min(shapes, key=lambda shape: (shape.upload_bits, shape.cipher_calls))
 
     @property
     def derives_last_lane(self) -> bool:
-        """Whether the servers compute the last lane, for every client by itself."""
+        """Whether the servers compute the last lane, separately for each client."""
         return not self.depth
 
     @property
@@ -100,7 +100,7 @@ class PointFunctionShape:
 
     @property
     def upload_bits(self) -> int:
-        """The bits a block that both servers are sent together, if one relays the correction words to the other."""
+        """Bits per block that both servers receive together, if one relays the correction words to the other."""
         return tree_bits(self.codewords, self.group.bits, self.depth) - self.derives_last_lane * self.group.bits
 
     @property
@@ -113,7 +113,7 @@ class PointFunctionShape:
 
     @property
     def cipher_calls(self) -> float:
-        """Number of server 0's cipher calls for a block; at depth 0 its stream continues, so it need not be whole."""
+        """Number of server 0's cipher calls per block; fractional at depth 0, where blocks share a stream."""
         if not self.depth:
             return self.sent_lanes * self.group.word.itemsize / AES_BLOCK_BYTES
         return 1 + 2 * (self.leaves - 1) + self.leaves * self.pieces
@@ -133,15 +133,15 @@ def greatest_depth(codewords: int) -> int:
 
 
 def tree_bits(codewords: int, lane_bits: int, depth: int) -> int:
-    """Return the correction bits a block for a tree of this depth, or the explicit share's with all of its lanes."""
+    """Return the correction bits per block for a tree of this depth, or the explicit share's with all lanes."""
     return CORRECTION_BITS * depth + -(-codewords // (1 << depth)) * lane_bits
 
 
 NONCE_BYTES: Final = 16
 GROUP_BLOCKS: Final = 1 << 14
-"""Number of one client's blocks that share the keys of the hash; part of the definition of every key."""
+"""Number of blocks of one client that share the keys of the hash; part of the definition of every key."""
 SLACK_BYTES: Final = AES_BLOCK_BYTES - 1
-"""Room that the backend insists on beyond what it writes."""
+"""Extra room that the backend requires beyond what it writes."""
 
 NodeWords = npt.NDArray[np.uint64]
 """Nodes as two little-endian words each."""
@@ -149,19 +149,19 @@ NodeWords = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyBinding:
-    """Public values that one client's point functions are bound to, in addition to their shape."""
+    """Public values to which one client's point functions are bound, in addition to their shape."""
 
     context: bytes
-    """The digest of the attempt, the round, the layout and the segment: of all that the three parties agree on."""
+    """Digest of the attempt, the round, the layout and the segment, on which the three parties agree."""
     client: ClientId
-    """The client as its identity key is certified; never as the upload calls itself."""
+    """The client in the certificate; never the name in the upload itself."""
     nonce: bytes
 
     def __post_init__(self) -> None:
         if type(self.context) is not bytes or len(self.context) != CONTEXT_BYTES:
-            raise InvalidParameters(f"a context is a digest of {CONTEXT_BYTES} bytes")
+            raise InvalidParameters(f"a context must be a digest of {CONTEXT_BYTES} bytes")
         if type(self.client) is not ClientId:
-            raise Misuse(f"a client is a ClientId; got {type(self.client).__name__}")
+            raise Misuse(f"a client must be a ClientId; got {type(self.client).__name__}")
         if type(self.nonce) is not bytes or len(self.nonce) != NONCE_BYTES:
             raise InvalidParameters(f"a nonce has {NONCE_BYTES} bytes")
 
@@ -174,9 +174,9 @@ class Role(NamedTuple):
 
     use: int
     piece: int = 0
-    """Which piece of a leaf's lanes."""
+    """Number of the piece of a leaf's lanes."""
     attempt: int = 0
-    """Lanes that a field does not have are made again under the next attempt's key."""
+    """Words that are not lanes of the field are drawn again under the next attempt's key."""
 
     def encode(self) -> bytes:
         return bytes([self.use]) + self.piece.to_bytes(2, "big") + self.attempt.to_bytes(2, "big")
@@ -196,7 +196,7 @@ class NodeHash(Protocol):
     """A hash of nodes within one group of blocks."""
 
     def permute_into(self, role: Role, nodes: NodeWords, target: npt.NDArray[np.uint8]) -> None:
-        """Write H_role(s) xor s for each node s to ``target``; the kernels, which have the nodes at hand, feed forward.
+        """Write H_role(s) xor s for each node s to ``target``; the kernels, which have the nodes, feed forward.
 
         ``target`` does not overlap ``nodes`` and has ``SLACK_BYTES`` more than is written.
         """
@@ -204,11 +204,11 @@ class NodeHash(Protocol):
 
 
 HashFamily = Callable[[KeyBinding, int], NodeHash]
-"""Given the binding and the number of a group of blocks, return a hash; it is used by one thread."""
+"""Given the binding and the number of a group of blocks, return a hash, which one thread uses."""
 
 
 class AesHash:
-    """The hash that this module describes."""
+    """AES hash that this module describes."""
 
     def __init__(self, binding: KeyBinding, group: int) -> None:
         self._binding = binding
@@ -256,12 +256,12 @@ def share_digest(  # noqa: PLR0913, PLR0917 -- what a share is made from
     seed: Secret | None,
     sent: bytes,
 ) -> bytes:
-    """Return the digest of everything that a share is made from: equal digests, equal shares.
+    """Return the digest of everything from which a share is made: equal digests mean equal shares.
 
     Args:
-        sent: the digest of what a server was sent in addition to its seed; empty if nothing.
-    Security: it depends on the seed, and at depth 0 on a share that determines the assignments together with the other
-        one; keep it from the other server unless something that it does not know blinds it.
+        sent: digest of what the server received in addition to its seed; empty if nothing.
+    Security: the digest depends on the seed, and at depth 0 on a share that with the other one determines the
+        assignments; do not show it to the other server unless a value unknown to that server blinds it.
     """
     parts = _parts(shape, blocks, binding, server_index)
     if seed is None:
@@ -280,5 +280,5 @@ def _derived(  # noqa: PLR0913, PLR0917 -- one derivation
     require_secret(seed)
     if len(seed) != SEED_BYTES:
         raise InvalidParameters(f"a seed has {SEED_BYTES} bytes; got {seed!r}")
-    # Extraction, because a seed of 16 bytes is shorter than what may be expanded as it is.
+    # Extract first, because a seed of 16 bytes is too short to expand directly.
     return derive(kind, size, seed, binding.context, label, *parts)

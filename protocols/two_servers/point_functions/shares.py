@@ -1,4 +1,4 @@
-"""Shares of point functions, the lanes that they evaluate to, and the kernels by which a level of a tree is grown.
+"""Shares of point functions, the lanes to which they evaluate, and the kernels that grow a level of a tree.
 
 Implements: [BGI16] Fig. 1, with early termination: a leaf has many lanes.
 
@@ -8,37 +8,37 @@ each word. Let H_0, H_1 be the hashes of the two children, and t the control bit
 
     child_c = H_c(s) xor (t times CW_c)        in each word
 
-CW_c holds the difference of the children that leave the path, so that these become equal, and such control bits that
-on the path exactly one stays set. At a leaf the same control bits decide, for the lanes of each word, which server adds
+CW_c holds the difference of the children that leave the path, so that these become equal, and control bits such that
+exactly one stays set on the path. At a leaf the same control bits decide, for the lanes of each word, which server adds
 the leaf's correction word:
 
     lanes of server b = (-1)^b (C(s) + t times CW),    CW = (-1)^(t_1) (beta e_lane - C(s_0) + C(s_1))
 
-The control bits of the two words obey the same rule independently of each other; it is what makes "t times CW" one
-multiplication of words, without an inner loop over pairs. No bit of a node becomes part of a lane: lanes are hashes.
+The control bits of the two words follow the same rule independently, so that "t times CW" is one multiplication of
+words, without an inner loop over pairs. No bit of a node becomes part of a lane: lanes are hashes.
 
-Shares are made and added up in the order that vector units like: long runs of blocks for one lane, or for one piece of
-a leaf, next to each other in memory. Rows of codewords are what a histogram is; the order is turned once for an
-aggregate and not for every client.
+Shares are generated and added in an order that suits vector units: long runs of blocks for one lane, or for one piece
+of a leaf, adjacent in memory. A histogram has rows of codewords, so the aggregate is transposed once, rather than each
+client's share.
 
-Without a tree server 0 expands a seed into its lanes, and server 1 is sent its own, lane by lane in runs of
-``RUN_BLOCKS`` blocks. The last lane is left out: each server computes its own as the difference of the others' sum from
-1 at server 0 and from 0 at server 1, for every client by itself. An explicit share is secret: together with the seed of
-server 0, it is the assignments.
+Without a tree, server 0 expands a seed into its lanes, and server 1 receives its lanes, lane by lane in runs of
+``RUN_BLOCKS`` blocks. The last lane is omitted: each server computes it as the difference of the others' sum from 1 at
+server 0 and from 0 at server 1, separately for each client. An explicit share is secret: together with the seed of
+server 0, it reveals the assignments.
 
-A tree has one correction word a level and one for the leaf, for every block, which are public to both servers:
+Per block, a tree has one correction word per level and one for the leaf, which are public to both servers:
 
     level by level, block by block: 126 bits of seed and 2 control bits of the left child, 16 bytes
     level by level, block by block: how the right child's 2 control bits differ from those
     block by block: the lanes of the leaf's correction word, each in exactly p bits
 
-The second and the third part each fill up their last byte with zeros. A client sends them to one server, who relays
-them; the other compares their digest with the one that came with its seed. A relay that could alter a correction word
-would learn from the changed sum whether the altered node was on the path.
+The second and the third part each pad their last byte with zeros. A client sends them to one server, which relays them;
+the other compares their digest with the one that came with its seed. A relay that could alter a correction word would
+learn from the changed sum whether the altered node was on the path.
 
-A chunk of blocks is grown level by level until a level is as wide as the memory for it, and depth first below. The
-children of a level are stored as all left ones and then all right ones, so that every cipher call and every pass over
-memory is contiguous; nodes of one path and their siblings stay in a second-level cache.
+A chunk of blocks is grown level by level until a level fills its memory, and depth first below. A level's left children
+are stored before its right children, so that every cipher call and every pass over memory is contiguous; nodes of one
+path and their siblings stay in a second-level cache.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ from .shape import (
 )
 
 # --- Kernels: no dtype, no branch and no index that depends on data ---------------------------------------------------
-# The same source runs on machine words and on solver terms. What a kernel changes in place, it also returns.
+# The same code runs on machine words and on solver terms. A kernel also returns what it changes in place.
 
 Words = Any
 """Arrays of words of a node, or solver terms: * wraps at the word, and one factor is always 0, 1 or all ones."""
@@ -176,7 +176,7 @@ _PIECE: Any = np.complex128
 
 
 class LaneGrid(Confined):
-    """One server's lanes for blocks [first, stop), in arrays of a run of blocks each.
+    """One server's lanes for blocks [first, stop), one array per run of blocks.
 
     An array has, at depth 0, the axes (codeword, block, 1). For a tree they are (piece and leaf, block, lane): the
     pieces of all leaves come one after another, and among the leaves the lowest bit of their number is the slowest.
@@ -203,14 +203,14 @@ class LaneGrid(Confined):
         return cls(shape, first, tuple(arrays))
 
     def located(self) -> Iterator[tuple[int, int, Lanes]]:
-        """Return each array with its first block and the one after its last."""
+        """Yield each array with its first block and the block after its last."""
         start = self.first
         for array in self.arrays:
             yield start, start + array.shape[1], array
             start += array.shape[1]
 
     def part(self, first: int, stop: int) -> LaneGrid:
-        """Return blocks [first, stop) of this grid; changes to the part are changes to the whole."""
+        """Return blocks [first, stop) of this grid; changes to the part change the whole."""
         require_range(first, stop, self.first, self.stop)
         arrays = tuple(
             array[:, max(first, low) - low : min(stop, high) - low]
@@ -248,7 +248,7 @@ class LaneGrid(Confined):
 
 
 def runs(first: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Cut a range of blocks where runs meet; return each piece as its first block and the one after its last."""
+    """Split a range of blocks at the ends of runs; yield each piece's first block and the block after its last."""
     while first < stop:
         edge = min(stop, (first // RUN_BLOCKS + 1) * RUN_BLOCKS)
         yield first, edge
@@ -256,15 +256,15 @@ def runs(first: int, stop: int) -> Iterator[tuple[int, int]]:
 
 
 def require_blocks(blocks: int) -> None:
-    """Require a number of blocks."""
+    """Check a number of blocks."""
     require_integer("blocks", blocks, 1, MAXIMUM_BLOCKS)
 
 
 def require_range(first: int, stop: int, least: int, greatest: int) -> None:
-    """Require a range of blocks that lies within another."""
+    """Check that a range of blocks is within another."""
     if type(first) is not int or type(stop) is not int or not least <= first < stop <= greatest:
         raise InvalidParameters(
-            f"a range of blocks lies within {least}..{greatest} and is not empty; got {first!r}..{stop!r}"
+            f"a range of blocks must be within {least}..{greatest} and not empty; got {first!r}..{stop!r}"
         )
 
 
@@ -287,9 +287,9 @@ class CorrectionWords:
     leaf: Lanes
     """(piece, block, lane), with zeros in lanes that a leaf does not have."""
     encoded: bytes = b""
-    """Kept where they were made, for the party that sends them; see ``freeze``."""
+    """Kept for the party that makes and sends them; see ``freeze``."""
     digest: bytes = b""
-    """Digest that is compared where another party relayed the bytes, and to which a proof is bound."""
+    """Digest to which a proof is bound; compared if another party relayed the bytes."""
 
     def __post_init__(self) -> None:
         require_tree(self.shape)
@@ -299,7 +299,7 @@ class CorrectionWords:
         if self.left.shape != levels or self.difference.shape != levels:
             raise Misuse(f"correction words of {blocks} blocks have the form {levels}")
         if self.leaf.shape != (self.shape.pieces, blocks, self.shape.lanes_per_piece):
-            raise Misuse("the leaves' correction words have another form than their shape says")
+            raise Misuse("the leaves' correction words do not have the form of their shape")
 
     @classmethod
     def zeros(cls, shape: PointFunctionShape, blocks: int) -> CorrectionWords:
@@ -314,7 +314,7 @@ class CorrectionWords:
         return int(self.leaf.shape[1])
 
     def freeze(self) -> CorrectionWords:
-        """Return them with their encoding and digest, which are computed once; nothing may change afterwards."""
+        """Return the words with their encoding and digest, computed once; nothing may change afterwards."""
         encoded = self._pack()
         return replace(self, encoded=encoded, digest=_digest(self.shape, encoded))
 
@@ -365,7 +365,7 @@ def require_tree(shape: PointFunctionShape) -> None:
     if type(shape) is not PointFunctionShape:
         raise Misuse(f"a shape is a PointFunctionShape; got {type(shape).__name__}")
     if not shape.depth:
-        raise InvalidParameters("there are no correction words at depth 0; one server is sent its share")
+        raise InvalidParameters("there are no correction words at depth 0; server 1 receives its share instead")
 
 
 def _parts(shape: PointFunctionShape, blocks: int) -> tuple[int, int, int]:
@@ -401,7 +401,7 @@ class _WithoutTree(Confined):
         require_range(grid.first, grid.stop, 0, self.blocks)
         made, sent = self._source(), self.shape.sent_lanes
         for first, stop, array in grid.located():
-            # A run is made whole, also where the grid holds part of it.
+            # A whole run is generated, even if the grid holds only part of it.
             run_first = first // RUN_BLOCKS * RUN_BLOCKS
             run_blocks = min(self.blocks - run_first, RUN_BLOCKS)
             lanes = made(run_first * sent, run_blocks * sent).reshape(sent, run_blocks)
@@ -419,7 +419,7 @@ class _WithoutTree(Confined):
 
 
 class SeedShare(_WithoutTree):
-    """The share of server 0: a seed and what it expands into."""
+    """Share of server 0: a seed and its expansion."""
 
     server_index = 0
 
@@ -439,7 +439,7 @@ class SeedShare(_WithoutTree):
 
 
 class ExplicitShare(_WithoutTree):
-    """The share of server 1: lanes, for its eyes only."""
+    """Share of server 1: secret lanes."""
 
     server_index = 1
 
@@ -458,7 +458,7 @@ class ExplicitShare(_WithoutTree):
 
     @staticmethod
     def encoded_bytes(shape: PointFunctionShape, blocks: int) -> int:
-        """Return how many bytes ``encode`` gives."""
+        """Return the length of ``encode``'s result in bytes."""
         return (blocks * shape.sent_lanes * shape.group.bits + 7) // 8
 
     def encode(self) -> bytes:
@@ -469,11 +469,11 @@ class ExplicitShare(_WithoutTree):
     def decode(
         cls, data: bytes | bytearray | memoryview, shape: PointFunctionShape, blocks: int, binding: KeyBinding
     ) -> ExplicitShare:
-        """Read a share back.
+        """Decode a share.
 
         Raises:
-            MalformedMessage: the number of bytes is wrong, which is checked before anything is allocated; a bit that
-                fills the last byte is set; or a lane is not below the group's order.
+            MalformedMessage: the number of bytes is wrong (checked before anything is allocated), a padding bit of the
+                last byte is set, or a lane is not below the group's order.
         """
         require_blocks(blocks)
         return cls(shape, blocks, binding, shape.group.unpack(memoryview(data), blocks * shape.sent_lanes))
@@ -483,7 +483,7 @@ class ExplicitShare(_WithoutTree):
 
 
 _CHUNK_NODES: Final = 1 << 13
-"""Nodes that are grown at a time: fewer take the interpreter longer, and more leave a second-level cache."""
+"""Number of nodes that are grown at a time: fewer cost interpreter time, more exceed a second-level cache."""
 
 
 class TreeShare(Confined):
@@ -498,10 +498,10 @@ class TreeShare(Confined):
         *,
         hash_family: HashFamily = AesHash,
     ) -> None:
-        """Take the parts of a key; the caller keeps the seed and wipes it.
+        """Take the parts of a key; the caller wipes the seed.
 
         Args:
-            hash_family: the hash of the tree; another than the default is for tests against other implementations.
+            hash_family: hash of the tree; other values are for tests against other implementations.
         """
         if server_index not in (0, 1) or type(server_index) is not int:
             raise InvalidParameters(f"a server index is 0 or 1; got {server_index!r}")
@@ -513,7 +513,7 @@ class TreeShare(Confined):
         self.correction = correction
         self._hash_family = hash_family
         with self._roots_key() as key:
-            # A wiped seed, or one of another length, is refused here and not on the way.
+            # Refuse a wiped seed, or one of another length, here rather than during evaluation.
             CounterStream(key)
 
     @property
@@ -542,8 +542,8 @@ class TreeShare(Confined):
         """Add the share of the grid's blocks into the grid.
 
         Raises:
-            MalformedMessage: a lane of the field was not found in any attempt; the client's key is refused. The grid
-                then holds part of its share.
+            MalformedMessage: no attempt gave a lane of the field; the client's key is refused. The grid then holds part
+                of its share.
         """
         require_range(grid.first, grid.stop, 0, self.blocks)
         chunk, depth = min(_CHUNK_NODES, grid.blocks), self.shape.depth
@@ -569,7 +569,7 @@ class TreeShare(Confined):
 
 
 class _Chunk:
-    """Some blocks' trees on their way to the grid; all nodes of a level use the same memory."""
+    """Trees of some blocks while they are evaluated into the grid; all nodes of a level use the same memory."""
 
     def __init__(self, share: TreeShare, blocks: slice, node_hash: NodeHash, part: Lanes, scratch: _Scratch) -> None:
         self._node_hash, self._part, self._memory = node_hash, part, scratch.lanes
@@ -590,12 +590,12 @@ class _Chunk:
         self._leaf: list[NodeWords] = [lanes[blocks].reshape(1, -1).view(_NODE_WORD) for lanes in correction.leaf]
 
     def grow(self, level: int, place: int, parents: NodeWords) -> None:
-        """Grow nodes of a level, a row for each place in the grid from one on, and add their leaves."""
+        """Grow nodes of a level, one row per place in the grid from ``place`` on, and add their leaves."""
         if level == len(self._levels):
             self._add(place, parents)
             return
         targets, children, below, (control, shared), correction, difference = self._levels[level]
-        # The right half comes first, because the slack of the left one lies in it.
+        # Compute the right half first, because the left half's slack overlaps it.
         self._node_hash.permute_into(RIGHT, parents, targets[1])
         self._node_hash.permute_into(LEFT, parents, targets[0])
         control = control_bits_in(control, parents)
@@ -617,8 +617,8 @@ class _Chunk:
 class _Scratch:
     """Nodes of one path's levels with their siblings, and intermediate values of as many nodes.
 
-    Memory that is kept: the system may map fresh memory of this size again for every operation, which was measured to
-    take as long as the operation. All of it begins at cache lines, which makes a pass a quarter faster.
+    The memory is kept: otherwise the system may map fresh memory for every operation, which was measured to take as
+    long as the operation. It is aligned to cache lines, which makes a pass a quarter faster.
     """
 
     def __init__(self, nodes: int, depth: int) -> None:
@@ -656,12 +656,12 @@ def _scratch(nodes: int, depth: int) -> _Scratch:
 
 
 def control_bits_in(memory: NodeWords, nodes: NodeWords) -> NodeWords:
-    """Return what ``control_bits`` gives, in memory of the same form."""
+    """Like ``control_bits``, with the result in memory of the same form."""
     return np.bitwise_and(nodes, _ONE, out=memory)
 
 
 def masked_in(memory: NodeWords, control: NodeWords, correction: NodeWords) -> NodeWords:
-    """Return what ``masked`` gives, in memory of the same form."""
+    """Like ``masked``, with the result in memory of the same form."""
     return np.multiply(control, correction, out=memory)
 
 

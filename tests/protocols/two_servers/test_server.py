@@ -341,5 +341,5 @@ def test_a_fork_takes_no_step_of_a_round() -> None:
 def test_a_tree_is_not_evaluated_before_its_correction_words_are_there() -> None:
     made = InsecureIndexingRound.of(IndexingSetup(depth=1), 1)
     [pending] = vars(made.zero)["_pending"].values()
-    with pytest.raises(Misuse, match="takes the correction words of a proposal first"):
+    with pytest.raises(Misuse, match="must accept the correction words of a proposal first"):
         pending.exchange.propose()

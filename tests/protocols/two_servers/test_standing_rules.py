@@ -42,9 +42,12 @@ def test_what_just_meets_the_floors_is_accepted() -> None:
     ("offered", "said"),
     [
         (changed(task=b"another run 7"), "the task b'another run 7' does not begin with b'flower run '"),
-        (changed(authority=OTHER_KEY), "clients are certified by another authority"),
-        (changed(server_keys=(OTHER_KEY, OFFERED.server_keys[1])), "server 0 has another key than its operator knows"),
-        (changed(server_keys=(OFFERED.server_keys[0], OTHER_KEY)), "it names another key than its own for server 1"),
+        (changed(authority=OTHER_KEY), "another authority certifies the clients"),
+        (
+            changed(server_keys=(OTHER_KEY, OFFERED.server_keys[1])),
+            "server 0's key is not the one that its operator knows",
+        ),
+        (changed(server_keys=(OFFERED.server_keys[0], OTHER_KEY)), "it names another key for server 1"),
         (changed(suite=Suite.HYBRID), "suite mlkem768x25519-aes256 is not accepted"),
         (changed(mode=SharingMode.UNCHECKED_POINT_FUNCTIONS), "mode unchecked_point_functions is not accepted"),
         (changed(minimum_cohort=4), "a cohort of 4 is below 5"),
@@ -108,7 +111,7 @@ def test_a_server_that_is_started_again_knows_which_rounds_it_began(path: Path) 
     with closing(StandingRounds(path)) as rounds:
         assert (rounds.count, rounds.tasks) == (3, 2)
         for number in range(6):
-            is_refused(rounds, number, "the updates that were uploaded for it are spent: offer a round above 5")
+            is_refused(rounds, number, "the updates uploaded for it are spent: offer a round above 5")
         is_refused(rounds, 1, task=OTHER)
         rounds.begin(TASK, 6)
 
@@ -140,7 +143,7 @@ def test_a_round_that_cannot_be_written_down_is_not_begun(path: Path, monkeypatc
     with closing(StandingRounds(path)) as rounds:
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full)
-            is_refused(rounds, 3, r"cannot write down that round 3 begins \(.*No space left on device\); its operator")
+            is_refused(rounds, 3, r"cannot record the start of round 3 \(.*No space left on device\); its operator")
         assert rounds.count == 1
         rounds.begin(TASK, 3)
         is_refused(rounds, 3)

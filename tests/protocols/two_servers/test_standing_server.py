@@ -210,7 +210,7 @@ def test_the_keys_of_server_0_do_not_stand_as_server_1() -> None:
     zero, one = pair.keys(0), pair.keys(1)
     crossed = ServerKeys(ServerId(1), zero.signing_seed)
     for keys, peer in ((zero, one), (crossed, zero), (one, crossed)):
-        with pytest.raises(InvalidParameters, match="not those that the floors name for server 1"):
+        with pytest.raises(InvalidParameters, match="not those that the policy names for server 1"):
             StandingServer(keys, peer.public, pair.policy, StandingRounds(), coins=SETUP.coins_of("one"))
 
 
@@ -243,7 +243,7 @@ def test_a_failure_between_the_servers_is_not_blamed_on_whoever_uploaded_last(mo
     asked = [message_kind(message) for message in pair.heard].count(MessageKind.PROPOSE_UPLOADS)
     assert asked == 1, "a full batch is decided at once"
     pair.alter = None
-    with pytest.raises(HelperLost, match="uploads that wait"):
+    with pytest.raises(HelperLost, match="only waiting uploads"):
         pair.finish()
 
 
@@ -345,7 +345,7 @@ def test_a_configuration_of_many_segments_is_refused_within_a_moment() -> None:
     standing = Pair().standing
     assert isinstance(refused(standing.answer(request)), MalformedMessage)
     assert quickest(lambda: standing.answer(request)) < 0.1
-    with pytest.raises(InvalidParameters, match="65536 segments, and two servers take 1024"):
+    with pytest.raises(InvalidParameters, match="65536 segments; two servers accept at most 1024"):
         replace(SETUP.configuration, layout=Layout(segments))
 
 

@@ -192,7 +192,7 @@ def test_a_server_that_is_asked_with_two_commitments_opens_once(plain: ModuleTyp
 def test_a_decision_is_taken_once_and_after_a_commitment(plain: ModuleType) -> None:
     zero, one = plain.verifiers(upload_of(plain, SHAPE, [0] * 6))
     opening = one.open(zero.commit())
-    with pytest.raises(Misuse, match="commitment first"):
+    with pytest.raises(Misuse, match="commitment before it decides"):
         zero.decide(opening)
     zero.open(one.commit())
     zero.decide(opening)
