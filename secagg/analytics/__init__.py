@@ -1,4 +1,4 @@
-"""Statistics over the people of several sites: counts, means, tables, survival; a server learns sums over all sites."""
+"""Federated analytics: counts, means, tables and survival over several sites; a server learns only sums over sites."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A site's side: which functions give its people's values, and the version of its data that was asked.
+"""A site's data: functions that return people's values, and the version of the data.
 
-Functions are registered by the names of variables. They are called once, when the update is taken; one that raises has
-no values for anybody, and values that cannot be read are missing: the server hears of neither.
+Functions are registered by variable names. They are called once, when the update is taken. If one raises, all its
+values are missing; unreadable values are missing too. The server learns of neither.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .declaration import Declaration, Variable
 from .kinds import MISSING, Columns, has_value
 
 Values = Callable[[], Iterable[Any]]
-"""Gives one value for each person, in the same order for every variable."""
+"""Returns one value for each person, in the same order for every variable."""
 LOG: Final = logging.getLogger("secagg.statistics")
 _PYTHON: Final = ".py"
 
@@ -40,21 +40,21 @@ class Site:
     declaration: Declaration
     functions: Mapping[str, Values]
     version: str = "1"
-    """Of the data: its owner changes it with the data, and never computes it from them. One declaration is answered
-    once for each version, unless the floor ``attempts`` says more often."""
+    """Version of the data: the owner changes it with the data, and must not compute it from them. A declaration is
+    answered once for each version, or ``attempts`` times if the policy says so."""
 
     def __post_init__(self) -> None:
         if missing := [name for name in self.declaration.variables if name not in self.functions]:
-            raise InvalidParameters(f"no function gives {missing[0]!r}, which the declaration asks for; register one")
+            raise InvalidParameters(f"no function returns {missing[0]!r}, which the declaration uses; register one")
 
     @property
     def spent(self) -> bytes:
-        """Digest of the declaration and the version of the data, which the ledger remembers: never of values."""
+        """Digest of the declaration and the data's version for the ledger; never of values."""
         bound = bind(Label.STATISTICS_SPENT, self.declaration.digest, self.version.encode("utf-8", "surrogateescape"))
         return hashlib.sha256(bound).digest()
 
     def columns(self) -> tuple[Columns, int]:
-        """Return the values of everybody, and how many people there are; of too few people nobody's."""
+        """Return all values and the number of people; if there are too few people, no values."""
         declared = self.declaration
         raw = {name: _called(name, self.functions[name], declared.most_people) for name in declared.variables}
         people = max(map(len, raw.values()), default=0)
@@ -68,10 +68,11 @@ class Site:
 
 
 def read_site(declaration: Declaration, data: str, version: str) -> Site:
-    """Return a site whose data are a CSV file with a column for each variable, or functions in a file of Python.
+    """Return a site from a CSV file with a column for each variable, or from functions in a Python file.
 
     Args:
-        data: ``visits.csv``, or ``site.py:FUNCTIONS`` for a mapping from names to functions, or what returns one.
+        data: ``visits.csv``, or ``site.py:FUNCTIONS``: a mapping from names to functions, or a function that returns
+        it.
     """
     if _PYTHON in data:
         named: Any = custom_factory(data)
@@ -96,7 +97,7 @@ def _called(name: str, function: Values, most: int) -> list[Any]:
     try:
         values = list(islice(function(), most + 1))
     except Exception:
-        # Whatever a site's function raises, the server hears nothing of it.
+        # The server must not learn of any error in a site's function.
         LOG.exception("the function of %r failed: nobody has a value of it", name)
         return []
     if len(values) > most:
@@ -115,16 +116,16 @@ def _column(variable: Variable, values: list[Any], people: int) -> npt.NDArray[A
     return codes
 
 
-def _number(value: Any) -> float:  # noqa: ANN401 -- whatever stands in a site's data
+def _number(value: Any) -> float:  # noqa: ANN401 -- any value in a site's data
     try:
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
-    except Exception:  # noqa: BLE001 -- a value that cannot be read is missing, whatever it raises
+    except Exception:  # noqa: BLE001 -- unreadable values are missing
         return math.nan
 
 
-def _name(value: Any) -> str:  # noqa: ANN401 -- whatever stands in a site's data
+def _name(value: Any) -> str:  # noqa: ANN401 -- any value in a site's data
     try:
         if isinstance(value, float) and value.is_integer():
             value = int(value)

@@ -1,7 +1,7 @@
-"""Declaration of statistics: the questions, their variables, and the least number of people and sites.
+"""Declaration of statistics: the questions, their variables, and the minimum numbers of people and sites.
 
-Server and sites each hold the file. A site answers its own copy and no other: ranges, steps, bins and classes are
-never a server's word. The digest of a declaration is in the terms of every session about it.
+Server and sites each hold the file. A site answers only its own copy, so it never trusts a server's ranges, steps, bins
+or classes. The terms of every session include the declaration's digest.
 
     name = "outcomes"
     least_count = 5
@@ -39,7 +39,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
-    """Something that is known of each person: a number in a range, or one of some classes."""
+    """An attribute of each person: a number in a range, or a class."""
 
     low: float = 0.0
     high: float = 0.0
@@ -50,7 +50,7 @@ class Variable:
     def __post_init__(self) -> None:
         if self.classes:
             if len(set(self.classes)) < len(self.classes) or (self.low, self.high, self.step) != (0.0, 0.0, 0.0):
-                raise InvalidParameters("a variable has classes, each named once, or low, high and step")
+                raise InvalidParameters("a variable has either distinct classes, or low, high and step")
             return
         if not (_are_finite(self.low, self.high, self.step) and self.low < self.high and self.step > 0):
             raise InvalidParameters("a variable has low below high, and a step above 0; or it has classes")
@@ -59,12 +59,12 @@ class Variable:
 
     @property
     def middle(self) -> float:
-        """The number that is sent as 0 steps."""
+        """The value that is sent as 0 steps."""
         return (self.low + self.high) / 2
 
     @property
     def reach(self) -> int:
-        """Steps from the middle of the range to its ends."""
+        """Number of steps from the middle of the range to its ends."""
         return max(1, math.ceil((self.high - self.low) / 2 / self.step))
 
 
@@ -75,11 +75,11 @@ class Statistic:
     kind: str
     """``count``, ``sum``, ``mean``, ``variance``, ``histogram``, ``table``, ``survival`` or ``correlation``."""
     of: tuple[str, ...] = ()
-    """Its variables; those of ``survival`` are a time, and classes with the event as the last one."""
+    """Its variables; for ``survival`` a time, and classes with the event last."""
     edges: tuple[float, ...] = ()
-    """Of the bins of a histogram, or the ends of a survival curve's intervals, with its beginning."""
+    """Edges of a histogram's bins, or the start of a survival curve and the ends of its intervals."""
     quantiles: tuple[float, ...] = ()
-    """Of a histogram, each above 0 and below 1."""
+    """Quantiles of a histogram, each above 0 and below 1."""
 
 
 _VARIABLES: Final[Mapping[str, range]] = {
@@ -92,31 +92,31 @@ _VARIABLES: Final[Mapping[str, range]] = {
     "survival": range(2, 3),
     "correlation": range(2, 65),
 }
-"""How many variables each kind has."""
+"""Number of variables of each kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """Statistics that are asked together."""
+    """Statistics of one session."""
 
     name: str
     variables: Mapping[str, Variable] = field(default_factory=dict[str, Variable])
     statistics: Mapping[str, Statistic]
     least_clients: int = 3
-    """Floor on the sites of a sum: a session that releases the sum of fewer is refused by each of them."""
+    """Minimum number of sites in a sum: each site refuses a session that could release the sum of fewer."""
     least_count: int = 5
-    """Floor on each cell: a smaller count is shown as "fewer than 5". The server's process has it."""
+    """Minimum count of a shown cell: a smaller one is shown as "fewer than 5". The server's process has it."""
     least_people: int = 0
-    """A site with fewer people counts as one that has none."""
+    """A site with fewer people counts as empty."""
     most_people: int = 100_000
-    """Of one site; those behind them are not counted."""
+    """Maximum number of people of one site; the rest are ignored."""
     most_clients: int = 100
-    """Of one sum; rings are as wide as that many sites need."""
+    """Maximum number of sites in one sum; sets the width of rings."""
     epsilon: float | None = None
-    """Of one sum, for one person; sites add noise for it, and None adds none."""
+    """Epsilon of one sum for one person; sites add the noise for it. None for no noise."""
     delta: float = USUAL_DELTA
     corrupted: int = 1
-    """Sites whose noise is not counted on, because they may tell it to the server."""
+    """Number of sites whose noise does not count, because they may reveal it to the server."""
 
     def __post_init__(self) -> None:
         if not self.name or not self.statistics:
@@ -127,7 +127,7 @@ class Declaration:
         require_integer("least_people", self.least_people, 0, self.most_people)
         require_integer("least_count", self.least_count, 0, _MOST_PEOPLE)
         require_integer("corrupted", self.corrupted, 0, self.least_clients - 1)
-        # Written so that NaN is refused too.
+        # This form refuses NaN too.
         if self.epsilon is not None and not (0 < self.epsilon < math.inf and LEAST_DELTA <= self.delta < 1):
             raise InvalidParameters("epsilon is above 0, and delta from 2^-50 and below 1; leave both out for no noise")
         for name, statistic in self.statistics.items():
@@ -138,14 +138,14 @@ class Declaration:
 
     @property
     def has_hidden_cells(self) -> bool:
-        """Whether counts below a floor are hidden, and nothing but that hides them."""
+        """Whether small counts are hidden only by suppression, without noise."""
         return self.least_count > 1 and self.epsilon is None
 
     def _told_by_others(self) -> Iterator[str]:
-        """Yield statistics which together may determine a count that each of them hides.
+        """Yield groups of statistics that together may determine a count that each hides.
 
-        Cells of statistics without a common variable have any values together. Nothing of the kind holds for bins,
-        classes and sums of one variable, which is in one such statistic.
+        Statistics without a common variable do not constrain each other's cells. Bins, classes and sums of one variable
+        do, so a variable is in only one such statistic.
         """
         uses = {name: list[str]() for name in self.variables}
         counted = {each for statistic in self.statistics.values() if statistic.kind == "count" for each in statistic.of}
@@ -156,13 +156,13 @@ class Declaration:
                 yield f"{name!r} has fewer people than another statistic counts, by a number that may be hidden"
             cells = math.prod(1 + len(self.variables[each].classes) for each in statistic.of)
             if max(cells, len(statistic.edges)) > _MOST_AUDITED:
-                yield f"{name!r} has more than {_MOST_AUDITED:,} cells, too many to see what hidden ones would tell"
+                yield f"{name!r} has more than {_MOST_AUDITED:,} cells, too many to check what the shown ones reveal"
         for each, names in uses.items():
             if len(names) > 1:
-                yield f"statistics {', '.join(map(repr, names))} of {each!r} may together tell a count that each hides"
+                yield f"statistics {', '.join(map(repr, names))} of {each!r} together may reveal a count each hides"
 
     def _faults(self, statistic: Statistic) -> Iterator[str]:
-        """Yield what is wrong with a statistic; each fault relies on there being none before it."""
+        """Yield faults of a statistic, in order; each check assumes that the earlier ones passed."""
         kind, of, edges = statistic.kind, statistic.of, statistic.edges
         if (counts := _VARIABLES.get(kind)) is None:
             yield f"is of kind {kind!r}; there are {', '.join(_VARIABLES)}"
@@ -189,14 +189,14 @@ class Declaration:
 
     @property
     def digest(self) -> bytes:
-        """Digest of all of it, which server and sites have alike."""
-        # 1 and 1.0 are one number, whether a file or a program said it.
+        """Digest of the declaration, equal at server and sites."""
+        # 1 and 1.0 are equal, from a file or a program.
         text = json.dumps(asdict(Declaration.of(asdict(self))), sort_keys=True)
         return hashlib.sha256(bind(Label.STATISTICS, text.encode())).digest()
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Declaration:
-        """Return the declaration that a file has as a table."""
+        """Return the declaration in a file's table."""
         try:
             parts = {
                 name: {key: made(kind, each) for key, each in dict(given.get(name, {})).items()}
@@ -216,13 +216,13 @@ class Declaration:
 
 
 def made(kind: type[Made], given: Any) -> Made:  # noqa: ANN401 -- a table of a file
-    """Return a dataclass of a table; a ``TypeError`` or ``ValueError`` says which value is not of its field's type."""
+    """Make a dataclass from a table; a ``TypeError`` or ``ValueError`` names a value of the wrong type."""
     kinds = {each.name: str(each.type) for each in fields(cast("Any", kind))}
     read = dict[str, Any]()
     for name, value in dict(given).items():
         match kinds.get(name, ""):
             case "":
-                raise TypeError(f"{name} is not a part of a {kind.__name__}; there are {', '.join(kinds)}")
+                raise TypeError(f"{name} is not a field of a {kind.__name__}; there are {', '.join(kinds)}")
             case "float | None" if value is None:
                 read[name] = None
             case "float" | "float | None":

@@ -1,8 +1,8 @@
-"""Each kind of statistic: the cells that a site sends for it, and what their sums say.
+"""Kinds of statistics: the cells that a site sends, and results from their sums.
 
-Cells are integers: counts of people, and sums of steps, of their squares and products. So a sum over all sites is
-exact, and is that over all people together. A site without people sends zeros; people whose value is missing, not a
-number or out of range are clamped or counted apart, and never a reason to refuse.
+Cells are integers: counts of people, and sums of steps, their squares and products. So a sum over all sites is exact,
+and equals that over all people. A site without people sends zeros. Values that are missing, not a number or out of
+range are clamped or counted separately, and never refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .declaration import Declaration, Statistic, Variable
 
 Integers = npt.NDArray[np.int64]
 Columns = Mapping[str, npt.NDArray[Any]]
-"""Of each variable, the value of each person: floats, NaN where there is none, or numbers of classes, else -1."""
+"""Values of each variable, by person: floats with NaN for missing, or class numbers with -1 for missing."""
 Result = dict[str, Any]
 MISSING: Final = -1
 _PAIR: Final = 2
@@ -32,13 +32,13 @@ _MOST_TWICE: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Cells of one scale."""
+    """Cells with one scale."""
 
     length: int
     largest: int
-    """Greatest magnitude of one person in one of them."""
+    """Maximum magnitude of one person in one cell."""
     squared: int
-    """Greatest squared distance between two persons over all of them, which noise has to hide."""
+    """Maximum squared distance between two persons over all cells, which noise has to hide."""
 
 
 class Kind(ABC):
@@ -59,7 +59,7 @@ class Kind(ABC):
 
     @abstractmethod
     def result(self, sums: Sequence[Integers]) -> Result:
-        """Return what sums over all sites say; None stands for a cell below the floor."""
+        """Return the result of sums over all sites; None for a suppressed cell."""
 
     def own(self, columns: Columns) -> list[npt.NDArray[Any]]:
         return [columns[name] for name in self.statistic.of]
@@ -69,7 +69,7 @@ class Kind(ABC):
 
 
 class Count(Kind):
-    """People, or those whose variable has a value."""
+    """Number of people, or of those whose variable has a value."""
 
     @property
     def groups(self) -> list[Group]:
@@ -87,7 +87,7 @@ class Count(Kind):
 
 
 class Moments(Kind):
-    """Sum, mean and variance of one variable, or the correlations of several, over people who have a value of each."""
+    """Sum, mean and variance of one variable, or correlations of several, over people with all values."""
 
     @property
     def is_correlated(self) -> bool:
@@ -122,13 +122,13 @@ class Moments(Kind):
         count, clamped, missing = (int(each) for each in sums[0])
         totals = [int(each) for each in sums[1]]
         if is_below(missing, self.least) and count >= self.least:
-            # A mean in whole steps is possible for every number of people. The exact one tells how many there are.
+            # A mean in whole steps is possible for every number of people; an exact mean reveals their number.
             found: Result = {"count": None, "clamped": None, self.statistic.kind: None}
             if self.statistic.kind == "mean":
                 middle, step = Fraction(self.variables[0].middle), Fraction(self.variables[0].step)
                 found["mean"] = float(middle + step * round(Fraction(totals[0], count)))
             return found
-        outside, _ = suppressed(np.array([clamped, count - clamped]), [range(2)], self.least)  # One tells the other.
+        outside, _ = suppressed(np.array([clamped, count - clamped]), [range(2)], self.least)  # Each reveals the other.
         found = {"count": self.shown(count), "clamped": outside}
         if found["count"] is None or count < 1:
             return found | {self.statistic.kind: None}
@@ -146,7 +146,7 @@ class Moments(Kind):
         return found
 
     def _matrix(self, count: int, totals: list[int], products: Integers) -> list[list[float | None]]:
-        """Return the correlations, from integers alone; None with a variable that does not vary."""
+        """Return the correlations, computed from integers; None for a constant variable."""
         spread = {
             (one, other): count * int(product) - totals[one] * totals[other]
             for (one, other), product in zip(self.pairs, products, strict=True)
@@ -155,7 +155,7 @@ class Moments(Kind):
 
         def of(one: int, other: int) -> float | None:
             square = spread[one, one] * spread[other, other]
-            # A sum with noise may have spreads that no people have.
+            # Sums with noise may have impossible spreads.
             if spread[one, one] <= 0 or spread[other, other] <= 0:
                 return None
             return max(-1.0, min(1.0, spread[min(one, other), max(one, other)] / math.sqrt(square)))
@@ -164,13 +164,13 @@ class Moments(Kind):
 
 
 class Histogram(Kind):
-    """People in each bin, below and above all bins, and without a value; the last bin has its upper edge."""
+    """Number of people in each bin, below, above, and without a value; the last bin includes its upper edge."""
 
     @property
     def groups(self) -> list[Group]:
         return [Group(len(self.statistic.edges) + 2, 1, 2)]
 
-    def measure(self, columns: Columns, people: int) -> list[Integers]:  # noqa: ARG002 -- the column has as many
+    def measure(self, columns: Columns, people: int) -> list[Integers]:  # noqa: ARG002 -- the column has this length
         (column,), edges = self.own(columns), np.array(self.statistic.edges)
         places = np.searchsorted(edges, column, side="right")
         places[column == edges[-1]] -= 1
@@ -188,7 +188,7 @@ class Histogram(Kind):
         return found
 
     def _quantile(self, part: float, shown: Sequence[int | None]) -> float | None:
-        """Return a quantile, as if values were spread evenly in each bin; of the cells that are shown alone."""
+        """Return a quantile from the shown cells, assuming that values are uniform in each bin."""
         counts, edges = [max(0, each or 0) for each in shown], self.statistic.edges
         wanted, passed = part * sum(counts), counts[0]
         if not sum(counts):
@@ -203,7 +203,7 @@ class Histogram(Kind):
 
 
 class Table(Kind):
-    """People of each class, or of each pair of classes of two variables."""
+    """Number of people in each class, or in each pair of classes of two variables."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -223,7 +223,7 @@ class Table(Kind):
 
     def result(self, sums: Sequence[Integers]) -> Result:
         (cells,), places = sums, np.arange(math.prod(self.shape)).reshape(self.shape)
-        # Somebody may know the sum of a row or a column.
+        # A reader may know the sum of a row or a column.
         lines = [list(line) for each in (places, places.T) for line in each] if len(self.shape) > 1 else []
         *shown, missing = audited(cells, lines, self.least)
         counts: Any = shown
@@ -233,11 +233,11 @@ class Table(Kind):
 
 
 class Survival(Kind):
-    """Events and people who left, by intervals of time: the table of a Kaplan-Meier curve.
+    """Events and censored people by intervals of time: the table of a Kaplan-Meier curve.
 
-    An interval has its end and not its beginning. Times count as the end of their interval, and at one time events come
-    before people who left. Times before the first edge count in the first interval, and people beyond the last one were
-    there through all of them.
+    An interval includes its end but not its start. Times count as the end of their interval, where events come before
+    censored people. Times before the first edge count in the first interval; people beyond the last edge were at risk
+    in all intervals.
     """
 
     @property
@@ -261,14 +261,14 @@ class Survival(Kind):
         steps = list(zip(self.statistic.edges[1:], cells, cells[self.intervals :], strict=False))
         found: Result = {"missing": self.shown(missing), "start": self.statistic.edges[0]}
         if is_below(missing, self.least):
-            # The people at risk at the start are all but these.
+            # All others are at risk at the start.
             return found | {"curve": []}
         return found | {"curve": list(self._curve(steps, beyond))}
 
     def _curve(self, steps: list[tuple[float, int, int]], beyond: int) -> Iterator[Result]:
-        """Yield the rows, each of as many intervals as the floor needs; the curve ends where too few are left.
+        """Yield the rows, merging intervals up to the minimum count; the curve ends where too few people are left.
 
-        A row's events are not below the floor, and its people who left are none or not below it.
+        A row's events reach the minimum count, and its censored people are none or reach it.
         """
         rows, events, left = list[tuple[float, int, int]](), 0, 0
         for end, died, went in steps:
@@ -304,13 +304,13 @@ KINDS: Final[Mapping[str, type[Kind]]] = {
 
 
 def has_value(column: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return who has a value."""
+    """Return a mask of the people with a value."""
     found: npt.NDArray[np.bool_] = column != MISSING if column.dtype.kind == "i" else ~np.isnan(column)
     return found
 
 
 def steps_of(column: npt.NDArray[np.float64], variable: Variable) -> Integers:
-    """Return the steps from the middle of the range to each value, which is clamped to it."""
+    """Return each value, clamped to the range, in steps from the middle."""
     within = np.clip(column, variable.low, variable.high)
     return np.rint((within - variable.middle) / variable.step).astype(np.int64)
 
@@ -318,12 +318,12 @@ def steps_of(column: npt.NDArray[np.float64], variable: Variable) -> Integers:
 def suppressed(
     counts: Integers, lines: Sequence[Sequence[int]], least: int, lacking: Collection[int] = ()
 ) -> list[int | None]:
-    """Return counts without those below a floor, and without those from which a line's sum would tell them.
+    """Return counts without small ones, and without others from which a line's sum would reveal these.
 
     Args:
-        lines: places of counts whose sum a reader may know. In each that has hidden ones there are two or more of them,
-            and together they are not below the floor.
-        lacking: places of people without a value; that there are none is no secret with a floor above 2.
+        lines: places of counts whose sum a reader may know. A line with hidden counts has at least two, whose sum
+        reaches the minimum count. lacking: places of people without a value; with a minimum count above 2, a zero there
+        is not secret.
     """
     hidden = counts < least
     for place in lacking:
@@ -339,18 +339,18 @@ def suppressed(
 
 
 def is_below(lacking: int, least: int) -> bool:
-    """Whether a number of people without a value is hidden, and with it every count that would tell it."""
+    """Whether the number of people without a value is hidden, with every count that would reveal it."""
     return lacking < least and (lacking != 0 or least <= _PAIR)
 
 
 def audited(counts: Integers, lines: Sequence[Sequence[int]], least: int, depth: int | None = None) -> list[int | None]:
-    """Return the counts that are shown, as ``suppressed`` says, or none at all; the last is of people without a value.
+    """Return the counts that ``suppressed`` shows, or none at all; the last counts people without a value.
 
-    A reader knows the rule as well as what is shown. So each hidden count needs a witness: other counts of as many
-    people, which are shown exactly the same, and in which this one differs. Where one has none, all are hidden.
+    A reader knows the rule and the shown counts. So each hidden count needs a witness: counts of the same number of
+    people that are shown identically, but where this count differs. If one has no witness, all are hidden.
 
     Args:
-        depth: how often a witness needs witnesses itself, since a reader knows this rule too.
+        depth: levels at which witnesses need witnesses themselves, since a reader knows this rule too.
     """
     if depth is None:
         depth = 2 if counts.size <= _MOST_TWICE else 1
@@ -372,5 +372,5 @@ def audited(counts: Integers, lines: Sequence[Sequence[int]], least: int, depth:
 
 
 def _spread(reach: Sequence[int]) -> int:
-    """Return the greatest squared distance between vectors whose values lie within these magnitudes."""
+    """Return the maximum squared distance between vectors with these maximum magnitudes."""
     return sum((2 * value) ** 2 for value in reach)

@@ -1,4 +1,4 @@
-"""Both ends of statistics where parties are apart: a site's floors and ledgers, and a round on a platform."""
+"""Analytics in a deployment: a site's policy and ledgers, and a round on a platform."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .declaration import Declaration
 from .plan import Plan
 
 ONCE = ClientNode(attempts=1)
-"""Usual floors of a site: the same people are counted again only where their data have another version."""
+"""Default policy of a site: people are counted again only if the data have another version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """A site that answers its declaration, under its floors."""
+    """A site that answers its declaration under its policy."""
 
     site: Site
     settings: ClientNode = ONCE
@@ -39,25 +39,25 @@ class Answering:
         if (self.plan.multiplier or 0) < self.settings.noise:
             declared = f"noise of {float(self.plan.multiplier):g}" if self.plan.multiplier else "none"
             raise InvalidParameters(
-                f"this site insists on noise of {self.settings.noise:g}, and the declaration has {declared}; lower "
+                f"this site requires noise of {self.settings.noise:g}, and the declaration has {declared}; lower "
                 "its epsilon",
                 reason=Reason.BELOW_FLOOR,
             )
 
     @property
     def floors(self) -> ClientNode:
-        """Floors for the session itself, in which the site's own noise and budget have no part."""
+        """Policy for the session, without the site's own noise and budget."""
         policy = self.settings.policy.raised_by({"minimum_cohort": self.site.declaration.least_clients})
         return replace(self.settings, policy=policy, noise=0.0, norm=0.0, epsilon=0.0, delta=USUAL_DELTA)
 
     def late(
         self, charges: SpentUpdates, task: str, number: int, identity: ClientIdentity | None, *, is_new: bool
     ) -> LazyUpdate:
-        """Return the update, which is charged as it is taken, before data are read.
+        """Return the lazy update; it is charged when it is taken, before data are read.
 
         Args:
-            identity: the site's key, where it has one.
-            is_new: whether the session begins, so that what the ledgers would refuse is refused at once.
+            identity: the site's key, if it has one.
+            is_new: whether the session starts, so that the ledgers refuse at once.
         """
         noise, multiplier = self.plan.noise, float(self.plan.multiplier or 0)
         budgeted = replace(self.settings, noise=multiplier, norm=1.0 if multiplier else 0.0)
@@ -78,7 +78,7 @@ class Answering:
         return self.plan.late(self.site, SystemCoins(), charge)
 
     def _require_alone(self, kept: Callable[[bytes, dict[str, str], str], None]) -> None:
-        """Refuse a declaration that may tell what another one of the same data hides; before data are read."""
+        """Before data are read, refuse a declaration that may reveal counts that another one of the same data hides."""
         declared = self.site.declaration
         if declared.epsilon is None:
             said = declared.digest.hex()[:16] if declared.has_hidden_cells else "one without a floor"
@@ -86,12 +86,12 @@ class Answering:
             kept(
                 f"statistics of version {self.site.version}".encode("utf-8", "surrogateescape"),
                 {f"the declaration that shows {each!r}": one for each, one in shown.items()},
-                "two of them may tell a count that each hides; set an epsilon, or name another version if the data "
+                "two of them may reveal a count that each hides; set an epsilon, or name another version if the data "
                 "changed",
             )
 
     def begun(self, node: Node, terms: Terms) -> NodeRound:
-        """Look at the terms of a platform's session, and refuse those of another declaration."""
+        """Check the terms of a platform's session; refuse those of another declaration."""
         if terms.parameters != encode_parameters(self.plan.update):
             raise InvalidParameters(
                 "the server asks for other statistics than this site declares; compare the two files",
@@ -105,13 +105,13 @@ class Answering:
 
 
 def settings_of(settings: SecAggSettings, declaration: Declaration) -> SecAggSettings:
-    """Return a server's settings for a declaration: equal weights, and at least as many sites as it says."""
+    """Return a server's settings for a declaration: equal weights, and at least its minimum number of sites."""
     least = max(settings.minimum_cohort, declaration.least_clients)
     return replace(settings, weighting="uniform", minimum_cohort=least)
 
 
 def round_of(rounds: Rounds, plan: Plan, *, clients: int, task: str, number: int) -> RoundTask:
-    """Return the task of a platform's round about a declaration."""
+    """Return the task of a platform's round for a declaration."""
     if clients > plan.declaration.most_clients:
         raise InvalidParameters(f"{clients} sites are more than the most_clients, {plan.declaration.most_clients}")
     return rounds.asked(plan.update, plan.asked, clients=clients, task=task, number=number)

@@ -1,6 +1,6 @@
-"""How a declaration travels: rings that hold its sums, noise for its epsilon, and results from a sum.
+"""Plan of a declaration: rings for its sums, noise for its epsilon, and results from a sum.
 
-All of it follows from the declaration alone, so that server and sites plan alike and a site follows nobody's word.
+The plan follows only from the declaration, so server and sites compute the same plan and a site trusts no other party.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ class Results(Summary):
 
     name: str
     sites: int
-    """How many sites are in the sum."""
+    """Number of sites in the sum."""
     least_count: int
-    """Counts below it are None, which says "fewer than" that."""
+    """Counts below it are None, which means "fewer than" that."""
     epsilon: float | None
     statistics: Mapping[str, dict[str, Any]]
 
     @property
     def record(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """The results, for JSON."""
         return {
             "name": self.name,
             "sites": self.sites,
-            "hidden": f"null stands for fewer than {self.least_count}, or a count that would tell such a one",
+            "hidden": f"null means fewer than {self.least_count}, or a count that would reveal such a count",
             "epsilon": self.epsilon,
             "statistics": dict(self.statistics),
         }
@@ -68,14 +68,14 @@ class Results(Summary):
         """Return what a terminal and a notebook show, each statistic shortened."""
         return {
             "statistics of": f"{self.name}, {self.sites} sites",
-            "hidden": f"None stands for fewer than {self.least_count}, or a count that would tell such a one",
+            "hidden": f"None means fewer than {self.least_count}, or a count that would reveal such a count",
             **{name: shorten(str(each), _LINE) for name, each in self.statistics.items()},
         }
 
 
 @dataclass(frozen=True, slots=True)
 class _CellNoise(ClientNoise):
-    """Noise of cells, made for what replacing one person changes: in a table or a histogram two cells, by one each."""
+    """Noise of cells, scaled to the replacement of one person: in a table or histogram two cells change by one each."""
 
     squared: tuple[int, ...]
 
@@ -85,7 +85,7 @@ class _CellNoise(ClientNoise):
 
 
 class Plan:
-    """A declaration as a secure sum; refused where no ring holds the sums, or no noise is large enough."""
+    """A declaration as a secure sum; refused if no ring holds the sums, or no noise is large enough."""
 
     def __init__(self, declaration: Declaration) -> None:
         self.declaration = declaration
@@ -96,7 +96,7 @@ class Plan:
             f"{name}/{number}": group for name, kind in self.kinds.items() for number, group in enumerate(kind.groups)
         }
         self.asked = {"statistics": np.frombuffer(declaration.digest, dtype=np.uint8)}
-        """The declaration in the place of a model."""
+        """The declaration's digest in place of a model's."""
         self.model_digest = model_digest(self.asked)
         tails = {name: WORST_DEVIATIONS * math.sqrt(share) for name, share in self._shares.items()}
         bounds = {
@@ -122,11 +122,11 @@ class Plan:
             )
         )
         self.noise = self._noise()
-        """The noise of a sum as a ledger counts it; a neighbour is another person in the place of one."""
+        """Noise of a sum for the ledger; a neighbour replaces one person by another."""
 
     @property
     def multiplier(self) -> Fraction | None:
-        """Noise over what one person can change, for the declared epsilon; None for no noise.
+        """Noise over the sensitivity to one person, for the declared epsilon; None for no noise.
 
         Gaussian noise of z has a loss of rho = 1 / (2 z^2), and epsilon is at most rho + 2 sqrt(rho ln(1 / delta)).
         """
@@ -135,7 +135,7 @@ class Plan:
             return None
         log = math.log(1 / declared.delta)
         root = math.sqrt(log + declared.epsilon) - math.sqrt(log)
-        # A site's own share of the noise has a least variance.
+        # A site's share of the noise has a minimum variance.
         smallest = min(group.squared for group in self._groups.values())
         least = math.sqrt(LEAST_SHARE * self._honest / len(self._groups) / smallest)
         return Fraction(math.ceil(_DECIMALS * max(least, 1 / (math.sqrt(2) * root))), _DECIMALS)
@@ -146,7 +146,7 @@ class Plan:
 
     @property
     def _shares(self) -> dict[str, Fraction]:
-        """Variance of one site's noise on each group of cells, none without noise."""
+        """Variance of one site's noise on each group of cells; empty without noise."""
         if (multiplier := self.multiplier) is None:
             return {}
         scale = multiplier**2 * len(self._groups) / self._honest
@@ -173,7 +173,7 @@ class Plan:
             ) from None
 
     def subject(self, *, task: bytes, round_number: int, model: object = ()) -> Subject:
-        """Return what one session is about, as either side makes it; the declaration is in the place of a model."""
+        """Return the subject of a session, equal at both sides; the declaration replaces the model."""
         del model
         return Subject(
             task=task,
@@ -185,7 +185,7 @@ class Plan:
         )
 
     def late(self, site: Site, coins: Coins, charge: Callable[[], None] = lambda: None) -> LazyUpdate:
-        """Return a site's update; its data are read when the session takes it, and not before ``charge``."""
+        """Return a site's lazy update; its data are read when the session takes it, after ``charge``."""
         return LazyUpdate(lambda: self._made(site, coins), self.model_digest, charge=charge)
 
     def results(self, aggregate: Aggregate) -> Results:
@@ -233,10 +233,10 @@ def summed(
     """Return the statistics of all sites.
 
     Args:
-        sites: for each, the functions that give its people's values, by the names of variables.
-        drop: how many sites leave before they upload, or which ones.
-        protocol: by its name, or the entry of one of your own.
-        corrupted: how many sites may collude with the server; by default one in ten.
+        sites: for each site, the functions that return its people's values, by variable name.
+        drop: number of sites that drop out before the upload, or which ones.
+        protocol: name of a protocol, or the entry of a custom one.
+        corrupted: number of sites that may collude with the server; by default one in ten.
     Raises:
         InvalidParameters: too few sites or too many, or one lacks a function.
         SecAggError: nothing is released; the message says why.

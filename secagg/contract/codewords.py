@@ -1,7 +1,7 @@
-"""Codebooks as tables of integers: with them a protocol releases sums of codewords instead of histograms.
+"""Codebooks as integer tables, with which a protocol releases sums of codewords instead of histograms.
 
-A histogram says how often each codeword was chosen for each block; a model needs only the sum of the chosen codewords,
-which says less. A scheme hands over its layout and tables; a protocol sums and releases in ``summed_layout``.
+A histogram shows how often each codeword was chosen for each block. A model needs only the sum of the chosen codewords,
+which reveals less. A scheme provides its layout and tables; a protocol sums and releases in ``summed_layout``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ENTRY_BYTES: Final = 4
 _EXACT_FLOAT: Final = 1 << 53
 _GREATEST_SUM: Final = Ring(MAXIMUM_MODULUS_BITS).greatest
 _COUNTS_AT_A_TIME: Final = 1 << 16
-"""Number of counts that, as floats, stay in the second-level cache."""
+"""Number of counts that, as floats, fit the second-level cache."""
 _HEADER = struct.Struct(">QII")
 
 
@@ -37,9 +37,9 @@ class CodewordTable:
     blocks: int
     entries: npt.NDArray[np.int64]
     largest: int = field(init=False, repr=False)
-    """The greatest magnitude of an entry."""
+    """Maximum magnitude of an entry."""
     _digest: bytes = field(default=b"", init=False, repr=False)
-    """Kept: a client needs it several times in a round."""
+    """Cached: a client needs it several times in a round."""
 
     def __post_init__(self) -> None:
         given = self.entries
@@ -58,7 +58,7 @@ class CodewordTable:
         object.__setattr__(self, "largest", max(int(given.max()), -int(given.min())))
         if self.largest > MAXIMUM_ENTRY:
             raise InvalidParameters("an entry is below 2^31 in magnitude; put the codebook on a coarser grid")
-        # Bytes cannot be made writable again, so nobody changes a table whose digest is in a layout.
+        # Bytes are immutable, so a table whose digest is in a layout cannot change.
         own = np.frombuffer(given.tobytes(), dtype=np.int64).reshape(codewords, width)
         object.__setattr__(self, "entries", own)
 
@@ -104,13 +104,13 @@ Tables = tuple[tuple[CodewordTable, ...], ...]
 
 
 def require_tables(layout: Layout, tables: Tables) -> None:
-    """Refuse tables that do not cover every block of every index segment once, with as many codewords as it has."""
+    """Refuse tables that do not cover every block of every index segment once, with its number of codewords."""
     segments = [segment for segment in layout.segments if isinstance(segment, IndexSegment)]
     if type(tables) is not tuple or any(type(some) is not tuple for some in tables) or len(tables) != len(segments):
         raise InvalidParameters(f"tables are a tuple of {len(segments)} tuples, one for each index segment")
     for segment, some in zip(segments, tables, strict=True):
         if any(type(table) is not CodewordTable for table in some):
-            raise InvalidParameters("a codebook is handed over as a CodewordTable")
+            raise InvalidParameters("a codebook must be a CodewordTable")
         if sum(table.blocks for table in some) != segment.blocks:
             raise InvalidParameters(f"the tables of a segment are for {segment.blocks} blocks in all")
         if any(table.codewords != segment.codewords for table in some):
@@ -118,7 +118,7 @@ def require_tables(layout: Layout, tables: Tables) -> None:
 
 
 def tables_digest(tables: Tables) -> bytes:
-    """Return what tables are known by, without their bytes."""
+    """Return the digest of tables."""
     parts = [b"".join(table.digest for table in some) for some in tables]
     return hashlib.sha256(bind(Label.CODEWORD_TABLES, *parts)).digest()
 
@@ -126,8 +126,8 @@ def tables_digest(tables: Tables) -> bytes:
 def summed_layout(layout: Layout, tables: Tables, most_uploads: int) -> Layout:
     """Return the layout of released sums: for each table a ring, just wide enough for the largest sum.
 
-    Ring segments stay as they are. The version covers the layout and the tables; the number of uploads shows in the
-    rings alone, so that a decoder which was not told it can still check where an aggregate comes from.
+    Ring segments stay as they are. The version covers the layout and the tables. The number of uploads appears only in
+    the rings, so a decoder that does not know it can still check an aggregate's origin.
     """
     require_tables(layout, tables)
     require_capacity(most_uploads, _GREATEST_SUM)
@@ -152,7 +152,7 @@ def require_summed(summed: Layout, layout: Layout, tables: Tables, uploads: int)
     for segment, least, piece in zip(summed.segments, due.require_rings(), pieces, strict=True):
         is_wider = isinstance(piece, CodewordTable) and isinstance(segment, RingSegment) and not segment.fine_bits
         if segment.length != least.length or not (is_wider or segment == least):
-            raise Misuse("a segment has another form than its sums", reason=Reason.LAYOUT_MISMATCH)
+            raise Misuse("a segment does not have the form of its sums", reason=Reason.LAYOUT_MISMATCH)
         if segment.ring.modulus_bits < least.modulus_bits:
             raise CapacityExceeded(
                 f"a sum of {uploads} uploads needs {least.modulus_bits} bits, and a segment has "
@@ -161,17 +161,17 @@ def require_summed(summed: Layout, layout: Layout, tables: Tables, uploads: int)
 
 
 def sum_of_codewords(histogram: npt.NDArray[np.uint64], table: CodewordTable) -> npt.NDArray[np.int64]:
-    """Return, block by block, the sum of the codewords, each as often as the histogram says; it is exact.
+    """Return the exact sum of codewords of each block, weighted by the histogram.
 
     Args:
-        histogram: counts of shape (blocks, codewords), of all the blocks of the table or of some.
+        histogram: counts of shape (blocks, codewords), of all or some of the table's blocks.
     """
     given: Any = histogram
     if type(given) is not np.ndarray or given.dtype != np.uint64 or given.ndim != 2:  # noqa: PLR2004 -- a matrix
         raise Misuse("a histogram is a plain array of uint64 in two dimensions, one block in each row")
     if histogram.shape[1] != table.codewords:
         raise Misuse(f"the table has {table.codewords} codewords; got counts of {histogram.shape[1]}")
-    # Below this, the counts of a block add up without wrapping.
+    # Below this, a block's counts add up without wrapping.
     if int(histogram.max(initial=0)) * table.codewords > (1 << 64) - 1:
         raise CapacityExceeded("a count is larger than that of any histogram")
     bound = int(histogram.sum(axis=1).max(initial=0)) * table.largest
@@ -179,7 +179,7 @@ def sum_of_codewords(histogram: npt.NDArray[np.uint64], table: CodewordTable) ->
         raise CapacityExceeded("a sum of codewords could leave 64 bits; use fewer clients")
     sums = np.empty((len(histogram), table.width), dtype=np.int64)
     step = max(1, _COUNTS_AT_A_TIME // table.codewords)
-    # Up to 2^53 floats are integers, however a product is added up, and products of floats are many times faster.
+    # Float products are exact up to 2^53 in any order of summation, and many times faster.
     word = np.float64 if bound < _EXACT_FLOAT else np.int64
     factor = table.entries.astype(word)
     counts = np.empty((min(step, len(histogram)), table.codewords), dtype=word)
@@ -188,13 +188,13 @@ def sum_of_codewords(histogram: npt.NDArray[np.uint64], table: CodewordTable) ->
         some = counts[: len(rows)]
         np.copyto(some, rows, casting="unsafe")
         sums[start : start + step] = some @ factor
-    # Counts say more than the sums that are released.
+    # Counts reveal more than the released sums.
     counts.fill(0)
     return sums.reshape(-1)
 
 
 def summed_pieces(layout: Layout, tables: Tables) -> list[RingSegment | CodewordTable]:
-    """Return what each released segment is made from: a ring segment, or the table of some blocks."""
+    """Return the source of each released segment: a ring segment, or the table of some blocks."""
     remaining = iter(tables)
     pieces = list[RingSegment | CodewordTable]()
     for segment in layout.segments:

@@ -1,8 +1,8 @@
-"""Aggregates, and the contract of a linear decoder: what compression and protocols share.
+"""Aggregates, and the linear-decoder contract between compression and protocols.
 
-A scheme turns a model update into a ``Payload`` of a declared ``Layout``; a protocol turns many payloads into one
-``Aggregate`` of the same layout; the scheme decodes the aggregate. A protocol never asks which scheme made a payload,
-and a scheme never asks which protocol carries it.
+A scheme encodes a model update as a ``Payload`` of a declared ``Layout``; a protocol sums many payloads to one
+``Aggregate`` of the same layout; the scheme decodes the aggregate. Protocols do not depend on the scheme of a payload,
+nor schemes on the protocol.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Update = TypeVar("Update")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Aggregate:
-    """The group's sum for a layout: ring sums and histograms, over how many clients."""
+    """The sum of a layout: ring sums and histograms, and the number of contributors."""
 
     layout: Layout
     values: tuple[RingVector | Histogram, ...] = field(repr=False)
@@ -67,7 +67,7 @@ class Aggregate:
                     _require_histogram(value, segment, self.contributors)
 
     def encode(self) -> bytes:
-        """Return the canonical encoding; counters of a histogram have just the bits of the number of contributors."""
+        """Return the canonical encoding; a histogram's counters have the bits of the number of contributors."""
         self.check()
         writer = Writer(MessageKind.AGGREGATE).fixed(self.layout.digest, DIGEST_BYTES).integer(self.contributors, 8)
         for segment, value in zip(self.layout.segments, self.values, strict=True):
@@ -77,7 +77,7 @@ class Aggregate:
 
     @classmethod
     def decode(cls, message: bytes, layout: Layout) -> Aggregate:
-        """Read an aggregate of a known layout back."""
+        """Decode an aggregate of a known layout."""
         reader = Reader(message, MessageKind.AGGREGATE)
         require_digest(reader.fixed(DIGEST_BYTES), layout)
         contributors = reader.integer(8)
@@ -100,23 +100,23 @@ class Aggregate:
 class LinearDecoder(Protocol[Update]):
     """Contract of a compression scheme: decoding the sum of payloads gives the sum of the decoded payloads.
 
-    The law holds exactly in the integers, before the one multiplication by a float. One object stands for one scheme
-    with one set of public parameters (scales, codebook, mask seed); other parameters make another object with another
-    layout version, so that an update encoded under old parameters cannot be decoded under new ones.
+    The law holds exactly in the integers, before the one multiplication by a float. An object is one scheme with one
+    set of public parameters (scales, codebook, mask seed). Other parameters need another object, with another layout
+    version, so an update encoded under old parameters cannot be decoded under new ones.
     """
 
     @property
     def layout(self) -> Layout:
-        """The segments that ``encode`` produces, and the version that stands for the public parameters."""
+        """Segments that ``encode`` produces, and the version, a digest of the public parameters."""
         ...
 
     @property
     def capacity(self) -> int:
-        """The largest number of contributors whose sum cannot leave any ring of the layout."""
+        """Largest number of contributors whose sum cannot overflow any ring of the layout."""
         ...
 
     def encode(self, update: Update, coins: Coins) -> Payload:
-        """Compress one client's update, whose values are never refused; the coins drive stochastic rounding alone."""
+        """Compress one client's update; no value is refused. The coins only drive stochastic rounding."""
         ...
 
     def decode(self, aggregate: Aggregate) -> Update:
@@ -124,30 +124,30 @@ class LinearDecoder(Protocol[Update]):
 
         Raises:
             Misuse: the aggregate belongs to another layout.
-            CapacityExceeded: there are more contributors than the capacity, so the sum may have left a ring.
+            CapacityExceeded: there are more contributors than the capacity, so the sum may have overflowed a ring.
         """
         ...
 
 
 class IndexedDecoder(LinearDecoder[Update], Protocol[Update]):
-    """A linear decoder that says what its indices stand for, so that no histogram needs to be released.
+    """A linear decoder with tables for its indices, so that no histogram has to be released.
 
-    A protocol sums the codewords that clients chose, and returns an aggregate in a layout that ``summed_layout`` makes
-    of ``layout`` and ``tables``.
+    A protocol sums the codewords that clients chose, and returns an aggregate in the layout that ``summed_layout``
+    makes from ``layout`` and ``tables``.
     """
 
     @property
     def tables(self) -> Tables:
-        """The codewords of each index segment as integers; they are part of what the layout's version covers."""
+        """Codewords of each index segment as integers; the layout's version covers them."""
         ...
 
     def decode_summed(self, aggregate: Aggregate) -> Update:
-        """Return what ``decode`` returns for the histograms, from the sums of their codewords."""
+        """Return the result of ``decode`` from sums of codewords instead of histograms."""
         ...
 
 
 def encode_update(decoder: LinearDecoder[Update], update: Update, coins: Coins) -> Payload:
-    """Let a scheme encode an update, and refuse a payload of another layout than it declared."""
+    """Encode an update by a scheme; refuse a payload whose layout the scheme did not declare."""
     payload = decoder.encode(update, coins)
     if payload.layout != decoder.layout:
         raise ContractViolation("a scheme encoded an update in another layout than it declares; repair its encode()")
@@ -155,7 +155,7 @@ def encode_update(decoder: LinearDecoder[Update], update: Update, coins: Coins) 
 
 
 def ideal_aggregate(layout: Layout, payloads: Sequence[Payload], times: Sequence[int] | None = None) -> Aggregate:
-    """Return what every protocol must compute, from payloads in the clear: the reference of tests.
+    """Return the aggregate that every protocol must compute, from payloads in the clear: the reference for tests.
 
     Args:
         times: number of clients that have each payload; by default one.
@@ -177,7 +177,7 @@ def ideal_aggregate(layout: Layout, payloads: Sequence[Payload], times: Sequence
 
 
 def public_parameters_digest(scheme: str, parameters: bytes) -> bytes:
-    """Return the version of a layout: the digest of a scheme's name and of its parameters in canonical encoding."""
+    """Return the version of a layout: the digest of a scheme's name and canonically encoded parameters."""
     return hashlib.sha256(bind(Label.PUBLIC_PARAMETERS_DIGEST, scheme.encode(), parameters)).digest()
 
 
@@ -221,21 +221,21 @@ def _require_histogram(value: npt.NDArray[Any], segment: IndexSegment, contribut
 
 
 def has_fine_bits(segment: Segment) -> bool:
-    """Whether masked values of a segment are rounded."""
+    """Whether a segment's masked values are rounded."""
     return isinstance(segment, RingSegment) and bool(segment.fine_bits)
 
 
 def rounded_payload(payload: Payload, coins: Coins) -> Payload:
-    """Return what counts of a payload: values with fine bits are masked, rounded and unmasked; others stay as they are.
+    """Return a payload after masked rounding: values with fine bits are masked, rounded and unmasked.
 
-    It is the reference with which protocols and schemes are compared, and protects nobody.
+    The reference for comparing protocols and schemes; it protects nothing.
     """
     pairs = zip(payload.layout.segments, payload.values, strict=True)
     return Payload(payload.layout, tuple(_rounded(segment, vector, coins) for segment, vector in pairs))
 
 
 def unbiased_aggregate(total: Aggregate) -> Aggregate:
-    """Take from a sum of rounded payloads what one rounding for each contributor adds on average."""
+    """Subtract the mean rounding error of all contributors from a sum of rounded payloads."""
     values = tuple(
         segment.unbiased(vector, total.contributors) if isinstance(segment, RingSegment) else vector
         for segment, vector in zip(total.layout.segments, total.values, strict=True)
@@ -244,7 +244,7 @@ def unbiased_aggregate(total: Aggregate) -> Aggregate:
 
 
 def rounded_values(segment: RingSegment, vector: RingVector, coins: Coins) -> RingVector:
-    """Return what counts of values that are rounded under a mask from these coins; without fine bits, themselves."""
+    """Return values after rounding under a mask from these coins; without fine bits, unchanged."""
     if not segment.fine_bits:
         return vector
     ring = segment.ring

@@ -23,10 +23,10 @@ MAXIMUM_LENGTH: Final = 1 << 40
 LEAST_CODEWORDS: Final = 2
 MAXIMUM_CODEWORDS: Final = 1 << 16
 MAXIMUM_CONTRIBUTORS: Final = 1 << 47
-"""Of an aggregate; small enough that a histogram of MAXIMUM_CODEWORDS counters adds up without wrapping."""
+"""Contributors of an aggregate; a histogram of MAXIMUM_CODEWORDS counters must add up without wrapping."""
 DIGEST_BYTES: Final = 32
 LARGEST_MASK_NOISE: Final = 64
-"""Largest error, in fine steps, that a mask that is not quite uniform adds to a value; lattice masks do."""
+"""Maximum error, in fine steps, from a mask that is not exactly uniform, such as a lattice mask."""
 
 
 class _Tag(IntEnum):
@@ -41,17 +41,17 @@ class RingSegment:
     """A run of elements of Z_{2^modulus_bits}; the aggregate is their sum, coordinate by coordinate.
 
     With ``fine_bits`` f the elements are of Z_{2^(modulus_bits + f)}, and 2^f fine steps make a step. A client masks
-    them there, rounds what it has masked to whole steps, and sends ``modulus_bits`` of each. Because the mask is
-    uniform, so is the rounding error: between -1/2 and 1/2 step, whatever the value. Only protocols that mask do this.
+    them in that ring, rounds the masked values to whole steps, and sends ``modulus_bits`` of each. Because the mask is
+    uniform, so is the rounding error: between -1/2 and 1/2 step for every value. Only protocols with masks do this.
     """
 
     modulus_bits: int
     length: int
     fine_bits: int = 0
     ring: Ring = field(init=False, repr=False, compare=False)
-    """The ring of the elements, fine bits included: of payloads, of masks and of aggregates."""
+    """Ring of the elements with their fine bits: in payloads, masks and aggregates."""
     sent_ring: Ring = field(init=False, repr=False, compare=False)
-    """The ring of what a client uploads."""
+    """Ring of the uploaded values."""
 
     def __post_init__(self) -> None:
         sent, fine = Ring(self.modulus_bits), self.fine_bits
@@ -71,20 +71,20 @@ class RingSegment:
 
     @property
     def head_room(self) -> int:
-        """Largest error of rounding one masked value, in fine steps: half a step, and the error of the mask.
+        """Maximum error of rounding one masked value, in fine steps: half a step, and the error of the mask.
 
-        A sum of N uploads stays in the ring where N (bound + head_room) does.
+        A sum of N uploads stays in the ring if N (bound + head_room) does.
         """
         half = (1 << self.fine_bits) >> 1
         return half + min(half, LARGEST_MASK_NOISE)
 
     def rounded(self, masked: RingVector) -> RingVector:
-        """Return masked values as they count once sent: multiples of a step, in ``ring``."""
+        """Return masked values rounded to multiples of a step, in ``ring``."""
         nearest: RingVector = round_off(masked, self.ring.modulus_bits, self.fine_bits)
         return nearest
 
     def pack_sent(self, masked: RingVector) -> bytes | memoryview:
-        """Write masked values as they travel, rounded; without fine bits this may be a view of the vector."""
+        """Return the wire bytes of masked values, rounded; without fine bits this may be a view of the vector."""
         if not self.fine_bits:
             return self.ring.pack_view(masked)
         return self.sent_ring.pack((self.rounded(masked) >> self.fine_bits).astype(self.sent_ring.word))
@@ -114,7 +114,7 @@ class IndexSegment:
     codewords: int
     blocks: int
     ring: Ring = field(init=False, repr=False, compare=False)
-    """Its elements have exactly the bits of one index; only packing uses it."""
+    """Ring with exactly the bits of one index; only packing uses it."""
 
     def __post_init__(self) -> None:
         if type(self.codewords) is not int or not LEAST_CODEWORDS <= self.codewords <= MAXIMUM_CODEWORDS:
@@ -137,10 +137,10 @@ class IndexSegment:
 
 @dataclass(frozen=True, slots=True)
 class RowSegment(IndexSegment):
-    """For each row of the ring segment before it a 1 if the client touched it: if a value there is not zero.
+    """For each row of the preceding ring segment, 1 if the client touched it: it has a nonzero value.
 
-    Rows that fewer than ``least`` clients touched are withheld, and the aggregate says which were not. An enclave can
-    withhold them; the server of any other protocol sees their sum, so that those refuse this segment.
+    Rows that fewer than ``least`` clients touched are withheld; the aggregate marks the released ones. Only an enclave
+    can withhold rows: in other protocols the server sees their sum, so those refuse this segment.
     """
 
     codewords: int = field(default=LEAST_CODEWORDS, init=False, repr=False)
@@ -156,10 +156,10 @@ Segment = RingSegment | IndexSegment
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The segments of an update, in order, and the version of what encoded it; part of a session's configuration.
+    """The segments of an update, in order, and the version of its encoding; part of a session's configuration.
 
-    The digest covers both, so whatever is bound to the layout (payloads, aggregates, a session's keys) is bound to the
-    scales, codebooks and seeds as well: values that were encoded under others cannot be summed or decoded with these.
+    The digest covers both, so everything bound to the layout (payloads, aggregates, a session's keys) is also bound to
+    the scales, codebooks and seeds: values encoded under others cannot be summed or decoded with these.
     """
 
     segments: tuple[Segment, ...]
@@ -221,11 +221,11 @@ class Layout:
 
     @property
     def ring_positions(self) -> tuple[int, ...]:
-        """Segments of ring elements, whose values are not verified."""
+        """Positions of ring segments, whose values are not verified."""
         return tuple(place for place, segment in enumerate(self.segments) if isinstance(segment, RingSegment))
 
     def require_rings(self) -> tuple[RingSegment, ...]:
-        """Return the segments if all are rings, for a protocol that can sum and cannot count."""
+        """Return the segments if all are rings, for a protocol that can sum but not count."""
         for position, segment in enumerate(self.segments):
             if isinstance(segment, IndexSegment):
                 raise InvalidParameters(
@@ -235,7 +235,7 @@ class Layout:
         return cast("tuple[RingSegment, ...]", self.segments)
 
     def require_whole_steps(self) -> None:
-        """Refuse fine bits, for a protocol that does not round what it masks."""
+        """Refuse fine bits, for a protocol that does not round masked values."""
         for position, segment in enumerate(self.segments):
             if isinstance(segment, RingSegment) and segment.fine_bits:
                 raise InvalidParameters(
@@ -247,7 +247,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Payload:
-    """One client's values for a layout: ring elements, or indices, segment by segment."""
+    """One client's values for each segment of a layout: ring elements, or indices."""
 
     layout: Layout
     values: tuple[RingVector, ...] = field(repr=False)
@@ -256,7 +256,7 @@ class Payload:
         self.check()
 
     def check(self) -> None:
-        """Check every value against its segment; ``encode`` does so again, because arrays can change."""
+        """Check every value against its segment; ``encode`` checks again, because arrays can change."""
         if len(self.values) != len(self.layout.segments):
             raise Misuse(f"a layout of {len(self.layout.segments)} segments was given {len(self.values)} vectors")
         for segment, vector in zip(self.layout.segments, self.values, strict=True):
@@ -267,7 +267,7 @@ class Payload:
                 )
 
     def within(self, bounds: Sequence[tuple[int, int] | None]) -> Payload:
-        """Return these values clamped to the bounds of each segment, where it has some."""
+        """Return these values clamped to the bounds of each segment that has bounds."""
         values = list(self.values)
         for position, (segment, bound) in enumerate(zip(self.layout.segments, bounds, strict=False)):
             if bound is not None:
@@ -276,7 +276,7 @@ class Payload:
         return Payload(self.layout, tuple(values))
 
     def encode(self) -> bytes:
-        """Return the canonical encoding: the layout's digest, and each segment at exactly its bits per value."""
+        """Return the canonical encoding: the layout's digest, and each segment packed at its bits per value."""
         self.check()
         writer = Writer(MessageKind.PAYLOAD).fixed(self.layout.digest, DIGEST_BYTES)
         for segment, vector in zip(self.layout.segments, self.values, strict=True):
@@ -285,7 +285,7 @@ class Payload:
 
     @classmethod
     def decode(cls, message: bytes, layout: Layout) -> Payload:
-        """Read a payload of a known layout back."""
+        """Decode a payload of a known layout."""
         reader = Reader(message, MessageKind.PAYLOAD)
         require_digest(reader.fixed(DIGEST_BYTES), layout)
         packed = [reader.fixed(segment.ring.packed_bytes(segment.length)) for segment in layout.segments]

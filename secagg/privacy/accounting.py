@@ -1,14 +1,14 @@
 """Cost of noised releases: sensitivities, their joint epsilon for a delta, and the budget of one client.
 
-Squared L2 sensitivities are exact integers and depend on the definition of neighbouring sets of clients. Every client
-counts once.
+Squared L2 sensitivities are exact integers and depend on the adjacency: the definition of neighbouring sets of clients.
+Every client counts once.
 
-A release has parts, such as segments, each with its own sensitivity and noise; their losses add up, and so do those of
-the releases. No amplification by sampling is counted: it needs cohorts that are random and secret, and a server that
-picks its clients knows them.
+A release has parts, such as segments, each with its own sensitivity and noise. The losses of parts and of releases add
+up. Amplification by sampling does not count: it needs random and secret cohorts, and a server that picks its clients
+knows them.
 
-The bounds are of Rényi divergences, and `dp-accounting` (the extra ``dp``) converts them. Its tighter privacy loss
-distributions do not know the worst shift of a vector with discrete noise.
+The bounds are of Rényi divergences, and `dp-accounting` (the extra ``dp``) converts them to epsilon. Its tighter
+privacy loss distributions do not cover the worst shift of a vector with discrete noise.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from .rounding import rounded_root
 _EXACT_FLOAT: Final = 1 << 53
 _EXACT_INTEGER: Final = 1 << 63
 _PAIRS_AT_A_TIME: Final = 1 << 20
-"""Distances that are held at once: 8 MB."""
+"""Number of distances in memory at once: 8 MB."""
 
 
 class Adjacency(Enum):
-    """Neighbours of a set of clients: one client's values are zeros, or are any others that are allowed."""
+    """Neighbours of a set of clients: one client's values become zeros, or any other allowed values."""
 
     ZERO_OUT = 1
     REPLACE = 2
@@ -49,7 +49,7 @@ class Adjacency(Enum):
 def of_vector(l2_bound: int, adjacency: Adjacency) -> int:
     """Return the squared sensitivity of a sum of vectors whose L2 norm is at most ``l2_bound``.
 
-    D^2 where the neighbour has zeros, (2 D)^2 where it has another vector, which may be the opposite one.
+    D^2 if the neighbour has zeros, (2 D)^2 if it has another vector, which may be the opposite one.
     """
     return (_spread(adjacency) * _at_least_zero("l2_bound", l2_bound)) ** 2
 
@@ -62,11 +62,11 @@ def of_histogram(blocks: int, adjacency: Adjacency) -> int:
 def of_decoded_sum(tables: Sequence[tuple[int, npt.NDArray[np.int64]]], adjacency: Adjacency) -> int:
     """Return the squared sensitivity of a sum of codewords, one from the table of each block.
 
-    The sum over the blocks of the largest |C_j|^2 where the neighbour has zeros, and of the largest |C_j - C_l|^2 where
-    it chose other codewords.
+    The sum over the blocks of the largest |C_j|^2 if the neighbour has zeros, and of the largest |C_j - C_l|^2 if it
+    chose other codewords.
 
     Args:
-        tables: a number of blocks and their table, one codeword in each row, in integer steps.
+        tables: pairs of a number of blocks and their table, one codeword in each row, in integer steps.
     Raises:
         InvalidParameters: width times (2 largest entry)^2 reaches 2^63; put the codebook on a coarser grid.
     """
@@ -93,10 +93,10 @@ def _largest_norm(entries: npt.NDArray[np.int64]) -> int:
 
 
 def _largest_distance(entries: npt.NDArray[np.int64]) -> int:
-    """Return the greatest squared distance of two rows, |C_j|^2 + |C_l|^2 - 2 C_j C_l."""
+    """Return the maximum squared distance of two rows, |C_j|^2 + |C_l|^2 - 2 C_j C_l."""
     norms = np.einsum("jd,jd->j", entries, entries)
     largest = int(norms.max())
-    # A product of floats of integers is exact where no partial sum of it leaves the significand, and much faster.
+    # A float product of integers is much faster, and exact if all partial sums fit the significand.
     factors = entries.astype(np.float64) if largest < _EXACT_FLOAT else entries
     rows = max(1, _PAIRS_AT_A_TIME // len(entries))
     greatest = 0
@@ -127,7 +127,7 @@ def _at_least_zero(name: str, value: int) -> int:
 # --- Loss -------------------------------------------------------------------------------------------------------------
 
 _REAL_ORDERS: Final = tuple(1 + 2 ** (step / 16) for step in range(-96, 20 * 16 + 1))
-"""Orders from 1.016, below which the conversion is unstable, to 2^20; the smaller the loss, the larger the best order.
+"""Orders from 1.016 (lower ones are numerically unstable) to 2^20; smaller losses have larger best orders.
 """
 _WHOLE_ORDERS: Final = tuple(sorted({*range(2, 65), *(round(order) for order in _REAL_ORDERS if order > 64)}))  # noqa: PLR2004
 
@@ -137,17 +137,17 @@ _FLOAT_ERROR: Final = Fraction(1, 1 << 40)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleasePart:
-    """One part of a release, in integer steps: how far a client can move it, and its noise."""
+    """One part of a release: its sensitivity to one client, and its noise, in integer steps."""
 
     l2_squared: int
     """A sensitivity, which names the adjacency."""
     l1: int | None
-    """The L1 sensitivity, where one is known; it matters to Skellam alone."""
+    """The L1 sensitivity, if known; only Skellam noise uses it."""
     variance: Fraction
     gap: float = 0.0
-    """With discrete Gaussians of several clients: ``gap_of_sum``."""
+    """For sums of several clients' discrete Gaussians: ``gap_of_sum``."""
     length: int = 1
-    """Number of coordinates; it matters to the gap alone."""
+    """Number of coordinates; only the gap uses it."""
 
     def __post_init__(self) -> None:
         if type(self.l2_squared) is not int or self.l2_squared < 0:
@@ -157,19 +157,19 @@ class ReleasePart:
 
     @property
     def l1_bound(self) -> int:
-        """The least known bound of the L1 sensitivity; integers are at most their squares."""
+        """Smallest known bound of the L1 sensitivity; integers are at most their squares."""
         return self.l2_squared if self.l1 is None else min(self.l1, self.l2_squared)
 
 
 def epsilon(kind: NoiseKind, parts: Sequence[ReleasePart], releases: int, delta: float) -> float:
-    """Return the epsilon, at this delta, of ``releases`` releases that all hold the same client.
+    """Return the epsilon, at this delta, of ``releases`` releases that all include the same client.
 
     Implements: [CKS20] Theorem 4 and the composition of [BS16] for the discrete Gaussian; the bound of [AKL21] at
-        whole orders for Skellam; [CKS20] Proposition 12 for the conversion.
+        integer orders for Skellam; [CKS20] Proposition 12 for the conversion.
     Raises:
         InvalidParameters: a number is out of range, or the extra ``dp`` is not installed.
-    Security: the adjacency is that of the sensitivities. It is computed in floating point, to a relative error of
-        10^-9 or so, and holds for a fixed number of releases and parameters that do not depend on what was released.
+    Security: the adjacency is that of the sensitivities. Epsilon is computed in floating point, to a relative error of
+    about 10^-9. It holds for a fixed number of releases, whose parameters do not depend on earlier results.
     """
     require_integer("releases", releases, 1)
     require_delta(delta)
@@ -180,10 +180,10 @@ def epsilon(kind: NoiseKind, parts: Sequence[ReleasePart], releases: int, delta:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A bound of the Rényi divergences of releases that one client is in: the sum of a line and a line that ends.
+    """A bound of the Rényi divergences of releases that include one client: the sum of a line and a capped line.
 
-    At the order a it is ``a slope + min(a more + offset, most)``; the second part is that of Skellam noise, and holds
-    at whole orders. The bounds of releases that are seen together add up.
+    At the order a it is ``a slope + min(a more + offset, most)``; the second part is for Skellam noise, and holds at
+    integer orders. The bounds of several releases add up.
     """
 
     slope: float
@@ -200,7 +200,7 @@ class Loss:
         return order * self.slope + min(order * self.more + self.offset, self.most)
 
     def __add__(self, other: Loss) -> Loss:
-        """Return the bound of both together, rounded up."""
+        """Return the bound of both releases together, rounded up."""
         return Loss(*(_rounded_up(Fraction(a) + Fraction(b)) for a, b in zip(self.numbers, other.numbers, strict=True)))
 
     def times(self, factor: int | Fraction) -> Loss:
@@ -215,7 +215,7 @@ class Loss:
 
     @property
     def event(self) -> Any:  # noqa: ANN401 -- of dp-accounting, which has no types
-        """An event of ``dp-accounting`` that costs no less, for another's accountant; between whole orders too."""
+        """A ``dp-accounting`` event with at least this loss, for external accountants; also between integer orders."""
         line = self.slope + self.more
         return _load("dp_accounting").ZCDpEvent(line, max(0.0, self.offset) + (line if self.most else 0.0))
 
@@ -224,7 +224,7 @@ NO_LOSS: Final = Loss(0.0)
 
 
 def loss_of(kind: NoiseKind, parts: Sequence[ReleasePart]) -> Loss:
-    """Return the loss of one release of some parts, which one client can all move."""
+    """Return the loss of one release whose parts all depend on the same client."""
     for part in parts:
         require_variance(part.variance, kind)
     match kind:
@@ -256,12 +256,12 @@ def gap_of_sum(variance: Fraction, summands: int) -> float:
     """
     exact = min(summands, _TERMS)
     terms = [exp(-2 * pi**2 * float(variance) * k / (k + 1)) for k in range(1, exact)]
-    # The terms fall, so the last one bounds those behind it.
+    # Terms decrease, so the last computed one bounds the rest.
     return 10 * (sum(terms) + (summands - exact) * (terms[-1] if terms else 0.0))
 
 
 def rho_of_part(part: ReleasePart) -> Fraction:
-    """Return a part's zero-concentrated loss: that of one discrete Gaussian, and what the gap of a sum adds.
+    """Return a part's zero-concentrated loss: that of one discrete Gaussian, plus the effect of a sum's gap.
 
     Implements: [CKS20] Theorem 4: D^2 / (2 v); with a gap [KLS21] Theorem 1: half the square of
         min(sqrt(D^2 / v + tau d / 2), D / sqrt(v) + tau sqrt(d)).
@@ -294,13 +294,13 @@ NOT_NOISED: Final = (
     "or take the budget away"
 )
 _SHARES: Final = 1 << 20
-"""Number of parts of a loss, to find how much of it fits."""
+"""Resolution of a loss, to find how much of it fits."""
 _MOST_RELEASES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyBudget:
-    """An epsilon for a delta, and what a neighbour of a set of clients is for them."""
+    """A client's budget: an epsilon, its delta, and the adjacency that they refer to."""
 
     epsilon: float
     delta: float
@@ -318,19 +318,19 @@ class PrivacyBudget:
         return _epsilon(loss, self.delta)
 
     def holds(self, loss: Loss) -> bool:
-        """Whether a loss stays within it."""
+        """Whether a loss is within the budget."""
         return self.spent(loss) <= self.epsilon
 
     def releases(self, cost: Loss) -> int:
-        """Return how many releases of a cost it pays for from the start; a million at most."""
+        """Return the number of releases of a cost within the whole budget; at most a million."""
         return _most(lambda count: self.holds(cost.times(count)), _MOST_RELEASES)
 
     def require_room(self, spent: Loss, uploads: int, cost: Loss, multiplier: Fraction) -> None:
-        """Refuse an upload that would pass it, saying what was spent, what remains, and what to change.
+        """Refuse an upload that would exceed the budget; the error says what is spent, what is left and what to change.
 
         Args:
-            spent: by earlier uploads.
-            cost: of the next one, whose noise is so many times what one client can change.
+            spent: loss of earlier uploads.
+            cost: loss of the next upload, whose noise is ``multiplier`` times the sensitivity to one client.
         """
         if self.holds(spent + cost):
             return
@@ -355,7 +355,7 @@ class PrivacyBudget:
         return f"its update {'replaced by another' if self.adjacency is Adjacency.REPLACE else 'replaced by zeros'}"
 
     def sentence(self, cost: Loss) -> str:
-        """Return what a person should know before a first sum."""
+        """Return a sentence about the budget for the operator, before the first sum."""
         count = self.releases(cost)
         return (
             f"the budget of a client, epsilon {self.epsilon:g} at delta {self.delta:g}, {self.said}, pays for "
@@ -364,7 +364,7 @@ class PrivacyBudget:
 
 
 def _most(fits: Callable[[int], bool], limit: int) -> int:
-    """Return the greatest number up to a limit that fits, where all below one that fits do; zero if one does not."""
+    """Return the largest number up to a limit that fits (fitting is monotone); 0 if 1 does not fit."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2
@@ -374,5 +374,5 @@ def _most(fits: Callable[[int], bool], limit: int) -> int:
 
 @lru_cache(maxsize=1 << 12)
 def _epsilon(loss: Loss, delta: float) -> float:
-    """Convert a loss; the clients of a simulation have spent alike."""
+    """Convert a loss to epsilon; cached, since clients of a simulation have equal losses."""
     return 0.0 if loss == NO_LOSS else loss.epsilon(delta)

@@ -1,11 +1,11 @@
-"""Noise that clients add to their own updates, so that nobody holds a sum without it.
+"""Noise that clients add to their own updates: every sum that is opened contains it.
 
-Every client draws a share of variance V / (n - c): n is the least number of contributors that those who open a sum
-insist on, and c how many of them are assumed to be corrupted, counted absolutely, for these know their own noise and do
-not drop out. So whatever sum of the session is opened has noise of a variance of at least V that nobody knows.
+Every client draws a share with variance V / (n - c). n is the minimum number of contributors that the parties who open
+a sum enforce. c is the assumed number of corrupted contributors; it is absolute, because these know their own noise and
+do not drop out. So any opened sum of the session has noise of a variance of at least V that nobody knows.
 
-Each client clips in integers first, whatever its codec did. With noise every client weighs 1, for a weight would
-multiply the noise and its sum would be a release without any.
+Each client first clips in integers, whatever its codec did. With noise every client has weight 1: a weight would
+multiply the noise, and the sum of weights would be a release without noise.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from .noise_table import add_noise_into
 from .rounding import room_for_noise, rounded_root
 
 LEAST_SHARE: Final = 4
-"""The least variance of a client's discrete Gaussian: below, sums of them are too far from one."""
+"""Minimum variance of a client's discrete Gaussian: below, sums of them are too far from a discrete Gaussian."""
 _TAIL_DEVIATIONS: Final = 10
 _MOST_EPSILON: Final = 10**9
 USUAL_DELTA: Final = 1e-6
 MOST_NOISE: Final = 0.6
-"""The energy of a mean's noise over that of the longest update, above which accuracy is seen to suffer."""
+"""Energy of a mean's noise over that of the longest update; above this, accuracy was seen to suffer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseSettings(Options):
-    """Noise of the clients, as settings of a session: the server says them, and each client insists on its own."""
+    """Noise of clients, as settings of a session: the server proposes them; each client requires its own values."""
 
     noise_multiplier: Annotated[Fraction | None, option("deviation of the noise over what one client can change")] = (
         None
@@ -63,14 +63,14 @@ class NoiseSettings(Options):
     l2_bounds: Annotated[tuple[int, ...], option("norms of one client's values, in steps, by segment")] = ()
     adjacency: Annotated[Adjacency, option("neighbouring cohorts")] = Adjacency.REPLACE
     is_rotated: Annotated[bool, option("whether values are rotated, and rounded at random")] = False
-    """Whether values are coordinates of rotated updates that were rounded at random: their sums need narrower rings."""
+    """Whether values are randomly rounded coordinates of rotated updates, whose sums need narrower rings."""
 
     def bound_to(self, terms: bytes, corrupted: int) -> bytes:
-        """Return the digest of a session's terms and of its noise, which its offer binds; the former without noise.
+        """Return the digest of a session's terms and noise, which its offer binds; without noise, of the terms.
 
         Args:
-            corrupted: how many contributors are assumed to be corrupted. All clients have to count alike: one that
-                counts fewer adds less than the others rely on.
+            corrupted: assumed number of corrupted contributors. All clients must use the same number: one with a lower
+            number adds less noise than the others rely on.
         """
         if self.noise_multiplier is None:
             return terms
@@ -85,13 +85,13 @@ class NoiseSettings(Options):
         return hashlib.sha256(bind(Label.CLIENT_NOISE, terms, *(str(one).encode() for one in said))).digest()
 
     def noise_for(self, layout: Layout, *, minimum_cohort: int, capacity: int, corrupted: int) -> ClientNoise | None:
-        """Return the noise of a session, if it has any.
+        """Return the noise of a session, or None.
 
         Args:
-            minimum_cohort: the least number of contributors, which those who open a sum insist on.
+            minimum_cohort: the minimum number of contributors, enforced by the parties that open a sum.
             capacity: the largest number of contributors.
         Raises:
-            InvalidParameters: numbers that do not go together; the message names those that do.
+            InvalidParameters: inconsistent numbers; the message names consistent ones.
             CapacityExceeded: a ring does not hold a sum with its noise; the message names a multiplier that fits.
         """
         if self.noise_multiplier is None:
@@ -105,7 +105,7 @@ class NoiseSettings(Options):
 
     @property
     def budget(self) -> PrivacyBudget | None:
-        """Budget of a client, where these settings state one."""
+        """Budget of a client, if these settings have one."""
         return None
 
 
@@ -114,15 +114,15 @@ NO_NOISE: Final = NoiseSettings()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetedNoise(NoiseSettings):
-    """Noise of clients, and what each of them may spend in all sums that it is ever in: its ledger refuses the rest."""
+    """Noise of clients, and each client's budget for all its sums ever, which its ledger enforces."""
 
     budget_epsilon: Annotated[Fraction | None, option("epsilon that one client may spend in all sums")] = None
-    """None for any number of sums. A client with a budget uploads nothing without noise."""
+    """None for no limit. A client with a budget never uploads without noise."""
     budget_delta: Annotated[Fraction, option("delta of that epsilon")] = Fraction(1, 10**6)
 
     @property
     def budget(self) -> PrivacyBudget | None:
-        """The budget, for neighbours as the noise has them."""
+        """The budget, with the noise's adjacency."""
         if self.budget_epsilon is None:
             return None
         if not 0 < self.budget_epsilon <= _MOST_EPSILON or not 0 < self.budget_delta < 1:
@@ -136,7 +136,7 @@ class BudgetedNoise(NoiseSettings):
 
 @dataclass(frozen=True, slots=True)
 class ClientNoise:
-    """The noise of one session, as far as a client or an accountant needs to know it."""
+    """The noise of one session, for clients and accountants."""
 
     settings: NoiseSettings
     layout: Layout
@@ -182,7 +182,7 @@ class ClientNoise:
 
     @property
     def honest(self) -> int:
-        """Least number of honest contributors of any sum."""
+        """Minimum number of honest contributors of any sum."""
         return self.minimum_cohort - self.corrupted
 
     @property
@@ -191,7 +191,7 @@ class ClientNoise:
 
     @property
     def multiplier(self) -> Fraction:
-        """The standard deviation over the sensitivity, of all segments together."""
+        """Standard deviation over sensitivity, for all segments together."""
         return self.settings.noise_multiplier or Fraction(0)
 
     @property
@@ -203,16 +203,16 @@ class ClientNoise:
 
     @property
     def variances(self) -> tuple[Fraction, ...]:
-        """The least variance of each segment's noise that nobody knows: that of the honest of the smallest sum.
+        """Minimum variance of each segment's unknown noise: that of the honest clients in the smallest sum.
 
-        The losses of the segments add up, so each has as many times the variance as there are segments.
+        The losses of the segments add up, so with k segments each has k times the variance.
         """
         return tuple(self.multiplier**2 * len(self.segments) * squared for squared in self._squared)
 
     def add_to(self, payload: Payload, coins: Coins) -> Payload:
         """Return a client's values, clipped and with its share of the noise.
 
-        Security: its vectors are the upload's own; the payload that came in still holds the update.
+        Security: the result has its own vectors; the argument still holds the plain update.
         """
         payload.check()
         if payload.layout != self.layout:
@@ -226,13 +226,13 @@ class ClientNoise:
         return Payload(self.layout, tuple(noised))
 
     def loss(self, adjacency: Adjacency) -> Loss:
-        """Return what one sum costs a client that is in it, with neighbours of its own choice."""
+        """Return the loss of one sum to a client in it, for an adjacency."""
         return loss_of(self.settings.noise_kind, self.parts_for(adjacency))
 
     def parts_for(self, adjacency: Adjacency) -> tuple[ReleasePart, ...]:
-        """Return what an accountant is told: the variance at the least number of contributors, the gap at the greatest.
+        """Return the accountant's input: the variance at the minimum number of contributors, the gap at the maximum.
 
-        The noise does not depend on it; an adjacency says how far a client moves the sum under the noise.
+        The noise does not depend on the adjacency, which only sets a client's influence on the sum.
         """
         is_summed = self.settings.noise_kind is NoiseKind.DISCRETE_GAUSSIAN
         return tuple(
@@ -249,25 +249,25 @@ class ClientNoise:
         )
 
     def epsilon(self, delta: float, releases: int = 1) -> float:
-        """Return the epsilon of several sums that one client is in, with the adjacency of the settings.
+        """Return the epsilon of several sums that include one client, with the settings' adjacency.
 
-        Security: a client counts its uploads itself; a server that samples clients hides nobody from itself.
+        Security: a client counts its own uploads; sampling clients does not hide them from the sampling server.
         """
         return epsilon(self.settings.noise_kind, self.parts_for(self.settings.adjacency), releases, delta)
 
     def energy(self, contributors: int) -> float:
-        """Return the energy of the noise of a mean, over that of the longest update: above 0.6 it drowns the model."""
+        """Return the energy of a mean's noise over that of the longest update: above 0.6 it drowns the model."""
         bounds = sum(bound**2 for bound in self.settings.l2_bounds)
         noise = sum(s.length * float(v) for s, v in zip(self.segments, self.variances, strict=True))
         return noise / self.honest / contributors / bounds
 
     @property
     def deviations(self) -> tuple[float, ...]:
-        """Deviations of each segment of the largest sum, in steps; a smaller sum has less."""
+        """Standard deviations of each segment in the largest sum, in steps; smaller sums have less noise."""
         return tuple(sqrt(variance * self.capacity / self.honest) for variance in self.variances)
 
     def sentences(self, delta: float = USUAL_DELTA, releases: int = 1) -> list[str]:
-        """Return what a person should know, a line each."""
+        """Return lines about the noise for the operator."""
         said = "replaced by another" if self.settings.adjacency is Adjacency.REPLACE else "replaced by zeros"
         energy = self.energy(self.capacity)
         first = (
@@ -292,7 +292,7 @@ class ClientNoise:
 
     @property
     def _least_squared(self) -> Fraction:
-        """The square of the least multiplier that clients can draw shares for."""
+        """Square of the minimum multiplier for which clients can draw shares."""
         is_summed = self.settings.noise_kind is NoiseKind.DISCRETE_GAUSSIAN
         return max(
             (LEAST_SHARE if is_summed else LEAST_VARIANCE) * Fraction(self.honest, len(self._squared) * squared)
@@ -301,7 +301,7 @@ class ClientNoise:
 
     @property
     def _most_squared(self) -> Fraction:
-        """Square of the greatest multiplier whose noise clients can draw and the rings hold in addition to the sum."""
+        """Square of the maximum multiplier whose noise clients can draw and the rings can hold with the sum."""
         bounds = zip(self.segments, self.settings.l2_bounds, self._squared, strict=True)
         room = partial(room_for_noise, clients=self.capacity, is_rotated=self.settings.is_rotated)
         return min(
@@ -312,24 +312,24 @@ class ClientNoise:
 
 
 def clients_for(clients: int, energy: float) -> int:
-    """Return how many clients bring the energy of the noise, which falls as their square, to what accuracy bears."""
+    """Return the number of clients for a tolerable noise energy, which falls as its square."""
     return ceil(clients * sqrt(energy / MOST_NOISE))
 
 
 @runtime_checkable
 class SumNoise(Protocol):
-    """Noise of one session as a platform needs to know it, independent of the party that adds it."""
+    """Noise of one session, for platforms; independent of the party that adds it."""
 
     @property
     def deviations(self) -> tuple[float, ...]:
-        """Largest deviation of each released segment, in steps."""
+        """Maximum standard deviation of each released segment, in steps."""
         ...
 
     def epsilon(self, delta: float, releases: int = 1) -> float: ...
 
 
 def said_epsilon(noise: SumNoise, delta: float = USUAL_DELTA, releases: int = 1) -> str:
-    """Return the privacy loss of several sums, or that the accountant is not installed."""
+    """Return the privacy loss of several sums as text, or that the accountant is not installed."""
     try:
         return f"epsilon {noise.epsilon(delta, releases):.3g} at delta {delta:g}"
     except InvalidParameters as error:
@@ -339,23 +339,23 @@ def said_epsilon(noise: SumNoise, delta: float = USUAL_DELTA, releases: int = 1)
 
 
 def noise_in(session: object) -> SumNoise | None:
-    """Return the noise of a server's session, if it has any; noise itself is its own."""
+    """Return the noise of a server's session, or None; a noise is returned unchanged."""
     noise = session if isinstance(session, SumNoise) else getattr(session, "noise", None)
     return noise if isinstance(noise, SumNoise) else None
 
 
 def deviations_in(session: object) -> tuple[float, ...]:
-    """Return the deviation of the noise of each released segment; nothing without noise."""
+    """Return the standard deviation of each released segment's noise; empty without noise."""
     noise = noise_in(session)
     found: tuple[float, ...] = getattr(session, "deviations", ()) if noise is None else noise.deviations
     return found
 
 
 def is_near(noised: Aggregate, plain: Aggregate, deviations: Sequence[float]) -> bool:
-    """Whether a sum differs from the one in the clear by no more than its noise and rounding, modulo its rings.
+    """Whether a sum equals the one in the clear up to its noise and rounding, modulo its rings.
 
     Args:
-        deviations: of each segment's noise, in steps; it is granted ten of them.
+        deviations: standard deviation of each segment's noise, in steps; ten of them are allowed.
     """
     if noised.contributors != plain.contributors:
         return False

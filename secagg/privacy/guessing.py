@@ -1,9 +1,9 @@
-"""A necessary condition for a sum to hide all of its values, and what to say where it fails. Not a privacy guarantee.
+"""A necessary condition for a sum to hide all of its values, and a warning if it fails. Not a privacy guarantee.
 
-A sum of p bits names all values of H honest clients with chance 2^(p - H h) at most, where h is the min-entropy of one
-value given everything public: so 2 p <= H h keeps that chance below 2^-p. With weights w, H is the number of clients of
-equal weights that mix as much, (sum w)^2 / sum w^2; p adds up over all sums that hold an update. It bounds the guessing
-of all values at once and nothing else: one client that is much lighter than the others is guessed more often than that.
+Given a sum of p bits, all values of H honest clients can be guessed with a probability of at most 2^(p - H h), where h
+is the min-entropy of one value given all public data; so 2 p <= H h keeps it at most 2^-p. With weights w, H is the
+number of clients of equal weights that mix as much, (sum w)^2 / sum w^2; p adds up over all sums that include an
+update. The condition only bounds guessing all values at once: a much lighter client is guessed more often.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import numpy.typing as npt
 
 
 def mixing_clients(weights: Iterable[float]) -> float:
-    """Return how many clients of equal weights mix as much as those of these weights."""
+    """Return the number of clients of equal weights that mix as much as these weights."""
     given = np.array(list(weights), dtype=np.float64)
     squares = float(np.square(given).sum())
     return float(given.sum()) ** 2 / squares if squares else 0.0
 
 
 def min_entropy(codes: npt.NDArray[np.integer[Any]]) -> float:
-    """Return the min-entropy of codes, in bits, as their frequencies have it; the bits of a code are the most."""
+    """Return the empirical min-entropy of codes, in bits; at most the bits of a code."""
     _, counts = np.unique(codes, return_counts=True)
     return float(np.log2(codes.size / counts.max())) if codes.size else 0.0
 
 
 def said_guessable(*, sum_bits: float, clients: float, entropy: float) -> str | None:
-    """Say that sums determine too much of their values; None where the condition holds.
+    """Return a warning that sums determine too much of their values; None if the condition holds.
 
     Args:
-        sum_bits: of one coordinate, in all sums that hold an update.
-        clients: honest ones; those of unequal weights as ``mixing_clients`` counts them.
-        entropy: least entropy of one client's value at a coordinate, measured where that is possible.
+        sum_bits: bits of one coordinate, in all sums that include an update.
+        clients: number of honest clients; for unequal weights that of ``mixing_clients``.
+        entropy: min-entropy of one client's value at a coordinate, measured if possible.
     """
     if 2 * sum_bits <= clients * entropy:
         return None

@@ -1,4 +1,4 @@
-"""Kinds of noise, their variances and deltas, and the norm of a client's own values, for which noise is chosen."""
+"""Kinds of noise, their variances and deltas, and clipping of a client's values to the norm that noise hides."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from secagg.errors import InvalidParameters, Misuse
 LEAST_VARIANCE: Final = Fraction(1, 16)
 _TERM_BITS: Final = 128
 LEAST_DELTA: Final = 2.0**-50
-"""About 10^-15. Noise that is drawn is within 2^-60 of its distribution, which no accountant counts."""
+"""About 10^-15. Drawn noise is within 2^-60 of its distribution, an error that accountants ignore."""
 
 
 class NoiseKind(Enum):
-    """Which noise is drawn; both are of mean zero and on the integers."""
+    """Distribution of the noise; both are on the integers with mean zero."""
 
     DISCRETE_GAUSSIAN = 1
     SKELLAM = 2
@@ -29,7 +29,7 @@ GREATEST_VARIANCE: Final = {NoiseKind.DISCRETE_GAUSSIAN: (1 << 80) - 1, NoiseKin
 
 
 def require_variance(variance: Fraction, kind: NoiseKind) -> None:
-    """Refuse a variance that this kind of noise is not drawn with.
+    """Refuse a variance that this kind of noise does not support.
 
     Raises:
         InvalidParameters: it is below 1/16, above 2^80 - 1 (discrete Gaussian) or 2^30 (Skellam), or a fraction of
@@ -49,8 +49,8 @@ def require_variance(variance: Fraction, kind: NoiseKind) -> None:
 
 
 def require_delta(delta: object) -> None:
-    """Refuse a delta that bounds nothing, or that is finer than the noise."""
-    # Written so that NaN is refused too.
+    """Refuse a delta of 1 or more, or one that is finer than the noise."""
+    # This form refuses NaN too.
     if type(delta) not in {float, int} or not LEAST_DELTA <= delta < 1:  # type: ignore[operator]
         raise InvalidParameters(f"a delta is a number from {LEAST_DELTA:.3g} (2^-50) and below 1; got {delta!r}")
 
@@ -61,11 +61,11 @@ _PIECE = 1 << 14
 _LOW_BITS = 24
 _SIGNED_BITS = 63
 _EXACT_BITS = 2 * _LOW_BITS
-"""Up to this width, products of halves of 24 bits, added up over a piece, stay below 2^63."""
+"""Up to this width, sums over a piece of products of 24-bit halves stay below 2^63."""
 
 
 def squared_norm(ring: Ring, vector: RingVector) -> int:
-    """Return the sum of the squares of the integers that the elements stand for, exactly."""
+    """Return the exact sum of squares of the integers that the elements represent."""
     total = 0
     for start in range(0, vector.size, _PIECE):
         values = ring.lift(vector[start : start + _PIECE])
@@ -80,12 +80,12 @@ def squared_norm(ring: Ring, vector: RingVector) -> int:
 
 
 def clip_into(ring: Ring, vector: RingVector, l2_bound: int) -> None:
-    """Scale a vector down to the bound, in integers and towards zero; one within the bound stays as it is.
+    """Scale a vector down to the bound, in integers and towards zero; a vector within the bound does not change.
 
-    The same work is done in both cases, piece by piece: each value times the bound, divided by the larger of bound and
-    norm. Values are whole steps, so that a direction can change by less than a step in each coordinate.
+    Both cases do the same work, piece by piece: each value times the bound, divided by the larger of bound and norm.
+    Values are whole steps, so each coordinate can be off by less than a step.
     """
-    # No smaller than the root.
+    # Rounded up.
     norm = isqrt(max(0, squared_norm(ring, vector) - 1)) + 1
     divisor = max(norm, l2_bound)
     is_narrow = max(ring.modulus_bits - 1 + l2_bound.bit_length(), divisor.bit_length()) < _SIGNED_BITS

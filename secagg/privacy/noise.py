@@ -1,20 +1,19 @@
-"""Integer noise for what the enclave releases: discrete Gaussian and Skellam, from uniform coins by integer arithmetic.
+"""Samples integer noise: discrete Gaussian and Skellam, from uniform coins in integer arithmetic.
 
-No floating point takes part. A vector is drawn in pieces, so that the memory in addition to the result does not grow
-with it: a few megabytes, and for Skellam its table, of up to 8 MB and twelve times that while it is made.
+No floating point is used. A vector is drawn in pieces, so the additional memory is constant: a few megabytes, and for
+Skellam a table of up to 8 MB, or twelve times that while it is computed.
 
-The discrete Gaussian is exact. Its decisions compare a uniform real with a rational; 32 bits of the one and a lower and
-an upper bound of the other decide nearly all of them, and the few that these leave open are settled by rational
-arithmetic and as many more coins as it takes. It ends in an error where 128 trials in a row do not end, which uniform
-coins do with a probability below 2^-180.
+The discrete Gaussian is exact. Its decisions compare a uniform real with a rational. 32 bits of the real and two bounds
+of the rational decide nearly all of them; rational arithmetic and more coins decide the rest. 128 unfinished trials in
+a row raise an error; with uniform coins their probability is below 2^-180.
 
-Deviation: Skellam noise is drawn from a table of its distribution function and not from two Poisson variables; a drawn
+Deviation: Skellam noise is drawn from a table of its distribution function, not from two Poisson variables; a drawn
 value is within 2^-100 of Skellam in total variation. A release of 2^40 values is then within 2^-60 of an exact one,
 which adds at most (1 + e^epsilon) 2^-60 to its delta.
 
-Not constant time: the time of a piece depends on its rejected candidates, and a table is searched along a path that
-depends on the value. An observer who times a release or watches its memory learns something of the noise, though over
-thousands of values at a time.
+Not constant time: the time of a piece depends on its rejected candidates, and the path of a table search on the value.
+An observer of a release's time or memory accesses learns something about the noise, though only over thousands of
+values at once.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ from secagg.errors import InvalidParameters, Misuse
 from .kinds import NoiseKind, require_variance
 
 _PIECE: Final = 1 << 15
-"""Values at a time: the arrays of a piece stay in the second-level cache."""
+"""Number of values at a time: the arrays of a piece fit the second-level cache."""
 _FRACTION_BITS: Final = 23
-"""Bounds of an exponent are multiples of 2^-23: a remainder below 2^40, shifted by as much, stays in an int64."""
+"""Bounds of an exponent are multiples of 2^-23: a remainder below 2^40, shifted by 23 bits, fits an int64."""
 _COIN_BITS: Final = 32
 _MAXIMUM_TRIALS: Final = 128
-"""After this many trials without success the coins are refused; it also keeps values below 2^48."""
+"""After this many failed trials the coins are refused; it also keeps values below 2^48."""
 _TABLE_BITS: Final = 128
 
 Vector = npt.NDArray[np.int64]
 Boundaries = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]
 """The high and low words of numbers of 128 bits, in order."""
 Exponent = Callable[[int], Fraction]
-"""The exact exponent of the element at a position."""
+"""Returns the exact exponent of the element at a position."""
 
 
 def sample(kind: NoiseKind, variance: Fraction, length: int, coins: Coins) -> Vector:
@@ -55,10 +54,10 @@ def sample(kind: NoiseKind, variance: Fraction, length: int, coins: Coins) -> Ve
 
     Implements: [CKS20] Algorithm 3 for the discrete Gaussian; the Skellam distribution of [AKL21] for Skellam.
     Args:
-        variance: of Skellam, twice the mean of each of its two Poisson variables; for the discrete Gaussian sigma^2,
-            which privacy depends on. Its variance is less where sigma^2 is below 1: 0.215 for 1/4.
-    Security: add each value once; noise that is used twice cancels in the difference. The coins are overwritten; the
-        result, and what numpy computed on the way, are the caller's to forget.
+        variance: for Skellam, twice the mean of each of its two Poisson variables; for the discrete Gaussian sigma^2,
+        on which privacy depends. The true variance is lower if sigma^2 is below 1: 0.215 for 1/4.
+    Security: add each value once; noise used twice cancels in the difference. The coins are overwritten, but not the
+    result, which the caller must forget, nor numpy's temporaries.
     """
     require_variance(variance, kind)
     if type(length) is not int or length < 0:
@@ -79,7 +78,7 @@ def sample(kind: NoiseKind, variance: Fraction, length: int, coins: Coins) -> Ve
 
 
 def _fill_with_gaussian(values: Vector, variance: Fraction, coins: Coins) -> None:
-    """Draw candidates from the discrete Laplace distribution of an integer scale above sigma, and reject some."""
+    """Draw by rejection from discrete Laplace candidates, with an integer scale above sigma."""
     scale = isqrt(variance.numerator // variance.denominator) + 1
     for _ in range(_MAXIMUM_TRIALS):
         if not values.size:
@@ -98,7 +97,7 @@ def _laplace(scale: int, size: int, coins: Coins) -> Vector:
     kept = offsets[_with_probability_exp(low, low + 1, lambda at: Fraction(int(offsets[at]), scale), coins)]
     magnitudes = kept + scale * _successes(kept.size, coins)
     negative = _bits(kept.size, coins)
-    # Zero has one sign, or it would be drawn twice as often.
+    # Reject one sign of zero, or zero would be drawn twice as often.
     kept_signs: Vector = np.where(negative, -magnitudes, magnitudes)[~(negative & (magnitudes == 0))]
     return kept_signs
 
@@ -113,7 +112,7 @@ def _accept(candidates: Vector, scale: int, variance: Fraction, coins: Coins) ->
     periods, rest = np.divmod(magnitudes, scale)
     centre = int(variance / scale**2 * (1 << _FRACTION_BITS))
     distance = np.abs((periods << _FRACTION_BITS) + (rest << _FRACTION_BITS) // scale - centre)
-    # Both x and c are rounded down by less than a unit, so that their distance is off by less than one.
+    # x and c are both rounded down by less than a unit, so their distance is off by less than one.
     low = np.maximum(distance - 1, 0) ** 2 // (2 * (centre + 1))
     high = (distance + 1) ** 2 // (2 * centre) + 1
     whole = low >> _FRACTION_BITS
@@ -125,7 +124,7 @@ def _accept(candidates: Vector, scale: int, variance: Fraction, coins: Coins) ->
         low[at] = int(exponent(at) * (1 << _FRACTION_BITS))
         high[at] = low[at] + 1
         whole[at] = low[at] >> _FRACTION_BITS
-    # For a whole number and a fraction, exp(-exponent) is the product of the two probabilities.
+    # exp(-exponent) is the product of the probabilities of its integer and fractional parts.
     left = np.flatnonzero(_successes(candidates.size, coins) >= whole)
     low, high = low - (whole << _FRACTION_BITS), high - (whole << _FRACTION_BITS)
     is_accepted = _with_probability_exp(
@@ -135,7 +134,7 @@ def _accept(candidates: Vector, scale: int, variance: Fraction, coins: Coins) ->
 
 
 def _successes(size: int, coins: Coins) -> Vector:
-    """Return how often trials with probability 1/e succeeded before the first that failed."""
+    """Return the number of successes with probability 1/e before the first failure."""
     successes = np.zeros(size, dtype=np.int64)
     going = np.arange(size)
     for _ in range(_MAXIMUM_TRIALS):
@@ -152,12 +151,12 @@ def _with_probability_exp(low: Vector, high: Vector, exact: Exponent, coins: Coi
 
     Args:
         low, high: bounds of the exponents, in units of 2^-23.
-        exact: the exponents themselves, for the comparisons that the bounds leave open.
+        exact: the exact exponents, for comparisons that the bounds do not decide.
     """
     outcome = np.zeros(low.size, dtype=np.bool_)
     going = np.arange(low.size)
     for trial in range(1, _MAXIMUM_TRIALS):
-        # The uniform real begins with the drawn bits: it is in [drawn, drawn + 1) 2^-32.
+        # The uniform real starts with the drawn bits: it is in [drawn, drawn + 1) 2^-32.
         drawn = _words("<u4", going.size, coins).astype(np.int64)
         shift = _COIN_BITS - _FRACTION_BITS
         is_less = (drawn + 1) * trial <= low[going] << shift
@@ -172,7 +171,7 @@ def _with_probability_exp(low: Vector, high: Vector, exact: Exponent, coins: Coi
 
 
 def _is_less(drawn: int, probability: Fraction, coins: Coins) -> bool:
-    """Compare the uniform real that begins with the drawn bits with a probability, on as many bits as that takes."""
+    """Compare the uniform real that starts with the drawn bits with a probability, drawing more bits as needed."""
     for more in range(_MAXIMUM_TRIALS):
         scaled = probability * (1 << (_COIN_BITS * (more + 1)))
         if drawn + 1 <= scaled or drawn >= scaled:
@@ -188,15 +187,15 @@ def _skellam_table(variance: Fraction) -> Boundaries:
     """Return the distribution function of the magnitude, P(|X| <= 0), P(|X| <= 1), ..., as high and low 64-bit words.
 
     P(X = k) is exp(-v) I_k(v) for a variance v, and the Bessel functions obey I_(k-1) = I_(k+1) + (2 k / v) I_k. Run
-    downwards from far in the tail, the recurrence adds positive terms alone, which forgets how it began and keeps
-    relative errors: each division cuts off less than 2^-160 of a term. Normalising needs no exponential.
+    downwards from far in the tail, the recurrence adds only positive terms, so its start has no effect and relative
+    errors stay small: each division truncates less than 2^-160 of a term. Normalization needs no exponential.
     """
     first, *others = skellam_weights(variance)
     return distribution_function([first, *(2 * weight for weight in others)])
 
 
 def skellam_weights(variance: Fraction) -> list[int]:
-    """Return numbers in proportion to the probabilities of 0, 1, 2, ..., up to far in the tail."""
+    """Return numbers proportional to the probabilities of 0, 1, 2, ..., up to far in the tail."""
     # Beyond this P(|X| > k) <= 2 exp(-k^2 / (2 v + 2 k / 3)) is below 2^-150.
     last = 80 + isqrt(230 * ceil(variance))
     outer, inner = 0, 1 << 160
@@ -216,10 +215,10 @@ def distribution_function(weights: list[int]) -> Boundaries:
 
 
 def place_in(boundaries: Boundaries, drawn: npt.NDArray[Any], coins: Coins) -> Vector:
-    """Return how many entries a uniform number is not below whose high words were drawn."""
+    """Return the number of entries that a uniform number, given its high words, is not below."""
     high, low = boundaries
     values = np.searchsorted(high, drawn, side="right").astype(np.int64)
-    # The high words decide unless they are equal, and only then are the low ones drawn.
+    # The high words decide unless they are equal; only then are low words drawn.
     for at in np.flatnonzero(high[np.maximum(values - 1, 0)] == drawn).tolist():
         first = np.count_nonzero(high < drawn[at])
         values[at] = first + np.count_nonzero(low[first : values[at]] <= _words("<u8", 1, coins))

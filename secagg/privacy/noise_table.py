@@ -1,13 +1,13 @@
-"""Noise for clients, looked up in a table: the distributions of ``noise`` at a few nanoseconds a value.
+"""Samples clients' noise from a table: the distributions of ``noise`` at a few nanoseconds a value.
 
-The first 16 bits of a uniform number decide nearly every value: a table says which, wherever all numbers that begin
-with them stand for the same one. The few that are left open draw 112 bits more and are compared with the distribution
-function. A value is within 2^-100 of its distribution in total variation.
+The first 16 bits of a uniform number decide nearly every value: a table has the value if all numbers with these bits
+give the same one. Otherwise 112 more bits are drawn and compared with the distribution function. A value is within
+2^-100 of its distribution in total variation.
 
-Deviation: the discrete Gaussian is looked up too, and not drawn by [CKS20] Algorithm 3, which takes a hundred times as
+Deviation: the discrete Gaussian comes from the table too, not from [CKS20] Algorithm 3, which takes a hundred times as
 long. 2^40 values are then within 2^-60 of exact ones, which adds at most (1 + e^epsilon) 2^-60 to a delta.
 
-Not constant time: which lines of the table are in the cache depends on the noise, of thousands of values at once.
+Not constant time: the table's cache lines that are touched depend on the noise of thousands of values at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .kinds import NoiseKind, require_variance
 from .noise import distribution_function, place_in, sample, skellam_weights
 
 GREATEST_TABLED: Final = 1 << 24
-"""Above this variance a table has too many values, and ``noise.sample`` draws."""
+"""Above this variance a table is too large, and ``noise.sample`` draws instead."""
 _KEY_BYTES: Final = 16
 _PREFIX_BITS: Final = 16
 _PIECE: Final = 1 << 15
@@ -44,7 +44,7 @@ Values = npt.NDArray[np.signedinteger[Any]]
 
 
 def add_noise_into(vector: RingVector, ring: Ring, kind: NoiseKind, variance: Fraction, coins: Coins) -> None:
-    """Add a fresh value to each element, modulo 2^p; where the arguments are refused, nothing was added."""
+    """Add a fresh value to each element, modulo 2^p; refused arguments change nothing."""
     ring.require_form(vector)
     require_variance(variance, kind)
     position = 0
@@ -56,7 +56,7 @@ def add_noise_into(vector: RingVector, ring: Ring, kind: NoiseKind, variance: Fr
 
 
 def pieces(kind: NoiseKind, variance: Fraction, length: int, coins: Coins) -> Iterator[Values]:
-    """Yield ``length`` independent values, some thousands at a time; a piece is overwritten when the next is asked for.
+    """Yield ``length`` independent values in pieces of some thousands; the next piece overwrites the last.
 
     Security: keys of the streams are drawn from the coins, used once and overwritten.
     """
@@ -80,7 +80,7 @@ def pieces(kind: NoiseKind, variance: Fraction, length: int, coins: Coins) -> It
 
 
 class _Table:
-    """The distribution function of one kind and variance, and the values that 16 bits decide."""
+    """The distribution function of one kind and variance, and the values decided by 16 bits."""
 
     def __init__(self, kind: NoiseKind, variance: Fraction) -> None:
         weights = skellam_weights(variance) if kind is NoiseKind.SKELLAM else _gaussian_weights(variance)
@@ -101,11 +101,11 @@ class _Table:
         return _Table(kind, variance)
 
     def values_of(self, prefixes: npt.NDArray[Any], coins: Coins) -> Values:
-        """Return the values of uniform numbers that begin with these 16 bits."""
+        """Return the values of uniform numbers that start with these 16 bits."""
         values = np.take(self._decided, prefixes, mode="clip")
         left = np.flatnonzero(values == self._open)
         if left.size:
-            # 48 bits more make a word of 64, whose low 64 bits are drawn where it meets a boundary.
+            # 48 more bits make the high word; the low 64 bits are drawn only at a boundary.
             rest = draw_exactly(8 * left.size, coins)
             high = np.frombuffer(rest, dtype="<u8") >> np.uint64(_PREFIX_BITS)
             high |= prefixes[left].astype(np.uint64) << np.uint64(64 - _PREFIX_BITS)
@@ -120,7 +120,7 @@ def _gaussian_weights(variance: Fraction) -> list[int]:
         exponent = Decimal(variance.denominator) / (2 * Decimal(variance.numerator))
         factor = int((-exponent).exp() * (1 << _SCALE_BITS))
     square, weight, weights = factor * factor >> _SCALE_BITS, 1 << _SCALE_BITS, list[int]()
-    # Each weight is the one before times exp(-(2 k - 1) / (2 v)).
+    # Each weight is the previous one times exp(-(2 k - 1) / (2 v)).
     while weight >> _SCALE_BITS - _LEAST_BITS:
         weights.append(weight)
         weight = weight * factor >> _SCALE_BITS
@@ -132,13 +132,13 @@ _BYTES = Ring(8)
 
 
 class SeededCoins(Confined):
-    """The bytes of a key's stream, one draw after another: for noise that has to be the same when it is drawn again.
+    """Coins from a key's stream, for noise that must be equal when it is drawn again.
 
-    Security: they are as secret as the seed, which is used for nothing else; two of these over one seed draw alike.
+    Security: the coins are as secret as the seed, which must have no other use; equal seeds give equal coins.
     """
 
     def __init__(self, seed: Secret) -> None:
-        """Begin at the start; the caller keeps the seed, of 16 or 32 bytes, and wipes it."""
+        """Start the stream of a seed of 16 or 32 bytes; the caller wipes the seed."""
         self._seed, self._drawn = seed, 0
 
     def draw(self, count: int) -> bytearray:

@@ -1,17 +1,18 @@
-"""Rounding to integers at random until the norm is bounded, and rings that sums with their noise stay in.
+"""Random rounding to integers with a bounded norm, and rings that fit sums with their noise.
 
 A vector of length x, rounded at random in d coordinates, has a length of at most
 
     sqrt(x^2 + d/4 + sqrt(2 ln(1/beta)) (x + sqrt(d)/2))
 
-except with probability beta, which is exp(-1/2) here ([KLS21] Theorem 1). A client rounds again until it is, so this
-is a bound, at the price of 2.5 tries at most. d counts the rounded coordinates: the padded length, after a rotation.
+except with probability beta, which is exp(-1/2) here ([KLS21] Theorem 1). A client repeats the rounding until this
+holds, so it is a bound, at the cost of at most 2.5 expected tries. d counts the rounded coordinates: the padded length,
+after a rotation.
 
-A rotation spreads a vector over its coordinates. After it, the sum of n updates of length x has coordinates with a
-deviation of at most n x / sqrt(d), reached where all are alike; rounding adds n/4 to its square and noise its variance.
-A ring of 4 deviations wraps 63 coordinates in a million, each by 8: 0.41 % of the energy, which costs accuracy and no
-privacy. Elsewhere the ring holds the worst sum and 9.1 deviations of the noise, which 10^7 coordinates leave with
-probability 2^-40.
+A rotation spreads a vector over its coordinates. After it, the coordinates of a sum of n updates of length x have a
+standard deviation of at most n x / sqrt(d), reached if all are equal; rounding adds n/4 to the variance, and noise adds
+its own. A ring of 4 deviations wraps 63 coordinates in a million, each by 8: 0.41 % of the energy, which costs accuracy
+but no privacy. Without a rotation the ring holds the worst sum and 9.1 deviations of the noise, which 10^7 coordinates
+exceed with probability 2^-40.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ _ROOT_DIGITS: Final = 60
 
 
 def rounded_norm(norm: float, length: int) -> float:
-    """Return what a rounded vector of this norm is held to, in steps."""
+    """Return the norm bound of a rounded vector with this norm, in steps."""
     likely = sqrt(norm**2 + length / 4 + _TAIL * (norm + sqrt(length) / 2))
     return min(likely, norm + sqrt(length))
 
 
 def unrounded_norm(l2_bound: int, length: int) -> float:
-    """Return the greatest norm whose rounding can be held to a bound; refuse a bound that holds for none."""
+    """Return the maximum norm whose rounding can satisfy a bound; refuse a bound that none satisfies."""
     if type(l2_bound) is not int or l2_bound <= rounded_norm(0, length):
         raise InvalidParameters(
             f"{length} rounded values are held to no bound of {l2_bound} steps: the least is "
@@ -59,7 +60,7 @@ def unrounded_norm(l2_bound: int, length: int) -> float:
 
 
 def rounded(vector: npt.NDArray[np.float64], l2_bound: int, coins: Coins) -> npt.NDArray[np.int64]:
-    """Return integers whose mean is the vector, up to what the bound cuts off, and whose norm is within the bound.
+    """Return random integers whose norm is within the bound; their mean is the vector, up to the bound's effect.
 
     Implements: [KLS21] Algorithm 1, conditional rounding.
     """
@@ -82,12 +83,12 @@ def rounded(vector: npt.NDArray[np.float64], l2_bound: int, coins: Coins) -> npt
 
 
 def summed_deviation(norm: float, length: int, clients: int, noise_variance: float) -> float:
-    """Return the deviation of a coordinate of a sum behind a rotation, where all updates are alike."""
+    """Return the standard deviation of a rotated sum's coordinate, if all updates are equal."""
     return sqrt(clients**2 * norm**2 / length + clients / 4 + noise_variance)
 
 
 def room_for_noise(segment: RingSegment, l2_bound: int, clients: int, *, is_rotated: bool) -> Fraction:
-    """Return the variance that a ring holds in addition to the largest sum, as in this module's docstring."""
+    """Return the noise variance that a ring holds in addition to the largest sum, as in this module's docstring."""
     greatest = max(0, segment.ring.greatest - clients * segment.head_room)
     if not is_rotated:
         return (max(0, greatest - clients * l2_bound) / Fraction(WORST_DEVIATIONS)) ** 2
@@ -96,14 +97,14 @@ def room_for_noise(segment: RingSegment, l2_bound: int, clients: int, *, is_rota
 
 
 def rounded_root(square: Fraction, rounding: str) -> Decimal:
-    """Return the root of a number in four digits, rounded as ``decimal`` names it: what people are told to take."""
+    """Return the root of a number in four digits, with a rounding mode of ``decimal``, for suggestions in messages."""
     with localcontext(prec=_ROOT_DIGITS):
         root = (Decimal(square.numerator) / Decimal(square.denominator)).sqrt()
     return Context(prec=4, rounding=rounding).plus(root)
 
 
 def bound_for_ring(modulus_bits: int, length: int, clients: int, noise_share: float) -> int:
-    """Return the largest bound whose sums, with their noise, a ring holds behind a rotation: the finest steps.
+    """Return the largest bound (the finest steps) whose rotated sums with noise fit a ring.
 
     Args:
         noise_share: the variance of the sum's noise over the square of the bound.

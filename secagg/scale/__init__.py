@@ -1,1 +1,1 @@
-"""Sums on many machines: pieces lie in a storage, workers add and open ranges of them, nothing is added twice."""
+"""Sums on many machines: a storage has the uploads' pieces, and workers add and open ranges, each exactly once."""

@@ -1,4 +1,4 @@
-"""Where tasks run: in one process, in a pool of processes, or on a Ray cluster, which places and retries them."""
+"""Engines that run tasks: one process, a pool of processes, or a Ray cluster, which places and retries them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from .storage import Lost, Task, add
 ATTEMPTS: Final = 3
 _PAUSE_SECONDS: Final = 0.2
 _LOSSES: Final = 25
-"""A pool that breaks so often in a row is given up: a task may be what ends its workers."""
+"""Number of losses in a row after which a pool fails: a task may be killing its workers."""
 _PROBE_SECONDS: Final = 120.0
 Result = tuple[Task, BaseException | None]
-"""A task that is done, or why it failed for good."""
+"""A finished task, or the error of a failed one."""
 
 
 def attempt(task: Task) -> None:
-    """Do a task, and do it again if the storage fails."""
+    """Run a task; repeat it if the storage fails."""
     for number in range(1, ATTEMPTS):
         with suppress(OSError, Lost):
             add(task)
@@ -41,17 +41,17 @@ def attempt(task: Task) -> None:
 
 
 class Engine:
-    """Runs tasks, and retries each of them; without more, in the coordinator's process."""
+    """Runs and retries tasks; this base class in the coordinator's process."""
 
     def __init__(self, count: int = 1) -> None:
         self.count, self._running = count, dict[Future[None], Task]()
-        """Number of tasks that run at once, and those that were begun."""
+        """Number of concurrent tasks, and the started ones."""
 
     def _start(self, task: Task) -> Future[None]:
         done = Future[None]()
         try:
             attempt(task)
-        except Exception as error:  # noqa: BLE001 -- the coordinator judges it
+        except Exception as error:  # noqa: BLE001 -- the coordinator handles it
             done.set_exception(error)
         else:
             done.set_result(None)
@@ -61,12 +61,12 @@ class Engine:
         self._running[self._start(task)] = task
 
     def wait(self, seconds: float) -> list[Result]:
-        """Wait at most so long for the first task to finish, and return all that have; lost workers raise."""
+        """Wait up to a timeout for a task to finish, and return all finished ones; raise if workers are lost."""
         done = wait_for(self._running, seconds, FIRST_COMPLETED).done
         return [(self._running.pop(future), future.exception()) for future in done]
 
     def begin_again(self, tasks: Iterable[Task] = ()) -> None:
-        """Run some tasks again, and all that are running: nothing was done for a long time, or workers were lost."""
+        """Restart these and all running tasks, after a timeout or a loss of workers."""
         again = [*tasks, *self._running.values()]
         self._give_up()
         self._running.clear()
@@ -74,14 +74,14 @@ class Engine:
             self.submit(task)
 
     def _give_up(self) -> None:
-        """End what is running; in one process nothing is."""
+        """Stop running tasks; in one process there are none."""
 
     def close(self) -> None:
         self._running.clear()
 
 
 class Processes(Engine):
-    """Processes of this machine; if one is lost, all are started again, with the tasks that were not done."""
+    """A pool of local processes; if one is lost, all restart with the unfinished tasks."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
@@ -90,7 +90,7 @@ class Processes(Engine):
     def _started(self) -> ProcessPoolExecutor:
         pool = ProcessPoolExecutor(self.count, mp_context=get_context("spawn"), initializer=_end_with_parent)
         for _ in range(self.count):
-            pool.submit(int)  # So that each process is there before it is needed.
+            pool.submit(int)  # Start each process before it is needed.
         return pool
 
     def _start(self, task: Task) -> Future[None]:
@@ -110,7 +110,7 @@ class Processes(Engine):
     def _give_up(self) -> None:
         self._losses += 1
         if self._losses > _LOSSES:
-            raise ConnectionError(f"processes were lost {_LOSSES} times in a row; see why the system ends them")
+            raise ConnectionError(f"processes were lost {_LOSSES} times in a row; check why the system kills them")
         self._kill()
         self._pool = self._started()
 
@@ -125,7 +125,7 @@ class Processes(Engine):
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent does, however that ends."""
+    """End this process when its parent ends for any reason."""
 
     def watch() -> None:
         if (parent := parent_process()) is not None:
@@ -136,7 +136,7 @@ def _end_with_parent() -> None:
 
 
 class OnRay(Engine):
-    """The nodes of a Ray cluster, which all see the storage; they must have this machine's versions."""
+    """The nodes of a Ray cluster; all must reach the storage and have this machine's versions."""
 
     def __init__(self, count: int, address: str = "") -> None:
         super().__init__(count)
@@ -160,7 +160,7 @@ class OnRay(Engine):
             try:
                 found = self._ray.get(reference, timeout=_PROBE_SECONDS)
             except self._ray.exceptions.RayError as error:
-                found = f"nothing that answers ({error})"
+                found = f"no answer ({error})"
             if found != versions():
                 raise InvalidParameters(f"the node {where} of the cluster has {found}, and this machine {versions()}")
 
@@ -182,7 +182,7 @@ class OnRay(Engine):
 
 
 def connect(count: int, address: str = "") -> Any:  # noqa: ANN401 -- an optional module
-    """Connect to the cluster at the address or at ``RAY_ADDRESS``; without either, one is started on this machine."""
+    """Connect to the cluster at the address or ``RAY_ADDRESS``; without either, start one on this machine."""
     try:
         ray: Any = import_module("ray")
     except ImportError:
@@ -203,7 +203,7 @@ def connect(count: int, address: str = "") -> Any:  # noqa: ANN401 -- an optiona
         where = f"no Ray cluster at {address or 'this machine'}"
         raise InvalidParameters(f"{where} lets us in ({error}); compare addresses, tokens and versions") from None
     finally:
-        # Ray takes over this signal, and the caller has something to finish when it comes.
+        # Ray replaces this signal's handler, but the caller needs its own.
         if ending is not None and current_thread() is main_thread():
             signal(SIGTERM, ending)
     return ray
@@ -214,7 +214,7 @@ def _has_tokens() -> bool:
 
 
 def versions() -> str:
-    """Return what must be the same for coordinator and workers."""
+    """Return the versions that must be equal at coordinator and workers."""
     try:
         library = version("secagg")
     except PackageNotFoundError:

@@ -1,11 +1,11 @@
-"""A sum whose uploads others add: the coordinator judges and keeps each upload, and tasks add them piece by piece.
+"""A distributed sum: the coordinator checks and stores each upload, and tasks add them piece by piece.
 
-A piece that is lost or changed after it was judged is the storage's fault, and nobody is named. What the tasks stored
-is read and added up once, before the list is fixed; that sum is opened later.
+If a piece is lost or changed after its check, the storage failed, and nobody is named. The tasks' results are read and
+added up once, before the list is fixed; exactly this sum is opened later.
 
-A coordinator is restarted from its state, in a folder of its own: each file is made once, and tagged. It is whole or
-absent: it is written under another name, flushed, and linked. So one that does not verify was damaged or put there,
-and nothing resumes from it.
+A coordinator restarts from its state in a separate folder. Each file is written once, with a tag, and atomically: under
+another name, flushed, then linked. So a file that does not verify was damaged or planted, and a coordinator does not
+resume from it.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ _DIGEST_BYTES: Final = 32
 
 
 class State:
-    """The folder of one sum, held by one process."""
+    """The locked state folder of one sum."""
 
     def __init__(self, folder: Path, coins: Coins, *, lasts: bool = True, begins: bool = False) -> None:
-        """Use a folder for the sum that it is about, or for another one.
+        """Open a folder for its sum, or for a new one.
 
         Args:
-            coins: source of the key of a sum that begins.
-            lasts: whether files are flushed; not needed where nobody resumes a sum.
-            begins: whether another sum begins, even if the earlier one is not over.
+            coins: source of a new sum's key.
+            lasts: whether files are flushed; needed only to resume a sum.
+            begins: whether to start a new sum even if the earlier one is not over.
         """
         for each in (folder, folder / UPLOADS):
             require_own_folder(each)
         self._folder, self.lasts = folder, lasts
         self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            claim(self._lock, f"{folder} is in use; one coordinator at a time has a sum")
+            claim(self._lock, f"{folder} is in use; only one coordinator can run a sum")
             self.left_by: bytes | None = None
             """Key of an earlier sum, which may have left objects in the storage."""
             if begins or not goes_on(folder):
@@ -80,7 +80,7 @@ class State:
             raise
 
     def get(self, name: str) -> bytes | None:
-        """Return a file, or None if it was never written; a damaged one is refused."""
+        """Return a file's contents, or None if it does not exist; refuse a damaged one."""
         path = self._folder / name
         if not path.exists():
             return None
@@ -88,16 +88,16 @@ class State:
         data = stored[:-_DIGEST_BYTES]
         if not compare_digest(self._tagged(name, data), stored):
             raise InvalidParameters(
-                f"{path} is damaged, or of another sum; it cannot be resumed: begin another sum in an empty folder"
+                f"{path} is damaged, or of another sum; it cannot be resumed: start a new sum in an empty folder"
             )
         return data
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a file, and read it back; ``OSError`` if it was there, cannot be written, or reads otherwise."""
+        """Write a new file and read it back; ``OSError`` if it exists, cannot be written, or reads differently."""
         stored = self._tagged(name, data)
         self._make(name, stored)
         if (self._folder / name).read_bytes() != stored:
-            raise OSError(f"{self._folder / name} reads otherwise than it was written")
+            raise OSError(f"{self._folder / name} reads back differently than written")
 
     def uploads(self) -> Iterator[bytes]:
         for path in sorted((self._folder / UPLOADS).iterdir()):
@@ -105,7 +105,7 @@ class State:
                 yield self.get(f"{UPLOADS}/{path.name}") or b""
 
     def _tagged(self, name: str, data: bytes) -> bytes:
-        """Return a file's bytes. HMAC, because a write that failed may be followed by another one of its name."""
+        """Return a file's bytes with a tag. It is an HMAC, because a failed write may be repeated under its name."""
         return data + digest(self.key, bind(Label.SPREAD_TAG, name.encode(), data), "sha256")
 
     def _make(self, name: str, data: bytes) -> None:
@@ -122,7 +122,7 @@ class State:
             sync_folder(path.parent)
 
     def clear(self) -> None:
-        """Remove everything: the offer, without which nothing is resumed, first, and the mark of the end last."""
+        """Remove everything: the offer first, without which a sum is not resumed, and the end mark last."""
         (self._folder / OFFER).unlink(missing_ok=True)
         sync_folder(self._folder)
         for path in (self._folder / UPLOADS).iterdir():
@@ -137,12 +137,12 @@ class State:
 
 
 def goes_on(folder: Path) -> bool:
-    """Whether a sum was begun in a folder and is not over."""
+    """Whether a folder has an unfinished sum."""
     return (folder / OFFER).exists() and not (folder / OVER).exists()
 
 
 class RecordedCoins:
-    """Coins that an earlier process drew for its offer, which is public, then fresh ones: they give the same offer."""
+    """The coins that an earlier process drew for its public offer, then fresh ones: they reproduce the offer."""
 
     def __init__(self, state: State, coins: Coins) -> None:
         self._state, self._coins, self._drawn = state, coins, b""
@@ -157,7 +157,7 @@ class RecordedCoins:
         return drawn
 
     def require_offer(self, invitation: bytes) -> None:
-        """Write an offer down before anybody is invited, or refuse one that differs from what clients signed for."""
+        """Record an offer before clients are invited, or refuse one that differs from the recorded offer."""
         offered = hashlib.sha256(invitation).digest()
         if not self._offered:
             self._state.put(OFFER, offered + self._drawn)
@@ -165,7 +165,7 @@ class RecordedCoins:
         elif self._offered != offered:
             raise InvalidParameters(
                 "the sum that was begun here has another offer: open it with the same arguments, holders and epoch, or "
-                "begin another sum in an empty folder"
+                "start a new sum in an empty folder"
             )
 
 
@@ -174,7 +174,7 @@ class RecordedCoins:
 _LOG = logging.getLogger(__name__)
 _NO_TASK: Final = "no task"
 _BACKLOG: Final = 4
-"""Number of tasks queued for each worker before uploads have to wait."""
+"""Number of queued tasks per worker before uploads wait."""
 
 
 @dataclass(slots=True)
@@ -188,22 +188,22 @@ class Figures:
 
     def tell(self, metrics: Metrics) -> None:
         for name, text, value in (
-            ("secagg_tasks_done", "Tasks of the sum that are done.", self.tasks_done),
-            ("secagg_tasks_left", "Tasks of the sum that are not done.", self.tasks_left),
-            ("secagg_tasks_begun_again", "Tasks that were done again, because something was lost.", self.begun_again),
-            ("secagg_bytes_kept", "Bytes of vectors that were put into the storage.", self.bytes_kept),
+            ("secagg_tasks_done", "Finished tasks of the sum.", self.tasks_done),
+            ("secagg_tasks_left", "Unfinished tasks of the sum.", self.tasks_left),
+            ("secagg_tasks_begun_again", "Tasks that were repeated after a loss.", self.begun_again),
+            ("secagg_bytes_kept", "Bytes of vectors written to the storage.", self.bytes_kept),
         ):
             metrics.gauge(name, text)
             metrics.set(name, value)
 
     def __str__(self) -> str:
-        again = f", {self.begun_again} begun again" if self.begun_again else ""
+        again = f", {self.begun_again} restarted" if self.begun_again else ""
         tasks = self.tasks_done + self.tasks_left
         return f"{self.bytes_kept / 1e9:.2f} GB kept, {self.tasks_done} of {tasks} tasks{again}"
 
 
 class SpreadSum:
-    """An ``Adder`` whose work an engine does, and which the next process can resume."""
+    """An ``Adder`` that works by an engine, and that another process can resume."""
 
     def __init__(  # noqa: PLR0913 -- what it is made of
         self,
@@ -217,22 +217,22 @@ class SpreadSum:
         is_kept: Callable[[], bool] = lambda: False,
         progress: Callable[[Figures], None] = lambda _: None,
     ) -> None:
-        """Begin, or resume from the state.
+        """Start a sum, or resume it from the state.
 
         Args:
             storage: a folder or fsspec address that coordinator and workers see.
             patience: seconds without a finished task before all running ones are started again.
-            is_kept: whether somebody resumes the sum if this process ends it without a release.
+            is_kept: whether the state is kept for resuming if this process ends the sum without a release.
         """
         if clients_in_a_task < 1 or not patience > 0:
-            raise InvalidParameters("a task has at least one client, and patience more than 0 seconds")
+            raise InvalidParameters("a task needs at least one client, and patience must be above 0 seconds")
         self._cut, self._engine, self._state, storage = cut, engine, state, located(storage)
         self._clients_in_a_task, self._patience = clients_in_a_task, patience
         self._is_kept, self._progress, self._is_over = is_kept, progress, False
         self._objects = Objects(storage, state.key)
         self._nothing = Task(storage=storage, key=state.key, cut=cut, piece=0, inputs=())
         self._pieces = dict[ClientId, tuple[str, ...]]()
-        """The names of what each client uploaded."""
+        """Names of each client's uploaded pieces."""
         self._batches: list[list[ClientId]] = [[]]
         self._left, self._done, self._tries = dict[str, Task](), set[str](), dict[str, int]()
         self._gone, self._sums = dict[ClientId, SecAggError](), list[Sums]()
@@ -252,8 +252,8 @@ class SpreadSum:
 
     def keep(self, upload: Upload) -> bytes:
         names, number = _names(upload), f"{len(self._pieces):08d}-{upload.header.client.value}"
-        # A failure ends the session: an upload that one process counts and the next does not would change the list.
-        with _named("an upload cannot be kept"):
+        # A failure ends the session: if the next process did not count this upload, the list would change.
+        with _named("an upload cannot be stored"):
             for name, piece in zip(names, pieces_of(upload.vector, self._cut.lengths), strict=True):
                 self._objects.put(name, piece, lasts=self._state.lasts)
             self._state.put(f"{UPLOADS}/{number}", replace(upload, vector=b"").encode())
@@ -263,7 +263,7 @@ class SpreadSum:
         return b""
 
     def add(self, client: ClientId, kept: bytes) -> None:
-        """Have it added; wait while too many tasks are queued."""
+        """Queue an upload to be added; wait while too many tasks are queued."""
         del kept
         self._batches[-1].append(client)
         if len(self._batches[-1]) == self._clients_in_a_task:
@@ -287,13 +287,13 @@ class SpreadSum:
             self._engine.submit(task)
 
     def _take(self, seconds: float) -> None:
-        """Take finished tasks, and wait at most so long for the first; then start all again."""
+        """Collect finished tasks, waiting up to a timeout for the first; after it restart all."""
         if not self._left:
             return
         started, results = monotonic(), self._engine.wait(seconds)
         for task, error in results:
             if self._left.pop(task.output, None) is None:
-                continue  # It is of a sum that was given up.
+                continue  # It belongs to an abandoned sum.
             if error is None:
                 self._done.add(task.output)
                 self.figures.tasks_done += 1
@@ -304,7 +304,7 @@ class SpreadSum:
                 raise ConnectionError(f"a task failed {ATTEMPTS} times, and last because {error}") from error
         if not results and 0 < seconds <= monotonic() - started:
             self._count_again(_NO_TASK)
-            _LOG.warning("no task was done for %.0f s: all that run are begun again", seconds)
+            _LOG.warning("no task finished in %.0f s: all running ones are restarted", seconds)
             self._engine.begin_again()
         self.figures.tasks_left = len(self._left)
         self._progress(self.figures)
@@ -313,13 +313,13 @@ class SpreadSum:
         self.figures.begun_again += 1
         self._tries[what] = self._tries.get(what, 0) + 1
         if self._tries[what] > ATTEMPTS:
-            raise ConnectionError(f"{what} was done {ATTEMPTS} times over; the storage or the workers fail")
+            raise ConnectionError(f"{what} was repeated {ATTEMPTS} times; the storage or the workers fail")
 
     def _judge(self, task: Task, lost: Lost) -> None:
         owners = {names[task.piece]: client for client, names in self._pieces.items()}
         gone = [owners[name] for name in task.inputs if not self._is_there(task.piece, name)]
         if not gone:
-            # Another mount, or a storage that answers one so and another so.
+            # A different mount, or a storage with inconsistent answers.
             self._count_again(f"a task that cannot read {lost}, which is there,")
             self._submit(task)
         for client in gone:
@@ -343,7 +343,7 @@ class SpreadSum:
         return dict(self._gone)
 
     def _added(self) -> list[Sums]:
-        """Have everything added, and add up what the tasks stored; what is lost on the way is done again."""
+        """Wait for all tasks, and add up their results; repeat lost ones."""
         while True:
             gone, totals = len(self._gone), [self._cut.zeros(piece) for piece in range(len(self._cut.lengths))]
             tasks = [task for batch in self._batches for task in self._tasks_of(batch)]
@@ -351,7 +351,7 @@ class SpreadSum:
                 self._submit(task)
             while self._left:
                 self._take(self._patience)
-            # Every lost sum is noticed before all of them are made again.
+            # All lost sums are found before any is recomputed.
             read = [self._has_read(task, totals[task.piece]) for task in tasks if len(self._gone) == gone]
             if len(read) == len(tasks) and all(read):
                 return totals
@@ -374,7 +374,7 @@ class SpreadSum:
         return (self._cut.open(total, number, secret) for number, total in enumerate(self._sums))
 
     def _sums_of_before(self) -> list[Sums]:
-        """Add up again what an earlier process fixed its list with."""
+        """Add up the partial sums again with which an earlier process fixed its list."""
         if (recorded := self._state.get(LIST)) is None:
             raise ConnectionError("a sum is opened once its list is fixed")
         counted, self._batches = [one.client for one in UploadList.decode(recorded[_DIGEST_BYTES:]).listed], [[]]
@@ -385,16 +385,16 @@ class SpreadSum:
             if not lost and _digest_of(sums) == recorded[:_DIGEST_BYTES]:
                 return sums
         if lost:
-            raise ConnectionError(f"the storage lost pieces of {min(lost)}, whom the list counts; begin another sum")
-        raise ConnectionError("the storage has other sums than the list was fixed with; begin another sum")
+            raise ConnectionError(f"the storage lost pieces of {min(lost)}, whom the list counts; start a new sum")
+        raise ConnectionError("the storage has other sums than the list was fixed with; start a new sum")
 
     def over(self) -> None:
-        with _named("it cannot be written down that the sum is over"):
+        with _named("the end of the sum cannot be recorded"):
             self._state.put(OVER, b"")
         self._is_over = True
 
     def end(self) -> None:
-        """Remove everything, unless another process resumes the sum."""
+        """Remove everything, unless another process may resume the sum."""
         self._left.clear()
         self._sums.clear()
         if self._is_over or not self._is_kept():
@@ -405,7 +405,7 @@ class SpreadSum:
     def _remove(self, objects: Objects) -> None:
         try:
             objects.remove()
-        except Exception as error:  # noqa: BLE001 -- an opened sum is not lost to leftovers
+        except Exception as error:  # noqa: BLE001 -- leftovers must not fail an opened sum
             _LOG.warning("remove the rest of a sum from %s yourself: %s", self._nothing.storage, str(error))
 
 
@@ -418,7 +418,7 @@ def _named(what: str) -> Generator[None]:
 
 
 def _names(upload: Upload) -> tuple[str, ...]:
-    """Return the names of an upload's pieces, each with the digest of its contents."""
+    """Return the names of an upload's pieces, which include the digests of their contents."""
     client = upload.header.client.value
     return tuple(f"pieces/{client}/{number}-{each.hex()}" for number, each in enumerate(upload.pieces))
 

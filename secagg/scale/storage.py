@@ -1,8 +1,8 @@
-"""Storage of pieces and partial sums, a folder that all machines see or an fsspec address, and the task that adds them.
+"""Storage of pieces and partial sums (a shared folder or an fsspec address), and the task that adds them.
 
 A tag authenticates the name with the contents (GMAC under a key derived from the sum's key and the name). A name
-follows from what the object is made of, so no key ever tags two contents, and no nonce is used twice. A task keeps
-nothing. It adds the very buffers whose tags it has checked, and stores all of its sum or nothing, so it may run twice.
+follows from the object's inputs, so no key ever tags two contents, and no nonce is used twice. A task has no state. It
+adds exactly the buffers whose tags it has checked, and stores its sum atomically, so it may run twice.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from secagg.session.durable import sync_folder, write_whole
 
 TAG_BYTES: Final = 16
 _NONCE: Final = bytes(12)
-"""Nonce of the one message that each key tags."""
+"""Nonce; each key tags only one message."""
 _NOT_THERE: Final = frozenset({ENOENT, EACCES, ELOOP, ENXIO, EAGAIN, EISDIR, ENOTDIR, EPERM})
 
 
 class Lost(Exception):
-    """An object that is missing, or differs from the one written under its name."""
+    """An object is missing, or differs from the one written under its name."""
 
 
 class Objects:
-    """The objects of one sum, whose key authenticates them and names their folder."""
+    """The objects of one sum; its key authenticates them and names their folder."""
 
     def __init__(self, storage: str, key: bytes) -> None:
         self._store: FolderStore | FsspecStore = (
@@ -52,11 +52,11 @@ class Objects:
         self._folder = digest(key, b"folder", "sha256").hex()[:32]
 
     def put(self, name: str, *parts: bytes | memoryview, lasts: bool = False) -> None:
-        """Write all of an object, or nothing; one that lasts survives a power failure."""
+        """Write an object atomically; one that lasts survives a power failure."""
         self._store.put(f"{self._folder}/{name}", (*parts, tag_of(self._key, name, *parts)), lasts=lasts)
 
     def read(self, name: str, size: int) -> memoryview:
-        """Return the contents of an object: the buffer that was checked, which is valid until the next read.
+        """Return the checked contents of an object, in a buffer that is valid until the next read.
 
         Raises:
             Lost: it is missing, or differs from the one that was written.
@@ -83,12 +83,12 @@ def tag_of(key: bytes, name: str, *parts: bytes | memoryview) -> bytes:
 # --- Tasks ------------------------------------------------------------------------------------------------------------
 
 Sums = list[RingVector]
-"""The sums of one piece, plane by plane."""
+"""Sums of one piece, plane by plane."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One piece of some clients' uploads, to be added; names and key authenticate them."""
+    """Adds one piece of some clients' uploads; names and key authenticate the pieces."""
 
     storage: str
     key: bytes = field(repr=False)
@@ -98,12 +98,12 @@ class Task:
 
     @property
     def output(self) -> str:
-        """Name of the sum, which follows from its inputs."""
+        """Name of the sum, derived from its inputs."""
         return f"sums/{sha256(' '.join((str(self.piece), *self.inputs)).encode()).hexdigest()}"
 
 
 def add(task: Task) -> None:
-    """Add, unless it was done before; nothing is stored if ``Objects.read`` raises."""
+    """Add and store the sum, unless it exists; nothing is stored if ``Objects.read`` raises."""
     objects, total = Objects(task.storage, task.key), task.cut.zeros(task.piece)
     with suppress(Lost):
         read_sum(objects, task.output, total)
@@ -132,7 +132,7 @@ class FolderStore:
         self._folder, self._buffer = folder, memoryview(b"")
 
     def put(self, name: str, parts: tuple[bytes | memoryview, ...], *, lasts: bool = False) -> None:
-        """Write another file, then rename it; several machines may write one name at once."""
+        """Write a temporary file, then rename it; several machines may write one name at once."""
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, written = tempfile.mkstemp(dir=path.parent)
@@ -146,7 +146,7 @@ class FolderStore:
             sync_folder(self._folder / above)
 
     def read(self, name: str, size: int) -> memoryview | None:
-        """Read a file of this size, if it is one, without waiting for a pipe or following a link."""
+        """Read a regular file of this size; never blocks on a pipe or follows a link."""
         try:
             descriptor = os.open(self._folder / name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
@@ -168,7 +168,7 @@ class FolderStore:
         return self._buffer[:size]
 
     def remove(self, folder: str) -> None:
-        """Remove a folder, and all of it that can be removed."""
+        """Remove as much of a folder as possible."""
         path = self._folder / folder
         shutil.rmtree(path, ignore_errors=True)
         if path.exists():
@@ -176,7 +176,7 @@ class FolderStore:
 
 
 def fill(descriptor: int, parts: tuple[bytes | memoryview, ...], *, lasts: bool) -> None:
-    """Write a file, flush it if it is to last, and close it."""
+    """Write a file, flush it if it must last, and close it."""
     try:
         for part in parts:
             write_whole(descriptor, part)
@@ -187,7 +187,7 @@ def fill(descriptor: int, parts: tuple[bytes | memoryview, ...], *, lasts: bool)
 
 
 class FsspecStore:
-    """Any address that fsspec knows and that writes an object at once: ``s3://bucket/folder``, ``gs://...``."""
+    """Any fsspec address with atomic writes of objects: ``s3://bucket/folder``, ``gs://...``."""
 
     def __init__(self, url: str) -> None:
         try:
@@ -199,7 +199,7 @@ class FsspecStore:
         self._files, self._root = fsspec.core.url_to_fs(url)
 
     def put(self, name: str, parts: tuple[bytes | memoryview, ...], *, lasts: bool = False) -> None:
-        del lasts  # An object storage writes at once and for good.
+        del lasts  # Writes to an object storage are atomic and durable.
         path = f"{self._root}/{name}"
         self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
         self._files.pipe_file(path, b"".join(parts))
@@ -221,13 +221,13 @@ class FsspecStore:
 
 
 def located(url: str) -> str:
-    """Return an address that does not depend on the current folder: a path, or a URL for fsspec."""
+    """Return an absolute address: a path, or a URL for fsspec."""
     path = url.removeprefix("file://")
     return path if "://" in path else str(Path(path).absolute())
 
 
 def require_usable(url: str) -> None:
-    """Refuse a storage in which no object can be written, read and removed."""
+    """Refuse a storage where objects cannot be written, read and removed."""
     try:
         probe = Objects(located(url), f"probe {os.getpid()}".encode())
         probe.put("object", b"probe")

@@ -1,6 +1,6 @@
-"""A sum over more clients than one session holds: of groups with a session each, whose released sums are added.
+"""Sums over more clients than one session holds: each group has a session, and their released sums are added.
 
-The server knows each of them, so each session has a minimum cohort and noise of its own.
+The server learns each group's sum, so each session has its own minimum cohort and noise.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_IN_A_GROUP: Final = 10_000
 
 
 def divided(clients: int, groups: int) -> list[range]:
-    """Return the numbers of each group's clients, from 1; sizes differ by one at most."""
+    """Return the numbers of each group's clients, from 1; sizes differ by at most one."""
     least, most = -(-clients // MOST_IN_A_GROUP), clients // LEAST_COHORT
     if not max(1, least) <= groups <= most:
         raise InvalidParameters(
@@ -33,21 +33,21 @@ def divided(clients: int, groups: int) -> list[range]:
 
 
 def joined(groups: Sequence[Released], layout: Layout, capacity: int, tables: Tables = ()) -> Released:
-    """Add what the sessions of all groups released; ``revealed`` has what the server learned of each.
+    """Add the released sums of all groups; ``revealed`` has what the server learned of each.
 
     Args:
         layout: layout of the updates, planned for all clients.
         capacity: largest number of uploads that its rings can hold.
-        tables: codewords, where sums of them are released; these are added in rings that are wide enough.
+        tables: codewords, if sums of them are released; they are added in rings that are wide enough.
 
     Raises:
-        InvalidParameters: a sum is of another layout, shows too few clients, or counts one that another counts.
-        CapacityExceeded: the total has more uploads than the capacity, so that it may have wrapped.
+        InvalidParameters: a sum has another layout, reveals too few clients, or counts a client that another sum
+        counts. CapacityExceeded: the total has more uploads than the capacity, so that it may have wrapped.
     """
     of_all, counted = require_addable(groups, layout, tables), frozenset[ClientId]()
     for group in groups:
         if (shown := min(map(len, (group.counted, *group.revealed)))) < LEAST_COHORT:
-            raise InvalidParameters(f"a group showed the sum of {shown} clients; each sum is of {LEAST_COHORT} or more")
+            raise InvalidParameters(f"a group revealed the sum of {shown} clients; each needs at least {LEAST_COHORT}")
         if twice := counted & group.counted:
             raise InvalidParameters(f"{min(twice)} was counted in two groups; invite each client to one")
         counted |= group.counted
@@ -73,7 +73,7 @@ def joined(groups: Sequence[Released], layout: Layout, capacity: int, tables: Ta
 
 
 def require_addable(groups: Sequence[Released], layout: Layout, tables: Tables = ()) -> Layout:
-    """Return the layout of the sum of what groups released: that of the updates, or of sums of their codewords."""
+    """Return the layout of the groups' total: that of the updates, or of sums of their codewords."""
     if all(group.aggregate.layout == layout for group in groups):
         return layout
     try:
@@ -81,12 +81,12 @@ def require_addable(groups: Sequence[Released], layout: Layout, tables: Tables =
             require_summed(group.aggregate.layout, layout, tables, group.aggregate.contributors)
     except SecAggError as error:
         raise InvalidParameters(
-            f"what a group released is not in the layout of the updates, nor are all sums of codewords ({error}); "
+            f"a group's sum does not have the layout of the updates, nor are all sums of codewords ({error}); "
             "release histograms"
         ) from None
     return summed_layout(layout, tables, sum(group.aggregate.contributors for group in groups))
 
 
 def _within(ring: Ring, segment: Segment, values: RingVector) -> RingVector:
-    """Return values as elements of a ring that holds the total, and so every part of it."""
+    """Return values as elements of a ring that holds the total."""
     return values if segment.ring == ring else ring.from_integers(segment.ring.lift(values))

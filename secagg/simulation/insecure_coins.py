@@ -1,4 +1,4 @@
-"""Coins that repeat: for test vectors and reproducible experiments, never for production."""
+"""Repeatable coins for test vectors and reproducible experiments, never for production."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from secagg.errors import InvalidParameters
 
 
 class InsecureSeededCoins:
-    """An endless stream of coins that anybody who knows the seed can repeat."""
+    """An endless stream of coins, which anyone with the seed can reproduce."""
 
     def __init__(self, seed: bytes) -> None:
         self._seed = seed
         self._draws = 0
 
     def draw(self, count: int) -> bytearray:
-        """Return the next ``count`` bytes; the draws of one seed are independent of each other."""
+        """Return the next ``count`` bytes; draws from one seed are independent."""
         if count < 0:
             raise InvalidParameters(f"cannot draw {count} bytes; the count must not be negative")
         self._draws += 1

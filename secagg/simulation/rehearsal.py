@@ -1,4 +1,4 @@
-"""Rehearsals: whole sessions of any protocol in one process, with dropouts and cheaters, and their figures."""
+"""Rehearsals: complete sessions of any protocol in one process, with dropouts, malicious clients and measurements."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ SHARED_CHECKS: Final = 1 << 16
 
 @contextmanager
 def shared_checks() -> Generator[None]:
-    """Verify each signature once in this process, for all who are shown it; for rehearsals of thousands of clients.
+    """Verify each signature once in this process, for all its receivers; for rehearsals of thousands of clients.
 
-    A signature says the same to everybody, so nothing passes that would not pass otherwise. But no client does all of
-    its own work: its seconds are not those of a client that is alone.
+    Verification gives the same result for every receiver, so nothing invalid passes. But a client does only part of its
+    work, so its seconds are below those of a real client.
     """
     verify, known = certificates.verified_by, dict[tuple[bytes, bytes, bytes], None]()
 
@@ -60,7 +60,7 @@ _MODEL: Final = bytes(32)
 
 
 class Inputs(Protocol):
-    """Payloads for any number of clients in the memory of one."""
+    """Payloads for any number of clients in the memory of one client."""
 
     @property
     def layout(self) -> Layout: ...
@@ -75,12 +75,12 @@ class Inputs(Protocol):
 
     @property
     def capacity(self) -> int:
-        """The largest number of uploads that the codec can decode."""
+        """Largest number of uploads that the codec can decode."""
         ...
 
     @property
     def bounds(self) -> Mapping[str, float | None]:
-        """Greatest length of one client's part in a decoded sum, by name; None where nothing bounds it."""
+        """Maximum length of one client's part in a decoded sum, by name; None if unbounded."""
         ...
 
     def payload_of(self, number: int) -> Payload: ...
@@ -88,49 +88,49 @@ class Inputs(Protocol):
     def is_sum_of(
         self, aggregate: Aggregate, contributors: Iterable[ClientId], deviations: Sequence[float] = ()
     ) -> bool:
-        """Whether a sum is exactly that of these clients, or with noise as near to it as that reaches."""
+        """Whether a sum is exactly that of these clients, or within the noise of it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Rehearsed:
-    """Result and figures of a session."""
+    """Result and measurements of a session."""
 
     released: Released
     session: Measured
-    """The session, which has ended; its figures are of each stage, and last of the release."""
+    """The ended session, with figures of each stage, and last of the release."""
     contributors: frozenset[ClientId]
-    """The clients whose updates were taken and not left out by name, whatever the server says of the sum."""
+    """Clients whose updates were accepted and not excluded by name, regardless of what the server reports."""
     description: tuple[str, ...]
     is_exact: bool
-    """Whether the sum is that of the contributors in the clear, up to its noise where it has any."""
+    """Whether the sum equals that of the contributors in the clear, up to any noise."""
     seconds: float
     processor_seconds: float
-    """Processor time of the whole process, without that of other programs."""
+    """Processor time of the whole process."""
     deviations: tuple[float, ...] = ()
-    """Deviations of the noise of each segment, in steps."""
+    """Standard deviations of each segment's noise, in steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """A session that is planned, and who drops out where."""
+    """A planned session, and its dropouts."""
 
     entry: ProtocolEntry
     settings: Any
     inputs: Inputs
     clients: int
     first: int = 1
-    """The number of the first of them, where others are in sessions of their own."""
+    """Number of the first client, if others are in other sessions."""
     dropouts: Mapping[str, frozenset[ClientId]]
     cheaters: frozenset[ClientId] = frozenset()
     threads: int = 1
     shares_checks: bool = False
-    """Whether a signature is verified once for everybody in the process; else each client verifies what it is shown."""
+    """Whether signatures are verified once for all clients in the process; otherwise each client verifies its own."""
 
     def run(
         self, progress: Progress = lambda _, __, ___: None, opened: Callable[[ServerSession], None] = lambda _: None
     ) -> Rehearsed:
-        """Run the session, once; ``opened`` is told of it before any client is."""
+        """Run the session once; ``opened`` is called with it before any client joins."""
         self.entry.require_segments(self.inputs.layout)
         world = self.entry.simulate(
             self.settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC), threads=self.threads
@@ -167,7 +167,7 @@ class Rehearsal:
         for client in everybody:
             if client in self.cheaters:
                 if self.entry.simulate_cheater is None:
-                    raise InvalidParameters(f"nobody can cheat in a way that {self.entry.name} would notice")
+                    raise InvalidParameters(f"{self.entry.name} has no misbehavior that it would detect")
                 member = self.entry.simulate_cheater(world, client)
             else:
                 member = world.member(client)
@@ -185,9 +185,9 @@ def client_ids(clients: int, first: int = 1) -> list[ClientId]:
 def spread_dropouts(
     clients: int, dropped: int, stages: Sequence[Stage], first: int = 1
 ) -> dict[str, frozenset[ClientId]]:
-    """Deal dropouts out to the stages in turn, and take clients from all over the cohort.
+    """Distribute dropouts over the stages in turn, with clients from the whole cohort.
 
-    The costliest place comes first: before the upload. Then the last stage, and the others in order.
+    The most expensive stage comes first: before the upload. Then the last stage, and the others in order.
     """
     if not 0 <= dropped < clients:
         raise InvalidParameters(f"of {clients} clients, 0 to {clients - 1} can drop out; got {dropped}")
@@ -201,7 +201,7 @@ def spread_dropouts(
 
 @contextmanager
 def _no_collections() -> Generator[None]:
-    """Let nothing look for cycles: each search would walk through everything that thousands of clients hold."""
+    """Disable cycle collection: each run would traverse the objects of thousands of clients."""
     collects = gc.isenabled()
     gc.disable()
     try:

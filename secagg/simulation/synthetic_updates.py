@@ -1,7 +1,7 @@
-"""Model updates for any number of clients in the memory of one, and a codec that was calibrated on none of theirs.
+"""Model updates for any number of clients in the memory of one, and a codec that is calibrated on other data.
 
-The model has one matrix, which is compressed, and a few biases, which are sent plain. Updates are windows of one public
-stream of normal values, so that they are neither alike nor anybody's.
+The model has one compressed matrix and a few plain biases. Updates are windows of one public stream of normal values:
+they differ, and are no real data.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from secagg.privacy.client_noise import is_near
 from secagg.privacy.kinds import squared_norm
 
 _COLUMNS: Final = 144
-"""A row that blocks of 2, 3, 4, 6, 8, 9, 12, 16 and 18 values divide."""
+"""Row length, divisible by blocks of 2, 3, 4, 6, 8, 9, 12, 16 and 18 values."""
 _BIASES: Final = 16
 _SEED_BYTES: Final = 16
 _WHOLE: Final = "update"
@@ -64,7 +64,7 @@ class Compression(StrEnum):
     """One coordinate in ten, under a common mask, in fixed point."""
     PRODUCT = "pq"
     PEAK = "peak"
-    """Places and signs of peaks of the whole rotated update, and its length in public levels."""
+    """Positions and signs of peaks of the whole rotated update, and its length in public levels."""
     DITHER = "dither"
     """Dithered quantization to 8 bits: the protocol rounds masked values."""
 
@@ -82,10 +82,10 @@ class UpdateSetting:
 
 
 class SyntheticUpdates:
-    """The codec of a model, and every client's update, encoded when it is asked for."""
+    """The codec of a model, and each client's update, encoded on demand."""
 
     def __init__(self, setting: UpdateSetting) -> None:
-        """Draw the stream, and calibrate the codec on a window that is not a client's."""
+        """Draw the stream, and calibrate the codec on a window that no client has."""
         if setting.dimension < 2 * _COLUMNS:
             raise InvalidParameters(f"a model of {setting.dimension} values is too small; take {2 * _COLUMNS} or more")
         self.setting = setting
@@ -135,7 +135,7 @@ class SyntheticUpdates:
         return self._shape[0] * _COLUMNS + _BIASES
 
     def update_of(self, number: int) -> dict[str, npt.NDArray[np.float32]]:
-        """Return the update of one client; it is a view, and nobody writes to it."""
+        """Return a read-only view: the update of one client."""
         window = self._stream[number : number + self.values]
         if self.setting.compression is Compression.PEAK:
             return {_WHOLE: window, _LENGTHS: np.array([[np.linalg.norm(window)]], dtype=np.float32)}
@@ -143,7 +143,7 @@ class SyntheticUpdates:
 
     @property
     def bounds(self) -> dict[str, float | None]:
-        """Greatest length of one client's part in a decoded sum, by tensor; None for tensors that are sent in rings."""
+        """Maximum length of one client's part in a decoded sum, by tensor; None for tensors sent in rings."""
         return {
             tensor.name: None if tensor.scheme.layout.ring_positions else getattr(tensor.scheme, "largest_norm", None)
             for tensor in self.codec.tensors
@@ -153,7 +153,7 @@ class SyntheticUpdates:
         return self.codec.encode(self.update_of(number), SystemCoins())
 
     def ideal(self, contributors: Iterable[ClientId]) -> Aggregate:
-        """Return the aggregate of these clients, summed in the clear, in the memory of one."""
+        """Return the aggregate of these clients, summed in the clear in the memory of one."""
         sums = list[RingVector | Histogram]()
         for segment in self.codec.layout.segments:
             match segment:
@@ -175,9 +175,9 @@ class SyntheticUpdates:
     def is_sum_of(
         self, aggregate: Aggregate, contributors: Iterable[ClientId], deviations: Sequence[float] = ()
     ) -> bool:
-        """Whether a sum is that of these clients in the clear, to the last bit of every decoded value.
+        """Whether a sum equals that of these clients in the clear, to the last bit of every decoded value.
 
-        Values that are rounded under a mask may each be as far off as the rounding of all clients allows.
+        Values rounded under a mask may differ by the rounding of all clients.
         """
         ideal = self.ideal(contributors)
         if deviations:
@@ -199,7 +199,7 @@ class SyntheticUpdates:
         return tuple(ceil(_PLAIN.clip * (1 << _PLAIN.fraction_bits) * sqrt(segment.length)) for segment in rings)
 
     def _released(self, plain: Aggregate, layout: Layout) -> Aggregate:
-        """Return a plain aggregate as sums of codewords, where those were released."""
+        """Return a plain aggregate as sums of codewords, if those were released."""
         values, segments, tables = list[RingVector](), iter(layout.require_rings()), iter(self.tables)
         for segment, total in zip(self.layout.segments, plain.values, strict=True):
             if isinstance(segment, RingSegment):
@@ -214,7 +214,7 @@ class SyntheticUpdates:
         return Aggregate(layout, tuple(values), plain.contributors)
 
     def rounding_error(self, aggregate: Aggregate, contributors: Iterable[ClientId]) -> float | None:
-        """Return the root mean square, in steps, of what rounding under masks adds to a sum; None without rounding."""
+        """Return the root mean square error, in steps, of rounding under masks; None without rounding."""
         if self.setting.compression is not Compression.DITHER:
             return None
         pairs = zip(self.layout.require_rings(), _errors(aggregate, self.ideal(contributors)), strict=True)
@@ -223,24 +223,24 @@ class SyntheticUpdates:
 
 
 def _errors(aggregate: Aggregate, ideal: Aggregate) -> Iterator[SignedVector]:
-    """Return how far each ring segment of a sum is from the ideal one, in its smallest steps."""
+    """Return the difference of each ring segment of a sum from the ideal one, in fine steps."""
     for segment, mine, due in zip(ideal.layout.require_rings(), aggregate.values, ideal.values, strict=True):
         yield segment.ring.lift(segment.ring.subtract(mine, due))
 
 
 class WindowedInputs:
-    """Inputs for any number of clients in the memory of one: a client's is its own window of one public stream.
+    """Inputs for any number of clients in the memory of one: each is a window of one public stream.
 
-    The values of each are uniform over the integers of ``input_bits`` bits. The ring is the narrowest that no sum of
-    them can leave.
+    The values of each are uniform over the integers of ``input_bits`` bits. The ring is the narrowest that no sum
+    overflows.
     """
 
     tables: Tables = ()
     bounds: Mapping[str, float | None] = MappingProxyType({"inputs": None})
-    """Ring elements are whatever a client sends."""
+    """A client may send any ring elements."""
 
     def __init__(self, *, input_bits: int, length: int, clients: int, seed: bytes, spare_bits: int = 0) -> None:
-        """Draw the stream from a seed that anybody may know; noise needs spare bits."""
+        """Draw the stream from a public seed; noise needs spare bits."""
         modulus_bits = input_bits + (clients - 1).bit_length() + spare_bits
         if modulus_bits > MAXIMUM_MODULUS_BITS:
             raise InvalidParameters(

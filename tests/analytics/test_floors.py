@@ -224,7 +224,7 @@ AGE = {"low": 0, "high": 100, "step": 1}
     [
         ({"name": ""}, "has a name"),
         ({"statistics": {}}, "at least one statistic"),
-        ({"colour": "red"}, "colour is not a part of a Declaration"),
+        ({"colour": "red"}, "colour is not a field of a Declaration"),
         ({"least_clients": 1}, "least_clients is an integer"),
         ({"least_clients": 200}, "most_clients is an integer"),
         ({"least_count": -1}, "least_count is an integer"),
@@ -238,7 +238,7 @@ AGE = {"low": 0, "high": 100, "step": 1}
         ({"variables": {"age": {"low": 1, "high": 1, "step": 1}}}, "low below high"),
         ({"variables": {"age": {"low": 0, "high": math.inf, "step": 1}}}, "low below high"),
         ({"variables": {"age": {"low": 0, "high": 1, "step": 1e-9}}}, "take a coarser step"),
-        ({"variables": {"age": {**AGE, "classes": ["a", "b"]}}}, "has classes, each named once, or low"),
+        ({"variables": {"age": {**AGE, "classes": ["a", "b"]}}}, "has either distinct classes, or low"),
         ({"variables": {"age": {"classes": ["a", "a"]}}}, "each named once"),
         ({"variables": {"age": {"classes": [1, 2]}}}, "classes are texts"),
         ({"variables": {"age": 3}}, "no declaration of statistics"),

@@ -146,10 +146,10 @@ def test_a_site_with_a_budget_or_a_floor_of_noise_answers_nothing_without(charge
     budgeted = Answering(watched.site, ClientNode(epsilon=3.0, attempts=1))
     with pytest.raises(InvalidParameters, match="uploads nothing without noise"):
         budgeted.late(charges, RUN, 1, IDENTITY, is_new=True)
-    with pytest.raises(InvalidParameters, match="insists on noise of 2, and the declaration has none"):
+    with pytest.raises(InvalidParameters, match="requires noise of 2, and the declaration has none"):
         Answering(watched.site, ClientNode(noise=2.0, norm=1.0))
     noised = Watched(epsilon=8)
-    with pytest.raises(InvalidParameters, match=r"insists on noise of 9, and the declaration has noise of 0\.7"):
+    with pytest.raises(InvalidParameters, match=r"requires noise of 9, and the declaration has noise of 0\.7"):
         Answering(noised.site, ClientNode(noise=9.0, norm=1.0))
     assert Answering(noised.site, ClientNode(noise=0.5, norm=1.0)).floors.noise == 0
     assert watched.read == 0
@@ -173,7 +173,7 @@ def test_a_site_answers_one_declaration_about_each_variable_of_its_data() -> Non
     for changed in ({"statistics": finer, "least_count": 5}, {"statistics": finer}):
         watched = Watched(**changed)
         with pytest.raises(
-            InvalidParameters, match=r"the declaration that shows 'age' is .* may tell a count"
+            InvalidParameters, match=r"the declaration that shows 'age' is .* may reveal a count"
         ) as refused:
             asked(watched, 9)
         assert refused.value.reason is Reason.BELOW_FLOOR
@@ -193,6 +193,6 @@ def test_a_session_in_which_nothing_was_uploaded_leaves_the_other_declaration_po
     begun = Answering(finer.site).late(many, RUN, 1, IDENTITY, is_new=True)
     late = Answering(ages.site).late(many, RUN, 2, IDENTITY, is_new=True)
     late.take(Plan(ages.site.declaration).update.layout)
-    with pytest.raises(InvalidParameters, match="may tell a count"):
+    with pytest.raises(InvalidParameters, match="may reveal a count"):
         begun.take(Plan(finer.site.declaration).update.layout)
     assert finer.read == 0

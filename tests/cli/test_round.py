@@ -242,7 +242,7 @@ def test_a_wrong_sum_is_said_and_fails(
         (["--codewords", "8"], "--codewords is not for --compression none"),
         (["--protocol", "enclave", "--codewords", "1"], "a codebook has 2 codewords or more"),
         (["--protocol", "enclave", "--dimension", "100"], "a model of 100 values is too small"),
-        (["--cheat", "1"], "nobody can cheat in a way that pairwise would notice"),
+        (["--cheat", "1"], "pairwise has no misbehavior that it would detect"),
         (["--protocol", "two-servers", "--cheat", "11"], "--cheat leaves fewer than"),
         (["--groups", "7"], "12 clients make 1..6 groups, of 2 to 10000 each; got 7"),
         (["--groups", "0"], "12 clients make 1..6 groups"),

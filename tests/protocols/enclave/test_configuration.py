@@ -351,7 +351,7 @@ def test_noised_histograms_have_room_for_the_counts_and_ten_deviations() -> None
 def test_tables_are_of_their_own_types_also_where_none_are_needed_or_a_bound_is_asked_of_them() -> None:
     with pytest.raises(Misuse, match="tables are a tuple"):
         configuration(form=ReleaseForm.HISTOGRAM, tables=[])
-    with pytest.raises(InvalidParameters, match="handed over as a CodewordTable"):
+    with pytest.raises(InvalidParameters, match="must be a CodewordTable"):
         configuration(tables=(("a table",),), codeword_bound=7)
 
 
