@@ -1,1 +1,1 @@
-"""Primitives: rings, fields, sharing, keys, sealing, masks, labels, secrets, and the one door to randomness."""
+"""Primitives: rings, fields, sharing, keys, sealing, masks, labels, secrets, and the only source of randomness."""

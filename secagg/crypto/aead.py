@@ -50,10 +50,10 @@ class AeadHeader:
 
 
 class SealingKey(Confined):
-    """A key that seals one message and is then gone."""
+    """A key that seals one message and is then wiped."""
 
     def __init__(self, key: Secret) -> None:
-        """Take over the key: the caller's object is wiped now, the copy here after the one message."""
+        """Take ownership of the key: the caller's object is wiped now, the copy here after the one message."""
         _require_key(key)
         self._unspent = [Secret(key.kind, key.expose())]
         key.wipe()
@@ -63,18 +63,18 @@ class SealingKey(Confined):
 
         Implements: [SP 800-38D] §7.1.
         Raises:
-            Misuse: the key has sealed its message already. A second one under the same nonce would reveal the
-                difference of both and the authentication key.
-        Security: this object seals once; it cannot know of another made from the same key. Derive a key once, and store
-            what was sealed before sending it, so that a restart sends the same bytes again.
+            Misuse: the key has already sealed its message. A second one under the same nonce would reveal their
+            difference and the authentication key.
+        Security: this object seals once, but another object may have the same key. Derive a key once, and store the
+        sealed message before sending it, so that a restart sends the same bytes again.
         """
         exposed = plaintext.expose()
         try:
             key = self._unspent.pop()
         except IndexError:
             raise Misuse("this key has sealed its one message; derive a new one", reason=Reason.ALREADY_SPENT) from None
-        # Safe because: the nonce is fixed per message kind, and this object seals exactly one message. Taking the key
-        # out of the list is one atomic step, so two threads cannot both have it.
+        # Safe because: the nonce is fixed per message kind, and this object seals exactly one message. Removing the key
+        # from the list is atomic, so two threads cannot both get it.
         with key:
             return AESGCM(key.expose()).encrypt(header.nonce, exposed, header.associated_data)
 
@@ -83,12 +83,12 @@ class SealingKey(Confined):
 
 
 def open_sealed(key: Secret, header: AeadHeader, sealed: bytes, *, kind: str, length: int) -> Secret:
-    """Decrypt the one message of a key, whose plaintext has a length that the protocol fixes.
+    """Decrypt the one message of a key; the protocol fixes the plaintext's length.
 
     Implements: [SP 800-38D] §7.2.
     Raises:
         MalformedMessage: the ciphertext is not that of a plaintext of ``length`` bytes.
-        AuthenticationFailed: the tag does not verify; the sender or the server that relayed it did that.
+        AuthenticationFailed: the tag does not verify; the sender or the relaying server is responsible.
     """
     _require_key(key)
     require_length(f"a sealed {kind}", len(sealed), length + TAG_BYTES, unverified(header.sender))

@@ -1,6 +1,6 @@
-"""Check words: a few linear words of a vector, by which a sum shows that nothing was lost or altered.
+"""Check words: a few linear words of a vector, which detect lost or altered values in a sum.
 
-Each is an inner product of the vector with one public random vector over its ring, shifted for each word. Being linear,
+Each is an inner product of the vector with a public random vector over its ring, shifted for each word. By linearity,
 the words of a sum are the sum of the words.
 """
 
@@ -16,12 +16,12 @@ CHECK_KEY_BYTES: Final = 16
 
 
 def check_words(ring: Ring, values: RingVector, count: int, key: Secret) -> list[int]:
-    """Return ``count`` check words of a vector under the key of a public vector, which is never held whole.
+    """Return ``count`` check words of a vector; the key's public vector is generated in parts.
 
     Word w is the inner product of the values with the public vector from element w on. An error whose last element of
     least valuation v is unit times 2^v reaches the words through as many elements of the public vector as there are
     words; modulo 2 their matrix is triangular with ones on the diagonal. So the words of any one error are uniform and
-    independent multiples of 2^v, as if each word had a public vector of its own.
+    independent multiples of 2^v, as if each word had a separate public vector.
 
     Claim RI-6: this is run on terms, with an ideal public vector.
     """

@@ -1,4 +1,4 @@
-"""The only source of coins, and the only file that asks the operating system for randomness.
+"""Sources of coins (randomness); the only file that reads the operating system's generator.
 
 Functions that need randomness take a ``Coins`` argument. Production code passes ``SystemCoins``; the replayable coins
 of tests and vectors live in ``secagg.simulation`` under a name that says ``Insecure``.
@@ -13,7 +13,7 @@ from secagg.errors import InvalidParameters
 
 
 class Coins(Protocol):
-    """A source of uniform bytes, handed to every function that needs them."""
+    """A source of uniform bytes, passed to every function that needs them."""
 
     def draw(self, count: int) -> bytearray:
         """Return ``count`` fresh uniform bytes; the caller owns the buffer and wipes it."""
@@ -23,7 +23,7 @@ class Coins(Protocol):
 class SystemCoins:
     """Coins from the operating system's generator.
 
-    Security: it holds no state of its own, so a forked process or a resumed snapshot draws different coins.
+    Security: it has no state, so a forked process or a resumed snapshot draws different coins.
     """
 
     def draw(self, count: int) -> bytearray:

@@ -1,4 +1,4 @@
-"""Coins that differ where what they are for differs, whatever their source does."""
+"""Hedged coins: different operations get different coins, even from a faulty source."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _BLOCK_BYTES = 16
 
 
 class HedgedCoins(Confined):
-    """Coins of one operation, derived from fresh ones and from all that the operation is about.
+    """Coins of one operation, derived from fresh coins and all inputs of the operation.
 
-    A source that repeats, as when a snapshot of a machine is resumed twice, gives two operations the same coins only
-    if they are about the same. One that others can predict gives nothing away if an input is secret.
+    A source that repeats, as when a machine's snapshot is resumed twice, gives two operations equal coins only if their
+    inputs are equal. A predictable source reveals nothing if an input is secret.
     """
 
     def __init__(self, coins: Coins, *inputs: bytes) -> None:

@@ -1,7 +1,7 @@
 """Sealing to one holder of a key pair, in either suite: HPKE, with a fresh encapsulation for every message.
 
-A receiver's key pair follows from a root and a context, like every key pair of the library. The hybrid suite is that of
-``hybrid_key_agreement``; here stand the classic one, and the choice between the two.
+A receiver's key pair is derived from a root and a context, like every key pair of the library. ``hybrid_key_agreement``
+has the hybrid suite; this module has the classic one and selects the suite.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class ClassicSealingKey:
     def seal(self, plaintext: Secret, info: bytes) -> bytes:
         """Encrypt to the holder of this key; ``info`` must be the same when it is opened.
 
-        Deviation: HPKE draws the coins of its encapsulation inside the backend, which has no derandomised form; this is
-        the one place where coins are not an argument.
+        Deviation: HPKE draws the coins of its encapsulation inside the backend, which has no derandomized form; only
+        here coins are not an argument.
         """
         return sealed_with(_HPKE, plaintext, BackendPublicKey.from_public_bytes(self.encoded), info)
 
@@ -67,7 +67,7 @@ class ClassicSealingPair(OpeningPair):
 
 
 def sealing_pair(suite: Suite, root: Secret, attempt: AttemptContext) -> ClassicSealingPair | HybridKeyPair:
-    """Derive the key pair of a receiver; without ML-KEM in the backend, the hybrid suite is refused as a parameter."""
+    """Derive the key pair of a receiver; without ML-KEM in the backend, the hybrid suite is an invalid parameter."""
     match suite:
         case Suite.CLASSIC:
             return ClassicSealingPair(root, attempt)
@@ -91,7 +91,7 @@ def sealing_key(
 
 
 def sealing_sizes(suite: Suite) -> tuple[int, int]:
-    """Return how many bytes a receiver's public key has, and how many a sealed message has more than its plaintext."""
+    """Return the size of a receiver's public key, and the bytes that sealing adds to a plaintext."""
     match suite:
         case Suite.CLASSIC:
             return X25519_BYTES, CLASSIC_OVERHEAD_BYTES

@@ -1,10 +1,10 @@
-"""The hybrid suite: ML-KEM-768 and X25519 together, through HPKE, so that breaking one of them is not enough.
+"""The hybrid suite: ML-KEM-768 and X25519 combined in HPKE; an attacker must break both.
 
-A key encapsulation is not a key agreement: no secret follows from two public keys alone. A pairwise seed is therefore
-chosen by one end of an edge, as a pseudo-random function of its root, and sealed to the other end's mask key; the
-shares of either root recover it.
+A key encapsulation is not a key agreement: no secret follows from two public keys alone. So one end of an edge chooses
+a pairwise seed, as a pseudorandom function of its root, and seals it to the other end's mask key; the shares of either
+root recover it.
 
-Importing this module fails where the backend has no ML-KEM.
+Importing this module fails if the backend has no ML-KEM.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LABELS = {
 
 
 def require_mlkem() -> None:
-    """Refuse a backend that cannot make an ML-KEM key."""
+    """Refuse a backend without ML-KEM keys."""
     try:
         MLKEM768PrivateKey.from_seed_bytes(bytes(_MLKEM_SEED_BYTES))
     except UnsupportedAlgorithm:
@@ -73,7 +73,7 @@ class HybridPublicKey:
     """Parties to name if the key is refused: its sender, and the relay if it is unsigned."""
 
     def __post_init__(self, culprits: Iterable[Party]) -> None:
-        """Refuse a key of another length, not canonical, or of low order.
+        """Refuse a key of the wrong length, not canonical, or of low order.
 
         Implements: [FIPS 203] §7.2, the modulus check, through the backend; [RFC 7748] §6.1.
         """
@@ -101,10 +101,10 @@ class HybridPublicKey:
 
 
 class HybridKeyPair(OpeningPair):
-    """A hybrid key pair that is derived from a root, so that recovering the root recovers the pair."""
+    """A hybrid key pair derived from a root; recovering the root recovers the pair."""
 
     def __init__(self, root: Secret, role: KeyRole, attempt: AttemptContext) -> None:
-        """Derive both halves of the pair from one root, under labels of their own."""
+        """Derive both halves of the pair from one root, under separate labels."""
         require_derivable(root, role, attempt)
         self.role = role
         seed_label, x25519_label = _LABELS[role]
@@ -156,5 +156,5 @@ def _edge(sender: ClientId, receiver: ClientId, context: SessionContext) -> tupl
     if type(context) is not SessionContext:
         raise Misuse("an edge is bound to a SessionContext")
     if sender == receiver:
-        raise Misuse(f"{sender} has no edge to itself; leave it out of its own neighbours")
+        raise Misuse(f"{sender} has no edge to itself; remove it from its own neighbours")
     return context.digest, sender.encode(), receiver.encode()

@@ -1,8 +1,7 @@
 """X25519 key pairs, and the keys that two clients derive from them.
 
 A raw Diffie-Hellman output is never a key: it goes through HKDF with the session context as salt and with the label,
-the roles and both public keys as info, so that a client shown another roster, another peer key or another direction
-derives another key.
+the roles and both public keys as info, so a client with another roster, peer key or direction derives another key.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ _X25519_LABELS = {
 }
 
 RosterEntry = tuple[ClientId, X25519PublicKey]
-"""A client and the public key that the roster of the session gives it."""
+"""A client and its public key in the session's roster."""
 
 
 class X25519KeyPair(Confined):
-    """A key pair that is derived from a root, so that recovering the root recovers the pair."""
+    """A key pair derived from a root; recovering the root recovers the pair."""
 
     def __init__(self, root: Secret, role: KeyRole, attempt: AttemptContext) -> None:
-        """Derive the pair from a root of 32 uniform bytes, which the caller keeps and wipes.
+        """Derive the pair from a root of 32 uniform bytes, which the caller owns and wipes.
 
-        Deviation: [BIK+17] shares the private key itself; here a root is shared and the key pair follows from it, so
-        that one share format serves every suite. The derivation is bound to the attempt and not to the session, whose
-        context holds the roster and with it this very public key.
+        Deviation: [BIK+17] shares the private key; here clients share a root from which the key pair is derived, so
+        that one share format serves every suite. The derivation is bound to the attempt, not to the session, because
+        the session's context includes the roster and so this public key.
         """
         require_derivable(root, role, attempt)
         self.role = role
@@ -46,11 +45,11 @@ class X25519KeyPair(Confined):
         self._private: X25519PrivateKey | None = private
         self._sealed_for = set[tuple[RosterEntry, SessionContext]]()
         self._incoming = dict[tuple[ClientId, RosterEntry, SessionContext], Secret]()
-        """Channel keys of the other direction, made by the same exchange and kept until they are asked for."""
+        """Channel keys of the other direction, from the same key agreement, kept until they are requested."""
         self.public_key = X25519PublicKey(private.public_key().public_bytes_raw())
 
     def pairwise_seed(self, own_id: ClientId, peer: RosterEntry, context: SessionContext) -> Secret:
-        """Return the seed that both clients of a pair derive, whichever of them calls.
+        """Return the seed that both clients of a pair derive.
 
         Implements: [BIK+17] Fig. 4, Round 2, the key agreement of s_{u,v}.
         """
@@ -60,13 +59,13 @@ class X25519KeyPair(Confined):
             return _derived("pairwise_seed", shared_secret, context, Label.PAIRWISE_SEED, low, high)
 
     def channel_key_to(self, own_id: ClientId, peer: RosterEntry, context: SessionContext) -> Secret:
-        """Return the key under which this client seals its one message to the peer; a second one would break both.
+        """Return the key for this client's one message to the peer; sealing a second one would break both.
 
-        Security: a pair that is derived again from its root has no memory of it. Store a sealed message before sending.
+        Security: a pair derived again from its root has no memory of it. Store a sealed message before sending it.
         """
         if (peer, context) in self._sealed_for:
             raise Misuse(
-                f"the key for the one message to {peer[0]} was given out before; send the same bytes again",
+                f"the key for the one message to {peer[0]} was already used; send the same bytes again",
                 reason=Reason.ALREADY_SPENT,
             )
         self._check(KeyRole.CHANNEL, own_id, peer, context)
@@ -88,7 +87,7 @@ class X25519KeyPair(Confined):
             return _derived("channel_key", shared_secret, context, Label.CHANNEL_KEY, peer, own)
 
     def wipe(self) -> None:
-        """Give up the private key, which the backend frees, and overwrite the secrets derived with it."""
+        """Release the private key, which the backend frees, and overwrite the derived secrets."""
         self._private = None
         for key in self._incoming.values():
             key.wipe()
@@ -100,9 +99,9 @@ class X25519KeyPair(Confined):
         if self.role is not role:
             raise Misuse(f"this key pair is for the {self.role.value} role; use the {role.value} key pair here")
         if type(context) is not SessionContext:
-            raise Misuse("what two clients derive is bound to a SessionContext")
+            raise Misuse("a key agreement is bound to a SessionContext")
         if own_id == peer[0]:
-            raise Misuse(f"{own_id} agrees on no key with itself; leave it out of its own neighbours")
+            raise Misuse(f"{own_id} agrees on no key with itself; remove it from its own neighbours")
 
     def _exchange(self, peer_id: ClientId, peer_key: X25519PublicKey) -> Secret:
         if self._private is None:
@@ -117,7 +116,7 @@ class X25519KeyPair(Confined):
         try:
             return Secret("shared_secret", self._private.exchange(BackendPublicKey.from_public_bytes(peer_key.encoded)))
         except ValueError:
-            # The backend refuses an all-zero output; the constructor of the peer's key has refused its cause before.
+            # The backend refuses an all-zero output; the peer key's constructor has already refused low-order points.
             raise PeerMisbehaved(
                 f"the public key of {peer_id} is a point of low order",
                 reason=Reason.PUBLIC_KEY_LOW_ORDER,
@@ -128,7 +127,7 @@ class X25519KeyPair(Confined):
         return f"<X25519KeyPair {self.role.value}>"
 
 
-def _derived(  # noqa: PLR0913, PLR0917 -- everything that a key is bound to
+def _derived(  # noqa: PLR0913, PLR0917 -- all that the key is bound to
     kind: str, shared_secret: Secret, context: SessionContext, label: Label, first: RosterEntry, second: RosterEntry
 ) -> Secret:
     (first_id, first_key), (second_id, second_key) = first, second

@@ -16,7 +16,7 @@ _LIMIT_BYTES = 255 * _HASH_BYTES
 
 
 def derive(kind: str, length: int, source: Secret, salt: bytes, label: Label, *parts: bytes) -> Secret:
-    """Derive a secret from one that need not be uniform, such as a Diffie-Hellman output.
+    """Derive a secret from one that may not be uniform, such as a Diffie-Hellman output.
 
     Implements: [RFC 5869] §2.2 and §2.3, with the label and the parts as ``info``.
     """
@@ -28,7 +28,7 @@ def derive(kind: str, length: int, source: Secret, salt: bytes, label: Label, *p
 
 
 def expand(kind: str, length: int, source: Secret, label: Label, *parts: bytes) -> Secret:
-    """Derive a secret from one that is uniform already and at least 32 bytes long.
+    """Derive a secret from a uniform one of at least 32 bytes.
 
     Implements: [RFC 5869] §2.3, with the label and the parts as ``info``.
     """

@@ -1,7 +1,7 @@
 """Every domain-separation string of the library, in one table.
 
-A label names one use of one primitive. Two uses never share a label and no label is the beginning of another, so no
-two inputs to a hash, a key derivation, a cipher or a signature can coincide across uses.
+A label names one use of one primitive. Two uses never share a label, and no label is a prefix of another, so inputs to
+a hash, a key derivation, a cipher or a signature never coincide across uses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _LENGTH_BYTES = 4
 
 
 class Label(bytes, Enum):
-    """One use of one primitive; it is the bytes that are hashed or derived from."""
+    """One use of one primitive; the value is a prefix of the hashed or derived input."""
 
     LAYOUT_DIGEST = b"secagg/1/layout"
     PUBLIC_PARAMETERS_DIGEST = b"secagg/1/public-parameters"
@@ -173,7 +173,7 @@ _LENGTHS: Final = tuple(length.to_bytes(_LENGTH_BYTES, "big") for length in rang
 
 
 def bind(label: Label, *parts: bytes) -> bytes:
-    """Return the label and the parts as one string that no other label and parts give.
+    """Return an injective encoding of the label and the parts.
 
     Each part is preceded by its length, so the boundaries between parts are part of the string.
     """
@@ -181,8 +181,8 @@ def bind(label: Label, *parts: bytes) -> bytes:
 
 
 def frame(*parts: bytes) -> bytes:
-    """Return the parts as ``bind`` puts them after a label: what begins or ends many bound strings is framed once."""
-    # Clients frame millions of strings: list[bytes]() and a tuple to add would double the time.
+    """Return the parts as ``bind`` appends them to a label; common prefixes or suffixes can be framed once."""
+    # Clients frame millions of strings: list[bytes]() and adding a tuple would double the time.
     framed: list[bytes] = []
     for part in parts:
         if type(part) is not bytes:

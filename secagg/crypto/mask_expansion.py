@@ -1,13 +1,13 @@
-"""Seeds become masks: AES in counter mode, added into an accumulator as it is made.
+"""Mask expansion: expands seeds by AES in counter mode, and adds the masks to an accumulator.
 
 The stream of a key is cut into segments of ``SEGMENT_BYTES``. Block j of segment s is
 
     AES_K(s as 12 bytes || j + 2 as 4 bytes),        big-endian,
 
 which is AES-CTR from the initial counter block s || 00000002 [SP 800-38A] §6.5, and at the same time the ciphertext
-that AES-GCM gives for zeros under the nonce s [SP 800-38D] §7.1. Counter mode is the specification. Which of the two is
-faster depends on the processor, by a factor of two either way, so a process measures that once; a test holds them
-equal. Any segment can be made without those before it, so any range of coordinates can be made alone.
+that AES-GCM gives for zeros under the nonce s [SP 800-38D] §7.1. Counter mode is the specification. The processor
+decides which of the two is faster, by a factor of two either way, so a process measures it once; a test compares their
+output. Segments are independent, so any range of coordinates can be generated separately.
 
 The stream is read as little-endian words of the ring's word size and reduced modulo 2^p. 2^p divides the range of a
 word, so the reduction keeps it uniform.
@@ -35,13 +35,13 @@ from .ring import CACHE_LINE_BYTES, Ring, RingVector, add_into, bytes_to_cache_l
 from .secret import Secret, overwrite, require_secret
 
 SEGMENT_BYTES: Final = 1 << 20
-"""Part of the stream's definition; large enough that threads seldom meet at the interpreter's lock."""
+"""Part of the stream's definition; large enough that threads rarely contend for the interpreter's lock."""
 KEY_LIMIT_BYTES: Final = 1 << 36
-"""No key makes more stream than this, whatever it is asked for."""
+"""Maximum length of a key's stream."""
 MASKS_PER_PASS: Final = 256
-"""Keys whose cipher states are held at once; the accumulator is read and written once for each such group."""
+"""Number of cipher states in memory; each group of keys reads and writes the accumulator once."""
 MEASURED_BYTES: Final = 1 << 24
-"""Least stream for which the generators are compared, in about two milliseconds; less needs no clock."""
+"""Minimum stream length for comparing the generators, which takes about two milliseconds."""
 _KEY_BYTES = (16, 32)
 _NONCE_BYTES = 12
 _TAG_BYTES = 16
@@ -54,16 +54,16 @@ _Combine = Callable[[RingVector, RingVector], object]
 
 
 class Generator(Enum):
-    """Two ways to make the same stream."""
+    """Two ways to generate the same stream."""
 
     CTR = "ctr"
     """The specification."""
     GCM = "gcm"
-    """The same bytes from the authenticated mode, whose tag is thrown away."""
+    """The same bytes from the authenticated mode, whose tag is discarded."""
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of stream made at a time: whole segments for GCM, the size of a second-level cache for CTR."""
+        """Bytes of stream generated at a time: whole segments for GCM, the size of a second-level cache for CTR."""
         match self:
             case Generator.CTR:
                 return SEGMENT_BYTES // 4
@@ -72,7 +72,7 @@ class Generator(Enum):
 
 
 def segment_count(ring: Ring, length: int) -> int:
-    """Return how many segments of a key's stream a vector uses."""
+    """Return the number of segments of a key's stream that a vector uses."""
     return -(-length * ring.word_bytes // SEGMENT_BYTES)
 
 
@@ -85,7 +85,7 @@ def expand(  # noqa: PLR0913 -- all but three have defaults
     first_segment: int = 0,
     generator: Generator | None = None,
 ) -> RingVector:
-    """Return coordinates [start, start + length) of the mask that a key expands into."""
+    """Return coordinates [start, start + length) of a key's mask."""
     _check_range(ring, start, length, first_segment)
     mask = ring.zeros(length)
     accumulate(mask, ring, add=[key], subtract=[], start=start, first_segment=first_segment, generator=generator)
@@ -103,22 +103,22 @@ def accumulate(  # noqa: PLR0913 -- all but four have defaults
     threads: int = 1,
     generator: Generator | None = None,
 ) -> None:
-    """Add and subtract the masks of many keys in place; no mask is ever held whole.
+    """Add and subtract the masks of many keys in place, without storing whole masks.
 
     Args:
         total: coordinates [start, start + total.size) of the vector; on return reduced modulo 2^p.
         add: keys of 16 bytes (AES-128) or 32 bytes (AES-256).
-        first_segment: where in each key's stream the vector begins; vectors that share a key must not overlap.
-        threads: how many threads divide the coordinates among themselves.
-        generator: None for the faster one; every generator makes the same stream.
+        first_segment: start of the vector in each key's stream; vectors that share a key must not overlap.
+        threads: number of threads that share the coordinates.
+        generator: None for the faster one; all generators give the same stream.
 
     Raises:
         InvalidParameters: a key of another length, a range outside the stream, fewer than one thread.
         Misuse: ``total`` is not a writeable, contiguous vector over the ring; a key is no ``Secret``, was wiped, or is
-            given twice, so that its masks would cancel or double. Nothing was added in either case.
+        given twice, so its masks would cancel or double. In both cases nothing was added.
 
-    Security: a key is used for one mask, once. Two vectors under one mask reveal their difference. Should anything else
-        go wrong on the way, ``total`` is overwritten with zeros, so that no vector with some of its masks remains.
+    Security: a key is used for one mask, once. Two vectors under one mask reveal their difference. After any other
+    error ``total`` is overwritten with zeros, so that no partially masked vector remains.
     """
     _check_target(total, ring)
     _check_range(ring, start, total.size, first_segment)
@@ -154,7 +154,7 @@ class _Job:
     generator: Generator
 
     def run(self, total: RingVector, start: int) -> None:
-        """Accumulate all masks, a group of keys at a time; ``total`` begins at coordinate ``start``."""
+        """Accumulate all masks, one group of keys at a time; ``total`` starts at coordinate ``start``."""
         per_chunk = self.generator.chunk_bytes // self.ring.word_bytes
         widest = min(per_chunk, start % per_chunk + total.size) * self.ring.word_bytes
         buffer = bytearray(widest + _TAG_BYTES + CACHE_LINE_BYTES)
@@ -167,7 +167,7 @@ class _Job:
             overwrite(buffer)
 
     def _pass(self, total: RingVector, start: int, masks: Sequence[tuple[_Combine, _Fill]], buffer: bytearray) -> None:
-        """Go through the chunks, and in each through all masks while its part of the sum is in the cache."""
+        """For each chunk, add all masks while its part of the sum is in the cache."""
         offset = bytes_to_cache_line(np.frombuffer(buffer, dtype=np.uint8))
         stream, zeros = memoryview(buffer)[offset:], memoryview(_ZEROS)
         filled_words = (len(buffer) - _TAG_BYTES - CACHE_LINE_BYTES) // self.ring.word_bytes
@@ -192,7 +192,7 @@ class _Job:
 
 @cache
 def fastest(key_bytes: int) -> Generator:
-    """Return the generator that makes a segment sooner on this processor: the best of three, once a process."""
+    """Return the faster generator on this processor: the best of three runs, measured once per process."""
     stream, zeros, seconds = (
         memoryview(bytearray(SEGMENT_BYTES + _TAG_BYTES)),
         memoryview(_ZEROS),
@@ -222,8 +222,8 @@ def _filler(key: Secret, generator: Generator) -> _Fill:
         case Generator.GCM:
             encrypt_into = AESGCM(key.expose()).encrypt_into
 
-            # Safe because: the nonce is the segment number, the plaintext is always zeros and the tag stays here, so
-            # making a segment again, as both ends of a pair do, gives the same bytes and reveals no second one.
+            # Safe because: the nonce is the segment number, the plaintext is always zeros and the tag is not released,
+            # so generating a segment again, as both ends of a pair do, gives the same bytes and reveals nothing new.
             def fill_by_gcm(nonce: bytes, zeros: memoryview, stream: memoryview) -> None:
                 encrypt_into(nonce, zeros, None, stream)
 
@@ -231,7 +231,7 @@ def _filler(key: Secret, generator: Generator) -> _Fill:
 
 
 def _place_in_stream(generator: Generator, chunk: int) -> bytes:
-    """Return where a chunk begins: the nonce of its segment for GCM, with the counter for CTR."""
+    """Return the start of a chunk: the nonce of its segment for GCM, with the counter for CTR."""
     segment, part = divmod(chunk, SEGMENT_BYTES // generator.chunk_bytes)
     nonce = segment.to_bytes(_NONCE_BYTES, "big")
     if generator is Generator.GCM:
@@ -241,7 +241,7 @@ def _place_in_stream(generator: Generator, chunk: int) -> bytes:
 
 
 def _cut_at_segments(start: int, length: int, per_segment: int, parts: int) -> list[slice]:
-    """Divide [0, length) into at most ``parts`` ranges that meet where segments do."""
+    """Divide [0, length) into at most ``parts`` ranges, at segment boundaries."""
     first, last = start // per_segment, -(-(start + length) // per_segment)
     parts = max(1, min(parts, last - first))
     edges = {first + (last - first) * index // parts for index in range(parts + 1)}
@@ -272,7 +272,7 @@ def _check_keys(keys: Sequence[Secret]) -> None:
         require_secret(key)
         if len(key) not in _KEY_BYTES:
             raise InvalidParameters(f"a mask key has 16 or 32 bytes; {key!r} has {len(key)}")
-    # Safe because: the digests are of uniform keys and are compared with each other alone, so that neither they nor the
-    # time that finding two equal ones takes helps to guess a key.
+    # Safe because: the digests are of uniform keys and are only compared with each other, so neither they nor the time
+    # to find two equal ones help to guess a key.
     if len({hashlib.sha256(key.expose()).digest() for key in keys}) < len(keys):
-        raise Misuse("a mask key is given twice; its masks would cancel or double, and leave the vector in sight")
+        raise Misuse("a mask key is given twice; its masks would cancel or double, and expose the vector")

@@ -1,7 +1,7 @@
-"""Hash trees, with one proof for any number of leaves.
+"""Merkle trees, with one proof for any number of leaves.
 
-A node is the hash of its two children; a node without a sibling moves up unchanged. Leaves are hashed under labels of
-their own, and a signature or binding of a root covers the number of leaves too, so a tree has one reading.
+A node is the hash of its two children; a node without a sibling moves up unchanged. Leaves are hashed under separate
+labels, and a signature or binding of a root also covers the number of leaves, so a root has only one tree.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class MerkleTree:
         return self._levels[-1][0]
 
     def path_of(self, position: int) -> tuple[bytes, ...]:
-        """Return the nodes that lead from one leaf to the root: siblings, from below."""
+        """Return the path of one leaf: the siblings up to the root."""
         path: list[bytes] = []
         for level in self._levels[:-1]:
             if (sibling := position ^ 1) < len(level):
@@ -44,7 +44,7 @@ class MerkleTree:
         return tuple(path)
 
     def prove(self, positions: Iterable[int]) -> list[bytes]:
-        """Return the nodes that somebody who knows the leaves at these positions lacks for the root."""
+        """Return the nodes that are needed for the root, in addition to the leaves at these positions."""
         proof = list[bytes]()
         known = sorted(set(positions))
         for level in self._levels[:-1]:
@@ -83,5 +83,5 @@ def recover_root(count: int, leaves: Mapping[int, bytes], proof: Sequence[bytes]
 
 
 def _node(left: bytes, right: bytes) -> bytes:
-    # This is bind(Label.MERKLE_NODE, left, right) for two hashes, put together faster: clients hash thousands of nodes.
+    # A faster bind(Label.MERKLE_NODE, left, right) for two hashes: clients hash thousands of nodes.
     return hashlib.sha256(b"".join((_BEFORE_LEFT, left, _BEFORE_RIGHT, right))).digest()

@@ -3,9 +3,9 @@
 It is the largest prime below 2^256, so almost every 32-byte string is an element. An element is a plain ``int`` in
 [0, PRIME), and sums and products are written as integer expressions where they are used.
 
-Not constant time: CPython's integers take longer for larger values and skip leading zeros, so an observer who times
-this process closely learns something about the sizes of the values. An ``int`` cannot be overwritten either: values
-that a computation passed through stay in memory until the interpreter reuses it.
+Not constant time: CPython's integers take longer for larger values and skip leading zeros, so precise timing reveals
+something about the sizes of the values. An ``int`` cannot be overwritten either: intermediate values stay in memory
+until the interpreter reuses it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ PRIME = 2**256 - 189
 ELEMENT_BYTES = 32
 
 _PRIME_ENCODING = PRIME.to_bytes(ELEMENT_BYTES, "big")
-# One draw is rejected with probability below 2^-248; coins that force this many rounds are not uniform.
+# A draw is rejected with probability below 2^-248; coins that need more rounds are not uniform.
 _REJECTION_ROUNDS = 8
 
 
 def encode(element: int) -> bytes:
-    """Return the one encoding of an element: 32 bytes, most significant first."""
+    """Return the canonical encoding of an element: 32 bytes, most significant first."""
     if not 0 <= element < PRIME:
         raise InvalidParameters("only integers in [0, 2^256 - 189) are field elements; reduce the value first")
     return element.to_bytes(ELEMENT_BYTES, "big")
 
 
 def decode(data: bytes | bytearray | memoryview) -> int:
-    """Read an element from its one encoding; refuse another length, and a number that is not below the prime."""
+    """Decode a canonical element; refuse another length, and a number that is not below the prime."""
     require_length("a field element", len(data), ELEMENT_BYTES)
     element = int.from_bytes(data, "big")
     if element >= PRIME:
@@ -47,10 +47,10 @@ def decode(data: bytes | bytearray | memoryview) -> int:
 def sample(count: int, coins: Coins) -> list[int]:
     """Draw independent uniform elements.
 
-    The coins are read 32 bytes at a time, most significant byte first; a value that is not below the prime is passed
-    over. The result is the first ``count`` elements that the coins spell, however many draws it takes.
+    The coins are read 32 bytes at a time, most significant byte first; a value that is not below the prime is skipped.
+    The result is the first ``count`` elements in the coins, regardless of the number of draws.
 
-    Security: the buffers that the coins gave are overwritten; the integers that are returned cannot be.
+    Security: the coins' buffers are overwritten; the returned integers cannot be.
     """
     if count < 0:
         raise InvalidParameters(f"cannot sample {count} elements; the count must not be negative")
@@ -78,7 +78,7 @@ def random_root(kind: str, coins: Coins) -> Secret:
     for _ in range(_REJECTION_ROUNDS):
         drawn = draw_exactly(ELEMENT_BYTES, coins)
         try:
-            # Strings of one length are in the order of the numbers they spell, so no integer copy is made.
+            # Byte strings of equal length sort like their numbers, so no integer copy is made.
             if drawn < _PRIME_ENCODING:
                 return Secret(kind, drawn)
         finally:
@@ -87,7 +87,7 @@ def random_root(kind: str, coins: Coins) -> Secret:
 
 
 def invert_all(elements: Sequence[int]) -> list[int]:
-    """Return the inverse of every element at the price of one inversion; they need not be reduced.
+    """Return the inverse of every element at the cost of one inversion; inputs need not be reduced.
 
     Implements: [Mon87], simultaneous inversion.
     """

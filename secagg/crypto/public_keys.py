@@ -1,4 +1,4 @@
-"""Public keys of X25519, and what the key pairs of either suite are derived from."""
+"""X25519 public keys, and the key derivation shared by both suites."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class KeyRole(Enum):
     CHANNEL = "channel"
     """Carries shares from client to client."""
     MASK = "mask"
-    """Agrees on pairwise masks; the shares recover its root after a dropout."""
+    """Agrees on pairwise masks; shares recover its root after a dropout."""
     SEALING = "sealing"
-    """Receives messages sealed to its holder alone: an enclave, or one of two servers."""
+    """Receives messages sealed only to its holder: an enclave, or one of two servers."""
 
 
 @dataclass(frozen=True, slots=True)
 class X25519PublicKey:
-    """A public key in its one canonical encoding, of a point that is not of low order."""
+    """A canonically encoded public key, not of low order."""
 
     encoded: bytes
     culprits: InitVar[Iterable[Party]] = UNDECIDED
@@ -63,9 +63,9 @@ class X25519PublicKey:
 
         Implements: [RFC 7748] §5 and §6.1.
         Raises:
-            MalformedMessage: of another length, or a second encoding of a key: u + p, or with the top bit set. The
-                backend accepts all three encodings, which would void any check that keys are distinct.
-            PeerMisbehaved: a low-order point, which makes the shared secret a constant.
+            MalformedMessage: the wrong length, or a second encoding of a key: u + p, or with the top bit set. The
+            backend accepts all three encodings, which would defeat any check that keys are distinct. PeerMisbehaved: a
+            low-order point, which makes the shared secret a constant.
         """
         if type(self.encoded) is not bytes:
             raise Misuse(f"a public key is made from bytes; got {type(self.encoded).__name__}")
@@ -84,7 +84,7 @@ class X25519PublicKey:
 
 
 def require_derivable(root: Secret, role: KeyRole, attempt: AttemptContext) -> None:
-    """Refuse anything that a key pair, of whichever suite, is not derived from."""
+    """Refuse invalid inputs to the derivation of a key pair, in either suite."""
     require_secret(root)
     if type(role) is not KeyRole or type(attempt) is not AttemptContext:
         raise Misuse("a key pair is derived for a KeyRole in an AttemptContext")
@@ -93,7 +93,7 @@ def require_derivable(root: Secret, role: KeyRole, attempt: AttemptContext) -> N
 
 
 def sealed_with(suite: Any, plaintext: Secret, key: Any, info: bytes) -> bytes:  # noqa: ANN401 -- the backend's
-    """Encrypt to the holder of a key.
+    """Encrypt to the holder of a public key.
 
     Implements: [RFC 9180] §6.1, base mode, single shot.
     Security: base mode does not authenticate the sender: anyone who knows the public key can seal. A protocol signs
@@ -119,7 +119,7 @@ class OpeningPair(Confined):
 
         Raises:
             MalformedMessage: the ciphertext is not that of a plaintext of ``length`` bytes.
-            AuthenticationFailed: made for another key, under another info, or altered.
+            AuthenticationFailed: sealed to another key or with another info, or altered.
         """
         require_length(f"a sealed {kind}", len(sealed), length + self._overhead, culprits)
         if self._private is None:
@@ -130,5 +130,5 @@ class OpeningPair(Confined):
             raise AuthenticationFailed(culprits=culprits) from None
 
     def wipe(self) -> None:
-        """Give up the private key; the backend frees it."""
+        """Release the private key; the backend frees it."""
         self._private = None

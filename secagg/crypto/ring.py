@@ -1,8 +1,8 @@
 """Vectors over the ring of integers modulo 2^p, for p from 1 to 64.
 
-Two halves. ``Ring`` is the library's interface: it knows the word that holds an element and checks its arguments.
-The kernels below it are plain operators: they name no dtype and neither branch nor index on data, so that the same
-source runs on machine words and on solver terms.
+``Ring`` is the interface: it chooses the word type of elements and checks its arguments. The kernels below it use plain
+operators: they name no dtype and never branch or index on data, so the same source runs on machine words and on solver
+terms.
 
 In memory an element occupies the smallest unsigned word that holds p bits, little-endian on every platform; on the
 wire it occupies exactly p bits, the first element in the lowest bits of the first byte.
@@ -24,16 +24,16 @@ from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage,
 MAXIMUM_MODULUS_BITS = 64
 CACHE_LINE_BYTES = 64
 _PACK_BLOCK = 1 << 18
-"""Elements packed at a time: a block and its packed form stay in the second-level cache."""
+"""Elements packed at a time: a block and its packed form fit the second-level cache."""
 
 LANES = 8
-"""Elements that are unpacked together: they begin and end with a byte, whatever the width."""
+"""Elements unpacked together: they start and end at a byte, for every width."""
 
 _LONG_VECTOR = 1 << 12
-"""Elements from which on a vector is worth aligning."""
+"""Number of elements from which aligning a vector pays off."""
 
 _PLAIN_ARRAYS = (np.ndarray, np.memmap)
-"""Other kinds of array, such as masked ones, do not do with all elements what they are told."""
+"""Other array types, such as masked arrays, do not apply operations to all elements."""
 
 RingVector = npt.NDArray[np.unsignedinteger[Any]]
 SignedVector = npt.NDArray[np.signedinteger[Any]]
@@ -45,7 +45,7 @@ class Ring:
 
     modulus_bits: int
     word_bits: int = field(init=False, repr=False, compare=False)
-    """The size of the word that holds one element in memory: 8, 16, 32 or 64."""
+    """Bits of the word that holds one element in memory: 8, 16, 32 or 64."""
     word_bytes: int = field(init=False, repr=False, compare=False)
     word: np.dtype[np.unsignedinteger[Any]] = field(init=False, repr=False, compare=False)
 
@@ -68,7 +68,7 @@ class Ring:
         return (1 << (self.modulus_bits - 1)) - 1
 
     def zeros(self, length: int) -> RingVector:
-        """Return the zero vector; a long one begins at a cache line, which makes adding to it a few percent faster."""
+        """Return the zero vector; a long one starts at a cache line, which speeds up adding by a few percent."""
         if type(length) is not int or length < 0:
             raise InvalidParameters(f"a length is an integer and not negative; got {length!r}")
         if length < _LONG_VECTOR:
@@ -81,8 +81,8 @@ class Ring:
         """Map integers in [least, greatest] to ring elements.
 
         Raises:
-            Misuse: the values are not a one-dimensional array of integers; floats are quantised by a scheme first.
-            CapacityExceeded: a value lies outside the range, so that lifting it back would give another integer.
+            Misuse: the values are not a one-dimensional array of integers; a scheme must quantize floats first.
+            CapacityExceeded: a value is out of range, so lifting it would give another integer.
         """
         try:
             array = np.asarray(values)
@@ -102,7 +102,7 @@ class Ring:
         return elements
 
     def require_form(self, vector: Any, length: int | None = None) -> None:  # noqa: ANN401 -- checked here
-        """Refuse anything but one dimension of this ring's words, of this length where one is given."""
+        """Refuse anything but a one-dimensional array of this ring's words, with the given length if any."""
         if type(vector) not in _PLAIN_ARRAYS or vector.dtype != self.word or vector.ndim != 1:
             raise Misuse(f"a vector over {self.modulus_bits} bits is one dimension of {self.word}; got {_form(vector)}")
         if length is not None and vector.size != length:
@@ -145,23 +145,23 @@ class Ring:
         """Return the sum of the products of two vectors' elements, as an element of the ring."""
         self.require_form(left)
         self.require_form(right, left.size)
-        # The sum keeps the word of its operands and may wrap in it, because 2^p divides 2^word_bits.
+        # The sum has its operands' word type and may wrap, because 2^p divides 2^word_bits.
         product: Any = np.einsum("i,i->", left, right)
         return int(product) & low_bits(self.modulus_bits)
 
     def lift(self, vector: RingVector) -> SignedVector:
-        """Return the integers in [least, greatest] that the elements stand for."""
+        """Return the integers in [least, greatest] that the elements represent."""
         self.require_form(vector)
         signed = np.dtype(f"<i{self.word_bytes}")
         lifted: SignedVector = lift(reduce(vector, self.modulus_bits), self.modulus_bits).view(signed)
         return lifted
 
     def packed_bytes(self, length: int) -> int:
-        """Return how many bytes a packed vector of this length has."""
+        """Return the number of bytes of a packed vector of this length."""
         return (length * self.modulus_bits + 7) // 8
 
     def pack(self, vector: RingVector) -> bytes:
-        """Write each element in exactly ``modulus_bits`` bits; the bits that fill the last byte are zero."""
+        """Write each element in exactly ``modulus_bits`` bits; padding bits of the last byte are zero."""
         self.require_vector(vector)
         if self.modulus_bits == self.word_bits:
             return vector.tobytes()
@@ -175,14 +175,14 @@ class Ring:
         return packed.view(np.uint8).reshape(-1)[: self.packed_bytes(vector.size)].tobytes()
 
     def pack_view(self, vector: RingVector) -> bytes | memoryview:
-        """Return what ``pack`` does, without a copy where elements fill their words; do not change the vector then."""
+        """Return the result of ``pack``, without a copy if elements fill their words; then do not change the vector."""
         if self.modulus_bits != self.word_bits:
             return self.pack(vector)
         self.require_vector(vector)
         return np.ascontiguousarray(vector).view(np.uint8).data.toreadonly()
 
     def unpack(self, data: bytes | bytearray | memoryview, length: int) -> RingVector:
-        """Read ``length`` elements back; nothing is allocated before the number of bytes was checked."""
+        """Unpack ``length`` elements; the number of bytes is checked before any allocation."""
         data = memoryview(data)
         if not data.c_contiguous:
             raise Misuse("packed bytes are contiguous; pass a copy of the view")
@@ -193,7 +193,7 @@ class Ring:
         packed, unpacked = np.frombuffer(data, dtype=np.uint8), np.empty((groups, LANES), dtype=self.word)
         for block in _blocks(groups, LANES):
             rows, first = unpacked[block], block.start * size
-            due = len(rows) * size + self.word_bytes  # A word may begin in the last byte.
+            due = len(rows) * size + self.word_bytes  # A word may start in the last byte.
             part = packed[first : first + due]
             if part.size < due:
                 part = np.concatenate([part, np.zeros(due - part.size, dtype=np.uint8)])
@@ -213,10 +213,10 @@ class Ring:
 
 
 def capacity(bits: int, modulus_bits: int) -> int:
-    """Return the largest number of ``bits``-bit codes whose sum cannot leave the ring.
+    """Return the largest number of ``bits``-bit codes whose sum cannot overflow the ring.
 
-    A code is any integer in [-2^(bits-1), 2^(bits-1) - 1]. The bound is tight: one more client with every client at
-    the lower end leaves the ring.
+    A code is any integer in [-2^(bits-1), 2^(bits-1) - 1]. The bound is tight: with one more client and all at the
+    lower end, the sum overflows.
     """
     Ring(modulus_bits)
     if type(bits) is not int or not 1 <= bits <= modulus_bits:
@@ -225,7 +225,7 @@ def capacity(bits: int, modulus_bits: int) -> int:
 
 
 def capacity_between(least: int, greatest: int, modulus_bits: int) -> int:
-    """Return the largest number of codes in [least, greatest] whose sum cannot leave the ring; tight.
+    """Return the largest number of codes in [least, greatest] whose sum cannot overflow the ring; tight.
 
     Claim RI-4: within this number a lifted sum is exact.
     """
@@ -237,7 +237,7 @@ def capacity_between(least: int, greatest: int, modulus_bits: int) -> int:
 
 
 def require_capacity(uploads: int, available: int) -> None:
-    """Refuse a number of uploads with which a sum could leave the ring."""
+    """Refuse a number of uploads whose sum could overflow the ring."""
     if type(uploads) is not int or uploads < 1:
         raise InvalidParameters(f"a number of uploads is an integer of at least 1; got {uploads!r}")
     if uploads > available:
@@ -248,23 +248,23 @@ def require_capacity(uploads: int, available: int) -> None:
 
 
 def bytes_to_cache_line(memory: npt.NDArray[np.uint8]) -> int:
-    """Return how far into the memory its first cache line begins."""
+    """Return the offset of the memory's first cache line."""
     return -memory.ctypes.data % CACHE_LINE_BYTES
 
 
-def _form(value: Any) -> str:  # noqa: ANN401 -- described here, whatever it is
+def _form(value: Any) -> str:  # noqa: ANN401 -- any value is described
     shape = f" of {value.ndim} dimensions of {value.dtype}" if hasattr(value, "dtype") else ""
     return type(value).__name__ + shape
 
 
 def _group(modulus_bits: int, word_bits: int) -> tuple[int, int]:
-    """Return the smallest number of elements that fills whole words, and how many words that is."""
+    """Return the smallest number of elements that fills whole words, and the number of these words."""
     common = gcd(modulus_bits, word_bits)
     return word_bits // common, modulus_bits // common
 
 
 def _padded(flat: npt.NDArray[Any], row: int) -> npt.NDArray[Any]:
-    """Return the array as rows of one size, the last one filled with zeros."""
+    """Return the array as rows of one size, the last one padded with zeros."""
     missing = -flat.size % row
     filled = np.concatenate([flat, np.zeros(missing, dtype=flat.dtype)]) if missing else np.ascontiguousarray(flat)
     return filled.reshape(-1, row)
@@ -278,7 +278,7 @@ def _blocks(groups: int, lanes: int) -> Iterable[slice]:
 # --- Kernels ---------------------------------------------------------------------------------------------------------
 
 Words = Any
-"""Arrays of unsigned words, or of solver terms: + and - wrap at word_bits, << drops what leaves it, >> is logical."""
+"""Arrays of unsigned words, or of solver terms: + and - wrap at word_bits, << drops overflowing bits, >> is logical."""
 
 
 def low_bits(count: int) -> int:
@@ -334,15 +334,15 @@ def lift(element: Words, modulus_bits: int) -> Words:
 def round_off(words: Words, modulus_bits: int, fine_bits: int) -> Words:
     """Round elements modulo 2^p to the nearest multiple of 2^f, halves upwards.
 
-    Claim RI-5: of a masked element the mask can be taken off afterwards; what is left is within half of 2^f, depends on
-    the low bits of the masked element alone, and takes each of its 2^f values for one of them.
+    Claim RI-5: the mask of a masked element can be removed afterwards; the remaining error is within half of 2^f,
+    depends only on the low bits of the masked element, and takes each of its 2^f values for one of them.
     """
     half = (1 << fine_bits) >> 1
     return (words + half) & (low_bits(modulus_bits) ^ low_bits(fine_bits))
 
 
 def pack_group(lanes: Sequence[Words], modulus_bits: int, word_bits: int) -> list[Words]:
-    """Write the lanes, p bits each, one after another into words of word_bits bits, lowest bits first.
+    """Write consecutive lanes of p bits into words of word_bits bits, lowest bits first.
 
     Claim RI-2: packing and unpacking are run on terms.
     """
@@ -357,10 +357,10 @@ def pack_group(lanes: Sequence[Words], modulus_bits: int, word_bits: int) -> lis
 
 
 def unpack_lanes(word_at: Callable[[int], Words], modulus_bits: int, word_bits: int) -> list[Words]:
-    """Read eight lanes of p bits back out of p bytes; the inverse of ``pack_group``.
+    """Read eight lanes of p bits from p bytes; the inverse of ``pack_group``.
 
     Args:
-        word_at: returns the word that begins at a byte, whatever follows the lanes in it.
+        word_at: returns the word that starts at a byte; bits after the lanes do not matter.
     """
     lanes = list[Words]()
     for byte, bit in (divmod(modulus_bits * index, 8) for index in range(LANES)):
@@ -372,5 +372,5 @@ def unpack_lanes(word_at: Callable[[int], Words], modulus_bits: int, word_bits: 
 
 
 def _shifted(word: Words, by: int) -> Words:
-    """Shift left by a public amount, right where it is negative."""
+    """Shift left by a public amount, or right if it is negative."""
     return word << by if by >= 0 else word >> -by

@@ -1,4 +1,4 @@
-"""One type for everything that must not be printed, copied, pickled, hashed or compared in variable time."""
+"""The type of secrets: they cannot be printed, copied, pickled, hashed or compared in variable time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ZEROS: Final = bytes(1 << 16)
 
 
 class Confined:
-    """A base for objects that hold secrets: they can be neither pickled nor copied."""
+    """Base of objects that hold secrets: they cannot be pickled or copied."""
 
     __slots__ = ()
 
@@ -33,20 +33,20 @@ class Confined:
 
 
 class Secret(Confined):
-    """Bytes that are shown to nobody and overwritten when they are no longer needed.
+    """Secret bytes, redacted in output and overwritten when no longer needed.
 
     ``kind`` names what the bytes are, for error messages and ``repr``; it is public.
 
-    Security: wiping overwrites this object's own buffer. Copies that the interpreter or a library made cannot be
-    reached; LIMITATIONS.md says what that means.
+    Security: wiping overwrites only this object's buffer, not copies by the interpreter or a library; see
+    LIMITATIONS.md.
     """
 
     __slots__ = ("_buffer", "_wiped", "kind")
 
     def __init__(self, kind: str, data: bytes | bytearray | memoryview) -> None:
-        """Copy ``data`` into a buffer of this object's own; wipe ``data`` yourself if it is mutable."""
+        """Copy ``data`` into a new buffer; wipe ``data`` yourself if it is mutable."""
         self.kind = kind
-        # Through a view, because a buffer made from the integer 32 would be a key of 32 zeros.
+        # Use a view, because a buffer made from the integer 32 would be a key of 32 zeros.
         try:
             self._buffer = _Buffer(memoryview(data))
         except TypeError:
@@ -91,7 +91,7 @@ class Secret(Confined):
             return NotImplemented
         return hmac.compare_digest(self.expose(), other.expose())
 
-    # A hash would let a set or a dictionary compare digests of secrets in variable time.
+    # A hash would let sets and dictionaries compare digests of secrets in variable time.
     __hash__ = None  # type: ignore[assignment]
 
     def __enter__(self) -> Self:
@@ -109,7 +109,7 @@ class Secret(Confined):
 
 @contextmanager
 def abandoned_on_error(*secrets: Secret) -> Generator[None]:
-    """Overwrite secrets if an operation on them fails; otherwise leave them to their owner."""
+    """Overwrite secrets if the block raises; otherwise leave them to their owner."""
     try:
         yield
     except BaseException:
@@ -119,7 +119,7 @@ def abandoned_on_error(*secrets: Secret) -> Generator[None]:
 
 
 class _Buffer(bytearray):
-    """Bytes that are overwritten when nobody refers to them any more, neither the secret nor a view of it."""
+    """Bytes that are overwritten when the last reference is gone: the secret's, or a view's."""
 
     __slots__ = ()
 
@@ -133,13 +133,13 @@ class _Buffer(bytearray):
 
 
 def require_secret(value: object) -> None:
-    """Refuse anything but a ``Secret`` where one is required; keys in plain bytes would be copied and printed."""
+    """Require a ``Secret``; plain bytes could be copied and printed."""
     if not isinstance(value, Secret):
         raise Misuse(f"expected a Secret; got {type(value).__name__}")
 
 
 def draw_exactly(count: int, coins: Coins) -> bytearray:
-    """Draw coins and refuse a source that does not return as many as it was asked for; the caller overwrites them."""
+    """Draw coins and check their number; the caller overwrites them."""
     drawn = coins.draw(count)
     if type(drawn) is not bytearray:
         raise Misuse(f"coins are drawn into a bytearray, which can be overwritten; got {type(drawn).__name__}")

@@ -1,19 +1,19 @@
 """Secrets of 32 bytes, shared so that any ``threshold`` of the holders can rebuild them and fewer learn nothing.
 
 Holder ``x`` keeps the value at ``x`` of a polynomial over the field of ``prime_field``, of degree below ``threshold``,
-whose value at zero is the secret. Points run from 1 to the number of holders. They are never transmitted: both ends
-derive a holder's point from its position in a sorted list, so nobody can claim another holder's point.
+whose value at zero is the secret. Points run from 1 to the number of holders. They are never sent: both ends derive a
+holder's point from its position in a sorted list, so no holder can claim another's point.
 
-Coding theory [MS81] decides which errors a reconstruction can notice; it is not a choice made here. Of ``m`` shares,
-any ``m - threshold`` wrong ones are noticed, any ``(m - threshold) // 2`` are corrected and named, and from exactly
-``threshold`` shares *some* secret always results. A caller who must not accept a wrong one compares the secret with
-something that was fixed beforehand, such as the public key it belongs to.
+Coding theory [MS81] limits the errors that a reconstruction can detect. Of ``m`` shares, any ``m - threshold`` wrong
+ones are detected, any ``(m - threshold) // 2`` are corrected and named, and exactly ``threshold`` shares always give
+*some* secret. A caller that must not accept a wrong one compares the secret with a prior commitment, such as its public
+key.
 
-Splitting costs threshold times holders additions, preparing points costs their number squared: a millisecond for a
-hundred holders, hundredths of a second for a thousand, seconds for ten thousand. Protocols keep neighbourhoods small.
+Splitting takes threshold times holders additions. Preparing points takes quadratic time: a millisecond for a hundred
+holders, hundredths of a second for a thousand, seconds for ten thousand. Protocols keep neighbourhoods small.
 
-Not constant time: see ``prime_field``, which also says why intermediate integers cannot be overwritten. Which points
-are present, and how many shares are wrong, decides branches; both are public.
+Not constant time: see ``prime_field``, also on intermediate integers that cannot be overwritten. Branches depend on the
+present points and the number of wrong shares; both are public.
 """
 
 from __future__ import annotations
@@ -60,26 +60,26 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Corrected:
-    """A secret that was reconstructed in spite of wrong shares, and the points at which those stood."""
+    """A secret reconstructed despite wrong shares, and the points of these shares."""
 
     secret: Secret
     wrong_points: frozenset[int]
 
 
 def split_many(secrets: Sequence[Secret], *, threshold: int, holders: int, coins: Coins) -> list[list[Share]]:
-    """Share several secrets among the same holders, each on a polynomial of its own.
+    """Share several secrets among the same holders, each by a separate polynomial.
 
     Implements: [Sha79] §2, the (k, n) threshold scheme with k = ``threshold`` and n = ``holders``, for each secret.
     Args:
-        coins: spelling, as ``prime_field.sample`` reads them, the coefficients of binomial(x, 1), binomial(x, 2), …,
+        coins: source, as ``prime_field.sample`` reads it, of the coefficients of binomial(x, 1), binomial(x, 2), …,
             binomial(x, threshold - 1) in the polynomial of the first secret, then of the second, and so on.
     Returns:
         For each secret, one share for each of the points 1, 2, …, ``holders``, in this order.
     Raises:
         InvalidParameters: 1 <= threshold <= holders <= 65535 does not hold, or a secret is not a field element.
         Misuse: a secret was wiped, or the coins are broken.
-    Security: with ``threshold`` 1 every share is the secret. Wipe each share after it was sealed for its holder.
-    Claim SH-2: shares of fewer than ``threshold`` holders fit every secret.
+    Security: with ``threshold`` 1 every share is the secret. Wipe each share after sealing it for its holder.
+    Claim SH-2: shares of fewer than ``threshold`` holders are consistent with every secret.
     """
     _check_threshold(threshold)
     if type(holders) is not int or not threshold <= holders <= MAX_HOLDERS:
@@ -98,13 +98,13 @@ def split_many(secrets: Sequence[Secret], *, threshold: int, holders: int, coins
 
 
 def reconstruct(shares: Sequence[Share], *, threshold: int, kind: str = "reconstructed secret") -> Secret:
-    """Return the secret on whose polynomial all the given shares lie, as ``LagrangeWeights.combine`` does."""
+    """Return the secret of shares that all lie on one polynomial, as ``LagrangeWeights.combine`` does."""
     weights, elements = _prepare(shares, threshold)
     return _combine(weights, elements, kind)
 
 
 def correct(shares: Sequence[Share], *, threshold: int, kind: str = "reconstructed secret") -> Corrected:
-    """Reconstruct a secret from shares, some of them wrong, and name the wrong ones.
+    """Reconstruct a secret from shares, some of which may be wrong, and name the wrong ones.
 
     Implements: [MS81], with the wrong shares located by [Mas69].
     Args:
@@ -118,9 +118,8 @@ def correct(shares: Sequence[Share], *, threshold: int, kind: str = "reconstruct
         ThresholdNotMet: fewer than ``threshold`` shares were given.
         Misuse: a share was wiped.
     Claim SH-3: this decoder, that of ``one_message``, and dealing are compared with a reference that is proved.
-    Security: more wrong holders than that, if they act together, can move the shares close to another polynomial, so
-        that a wrong secret results and honest holders are named. Accuse nobody before the secret was compared with
-        what was committed to.
+    Security: more wrong holders than that, if they collude, can move the shares close to another polynomial; then a
+    wrong secret results and honest holders are named. Blame no holder before comparing the secret with its commitment.
     """
     weights, elements = _prepare(shares, threshold)
     syndromes = list(_syndromes(weights, elements))
@@ -134,20 +133,21 @@ def correct(shares: Sequence[Share], *, threshold: int, kind: str = "reconstruct
     wrong_points = frozenset(point for point in weights.points if _vanishes(register, point))
     if 2 * count > len(syndromes) or len(wrong_points) != count:
         raise _irreconcilable(f"at most {len(syndromes) // 2} wrong ones among {len(shares)} can be corrected")
-    # The remaining shares are checked against each other again, so no mistake above can yield a secret they deny.
+    # The remaining shares are checked against each other again, so no error above can give a secret inconsistent with
+    # them.
     remaining = [share for share in shares if share.point not in wrong_points]
     return Corrected(reconstruct(remaining, threshold=threshold, kind=kind), wrong_points)
 
 
 @dataclass(frozen=True, slots=True)
 class LagrangeWeights:
-    """Factors of a set of points for reconstruction, computed once for any number of secrets.
+    """Reconstruction factors of a set of points, computed once for any number of secrets.
 
     With the factors f_i = 1 / (x_i * prod_{j != i} (x_i - x_j)) of the points x_i, the shares y_i become the terms
     f_i * y_i. Their sum, times ``scale``, is the value at zero of the polynomial through all m shares. Its degree is
     below t exactly if the sums of f_i * y_i * x_i^k are zero for k = 1, …, m - t: the syndromes of the code of [MS81].
 
-    Claim SH-1: these weights give the value at zero, and the syndromes decide whether surplus shares fit.
+    Claim SH-1: these weights give the value at zero, and the syndromes decide whether surplus shares are consistent.
     """
 
     points: tuple[int, ...]
@@ -171,7 +171,7 @@ class LagrangeWeights:
         repeated = sorted(point for point, occurrences in Counter(nodes).items() if occurrences > 1)
         if repeated:
             raise PeerMisbehaved(
-                f"more than one share stands at: {', '.join(map(str, repeated))}; pass one share for each point",
+                f"more than one share at point: {', '.join(map(str, repeated))}; pass one share for each point",
                 reason=Reason.SHARE_DUPLICATE,
                 culprits=NOBODY,
             )
@@ -180,24 +180,24 @@ class LagrangeWeights:
         denominators: list[int] = []
         for index, point in enumerate(nodes):
             differences = [point - other for other in nodes]
-            differences[index] = point  # The difference from zero takes the place of that from the point itself.
+            differences[index] = point  # The difference from zero replaces that from the point itself.
             denominators.append(_product(differences))
         scale = -_product([-point for point in nodes]) % PRIME
         return cls(nodes, threshold, tuple(prime_field.invert_all(denominators)), scale)
 
     def combine(self, shares: Sequence[Share], *, kind: str = "reconstructed secret") -> Secret:
-        """Return the secret on whose polynomial all these shares lie, one at each of ``points``, in their order.
+        """Return the secret of shares that all lie on one polynomial, one at each of ``points``, in order.
 
         Implements: [Sha79] §2, interpolation; [MS81] for the check of shares beyond the threshold.
         Raises:
             PeerMisbehaved: a share is out of range, or they do not lie on one polynomial of degree below the
                 threshold; ``culprits`` is empty. In the latter case ``correct`` may help.
-            Misuse: the shares do not stand at ``points`` in their order, or one was wiped.
-        Security: up to ``len(shares) - threshold`` wrong shares are always noticed. More, chosen together, may not be,
-            and one wrong share among exactly ``threshold`` is not: compare the secret with what was committed to.
+            Misuse: the shares are not at ``points`` in order, or one was wiped.
+        Security: up to ``len(shares) - threshold`` wrong shares are always detected. More, chosen together, may not be,
+        and one wrong share among exactly ``threshold`` is not: compare the secret with its commitment.
         """
         if tuple(share.point for share in shares) != self.points:
-            raise Misuse("the shares do not stand at the points of these weights; pass one for each, in their order")
+            raise Misuse("the shares are not at the points of these weights; pass one for each, in order")
         return _combine(self, [_element(share) for share in shares], kind)
 
 
@@ -208,7 +208,7 @@ def _prepare(shares: Sequence[Share], threshold: int) -> tuple[LagrangeWeights, 
 
 def _combine(weights: LagrangeWeights, elements: Sequence[int], kind: str) -> Secret:
     if any(_syndromes(weights, elements)):
-        raise _irreconcilable("at least one is wrong; call correct() on them, or leave the wrong ones out")
+        raise _irreconcilable("at least one is wrong; call correct() on them, or remove the wrong ones")
     value = weights.scale * sum(map(mul, weights.factors, elements)) % PRIME
     return Secret(kind, prime_field.encode(value))
 
@@ -223,12 +223,12 @@ def _syndromes(weights: LagrangeWeights, elements: Sequence[int]) -> Iterator[in
 def _evaluate(coefficients: Sequence[int], holders: int) -> list[int]:
     """Return the values at 1, …, ``holders`` of the sum of c_k * binomial(x, k), at most one c_k for each holder.
 
-    Deviation: [Sha79] gives the uniform coefficients to the powers of x. Safe because: x^k and k! * binomial(x, k)
+    Deviation: [Sha79] uses uniform coefficients of the powers of x. Safe because: x^k and k! * binomial(x, k)
     differ by lower powers that vanish at zero, and k! is invertible, so this maps uniform coefficients one to one onto
-    uniform coefficients of [Sha79] and leaves the secret in its place.
+    uniform coefficients of [Sha79] and does not change the secret.
     """
-    # The first difference of binomial(x, k) is binomial(x, k - 1), so every running sum raises each k by one. Letting
-    # values grow for a while is faster than keeping them small at every step.
+    # The first difference of binomial(x, k) is binomial(x, k - 1), so every running sum raises each k by one. Reducing
+    # only now and then is faster than at every step.
     values = [0] * (holders - len(coefficients) + 1)
     for count, coefficient in enumerate(reversed(coefficients), 1):
         values = list(accumulate(values, initial=coefficient))
@@ -238,7 +238,7 @@ def _evaluate(coefficients: Sequence[int], holders: int) -> list[int]:
 
 
 def _product(factors: Sequence[int]) -> int:
-    """Return the product modulo the prime; unreduced, it would grow with the number of factors."""
+    """Return the product modulo the prime, reduced at every step."""
     product = 1
     for start in range(0, len(factors), _STEPS_PER_REDUCTION):
         product = product * math.prod(factors[start : start + _STEPS_PER_REDUCTION]) % PRIME
@@ -289,7 +289,7 @@ def _shareable(secret: Secret) -> int:
 
 
 def check_value(point: int, value: memoryview, *, culprits: Iterable[Party] = UNDECIDED) -> int:
-    """Refuse a share that no dealer can have made, so that its sender is named while the sender is known.
+    """Refuse a share that no dealer can have made, while its sender is known and can be named.
 
     Returns:
         The element, which is as secret as the value.
@@ -324,7 +324,7 @@ def _check_threshold(threshold: int) -> None:
 def _check_point(point: int, culprits: Iterable[Party] = UNDECIDED) -> None:
     if type(point) is not int or not 1 <= point <= MAX_HOLDERS:
         raise PeerMisbehaved(
-            f"no holder has point {point}; derive points as positions in the sorted list of holders, from 1 on",
+            f"no holder has point {point}; derive points as positions in the sorted list of holders, from 1",
             reason=Reason.SHARE_OUT_OF_RANGE,
             culprits=culprits,
         )
@@ -332,5 +332,5 @@ def _check_point(point: int, culprits: Iterable[Party] = UNDECIDED) -> None:
 
 def _irreconcilable(advice: str) -> PeerMisbehaved:
     return PeerMisbehaved(
-        f"the shares do not fit together; {advice}", reason=Reason.SHARES_IRRECONCILABLE, culprits=NOBODY
+        f"the shares are inconsistent; {advice}", reason=Reason.SHARES_IRRECONCILABLE, culprits=NOBODY
     )

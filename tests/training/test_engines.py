@@ -371,8 +371,8 @@ def test_a_start_of_another_model_is_refused() -> None:
     ("make", "message"),
     [
         (lambda: make_engine("quick", Tiny), "the engines are threads"),
-        (lambda: make_engine("threads", Tiny, threads=0), "1 thread or more"),
-        (lambda: make_engine("vmap", Tiny, chunk=0), "1 client or more"),
+        (lambda: make_engine("threads", Tiny, threads=0), "at least 1 thread"),
+        (lambda: make_engine("vmap", Tiny, chunk=0), "at least 1 client"),
         (lambda: make_engine("threads", Tiny, device="abacus"), "is not a device"),
         (lambda: make_engine("threads", Tiny, device="meta"), "on the CPU and on CUDA"),
         (lambda: make_engine("threads", Tiny, device="cuda:99"), "finds . CUDA devices"),

@@ -95,7 +95,7 @@ def test_a_folder_of_another_sweep_is_refused(grid: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("seeds", "seed", "has seed besides"),
+        ("seeds", "seed", "also has seed"),
         ('preset = "fashion-none"', "", "either a preset or a config"),
         ("server.rate", "server.rat", "nearest"),
         ("rounds=1", "rounds", "key=value"),
@@ -199,7 +199,7 @@ def test_a_report_concludes_which_update_is_the_smallest_that_costs_no_accuracy(
     assert "**fair** sends the least: 10.0 times less" in found
     assert "A single seed" in found
     assert conclusion([plain, coarse]) == "No other run comes within 1 point of the uncompressed one (80.0 %)."
-    assert "no uncompressed run" in conclusion([fair])
+    assert "None of these runs is uncompressed" in conclusion([fair])
 
 
 def test_two_copies_of_a_run_are_one_seed(tmp_path: Path, toy_run: Make, toy_pieces: Pieced) -> None:

@@ -216,7 +216,7 @@ def test_lengths_beyond_what_can_be_told_are_said_and_others_are_not(
         said.append(codecs.warning)
     assert said[:4] == [None] * 4
     assert said[4] is not None
-    assert f"can tell, {longest:.3g} times those of the rounds before" in said[4]
+    assert f"can report, {longest:.3g} times those of the rounds before" in said[4]
     assert said[5] is None, "lengths have caught up"
 
 
@@ -303,7 +303,7 @@ def test_a_first_round_that_is_too_long_is_said() -> None:
     codecs = made(settings())
     play(codecs, 0, updates(20, size=1e4))
     assert codecs.warning is not None
-    assert "can tell, 64, and" in codecs.warning
+    assert "can report, 64, and" in codecs.warning
 
 
 def test_a_run_says_it_once_where_somebody_looks(toy_run: Make, toy_pieces: Pieced) -> None:
