@@ -1,4 +1,4 @@
-"""The test kit of the linear-decoder contract: describe a scheme as a ``Candidate`` and check the ``LAWS`` on it.
+"""Conformance tests of the linear-decoder contract: describe a scheme as a ``Candidate`` and check the ``LAWS`` on it.
 
 It needs Hypothesis (extra ``conformance``) and no test runner. With pytest, a scheme's test is::
 

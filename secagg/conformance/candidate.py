@@ -1,4 +1,4 @@
-"""A scheme as the kit must know it, trials of one law, and updates as trees of arrays."""
+"""Description of a scheme under test, trials of one law, and updates as trees of arrays."""
 
 from __future__ import annotations
 
@@ -35,32 +35,32 @@ class Candidate:
     name: str
     """Name of the scheme in tests and messages."""
     make: Callable[[], LinearDecoder[Any]]
-    """Build the decoder from public parameters alone; called often, so expensive parameters are made once."""
+    """Build the decoder from only public parameters; called often, so make expensive parameters once."""
     updates: SearchStrategy[Update]
-    """Updates that the scheme takes, in every dtype that it takes; small ones, for speed."""
+    """Valid updates, in every supported dtype; small ones, for speed."""
     error: float | Callable[[Update], Any]
-    """The most by which a coordinate, decoded alone, differs from ``expected``: a number, or of each update a number or
-    a tree of arrays like it."""
+    """Maximum difference of a coordinate of one decoded update from ``expected``: a number, or for each update a number
+    or a tree of arrays like it."""
     expected: Callable[[Update], Update] = _itself
-    """The decoded update without rounding: clipped, or with zeros where a mask removes a coordinate."""
+    """The decoded update without rounding: clipped, or with zeros at removed coordinates."""
     extremes: Sequence[Update] = ()
-    """Updates that drive the codes to both ends of their range; needed where the layout has rings."""
+    """Updates that drive the codes to both ends of their range; required if the layout has rings."""
     bad_updates: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Updates that the scheme must refuse, by name; NaN, infinity, wrong shapes and wrong types are tried in any case.
+    """Updates that the scheme must refuse, by name; NaN, infinity, wrong shapes and wrong types are always tried.
     """
     others: Mapping[str, Callable[[], LinearDecoder[Any]]] = field(
         default_factory=dict[str, Callable[[], LinearDecoder[Any]]]
     )
-    """The scheme with one public parameter changed, by the name of the change; one for every parameter."""
+    """The scheme with one public parameter changed, by name of the change; one for every parameter."""
     stochastic: bool = False
     """Whether encoding draws coins."""
     tight_capacity: bool = True
-    """Whether one more than the capacity, with all at an extreme, leaves a ring; say False where another bound, such as
-    the exactness of floats, is met first."""
+    """Whether one more than the capacity, with all at an extreme, overflows a ring; False if another bound, such as the
+    exactness of floats, is smaller."""
     payload_bytes: int | None = None
-    """Bytes of one client's values by the author's own count, where there is one."""
+    """Bytes of one client's values by the author's own count, if any."""
     ulps: float = 8.0
-    """Tolerated error of the decoder's floats, in units in the last place of the largest summand."""
+    """Tolerated float error of the decoder, in units in the last place of the largest summand."""
 
     def __str__(self) -> str:
         return self.name
@@ -70,7 +70,7 @@ class Candidate:
 
 
 class InsecureCountedCoins:
-    """An endless stream of coins that anybody who knows the seed can repeat."""
+    """An endless stream of coins, which anyone with the seed can reproduce."""
 
     def __init__(self, seed: bytes) -> None:
         self.draws = 0
@@ -91,7 +91,7 @@ def require_refused(
     by: tuple[type[Exception], ...] = (PeerError,),
     done: str = "taken",
 ) -> None:
-    """Hold a call to being refused by an error of its kind; ``done`` says what else it did."""
+    """Require that a call raises the right error; ``done`` says what it did instead."""
     try:
         call(*arguments)
     except by:
@@ -109,38 +109,38 @@ Decoder = LinearDecoder[Any]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A candidate, and the search settings under which one law is tried on it."""
+    """A candidate, and the search settings for trying one law on it."""
 
     candidate: Candidate
     settings: settings
 
     def search(self, holds: Callable[[st.DataObject], None], name: str) -> None:
-        """Run a property on drawn data until it fails or the settings have enough."""
+        """Run a property on drawn data until it fails or the settings' limit is reached."""
 
         def trial(data: st.DataObject) -> None:
             holds(data)
 
-        # Hypothesis shows this name with a counterexample, and files the example under it.
+        # Hypothesis shows this name with a counterexample, and stores the example under it.
         trial.__name__ = re.sub(r"\W", "_", f"{name}_of_{self.candidate}")
         try:
             self.settings(given(st.data())(trial))()
         except Flaky as flaky:
             raise ContractViolation(
-                "the scheme does one thing with an update and its coins once, and another the next time"
+                "the scheme treats the same update and coins differently the second time"
             ) from flaky
 
     def update(self, data: st.DataObject) -> Update:
         return data.draw(self.candidate.updates, label="update")
 
     def clients(self, data: st.DataObject, most: int) -> list[Update]:
-        """Draw the updates of one to ``most`` clients, extremes among them."""
+        """Draw the updates of one to ``most`` clients, including extremes."""
         extremes = list(self.candidate.extremes)
         one = self.candidate.updates | st.sampled_from(extremes) if extremes else self.candidate.updates
         return data.draw(st.lists(one, min_size=1, max_size=most), label="updates")
 
 
 def searched(holds: Callable[[Trial, st.DataObject], None]) -> Callable[[Trial], None]:
-    """Return a law that looks for a counterexample to a property."""
+    """Return a law that searches for a counterexample to a property."""
 
     @wraps(holds)
     def law(trial: Trial) -> None:
@@ -168,7 +168,7 @@ def encode_with(decoder: Decoder, update: Update, coins: Coins) -> Payload:
 
 
 def aggregate(decoder: Decoder, payloads: Sequence[Payload], times: Sequence[int] | None = None) -> Aggregate:
-    """Add up payloads as a protocol does, each for its number of clients."""
+    """Add up payloads as a protocol does, each times its number of clients."""
     layout = decoder.layout
     if any(payload.layout != layout for payload in payloads):
         raise ContractViolation("encode gives a payload of another layout than the scheme declares")
@@ -176,7 +176,7 @@ def aggregate(decoder: Decoder, payloads: Sequence[Payload], times: Sequence[int
 
 
 def decode(decoder: Decoder, total: Aggregate) -> Update:
-    """Decode an aggregate that is within the capacity."""
+    """Decode an aggregate within the capacity."""
     try:
         return decoder.decode(total)
     except Exception as error:
@@ -196,7 +196,7 @@ Leaf = npt.NDArray[Any]
 
 
 def children(update: Update) -> dict[Any, Update] | None:
-    """Return the parts of a dict, tuple or list by their keys or positions, and ``None`` for an array."""
+    """Return the parts of a dict, tuple or list by key or position, and ``None`` for an array."""
     if isinstance(update, np.ndarray | np.generic | float | int):
         return None
     if isinstance(update, Mapping):
@@ -207,14 +207,14 @@ def children(update: Update) -> dict[Any, Update] | None:
 
 
 def assembled(like: Update, parts: Mapping[Any, Update]) -> Update:
-    """Return the parts as a dict, tuple or list, whichever ``like`` is."""
+    """Return the parts as a dict, tuple or list, like ``like``."""
     if isinstance(like, Mapping):
         return dict(parts)
     return tuple(parts.values()) if isinstance(like, tuple) else list(parts.values())
 
 
 def leaves(update: Update, path: str = "update") -> dict[str, Leaf]:
-    """Return the arrays of an update by their places in it, in order."""
+    """Return the arrays of an update by their places, in order."""
     parts = children(update)
     if parts is None:
         return {path: np.asarray(update)}
@@ -222,7 +222,7 @@ def leaves(update: Update, path: str = "update") -> dict[str, Leaf]:
 
 
 def with_leaves(update: Update, change: Callable[[str, Leaf], Any], path: str = "update") -> Update:
-    """Return a tree of the same form whose arrays ``change`` makes from their places and values."""
+    """Return a tree of the same form, with arrays that ``change`` makes from places and values."""
     parts = children(update)
     if parts is None:
         return change(path, np.asarray(update))
@@ -230,12 +230,12 @@ def with_leaves(update: Update, change: Callable[[str, Leaf], Any], path: str = 
 
 
 def copied(update: Update) -> Update:
-    """Return a copy that shares nothing with the update."""
+    """Return a copy that shares no memory with the update."""
     return with_leaves(update, lambda _, leaf: leaf.copy())
 
 
 def require_identical(left: Update, right: Update, what: str) -> None:
-    """Demand the same arrays at the same places, bit for bit."""
+    """Require the same arrays at the same places, bit for bit."""
     require_same_form(left, right, what)
     for place, leaf in leaves(left).items():
         other = leaves(right)[place]
@@ -244,7 +244,7 @@ def require_identical(left: Update, right: Update, what: str) -> None:
 
 
 def require_same_form(left: Update, right: Update, what: str) -> None:
-    """Demand arrays of the same shapes at the same places."""
+    """Require arrays of the same shapes at the same places."""
     shapes, others = ({place: leaf.shape for place, leaf in leaves(tree).items()} for tree in (left, right))
     if shapes != others:
         raise ContractViolation(f"{what} differ in form: {shapes} and {others}")
@@ -253,8 +253,8 @@ def require_same_form(left: Update, right: Update, what: str) -> None:
 def require_sum(total: Update, parts: Sequence[Update], times: Sequence[int], ulps: float) -> None:
     """Require that ``total`` is the sum of the parts, each times its count.
 
-    Integers are compared exactly. Floats may be off by ``ulps`` units in the last place of the largest magnitude that
-    each part has, because every decoded float was rounded once.
+    Integers are compared exactly. Floats may differ by ``ulps`` units in the last place of each part's largest
+    magnitude, because every decoded float was rounded once.
     """
     for part in parts:
         require_same_form(total, part, "the decoded sum and a decoded summand")
@@ -268,7 +268,7 @@ def require_sum(total: Update, parts: Sequence[Update], times: Sequence[int], ul
 
 
 def require_within(decoded: Update, expected: Update, error: Any, ulps: float) -> None:  # noqa: ANN401 -- a tree
-    """Demand that every coordinate is within the error that the candidate declares."""
+    """Require that every coordinate is within the candidate's declared error."""
     require_same_form(decoded, expected, "the decoded and the expected update")
     everywhere = isinstance(error, int | float | np.generic)
     bounds: dict[str, Leaf] = {} if everywhere else leaves(error)
@@ -286,7 +286,7 @@ def require_within(decoded: Update, expected: Update, error: Any, ulps: float) -
 
 def _require_close(left: Leaf, right: Any, allowed: Any, left_name: str, right_name: str) -> None:  # noqa: ANN401
     distance = np.abs(left - right)
-    # A distance that is NaN is not within anything.
+    # A NaN distance is not within any bound.
     outside = ~np.asarray(distance <= allowed, dtype=bool)
     if outside.any():
         where = tuple(int(axis) for axis in np.argwhere(outside)[0])
@@ -298,12 +298,12 @@ def _require_close(left: Leaf, right: Any, allowed: Any, left_name: str, right_n
 
 
 def _rounding(leaf: Leaf, magnitude: float, ulps: float) -> float:
-    """Return how far floats of this array's type may be off where numbers of this magnitude were rounded."""
+    """Return the rounding error of this array's type for numbers of this magnitude."""
     return ulps * float(np.finfo(leaf.dtype).eps) * magnitude if leaf.dtype.kind == "f" else 0.0
 
 
 def _largest(leaf: Leaf) -> float:
-    """Return the largest magnitude; below the smallest normal number, floats are rounded as that one is."""
+    """Return the largest magnitude, at least the smallest normal number: smaller floats are rounded like it."""
     least = float(np.finfo(leaf.dtype).smallest_normal) if leaf.dtype.kind == "f" else 0.0
     return max(least, float(np.abs(leaf.astype(np.float64)).max(initial=0.0)))
 

@@ -38,7 +38,7 @@ from secagg.errors import ContractViolation, InvalidParameters, MalformedMessage
 from secagg.wire import MessageKind, Writer
 
 HEADER_BYTES: Final = len(Writer(MessageKind.PAYLOAD).finish()) + DIGEST_BYTES
-"""Bytes of a payload on the wire in addition to its values: the header of every message and the layout's digest."""
+"""Bytes of a payload on the wire in addition to its values: the message header and the layout's digest."""
 
 
 @searched
@@ -46,13 +46,13 @@ def determinism(trial: Trial, data: st.DataObject) -> None:
     """Encode one update several times with the same coins."""
     decoder, update, seed = trial.candidate.make(), trial.update(data), draw_seed(data)
     if len({encode(decoder, update, seed).encode() for _ in range(3)}) > 1:
-        raise ContractViolation("encoding an update again, with the same coins, gives another payload")
+        raise ContractViolation("encoding an update again with the same coins gives another payload")
 
 
 def coins(trial: Trial) -> None:
     """Encode one update with several coins: some payload must differ if the scheme is stochastic, and none otherwise.
 
-    That every choice of coins stays within the error is for the law of round trips, which draws them.
+    The law of round trips draws coins and checks that each choice stays within the error.
     """
     candidate = trial.candidate
     coins_mattered = False
@@ -63,17 +63,17 @@ def coins(trial: Trial) -> None:
         sources = [InsecureCountedCoins(bytes([number])) for number in range(8)]
         sent = {encode_with(decoder, update, source).encode() for source in sources}
         if not candidate.stochastic and any(source.draws for source in sources):
-            raise ContractViolation("a scheme that the candidate does not call stochastic draws coins")
+            raise ContractViolation("the scheme draws coins, but the candidate does not declare it stochastic")
         coins_mattered = coins_mattered or len(sent) > 1
 
     trial.search(holds, "coins")
     if candidate.stochastic and not coins_mattered:
-        raise ContractViolation("the candidate calls the scheme stochastic, and other coins never gave another payload")
+        raise ContractViolation("the candidate declares a stochastic scheme, but coins never changed a payload")
 
 
 @searched
 def layout(trial: Trial, data: st.DataObject) -> None:
-    """Hold payloads to the declared layout and decoded updates to the shapes that are expected."""
+    """Require that payloads have the declared layout and decoded updates the expected shapes."""
     candidate = trial.candidate
     declared = candidate.make().layout
     if declared.version == UNVERSIONED:
@@ -105,37 +105,37 @@ def byte_count(trial: Trial, data: st.DataObject) -> None:
 
 @searched
 def agreement(trial: Trial, data: st.DataObject) -> None:
-    """Let one object encode and another decode, with nothing but bytes between them."""
+    """Encode with one object and decode with another, which receives only bytes."""
     candidate = trial.candidate
     client, other_client, server = candidate.make(), candidate.make(), candidate.make()
     if client.capacity != server.capacity:
-        raise ContractViolation("two objects with the same public parameters have two capacities")
+        raise ContractViolation("two objects with the same public parameters have different capacities")
     update, seed = trial.update(data), draw_seed(data)
     payload = encode(client, update, seed)
     sent = payload.encode()
     if sent != encode(other_client, update, seed).encode():
-        raise ContractViolation("two clients encode the same update, with the same coins, as two payloads")
+        raise ContractViolation("two clients encode the same update and coins as different payloads")
     try:
         received = Payload.decode(sent, server.layout)
     except MalformedMessage as error:
         raise ContractViolation(f"the server cannot read what a client sent: {error}") from error
     total = Aggregate.decode(aggregate(server, [received]).encode(), server.layout)
     decoded = decode(server, total)
-    require_identical(decode_alone(client, payload), decoded, "what the encoder decodes and what a server decodes")
+    require_identical(decode_alone(client, payload), decoded, "the results of decoding at the encoder and at a server")
 
 
 def version(trial: Trial) -> None:
-    """Compare the layouts of other parameters, and offer an aggregate of another version."""
+    """Compare the layouts of other parameters, and decode an aggregate of another version."""
     candidate = trial.candidate
     if not candidate.others:
         raise InvalidParameters(
-            f"{candidate} cannot show that its version covers its parameters: name in `others`, for each of them, the "
+            f"{candidate} cannot show that its version covers its parameters: give in `others`, for each of them, the "
             "scheme with that one changed"
         )
     makers = {str(candidate): candidate.make, **candidate.others}
     for (name, make), (other_name, other_make) in combinations(makers.items(), 2):
         if make().layout.digest == other_make().layout.digest:
-            raise ContractViolation(f"{name} and {other_name} have one layout")
+            raise ContractViolation(f"{name} and {other_name} have the same layout")
 
     def holds(data: st.DataObject) -> None:
         decoder = candidate.make()
@@ -151,7 +151,7 @@ def version(trial: Trial) -> None:
 
 
 def refusal(trial: Trial) -> None:
-    """Give a valid update every form that is wrong for every scheme, and offer what the candidate names."""
+    """Try every form of update that is wrong for all schemes, and those that the candidate names."""
     for name, update in trial.candidate.bad_updates.items():
         _refuse(trial.candidate.make(), update, name)
 
@@ -165,7 +165,7 @@ def refusal(trial: Trial) -> None:
 
 @searched
 def totality(trial: Trial, data: st.DataObject) -> None:
-    """Encode NaN and infinity: as zero and as the largest float, so that no server learns of them by a refusal."""
+    """Require that NaN is encoded as zero and infinity as the largest float, so that no refusal reveals them."""
     make, update, seed = trial.candidate.make, trial.update(data), draw_seed(data)
     places = {place: leaf for place, leaf in leaves(update).items() if leaf.dtype.kind == "f"}
     if not places:
@@ -184,12 +184,12 @@ def totality(trial: Trial, data: st.DataObject) -> None:
         except Exception as error:
             raise ContractViolation(f"{bad} at position {position} of {spoiled} is refused by {error!r}") from error
         if found != sent(np.nan_to_num(bad)):
-            raise ContractViolation(f"{bad} at position {position} of {spoiled} is not clamped to 0 or its limit")
+            raise ContractViolation(f"{bad} at position {position} of {spoiled} is not clamped to 0 or the limit")
 
 
 @searched
 def no_mutation(trial: Trial, data: st.DataObject) -> None:
-    """Encode an update that must not change, overwrite it afterwards, and do the same with a decoded sum."""
+    """Encode a read-only update, overwrite it afterwards, and do the same with a decoded sum."""
     decoder, original, seed = trial.candidate.make(), trial.update(data), draw_seed(data)
     update = copied(original)
     payload = encode(decoder, update, seed)
@@ -199,7 +199,7 @@ def no_mutation(trial: Trial, data: st.DataObject) -> None:
         raise ContractViolation("a read-only update is encoded as another payload")
     _overwrite(update)
     if payload.encode() != sent:
-        raise ContractViolation("a payload changes when the update that it was made from does")
+        raise ContractViolation("a payload changes when its update is overwritten")
     total = aggregate(decoder, [payload])
     received = total.encode()
     decoded = decode(decoder, total)
@@ -207,12 +207,12 @@ def no_mutation(trial: Trial, data: st.DataObject) -> None:
     if total.encode() != received:
         raise ContractViolation("decode changes the aggregate")
     _overwrite(decoded)
-    require_identical(decode(decoder, total), kept, "what is decoded after overwriting a result and before")
+    require_identical(decode(decoder, total), kept, "the results of decoding after and before overwriting a result")
 
 
 @searched
 def statelessness(trial: Trial, data: st.DataObject) -> None:
-    """Let one object refuse, encode and decode in several orders, and compare it with new ones."""
+    """Refuse, encode and decode with one object in several orders, and compare it with new ones."""
     make = trial.candidate.make
     updates = [trial.update(data), trial.update(data)]
     seeds = [draw_seed(data), draw_seed(data)]
@@ -221,12 +221,12 @@ def statelessness(trial: Trial, data: st.DataObject) -> None:
     decoded = [decode(make(), total) for total in totals]
     used = make()
     for _, spoiled in _of_another_form(data, updates[0]):
-        # How it is refused is for another law.
+        # Another law checks how it is refused.
         with suppress(Exception):
             used.encode(spoiled, InsecureCountedCoins(b""))
     for which in (0, 1, 1, 0):
         if encode(used, updates[which], seeds[which]).encode() != fresh[which].encode():
-            raise ContractViolation("an update is encoded differently after others")
+            raise ContractViolation("an update is encoded differently after other updates")
         for position in (1 - which, which):
             again = decode(used, totals[position])
             require_identical(again, decoded[position], "one aggregate decoded by a used and by a new object")
@@ -252,7 +252,7 @@ def _of_another_form(data: st.DataObject, update: Update) -> Iterator[tuple[str,
         others["one row fewer"] = leaf[1:]
     for name, other in others.items():
 
-        def replace(place: str, leaf: Leaf, other: Any = other) -> Any:  # noqa: ANN401 -- hostile on purpose
+        def replace(place: str, leaf: Leaf, other: Any = other) -> Any:  # noqa: ANN401 -- malformed on purpose
             return other if place == spoiled else leaf
 
         yield f"{name} as {spoiled}", with_leaves(update, replace)
@@ -264,8 +264,8 @@ def _of_another_form(data: st.DataObject, update: Update) -> Iterator[tuple[str,
         yield "a tensor too many", assembled(update, {**parts, "a tensor that no model has": leaf})
 
 
-def _refuse(decoder: Decoder, update: Any, name: str) -> None:  # noqa: ANN401 -- hostile on purpose
-    coins, done = InsecureCountedCoins(b""), "encoded instead of being refused by Misuse"
+def _refuse(decoder: Decoder, update: Any, name: str) -> None:  # noqa: ANN401 -- malformed on purpose
+    coins, done = InsecureCountedCoins(b""), "encoded, but must raise Misuse"
     require_refused(name, decoder.encode, update, coins, by=(Misuse,), done=done)
 
 

@@ -1,4 +1,4 @@
-"""One rehearsed session, step by step: who is sent what, who answers what, and whether the sum is right."""
+"""One rehearsed session, step by step: messages, answers, and checks of the sum."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from secagg.session.roles import ClientSession, LazyUpdate, Released, ServerSess
 
 LEAST_CLIENTS: Final = 4
 _STAGES: Final = 16
-"""No session has more."""
+"""Limit on stages; no session has more."""
 MODEL: Final = bytes(range(32))
 """The digest of the model that every rehearsed update was trained from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionCandidate:
-    """A protocol that is held to the laws, with settings that survive the loss of one client in any stage."""
+    """A protocol under test, with settings that tolerate the loss of one client in any stage."""
 
     entry: ProtocolEntry
     settings: Any
@@ -33,18 +33,18 @@ class SessionCandidate:
     """Subject with a layout of rings, and ``MODEL`` as its model."""
     clients: tuple[ClientId, ...]
     payload: Callable[[ClientId], Payload]
-    """A client's upload; values other than zero, or an altered sum might go unnoticed."""
+    """A client's upload; it needs nonzero values, or an altered sum might go undetected."""
     coins: Coins
     clock: Clock
     proves_senders: bool = True
-    """Whether an answer proves who made it; where it does not, one that is handed over as another's spoils the sum."""
+    """Whether answers are authenticated; otherwise an answer submitted under another name spoils the sum."""
     notices_alterations: bool = True
-    """Whether a sum in which an altered answer is, is not released; elsewhere that is the transport's to see to."""
+    """Whether a sum with an altered answer is withheld; otherwise the transport must prevent this."""
 
     between: Callable[[Any, Callable[[bytes], bytes]], None] | None = None
-    """Puts an alteration on every message between server and helpers of a simulation, where there are helpers."""
+    """Applies an alteration to every message between server and helpers of a simulation, if it has helpers."""
     linked: tuple[Party, ...] = ()
-    """Parties that are named for such an alteration whenever anybody is, in addition to the server."""
+    """Parties that any blame for such an alteration must name, in addition to the server."""
 
     def __post_init__(self) -> None:
         if len(self.clients) < LEAST_CLIENTS:
@@ -58,7 +58,7 @@ class SessionCandidate:
 
 @dataclass(slots=True)
 class Rehearsal:
-    """A session and its clients; each client's answer is made once and kept."""
+    """A session and its clients; each client's answer is computed once and cached."""
 
     candidate: SessionCandidate
     world: Simulation
@@ -67,13 +67,13 @@ class Rehearsal:
     sessions: dict[ClientId, ClientSession]
     answers: dict[str, dict[ClientId, bytes]] = field(default_factory=dict[str, dict[ClientId, bytes]])
     made: dict[ClientId, int] = field(default_factory=dict[ClientId, int])
-    """How often each client's update was made."""
+    """Number of times that each client's update was made."""
 
     @classmethod
     def begin(
         cls, candidate: SessionCandidate, world: Simulation | None = None, *, is_open: bool = False, **changes: object
     ) -> Rehearsal:
-        """Open a session and let everybody join it; ``changes`` are of the subject."""
+        """Open a session that all clients join; ``changes`` modify the subject."""
         world = world or candidate.world()
         subject = replace(candidate.subject, **cast("dict[str, Any]", changes))
         server = world.open(subject, None if is_open else frozenset(candidate.clients))
@@ -83,7 +83,7 @@ class Rehearsal:
         return rehearsal
 
     def update_of(self, client: ClientId) -> LazyUpdate:
-        """Return a client's update, whose making is counted."""
+        """Return a client's lazy update, and count how often it is made."""
 
         def make() -> Update:
             self.made[client] = self.made.get(client, 0) + 1
@@ -93,13 +93,13 @@ class Rehearsal:
 
     @property
     def stage(self) -> str:
-        """The name of the open stage; a session that has ended early breaks the law."""
+        """Name of the open stage; a session that ended early breaks the law."""
         if self.server.stage is None:
-            raise ContractViolation("a stage is open no more, and it was not closed")
+            raise ContractViolation("the stage ended without being closed")
         return self.server.stage.name
 
     def answer(self, client: ClientId) -> bytes | None:
-        """Return a client's answer in the open stage; None if it has no part in it."""
+        """Return a client's answer in the open stage; None if it has no message."""
         kept = self.answers.setdefault(self.stage, {})
         if client not in kept:
             message = self.server.message_to(client)
@@ -117,14 +117,14 @@ class Rehearsal:
             self.server.receive(client, answer)
 
     def step(self, without: frozenset[ClientId] = frozenset()) -> None:
-        """Let everybody answer who is not lost, and close the stage."""
+        """Let all clients except dropouts answer, and close the stage."""
         for client in without:
             self.server.drop(client)
         self.deliver(self.all_answers([c for c in self.candidate.clients if c not in without]))
         self.server.close_stage()
 
     def reach(self, number: int, without: frozenset[ClientId] = frozenset()) -> bool:
-        """Continue until a stage is open, counted from 0; return whether there is such a stage."""
+        """Continue until the stage with this number (from 0) is open; return whether it exists."""
         for _ in range(number):
             if self.server.stage is None:
                 return False
@@ -137,24 +137,24 @@ class Rehearsal:
         return self.server.release()
 
     def require_exact(self, released: Released, counted: Iterable[ClientId]) -> None:
-        """Hold a release to the sum of those who must be in it."""
+        """Require that a release is the sum of the expected clients."""
         due = frozenset(counted)
         if released.counted != due:
-            raise ContractViolation(f"{sorted(released.counted)} are counted; expected {sorted(due)}")
+            raise ContractViolation(f"{sorted(released.counted)} are counted, but expected {sorted(due)}")
         ideal = ideal_aggregate(self.subject.layout, [self.candidate.payload(client) for client in sorted(due)])
         sums = released.aggregate
         is_same = len(sums.values) == len(ideal.values) and all(
             np.array_equal(value, other) for value, other in zip(sums.values, ideal.values, strict=True)
         )
         if not is_same or sums.contributors != ideal.contributors:
-            raise ContractViolation("the sum is not that of the clients that are counted")
+            raise ContractViolation("the sum is not that of the counted clients")
         if not due <= frozenset[ClientId]().union(*released.revealed):
-            raise ContractViolation("clients that are counted are in none of the sets that are revealed")
+            raise ContractViolation("counted clients are in none of the revealed sets")
         segments = range(len(self.subject.layout.segments))
         if list(released.unbounded) != sorted(set(released.unbounded) & set(segments)):
             raise ContractViolation(f"{released.unbounded} are not segments of the subject's layout, in order")
         if missing := set(self.subject.layout.ring_positions) - set(released.unbounded):
-            raise ContractViolation(f"segments {sorted(missing)} hold ring elements, and are not named as unbounded")
+            raise ContractViolation(f"segments {sorted(missing)} have ring elements, but are not listed as unbounded")
 
     def require_right_or_refused(self, going_on: Callable[[], Released]) -> None:
         """Require that a session with altered messages releases the right sum of the clients it counts, or none."""
@@ -169,7 +169,7 @@ class Rehearsal:
 
 
 def rehearsals(candidate: SessionCandidate) -> Iterator[tuple[int, Rehearsal]]:
-    """Yield a fresh session for each of its stages, in which that stage is open."""
+    """For each stage, yield a fresh session in which it is open."""
     for number in range(_STAGES):
         rehearsal = Rehearsal.begin(candidate)
         if not rehearsal.reach(number):
@@ -181,13 +181,13 @@ def rehearsals(candidate: SessionCandidate) -> Iterator[tuple[int, Rehearsal]]:
 
 
 def update_stages(rehearsal: Rehearsal) -> tuple[bool, bool]:
-    """Return whether the open stage takes updates, and whether updates were made before it."""
+    """Return whether the open stage takes updates, and whether updates were made before."""
     stage = rehearsal.server.stage
     return stage is not None and stage.takes_update, bool(rehearsal.made)
 
 
 def two_copies(suspended: Secret) -> tuple[Secret, Secret]:
-    """Return the suspended state twice, as the owner of a copied store has it."""
+    """Return the suspended state twice, like a copied store."""
     data = bytes(suspended.expose())
     suspended.wipe()
     return Secret("client record", data), Secret("client record", data)

@@ -1,4 +1,4 @@
-"""The conduct kit for secure sums: laws that every ``ServerSession`` and ``ClientSession`` keeps.
+"""Conformance tests of protocols: laws for every ``ServerSession`` and ``ClientSession``.
 
 check_sessions(SessionCandidate(entry=find("enclave"), settings=..., subject=..., clients=..., payload=..., ...))
 """
@@ -46,17 +46,17 @@ _THREADS: Final = 8
 
 
 def sum_of_all(candidate: SessionCandidate) -> None:
-    """Let everybody answer; the sum is theirs, and each update was made once, in the stage that takes updates."""
+    """If all clients answer, the sum is theirs, and each update was made once, in the stage that takes updates."""
     rehearsal = Rehearsal.begin(candidate)
     while (stage := rehearsal.server.stage) is not None:
         rehearsal.all_answers()
         if stage.takes_update != (len(rehearsal.made) == len(candidate.clients)) and not _taken(rehearsal):
-            raise ContractViolation(f"updates are not made in {stage.name!r}, or in another stage than takes them")
+            raise ContractViolation(f"updates are not made in {stage.name!r}, or in a stage that takes none")
         rehearsal.step()
     released = rehearsal.server.release()
     rehearsal.require_exact(released, candidate.clients)
     if released.revealed != frozenset({released.counted}) or released.left_out:
-        raise ContractViolation("all went well, and sums other than the expected one are revealed")
+        raise ContractViolation("without dropouts, sums other than the expected one are revealed")
     if set(rehearsal.made.values()) != {1}:
         raise ContractViolation("an update is made more than once")
 
@@ -66,24 +66,24 @@ def _taken(rehearsal: Rehearsal) -> bool:
 
 
 def same_bytes_again(candidate: SessionCandidate) -> None:
-    """Ask for each message twice and hand each answer over twice; the second time changes nothing."""
+    """Repeat each request for a message and each answer; repetitions change nothing."""
     for _, rehearsal in rehearsals(candidate):
         server = rehearsal.server
         for client in candidate.clients:
             if server.message_to(client) != server.message_to(client):
-                raise ContractViolation("a message is other bytes when it is asked for again")
+                raise ContractViolation("a message has other bytes when it is requested again")
         answers = rehearsal.all_answers()
         rehearsal.deliver(answers)
         before = server.participation, server.awaited, server.faults
         rehearsal.deliver(answers)
         if (server.participation, server.awaited, server.faults) != before:
-            raise ContractViolation("an answer that comes again changes something")
+            raise ContractViolation("a repeated answer changes something")
         server.close_stage()
         rehearsal.require_exact(rehearsal.finish(), candidate.clients)
 
 
 def second_answer(candidate: SessionCandidate) -> None:
-    """Hand over a second answer; it is refused as its sender's fault, and the first one counts (R3)."""
+    """Submit a second answer; it is refused as its sender's fault, and the first one counts (R3)."""
     for _, rehearsal in rehearsals(candidate):
         answers = rehearsal.all_answers()
         rehearsal.deliver(answers)
@@ -91,7 +91,7 @@ def second_answer(candidate: SessionCandidate) -> None:
         if (second := _second(rehearsal, client, answer)) is not None:
             require_refused("a second answer", rehearsal.server.receive, client, second)
         for part in (0.7, 0.999):
-            # Altered where nothing is signed, it is the first one again.
+            # Altered outside of what is signed, it may be the first answer again.
             try:
                 rehearsal.server.receive(client, altered(answer, part))
             except PeerError as error:
@@ -103,7 +103,7 @@ def second_answer(candidate: SessionCandidate) -> None:
 
 
 def _second(rehearsal: Rehearsal, client: ClientId, answer: bytes) -> bytes | None:
-    """Return another answer that a client really makes, where it makes one."""
+    """Return another genuine answer of a client, if it makes one."""
     other = rehearsal.candidate.clients[-1]
     update = LazyUpdate(lambda: Update(rehearsal.candidate.payload(other), MODEL))
     session, message = (
@@ -117,7 +117,7 @@ def _second(rehearsal: Rehearsal, client: ClientId, answer: bytes) -> bytes | No
 
 
 def any_order(candidate: SessionCandidate) -> None:
-    """Hand over the answers in the opposite order."""
+    """Submit the answers in the opposite order."""
     rehearsal = Rehearsal.begin(candidate)
     while rehearsal.server.stage is not None:
         answers = rehearsal.all_answers()
@@ -127,7 +127,7 @@ def any_order(candidate: SessionCandidate) -> None:
 
 
 def other_stage(candidate: SessionCandidate) -> None:
-    """Hand over an answer to another stage; its sender is not excluded for what the network did."""
+    """Submit an answer to another stage; its sender is not excluded for the network's action."""
     ahead = Rehearsal.begin(candidate)
     ahead.require_exact(ahead.finish(), candidate.clients)
     if len(ahead.answers) == 1:
@@ -146,7 +146,7 @@ def other_stage(candidate: SessionCandidate) -> None:
 
 
 def late_answer(candidate: SessionCandidate) -> None:
-    """Answer after a stage was closed; it is refused, and its client is in the sum only if it uploaded before."""
+    """Answer after a stage is closed; it is refused, and its client is in the sum only if it uploaded before."""
     late = candidate.clients[1]
     for _, rehearsal in rehearsals(candidate):
         takes_update, uploaded = update_stages(rehearsal)
@@ -163,7 +163,7 @@ def late_answer(candidate: SessionCandidate) -> None:
 
 
 def from_many_threads(candidate: SessionCandidate) -> None:
-    """Hand over the answers from eight threads at once, each twice."""
+    """Submit the answers from eight threads at once, each twice."""
     rehearsal = Rehearsal.begin(candidate)
     with ThreadPoolExecutor(_THREADS) as pool:
         while rehearsal.server.stage is not None:
@@ -179,7 +179,7 @@ _STRANGERS: Final = 50
 
 
 def wrong_order(candidate: SessionCandidate) -> None:
-    """Call in the wrong order; that is refused and changes nothing."""
+    """Call methods in the wrong order; they raise and change nothing."""
     for _, rehearsal in rehearsals(candidate):
         require_refused("a release before the last stage is closed", rehearsal.server.release, by=(Misuse,))
         rehearsal.deliver(rehearsal.all_answers())
@@ -191,7 +191,7 @@ def wrong_order(candidate: SessionCandidate) -> None:
 
 
 def after_the_end(candidate: SessionCandidate) -> None:
-    """Continue after the release; the session says nothing, takes nothing, and releases nothing again."""
+    """Continue after the release; the session sends and accepts no messages, and releases nothing again."""
     rehearsal = Rehearsal.begin(candidate)
     rehearsal.require_exact(rehearsal.finish(), candidate.clients)
     _require_over(rehearsal.server, candidate)
@@ -201,7 +201,7 @@ def after_the_end(candidate: SessionCandidate) -> None:
 
 
 def aborted(candidate: SessionCandidate) -> None:
-    """Abort in each stage, twice; nothing can be done with the session afterwards."""
+    """Abort in each stage, twice; afterwards the session refuses every call."""
     for _, rehearsal in rehearsals(candidate):
         answers = rehearsal.all_answers()
         rehearsal.server.abort()
@@ -218,9 +218,9 @@ def aborted(candidate: SessionCandidate) -> None:
 
 def _require_over(server: ServerSession, candidate: SessionCandidate) -> None:
     if server.stage is not None or any(server.message_to(client) is not None for client in candidate.clients):
-        raise ContractViolation("a session that is over has a stage, or a message for somebody")
+        raise ContractViolation("an ended session has a stage, or a message for a client")
     if server.awaited or server.participation is not Participation.COMPLETE:
-        raise ContractViolation("a session that is over awaits somebody")
+        raise ContractViolation("an ended session awaits a client")
     require_refused("closing a stage after the end", server.close_stage, by=(Misuse,))
     require_refused("a release after the end", server.release, by=(Misuse,))
     require_refused("an answer after the end", server.receive, candidate.clients[0], b"anything", by=(SecAggError,))
@@ -228,13 +228,13 @@ def _require_over(server: ServerSession, candidate: SessionCandidate) -> None:
 
 
 def too_few(candidate: SessionCandidate) -> None:
-    """Close a stage that nobody has answered; the session ends without a sum."""
+    """Close a stage without answers; the session ends without a sum."""
     for _, rehearsal in rehearsals(candidate):
         server = rehearsal.server
         if server.participation is not Participation.TOO_FEW:
-            raise ContractViolation("nobody has answered, and that is enough")
+            raise ContractViolation("a stage without answers has enough")
 
-        require_refused("a stage that nobody has answered", _end, server, by=(ThresholdNotMet,))
+        require_refused("a stage without answers", _end, server, by=(ThresholdNotMet,))
         _require_over(server, candidate)
 
 
@@ -244,7 +244,7 @@ def _end(server: ServerSession) -> None:
 
 
 def participation(candidate: SessionCandidate) -> None:
-    """Watch the participation; at ENOUGH a stage can be closed, at COMPLETE nobody is awaited."""
+    """Check the participation: at ENOUGH a stage can be closed, at COMPLETE no client is awaited."""
     for number, rehearsal in rehearsals(candidate):
         server, reached, before = rehearsal.server, Participation.TOO_FEW, _awaited(rehearsal)
         for client, answer in rehearsal.all_answers().items():
@@ -253,7 +253,7 @@ def participation(candidate: SessionCandidate) -> None:
                 raise ContractViolation("a client that answered is awaited")
             reached = server.participation
         if reached is not Participation.COMPLETE or _awaited(rehearsal) or not before:
-            raise ContractViolation("all have answered, and the stage is not complete")
+            raise ContractViolation("all have answered, but the stage is not complete")
         _closed_at_enough(candidate, number)
 
 
@@ -270,15 +270,15 @@ def _closed_at_enough(candidate: SessionCandidate, number: int) -> None:
 
 
 def _awaited(rehearsal: Rehearsal) -> frozenset[ClientId]:
-    """Return the clients that a session with named clients waits for."""
+    """Return the clients that a session with named clients awaits."""
     awaited = rehearsal.server.awaited
     if awaited is None:
-        raise ContractViolation("a session whose clients are named says that anybody is awaited")
+        raise ContractViolation("a session with named clients awaits any client")
     return awaited
 
 
 def dropped(candidate: SessionCandidate) -> None:
-    """Drop a client; it is awaited and heard no more, and what it uploaded before stays in the sum."""
+    """Drop a client; it is no longer awaited or accepted, and its earlier upload stays in the sum."""
     gone = candidate.clients[2]
     for _, rehearsal in rehearsals(candidate):
         uploaded = rehearsal.made.get(gone, 0) > 0
@@ -286,51 +286,51 @@ def dropped(candidate: SessionCandidate) -> None:
         rehearsal.server.drop(gone)
         rehearsal.server.drop(gone)
         if gone in _awaited(rehearsal) or rehearsal.server.message_to(gone) is not None:
-            raise ContractViolation("a client that was dropped is awaited, or has a message")
+            raise ContractViolation("a dropped client is awaited, or has a message")
         if message is not None and answer is not None:
-            require_refused("an answer of a client that was dropped", rehearsal.server.receive, gone, answer)
+            require_refused("an answer of a dropped client", rehearsal.server.receive, gone, answer)
         rehearsal.deliver(rehearsal.all_answers([c for c in candidate.clients if c != gone]))
         if rehearsal.server.participation is not Participation.COMPLETE:
-            raise ContractViolation("a stage waits for a client that was dropped")
+            raise ContractViolation("a stage awaits a dropped client")
         due = [client for client in candidate.clients if client != gone or uploaded]
         rehearsal.require_exact(rehearsal.finish(frozenset({gone})), due)
 
 
 def not_invited(candidate: SessionCandidate) -> None:
-    """Let a client come that is not invited; it has no message, and is refused."""
+    """Let an uninvited client join; it has no message, and is refused."""
     stranger = candidate.clients[-1]
     invited = frozenset(candidate.clients[:-1])
     open_to_all = Rehearsal.begin(candidate, is_open=True)
     if open_to_all.server.awaited is not None or open_to_all.server.message_to(stranger) is None:
-        raise ContractViolation("a session that is open to anybody awaits somebody, or invites not everybody")
+        raise ContractViolation("an open session awaits a particular client, or does not invite all clients")
     open_to_all.server.abort()
     world = candidate.world()
     server = world.open(candidate.subject, invited)
     if server.message_to(stranger) is not None:
-        raise ContractViolation("a client that is not invited has a message")
+        raise ContractViolation("an uninvited client has a message")
     rehearsal = Rehearsal(candidate, world, candidate.subject, server, {})
     session = world.member(stranger).join(candidate.subject, rehearsal.update_of(stranger))
     answer = session.answer(server.invitation)
-    require_refused("an answer of a client that is not invited", server.receive, stranger, answer)
+    require_refused("an answer of an uninvited client", server.receive, stranger, answer)
     server.abort()
 
 
 def strangers(candidate: SessionCandidate) -> None:
-    """Drop, and let answer, fifty names that nobody invited; nothing changes (R3)."""
+    """Drop fifty uninvited names, and let them answer; nothing changes (R3)."""
     names = [ClientId((1 << 60) + number) for number in range(_STRANGERS)]
     for _, rehearsal in rehearsals(candidate):
         server, answer = rehearsal.server, next(iter(rehearsal.all_answers().values()))
         before = server.participation, server.awaited, server.faults
         for name in names:
-            require_refused("an answer of a stranger", server.receive, name, answer, by=(PeerMisbehaved,))
+            require_refused("an answer of an unknown client", server.receive, name, answer, by=(PeerMisbehaved,))
             server.drop(name)
         if (server.participation, server.awaited, server.faults) != before:
-            raise ContractViolation("an uninvited client changes whose answers a stage waits for, or leaves a fault")
+            raise ContractViolation("an uninvited client changes the awaited clients, or records a fault")
         rehearsal.require_exact(rehearsal.finish(), candidate.clients)
 
 
 def another_subject(candidate: SessionCandidate) -> None:
-    """Invite a client to a session about something else; it refuses before anything is made or charged."""
+    """Invite a client to a session with another subject; it refuses before an update is made or charged."""
     subject = candidate.subject
     changes: dict[str, Any] = {
         "task": subject.task + b" of somebody else",
@@ -353,19 +353,19 @@ def another_subject(candidate: SessionCandidate) -> None:
 
 
 def _another_model_later(candidate: SessionCandidate, asked: ClientId) -> None:
-    """Let a client learn the model with its update; it compares it then."""
+    """Let a client learn the model with its update; it compares it at that point."""
     rehearsal = Rehearsal.begin(candidate, model_digest=bytes([3]) * 32)
     subject = replace(rehearsal.subject, model_digest=None)
     rehearsal.sessions[asked] = rehearsal.world.member(asked).join(subject, rehearsal.update_of(asked))
 
     while rehearsal.server.stage is not None and not rehearsal.server.stage.takes_update:
         rehearsal.step()
-    require_refused("another model than the update was trained from", rehearsal.answer, asked, by=(SecAggError,))
+    require_refused("a model that the update was not trained from", rehearsal.answer, asked, by=(SecAggError,))
     rehearsal.server.abort()
 
 
 def update_once(candidate: SessionCandidate) -> None:
-    """Send the message of the upload again; no second update is made."""
+    """Send the upload's message again; no second update is made."""
     for _, rehearsal in rehearsals(candidate):
         stage = rehearsal.server.stage
         if stage is None or not stage.takes_update:
@@ -377,14 +377,14 @@ def update_once(candidate: SessionCandidate) -> None:
             answer = rehearsal.answer(client)
             with suppress(SecAggError):
                 if rehearsal.sessions[client].answer(message) != answer:
-                    raise ContractViolation("one message is answered by two uploads")
+                    raise ContractViolation("one message has two different uploads as answers")
         if set(rehearsal.made.values()) != {1}:
             raise ContractViolation("an update is made more than once")
         rehearsal.require_exact(rehearsal.finish(), candidate.clients)
 
 
 def side_by_side(candidate: SessionCandidate) -> None:
-    """Run two sessions in one process, in turns; they do not touch each other."""
+    """Run two sessions in one process, alternating; they do not affect each other."""
     one, other = Rehearsal.begin(candidate), Rehearsal.begin(candidate)
     while one.server.stage is not None and other.server.stage is not None:
         for rehearsal in (one, other):
@@ -396,25 +396,25 @@ def side_by_side(candidate: SessionCandidate) -> None:
 
 
 def restored(candidate: SessionCandidate) -> None:
-    """Restore the server in each stage from its snapshot, where the protocol has one."""
+    """Restore the server in each stage from its snapshot, if the protocol has snapshots."""
     restore = candidate.entry.restore
     for _, rehearsal in rehearsals(candidate):
         half = dict(list(rehearsal.all_answers().items())[::2])
         rehearsal.deliver(half)
         snapshot = rehearsal.server.snapshot()
         if (snapshot is None) != (restore is None):
-            raise ContractViolation("snapshots and the entry's restore come together")
+            raise ContractViolation("snapshots require the entry's restore, and vice versa")
         if snapshot is None or restore is None:
             return
         before = rehearsal.server.participation, rehearsal.server.awaited
         rehearsal.server = restore(snapshot, frozenset(candidate.clients))
         if (rehearsal.server.participation, rehearsal.server.awaited) != before:
-            raise ContractViolation("a session that was restored stands elsewhere than before")
+            raise ContractViolation("a restored session is in another state than before")
         rehearsal.require_exact(rehearsal.finish(), candidate.clients)
 
 
 def suspended(candidate: SessionCandidate) -> None:
-    """Suspend each client after each message; of two that are resumed from one record, the second is refused."""
+    """Suspend each client after each message; of two clients resumed from one record, the second is refused."""
     rehearsal = Rehearsal.begin(candidate)
     client = candidate.clients[0]
     session, rehearsal.sessions[client] = (
@@ -422,7 +422,7 @@ def suspended(candidate: SessionCandidate) -> None:
         rehearsal.world.member(client).join(rehearsal.subject, rehearsal.update_of(client)),
     )
     if session.suspend() is not None:
-        raise ContractViolation("a client that has answered nothing has a state to resume")
+        raise ContractViolation("a client without answers has a state to resume")
     require_refused("a message after suspending", session.answer, rehearsal.server.invitation, by=(SecAggError,))
     while rehearsal.server.stage is not None:
         rehearsal.deliver(rehearsal.all_answers())
@@ -448,15 +448,15 @@ def _require_silent(rehearsal: Rehearsal, client: ClientId) -> None:
 
 ROUNDS: Final = 3
 Seen = list[tuple[object, ...]]
-"""A server's view of a client: its stages, the lengths of its answers, and whether they count."""
+"""A server's view of a client: its stages, its answers' lengths, and whether they count."""
 
 
 def silence(candidate: SessionCandidate) -> None:
-    """Give a client hostile data in three rounds; its server sees what it sees of any other data."""
+    """Give a client hostile data in three rounds; its server's view is the same as with other data."""
     due = _seen(candidate, HOSTILE["none"])
     for name, spoil in HOSTILE.items():
         if (found := _seen(candidate, spoil)) != due:
-            raise ContractViolation(f"of a client with {name} the server sees {found}, and of another one {due}")
+            raise ContractViolation(f"the server's view of a client with {name} is {found}, and of other clients {due}")
 
 
 Spoil = Callable[[Payload, bytes, int], Any]
@@ -501,7 +501,7 @@ HOSTILE: Final[Mapping[str, Spoil]] = {
 
 
 def _seen(candidate: SessionCandidate, spoil: Spoil) -> Seen:
-    """Return what a server sees of the first client in rounds of different models."""
+    """Return a server's view of the first client in rounds of different models."""
     world, seen = candidate.world(), Seen()
     for number in range(ROUNDS):
         model = bytes([number + 1]) * 32
@@ -574,17 +574,17 @@ LAWS: Final[Mapping[str, Callable[[SessionCandidate], None]]] = {
         silence,
     )
 }
-"""Each law by its name; its docstring says what it holds a protocol to."""
+"""Laws by name; each docstring has the requirement."""
 
 
 def check_sessions(candidate: SessionCandidate) -> None:
-    """Hold a protocol to all laws."""
+    """Check a protocol against all laws."""
     for name in LAWS:
         check_law(name, candidate)
 
 
 def check_law(name: str, candidate: SessionCandidate) -> None:
-    """Hold a protocol to one law; an error of the protocol breaks it as well."""
+    """Check a protocol against one law; an error of the protocol breaks it too."""
     try:
         LAWS[name](candidate)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The laws of sums: linearity, many alike, capacity and the error of a round trip."""
+"""The laws of sums: linearity, equal clients, capacity and the error of a round trip."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ MOST_ALIKE: Final = 40
 
 @searched
 def linearity(trial: Trial, data: st.DataObject) -> None:
-    """Compare the decoded sum of several clients with the sum of what they decode to."""
+    """Compare the decoded sum of several clients with the sum of their decoded payloads."""
     decoder = trial.candidate.make()
     most = min(decoder.capacity, MOST_CLIENTS)
     payloads = [encode(decoder, update, draw_seed(data)) for update in trial.clients(data, most)]
@@ -64,7 +64,7 @@ def linearity(trial: Trial, data: st.DataObject) -> None:
 
 @searched
 def alike(trial: Trial, data: st.DataObject) -> None:
-    """Compare the sum of many clients of few updates with as many times what these decode to."""
+    """Compare the decoded sum of many equal clients with the multiple of one decoded client."""
     decoder = trial.candidate.make()
     updates = trial.clients(data, most=3)
     most = min(decoder.capacity // len(updates), MOST_ALIKE)
@@ -76,7 +76,7 @@ def alike(trial: Trial, data: st.DataObject) -> None:
 
 
 def capacity(trial: Trial) -> None:
-    """Fill the capacity with each extreme and with a drawn update, and then go one beyond."""
+    """Fill the capacity with each extreme and a drawn update, then add one more."""
     candidate = trial.candidate
     decoder = candidate.make()
     if type(decoder.capacity) is not int:
@@ -94,7 +94,7 @@ def capacity(trial: Trial) -> None:
 
 @searched
 def round_trip(trial: Trial, data: st.DataObject) -> None:
-    """Compare one decoded update with its expectation; extremes may be clipped and are not examples of it."""
+    """Compare one decoded update with the expected one; extremes may be clipped and are not used."""
     candidate = trial.candidate
     decoder = candidate.make()
     update = trial.update(data)
@@ -107,7 +107,7 @@ def _fill(candidate: Candidate, decoder: Decoder, payload: Payload) -> None:
     full = min(decoder.capacity, MAXIMUM_CONTRIBUTORS)
     filled = decode(decoder, aggregate(decoder, [payload], [full]))
     require_sum(filled, [decode_alone(decoder, payload)], [full], candidate.ulps)
-    # No aggregate has more contributors than the maximum; the contract itself refuses the next one.
+    # An aggregate has at most the maximum number of contributors; the contract refuses more.
     if full < MAXIMUM_CONTRIBUTORS:
         over = aggregate(decoder, [payload], [full + 1])
         what = f"one more than the capacity of {decoder.capacity}"
@@ -115,15 +115,15 @@ def _fill(candidate: Candidate, decoder: Decoder, payload: Payload) -> None:
 
 
 def _require_telling_extremes(candidate: Candidate, decoder: Decoder) -> None:
-    """Demand that the extremes would leave a ring at one more than the capacity: else filling it showed nothing."""
+    """Require that the extremes overflow a ring at one more than the capacity: otherwise filling it tests nothing."""
     if all(isinstance(segment, IndexSegment) for segment in decoder.layout.segments):
         return
     if not candidate.extremes:
-        raise InvalidParameters(f"{candidate} has rings: name updates that reach both ends of its codes in `extremes`")
+        raise InvalidParameters(f"{candidate} has rings: give updates that reach both ends of its codes in `extremes`")
     payloads = [encode(decoder, update) for update in candidate.extremes]
     if candidate.tight_capacity and decoder.capacity < MAXIMUM_CONTRIBUTORS and not _leaves_a_ring(decoder, payloads):
         raise ContractViolation(
-            f"one more than the capacity of {decoder.capacity} leaves no ring, with all at any of the extremes: the "
+            f"one more than the capacity of {decoder.capacity} overflows no ring, with all at any of the extremes: the "
             "capacity is too low, or the extremes do not reach the ends of the codes (or declare tight_capacity=False)"
         )
 
@@ -139,7 +139,7 @@ def _leaves_a_ring(decoder: Decoder, payloads: Sequence[Payload]) -> bool:
 
 
 def _ends(segment: RingSegment, vector: RingVector) -> tuple[int, int]:
-    """Return the least and the greatest code of a payload, with what rounding may add to them."""
+    """Return the minimum and maximum code of a payload, with the possible rounding errors."""
     codes = segment.ring.lift(vector)
     return int(codes.min()) - segment.head_room, int(codes.max()) + segment.head_room
 
@@ -154,7 +154,7 @@ def summed_aggregate(total: Aggregate, tables: Tables, most_uploads: int) -> Agg
     """Return sums of codewords instead of the histograms of an aggregate: the reference for protocols in tests."""
     layout = summed_layout(total.layout, tables, most_uploads)
     vectors = _summed_values(total, tables)
-    # A plain segment is of its ring already, and a sum of codewords is an integer that fits its own.
+    # A plain segment is already in its ring, and a sum of codewords is an integer that fits its ring.
     values = tuple(
         vector if vector.dtype.kind == "u" else segment.ring.from_integers(vector)
         for segment, vector in zip(layout.require_rings(), vectors, strict=True)
@@ -163,19 +163,19 @@ def summed_aggregate(total: Aggregate, tables: Tables, most_uploads: int) -> Agg
 
 
 def decoded_sums(trial: Trial) -> None:
-    """Decode one total twice, from histograms and from sums of codewords, and spoil the latter in several ways."""
+    """Decode one total from histograms and from sums of codewords, and spoil the latter in several ways."""
     candidate = trial.candidate
-    # A scheme without either is a linear decoder all the same.
+    # A scheme without both is still a linear decoder.
     if not any(hasattr(type(candidate.make()), member) for member in ("tables", "decode_summed")):
         return
     first, second = (_tables(cast("IndexedDecoder[Any]", candidate.make())) for _ in range(2))
     if _encoded(first) != _encoded(second):
-        raise ContractViolation("two objects with the same public parameters have two tables")
+        raise ContractViolation("two objects with the same public parameters have different tables")
 
     def holds(data: st.DataObject) -> None:
         decoder = cast("IndexedDecoder[Any]", candidate.make())
         tables = _tables(decoder)
-        # Sums of large entries have no ring long before histograms have no counter.
+        # Sums of large entries exceed all rings long before histograms exceed their counters.
         held = min(
             [MAXIMUM_CONTRIBUTORS, *(_GREATEST_SUM // max(1, table.largest) for some in tables for table in some)]
         )
@@ -192,7 +192,7 @@ def decoded_sums(trial: Trial) -> None:
         summed = summed_aggregate(total, tables, largest)
         received = summed.encode()
         together = _decode_summed(decoder, summed)
-        require_identical(together, decode(decoder, total), "what is decoded from sums of codewords and of histograms")
+        require_identical(together, decode(decoder, total), "the results of decoding sums of codewords and histograms")
         if summed.encode() != received:
             raise ContractViolation("decode_summed changes the aggregate")
         each = [aggregate(decoder, [payload]) for payload in payloads]
@@ -263,7 +263,7 @@ def _spoiled(total: Aggregate, tables: Tables, largest: int) -> Iterator[tuple[s
 
 
 def largest_norm(trial: Trial) -> None:
-    """Decode what honest clients send, and then indices that nobody would; a scheme without a bound promises none."""
+    """Decode honest payloads, then arbitrary indices; skipped for a scheme without a bound."""
     candidate = trial.candidate
     if not hasattr(candidate.make(), "largest_norm"):
         return
@@ -294,18 +294,18 @@ def largest_norm(trial: Trial) -> None:
 
 
 def slack(decoder: LinearDecoder[Any], payloads: Sequence[Payload]) -> float:
-    """Return how many times the largest norm exceeds the root mean square of the norms of honest clients.
+    """Return the ratio of the largest norm to the root mean square norm of honest clients.
 
-    From about 1.1 on, a check of norms besides that of one codeword a block would hold a dishonest client to less.
+    Above about 1.1, a check of norms in addition to one codeword per block would limit a dishonest client further.
     """
     if not hasattr(decoder, "largest_norm") or not payloads:
-        raise InvalidParameters("the slack of a bound is that of a scheme with largest_norm, over honest payloads")
+        raise InvalidParameters("slack needs a scheme with largest_norm, and honest payloads")
     squares = [norm(decode_alone(decoder, payload)) ** 2 for payload in payloads]
     return _bound(decoder) / math.sqrt(sum(squares) / len(squares))
 
 
 def norm(update: Update) -> float:
-    """Return the length of an update, all its arrays together."""
+    """Return the norm of an update, over all its arrays."""
     return math.sqrt(sum(float(np.square(leaf, dtype=np.float64).sum()) for leaf in leaves(update).values()))
 
 
@@ -319,7 +319,7 @@ def with_any_indices(payload: Payload, seed: bytes) -> Payload:
     return Payload(payload.layout, tuple(values))
 
 
-def _bound(decoder: Any) -> float:  # noqa: ANN401 -- whatever a scheme says
+def _bound(decoder: Any) -> float:  # noqa: ANN401 -- any value of a scheme
     bound = decoder.largest_norm
     if type(bound) is not float or not 0 < bound < math.inf:
         raise ContractViolation(f"largest_norm is a positive float; got {bound!r}")
@@ -327,7 +327,7 @@ def _bound(decoder: Any) -> float:  # noqa: ANN401 -- whatever a scheme says
 
 
 def _longest_codewords(decoder: Any) -> Payload | None:  # noqa: ANN401 -- a decoder that may have tables
-    """Return the payload of a client that chooses the longest codeword everywhere, where all is chosen from tables."""
+    """Return the payload of a client that always chooses the longest codeword, if all segments have tables."""
     segments, kind = decoder.layout.segments, cast("type[object]", type(decoder))
     if not hasattr(kind, "tables") or not all(isinstance(segment, IndexSegment) for segment in segments):
         return None
@@ -343,16 +343,16 @@ def _longest_codewords(decoder: Any) -> Payload | None:  # noqa: ANN401 -- a dec
 # --- Rounding ---------------------------------------------------------------------------------------------------------
 
 PAIRS: Final = 256
-"""Pairs of roundings of one update; together the two have no bias, and one alone has half a fine step."""
+"""Number of pairs of roundings of one update; a pair is unbiased, while one has a bias of half a fine step."""
 DEVIATIONS: Final = 6
-"""Tolerated distance of a mean or an energy from its expectation. The coins repeat: a scheme passes or fails for good.
+"""Tolerated deviation of a mean or energy from its expectation. Coins are fixed, so the outcome is deterministic.
 """
 _NEARLY: Final = 1e-2
 _Flat = npt.NDArray[np.float64]
 
 
 def masked_rounding(trial: Trial) -> None:
-    """Round at the capacity, and many times over for each extreme; without fine bits nothing is rounded."""
+    """Round at the capacity, and many times for each extreme; skipped without fine bits."""
     candidate = trial.candidate
     if not any(map(has_fine_bits, candidate.make().layout.segments)):
         return
@@ -377,7 +377,7 @@ def masked_rounding(trial: Trial) -> None:
 
 
 def _require_dither(decoder: Decoder, payload: Payload) -> None:
-    """Demand that decoded errors of rounding have the mean zero, and the energy of uniform ones."""
+    """Require that decoded rounding errors have mean zero and the energy of uniform errors."""
     plain = _flat(decode(decoder, aggregate(decoder, [payload, payload])))
     due = 2 * _energy_of_one(decoder, payload, plain)
     coins, errors = InsecureCountedCoins(b"masked rounding"), list[_Flat]()
@@ -395,7 +395,7 @@ def _require_dither(decoder: Decoder, payload: Payload) -> None:
 
 
 def _energy_of_one(decoder: Decoder, payload: Payload, plain: _Flat) -> float:
-    """Return what one client's roundings leave, decoded: 1/12 of the squares of what single steps decode to."""
+    """Return the decoded energy of one client's rounding errors: 1/12 of the squares of decoded single steps."""
     energy = 0.0
     for at, segment in enumerate(payload.layout.segments):
         if not isinstance(segment, RingSegment) or not segment.fine_bits:
@@ -407,14 +407,14 @@ def _energy_of_one(decoder: Decoder, payload: Payload, plain: _Flat) -> float:
             )
             if np.abs(by_fine_step * (1 << segment.fine_bits) - by_step).max() > _NEARLY * np.abs(by_step).max():
                 raise ContractViolation(
-                    f"a fine step of coordinate {place} decodes to something else than 2^-{segment.fine_bits} of a step"
+                    f"a fine step of coordinate {place} does not decode to 2^-{segment.fine_bits} of a step"
                 )
             energy += float(np.square(by_step).sum()) * (1 - 4.0**-segment.fine_bits) / 12
     return energy
 
 
 def _moved(payload: Payload, sign: int) -> Payload:
-    """Return a payload with every value that is rounded moved as far as rounding can."""
+    """Return a payload with every rounded value moved by the maximum rounding error."""
     values = list(payload.values)
     for at, segment in enumerate(payload.layout.segments):
         if isinstance(segment, RingSegment) and segment.fine_bits:
@@ -424,7 +424,7 @@ def _moved(payload: Payload, sign: int) -> Payload:
 
 
 def _moved_at(payload: Payload, at: int, place: int, fine_steps: int) -> Payload:
-    """Return a payload with one value moved towards zero, so that it stays in its range."""
+    """Return a payload with one value moved towards zero, so it stays in its range."""
     segment = payload.layout.segments[at]
     values = list(payload.values)
     moved = values[at].copy()

@@ -1,6 +1,6 @@
-"""Laws of the network between the parties: it alters, replays and mixes up, and no honest party is named for it.
+"""Laws for the network, which alters, replays and confuses messages: no honest party is blamed for it.
 
-Whoever is named for what the network did is named with the server, which stands for the network.
+Blame for the network's actions always includes the server, which stands for the network.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from .rehearsal import Rehearsal, SessionCandidate, rehearsals, update_stages
 
 _AGAIN: Final = 3
 _PLACES: Final = (0.0, 0.2, 0.3, 0.5, 0.7, 0.999)
-"""Places where bytes are altered, as parts of a message."""
+"""Relative positions of altered bytes in a message."""
 
 
 def require_network(error: object, *senders: Party) -> None:
-    """Require that a fault that the network could have caused names at least the server and the sender."""
+    """Require that a fault that the network may have caused names at least the server and the sender."""
     named: frozenset[Party] = getattr(error, "culprits", frozenset())
     if named is UNDECIDED:
-        raise ContractViolation(f"the network altered a message, and nobody decided who is named: {error}")
+        raise ContractViolation(f"the network altered a message, and culprits are undecided: {error}")
     if named and not (any(isinstance(party, ServerId) for party in named) and named.issuperset(senders)):
         raise ContractViolation(f"the network altered a message, and {sorted(map(str, named))} are named: {error}")
 
 
 def altered_answer(candidate: SessionCandidate) -> None:
-    """Alter an answer on its way; if it is refused, the true one is taken, and nothing wrong gets into the sum (R1).
+    """Alter an answer in transit; if it is refused, the true one is accepted, and nothing wrong enters the sum (R1).
 
-    Who reads the altered answer names its sender and the server, and nobody else.
+    The receiver of the altered answer blames its sender and the server, and no other party.
     """
     for part in _PLACES:
         for _, rehearsal in rehearsals(candidate):
@@ -56,7 +56,7 @@ def _is_refused(rehearsal: Rehearsal, client: ClientId, wrong: bytes) -> bool:
         rehearsal.server.receive(client, wrong)
     except PeerError as error:
         if (rehearsal.server.participation, rehearsal.server.awaited) != before:
-            raise ContractViolation(f"an unverified message changes the clients a stage waits for: {error}") from error
+            raise ContractViolation(f"an unverified message changes the clients a stage awaits: {error}") from error
         require_network(error, client)
         if others := [party for party in error.culprits if party != client and not isinstance(party, ServerId)]:
             raise ContractViolation(f"the network altered what {client} sent, and {others} are named") from error
@@ -65,7 +65,7 @@ def _is_refused(rehearsal: Rehearsal, client: ClientId, wrong: bytes) -> bool:
 
 
 def one_fault_for_each_reason(candidate: SessionCandidate) -> None:
-    """Hand over the same refused bytes again; they are one fault, which nobody can make into a thousand (R1)."""
+    """Submit the same refused bytes again; they stay one fault, so no one can multiply it (R1)."""
     for _, rehearsal in rehearsals(candidate):
         client, answer = next(iter(rehearsal.all_answers().items()))
         found = list[int]()
@@ -77,7 +77,7 @@ def one_fault_for_each_reason(candidate: SessionCandidate) -> None:
 
 
 def altered_message(candidate: SessionCandidate) -> None:
-    """Alter a message to a client; it leaves or answers, and nothing wrong gets into the sum."""
+    """Alter a message to a client; it leaves or answers, and nothing wrong enters the sum."""
     for part in _PLACES:
         for _, rehearsal in rehearsals(candidate):
             client = next(c for c in candidate.clients if rehearsal.server.message_to(c) is not None)
@@ -93,9 +93,9 @@ def altered_message(candidate: SessionCandidate) -> None:
 
 
 def altered_between(candidate: SessionCandidate) -> None:
-    """Alter a message between the server and a helper, of each kind in turn; both ends of the link are named.
+    """Alter a message of each kind between the server and a helper; both ends of the link are blamed.
 
-    The second of a kind goes the other way, where both ends say the same things.
+    If both ends send the same kind, the second message is in the other direction.
     """
     if candidate.between is None:
         return
@@ -117,7 +117,7 @@ def altered_between(candidate: SessionCandidate) -> None:
 
 
 def _with_link(candidate: SessionCandidate, alter: Callable[[bytes], bytes]) -> None:
-    """Run a session over a link to the helpers that alters what passes."""
+    """Run a session over a link to the helpers that alters messages."""
     world = candidate.world()
     if candidate.between is not None:
         candidate.between(world, alter)
@@ -135,9 +135,9 @@ def _with_link(candidate: SessionCandidate, alter: Callable[[bytes], bytes]) -> 
 
 
 def _going_on(rehearsal: Rehearsal, answers: dict[ClientId, bytes], *senders: Party) -> Released:
-    """Deliver answers, drop the clients whose answer is refused, and continue with the others.
+    """Deliver answers, drop clients whose answer is refused, and continue with the others.
 
-    Whatever is wrong afterwards is the network's doing.
+    The network causes all later errors.
     """
     server, left = rehearsal.server, set[ClientId](rehearsal.candidate.clients) - answers.keys()
     gone = {client for client in left if server.message_to(client) is not None}
@@ -179,7 +179,7 @@ def _require_network_alone(rehearsal: Rehearsal, errors: Iterable[object], *send
 
 
 def another_sender(candidate: SessionCandidate) -> None:
-    """Hand over a client's answer as another's; an upload is refused, and nothing wrong gets into the sum."""
+    """Submit a client's answer as another's; an upload is refused, and nothing wrong enters the sum."""
     for _, rehearsal in rehearsals(candidate):
         answers = rehearsal.all_answers()
         if len(answers) < 2:  # noqa: PLR2004 -- two are needed
@@ -194,13 +194,13 @@ def another_sender(candidate: SessionCandidate) -> None:
             pass
         else:
             if candidate.proves_senders and update_stages(rehearsal)[0]:
-                raise ContractViolation("another client's answer is taken as the sender's own")
+                raise ContractViolation("another client's answer is accepted as the sender's")
         del answers[thief]
         rehearsal.require_right_or_refused(partial(_going_on, rehearsal, answers))
 
 
 def another_session(candidate: SessionCandidate) -> None:
-    """Replay what a client signed in another session; it is refused, and the client's true answer is taken (R1)."""
+    """Replay a client's signed answer from another session; it is refused, and the true answer is accepted (R1)."""
     for number, other in rehearsals(candidate):
         foreign = other.all_answers()
         other.server.abort()
@@ -208,7 +208,7 @@ def another_session(candidate: SessionCandidate) -> None:
         rehearsal.reach(number)
         client = next(iter(foreign))
         if not _is_refused(rehearsal, client, foreign[client]):
-            raise ContractViolation("an answer to another session is taken")
+            raise ContractViolation("an answer to another session is accepted")
         rehearsal.deliver(rehearsal.all_answers())
         rehearsal.require_exact(rehearsal.finish(), candidate.clients)
 

@@ -172,7 +172,7 @@ class RecordedCoins:
 # --- The sum ----------------------------------------------------------------------------------------------------------
 
 _LOG = logging.getLogger(__name__)
-_NO_TASK: Final = "no task"
+_NO_TASK: Final = "no task finished"
 _BACKLOG: Final = 4
 """Number of queued tasks per worker before uploads wait."""
 
@@ -313,14 +313,14 @@ class SpreadSum:
         self.figures.begun_again += 1
         self._tries[what] = self._tries.get(what, 0) + 1
         if self._tries[what] > ATTEMPTS:
-            raise ConnectionError(f"{what} was repeated {ATTEMPTS} times; the storage or the workers fail")
+            raise ConnectionError(f"gave up after {ATTEMPTS} retries: {what}; check the storage and the workers")
 
     def _judge(self, task: Task, lost: Lost) -> None:
         owners = {names[task.piece]: client for client, names in self._pieces.items()}
         gone = [owners[name] for name in task.inputs if not self._is_there(task.piece, name)]
         if not gone:
             # A different mount, or a storage with inconsistent answers.
-            self._count_again(f"a task that cannot read {lost}, which is there,")
+            self._count_again(f"a task cannot read {lost}, which exists")
             self._submit(task)
         for client in gone:
             _LOG.warning("the storage has lost a piece of %s", client)
@@ -362,7 +362,7 @@ class SpreadSum:
                 add_into(words, more)
             return True
         self._done.discard(task.output)
-        self._count_again(task.output)
+        self._count_again(f"{task.output} was lost")
         return False
 
     def fix(self, upload_list: bytes) -> None:

@@ -239,7 +239,7 @@ AGE = {"low": 0, "high": 100, "step": 1}
         ({"variables": {"age": {"low": 0, "high": math.inf, "step": 1}}}, "low below high"),
         ({"variables": {"age": {"low": 0, "high": 1, "step": 1e-9}}}, "take a coarser step"),
         ({"variables": {"age": {**AGE, "classes": ["a", "b"]}}}, "has either distinct classes, or low"),
-        ({"variables": {"age": {"classes": ["a", "a"]}}}, "each named once"),
+        ({"variables": {"age": {"classes": ["a", "a"]}}}, "either distinct classes"),
         ({"variables": {"age": {"classes": [1, 2]}}}, "classes are texts"),
         ({"variables": {"age": 3}}, "no declaration of statistics"),
         ({"statistics": {"x": {"kind": "median"}}}, "there are count, sum"),
@@ -278,7 +278,7 @@ def test_noise_that_cannot_be_drawn_is_refused_with_the_declaration() -> None:
 
 
 def test_a_function_that_is_missing_is_refused_before_any_server_is_asked() -> None:
-    with pytest.raises(InvalidParameters, match="no function gives 'age'"):
+    with pytest.raises(InvalidParameters, match="no function returns 'age'"):
         Site(declaration=declared(), functions={})
 
 

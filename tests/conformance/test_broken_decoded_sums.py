@@ -244,14 +244,14 @@ class HalfOfIt(Indexed):
 
 
 BROKEN: dict[type[Indexed], str] = {
-    AnEntryIsOff: "sums of codewords and of histograms differ",
+    AnEntryIsOff: "sums of codewords and histograms differ",
     TooFewBlocks: "do not fit the layout",
     NoTables: "do not fit the layout",
-    TablesOfEachObject: "two tables",
-    NotLifted: "sums of codewords and of histograms differ",
+    TablesOfEachObject: "different tables",
+    NotLifted: "sums of codewords and histograms differ",
     SaturatingSums: "differ|the decoded sum",
-    ALastBit: "sums of codewords and of histograms differ",
-    NarrowFloats: "sums of codewords and of histograms differ",
+    ALastBit: "sums of codewords and histograms differ",
+    NarrowFloats: "sums of codewords and histograms differ",
     WritesToTheAggregate: "changes the aggregate",
     AnyVersion: "another version is decoded by decode_summed",
     HistogramsAsSums: "an aggregate of histograms is decoded by decode_summed",

@@ -106,5 +106,5 @@ def test_the_slack_of_a_learned_codebook_on_normal_values(places: int, codewords
 
 def test_there_is_no_slack_without_a_bound_or_without_clients() -> None:
     scheme = Bounded(EXACT)
-    with pytest.raises(InvalidParameters, match="over honest payloads"):
+    with pytest.raises(InvalidParameters, match="and honest payloads"):
         slack(scheme, [])

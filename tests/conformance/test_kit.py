@@ -146,7 +146,7 @@ def test_a_scheme_that_changes_its_mind_is_a_broken_law_and_no_error_of_the_sear
             calls.append(1)
             return (one_more(update[0]), update[1]) if len(calls) == 1 else update
 
-    with pytest.raises(ContractViolation, match="and another the next time"):
+    with pytest.raises(ContractViolation, match="differently the second time"):
         LAW["determinism"].check(replace(PAIR, make=Moody))
 
 
@@ -174,7 +174,7 @@ def test_an_error_of_another_kind_is_named_beside_the_one_that_is_due(law: str, 
 
 def test_the_document_lists_every_law_once(repository: Path) -> None:
     text = (repository / "compression" / "README.md").read_text(encoding="utf-8")
-    rows = text.partition("| law | what it says |")[2].partition("\n\n")[0].splitlines()[2:]
+    rows = text.partition("| law | meaning |")[2].partition("\n\n")[0].splitlines()[2:]
     named = [name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])]
     assert sorted(named) == sorted(law.name for law in LAWS)
 
@@ -268,7 +268,7 @@ def test_the_caller_decides_how_long_to_search() -> None:
 
 
 def test_a_candidate_without_other_parameters_shows_nothing_about_its_version() -> None:
-    with pytest.raises(InvalidParameters, match="name in `others`"):
+    with pytest.raises(InvalidParameters, match="give in `others`"):
         LAW["version"].check(replace(CANDIDATE, others={}))
 
 
@@ -329,7 +329,7 @@ def test_a_payload_that_is_a_view_of_the_update_breaks_the_law() -> None:
             return Payload(self.layout, tuple(part.view(np.uint64) for part in update))
 
     positive = arrays(np.int64, 2, elements=st.integers(1, 10))
-    with pytest.raises(ContractViolation, match="a payload changes when the update"):
+    with pytest.raises(ContractViolation, match="a payload changes when its update"):
         LAW["no_mutation"].check(replace(PAIR, make=View, updates=st.tuples(positive, positive)), QUICK)
 
 

@@ -90,7 +90,7 @@ def test_a_total_that_may_have_wrapped_is_refused() -> None:
 
 def test_sums_that_were_encoded_under_other_scales_are_not_added() -> None:
     other = Layout(LAYOUT.segments, bytes(31) + b"\1")
-    with pytest.raises(InvalidParameters, match="not in the layout of the updates"):
+    with pytest.raises(InvalidParameters, match="does not have the layout of the updates"):
         joined([released(1, 2), released(3, layout=other)], LAYOUT, CAPACITY)
 
 
