@@ -1,4 +1,4 @@
-"""Which laws of the kit reject a scheme that is broken on purpose."""
+"""Which conformance laws reject a deliberately broken scheme."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SEARCH = settings(
     suppress_health_check=[HealthCheck.too_slow],
 )
 GLANCE = settings(SEARCH, max_examples=4)
-"""For laws that a broken scheme keeps; those that keep all laws are searched in full."""
+"""For laws that a broken scheme keeps; correct schemes are searched in full."""
 LAW = {str(law): law for law in LAWS}
 
 
 def rejecting(candidate: Candidate, expected: AbstractSet[str]) -> set[str]:
-    """Return the names of the laws that object; expected ones search longer."""
+    """Return the names of the laws that fail; expected ones search longer."""
     return {name for name, law in LAW.items() if _is_rejected(law, candidate, SEARCH if name in expected else GLANCE)}
 
 

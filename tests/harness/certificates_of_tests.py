@@ -1,4 +1,4 @@
-"""Certificates for tests of TLS, signed by themselves."""
+"""Self-signed certificates for tests of TLS."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from secagg.transport.tls import Credentials
 
 
 def make_credentials(folder: Path, name: str) -> Credentials:
-    """Write a certificate for 127.0.0.1, which signs itself, and its key."""
+    """Write a self-signed certificate for 127.0.0.1, and its key."""
     key = Ed25519PrivateKey.generate()
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.now(UTC)

@@ -1,4 +1,4 @@
-"""The closure of a module: what its import executes, in the order in which one can read it, with lines of code."""
+"""The import closure of a module: the executed modules in reading order, with their lines of code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def told(self, module):
     print(module.__name__)
 Loader.exec_module = told
 """
-"""Prints each module once it is executed: after those that it imports."""
+"""Prints each module after it is executed, so after those that it imports."""
 
 
 def closure(root: Path, module: str) -> dict[str, int]:
@@ -32,7 +32,7 @@ def closure(root: Path, module: str) -> dict[str, int]:
 
 
 def code_lines(source: str) -> int:
-    """Count the lines that hold code: not empty, and no comment, docstring, import, or list of names."""
+    """Count lines of code: not empty, and no comment, docstring, import, or list of names."""
     kept = {number for number, line in enumerate(source.splitlines(), 1) if line.strip()[:1] not in {"", "#"}}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import | ast.ImportFrom | ast.Expr) and not _is_code(node):
@@ -41,7 +41,7 @@ def code_lines(source: str) -> int:
 
 
 def late_imports(source: str) -> list[str]:
-    """Return the imports of the library that wait inside of functions, which a closure does not see."""
+    """Return the library's imports inside functions, which a closure does not see."""
     tree = ast.parse(source)
     skipped = {id(inner) for node in ast.walk(tree) for inner in typing_only_nodes(node)}
     return [

@@ -10,7 +10,7 @@ from secagg.cli import main
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    """Run a command that is refused, and return what it says, which is all that it prints."""
+    """Run a command that must be refused, and return its error, which must be its only output."""
     capsys.readouterr()
     assert main([*map(str, arguments)]) == 2
     said = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""The distributions of noise, from their definitions, and how far what was drawn is from them."""
+"""The distributions of noise from their definitions, and tests of samples against them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from secagg.privacy.kinds import NoiseKind
 
 Vector = npt.NDArray[np.signedinteger[Any]]
 WORST_DEVIATION = 4.5
-"""Of a standard normal variable: the seeds are fixed, and a right sampler fails one in 150,000 of them."""
+"""Of a standard normal variable: seeds are fixed, and a correct sampler fails with one in 150,000 of them."""
 
 
 def normalised(weights: Iterator[Decimal]) -> list[Decimal]:
-    """Return weights of 0, 1, 2, ... as probabilities, up to the first that is far below what a test can notice."""
+    """Return weights of 0, 1, 2, ... as probabilities, up to the first that is far below a test's resolution."""
     first = next(weights)
     tail = list(takewhile(lambda weight: weight > first * Decimal("1e-60"), weights))
     total = first + 2 * sum(tail)
@@ -62,7 +62,7 @@ def deviation(observed: Sequence[float], expected: Sequence[float]) -> float:
 
 
 def deviation_from(values: Vector, pmf: Sequence[Decimal]) -> float:
-    """Compare with a distribution, value by value, with both tails put together where fewer than 10 are expected."""
+    """Compare with a distribution, value by value; both tails with fewer than 10 expected values are merged."""
     edge = max((k for k, probability in enumerate(pmf) if float(probability) * values.size > 10), default=0)
     inner = [float(pmf[abs(k)]) * values.size for k in range(-edge, edge + 1)]
     observed = [float(np.count_nonzero(values == k)) for k in range(-edge, edge + 1)]

@@ -1,4 +1,4 @@
-"""The code of a document, run as its reader would: block after block, in one folder and one Python."""
+"""Runs the code of a document as its reader would: all blocks in order, in one folder and one Python."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from secagg.session.registry import names, unregister
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SECONDS: Final = 120.0
-"""What a block may take on a slow machine before it counts as stuck."""
+"""Timeout of a block on a slow machine."""
 _FENCED = re.compile(
     r"^(?P<mark>`{3,})(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?[^\n]*\n(?P<body>.*?)^(?P=mark)[ ]*$",
     re.MULTILINE | re.DOTALL,
@@ -34,13 +34,13 @@ class Block:
 
     language: str
     title: str
-    """The file that a reader saves it as; empty if it is run at once."""
+    """File name under which a reader saves it; empty if it is run directly."""
     body: str
     line: int
 
     @property
     def commands(self) -> str:
-        """What a reader types of a ``console`` block; the rest of it is what the machine says."""
+        """The commands of a ``console`` block; the rest is output."""
         typed, goes_on = list[str](), False
         for line in self.body.splitlines():
             if goes_on or line.startswith(("$ ", "> ")):
@@ -58,15 +58,15 @@ def blocks_of(text: str) -> list[Block]:
 
 
 def run_python(blocks: list[Block], document: str, namespace: dict[str, object] | None = None) -> None:
-    """Run blocks of Python one after the other, with the lines of the document in tracebacks."""
+    """Run blocks of Python in order, with the document's line numbers in tracebacks."""
     names = {"__name__": "__main__"} if namespace is None else namespace
     for block in blocks:
         program = compile("\n" * block.line + block.body, document, "exec", dont_inherit=True)
-        exec(program, names)  # noqa: S102 - the documents of this repository are what is tested
+        exec(program, names)  # noqa: S102 - the documents of this repository are under test
 
 
 def run_page(text: str, document: str, folder: Path) -> int:
-    """Run every block of a page in a folder, and return how many; what it left running is ended."""
+    """Run every block of a page in a folder, and return their number; end processes that it left running."""
     namespace, count, groups = dict[str, object]({"__name__": "__main__"}), 0, list[int]()
     modules, path, protocols = set(sys.modules), list(sys.path), set(names())
     sys.path.insert(0, str(folder))
@@ -81,14 +81,14 @@ def run_page(text: str, document: str, folder: Path) -> int:
                 elif block.language == "console":
                     _type(block, document, groups)
                 elif block.language not in _NO_CODE:
-                    raise AssertionError(f"{document}:{block.line}: nobody runs a block of {block.language!r} yet")
+                    raise AssertionError(f"{document}:{block.line}: blocks of {block.language!r} cannot be run yet")
                 count += bool(block.title) or block.language not in _NO_CODE
         finally:
             sys.path[:] = path
             for name in set(names()) - protocols:
                 unregister(name)
             for name in set(sys.modules) - modules:
-                # A page's own files are modules here, and another page may have others of the same names.
+                # A page's own files are modules here, and another page may have files of the same names.
                 if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
                     del sys.modules[name]
             for group in groups:
@@ -100,7 +100,7 @@ def run_page(text: str, document: str, folder: Path) -> int:
 def _type(block: Block, document: str, groups: list[int]) -> None:
     """Type the commands of a block into a shell; commands in the background outlive it.
 
-    Commands of this library that need no shell are called here, which spares each an interpreter of its own.
+    Commands of this library that need no shell are called here, without a separate interpreter.
     """
     commands = block.commands.replace("\\\n", " ").splitlines()
     if all(command.startswith("secagg ") and not _OF_A_SHELL & set(command) for command in commands):
@@ -116,7 +116,7 @@ def _type(block: Block, document: str, groups: list[int]) -> None:
     }
     said = Path(f"line-{block.line}.said")
     with said.open("wb") as output:
-        shell = subprocess.Popen(  # noqa: S603 - the documents of this repository are what is tested
+        shell = subprocess.Popen(  # noqa: S603 - the documents of this repository are under test
             ["bash", "-eu", "-c", block.commands],  # noqa: S607 - whichever shell the reader has
             stdin=subprocess.DEVNULL,
             stdout=output,

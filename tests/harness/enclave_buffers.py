@@ -1,10 +1,10 @@
 """Enclaves, hosts and clients in memory, for tests and attacks.
 
-``InsecureEnclaveSession`` makes an authority, certified clients whose coins repeat, inputs that a seed determines, a
-simulated enclave and its host. A test takes the uploads and hands over what it likes, in any order, to any epoch.
+``InsecureEnclaveSession`` makes an authority, certified clients with repeatable coins, inputs from a seed, a simulated
+enclave and its host. A test gets the uploads and may submit any bytes, in any order, to any epoch.
 
-There is no cryptography here but the library's own, and nothing here protects anybody. HPKE draws coins of its own, so
-two sessions of one setup differ in what is sealed.
+All cryptography is the library's, and nothing here protects data. HPKE draws its own coins, so two sessions of one
+setup differ in their sealed messages.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from secagg.session.roles import LazyUpdate, Subject
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
-"""When everything happens, unless a test says otherwise."""
+"""Default time of all events."""
 MADE: Final = int(NOW.timestamp())
 """When the authority signed its roster."""
 MIXED_LAYOUT: Final = Layout((RingSegment(20, 6), IndexSegment(8, 5), RingSegment(7, 3)))
@@ -65,13 +65,13 @@ RING_LAYOUT: Final = Layout((RingSegment(20, 6), RingSegment(7, 3)))
 
 
 def model_digest(version: int) -> bytes:
-    """Return the digest that stands for a model's number, and zeros for the first."""
+    """Return the digest that represents a model's number; zeros for the first."""
     return version.to_bytes(32, "big")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnclaveSetup:
-    """What an epoch and its clients are like."""
+    """Setup of an epoch and its clients."""
 
     population: int = 6
     minimum_cohort: int = 3
@@ -79,7 +79,7 @@ class EnclaveSetup:
     suite: Suite = Suite.CLASSIC
     layout: Layout = MIXED_LAYOUT
     codebooks: Tables | None = None
-    """Those of a codec; small ones are made up where there is none."""
+    """Tables of a codec; without a codec small ones are made up."""
     capacity: int = low_bits(20)
     form: ReleaseForm = ReleaseForm.DECODED_SUM
     accumulation: Accumulation = Accumulation.DIRECT
@@ -93,16 +93,16 @@ class EnclaveSetup:
     privacy: PrivacyLimit | None = None
     has_authority: bool = True
     maximum_seals: int | None = None
-    """Of each client's ledger; where privacy is asked for, what an epoch allows unless it is given."""
+    """Limit of each client's ledger; with privacy, by default what an epoch allows."""
     repeats_allowed: bool = False
     task: bytes = b"a task"
     lifetime: timedelta = timedelta(hours=12)
     seed: bytes = b"an epoch"
-    """Determines the coins of everybody, the inputs, and the identity keys."""
+    """Determines all coins, inputs and identity keys."""
 
     @property
     def tables(self) -> Tables:
-        """Small codebooks of small integers for every index segment, or those that were given."""
+        """Small codebooks of small integers for every index segment, or the given ones."""
         if self.codebooks is not None:
             return self.codebooks
         generator = np.random.default_rng(list(self.seed))
@@ -150,7 +150,7 @@ def sealed_by(  # noqa: PLR0913 -- all but two by name
     now: datetime,
     trained_from: bytes = b"",
 ) -> Upload:
-    """Let a client charge a model and seal an update, below the session."""
+    """Let a client charge a model and seal an update, below the session layer."""
     client.admit(enclave, now)
     client.charge(Spent(enclave.configuration.task, model.version, trained_from or model.digest), enclave.configuration)
     return client.sealed(payload, enclave=enclave, model=model)
@@ -162,7 +162,7 @@ def masked_of(upload: Upload, layout: Layout) -> list[RingVector]:
 
 
 class Host:
-    """One server after another in front of one enclave, below the session: it takes an upload from anybody."""
+    """One server after another in front of one enclave, below the session layer: it accepts any upload."""
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ class Host:
 
 @dataclass(slots=True)
 class InsecureEnclaveSession:
-    """An authority, clients, an enclave and its host, on a network that the caller is."""
+    """An authority, clients, an enclave and its host; the caller is the network."""
 
     setup: EnclaveSetup
     authority: SigningKey = field(init=False)
@@ -247,7 +247,7 @@ class InsecureEnclaveSession:
         self.host = Host(self.configuration, self.enclave)
 
     def certificate_of(self, number: int, signing_key: SigningKey) -> Certificate:
-        """Return the authority's word for a key, or where there is no authority the key's own."""
+        """Return the authority's certificate for a key, or without an authority a self-signed one."""
         issuer = self.authority if self.setup.has_authority else signing_key
         return issue_certificate(issuer, ClientId(number), signing_key.public_key)
 
@@ -259,7 +259,7 @@ class InsecureEnclaveSession:
         about: Subject | None = None,
         **own: Any,
     ) -> Client:
-        """Make a client of this number, with a ledger and whatever else is its own."""
+        """Make a client with this number, its ledger and its other state."""
         setup = self.setup
         signing_key = setup.signing_key_of(f"client {number}")
         ledger = kept or SealLedger(
@@ -319,7 +319,7 @@ class InsecureEnclaveSession:
         payload: Payload | None = None,
         enclave: SimulatedEnclave | None = None,
     ) -> Upload:
-        """Let a client seal its input to the present epoch, or to another enclave."""
+        """Let a client seal its input to the current epoch, or to another enclave."""
         return sealed_by(
             self.clients[number - 1],
             payload or self.setup.payload_of(number),
@@ -329,7 +329,7 @@ class InsecureEnclaveSession:
         )
 
     def upload(self, *numbers: int, version: int = 0) -> None:
-        """Let clients seal their inputs, and the host take them, which has announced the model."""
+        """Let clients seal their inputs, and the host, which has announced the model, accept them."""
         self.host.announce_model(version, model_digest(version))
         for number in numbers:
             self.host.receive(self.seal(number, version=version).encode())
@@ -346,7 +346,7 @@ def crafted(
     certificate: Certificate | None = None,
     signing_key: SigningKey | None = None,
 ) -> bytes:
-    """Make an upload whose every part a corrupt client has chosen, all of it sealed as it should be."""
+    """Make an upload with every part chosen by a corrupt client, correctly sealed."""
     configuration, key = session.configuration, session.setup.signing_key_of(f"client {number}")
     own, key = certificate or session.certificate_of(number, signing_key or key), signing_key or key
     if packed is None:

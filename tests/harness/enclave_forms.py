@@ -1,4 +1,4 @@
-"""One session of each form that an enclave has, through a connection to a service elsewhere."""
+"""One session of each form of an enclave, through a connection to a remote service."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def _released(session: InsecureEnclaveSession) -> Any:
 
 
 def require_same(setup: EnclaveSetup, there: Any, here: Any) -> None:
-    """Fail unless both are the same sum, or sums that differ by noise alone."""
+    """Fail unless both are the same sum, or differ only by noise."""
     assert there.contributors == here.contributors == 4
     assert there.layout == here.layout
     if setup.noise_multiplier is None:
         assert there.encode() == here.encode()
         return
-    assert there.encode() != here.encode(), "each has noise of its own"
+    assert there.encode() != here.encode(), "each has its own noise"

@@ -1,4 +1,4 @@
-"""The makers of evidence below roots of our own, whose folder is no package, for as long as tests use them."""
+"""Imports the makers of evidence under test roots; their folder is not a package."""
 
 from __future__ import annotations
 

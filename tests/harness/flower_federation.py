@@ -1,7 +1,7 @@
-"""A federation of Flower as it is deployed: SuperLink and SuperNodes as processes, over TLS, with nodes of known keys.
+"""A deployed Flower federation: SuperLink and SuperNodes as processes, over TLS, with registered node keys.
 
-One constant of Flower's is raised: it gives the process of an app 30 seconds to start, and loses the message after
-that. A pause is lowered: a SuperNode that was told nothing asks again after 3 seconds.
+One constant of Flower is raised: it gives an app's process 30 seconds to start, and then loses the message. A pause is
+lowered: a SuperNode without a message polls again after 3 seconds.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Federation:
         until(lambda: _listens(self.port))
 
     def register(self, numbers: Iterable[int]) -> None:
-        """Make a key for each SuperNode and register it, all in one process of Flower's command line."""
+        """Make and register a key for each SuperNode, in one process of Flower's command line."""
         self._command(*(["supernode", "register", str(self._new_key(number)), self.name] for number in numbers))
 
     def _command(self, *commands: list[str]) -> None:
@@ -87,7 +87,7 @@ class Federation:
         return public
 
     def add(self, number: int, *options: str, port: int = 0, **changes: str | bool) -> None:
-        """Start a SuperNode whose key is registered, with these options and keys of its config besides."""
+        """Start a SuperNode with a registered key, these options and additional keys of its config."""
         private = self.folder / f"node-{number}.key"
         config = {
             "secagg-identity": str(self.place.folder / "keys" / f"client-{number}.key"),
@@ -119,7 +119,7 @@ class Federation:
         self.removed.append(number)
 
     def identity(self, number: int) -> str:
-        """Return Flower's number of a SuperNode that has connected."""
+        """Return Flower's number of a connected SuperNode."""
         found: list[str] = re.findall(r"SuperNode ID: ([0-9]+)", self._log(f"node-{number}.log"))
         assert found, self._log(f"node-{number}.log")[-2000:]
         return found[0]
@@ -135,13 +135,13 @@ class Federation:
         return results
 
     def begin(self, app: Path, **run_config: Any) -> str:
-        """Begin to run the app, and return the number of the run."""
+        """Start the app, and return the number of the run."""
         found = re.search(r"run (\d+)", self._run(app, **run_config))
         assert found is not None
         return found[1]
 
     def runs(self) -> str:
-        """Return what Flower's command says of the last run."""
+        """Return what Flower's command reports about the last run."""
         said: str = self.place.run("flwr", "list", self.name, "--limit", "1", "--format", "json", timeout=300)
         return said
 
@@ -222,5 +222,5 @@ def until(is_so: Callable[[], object], seconds: float = 60) -> None:
 
 
 def counts(outcome: dict[str, Any]) -> list[tuple[int, int]]:
-    """Return how many messages each stage of a round sent, and how many answers it had."""
+    """Return the numbers of messages and answers of each stage of a round."""
     return [(stage["sent"], stage["received"]) for stage in outcome["stages"]]

@@ -1,4 +1,4 @@
-"""Words whose value no kernel can ask for: constant-time code runs on them unchanged, and other code does not."""
+"""Words with hidden values: constant-time code runs on them unchanged, and other code fails."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from typing import NoReturn, Self
 
 
 class DataDependenceError(Exception):
-    """A kernel asked a word for its value."""
+    """A kernel used a word's value."""
 
 
 class Word:
-    """A word of ``bits`` bits that wraps, whose right shift is logical."""
+    """A wrapping word of ``bits`` bits, with a logical right shift."""
 
     __slots__ = ("bits", "revealed")
 
-    # Keeps numpy from taking a word apart as an object of its own arrays.
+    # Keeps numpy from treating a word as an element of object arrays.
     __array_ufunc__ = None
 
     def __init__(self, revealed: int, bits: int = 64) -> None:
-        """Make the word; ``revealed`` is for the test alone."""
+        """Make the word; only tests may use ``revealed``."""
         self.revealed = revealed % (1 << bits)
         self.bits = bits
 
     def _operand(self, other: object) -> int:
         if isinstance(other, Word):
-            assert other.bits == self.bits, "words of two sizes meet"
+            assert other.bits == self.bits, "words of two sizes are combined"
             return other.revealed
-        # A machine word refuses other integers as well, so a constant that does not fit is an error in the kernel.
+        # A machine word refuses other integers too, so a constant that does not fit is an error in the kernel.
         assert type(other) is int, f"{type(other).__name__} is no constant of a kernel"
         assert 0 <= other < 1 << self.bits, f"{other} does not fit a word of {self.bits} bits"
         return other
@@ -37,7 +37,7 @@ class Word:
         return by
 
     def _grown(self, value: int) -> Self:
-        """Return a sum, a product or a difference from a constant."""
+        """Return a sum, a product or a difference with a constant."""
         return self._made(value)
 
     def _made(self, value: int) -> Self:
@@ -73,14 +73,14 @@ class Word:
     def _refuse(self, *_: object) -> NoReturn:
         raise DataDependenceError
 
-    # Everything by which a program could branch on a word, index with it, look it up, print it or take it apart.
+    # All operations by which a program could branch on a word, index with it, look it up, print it or inspect it.
     __bool__ = __index__ = __int__ = __float__ = __hash__ = __len__ = __iter__ = __getitem__ = _refuse
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refuse
     __repr__ = __str__ = __format__ = __bytes__ = __array__ = _refuse
 
 
 class NarrowWord(Word):
-    """A word whose sums and products have to fit it."""
+    """A word whose sums and products must fit it."""
 
     __slots__ = ()
 

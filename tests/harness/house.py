@@ -1,4 +1,4 @@
-"""The house as tests read it: its modules, their imports, and faults that a test plants in a copy."""
+"""The repository for architecture tests: its modules, their imports, and faults planted in a copy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 LINKED_ROOMS = ("compression", "protocols", "training")
 SHIPPED = {"secagg": "secagg", **{room: f"secagg.{room}" for room in LINKED_ROOMS}}
-"""Each folder that is shipped, and the import name of its root."""
+"""Each shipped folder, and the import name of its root."""
 
 Check = Callable[[Path], None]
 Fault = Callable[[Path], None]
@@ -25,7 +25,7 @@ def report(faults: Iterable[str]) -> None:
 
 
 def copy_of(repository: Path, target: Path) -> Path:
-    """Copy what the checks read, and link the rooms as a checkout does."""
+    """Copy the files that the checks read, and link the packages as a checkout does."""
     shutil.copy(repository / "pyproject.toml", target)
     for folder in SHIPPED:
         ignored = shutil.ignore_patterns("__pycache__", *LINKED_ROOMS)
@@ -36,7 +36,7 @@ def copy_of(repository: Path, target: Path) -> Path:
 
 
 def plant(file: str, text: str = "") -> Fault:
-    """Return a fault that appends ``text`` to a file, and makes the file where there is none."""
+    """Return a fault that appends ``text`` to a file, which is created if needed."""
 
     def fault(root: Path) -> None:
         (root / file).parent.mkdir(parents=True, exist_ok=True)
@@ -47,12 +47,12 @@ def plant(file: str, text: str = "") -> Fault:
 
 
 def is_within(name: str, ancestor: str) -> bool:
-    """Whether a dotted name is another, or stands below it."""
+    """Whether a dotted name equals another, or is below it."""
     return f"{name}.".startswith(f"{ancestor}.")
 
 
 def nearest(name: str, known: Container[str]) -> str | None:
-    """Return the module in which a dotted name is found: ``secagg.wire`` for ``secagg.wire.Reader.take``."""
+    """Return the module that contains a dotted name: ``secagg.wire`` for ``secagg.wire.Reader.take``."""
     while name and name not in known:
         name = name.rpartition(".")[0]
     return name or None
@@ -72,7 +72,7 @@ class Module:
 
 @dataclass(frozen=True)
 class Use:
-    """One name that a module imports, or reads through an import, in full."""
+    """The full name of one thing that a module imports, or reads through an import."""
 
     name: str
     line: int
@@ -93,7 +93,7 @@ def shipped_modules(root: Path) -> dict[str, Module]:
 
 @cache
 def uses_in(source: str, package: str) -> tuple[Use, ...]:
-    """List what a module of ``package`` imports, anywhere in the file, and then what it reads through an import."""
+    """List the names that a module of ``package`` imports anywhere, then those that it reads through imports."""
     nodes = list(ast.walk(ast.parse(source)))
     typing_only = {id(inner) for node in nodes for inner in typing_only_nodes(node)}
     bindings: dict[str, str] = {}
@@ -112,7 +112,7 @@ def uses_in(source: str, package: str) -> tuple[Use, ...]:
 
 
 def imported_names(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[tuple[str, str, str]]:
-    """Yield each local name that the statement binds, what that name then means, and what was imported, in full."""
+    """Yield each local name that the statement binds, its meaning, and the full imported name."""
     for alias in node.names:
         if isinstance(node, ast.ImportFrom):
             origin = importlib.util.resolve_name("." * node.level + (node.module or ""), package)

@@ -1,10 +1,10 @@
 """Two servers and their clients in memory, for tests and attacks.
 
-``InsecureIndexingRound`` makes an authority, certified clients whose coins repeat, inputs that a seed determines, and
-both servers of one round. A test takes the halves and messages and hands over what it likes, in any order.
+``InsecureIndexingRound`` makes an authority, certified clients with repeatable coins, inputs from a seed, and both
+servers of one round. A test gets the halves and messages and may submit any bytes, in any order.
 
-There is no cryptography here but the library's own, and nothing here protects anybody. HPKE draws coins of its own, so
-two rounds of one setup differ in what is sealed.
+All cryptography is the library's, and nothing here protects data. HPKE draws its own coins, so two rounds of one setup
+differ in their sealed messages.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.planted import always
 
 NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
-"""When everything happens, unless a test says otherwise."""
+"""Default time of all events."""
 MADE: Final = int(NOW.timestamp())
 """When the authority signed its roster."""
 MIXED_LAYOUT: Final = Layout((RingSegment(20, 6), IndexSegment(8, 5), RingSegment(7, 3), IndexSegment(200, 4)))
@@ -50,7 +50,7 @@ MIXED_LAYOUT: Final = Layout((RingSegment(20, 6), IndexSegment(8, 5), RingSegmen
 
 
 def indexing_configuration(**changes: Any) -> IndexingConfiguration:
-    """Return a configuration of keys that nobody has, for tests in which nothing is signed."""
+    """Return a configuration of random keys, for tests without signatures."""
     usual: dict[str, Any] = {
         "task": b"a task",
         "suite": Suite.CLASSIC,
@@ -65,7 +65,7 @@ def indexing_configuration(**changes: Any) -> IndexingConfiguration:
 
 
 def framed(label: bytes, *parts: bytes) -> bytes:
-    """Return what a label binds, as the specification writes it."""
+    """Return a label's bound bytes, as in the specification."""
     return label + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
@@ -77,7 +77,7 @@ def flipped(message: bytes, position: int, bit: int = 0) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexingSetup:
-    """What a round and its clients are like."""
+    """Setup of a round and its clients."""
 
     population: int = 5
     minimum_cohort: int = 2
@@ -91,7 +91,7 @@ class IndexingSetup:
     task: bytes = b"a task"
     round_number: int = 7
     seed: bytes = b"a round"
-    """Determines the coins of everybody, the inputs, and the identity keys."""
+    """Determines all coins, inputs and identity keys."""
 
     def coins_of(self, party: str) -> InsecureSeededCoins:
         return InsecureSeededCoins(hashlib.sha256(self.seed + b"/" + party.encode()).digest())
@@ -153,7 +153,7 @@ class IndexingSetup:
 
 
 class UnboundMember(TwoServersMember):
-    """A client whose servers count the layout that it has, whatever the model."""
+    """A client whose servers count its layout, for any model."""
 
     def layout_for(self, subject: Subject, model: bytes) -> Layout:  # noqa: ARG002 -- the method's
         return subject.layout
@@ -161,7 +161,7 @@ class UnboundMember(TwoServersMember):
 
 @dataclass(slots=True, kw_only=True)
 class SharingClient:
-    """A client from one round to the next; servers count the layout that it has, whatever the model."""
+    """A client over several rounds; servers count its layout, for any model."""
 
     certificate: Certificate
     signing_key: SigningKey
@@ -212,7 +212,7 @@ class SharingClient:
         now: datetime = NOW,
         model_digest: bytes = NO_MODEL,
     ) -> tuple[Upload, Upload]:
-        """Upload once, and return the halves for server 0 and for server 1."""
+        """Upload once, and return the halves for servers 0 and 1."""
         session = self.session(
             payload,
             task=configuration.task,
@@ -238,7 +238,7 @@ def halves_in(configuration: IndexingConfiguration, answer: bytes) -> tuple[Uplo
 
 @dataclass(slots=True)
 class InsecureIndexingRound:
-    """An authority, clients and both servers of one round, on a network that the caller is."""
+    """An authority, clients and both servers of one round; the caller is the network."""
 
     setup: IndexingSetup
     configuration: IndexingConfiguration = field(init=False)
@@ -266,7 +266,7 @@ class InsecureIndexingRound:
         pair_key: Secret | None = None,
         **named: Any,
     ) -> IndexingServer:
-        """Start a server, or another one of the same coins, or of what is named."""
+        """Start a server, or another one with the same coins or the given arguments."""
         setup = self.setup
         usual: dict[str, Any] = {
             "round_number": setup.round_number,
@@ -277,7 +277,7 @@ class InsecureIndexingRound:
             return IndexingServer(configuration or self.configuration, ServerId(index), pair_key=key, **(usual | named))
 
     def new_client(self, number: int, ledger: SpentUpdates | None = None) -> SharingClient:
-        """Make a client of this number, with a ledger of its own."""
+        """Make a client with this number and its own ledger."""
         setup = self.setup
         signing_key = setup.signing_key_of(f"client {number}")
         authority = setup.signing_key_of("authority")
@@ -354,7 +354,7 @@ class InsecureIndexingRound:
 
     @classmethod
     def of(cls, setup: IndexingSetup, *numbers: int, checked: bool = False) -> InsecureIndexingRound:
-        """Return a round to which these clients have uploaded, and in which they were counted."""
+        """Return a round that has counted the uploads of these clients."""
         made = cls(setup)
         made.upload(*numbers)
         if checked:

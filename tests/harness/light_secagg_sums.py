@@ -20,7 +20,7 @@ from tests.harness.planted import always
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubjectOf(Subject):
-    """A subject with nothing but the digest of its terms."""
+    """A subject with only the digest of its terms."""
 
     application_digest: bytes
 
@@ -31,7 +31,7 @@ class SubjectOf(Subject):
 
 
 def subject_of(configuration: Configuration) -> Subject:
-    """Return what a configuration is about."""
+    """Return the subject of a configuration."""
     return SubjectOf(
         task=configuration.task,
         round_number=configuration.round_number,
@@ -57,19 +57,19 @@ def member_of(client: ClientId, coins: Coins) -> LightSecAggMember:
 
 
 def client_with(configuration: Configuration, client: ClientId, payload: Payload, coins: Coins) -> Client:
-    """Return a client of a sum that has said nothing."""
+    """Return a client of a sum before its first message."""
     update = Update(payload, configuration.model_digest)
     return member_of(client, coins).join(subject_of(configuration), LazyUpdate(always(update)))
 
 
 def answers_of(server: Server, clients: Mapping[ClientId, Client]) -> dict[ClientId, bytes]:
-    """Return what clients answer to the open stage's messages."""
+    """Return clients' answers to the open stage's messages."""
     due = {name: server.message_to(name) for name in clients}
     return {name: clients[name].answer(message) for name, message in due.items() if message is not None}
 
 
 def reach(server: Server, clients: Mapping[ClientId, Client], stages: int) -> None:
-    """Carry a sum through ``stages`` stages."""
+    """Run ``stages`` stages of a sum."""
     for _ in range(stages):
         for name, answer in answers_of(server, clients).items():
             server.receive(name, answer)

@@ -1,4 +1,4 @@
-"""Adapters with PEFT's names, for tests where PEFT is not installed: two adapted layers, and a head that is saved."""
+"""Adapters with PEFT's names, for tests without PEFT: two adapted layers, and a saved head."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Adapted(nn.Module):
 
 
 class Config(SimpleNamespace):
-    """What a plan reads of a ``LoraConfig``."""
+    """The fields of a ``LoraConfig`` that a plan reads."""
 
     def to_dict(self) -> dict[str, Any]:
         return dict(vars(self))
 
 
 class Saved(nn.Module):
-    """A layer that is trained in full, as ``modules_to_save`` has it."""
+    """A fully trained layer, as in ``modules_to_save``."""
 
     def __init__(self, inner: nn.Linear) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Secrets that were made while a test ran, and whether a text shows one."""
+"""Records secrets made during a test, and finds them in text."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from secagg.crypto.secret import Secret
 
 ORDERS: Final[tuple[Literal["big", "little"], ...]] = ("big", "little")
 Made = list[tuple[Secret, bytes]]
-"""Every secret of 16 bytes or more, with what it held."""
+"""Every secret of at least 16 bytes, with its content."""
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Made:
-    """Collect what is made from here on, but what is mostly zeros."""
+    """Collect secrets made from here on, except those that are mostly zeros."""
     secrets, initialise = Made(), Secret.__init__
 
     def recording(self: Secret, kind: str, data: Any) -> None:

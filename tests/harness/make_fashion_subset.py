@@ -2,7 +2,7 @@
 
 Run it as ``python -m tests.harness.make_fashion_subset``.
 
-The first images of each half are taken: the full set is in random order, and so is every beginning of it.
+It uses the first images of each half: the full set is in random order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TEST: Final = 2_000
 
 
 def main() -> int:
-    """Write the file and say how large it is."""
+    """Write the file and print its size."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", type=Path, default=INSTALLED, help="the four idx files (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=DATASETS / SUBSET, help="(default: %(default)s)")
@@ -33,7 +33,7 @@ def main() -> int:
 
 
 def write_subset(root: Path, out: Path) -> None:
-    """Read the full set below ``root`` and write its beginning; the same bytes every time."""
+    """Read the full set below ``root`` and write its first images, always as the same bytes."""
     np.savez_compressed(
         out,
         train=packed(read_idx(root / "train-images-idx3-ubyte.gz")[:_TRAIN]),

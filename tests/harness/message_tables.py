@@ -1,4 +1,4 @@
-"""Tables of messages, as the READMEs have them."""
+"""Tables of messages for the READMEs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from secagg.declared import Declared, fields_of
 
 
 def table_of(declared: Declared) -> str:
-    """Return the table of a message's bytes, as the README has it."""
+    """Return the table of a message's bytes for the README."""
     rows = [f"| {name} | {field.row} |\n" for name, field in fields_of(declared).items()]
     if getattr(declared, "edition", None) is not None:
         rows.insert(0, f"| form | 1: {declared.edition} |\n")

@@ -1,9 +1,9 @@
-"""The gate on blame: every set of culprits in the library comes from the table in ``secagg.blame``.
+"""Checks that every set of culprits in the library comes from the table in ``secagg.blame``.
 
-A set of culprits is written in an argument or a parameter ``culprits``, in ``blaming``, as an error's ``culprits``, or
-returned by a function whose type says ``frozenset[Party]``. Each has to be a call to a function of ``secagg.blame``, to
-another such function, ``NOBODY`` or ``UNDECIDED``, or a name or a union of these. Ways around that, such as other names
-for these functions, ``setattr`` and tables with a key ``culprits``, are faults wherever they stand.
+A set of culprits appears in an argument or a parameter ``culprits``, in ``blaming``, as an error's ``culprits``, or as
+the result of a function typed ``frozenset[Party]``. Each must be a call to a function of ``secagg.blame`` or to another
+such function, ``NOBODY`` or ``UNDECIDED``, or a name or a union of these. Ways around that, such as aliases of these
+functions, ``setattr`` and tables with a key ``culprits``, are faults everywhere.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .house import report, shipped_modules
 
 TABLE = "secagg.blame"
 EXEMPT = {TABLE, "secagg.errors", "secagg.session.frames"}
-"""Modules that write sets down: the table, what errors are made of, and what reads back whom another process named."""
+"""Modules that may write sets: the table, the errors, and the decoder of another process's culprits."""
 UNNAMED = {"NOBODY", "UNDECIDED"}
 CALLED = {"blaming", "named"}
-"""Functions of ``secagg.errors`` that take culprits; they are called by these names, and used for nothing else."""
+"""Functions of ``secagg.errors`` that take culprits; they may only be called, under these names."""
 LOCAL = {"culprits", "named"}
-"""Names that variables share with functions: where a scope binds one, it calls no function of that name."""
+"""Names that variables share with functions: a scope that binds one calls no function of that name."""
 PARTIES = {"frozenset[Party]", "Iterable[Party]"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Place = tuple[int, str]
@@ -31,13 +31,13 @@ Place = tuple[int, str]
 
 @dataclass(slots=True)
 class Library:
-    """What the whole library says of culprits, by bare names."""
+    """The library's functions and parameters with culprits, by bare names."""
 
     modules: dict[str, tuple[Path, ast.Module]] = field(default_factory=dict[str, tuple[Path, ast.Module]])
     namers: set[str] = field(default_factory=set[str])
     """Functions that return culprits."""
     table: set[str] = field(default_factory=set[str])
-    """Those of ``secagg.blame``, which are called by their own names alone."""
+    """Functions of ``secagg.blame``, which must be called by their own names."""
     methods: set[str] = field(default_factory=set[str])
     """Methods that return culprits."""
     places: dict[tuple[str, str], Place] = field(default_factory=dict[tuple[str, str], Place])
@@ -45,7 +45,7 @@ class Library:
 
 
 def check_culprits(root: Path) -> None:
-    """Find culprits that are written down where no evidence decides about them."""
+    """Find culprits that do not come from evidence."""
     library = read_library(root)
     report(
         f"{file}:{line}: use secagg.blame"
@@ -109,7 +109,7 @@ def _seen_from(tree: ast.Module, library: Library) -> Library:
         for each in node.names
     }
     for (_, function), place in library.places.items():
-        # Another module's private method is not called from here, whatever this module's is called.
+        # A private method of another module is not called here, even if the names are equal.
         if not function.startswith("_"):
             places["method", function] = place
     for local, source in imported.items():
@@ -121,7 +121,7 @@ def _seen_from(tree: ast.Module, library: Library) -> Library:
 
 
 def literals_in(tree: ast.Module, library: Library) -> Iterator[int]:
-    """Return the lines of a module in which culprits come from nowhere."""
+    """Return the lines of a module with culprits that do not come from evidence."""
     seen = _seen_from(tree, library)
     yield from _Scope(tree, seen, None).literals()
     for node in ast.walk(tree):
@@ -131,7 +131,7 @@ def literals_in(tree: ast.Module, library: Library) -> Iterator[int]:
 
 
 def _handed_on(tree: ast.Module, library: Library) -> Iterator[int]:
-    """Find functions that take culprits by their places and are not called by their names, and other assignments."""
+    """Find functions with positional culprits that are not called by name, and other assignments."""
     nodes = list(ast.walk(tree))
     callees = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
     single = {id(node.targets[0]) for node in nodes if isinstance(node, ast.Assign) and len(node.targets) == 1}
@@ -147,7 +147,7 @@ def _handed_on(tree: ast.Module, library: Library) -> Iterator[int]:
 
 
 def _is_way_around(node: ast.AST, library: Library) -> bool:  # noqa: PLR0911 -- a row for each form
-    """Whether a node could give an error culprits, or a name of the table another meaning, out of sight."""
+    """Whether a node could set an error's culprits, or rebind a name of the table, undetected."""
     own = (library.table - LOCAL) | UNNAMED | CALLED - LOCAL
     match node:
         case ast.ImportFrom(module=module, names=names):
@@ -186,7 +186,7 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def _sets_culprits(node: ast.stmt) -> bool:
-    """Whether a statement of a class gives all its objects the same culprits."""
+    """Whether a class statement gives all instances the same culprits."""
     match node:
         case ast.FunctionDef(name="culprits"):
             return True
@@ -199,7 +199,7 @@ def _sets_culprits(node: ast.stmt) -> bool:
 
 
 class _Scope:
-    """A module or a function: what its names hold, and the culprits that are written in it."""
+    """A module or a function: its names' values, and the culprits that it writes."""
 
     def __init__(  # noqa: C901, PLR0912 -- a row for each form
         self, node: ast.Module | Function, library: Library, outer: _Scope | None
@@ -252,13 +252,13 @@ class _Scope:
             yield from self._nodes_of(child)
 
     def _hide(self, target: ast.expr) -> None:
-        """Take names as bound to anything."""
+        """Treat names as bound to any value."""
         for node in ast.walk(target):
             if isinstance(node, ast.Name):
                 self._values.setdefault(node.id, []).append(None)
 
     def _share(self, names: list[str]) -> None:
-        """Take names of outer scopes as bound to anything, here and there."""
+        """Treat names of outer scopes as bound to any value, in both scopes."""
         scope: _Scope | None = self
         while scope is not None:
             for name in names:
@@ -275,9 +275,9 @@ class _Scope:
                     self._values.setdefault(each.id, []).append(known[place] if known else None)
 
     def literals(self) -> Iterator[int]:
-        """Return the lines of culprits that no evidence gave, here and in inner functions."""
+        """Return the lines of culprits without evidence, here and in inner functions."""
         returns = not isinstance(self._node, ast.Module) and _returns_parties(self._node)
-        # Before this scope's own: what an inner one shares with this one counts here.
+        # Before this scope's own: names that an inner scope shares count here.
         inner = [_Scope(each, self._library, self) for each in self._inner]
         signed = [self._node.args] if not isinstance(self._node, ast.Module) else []
         for arguments in (*signed, *(node.args for node in self._own if isinstance(node, ast.Lambda))):
@@ -349,7 +349,7 @@ class _Scope:
         return name in self._values or (self._outer is not None and self._outer._is_bound(name))  # noqa: SLF001
 
     def holds_evidence(self, name: str) -> bool:
-        """Whether all that a name is given is evidence."""
+        """Whether all values of a name are evidence."""
         if name in self._values:
             return all(value is not None and self._is_evidence(value) for value in self._values[name])
         return self._outer is not None and self._outer.holds_evidence(name)

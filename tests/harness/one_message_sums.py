@@ -1,6 +1,6 @@
-"""Sums of one message a client in memory: an authority, certified clients and holders, and inputs from a seed.
+"""In-memory one-message sums: an authority, certified clients and holders, and inputs from a seed.
 
-There is no cryptography here but the library's own, and nothing here protects anybody.
+All cryptography is the library's, and nothing here protects data.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ TASK: Final = b"a task"
 MODEL: Final = hashlib.sha256(b"a model").digest()
 SMALL_LAYOUT: Final = Layout((RingSegment(20, 6), RingSegment(9, 3)))
 COINS: Final = InsecureSeededCoins(bytes(32))
-"""A server draws from them."""
+"""Coins of a server."""
 MESSAGES: Final = (Upload, Delivery, Receipt, UploadList, ListSignature, CertifiedList, Answer)
-"""What is sent in a sum after its offer."""
+"""Messages of a sum after its offer."""
 
 
 def recover(parameters: Parameters, answers: Mapping[int, bytes]) -> Recovered:
-    """Return what is decoded from answers, without a look for short sums."""
+    """Decode answers, without the search for short sums."""
     return next(recovered(parameters, answers, 0, COINS))
 
 
@@ -72,7 +72,7 @@ class Total(Accumulator):
 
 
 def opened_by(ring: EpochRing, total: Any, secret: SumOfSecrets) -> OpenedSum:
-    """Open a ``Total``, or something like it, as a server does whose uploads are in one piece."""
+    """Open a ``Total`` or similar, like a server whose uploads have one piece."""
     opening = Opening(ring)
     opening.require_plausible(secret, total.count)
     return opening.opened([opening.unmasked(total, secret)], total.count)
@@ -80,7 +80,7 @@ def opened_by(ring: EpochRing, total: Any, secret: SumOfSecrets) -> OpenedSum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumSetup:
-    """What a sum is like; two sums of one setup are the same to the last byte but for what HPKE draws."""
+    """Setup of a sum; two sums of one setup are identical except for HPKE's coins."""
 
     population: int = 5
     capacity: int = 16
@@ -88,7 +88,7 @@ class SumSetup:
     corrupted: int = 1
     absent: int = 0
     threshold: int | None = None
-    """Another threshold than the largest that leaves the planned absences."""
+    """Overrides the default threshold: the largest that tolerates the planned absences."""
     mode: SecurityMode = SecurityMode.ACTIVE
     suite: Suite = Suite.CLASSIC
     layout: Layout = SMALL_LAYOUT
@@ -141,15 +141,15 @@ def for_any_task(ledger: Ledger) -> Callable[[bytes], Ledger]:
 
 @dataclass
 class InsecureSum:
-    """Everybody who takes part in sums of one epoch."""
+    """All parties of sums in one epoch."""
 
     setup: SumSetup = field(default_factory=SumSetup)
     now: int = NOW
     salt: str = ""
-    """Clients of another salt draw other coins."""
+    """Clients with another salt draw other coins."""
     attempts: int | None = ATTEMPTS
     stood_still: float = 0.0
-    """Seconds for which the machines of the holders stood still."""
+    """Seconds for which the holders' machines were suspended."""
 
     def __post_init__(self) -> None:
         self.begin([50 + position for position in range(self.setup.holders)])
@@ -203,7 +203,7 @@ class InsecureSum:
         return self._holder(position, "")
 
     def holder_of_other_coins(self, position: int) -> Holder:
-        """Return a second holder at a position, which announces other keys."""
+        """Return a second holder at a position, with other keys."""
         return self._holder(position, " again")
 
     def _holder(self, position: int, salt: str) -> Holder:
@@ -238,7 +238,7 @@ class InsecureSum:
         return self.with_receipts(offer)
 
     def with_receipts(self, offer: Offer, positions: Iterable[int] | None = None) -> Offer:
-        """Return an offer with receipts of some holders, or of all, whatever it says."""
+        """Return an offer with receipts of some or all holders, regardless of its content."""
         agreement, found = offer.agree(), list[HolderSignature]()
         for position in sorted(self.holders) if positions is None else positions:
             key = self.holder_keys[position] if self.setup.is_active else None
@@ -295,7 +295,7 @@ class InsecureSum:
         uploads: Mapping[ClientId, bytes] | None = None,
         setup: SumSetup | None = None,
     ) -> Tally:
-        """Return a server that has taken uploads, and delivered none."""
+        """Return a server that has accepted uploads, and delivered none."""
         setup = setup or self.setup
         offer, uploads = offer or self.offer(setup=setup), uploads or {}
         server = Tally(offer, COINS)

@@ -1,11 +1,10 @@
-"""Sessions of the pairwise-mask protocol in memory, on a network that an adversary controls.
+"""In-memory sessions of the pairwise-mask protocol, on a network that an adversary controls.
 
-``InsecurePairwiseSession`` makes everybody who takes part: an authority, certified clients whose coins repeat, inputs
-that a seed determines, and a server. Every message between them goes through ``route``, which shows it to the
-adversary first. The adversary returns what is delivered instead: the message itself, an altered one, none, several, or
-some that it kept from before.
+``InsecurePairwiseSession`` makes all parties: an authority, certified clients with repeatable coins, inputs from a
+seed, and a server. Every message between them goes through ``route``, which first shows it to the adversary. The
+adversary returns the messages to deliver: the message itself, an altered one, none, several, or earlier ones.
 
-There is no cryptography here but the library's own, and nothing here protects anybody.
+All cryptography is the library's, and nothing here protects data.
 """
 
 from __future__ import annotations
@@ -52,11 +51,11 @@ from secagg.wire import MessageKind, message_kind
 
 SMALL_LAYOUT: Final = Layout((RingSegment(20, 6), RingSegment(7, 3)))
 MUCH: Final = 1 << 40
-"""Capacity of a decoder that takes every sum."""
+"""Capacity of a decoder that accepts every sum."""
 
 
 class OfferedSubject(Subject):
-    """A subject whose terms are the digest in an offer, so that it can be that of any offer."""
+    """A subject with the terms digest of any offer."""
 
     @property
     def terms_digest(self) -> bytes:
@@ -64,7 +63,7 @@ class OfferedSubject(Subject):
 
     @classmethod
     def of(cls, configuration: SessionConfiguration, capacity: int = MUCH) -> OfferedSubject:
-        """Return the subject of an offer, which refuses nothing in it."""
+        """Return the subject of an offer, which accepts all of it."""
         return cls(
             task=configuration.task,
             round_number=configuration.round_number,
@@ -84,7 +83,7 @@ def plan_of(
     standing: Standing = NO_STANDING,
     **asked: Any,
 ) -> SessionPlan:
-    """Plan a session of a layout, as a server would that is asked for these settings, or another subject."""
+    """Plan a session for a layout, as a server does with these settings, or for another subject."""
     subject = OfferedSubject(
         task=asked.pop("task", b"federated training"),
         round_number=asked.pop("round_number", 0),
@@ -97,7 +96,7 @@ def plan_of(
 
 
 MADE = 1_800_000_000
-"""When the authority signed its roster, and the clients' time."""
+"""Time when the authority signed its roster, and the clients' time."""
 NOW = datetime.fromtimestamp(MADE, UTC)
 
 
@@ -111,7 +110,7 @@ def update_of(payload: Payload, model_digest: bytes = NO_DIGEST) -> LazyUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSetup:
-    """What a session is like; two sessions of one setup are the same to the last byte (in the classic suite)."""
+    """Setup of a session; two sessions of one setup are identical (in the classic suite)."""
 
     population: int = 8
     corrupted: int = 1
@@ -128,11 +127,11 @@ class SessionSetup:
     round_number: int = 0
     attempt: int = 0
     seed: bytes = b"a session"
-    """Determines the coins of everybody, the inputs, and the identity keys."""
+    """Determines all coins, inputs and identity keys."""
 
     @property
     def client_ids(self) -> tuple[ClientId, ...]:
-        """Return the clients that are invited: increasing, with gaps, and none at zero."""
+        """Return the invited clients: increasing, with gaps, without zero."""
         return tuple(ClientId(1000 + 7 * index) for index in range(self.population))
 
     @property
@@ -151,7 +150,7 @@ class SessionSetup:
 
     @property
     def subject(self) -> OfferedSubject:
-        """Return what the session is about, as every client knows it."""
+        """Return the session's subject, as every client knows it."""
         return OfferedSubject(
             task=b"federated training",
             round_number=self.round_number,
@@ -166,7 +165,7 @@ class SessionSetup:
         return replace(self, attempt=self.attempt + 1)
 
     def coins_of(self, party: str) -> InsecureSeededCoins:
-        """Return the coins of a party, from their beginning."""
+        """Return the coins of a party, from the start."""
         return InsecureSeededCoins(hashlib.sha256(self.seed + b"/" + party.encode()).digest())
 
     def plan(self, authority: bytes = NO_AUTHORITY) -> SessionPlan:
@@ -192,10 +191,10 @@ class SessionSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """One message on its way, as the network sees it."""
+    """One message in transit, as the network sees it."""
 
     state: ServerState
-    """The round, as the server counts it."""
+    """The round, in the server's numbering."""
     sender: Party
     receiver: Party
     message: bytes = field(repr=False)
@@ -214,7 +213,7 @@ class Outgoing:
 
 
 def outgoing(server: Server) -> list[Outgoing]:
-    """Return what a server sends to everybody who may still answer, once it knows who that is."""
+    """Return a server's messages to all clients that may still answer, once it knows them."""
     messages = [(client, server.message_to(client)) for client in sorted(server.awaited or ())]
     return [Outgoing(client, message) for client, message in messages if message is not None]
 
@@ -242,7 +241,7 @@ def restored(snapshot: bytes, *, threads: int = 1) -> Server:
 
 
 Adversary = Callable[[Delivery], Iterable[Delivery]]
-"""Told of each message before it is delivered; returns what is delivered instead."""
+"""Called with each message before its delivery; returns the messages to deliver."""
 
 
 def pass_on(delivery: Delivery) -> tuple[Delivery, ...]:
@@ -250,9 +249,9 @@ def pass_on(delivery: Delivery) -> tuple[Delivery, ...]:
 
 
 class InsecurePairwiseSession:
-    """Everybody who takes part in one session, on a network that the adversary controls.
+    """All parties of one session, on a network that the adversary controls.
 
-    Errors do not stop the session: what a client raised stands in ``errors``, what the server raised in ``refusals``.
+    Errors do not stop the session: those of clients are stored in ``errors``, those of the server in ``refusals``.
     """
 
     def __init__(
@@ -280,11 +279,11 @@ class InsecurePairwiseSession:
         self.payloads = {client: (payload_of or self._payload_of)(client) for client in self.setup.client_ids}
         self.server = Server(self.setup.plan(self.authority.public_key))
         self.clients = {client: self.enrol(client) for client in self.setup.client_ids}
-        """Who is online. Take a client out with ``drop``; one that raised an error stays, and answers nothing."""
+        """Online clients. Remove a client with ``drop``; one that raised an error stays, but does not answer."""
         self.pending = [Outgoing(client, self.server.invitation) for client in self.clients]
-        """What the server sends next, and the network has not delivered yet."""
+        """The server's next messages, not yet delivered."""
         self.log = list[Delivery]()
-        """Everything that was delivered, in order."""
+        """All delivered messages, in order."""
         self._uploads = dict[tuple[ClientId, bytes], bytes]()
         self.errors = dict[ClientId, list[SecAggError]]()
         self.refusals = list[tuple[ClientId, SecAggError]]()
@@ -293,7 +292,7 @@ class InsecurePairwiseSession:
 
     @property
     def client_ids(self) -> tuple[ClientId, ...]:
-        """Everybody who was invited."""
+        """All invited clients."""
         return self.setup.client_ids
 
     def enrol(  # noqa: PLR0913 -- all but the first have defaults
@@ -306,7 +305,7 @@ class InsecurePairwiseSession:
         coins: Coins | None = None,
         certificate: Certificate | None = None,
     ) -> Client:
-        """Make a client as the session makes them, but for what is given; it is not online until somebody says so."""
+        """Make a client like the session's, except for the given arguments; it starts offline."""
         member = self.member(client, policy=policy, coins=coins, certificate=certificate)
         return Client(member, replace(self.setup.subject, capacity=capacity), update or self.update_of(client))
 
@@ -328,7 +327,7 @@ class InsecurePairwiseSession:
             )
 
     def route(self, delivery: Delivery) -> None:
-        """Show a message to the adversary, and deliver what it returns, with the answers that follow."""
+        """Show a message to the adversary, and deliver its result, with the following answers."""
         for altered in self.adversary(delivery):
             match altered.receiver:
                 case ServerId():
@@ -351,7 +350,7 @@ class InsecurePairwiseSession:
             return
         self.log.append(delivery)
         try:
-            # A platform keeps what it sends until it has arrived; the client itself hands its upload out once.
+            # A platform keeps a message until it has arrived; the client itself returns its upload once.
             kept = self._uploads.get((client.client, delivery.message))
             answer = kept if kept and client.state is not ClientState.ABORTED else client.answer(delivery.message)
         except SecAggError as error:
@@ -368,17 +367,17 @@ class InsecurePairwiseSession:
         self.pending = close_round(self.server)
 
     def replan(self, configuration: SessionConfiguration) -> None:
-        """Begin again with a configuration that nobody planned."""
+        """Restart with an unplanned configuration."""
         self.server = Server(replace(self.setup.plan(self.authority.public_key), configuration=configuration))
         self.pending = [Outgoing(client, self.server.invitation) for client in self.clients]
 
     def reach(self, state: ServerState) -> None:
-        """Play on until the server awaits this state's messages; the requests for them are ``pending``."""
+        """Continue until the server awaits this state's messages; the requests for them are ``pending``."""
         while self.server.state is not state:
             self.step()
 
     def finish(self) -> Aggregate:
-        """Play to the end, and return the sum.
+        """Run to the end, and return the sum.
 
         Raises:
             ThresholdNotMet, PeerMisbehaved: as the server does.
@@ -411,7 +410,7 @@ class InsecurePairwiseSession:
         certificate: Certificate | None = None,
         recording: Callable[[Coins], Recorder] | None = None,
     ) -> PairwiseMember:
-        """Return what a client brings along, with its identity key, for an adversary that corrupts it."""
+        """Return a client's member object, with its identity key, for an adversary that corrupts it."""
         key, active = signing_key or self.signing_keys[client], self.setup.mode is SecurityMode.ACTIVE
         certified = certificate or issue_certificate(self.authority_key, client, key.public_key)
         return PairwiseMember(
@@ -427,7 +426,7 @@ class InsecurePairwiseSession:
         )
 
     def settled(self, sharers: Iterable[int] | None = None) -> Settled:
-        """Return what the server's closed rounds settled, or would have settled with other sharers."""
+        """Return the result of the server's closed rounds, or the result with other sharers."""
         settled = self.server.settled
         return settled if sharers is None else replace(settled, known_sharers=settled.roster.set_of(sharers))
 
@@ -437,7 +436,7 @@ class InsecurePairwiseSession:
     def delivery(
         self, receiver: int, sharers: Iterable[int] | None = None, sent: Mapping[int, bytes] = MappingProxyType({})
     ) -> bytes:
-        """Return a delivery of shares that fits together, for sharers or with messages of the server's choice."""
+        """Return a consistent delivery of shares, for sharers or with the server's choice of messages."""
         roster, kind = self.server.roster, MessageKind.ENCRYPTED_SHARES
         relayed = {
             position: RelayedShares(roster, position, EncryptedShares.decode(message, Seat(roster, position)), None)
@@ -448,7 +447,7 @@ class InsecurePairwiseSession:
         return deliver_shares(self.settled(chosen), relayed, receiver).encode()
 
     def signed_again(self, client: ClientId, answer: bytes) -> bytes:
-        """Sign an answer that was altered, as its sender does that lies; in semi_honest mode nobody signs."""
+        """Sign an altered answer, like a lying sender; in semi_honest mode nothing is signed."""
         settled = self.settled()
         answered = AnsweredFor.by(settled.roster, settled.sharers, settled.contributors, settled.position_of(client))
         decoded = UnmaskingShares.decode(answer, Asked(settled.roster, answered))
@@ -460,7 +459,7 @@ class InsecurePairwiseSession:
         return replace(decoded, signature=self.signing_keys[client].sign(Label.SIGNED_UNMASKING, *parts)).encode()
 
     def sum_of(self, clients: Iterable[ClientId]) -> Aggregate:
-        """Return the sum that these clients' inputs have, from the inputs themselves."""
+        """Return the sum of these clients' inputs, computed from the inputs."""
         chosen = sorted(clients)
         return ideal_aggregate(
             self.setup.layout,
@@ -478,7 +477,7 @@ def insecure_signing_key(owner: str, seed: bytes) -> SigningKey:
 
 
 def insecure_payload(layout: Layout, seed: bytes) -> Payload:
-    """Return an input that is uniform over the layout's rings, from a seed that anybody may know."""
+    """Return an input that is uniform over the layout's rings, from a public seed."""
     values = list[RingVector]()
     for index, segment in enumerate(layout.require_rings()):
         stream = hashlib.shake_256(seed + index.to_bytes(4, "big")).digest(8 * segment.length)

@@ -1,4 +1,4 @@
-"""How much the first protocol of its kind sends, as its authors count it: a measure for one's own traffic."""
+"""Traffic of the original protocol [BIK+17] by its authors' count, as a baseline for our traffic."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ _ELEMENT_BITS: Final = 256
 
 
 def bonawitz_bits(clients: int, dimension: int, input_bits: int = 16) -> int:
-    """Return how many bits one client sends and receives in a full graph in which nobody drops out.
+    """Return the bits that one client sends and receives in a full graph without dropouts.
 
-    Two keys to and from everybody; two shares to and from everybody, and one of each shown at the end; who survived;
-    and the masked vector, in as many bits as the sum of all inputs takes.
+    Two keys to and from every client; two shares to and from every client, one of which is shown at the end; the
+    survivors; and the masked vector, with the bits of the sum of all inputs.
 
-    Implements: [BIK+17], the count behind the expansion factors of its abstract; it leaves out what encryption and
-        framing add.
+    Implements: [BIK+17], the count behind the expansion factors of its abstract; it omits encryption and framing.
     """
     if min(clients, dimension, input_bits) < 1:
         raise InvalidParameters(f"counts are at least 1; got {clients}, {dimension} and {input_bits}")
@@ -27,5 +26,5 @@ def bonawitz_bits(clients: int, dimension: int, input_bits: int = 16) -> int:
 
 
 def expansion(clients: int, dimension: int, input_bits: int = 16) -> float:
-    """Return that, relative to sending the input alone and in the clear."""
+    """Return these bits relative to sending only the plain input."""
     return bonawitz_bits(clients, dimension, input_bits) / (dimension * input_bits)

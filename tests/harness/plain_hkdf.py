@@ -1,4 +1,4 @@
-"""HKDF-SHA256 and bound strings as they are documented; nothing here shares code with the library."""
+"""HKDF-SHA256 and bound strings from their documentation, without code of the library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fifth protocol, for tests: a plain sum, which protects nobody. One registration plugs it in everywhere."""
+"""An additional protocol for tests: a plain sum without protection. One registration plugs it in everywhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DIGEST_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainSettings:
-    """What a plain sum has to choose."""
+    """Settings of a plain sum."""
 
     minimum_cohort: int = 3
 
@@ -92,7 +92,7 @@ class PlainServerSession(StagedServerSession[Payload]):
 
 @dataclass(slots=True)
 class PlainMember:
-    """A client with nothing but a name."""
+    """A client with only a name."""
 
     client: ClientId
 
@@ -132,7 +132,7 @@ class PlainSimulation:
         return PlainMember(client)
 
     def close(self) -> None:
-        """Nothing outlives a session."""
+        """There is no state after a session."""
 
 
 ENTRY: Final = ProtocolEntry(

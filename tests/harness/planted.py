@@ -1,4 +1,4 @@
-"""Stand-ins for what a test plants away."""
+"""Replacements for functions that a test disables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def always(value: T) -> Callable[..., T]:
-    """Return a function that gives this value, whatever it is called with."""
+    """Return a function that returns this value for any arguments."""
 
     def stand_in(*_: object) -> T:
         return value

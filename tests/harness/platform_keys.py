@@ -1,4 +1,4 @@
-"""The keys that a protocol needs on a platform, as its operator makes them, and the settings that name them."""
+"""A protocol's keys on a platform, made as its operator does, and the settings with their paths."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROTOCOLS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 def named(folder: Path, protocol: str, settings: Mapping[str, Any], clients: Iterable[int]) -> dict[str, str]:
-    """Make the keys that a protocol needs, and return what the settings name of them."""
+    """Make the keys that a protocol needs, and return the settings that refer to them."""
     if protocol == "pairwise" and "mode" not in settings:
         return {}
     keys, numbers = folder / "keys", list(clients)
@@ -40,7 +40,7 @@ HOLDERS: Final = 4
 
 
 def holding(folder: Path, number: int = 1) -> dict[str, str]:
-    """Sign an epoch, start its holders in threads of this process, and return the settings that name both."""
+    """Sign an epoch, start its holders in threads of this process, and return the settings for both."""
     authority = load_authority(folder / "keys" / AUTHORITY_FILE)
     seeds = (Secret.random("signing key", IDENTITY_KEY_BYTES, SystemCoins()) for _ in range(HOLDERS))
     keys = [SigningKey(seed) for seed in seeds]

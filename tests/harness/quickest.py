@@ -1,4 +1,4 @@
-"""The processor time of what is done, free of what else this process or the machine does."""
+"""Processor time of an operation, without other work of this process or machine."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 
 def quickest(done: Callable[[], object], tries: int = 5) -> float:
-    """Return the least processor time, in seconds, of several tries.
+    """Return the minimum processor time, in seconds, of several tries.
 
-    After thousands of tests a collection of garbage alone takes half a second, and a neighbour slows a try; neither
-    makes the least of them longer.
+    After thousands of tests a garbage collection takes half a second, and other processes slow a try; the minimum is
+    not affected.
     """
     taken = list[float]()
     gc.disable()

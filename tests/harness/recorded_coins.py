@@ -1,4 +1,4 @@
-"""Coins of test vectors, and coins that are looked at after their use."""
+"""Coins of test vectors, and coins that a test inspects after their use."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class InsecureRecordedCoins:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether every recorded coin was drawn, as a vector demands at its end."""
+        """Whether all recorded coins were drawn, as required at a vector's end."""
         return self._position == len(self._recorded)
 
 
 class WatchedCoins:
-    """Coins that keep what they handed out, to see what became of it."""
+    """Coins that keep their drawn buffers, so a test can inspect them."""
 
     def __init__(self) -> None:
         self.handed_out = list[bytearray]()

@@ -1,4 +1,4 @@
-"""Secrets that are made, and those that an object leads to."""
+"""Finds created secrets, and secrets reachable from an object."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def secrets_from_now(monkeypatch: pytest.MonkeyPatch) -> list[Secret]:
 
 
 def reachable(root: object) -> Iterator[object]:
-    """Go through the library's objects that hang on one."""
+    """Traverse the library's objects reachable from one."""
     seen, queue = set[int](), [root]
     while queue:
         item = queue.pop()

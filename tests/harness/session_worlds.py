@@ -1,4 +1,4 @@
-"""Every protocol as a candidate of the conduct kit: the same clients and inputs, and settings that survive one loss."""
+"""Every protocol as a conformance candidate: the same clients and inputs, and settings that tolerate one dropout."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SETTINGS: Final[dict[str, tuple[str, Any, int]]] = {
     "LightSecAgg, semi-honest": ("lightsecagg", LightSecAggOptions(dropped=2, population=7), 7),
     "plain": ("plain", plain_sum.PlainSettings(), 5),
 }
-"""By name: the protocol, its settings, and how many clients."""
+"""By name: the protocol, its settings, and the number of clients."""
 
 
 def entry_of(name: str) -> ProtocolEntry:
@@ -84,7 +84,7 @@ def _with_holders(world: Any, alter: Callable[[bytes], bytes]) -> None:
 
 
 LINKS: Final = {"two-servers": _between_servers, "one-message": _with_holders}
-"""By protocol: what alters the messages between a simulation's server and its helpers."""
+"""By protocol: function that alters messages between a simulation's server and its helpers."""
 
 
 def candidate_of(name: str) -> SessionCandidate:
@@ -105,9 +105,9 @@ def candidate_of(name: str) -> SessionCandidate:
         payload=payload_of,
         coins=SystemCoins(),
         clock=lambda: NOW,
-        # Without signatures the transport alone says who sent what; what it mixes up does not unmask.
+        # Without signatures only the transport identifies senders; confused messages do not unmask.
         proves_senders="semi-honest" not in name,
-        # A host that alters masked vectors spoils the sum that it alone gets; LightSecAgg leaves it to the transport.
+        # A host that alters masked vectors only spoils its own sum; LightSecAgg leaves this to the transport.
         notices_alterations=name != "enclave" and "LightSecAgg" not in name,
         between=LINKS.get(protocol),
         linked=(ServerId(0), ServerId(1)) if protocol == "two-servers" else (),

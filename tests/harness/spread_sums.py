@@ -1,4 +1,4 @@
-"""Sums of one message whose uploads others add: a place that outlives coordinators, and lives of coordinators in it."""
+"""Distributed one-message sums: state that outlives coordinators, and runs of coordinators on it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from secagg.session.roles import Released
 from tests.harness.one_message_sums import InsecureSum, SumSetup
 
 SETUP = SumSetup(population=6, layout=Layout((RingSegment(12, 1 << 16),)))
-"""Two pieces: the weight and the zeros behind it stand in the second."""
+"""Two pieces: the second has the weight and the zeros after it."""
 
 
 class Place:
-    """Everything of one sum that outlives its coordinator: storage, state, holders, and clients with what they sent."""
+    """All of a sum that outlives its coordinator: storage, state, holders, and clients with their uploads."""
 
     def __init__(self, folder: Path, setup: SumSetup = SETUP, storage: str = "") -> None:
         self.folder, self.setup, self.world = folder, setup, InsecureSum(setup)
@@ -43,7 +43,7 @@ class Place:
         return self.setup.clients
 
     def upload(self, client: ClientId, invitation: bytes) -> bytes:
-        """Return what a client sends: the same bytes however often it is asked."""
+        """Return a client's upload: the same bytes every time."""
         if client not in self.sent:
             made = self.world.member(client).join(self.setup.subject, self.world.update(client)).answer(invitation)
             self.sent[client] = made
@@ -69,7 +69,7 @@ class Place:
         return same and released.counted == counted
 
     def objects(self, kind: str) -> list[Path]:
-        """Return the pieces, or the partial sums, that lie in the storage."""
+        """Return the pieces, or the partial sums, in the storage."""
         return sorted(path for path in Path(self.storage).glob(f"*/{kind}/**/*") if path.is_file())
 
     def pieces_of(self, client: ClientId) -> list[Path]:
@@ -77,7 +77,7 @@ class Place:
 
 
 class Life:
-    """A coordinator that others may go on from."""
+    """One run of a coordinator, which others may resume."""
 
     def __init__(  # noqa: PLR0913 -- what tests vary
         self,
@@ -119,12 +119,12 @@ class Life:
         return self.session.release()
 
     def end(self) -> None:
-        """End the process, as far as a test sees it: the lock is free, and nothing else has changed."""
+        """Simulate the end of the process: the lock is free, and nothing else has changed."""
         self.state.close()
 
 
 def whole(place: Place, engine: Engine | None = None) -> Released:
-    """Hold a sum from its beginning to its end."""
+    """Run a complete sum."""
     life = Life(place, engine)
     life.upload()
     return life.finish()
@@ -157,9 +157,9 @@ class Moments:
 
 
 def live(place: Place, die_at: int) -> dict[str, Any]:
-    """Fork a coordinator that dies at a write; answer what it asks of holders, and return how it ended.
+    """Fork a coordinator that dies at a write; answer its requests to holders, and return its exit status.
 
-    The holders live in the process that forks, so they remember what a killed coordinator asked of them.
+    The holders are in the parent process, so they remember a killed coordinator's requests.
     """
     here, there = Pipe()
     child = os.fork()
@@ -203,7 +203,7 @@ def _coordinate(place: Place, pipe: Connection, die_at: int) -> int:
                 pipe.send(("sent", {client: message}))
                 life.session.receive(client, message)
         released = life.finish()
-        # Whoever releases twice fails here.
+        # A second release fails here.
         with (place.folder / "released").open("x") as file:
             file.write("once")
         said: dict[str, Any] = {"exact": place.is_exact(released)}

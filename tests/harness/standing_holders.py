@@ -1,4 +1,4 @@
-"""Standing holders of an epoch of one message, each in a process of its own, as their operators start them."""
+"""Standing holders of a one-message epoch, each in a separate process, as their operators start them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from secagg.protocols.one_message import EpochRecord
 
 
 def told(*arguments: str) -> str:
-    """Run one of the library's commands here, and return what it printed."""
+    """Run one of the library's commands in this process, and return its output."""
     # By name: a type checker would follow the commands into training, which some environments are without.
     with redirect_stdout(StringIO()) as said:
         assert import_module("secagg.cli").main([*arguments]) == 0
@@ -33,9 +33,9 @@ class StandingHolders:
         serve: tuple[str, ...] = (),
         elsewhere: bool = False,
     ) -> None:
-        """Sign the record of who holds, with these options, and start them all, with those options of theirs.
+        """Sign the record of the holders with these options, and start all of them with their options.
 
-        Elsewhere they listen at ports, for the server whose key is in the file ``server.key``.
+        If remote, they listen at ports for the server with the key in the file ``server.key``.
         """
         self.folder, self.count, self.serve = folder, count, serve
         self._addresses = [str(folder / f"{number}.socket") for number in range(count)]

@@ -1,8 +1,8 @@
-"""A layer between a program and its files, which stops the program or fails at any write, and copies what is there.
+"""A layer between a program and its files: stops the program or fails at any write, and copies the files.
 
-Every change of a file passes it: opening to create, writing, cutting, flushing, renaming, removing.
-Nothing is flushed, which takes long and which no process sees that comes after.
-A program that was stopped changes nothing more, whatever it tries on its way out, as if its process had been killed.
+Every change of a file goes through it: creating, writing, truncating, flushing, renaming, removing. Flushes are
+skipped, because they are slow and later processes cannot observe them. A stopped program changes nothing more, even
+during its exit, as if its process had been killed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Stopped(BaseException):
 
 
 class StoppedFiles:
-    """Counts what is done to files, and stops or fails at one of them."""
+    """Counts operations on files, and stops or fails at one of them."""
 
     def __init__(
         self,
@@ -39,8 +39,8 @@ class StoppedFiles:
 
         Args:
             stop_before: the number of the call at which the program ends.
-            fail_at: the number of the call that fails for want of room.
-            is_partial: whether half of what is written at that call reaches the file.
+            fail_at: the number of the call that fails for lack of space.
+            is_partial: whether half of that call's data reaches the file.
             watch: called after each call.
         """
         self.stop_before, self.fail_at, self.is_partial, self.watch = stop_before, fail_at, is_partial, watch
@@ -82,7 +82,7 @@ def copy_of(folder: Path) -> Copy:
 
 
 def put_back(folder: Path, copy: Copy, *, by_renaming: bool) -> None:
-    """Write files of a copy into a folder, in place or next to it and then renamed."""
+    """Write a copy's files into a folder, in place or by renaming."""
     for name, data in copy.items():
         if by_renaming:
             beside = folder.with_name(f"restored {name}")

@@ -1,7 +1,7 @@
-"""Test suites that others wrote, read from the folder that SECAGG_VECTORS names: they are not ours to publish.
+"""External test suites, read from the folder SECAGG_VECTORS, because we may not publish them.
 
-A case has its source's verdict and ours. Where they differ ours must be the stricter one, for a reason that is written
-down with the number of cases that it explains.
+A case has its source's verdict and ours. If they differ, ours must be stricter, for a documented reason with its number
+of cases.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TALLIES: Final = dict[str, str]()
 
 
 def folder() -> Path | None:
-    """Return where the suites are; None where nobody says so.
+    """Return the folder of the suites; None if it is not set.
 
     Raises:
         FileNotFoundError: the variable names no folder.
@@ -53,7 +53,7 @@ class Judged:
         """Begin.
 
         Args:
-            stricter: by the reason of our refusal, how many cases we refuse that the source accepts, and why.
+            stricter: by the reason of our refusal, the number of cases that the source accepts, and why we refuse.
         """
         self._name, self._stricter = name, stricter or {}
         self._cases, self._differences = 0, Counter[Reason]()
@@ -79,7 +79,7 @@ class Judged:
             self._wrong.append(f"{number} is {'accepted' if accepted else 'computed wrong'}")
 
     def close(self, cases: int) -> None:
-        """Compare with what was expected of the whole suite, and keep its tally."""
+        """Compare with the expectation of the whole suite, and store its tally."""
         assert not self._wrong, self._wrong
         assert self._cases == cases, f"{self._cases} cases, not {cases}"
         expected = {why: count for why, (count, _) in self._stricter.items()}

@@ -1,9 +1,8 @@
-"""Does the time of some code depend on its input: a fixed input against random ones, in turns, by Welch's t-test.
+"""Tests whether code's time depends on its input: a fixed input against random ones, interleaved, by Welch's t-test.
 
-Implements: [RBV17] dudect, with thread time in place of cycles. Both classes are drawn before, and each input is loaded
-into the same memory when it is its turn, so that addresses and caches treat them alike; which comes next is decided by
-a public hash. Slow measurements are interruptions: t is also taken of the quickest parts of all measurements, and the
-greatest of them counts.
+Implements: [RBV17] dudect, with thread time in place of cycles. Both classes are drawn beforehand, and each input is
+loaded into the same memory, so that addresses and caches are equal; a public hash decides the order. Slow measurements
+are interruptions: t is also computed for the fastest parts of all measurements, and the largest one counts.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 LEAKS_ABOVE: Final = 10.0
-"""Where dudect says that time depends on the input; below 4.5 it says nothing."""
+"""Above this, dudect reports that time depends on the input; below 4.5 it reports nothing."""
 SUSPICIOUS_ABOVE: Final = 4.5
 COPIES: Final = 1024
-"""Of each class: many, so that where one input lies in memory says nothing of its class."""
+"""Number of inputs of each class: many, so that an input's address does not correlate with its class."""
 _WARM_UP: Final = 64
 _FEWEST: Final = 100
-"""In each class; of fewer no t is taken."""
+"""Minimum number in each class for computing t."""
 _CROPS: Final = 20
 _BATCH: Final = 4096
 
@@ -37,21 +36,21 @@ Nanoseconds = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """What the measurements say."""
+    """Result of the measurements."""
 
     t: float
-    """The greatest by its size: positive where the fixed input takes longer."""
+    """Largest t in magnitude: positive if the fixed input takes longer."""
     share: float
-    """Of all measurements, those that it was taken of: the quickest."""
+    """Share of the measurements behind t: the fastest."""
     measurements: int
     median: float
-    """Nanoseconds, of both classes together."""
+    """Nanoseconds, over both classes."""
     difference: float
     """Nanoseconds, between the means of the classes in that share."""
 
     @property
     def verdict(self) -> str:
-        """What dudect would say."""
+        """The verdict of dudect."""
         if abs(self.t) > LEAKS_ABOVE:
             return "depends on the input"
         return "perhaps" if abs(self.t) > SUSPICIOUS_ABOVE else "nothing seen"
@@ -71,7 +70,7 @@ def timed(  # noqa: PLR0913 -- three have defaults
     started, taken = perf_counter(), list[int]()
     classes, inputs = (fixed, random), len(fixed)
     if inputs != len(random):
-        raise ValueError("both classes have as many inputs")
+        raise ValueError("both classes need the same number of inputs")
     for index in range(_WARM_UP):
         run(load(classes[index % 2][index // 2 % inputs]))
     order = bytearray()
@@ -95,10 +94,10 @@ def timed(  # noqa: PLR0913 -- three have defaults
 
 
 def judged(fixed: Nanoseconds, random: Nanoseconds) -> Timed:
-    """Return the greatest t of all measurements and of their quickest parts."""
+    """Return the largest t of all measurements and of their fastest parts."""
     whole = np.concatenate([fixed, random])
     best = Timed(0.0, 1.0, whole.size, float(np.median(whole)), 0.0)
-    # The thresholds lie as dudect's do: close together where most measurements are.
+    # The thresholds are spaced like dudect's: densely where most measurements are.
     for crop in range(_CROPS + 1):
         share = 1.0 if crop == _CROPS else 1 - 0.5 ** (10 * (crop + 1) / _CROPS)
         limit = np.quantile(whole, share)

@@ -42,12 +42,12 @@ People = dict[str, list[Any]]
 
 
 def declared(**changed: Any) -> Declaration:
-    """Return the declaration, with some of it changed."""
+    """Return the declaration, with some changes."""
     return Declaration.of({**TABLE, **changed})
 
 
 def people(seed: int, count: int) -> People:
-    """Draw people, some of whom lack values, or have some that are out of range."""
+    """Draw people, some with missing or out-of-range values."""
     draw = np.random.default_rng(seed)
     age = draw.normal(50, 25, count).round(1).tolist()
     for place in draw.integers(0, max(1, count), count // 8):
@@ -74,7 +74,7 @@ def together(sites: Iterable[People]) -> People:
 
 
 def write_declaration(path: Path, **changed: Any) -> str:
-    """Write the declaration as TOML, which JSON's texts, numbers and lists are as well."""
+    """Write the declaration as TOML; JSON's strings, numbers and lists are valid TOML."""
     table = {**TABLE, **changed}
     lines = [f"{key} = {json.dumps(value)}" for key, value in table.items() if not isinstance(value, dict)]
     for part in ("variables", "statistics"):

@@ -1,4 +1,4 @@
-"""The tutorial of a custom scheme, as it stands in the README of the compression schemes."""
+"""The tutorial of a custom scheme, from the README of the compression schemes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _HEADING = "## Custom schemes"
 
 
 def tutorial_scheme() -> str:
-    """Return the file that a reader saves."""
+    """Return the tutorial's file."""
     return _block("python")
 
 
 def tutorial_commands() -> str:
-    """Return what a reader types."""
+    """Return the tutorial's commands."""
     return _block("console")
 
 

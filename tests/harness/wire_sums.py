@@ -1,4 +1,4 @@
-"""Sums over HTTP for tests: plain ones, whose cryptography takes no time, and updates that follow from ids."""
+"""Sums over HTTP for tests: plain sums, without the cost of cryptography, and updates derived from ids."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PROOF = bytes(64)
 def quick_limits(
     *, seconds: float = 20.0, poll: float = 5.0, grace: float = 5.0, connections: int = 100, bodies: int = 4
 ) -> WireLimits:
-    """Return limits for tests; the seconds are what a test waits at most where it fails."""
+    """Return limits for tests; a failing test waits at most these seconds."""
     return WireLimits(
         stages=Limits(exchange=seconds, training=seconds),
         answer_bytes=ANSWER_BYTES,
@@ -72,7 +72,7 @@ def joining(client: ClientId, subject: Subject = SUBJECT) -> Join:
 
 
 def answer_of(client: ClientId, session: ServerSession) -> bytes:
-    """Return what a client answers the invitation of a plain sum with."""
+    """Return a client's answer to the invitation of a plain sum."""
     return PlainMember(client).join(SUBJECT, update_of(client)).answer(session.invitation)
 
 
@@ -83,14 +83,14 @@ def headers_of(client: ClientId, proof: bytes = PROOF) -> dict[str, str]:
 
 @asynccontextmanager
 async def in_memory(server: SumServer) -> AsyncGenerator[httpx.AsyncClient]:
-    """Reach a server without a socket."""
+    """Connect to a server without a socket."""
     transport = httpx.ASGITransport(app=server.app)
     async with httpx.AsyncClient(transport=transport, base_url="http://sums") as http:
         yield http
 
 
 class Held:
-    """A server that holds a plain sum, for requests by hand."""
+    """A server that runs a plain sum, for handmade requests."""
 
     def __init__(
         self, server: SumServer, http: httpx.AsyncClient, session: ServerSession, description: SessionDescription
@@ -118,7 +118,7 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 async def past_httpx(
     server: SumServer, path: str, receive: Receive, *more: tuple[str, str], client: ClientId | None = CLIENTS[0]
 ) -> int:
-    """Post what httpx would not send, and return the status."""
+    """Post a request that httpx would not send, and return the status."""
     said = list[Any]()
 
     async def send(message: Any) -> None:
@@ -140,13 +140,13 @@ async def disconnected() -> dict[str, Any]:
 async def holding(
     server: SumServer | None = None, session: ServerSession | None = None
 ) -> AsyncGenerator[tuple[Held, asyncio.Task[Released]]]:
-    """Hold a plain sum, whose task ends with the block."""
+    """Run a plain sum, whose task ends with the block."""
     server, session = server or SumServer(limits=quick_limits()), session or plain_session()
     description = server.description(SUBJECT, "plain")
     async with in_memory(server) as http:
         task = asyncio.create_task(server.run(session, description))
         try:
-            # The session description is there before the first stage is open, and a message only after.
+            # The session description exists before the first stage opens, and a message only after.
             held = Held(server, http, session, description)
             await held.http.get("/v1/session")
             await until(lambda: server.is_open)
@@ -174,12 +174,12 @@ async def served(limits: WireLimits, tls: ServerTls | None = None) -> AsyncGener
 async def until(is_so: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait for a condition."""
     async with asyncio.timeout(seconds):
-        while not is_so():  # noqa: ASYNC110 -- most of what is waited for is another process's
+        while not is_so():  # noqa: ASYNC110 -- most conditions depend on another process
             await asyncio.sleep(0.005)
 
 
 async def taking_part(
     url: str, client: ClientId, join: Join | None = None, http: httpx.AsyncClient | None = None
 ) -> Outcome:
-    """Take part in a plain sum, as a client does."""
+    """Take part in a plain sum as a client."""
     return await contribute(url, join or joining(client), prover=Prover(client, SystemCoins()), http=http)

@@ -1,4 +1,4 @@
-"""A deployment in processes of its own: our commands, forked from a process that has imported them already."""
+"""A deployment in separate processes: our commands, forked from a process that has already imported them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 SECONDS: Final = 240.0
-"""Within which everything that is waited for happens, however slow the machine is."""
+"""Timeout of all waits, for slow machines."""
 VALUES: Final = 8
 FORKS: Final = get_context("forkserver")
 FORKS.set_forkserver_preload(
@@ -35,7 +35,7 @@ FORKS.set_forkserver_preload(
 
 
 def child(arguments: list[str], environment: dict[str, str], log: Path, stops: Connection | None) -> None:
-    """Run a command; where there are stops, a client waits around each answer, and a server around its last steps."""
+    """Run a command; with stops, a client waits around each answer, and a server around its last steps."""
     from secagg.cli import main  # noqa: PLC0415 -- in the child
 
     os.environ.update(environment)
@@ -50,11 +50,11 @@ def child(arguments: list[str], environment: dict[str, str], log: Path, stops: C
 
 
 def pause(stops: Connection) -> None:
-    """Let a client of this process wait before and after each answer, and a server where it writes and tells."""
+    """Let a client of this process wait before and after each answer, and a server around its writes and messages."""
     from secagg.cli import serve as server  # noqa: PLC0415 -- in the child
     from secagg.transport import client, keeping  # noqa: PLC0415 -- in the child
 
-    part: Any = vars(client)["_Part"]  # Where a client would be killed.
+    part: Any = vars(client)["_Part"]  # Point where a client would be killed.
     answered = part._answered  # noqa: SLF001
 
     async def stopping(self: Any, description: Any, before: Any, number: int, message: bytes) -> Any:
@@ -96,30 +96,30 @@ def pause(stops: Connection) -> None:
 
 
 class Process:
-    """A command that runs, and what it has said."""
+    """A running command, and its output."""
 
     def __init__(self, arguments: list[str], environment: dict[str, str], log: Path, *, is_paused: bool) -> None:
         self.log, self._seen = log, 0
         self._ours, theirs = FORKS.Pipe()
         stops = theirs if is_paused else None
-        # No daemon: a server may have workers, which end with it.
+        # Not a daemon: a server may have workers, which end with it.
         self._process = FORKS.Process(target=child, args=(arguments, environment, log, stops))
         self._process.start()
         theirs.close()
 
     @property
     def number(self) -> int:
-        """The system's number of it."""
+        """Process id."""
         assert self._process.pid is not None
         return self._process.pid
 
     @property
     def text(self) -> str:
-        """All that it has said."""
+        """All its output."""
         return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
 
     def wait_for(self, text: str) -> str:
-        """Return the next line with a text in it."""
+        """Return the next line that contains a text."""
         deadline = time.monotonic() + SECONDS
         while True:
             is_over = not self._process.is_alive() or time.monotonic() > deadline
@@ -129,7 +129,7 @@ class Process:
                 self._seen += len(line)
                 if text in line:
                     return line.strip()
-            assert not is_over, f"{text!r} was never said, but:\n{said}"
+            assert not is_over, f"{text!r} was never printed, but:\n{said}"
             time.sleep(0.01)
 
     def wait_for_stage(self) -> tuple[str, int]:
@@ -138,7 +138,7 @@ class Process:
         return opened["stage"], opened["number"]
 
     def go_on(self) -> None:
-        """Let a client that has stopped go on."""
+        """Let a stopped client continue."""
         self._ours.send(None)
 
     def kill(self) -> None:
@@ -147,7 +147,7 @@ class Process:
         self.ended()
 
     def hang_up(self) -> None:
-        """Tell it that files were renewed."""
+        """Signal that files were renewed."""
         os.kill(self.number, signal.SIGHUP)
 
     def terminate(self) -> int:
@@ -158,11 +158,11 @@ class Process:
     def ended(self) -> int:
         """Wait for its end, and return its status."""
         self._process.join(SECONDS)
-        assert self._process.exitcode is not None, f"it has not ended, but said:\n{self.text}"
+        assert self._process.exitcode is not None, f"it has not ended, but printed:\n{self.text}"
         return self._process.exitcode
 
     def close(self) -> None:
-        """End it if it is there."""
+        """End it if it is running."""
         self._process.kill()
         self._process.join(SECONDS)
         self._ours.close()
@@ -177,7 +177,7 @@ class Town:
         self.port, self.url = 0, "http://127.0.0.1"
 
     def command(self, *arguments: str, is_paused: bool = False) -> Process:
-        """Start a command of ours."""
+        """Start one of our commands."""
         log = self.folder / f"{len(self.processes)}.log"
         process = Process(list(arguments), self.environment, log, is_paused=is_paused)
         self.processes.append(process)
@@ -219,7 +219,7 @@ class Town:
         )
 
     def mean(self) -> float:
-        """Return what came of it."""
+        """Return the resulting mean."""
         return float(np.load(self.folder / "mean.npy", allow_pickle=False)[0])
 
     def close(self) -> None:
