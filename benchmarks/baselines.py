@@ -1,7 +1,7 @@
-"""Baselines at equal bytes and schedule: what others send, beside the codes of this library, on the bundled images.
+"""Baselines at equal bytes and schedule: methods of others against this library's codes, on the bundled images.
 
 Each is a custom scheme (`--set compression.scheme=benchmarks/baselines.py:pruned`) or a change of a preset, and
-sends about as many bytes as the linear sketch of 1 bit, 1.5 kB, unless its name says otherwise. Rates are those of the
+sends about the bytes of the 1-bit linear sketch, 1.5 kB, unless its name says otherwise. Rates are those of the
 uncompressed run: no baseline was tuned, and neither were the codes.
 
     python benchmarks/baselines.py build/baselines --rounds 100 --json benchmarks/results/baselines.json
@@ -35,7 +35,7 @@ from secagg.training.driver import Cell, Grid, sweep
 from secagg.training.presets import preset
 
 BITS: Final = 16
-"""Of a value that a baseline sends in a ring; 20 clients of at most 0.25 fit."""
+"""Bits of a value that a baseline sends in a ring; 20 clients of at most 0.25 fit."""
 CLIP: Final = 0.25
 FRACTION_BITS: Final = 12
 SHARE: Final = 25
@@ -44,9 +44,9 @@ ROWS, COLUMNS = 3, 256
 EXTRACTED: Final = 400
 """Coordinates of a step of FetchSGD; the sketch has 768 cells."""
 CODEWORDS, WIDTH = 256, 12
-"""One byte for 12 turned values: as many bytes as the sketch."""
+"""One byte for 12 rotated values: the same bytes as the sketch."""
 LENGTH: Final = 0.6
-"""How long an update of the bundled images is, about, after the first rounds."""
+"""Approximate length of an update of the bundled images after the first rounds."""
 SKETCH: Final = ("compression.scheme=sketch", "compression.bits=1", "compression.lengths=fixed")
 _HERE: Final = Path(__file__).resolve()
 
@@ -57,7 +57,7 @@ def _plain(length: int) -> FixedPoint:
 
 @dataclass(frozen=True)
 class Pruned:
-    """Random coordinates, others in every round, divided by the share that is kept, so that a mean is unbiased."""
+    """Random coordinates, new in every round, divided by the kept share, so that a mean is unbiased."""
 
     values: int
     epoch: int
@@ -68,19 +68,19 @@ class Pruned:
 
     @property
     def layout(self) -> Layout:
-        """That of the values which are sent."""
+        """Layout of the sent values."""
         return Layout(
             self.inner.layout.segments, public_parameters_digest("baseline/pruned", self.epoch.to_bytes(8, "big"))
         )
 
     @property
     def capacity(self) -> int:
-        """That of the fixed point."""
+        """Capacity of the fixed point."""
         return self.inner.capacity
 
     @property
     def places(self) -> npt.NDArray[np.int64]:
-        """Which coordinates are sent in this round."""
+        """The coordinates sent in this round."""
         return np.random.default_rng([7, self.epoch]).permutation(self.values)[: self.inner.length]
 
     def encode(self, update: Floats, coins: Coins) -> Payload:
@@ -88,7 +88,7 @@ class Pruned:
         return Payload(self.layout, self.inner.encode(update[self.places], coins).values)
 
     def decode(self, aggregate: Aggregate) -> Floats:
-        """Put them back, as many times larger as there are coordinates for each."""
+        """Restore the coordinates, divided by the kept share."""
         inner = Aggregate(self.inner.layout, aggregate.values, aggregate.contributors)
         decoded = np.zeros(self.values, np.float32)
         decoded[self.places] = self.inner.decode(inner) * (self.values / self.inner.length)
@@ -96,7 +96,7 @@ class Pruned:
 
 
 class HeavyHitters:
-    """The server's memory between rounds: a few large coordinates leave the sketch in each, the rest stays in it.
+    """The server's state between rounds: each round extracts a few large coordinates; the rest stays in the sketch.
 
     Implements: [RPU+20] Algorithm 1, without momentum.
     """
@@ -107,7 +107,7 @@ class HeavyHitters:
         self._error = np.zeros((sketch.rows, sketch.columns))
 
     def step(self, aggregate: Aggregate) -> npt.NDArray[np.float64]:
-        """Add a round's mean to the memory and take the largest coordinates out of it; of equal ones the first."""
+        """Add a round's mean to the state and extract the largest coordinates; of equal ones the first."""
         self._error += self._sketch.table_of(aggregate) / aggregate.contributors
         estimate = self._sketch.medians(self._error)
         taken = np.argsort(-np.abs(estimate), kind="stable")[: self._extracted]
@@ -119,7 +119,7 @@ class HeavyHitters:
 
 @dataclass(frozen=True)
 class Fetched:
-    """[RPU+20]'s FetchSGD: a count sketch, whose errors the server keeps in the space of the sketch."""
+    """[RPU+20]'s FetchSGD: a count sketch with error feedback in the sketch at the server."""
 
     sketch: CountSketch
     memory: HeavyHitters
@@ -139,48 +139,48 @@ class Fetched:
         return self.sketch.encode(update, coins)
 
     def decode(self, aggregate: Aggregate) -> npt.NDArray[np.float64]:
-        """Take the largest coordinates out of the memory, times the weight that a mean divides by. Once a round."""
+        """Extract the largest coordinates from the state, times the divisor of the mean. Call once a round."""
         return self.memory.step(aggregate) * aggregate.contributors
 
 
 @dataclass(frozen=True)
 class Turned:
-    """Product quantization of an update after one rotation of everything, with one codebook for normal values."""
+    """Product quantization of a rotated whole update, with one codebook for normal values."""
 
     rotation: JoinedRotation
     inner: ProductQuantization
     kept: float
-    """The share of the energy of normal values that the codewords keep, by which a sum is divided."""
+    """Share of normal values' energy that the codewords keep; a sum is divided by it."""
 
     @property
     def layout(self) -> Layout:
-        """That of the codewords, which are others under another rotation."""
+        """Layout of the codewords, which depend on the rotation."""
         return Layout(self.inner.layout.segments, public_parameters_digest("baseline/turned", self.rotation.encode()))
 
     @property
     def capacity(self) -> int:
-        """That of the codewords."""
+        """Capacity of the codewords."""
         return self.inner.capacity
 
     @property
     def tables(self) -> Tables:
-        """Those of the codewords."""
+        """Tables of the codewords."""
         return self.inner.tables
 
     def encode(self, update: Floats, coins: Coins) -> Payload:
-        """Turn the update, and scale it to the length of normal values."""
+        """Rotate the update, and scale it to the length of normal values."""
         turned = self.rotation.turned(update, self.inner.shape[0] * self.inner.shape[1])
         norm = max(float(np.linalg.norm(turned)), 1e-12)
         turned *= np.float32(np.sqrt(self.rotation.padded) / norm)
         return Payload(self.layout, self.inner.encode(turned.reshape(self.inner.shape), coins).values)
 
     def decode(self, aggregate: Aggregate) -> Floats:
-        """Turn a histogram's sum back, at the length that every update is taken to have."""
+        """Rotate a histogram's sum back, with the assumed length of updates."""
         inner = Aggregate(self.inner.layout, aggregate.values, aggregate.contributors)
         return self._back(self.inner.decode(inner))
 
     def decode_summed(self, aggregate: Aggregate) -> Floats:
-        """Turn a sum of codewords back."""
+        """Rotate a sum of codewords back."""
         (segment,) = aggregate.layout.require_rings()
         return self._back(self.inner.codebooks[0].from_steps(segment.ring.lift(aggregate.values[0])))
 
@@ -193,17 +193,17 @@ class Turned:
 
 
 def pruned(*, values: int, cohort: int, seed: bytes, epoch: int) -> Pruned:  # noqa: ARG001 -- a factory's arguments
-    """Return random pruning, divided by the share that is kept."""
+    """Return random pruning, divided by the kept share."""
     return Pruned(values, epoch)
 
 
 def fetched(*, values: int, cohort: int, seed: bytes, epoch: int) -> Fetched:  # noqa: ARG001 -- a factory's arguments
-    """Return FetchSGD's sketch, the same in every round, with the memory of the run of this seed."""
+    """Return FetchSGD's sketch, the same in every round, with the state of the run with this seed."""
     return _fetched(values, seed)
 
 
 def turned_codewords(*, values: int, cohort: int, seed: bytes, epoch: int) -> Turned:  # noqa: ARG001 -- as above
-    """Return product quantization after one rotation of everything."""
+    """Return product quantization after one rotation of the whole update."""
     stream = PublicStream(seed=seed, round_number=epoch, tensor_name="baseline", shape=(values,))
     rotation = JoinedRotation(stream=stream, block_size=min(1024, 1 << (values - 1).bit_length()))
     codebook, kept = _normal_codebook()
@@ -265,7 +265,7 @@ CELLS: Final = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is missing, and print and write what there is."""
+    """Run the missing cells, and print and write all results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("out", type=Path, help="the folder of the runs")
     parser.add_argument("--rounds", type=int, default=100)

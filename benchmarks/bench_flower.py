@@ -1,10 +1,10 @@
 """One round of Flower with 20 simulated clients and a model of 1M weights: plain, SecAgg+, and this library's plug-in.
 
-Training changes every weight and costs next to nothing, so that a round's time is that of the transport and of the
-protocol. Each contender runs in a process of its own, round after round; the first round, in which the simulation
-starts, is not counted, and of the others the shortest counts. Seconds of the processor are those of all processes of a
-contender together; they mean the same on a machine with other load. Run it with an interpreter that has
-``flwr[simulation]``: ``python benchmarks/bench_flower.py --json build/bench-flower.json``.
+Training changes every weight at almost no cost, so a round's time is that of transport and protocol. Each contender
+runs several rounds in a separate process; the first round, in which the simulation starts, is skipped, and the shortest
+other round counts. Processor seconds are totals over a contender's processes; they do not depend on other load of the
+machine. Run it with an interpreter that has ``flwr[simulation]``: ``python benchmarks/bench_flower.py --json
+build/bench-flower.json``.
 """
 
 # ruff: noqa: ANN401, PLC0415 -- Flower is imported where a contender needs it, and its own types are of either API.
@@ -36,7 +36,7 @@ CLIENTS = 20
 WEIGHTS = 1_000_000
 NEIGHBOURS = 10
 CORRUPTED = 7
-"""So many corrupted clients give a sparse graph of 20 about as many neighbours as SecAgg+ has."""
+"""With this number of corrupted clients a sparse graph of 20 has about the neighbours of SecAgg+."""
 ROUNDS = 5
 KEYS = Path("build/bench-flower-keys")
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -55,22 +55,21 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "two servers, codewords": {"protocol": "two-servers", "weighting": "uniform", "compression": "pq"},
     "one message, standing holders": {"protocol": "one-message", "weighting": "uniform"},
 }
-"""This library's contenders. Holders stand in processes of their own. Enclaves are simulated, which costs what a real
-one costs, but for its memory; so is the second of two servers, and a round then has the work and the memory of both in
-one process."""
+"""This library's contenders. Holders run in separate processes. Enclaves are simulated, at the cost of a real one
+except for its memory; the second of two servers is simulated too, so one process has the work and memory of both."""
 HOLDERS = 5
 STANDING = "one message, standing holders"
 ADDED = {STANDING: 0.02}
-"""The seconds that a round may take longer than FedAvg's."""
+"""Limit of a round's additional seconds over FedAvg's."""
 CONTENDERS = ("FedAvg", *SETTINGS, "FedAvg, legacy API", "SecAgg+, legacy API")
-"""The legacy twin is there because SecAgg+ works with the legacy API alone."""
+"""The legacy variant is needed because SecAgg+ works only with the legacy API."""
 MARK = "SECAGG_BENCH_FLOWER"
-"""In the environment of every process of a contender."""
+"""Environment of every process of a contender."""
 RESOURCES: dict[str, Any] = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
 
 
 def main() -> None:
-    """Run every contender in a process of its own, and print ratios."""
+    """Run every contender in a separate process, and print ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--clients", type=int, default=CLIENTS)
@@ -114,12 +113,12 @@ def _ratios(found: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 
 def _in_a_process(name: str, clients: int, weights: int, rounds: int) -> dict[str, Any]:
-    # The simulation pickles what stands in __main__ by value, which modules of cryptography do not survive.
+    # The simulation pickles objects of __main__ by value, which fails for cryptography's modules.
     program = f"import bench_flower; bench_flower.contend({name!r}, {clients}, {weights}, {rounds})"
     places = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "PYTHONPATH": os.pathsep.join(places)}
     environment[MARK] = f"{os.getpid()}/{name}"
-    # Every contender trains the same model from the same beginning, which a ledger would not let its clients do.
+    # Every contender trains the same model from the same start, which a ledger would refuse.
     with TemporaryDirectory() as ledgers:
         environment[DIRECTORY_VARIABLE] = ledgers
         done = subprocess.run(  # noqa: S603 -- this very file
@@ -133,7 +132,7 @@ def _in_a_process(name: str, clients: int, weights: int, rounds: int) -> dict[st
 
 
 def _now() -> tuple[float, float]:
-    """Return the clock, and the processor seconds of every process of this contender."""
+    """Return the clock, and the processor seconds of all processes of this contender."""
     mark, ticks = f"{MARK}={os.environ[MARK]}".encode(), 0
     for folder in Path("/proc").iterdir():
         try:
@@ -156,7 +155,7 @@ def _train(message: Any, context: Any) -> Any:
     from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
     values = message.content["arrays"]["w"].numpy() + np.float32(0.01 * (context.node_config["partition-id"] + 1))
-    # A client uploads no update twice, so the rounds of one client differ in something.
+    # A client uploads no update twice, so its rounds must differ.
     values[0, 0] += np.float32(1e-4 * message.content["config"]["server-round"])
     arrays = ArrayRecord({"w": Array(values)})
     return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 100})}), reply_to=message)
@@ -173,7 +172,7 @@ def _client_fn(context: Any) -> Any:
 
 
 def _measuring(inner: Any, uploaded: dict[int, int]) -> Any:
-    """Return a grid that counts what clients send, and is otherwise the inner one."""
+    """Return a grid that counts clients' bytes, and otherwise behaves like the inner one."""
     from flwr.serverapp import Grid
 
     class Measuring(Grid):
@@ -221,7 +220,7 @@ def _counted(replies: Any, uploaded: dict[int, int]) -> Any:
 
 @contextmanager
 def _epoch() -> Generator[dict[str, str]]:
-    """Sign an epoch for a contender, start its holders where they stand, and return its settings."""
+    """Sign an epoch for a contender, start its holders, and return its settings."""
 
     def secagg(*arguments: str) -> list[str]:
         return [sys.executable, "-m", "secagg.cli", "holder", *arguments]
@@ -290,7 +289,7 @@ def _contend(name: str, clients: int, weights: int, rounds: int) -> None:
 
 
 Counts = tuple[list[tuple[float, float]], dict[int, int]]
-"""When each round began and ended, and what each node sent since the second began."""
+"""Start and end of each round, and bytes of each node since the second round began."""
 
 
 def _serve(name: str, grid: Any, _: Any, counts: Counts, sizes: tuple[int, int, int]) -> None:
@@ -323,7 +322,7 @@ def _serve(name: str, grid: Any, _: Any, counts: Counts, sizes: tuple[int, int, 
     model = ArrayRecord({"w": Array(_model(weights))})
     result = strategy.start(grid=grid, initial_arrays=model, num_rounds=rounds, timeout=600)
     due = rounds * 0.01 * (clients + 1) / 2
-    # Clients that differ twentyfold leave the range of codewords that follow their mean.
+    # Clients that differ by a factor of twenty exceed the range of codewords scaled to their mean.
     tolerance = 0.1 if SETTINGS.get(name, {}).get("compression") == "pq" else 0.05
     assert np.abs(result.arrays["w"].numpy() - due).max() < tolerance * due
 

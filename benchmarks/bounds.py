@@ -1,7 +1,7 @@
-"""What the bound of a client's update costs: peak code with a length that is checked, and with one that nobody bounds.
+"""Cost of bounding a client's update: peak code with a checked length, and with an unbounded one.
 
-One codeword of norm 1 a block bounds the direction for nothing: the code is the same. The length is one index of 256
-public levels where it is bounded, and a value of a 32-bit ring where it is not.
+One codeword of norm 1 a block bounds the direction at no cost: the code is the same. A bounded length is one index of
+256 public levels; an unbounded one is a value in a 32-bit ring.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from secagg.session.run import Measured, run
 VALUES: Final = 100_000
 PLACES: Final = 128
 CLIENTS: Final = {"enclave": 100, "two-servers": 20}
-"""The table of votes takes some milliseconds a round, however many clients there are."""
+"""The table of votes takes some milliseconds a round, for any number of clients."""
 ROUNDS: Final = 3
 _MODEL: Final = bytes(32)
 _MOST_BYTES: Final = 1.05
@@ -40,7 +40,7 @@ _MOST_SECONDS: Final = 1.1
 
 
 def measure() -> Iterator[Figure]:
-    """Compare bytes of a client, and seconds of everybody, in both protocols that carry indices."""
+    """Compare a client's bytes, and the total seconds, in both protocols that carry indices."""
     made = {"checked": _codec(is_checked=True), "unbounded": _codec(is_checked=False)}
     drawn = np.random.default_rng(0).standard_normal(VALUES).astype(np.float32)
     payloads = {name: codec.encode(_values(codec, drawn), SystemCoins()) for name, codec in made.items()}
@@ -66,7 +66,7 @@ def measure() -> Iterator[Figure]:
 
 
 def _best(contenders: Mapping[str, Callable[[], tuple[float, float]]]) -> dict[str, tuple[float, float]]:
-    """Return bytes and the least seconds of each, taken in turns."""
+    """Return bytes and the minimum seconds of each, measured in turns."""
     best = dict.fromkeys(contenders, (0.0, float("inf")))
     for _ in range(ROUNDS):
         for name, contender in contenders.items():

@@ -1,8 +1,8 @@
-"""What clients receive where the downlink is compressed, and what it costs in accuracy.
+"""Bytes that clients receive with a compressed downlink, and its cost in accuracy.
 
-``python downlink.py`` trains the peak code of 116 places with a median of lengths, seed by seed, with and without
-sums: in cohorts of 20 that are drawn from 200 clients each round, and of the same 20. Rows go to a file of results,
-whose rows are not trained again. Each seed takes some minutes.
+``python downlink.py`` trains the peak code of 116 places with a median of lengths, seed by seed, with and without sums:
+in cohorts of 20 that are drawn from 200 clients each round, and of the same 20. It appends rows to a results file and
+skips existing rows. Each seed takes some minutes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ SEEDS: Final = (0, 1, 2)
 PEAK: Final = ("compression.places=116", "compression.lengths=median")
 AUTO: Final = ("compression.rate=auto", "compression.places=0")
 COHORTS: Final = {"drawn": (100, PEAK), "stays": (60, PEAK), "stays, auto": (100, AUTO)}
-"""Rounds of each kind of cohort, and its code."""
+"""Number of rounds of each kind of cohort, and its code."""
 
 
 @dataclass(frozen=True)
 class FirstClients:
-    """The first clients of a data set, whose shares stay as they are."""
+    """The first clients of a data set, with their original shares."""
 
     whole: PreparedData
     count: int
@@ -72,7 +72,7 @@ def measure(cohort: str, down: str, seed: int) -> dict[str, Any]:
 
 
 def said(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a line for each kind of cohort: bytes down after the first round, and the loss in points."""
+    """Return a line for each kind of cohort: bytes received after the first round, and the loss in points."""
     lines = list[str]()
     for cohort in COHORTS:
         found = {(row["down"], row["seed"]): row for row in rows if row["cohort"] == cohort}
@@ -92,7 +92,7 @@ def said(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train what is missing, and print the lines."""
+    """Train the missing runs, and print the lines."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS)
     out = parser.parse_args(arguments).out

@@ -1,7 +1,7 @@
-"""What an enclave's client and the enclave itself cost, against the cheapest way to do the same work.
+"""Cost of an enclave and its client, against the cheapest way to do the same work.
 
 A masked sum is compared with masking a copy of the vector and sealing 32 bytes, and the enclave's part with expanding
-one mask. Sealed indices are compared with AES-GCM over as many bytes. One thread, in the hybrid suite.
+one mask. Sealed indices are compared with AES-GCM over the same number of bytes. One thread, hybrid suite.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class _Bench:
 
     @property
     def subject(self) -> Subject:
-        """What is summed."""
+        """The subject of the sum."""
         return Subject(task=_TASK, round_number=0, layout=self.layout, capacity=1 << 20, tables=self.tables)
 
     def client(self, number: int) -> Client:
@@ -126,12 +126,12 @@ class _Bench:
         return client.sealed(payload, enclave=self.verified, model=model)
 
     def sealer(self, payload: Payload) -> Callable[[], Upload]:
-        """Return what seals the payload for one model after another."""
+        """Return a function that seals the payload for successive models."""
         client, versions = self.client(0), count()
         return lambda: self.seal(client, payload, next(versions))
 
     def seconds_for_a_client(self, payload: Payload, version: int, clients: list[Client]) -> tuple[float, float]:
-        """Fill a buffer and release it; return what one upload and one client's part of the release took."""
+        """Fill a buffer and release it; return the seconds of one upload and of one client's part of the release."""
         uploads = [self.seal(client, payload, version).sealed.encode() for client in clients]
         self.enclave.open_buffer(version, version.to_bytes(32, "big"))
         taken = list[float]()
@@ -185,7 +185,7 @@ def _masked_sum(name: str, length: int, rounds: int) -> Iterator[Figure]:
 
 
 def _bounded_sum(bits: int, length: int) -> Iterator[Figure]:
-    """Compare with expanding a mask of as many values."""
+    """Compare with expanding a mask of the same length."""
     ring = Ring(bits)
     bench = _Bench(Layout((RingSegment(bits, length),)), max_norms=(1 << 20,))
     payload = Payload(bench.layout, (ring.from_integers(np.arange(length) % 1000),))
@@ -222,7 +222,7 @@ def _indexing() -> Iterator[Figure]:
 
 
 def _large_payload() -> Iterator[Figure]:
-    """Seal 50 MB of indices that fill their bytes, so that nothing but sealing is measured."""
+    """Seal 50 MB of indices that fill their bytes, so that only sealing is measured."""
     segment = IndexSegment(256, _LARGE)
     bench = _Bench(Layout((segment,)), tables=((CodewordTable(_LARGE, np.ones((256, 1), dtype=np.int64)),),))
     payload = Payload(bench.layout, (np.zeros(_LARGE, dtype=segment.ring.word),))
@@ -249,7 +249,7 @@ def _large_payload() -> Iterator[Figure]:
 
 
 def _uplink() -> Iterator[Figure]:
-    """Count what is sent for two of the paper's models, against the paper's count of their values alone."""
+    """Count the bytes of two of the paper's models, against the paper's count of only their values."""
     for name, shapes, codewords, block in (
         ("CelebA, 64 x 9", CELEBA, 64, 9),
         ("FEMNIST, 32 x 9", FEMNIST_3_CHANNEL, 32, 9),

@@ -1,4 +1,4 @@
-"""What counting one client's indices costs in the enclave, against one plain pass over all counters."""
+"""Cost of counting one client's indices in the enclave, against one plain pass over all counters."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DIRECT_TARGET = (64, 1_000_000, 8)
 
 
 def measure() -> Iterator[Figure]:
-    """Add one client again and again, in both forms; unpacking and checking are part of an addition."""
+    """Add one client repeatedly, in both forms; an addition includes unpacking and checking."""
     for codewords, blocks, counter_bits in CASES:
         segment = IndexSegment(codewords, blocks)
         with Secret.random("mask_key", 16, SystemCoins()) as key:

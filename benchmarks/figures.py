@@ -1,4 +1,4 @@
-"""What a measurement is: a figure, its target, and how to time things that are to be compared."""
+"""Measurements: a figure, its target, and comparative timing."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import cryptography
 import numpy as np
 
 usual_clock: Callable[[], float] = perf_counter
-"""The clock of measurements that name none."""
+"""Default clock of measurements."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One measured value; the target, where there is one, is a bound below or above."""
+    """One measured value; the target, if any, is a lower or upper bound."""
 
     name: str
     value: float
@@ -46,7 +46,7 @@ class Figure:
 
 
 class Rounds:
-    """The most rounds of a timing: one where only the code is to be run."""
+    """Maximum rounds of a timing: one to only run the code."""
 
     most: ClassVar = 1 << 20
 
@@ -54,7 +54,7 @@ class Rounds:
 def best_seconds(
     contenders: Mapping[str, Callable[[], object]], rounds: int, clock: Callable[[], float] | None = None
 ) -> dict[str, float]:
-    """Return each contender's shortest time, taken in turns so that other load on the machine hits all alike.
+    """Return each contender's shortest time, measured in turns so that other load affects all equally.
 
     Contenders of one thread may be timed by ``process_time``: on a busy machine the longer one is interrupted more.
     """
@@ -68,7 +68,7 @@ def best_seconds(
 
 
 def machine() -> dict[str, str]:
-    """Return what the figures depend on."""
+    """Return the hardware and software that figures depend on."""
     model = "unknown processor"
     if (cpuinfo := Path("/proc/cpuinfo")).exists():
         fields = dict(line.split(":", 1) for line in cpuinfo.read_text().splitlines() if ":" in line)

@@ -1,9 +1,9 @@
-"""How fast a server takes uploads over HTTP, beside the same server that only stores them; clients on loopback.
+"""Upload throughput of a server over HTTP, against the same server that only stores them; clients on loopback.
 
     PYTHONPATH=. python benchmarks/http_throughput.py --protocol enclave --clients 500 --bytes 1000000
 
-Uploads are made beforehand; the clients are another process, and say no more than HTTP needs. Runs alternate, and each
-ratio is of two that follow one another.
+Uploads are made beforehand; the clients are another process, with minimal HTTP requests. Runs alternate, and each ratio
+is of two consecutive ones.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PROOF = bytes(64)
 
 
 class Stored(StagedServerSession[bytes]):
-    """A session that writes each upload into a file, not flushed, and sums nothing."""
+    """A session that writes each upload into a file, without flushing, and sums nothing."""
 
     def __init__(self, invited: frozenset[ClientId], folder: Path) -> None:
         """Store nothing yet."""
@@ -56,17 +56,17 @@ class Stored(StagedServerSession[bytes]):
 
     def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
         del progress
-        raise Misuse("what is stored alone has no sum; measure how fast it is taken")
+        raise Misuse("stored uploads have no sum; measure only their throughput")
 
     def _wipe(self) -> None:
-        """Leave the files to the folder's owner."""
+        """Keep the files for the folder's owner."""
 
 
 class Prepared:
-    """A session whose upload stage is open, and every client's upload."""
+    """A session with an open upload stage, and every client's upload."""
 
     def __init__(self, protocol: str, clients: int, length: int) -> None:
-        """Go through the stages before the uploads, in memory."""
+        """Run the stages before the uploads, in memory."""
         coins = SystemCoins()
         plan = Session.for_model(np.zeros(length), clients=clients, clip=1.0, bits=BITS, protocol=find(protocol))
         self.subject = plan.subject(task=b"throughput", round_number=1, model=())
@@ -97,7 +97,7 @@ class Prepared:
 async def taken(
     session: ServerSession, number: int, subject: Subject, uploads: Mapping[ClientId, bytes]
 ) -> tuple[float, float]:
-    """Return the seconds in which a server takes every upload, and those of its processor."""
+    """Return the wall-clock and processor seconds of a server for all uploads."""
     limits = WireLimits(stages=Limits(exchange=600.0, training=600.0), answer_bytes=1 << 28, memory=1 << 33)
     allow_connections(limits)
     server = SumServer(limits=limits)
@@ -122,7 +122,7 @@ async def taken(
 
 
 def send_all(port: int, path: str, uploads: Mapping[ClientId, bytes]) -> int:
-    """Send every upload, each over a connection of its own, all at once; return the exit status."""
+    """Send all uploads concurrently, each over a separate connection; return the exit status."""
 
     async def one(client: ClientId, body: bytes) -> bool:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -136,11 +136,11 @@ def send_all(port: int, path: str, uploads: Mapping[ClientId, bytes]) -> int:
     async def everybody() -> bool:
         return all(await asyncio.gather(*(one(client, body) for client, body in uploads.items())))
 
-    # The child of a fork has a loop that runs, which is its parent's.
+    # The forked child inherits its parent's running loop.
     asyncio._set_running_loop(None)  # noqa: SLF001
     try:
         return 0 if asyncio.new_event_loop().run_until_complete(everybody()) else 1
-    except BaseException:  # noqa: BLE001 -- a child that is forked must not go on as its parent
+    except BaseException:  # noqa: BLE001 -- a forked child must not continue as its parent
         return 2
 
 

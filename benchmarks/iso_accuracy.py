@@ -1,8 +1,8 @@
-"""What whole-update codes cost in accuracy: 300 rounds on the bundled images, paired with uncompressed runs by seed.
+"""Accuracy of whole-update codes: 300 rounds on the bundled images, paired with uncompressed runs by seed.
 
-One process trains one run at a time and appends a line of JSON for each, so that a study that was stopped goes on where
-it was. Sums are computed in the clear, which is what every protocol computes to the bit.
-Besides the last model, each run tests its moving averages over 10, 20 and 40 rounds, which change nothing in it.
+One process trains one run at a time and appends a line of JSON for each, so a stopped study can be resumed. Sums are
+computed in the clear; every protocol gives the same bits. In addition to the last model, each run tests its moving
+averages over 10, 20 and 40 rounds, which do not affect it.
 
     python benchmarks/iso_accuracy.py build/iso.jsonl --seeds 10 11 --only none "peak 128"
     python benchmarks/iso_accuracy.py build/iso.jsonl --seeds 10 11 --json benchmarks/results/iso_accuracy.json
@@ -40,7 +40,7 @@ STUDENT: Final = (12.71, 4.30, 3.18, 2.78, 2.57)
 
 @dataclass(frozen=True, slots=True)
 class StudyCell:
-    """A preset with changes, and the name of the uncompressed cell that it is compared with."""
+    """A preset with changes, and the name of its uncompressed baseline."""
 
     name: str
     preset: str
@@ -93,7 +93,7 @@ CELLS: Final = (
 def train(
     cell: StudyCell, seed: int, rounds: int, pieces: Callable[[Configuration], Pieces] = pieces_of
 ) -> dict[str, Any]:
-    """Train one run, and return what it comes to."""
+    """Train one run, and return its results."""
     began, configuration = perf_counter(), cell.run(seed, rounds)
     run = Run(configuration, pieces(configuration))
     averages = dict[int, Parameters]()
@@ -129,13 +129,13 @@ def train(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train what is missing, seed by seed."""
+    """Train the missing runs, seed by seed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("out", type=Path, help="the file of finished runs, one line each")
     parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11, 12, 13, 14])
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--only", nargs="+", default=[], help="cells by name, in this order")
-    parser.add_argument("--json", type=Path, help="write what there is, compared by seed, and train nothing")
+    parser.add_argument("--json", type=Path, help="only write existing results, compared by seed")
     options = parser.parse_args(arguments)
     by_name = {cell.name: cell for cell in CELLS}
     cells = [by_name[name] for name in options.only] or list(CELLS)
@@ -170,7 +170,7 @@ def _average(averages: dict[int, Parameters], model: Mapping[str, npt.NDArray[np
 
 
 def finished(file: Path) -> list[dict[str, Any]]:
-    """Read the runs that a file has."""
+    """Read the runs in a file."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     return [json.loads(line) for line in lines]
 
@@ -179,7 +179,7 @@ def finished(file: Path) -> list[dict[str, Any]]:
 
 
 def summary(rows: Sequence[dict[str, Any]], seeds: Sequence[int], rounds: int) -> dict[str, Any]:
-    """Compare every cell with its baseline, seed by seed; runs of other seeds or lengths are those of the design."""
+    """Compare every cell with its baseline, seed by seed; other seeds or lengths belong to design runs."""
     judged = {(row["cell"], row["seed"]): row for row in rows if row["rounds"] == rounds and row["seed"] in seeds}
     cells = list[dict[str, Any]]()
     for cell in CELLS:
@@ -257,9 +257,9 @@ def interval(name: str, lost: Sequence[float]) -> dict[str, Any]:
 
 
 def _wire(cell: StudyCell) -> tuple[float, float]:
-    """Run two rounds for real, and return what a client sends on average: bytes of messages, and the paper's count.
+    """Run two rounds of the protocol, and return a client's average bytes: of messages, and by the paper's count.
 
-    Every ``refresh`` rounds, and in the first, clients tell more.
+    In the first and every ``refresh``-th round clients send more.
     """
     run = Run(configuration := changed(cell.run(0, 300), ("secagg.mode=real",)), pieces_of(configuration))
     first, second = run.advance(), run.advance()

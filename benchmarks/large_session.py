@@ -1,8 +1,8 @@
 """Whole sessions of 100, 1,000 and 10,000 clients in one process, by any protocol: time by stage and peak memory.
 
-Short vectors, so that what is measured is everything but the masks: key agreement, sealing, signatures, sharing and
-reconstruction. One client in twenty is corrupted; as many drop out. Each size runs in a process of its own, so that its
-peak is its own. What a session prints and writes is that of ``secagg round``.
+Vectors are short, so the measurement is everything except masks: key agreement, sealing, signatures, sharing and
+reconstruction. One client in twenty is corrupted; the same number drop out. Each size runs in a separate process, for
+its own peak memory. A session prints and writes the same as ``secagg round``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LENGTH = 64
 
 
 def measured_session(clients: int, length: int, others: list[str]) -> dict[str, object]:
-    """Run one session in a process of its own, and return what it took."""
+    """Run one session in a separate process, and return its measurements."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = ["round", "--clients", str(clients), "--dimension", str(length), "--json", str(report), *others]
@@ -34,7 +34,7 @@ def measured_session(clients: int, length: int, others: list[str]) -> dict[str, 
 
 def _main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("sizes", nargs="*", type=int, default=SIZES, help="how many clients (default: %(default)s)")
+    parser.add_argument("sizes", nargs="*", type=int, default=SIZES, help="number of clients (default: %(default)s)")
     parser.add_argument("--length", type=int, default=LENGTH, help="of a client's vector (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="where the figures go")
     options, others = parser.parse_known_args()
@@ -47,7 +47,7 @@ def _main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--one"]:
-        # Thousands of clients that live in one process would be walked through by every collection.
+        # Every garbage collection would traverse the thousands of clients in one process.
         gc.freeze()
         gc.disable()
         sys.exit(main(sys.argv[2:]))

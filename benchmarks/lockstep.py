@@ -1,8 +1,8 @@
-"""Many runs side by side: a thread plays each, and the clients of all of them are trained in one stacked computation.
+"""Many runs in lockstep: each run has a thread, and one stacked computation trains the clients of all runs.
 
-A round of small clients on a GPU takes what Python takes to start its kernels, for one run as for thirty. Runs that are
-played in lockstep share that: each thread hands in its clients, and the last one trains everybody's, from every run's
-own model. Steps are captured as a CUDA graph where that works. Everything else of a run is the library's.
+The time of a round of small clients on a GPU is Python's time to launch the kernels, for one run or thirty. Runs in
+lockstep share this cost: each thread submits its clients, and the last one trains all of them, from each run's own
+model. Steps are captured as a CUDA graph if possible. Everything else of a run is the library's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ GRAPHS = True
 
 
 class Kept:
-    """Data whose examples are made once, and lie on the device one client after another."""
+    """Data whose examples are made once, and stored contiguously on the device."""
 
     def __init__(self, data: FederatedData, device: str) -> None:
         self._data, self.name, self.sizes = data, data.name, data.sizes
@@ -61,7 +61,7 @@ class Kept:
 
 @dataclass(slots=True)
 class Work:
-    """What one run hands in."""
+    """The clients that one run submits."""
 
     start: Tensors
     assignments: Sequence[Assignment]
@@ -88,13 +88,13 @@ class Lockstep:
         return Member(self, data)
 
     def leave(self) -> None:
-        """Let the others continue without a run."""
+        """Remove a run, and let the others continue."""
         with self._turn:
             self._members -= 1
             self._play_if_whole()
 
     def hand_in(self, work: Work) -> list[TrainedClient]:
-        """Wait until every run has handed in, and return the clients of this one."""
+        """Wait until every run has submitted, and return this run's trained clients."""
         with self._turn:
             number = self._number
             self._due.append(work)
@@ -175,7 +175,7 @@ class Lockstep:
         rows: npt.NDArray[np.int64],
         mask: npt.NDArray[np.float32],
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Make all steps, from a copy of the start."""
+        """Run all steps, from a copy of the start."""
         clients, size = rows.shape[1:]
         key = ("step", clients, size)
         if key not in self._graphs:
@@ -190,7 +190,7 @@ class Lockstep:
 
 
 class _Step:
-    """One step of all clients, on tensors that stay where they are."""
+    """One step of all clients, on tensors at fixed addresses."""
 
     def __init__(  # noqa: PLR0913, PLR0917 -- what a step is made of
         self,
@@ -214,13 +214,13 @@ class _Step:
             self._capture()
 
     def begin(self, start: list[torch.Tensor]) -> None:
-        """Take another start."""
+        """Set another start."""
         for mine, given in zip(self.parameters, start, strict=True):
             mine.copy_(given)
         self.totals.zero_()
 
     def make(self, rows: torch.Tensor, mask: torch.Tensor) -> None:
-        """Make one step."""
+        """Run one step."""
         self._rows.copy_(rows)
         self._mask.copy_(mask)
         if self._graph is None:
@@ -269,7 +269,7 @@ class Member:
 
 
 def play(runs: Sequence[Callable[[], None]], leave: Callable[[], None]) -> None:
-    """Play each run in a thread of its own, and raise what one of them raised."""
+    """Run each run in a separate thread, and raise the first error."""
     errors = list[BaseException]()
 
     def one(run: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""How near expanding and adding masks comes to the cipher alone."""
+"""Speed of expanding and adding masks, against the cipher without them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _scaling(keys: list[Secret]) -> Iterator[Figure]:
 
 
 def _narrow_words(keys: list[Secret]) -> Iterator[Figure]:
-    """Narrow rings cost less stream: time of one mask of 2^20 elements against the 32-bit ring."""
+    """Narrow rings need less stream: time of one mask of 2^20 elements against the 32-bit ring."""
     rings = {bits: Ring(bits) for bits in (8, 16, 32)}
     totals = {bits: ring.zeros(1 << 20) for bits, ring in rings.items()}
     seconds = best_seconds(
@@ -124,7 +124,7 @@ def _raw_gcm(keys: list[Secret], stream_bytes: int, chunk: int) -> None:
 
 @contextmanager
 def _two_processes(keys: list[Secret], generator: Generator) -> abc.Generator[Callable[[], object]]:
-    """Yield a function that lets two waiting processes do half of the vector each."""
+    """Yield a function that makes two waiting processes do half of the vector each."""
     fork = multiprocessing.get_context("fork")
     pipes = [fork.Pipe() for _ in range(2)]
     processes = [fork.Process(target=_serve_half, args=(theirs, keys, generator), daemon=True) for _, theirs in pipes]

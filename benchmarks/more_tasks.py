@@ -1,7 +1,7 @@
-"""The peak code on tasks that it was not designed on, paired with uncompressed runs by seed.
+"""The peak code on tasks outside its design, paired with uncompressed runs by seed.
 
 Nothing is tuned to the code, which has 1.6 bits a weight for the whole cohort: rates are those of the bundled images or
-of the uncompressed run. The last of them has clients that agree, where a mean keeps the most of what it is made of.
+of the uncompressed run. In the last task clients agree, so a mean keeps most of their updates.
 
     python benchmarks/more_tasks.py build/tasks.jsonl --vader FILE --digits FILE --fashion FOLDER
 """
@@ -50,14 +50,14 @@ TESTED: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A preset with changes, and where its data lie."""
+    """A preset with changes, and the place of its data."""
 
     name: str
     preset: str
     changes: tuple[str, ...]
     rounds: int
     file: str = ""
-    """The option that names its data; none where they are bundled."""
+    """Option with its data; none if they are bundled."""
 
     def cells(self, root: Path | None) -> tuple[StudyCell, StudyCell]:
         """Return the uncompressed run and the coded one."""
@@ -90,7 +90,7 @@ def small() -> nn.Module:
 
 
 def digits(file: Path, dealing: Dealing) -> PreparedData:
-    """Read `digits.csv.gz` of scikit-learn, and deal its images out to clients."""
+    """Read `digits.csv.gz` of scikit-learn, and partition its images over clients."""
     with gzip.open(file, "rt") as opened:
         rows = np.loadtxt(opened, delimiter=",", dtype=np.float32)
     images, labels = rows[:, :-1].reshape(-1, 1, DIGITS, DIGITS), rows[:, -1].astype(np.int64)
@@ -112,7 +112,7 @@ def _as_pixels(rows: Rows, client: int | None) -> torch.Tensor:
 
 
 def pieces(task: Task, root: Path | None, configuration: Configuration) -> Pieces:
-    """Return what a run of the task is put together from."""
+    """Return the pieces of a run of the task."""
     settings = configuration.data
     if task.file == "digits" and root is not None:
         dealing = Dealing(clients=settings.clients, alpha=settings.alpha, seed=configuration.seed)
@@ -121,14 +121,14 @@ def pieces(task: Task, root: Path | None, configuration: Configuration) -> Piece
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train what is missing of the tasks whose data are named, and write what there is."""
+    """Train the missing runs of tasks with given data, and write all results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("out", type=Path, help="the file of finished runs, one line each")
     parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11, 12])
     parser.add_argument("--vader", type=Path, help="the source distribution of vaderSentiment 3.3.2")
     parser.add_argument("--digits", type=Path, help="digits.csv.gz of scikit-learn")
     parser.add_argument("--fashion", type=Path, help="the folder of Debian's dataset-fashion-mnist")
-    parser.add_argument("--json", type=Path, help="write what there is, compared by seed, and train nothing")
+    parser.add_argument("--json", type=Path, help="only write existing results, compared by seed")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     if options.json is not None:
@@ -156,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row for each task: what the code loses by seed, against the uncompressed run of the same."""
+    """Return a row for each task: the code's loss by seed, against the uncompressed run."""
     by_name = {(row["cell"], row["seed"]): row for row in rows}
     found = list[dict[str, Any]]()
     for task in TASKS:

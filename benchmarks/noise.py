@@ -1,4 +1,4 @@
-"""What a client's noise costs: drawing it from the table, adding it, and rounding an update to a bounded norm."""
+"""Cost of a client's noise: drawing it from the table, adding it, and rounding an update to a bounded norm."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from secagg.privacy.rounding import rounded, rounded_norm
 VALUES = 1 << 22
 FEW = 1 << 16
 DEVIATIONS = {10: 5.0, 100: 5.0, 1000: None}
-"""Of one client's noise, in steps, and the target in nanoseconds a value."""
+"""Deviations of one client's noise, in steps, and the targets in nanoseconds a value."""
 
 
 def measure() -> Iterator[Figure]:

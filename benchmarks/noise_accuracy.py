@@ -1,8 +1,8 @@
 """Epsilon against accuracy on the bundled images, for cohorts of 20, 200 and 1,000 simulated clients.
 
 Every client is in every round, and clients add the noise: clipped, rotated and rounded updates, in sums in the clear.
-``none`` is the same without noise. The table says how much energy the noise of a mean has (nu) and from which cohort on
-that is at most 0.6; the picture draws that line. Runs are kept in the folder, so that a stopped study goes on.
+``none`` is the same without noise. The table has the energy of a mean's noise (nu) and the smallest cohort where it is
+at most 0.6; the figure draws that line. Runs are kept in the folder, so a stopped study can be resumed.
 
     python benchmarks/noise_accuracy.py build/noise --json benchmarks/results/noise_accuracy.json
 """
@@ -32,12 +32,12 @@ from secagg.training.reports import label_apart, new_figure, plain_ticks
 DELTA: Final = 1e-5
 EPSILONS: Final = (8.0, 2.0, 32.0)
 VALUES: Final = 19_456
-"""Of the bundled net, padded."""
+"""Values of the bundled net, padded."""
 
 
 @cache
 def multiplier_for(target: float, releases: int) -> float:
-    """Return the least multiplier, to 1 in 1,000, whose releases cost no more than an epsilon."""
+    """Return the minimum multiplier, to 1 in 1,000, whose releases cost at most an epsilon."""
     low, high = 0.01, 1000.0
     while high > low * 1.001:
         middle = sqrt(low * high)
@@ -68,7 +68,7 @@ def cells(cohorts: Sequence[int], rounds: int, clip: float) -> list[Cell]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is missing, and print, draw and write what there is."""
+    """Run the missing cells; print, draw and write all results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("out", type=Path, help="the folder of the runs")
     parser.add_argument("--cohorts", type=int, nargs="+", default=[20, 200, 1000])
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--clip", type=float, default=0.5)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--finished", action="store_true", help="train nothing; collect what is finished")
+    parser.add_argument("--finished", action="store_true", help="only collect finished runs")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     base = changed(preset("fashion-none"), [f"rounds={options.rounds}", f"evaluation.every={options.rounds}"])

@@ -1,4 +1,4 @@
-"""The noise of a decoded mean, measured over cohorts and block sizes: the law's own figures, without any training.
+"""Noise of a decoded mean, measured over cohorts and block sizes to test the law, without training.
 
 python benchmarks/noise_law.py benchmarks/results/noise_law.json
 """

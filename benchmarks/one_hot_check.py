@@ -1,9 +1,8 @@
-"""What the one-hot check costs a client and each of two servers, against the matrix products that it cannot avoid.
+"""Cost of the one-hot check at a client and each of two servers, against the unavoidable matrix products.
 
-The floor is two products of the whole share, as floating-point numbers that stand in one cached chunk already, with
-as many columns as an element has lanes: no conversion, no reduction, no hashing. The number of threads of a BLAS is
-fixed when it is loaded, so the measurements run in a process of their own: ``python one_hot_check.py here``
-prints them as JSON.
+The floor is two products of the whole share, as floats already in one cached chunk, with a column for each lane of an
+element: no conversion, no reduction, no hashing. The number of threads of a BLAS is fixed when it is loaded, so the
+measurements run in a separate process: ``python one_hot_check.py here`` prints them as JSON.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 
 
 def measure() -> Iterator[Figure]:
-    """Prove and check uploads of 100,000 blocks; the BLAS has one thread, and two threads are our own."""
+    """Prove and check uploads of 100,000 blocks; the BLAS has one thread, and two threads are this library's."""
     environment = os.environ | dict.fromkeys(THREAD_VARIABLES, "1")
     command = [sys.executable, str(Path(__file__).resolve()), "here"]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)  # noqa: S603 -- this file

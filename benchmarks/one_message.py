@@ -1,6 +1,6 @@
-"""What a client, a holder and the server of the one-message protocol compute, beside one mask and one hash.
+"""Computation of a client, a holder and the server of the one-message protocol, against one mask and one hash.
 
-All of it runs on one thread and is timed by the processor.
+All measurements are processor time of one thread.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""One message a client beside pairwise masks, LightSecAgg and Flower's SecAgg+, in one run on one cohort: a table.
+"""Table of one message, pairwise masks, LightSecAgg and Flower's SecAgg+, in one run on one cohort.
 
 Run it with the environment of `make bench-peers`: ``build/peers/.venv/bin/python benchmarks/one_message_peers.py``.
-Seconds are those of the processor, so that other load on the machine counts little. A client's are all that it computes
-for all its messages, given a quantised update; the table has the shortest of the clients. Of Flower's SecAgg+ they are
-those of the upload's step alone, with quantising, as ``peer_flower.py`` has them. The server's include its holders'.
+Seconds are processor time, so other load on the machine has little effect. A client's seconds cover all its messages,
+given a quantized update; the table has the fastest client. For Flower's SecAgg+ they are only the upload's step, with
+quantization, as in ``peer_flower.py``. The server's include its holders'.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FASTER_THAN_PAIRWISE, FASTER_THAN_FLOWER = 0.8, 10.0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one protocol costs."""
+    """Costs of one protocol."""
 
     name: str
     client_ms: float
@@ -94,7 +94,7 @@ def session(name: str, settings: object, length: int, bits: int) -> Row:
 
 
 def flower(length: int) -> Row:
-    """Take Flower's own steps: the client's to the upload, three times, and the server's unmasking."""
+    """Run Flower's own steps: the client's to the upload, three times, and the server's unmasking."""
     theirs, update = Flower(), np.random.default_rng(0).normal(0, 0.05, length).astype(np.float32)
     upload, taken = list[bytes](), list[float]()
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""How often sums leave the ring: overflow against margin, for independent Gaussian updates, both signs."""
+"""Frequency of ring overflows by margin, for independent Gaussian updates, both signs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from secagg.simulation.insecure_coins import InsecureSeededCoins
 COORDINATES = 50_000
 CLIENTS = 100
 DEVIATIONS = 3.0
-"""The scale puts the least code this many standard deviations from zero."""
+"""The scale puts the minimum code this many standard deviations from zero."""
 WIDTHS = (2, 4, 8)
 
 
 def measure() -> Iterator[Figure]:
-    """Quantize a hundred Gaussian updates and count the coordinates whose sum leaves narrower and narrower rings."""
+    """Quantize a hundred Gaussian updates and count the coordinates whose sum overflows increasingly narrow rings."""
     for bits in WIDTHS:
         sums = true_sums(bits)
         sufficient = modulus_bits_for(bits, CLIENTS) - bits
@@ -49,6 +49,6 @@ def true_sums(bits: int) -> npt.NDArray[np.int64]:
 
 
 def shares(sums: npt.NDArray[np.int64], modulus_bits: int) -> tuple[float, float]:
-    """Return which share of the sums leaves the ring above, and which below."""
+    """Return the shares of sums that overflow above and below."""
     left = overflowed(sums, modulus_bits)
     return float((left & (sums > 0)).mean()), float((left & (sums < 0)).mean())

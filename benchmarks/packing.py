@@ -1,4 +1,4 @@
-"""How fast vectors become packed bytes and vectors again, at every width."""
+"""Speed of packing and unpacking vectors, at every width."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTHS = range(1, 33)
 
 
 def measure() -> Iterator[Figure]:
-    """Pack and unpack 2^20 elements of uint32, conversion to and from the ring's own word included."""
+    """Pack and unpack 2^20 uint32 elements, including conversion to and from the ring's word."""
     key = Secret.random("mask_key", 16, SystemCoins())
     packing: dict[str, Callable[[], object]] = {}
     unpacking: dict[str, Callable[[], object]] = {}

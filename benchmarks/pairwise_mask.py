@@ -1,4 +1,4 @@
-"""What the pairwise protocol costs beyond its masks: a client's upload, the server's unmasking, memory."""
+"""Cost of the pairwise protocol beyond its masks: a client's upload, the server's unmasking, memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def measure() -> Iterator[Figure]:
 
 
 def _client_step(mode: SecurityMode) -> Iterator[Figure]:
-    """Time the step from the neighbours' shares to the upload, against expanding and adding its masks alone."""
+    """Time the step from the neighbours' shares to the upload, against only expanding and adding its masks."""
     steps = uploads_of(NEIGHBOURS, LENGTH, mode)
     ring, floor = Ring(MODULUS_BITS), Ring(MODULUS_BITS).zeros(LENGTH)
     keys = [Secret.random("mask_key", 16, SystemCoins()) for _ in range(NEIGHBOURS + 1)]
@@ -80,7 +80,7 @@ def session_of(setup: SessionSetup, length: int, input_bits: int = 0) -> Insecur
 
 
 def uploads_of(neighbours: int, length: int, mode: SecurityMode, threads: int = 1) -> Iterator[Callable[[], bytes]]:
-    """Bring a full graph of clients to the point where each has its neighbours' shares, and return their steps."""
+    """Run a full graph of clients until each has its neighbours' shares, and return their next steps."""
     session = session_of(SessionSetup(population=neighbours + 1, mode=mode), length)
     for client in session.client_ids:
         member = session.member(client)
@@ -91,7 +91,7 @@ def uploads_of(neighbours: int, length: int, mode: SecurityMode, threads: int = 
 
 
 def answered(clients: int, dropped: int, neighbours: int, length: int) -> Server:
-    """Bring a session with dropouts before uploading to the point where nothing is left but to unmask."""
+    """Run a session with dropouts before uploading up to the unmasking."""
     setup = SessionSetup(population=clients, corrupted=DROPPED, dropped=dropped, topology=Topology.SPARSE)
     session = session_of(setup, length)
     plan = session.setup.plan(session.authority.public_key)
@@ -107,7 +107,7 @@ def answered(clients: int, dropped: int, neighbours: int, length: int) -> Server
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The model of a server's time: every mask that is left at the speed of masks alone, a reconstruction for each."""
+    """Model of a server's time: a mask expansion and a reconstruction for every remaining mask."""
 
     masks: int
     reconstructions: int
@@ -116,7 +116,7 @@ class Model:
 
     @property
     def seconds(self) -> float:
-        """What it predicts, on one thread."""
+        """Predicted seconds on one thread."""
         return self.masks * self.mask_seconds + self.reconstructions * self.reconstruction_seconds
 
 
@@ -177,7 +177,7 @@ def _traffic() -> Iterator[Figure]:
 
 
 def _peak_of(step: Callable[[], object]) -> int:
-    """Return how much more memory a step held at most than was held before it."""
+    """Return a step's peak memory above the memory before it."""
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()

@@ -1,4 +1,4 @@
-"""The size cells of the paper's tables, computed, next to the printed ones in paper_sizes.txt.
+"""The computed size cells of the paper's tables, next to the printed ones in paper_sizes.txt.
 
 PYTHONPATH=. python benchmarks/paper_sizes.py
 """
@@ -35,7 +35,7 @@ from tests.harness.paper_models import CELEBA, FEMNIST_1_CHANNEL, FEMNIST_3_CHAN
 
 @dataclass(frozen=True, slots=True)
 class PrintedRow:
-    """One row: the model, what the method was configured with, and two cells."""
+    """One row: the model, the method's parameters, and two cells."""
 
     dataset: str
     parameters: Mapping[str, str]
@@ -63,7 +63,7 @@ KILOBYTE: Final = 1024
 
 
 class Table(StrEnum):
-    """The paper's tables that hold sizes."""
+    """The paper's tables of sizes."""
 
     SQ = "sq"
     SQ_UNWEIGHTED = "sq_unweighted"
@@ -102,7 +102,7 @@ EXPLANATIONS: Final[Mapping[tuple[Table, str, str, Quantity], str]] = {
         rounded="43.8 MB (43 800 KB)", exact="43 757.99", computed="3.5"
     ),
 }
-"""Why the two cells that are printed otherwise than computed are, by table, dataset, first parameter and quantity."""
+"""Explanations of the two cells that differ from the computation, by table, dataset, first parameter and quantity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ class Cell:
     exact: Fraction
     """The computed number before it is rounded."""
     wire_bytes: int | None
-    """Real bytes of the upload by the accounting "wire"; None for a broadcast of codebooks, which is not an upload."""
+    """Actual upload bytes by the accounting "wire"; None for a broadcast of codebooks."""
 
     @property
     def computed(self) -> str:
@@ -163,7 +163,7 @@ def one_decimal(exact: Fraction) -> str:
 
 
 def _upload(table: Table, row: PrintedRow) -> Layout | None:
-    """Return the layout that one client uploads, or nothing where the table is of codebooks alone."""
+    """Return the layout that one client uploads, or None for a table of codebooks."""
     parameters = row.parameters
     match table:
         case Table.SQ | Table.SQ_UNWEIGHTED:
@@ -239,7 +239,7 @@ def _as_text(computed: Sequence[Cell]) -> Iterator[str]:
 
 
 def _table(which: Table, of_table: Sequence[Cell]) -> Iterator[str]:
-    """Write a table, a line for each pair of a size and a ratio, and below it what its differing cells mean."""
+    """Write a table, a line for each pair of a size and a ratio, and explanations of differing cells."""
     notes, rows = list[str](), list[tuple[str, dict[str, str]]]()
     ratio_head = "percent" if which is Table.CODEBOOKS else "factor"
     for size, ratio in zip(of_table[::2], of_table[1::2], strict=True):

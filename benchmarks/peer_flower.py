@@ -1,12 +1,12 @@
-"""Flower's SecAgg+ and this library in one run, taking turns: a client's upload, and the server's unmasking.
+"""Flower's SecAgg+ and this library, measured in turns in one run: a client's upload, and the server's unmasking.
 
 Run it with `make bench-peers`, which installs Flower into an environment of its own. Flower's steps are Flower's own
-functions, reached where Flower keeps them. Only the loop of its server's last stage is written down again, because
-there it is part of a method that needs a running network.
+functions. Only the loop of its server's last stage is copied, because in Flower it is part of a method that needs a
+running network.
 
 Both sides start from a float32 update, clip it to [-8, 8], quantise it to 22 bits, and mask it modulo 2^32 under k
 pairwise masks and a self mask. Flower draws masks from a Mersenne Twister, shares among the neighbours, and sends 8
-bytes for each value; what it leaves out of the protocol is not added to its time.
+bytes for each value; its time does not include protocol steps that it omits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.harness.pairwise_sessions import restored, stored, unmask
 
 DIMENSION: Final = 1_000_000
 NEIGHBOURS: Final = {10: 8.0, 30: 10.0}
-"""How many neighbours a client has, and how many times faster its step is to be."""
+"""Number of a client's neighbours, and the target speed-up of its step."""
 CLIENTS, DROPPED, SERVER_NEIGHBOURS = 100, 5, 30
 SERVER_TARGET: Final = 50.0
 CLIENT_ROUNDS, SERVER_ROUNDS = 5, 2
@@ -116,7 +116,7 @@ class Flower:
     """The functions of Flower's SecAgg+, by the names that they have there."""
 
     def __init__(self) -> None:
-        """Import them; they have moved between releases, so the version is pinned where Flower is installed."""
+        """Import the functions; they have moved between releases, so Flower's installed version is pinned."""
         load: Callable[[str], Any] = importlib.import_module
         self.version: str = load("flwr").__version__
         self.client = load("flwr.client.mod.secure_aggregation.secaggplus_mod")
@@ -142,7 +142,7 @@ class Flower:
         return shared
 
     def masking_client(self, neighbours: int, update: Update) -> Callable[[], list[bytes]]:
-        """Bring a client to the point where it has its neighbours' shares, and return its step to the upload."""
+        """Run a client until it has its neighbours' shares, and return its step to the upload."""
         key, holders = self.key, neighbours + 1
         threshold = holders // 2 + 1
         state = self.client.SecAggPlusState()
@@ -185,7 +185,7 @@ class Flower:
         return step
 
     def unmasking_server(self, clients: int, dropped: int, neighbours: int, update: Update) -> Callable[[], Any]:
-        """Bring a server to the point where it has the survivors' shares, and return its last stage."""
+        """Run a server until it has the survivors' shares, and return its last stage."""
         half, threshold = neighbours // 2, neighbours // 2 + 1
         around = {
             client: sorted((client + step) % clients for step in range(-half, half + 1)) for client in range(clients)
@@ -217,7 +217,7 @@ class Flower:
         gone: set[int],
         public_keys: dict[int, bytes],
     ) -> object:
-        """Do what ``SecAggPlusWorkflow.unmask_stage`` does with the shares that came."""
+        """Process the received shares like ``SecAggPlusWorkflow.unmask_stage``."""
         expand = partial(self.utils.pseudo_rand_gen, num_range=MODULUS)
         shape = self.arithmetic.get_parameters_shape(masked)
         for client, present in shares.items():

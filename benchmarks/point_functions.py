@@ -1,4 +1,4 @@
-"""How near evaluating point functions comes to the cipher calls that they consist of."""
+"""Speed of evaluating point functions, against their cipher calls."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from secagg.protocols.two_servers.point_functions.shape import PointFunctionShap
 BLOCKS = 100_000
 ROUNDS = 12
 FLOOR_CHUNK = 1 << 18
-"""Raw ECB is as fast as it gets from a quarter of a mebibyte on."""
+"""Raw ECB reaches its full speed from a quarter of a mebibyte on."""
 FLOOR_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
 class Case:
-    """One shape, and the ratio that its evaluation is held to."""
+    """One shape, and the target ratio of its evaluation."""
 
     codewords: int
     group: LaneGroup
@@ -40,7 +40,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What the figures call it."""
+        """Name in figures."""
         group = f"p={self.group.bits}" if isinstance(self.group, RingLanes) else f"q={self.group.order}"
         lanes = ", last lane derived" if not self.depth else ""
         return f"k={self.codewords}, {group}, depth {self.depth}{lanes}"
@@ -69,7 +69,7 @@ def measure() -> Iterator[Figure]:
 
 
 def _evaluation(case: Case) -> Iterator[Figure]:
-    """Compare with raw ECB of as many blocks as the cipher is called for; more for a field's repeated attempts."""
+    """Compare with raw ECB of the same number of cipher blocks; more for a field's repeated attempts."""
     shape = case.shape
     alpha = np.arange(BLOCKS) % case.codewords
     make = partial(generate_shares, shape, alpha, context=bytes(32), client=ClientId(1), coins=SystemCoins())

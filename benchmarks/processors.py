@@ -1,8 +1,8 @@
-"""Table of the figures that several processors gave: results/processors.md, from results/processors/*.json.
+"""Table of figures of several processors: results/processors.md, from results/processors/*.json.
 
 Each of those is the output of ``benchmarks/run.py SUITE ... --json results/processors/NAME.json``; figures of an older
-tree stand under ``before``. Ratios of one run can be compared between processors, and times of an element nearly so.
-The table has those of them that have a target; the JSON files have all.
+tree are under ``before``. Ratios of one run can be compared between processors, and times per element approximately.
+The table has the figures with a target; the JSON files have all.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 TABLE = RESULTS / "processors.md"
 COMPARED = ("ratio", "x", "times", "ns")
-"""Units of the figures that the table has."""
+"""Units of the figures in the table."""
 
 
 def table(runs: dict[str, dict[str, Any]]) -> str:
-    """Return a Markdown table: a row for each figure, a column for each run, before and after where it has both."""
+    """Return a Markdown table: a row for each figure, a column for each run, with before and after if it has both."""
     rows = dict[str, dict[str, dict[str, Any]]]()
     for name, run in runs.items():
         for figure in run["figures"]:

@@ -1,6 +1,6 @@
-"""How fast blocks find their codewords on one thread, against faiss where it is installed, and how fast codebooks are.
+"""Speed of finding codewords on one thread (against faiss if installed), and of decoding and learning codebooks.
 
-The number of threads of a BLAS is fixed when it is loaded, so the measurements run in a process of their own:
+The number of threads of a BLAS is fixed when it is loaded, so the measurements run in a separate process:
 ``python product_quantization.py`` prints them as JSON.
 """
 
@@ -40,7 +40,7 @@ Tensor = npt.NDArray[np.float32]
 
 
 def measure() -> Iterator[Figure]:
-    """Encode, decode and learn: the first two on one thread, the last on two."""
+    """Encode and decode on one thread, and learn codebooks on two."""
     for what, threads in (("code", "1"), ("learn", "2")):
         environment = os.environ | dict.fromkeys(THREAD_VARIABLES, threads)
         command = [sys.executable, str(Path(__file__).resolve()), what]
@@ -103,7 +103,7 @@ def _learn_all(updates: list[Tensor], block_size: int) -> None:
 
 
 def uneven(shape: tuple[int, ...], number: int) -> Tensor:
-    """Return normally distributed numbers whose size differs from row to row, as that of updates does."""
+    """Return normally distributed numbers whose size differs from row to row, like that of updates."""
     generator = np.random.default_rng(number)
     sizes = generator.gamma(1.0, 1e-3, (shape[0], *(1 for _ in shape[1:])))
     return generator.standard_normal(shape, dtype=np.float32) * sizes.astype(np.float32)
@@ -121,14 +121,14 @@ def _peer(scheme: ProductQuantization, update: Tensor) -> Callable[[], Any] | No
 
 
 def _excess(scheme: ProductQuantization, update: Tensor, found: npt.NDArray[Any], best: npt.NDArray[Any]) -> float:
-    """Return by what share the squared error with one choice of codewords exceeds that with another."""
+    """Return the relative excess of the squared error with one choice of codewords over another."""
     blocks, codewords = update.reshape(-1, scheme.block_size).astype(np.float64), scheme.codebooks[0].values
     errors = [float(np.square(blocks - codewords[indices]).sum()) for indices in (found, best)]
     return errors[0] / errors[1] - 1
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """Return the most memory that a call holds at a time."""
+    """Return the peak memory of a call."""
     tracemalloc.start()
     try:
         call()

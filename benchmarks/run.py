@@ -49,11 +49,11 @@ SUITES: dict[str, Callable[[], Iterable[Figure]]] = {
 
 
 def main() -> None:
-    """Run the suites that were asked for; all of them by default."""
+    """Run the requested suites; all of them by default."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"any of: {', '.join(SUITES)} (default: all)")
     parser.add_argument("--json", type=Path, help="where the figures go")
-    parser.add_argument("--once", action="store_true", help="time everything once: that the code runs")
+    parser.add_argument("--once", action="store_true", help="time everything once, only to run the code")
     parser.add_argument(
         "--busy", action="store_true", help="use the thread's clock, on a busy machine; figures of threads say nothing"
     )

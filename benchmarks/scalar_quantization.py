@@ -1,4 +1,4 @@
-"""How fast tensors become codes and sums become tensors, against numpy's own cast of the same array to integers."""
+"""Speed of encoding tensors and decoding sums, against numpy's cast of the same array to integers."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ BLOCK_SIZE = 1024
 
 
 def measure() -> Iterator[Figure]:
-    """Encode, decode, prune and rotate ten million float32, in a process of its own.
+    """Encode, decode, prune and rotate ten million float32, in a separate process.
 
-    There every large array gets fresh memory. Otherwise it would depend on what was freed before whether the cast,
-    whose time is half page faults, or what it is compared with gets memory that is mapped already.
+    There every large array gets fresh memory. Otherwise earlier frees would decide whether the cast, whose time is half
+    page faults, or its contender gets already mapped memory.
     """
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
     command = [sys.executable, __file__]
@@ -93,7 +93,7 @@ def _contenders(
 
 
 def _update() -> npt.NDArray[np.float32]:
-    """Return values with a bell-shaped distribution: sums of four uniform ones."""
+    """Return nearly normal values: sums of four uniform ones."""
     coins = SystemCoins()
     total = np.zeros(ELEMENTS, dtype=np.float32)
     for _ in range(4):

@@ -1,12 +1,12 @@
-"""Sessions of a hundred to ten thousand clients beside the model of ``secagg plan --seconds``, and beyond by model.
+"""Sessions of a hundred to ten thousand clients, against the model of ``secagg plan --seconds``; larger ones by model.
 
     python benchmarks/scale.py build/scale.json                      run, compare, write; within minutes
     python benchmarks/scale.py build/scale.json --sizes 10000 ...    add larger sizes to what is there
     python benchmarks/scale.py build/scale.json --picture FILE.png   draw what is there
 
-Values are 64 of 16 bits, so that what is seen is everything but the vector. Seconds are of the processor, everybody in
-one process together. In pairwise masks every client verifies all that it is shown, and then once more with checks that
-are shared: the one is what clients take, the other what a rehearsal takes.
+Each vector has 64 values of 16 bits, so the measurement is everything except the vector. Seconds are processor time, of
+all parties in one process. Pairwise masks are run twice: once every client verifies all signatures that it receives, as
+real clients do; once checks are shared, as in a rehearsal.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NAMES: Final = {
 
 
 def compare(report: Path, sizes: Iterable[int], kinds: Iterable[str]) -> None:
-    """Run sessions, and write them beside what the model says; what was written of the same size is replaced."""
+    """Run sessions, and write them next to the model's predictions; replace earlier results of the same size."""
     known: dict[str, Any] = json.loads(report.read_text()) if report.exists() else {"machine": machine(), "runs": []}
     for kind in kinds:
         protocol, shares = _KINDS[kind]
@@ -63,7 +63,7 @@ def compare(report: Path, sizes: Iterable[int], kinds: Iterable[str]) -> None:
 
 
 def rows_by_model(known: Mapping[str, Any], kind: str) -> list[tuple[int, float]]:
-    """Return what each size takes by the model, in as few sessions as take it."""
+    """Return the model's prediction for each size, with the fewest possible sessions."""
     entry, written = find(_KINDS[kind][0]), known["constants"][kind]
     constants = Constants(
         session=written["session"], client=Rates(*written["client"]), server=Rates(*written["server"])
@@ -130,9 +130,7 @@ def _main() -> None:
     parser.add_argument("report", type=Path)
     parser.add_argument("--sizes", nargs="*", type=int, help=f"(default: {', '.join(map(str, SIZES))})")
     parser.add_argument("--kinds", nargs="*", choices=tuple(_KINDS), default=tuple(_KINDS))
-    parser.add_argument(
-        "--picture", type=Path, help="draw what the report has, and run nothing unless --sizes is given"
-    )
+    parser.add_argument("--picture", type=Path, help="draw the report's results, and run only the given --sizes")
     options = parser.parse_args()
     if options.sizes is not None or options.picture is None:
         compare(options.report, options.sizes or SIZES, options.kinds)

@@ -1,7 +1,7 @@
-"""What each scheme costs and loses on one model: bits per weight, error of the mean, and time; as rows of Markdown.
+"""Cost and error of each scheme on one model: bits per weight, error of the mean, and time; as rows of Markdown.
 
-The model is a ResNet-18 without its last stage, 2.8 million weights. An update is random: bell-shaped, with a size that
-depends on the layer, one half of its variance common to all clients and the other half each client's own. Scales and
+The model is a ResNet-18 without its last stage, 2.8 million weights. An update is random: nearly normal, with a size
+that depends on the layer; half of its variance is common to all clients and half is each client's own. Scales and
 codebooks are calibrated on one more client. The error is that of the decoded mean of ten clients, in the Euclidean norm
 over the whole model, relative to the norm of the true mean. Times, on one thread, are multiples of the time that numpy
 takes to cast the same tensors from float32 to int32.
@@ -74,7 +74,7 @@ class Row:
 
     name: str
     bits: float
-    """Of one client's payload on the wire, with header, biases and norms, for each weight of the model."""
+    """Bits of one client's payload on the wire, with header, biases and norms, for each weight of the model."""
     broadcast: int
     error: float
     encode: float
@@ -154,8 +154,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # Every large array gets fresh memory, in the cast and in the schemes alike, whatever was freed before; and products
-    # of matrices run on one thread, as everything else does.
+    # Every large array gets fresh memory, in the cast and in the schemes, regardless of earlier frees; and matrix
+    # products run on one thread, like everything else.
     if "MALLOC_MMAP_THRESHOLD_" not in os.environ:
         environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "OPENBLAS_NUM_THREADS": "1"}
         os.execve(sys.executable, [sys.executable, __file__], environment)  # noqa: S606 -- this file again

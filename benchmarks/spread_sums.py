@@ -1,9 +1,9 @@
-"""Uploads that workers add: one message, 2^20 values of 8 bits planned for 10^4 clients; and a session of as many.
+"""Uploads added by workers: one message, 2^20 values of 8 bits planned for 10^4 clients; and a session of that size.
 
-What a client uploads is uniform, so pieces of random bytes are stored once and added by tasks, through each engine. The
-rate to compare with is that at which numpy adds the same files as words; all rates are of one run, by turns, and the
-best of each is taken. Uploads are replayed under other names, because a task that was done is not done again. Each
-bound is printed with its figure. What a task holds in memory is a test's (``tests/scale/test_sums.py``).
+Uploads are uniform, so pieces of random bytes are stored once and added by tasks, with each engine. The baseline is
+numpy's rate of adding the same files as words; all rates are measured in turns in one run, and the best of each counts.
+Uploads are replayed under other names, because a finished task is not repeated. Each bound is printed with its figure.
+A test measures a task's memory (``tests/scale/test_sums.py``).
 
     export RAY_AUTH_MODE=token RAY_AUTH_TOKEN=$(printf %064d 7) RAY_worker_niceness=0
     python benchmarks/spread_sums.py --replays 50 --rounds 2 --engines processes ray --session 10000
@@ -31,9 +31,9 @@ from secagg.scale.storage import Objects, Task
 from secagg.session.registry import find
 
 LENGTH, CAPACITY, BATCH = 1 << 20, 10_000, 256
-"""As a sum has them by default."""
+"""Defaults of a sum."""
 SHORT = 64
-"""Values of a session's clients: what is left is everything but the vector."""
+"""Number of values of a session's clients, so that the rest is everything except the vector."""
 KEY = bytes(range(32))
 
 
@@ -44,7 +44,7 @@ def one_message_cut() -> OneMessageCut:
 
 
 def generate(cut: OneMessageCut, folder: Path, clients: int) -> None:
-    """Store random pieces; the last one is of zeros, because bits that fill a plane must be zero."""
+    """Store random pieces; the last one is zeros, because padding bits of a plane must be zero."""
     objects, generator = Objects(str(folder), KEY), np.random.default_rng(1)
     for client in range(clients):
         for number, length in enumerate(cut.lengths):
@@ -53,7 +53,7 @@ def generate(cut: OneMessageCut, folder: Path, clients: int) -> None:
 
 
 def by_engine(cut: OneMessageCut, folder: Path, clients: int, replays: int, engine: Engine) -> float:
-    """Have an engine add everything, in other batches with every replay."""
+    """Add everything with an engine, in different batches in every replay."""
     for sums in folder.glob("*/sums"):
         shutil.rmtree(sums)
     started, left = perf_counter(), 0
@@ -84,7 +84,7 @@ def by_numpy(cut: OneMessageCut, folder: Path, clients: int, replays: int) -> fl
 
 
 def main() -> None:
-    """Print a table, and write it where that is asked for."""
+    """Print a table, and write it if requested."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=256)
     parser.add_argument("--replays", type=int, default=4)

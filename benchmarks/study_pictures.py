@@ -1,4 +1,4 @@
-"""The pictures of the studies, made from the figures that are committed: nothing is trained.
+"""Figures of the studies from committed results, without training.
 
 python benchmarks/study_pictures.py benchmarks/results
 """
@@ -43,7 +43,7 @@ _SHOWN: Final = (
     *("none", "sq b=4 p=8", "sq b=6 p=8", "sq b=8 p=8", "pruning 0.9", "pruning 0.95", "pruning 0.98", "pruning 0.99"),
     *("pq 64/4", "pq 64/9", "pq 16/9", "pq 16/18", "pq 30x", "pq 50x"),
 )
-"""Cells of the study of schemes that its picture has."""
+"""Cells of the study of schemes in its figure."""
 _WORDS: Final = (
     (r"^peak ", "blocks of "),
     (r"^pq (\d+)x", r"\1 times smaller"),
@@ -52,22 +52,22 @@ _WORDS: Final = (
     (r", falling [0-9./]+|, falling", ""),
     (r", (100)$", r", \1 clients a round"),
 )
-"""What a cell of the study of whole updates is called in words; the legend has the scheme."""
+"""Label of a cell of the study of whole updates; the legend has the scheme."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One cell of a study in a picture."""
+    """One cell of a study in a figure."""
 
     name: str
     x: float
     y: float
     interval: tuple[float, float] | None
-    """Of y; None of a single seed."""
+    """Interval of y; None for a single seed."""
 
     @property
     def scheme(self) -> Scheme:
-        """By the first word of the name; what is no scheme of the library stands with custom ones."""
+        """Scheme, from the first word of the name; unknown schemes count as custom."""
         first = self.name.replace(",", " ").split()[0]
         return Scheme(first) if first in set(Scheme) else Scheme.CUSTOM
 
@@ -86,7 +86,7 @@ class Point:
 
 
 def frontier(found: Mapping[str, Any]) -> Any:  # noqa: ANN401 -- matplotlib's
-    """Draw what is lost against the uncompressed run of the same seeds over the packed update of a client."""
+    """Draw the loss against the uncompressed run of the same seeds, over a client's packed update."""
     points = [
         Point(str(cell["name"]), float(cell["payload bytes"]), float(cell.get("loss", 0)), _interval(cell))
         for cell in found["cells"]
@@ -159,7 +159,7 @@ def harm_law(cells: Cells) -> Any:  # noqa: ANN401 -- matplotlib's
 
 
 def studied(found: Mapping[str, Any]) -> list[Cell]:
-    """Return the cells of the study of schemes, with a record of what each of their runs came to."""
+    """Return the cells of the study of schemes, with a record of each run's results."""
     known = {cell.name: cell.changes for cell in STUDIED}
     return [
         _cell(changed(preset("fashion-none"), (f"rounds={found['rounds']}", *known[row["name"]])), row)
@@ -190,7 +190,7 @@ def schemes(found: Mapping[str, Any]) -> Any:  # noqa: ANN401 -- matplotlib's
 
 
 def overflow_against_margin(cells: Sequence[Cell]) -> Any:  # noqa: ANN401 -- matplotlib's
-    """Draw, over the bits that the ring has beyond a code, the share of overflowed coordinates and the accuracy."""
+    """Draw the share of overflowed coordinates and the accuracy over the ring's bits beyond a code."""
     some = [cell for cell in cells if cell.name.startswith("sq") and "," not in cell.name]
     title = f"Scalar quantization in narrow rings\n{conditions(some)}"
     figure, (left, right) = new_figure(8.0, 4.0, columns=2, title=title)
@@ -230,7 +230,7 @@ def _accuracy(cell: Cell) -> tuple[float, float]:
 
 
 def refresh_ablation(cells: Sequence[Cell]) -> Any:  # noqa: ANN401 -- matplotlib's
-    """Draw accuracy over the rounds between refreshes, for schemes that were run with more than one period."""
+    """Draw accuracy over the rounds between refreshes, for schemes with more than one period."""
     groups = dict[str, list[Cell]]()
     for cell in cells:
         run = cell.configuration
@@ -277,11 +277,11 @@ DRAWN: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
     "training_overflow": ("training_study", lambda found: overflow_against_margin(studied(found))),
     "training_refresh": ("training_study", lambda found: refresh_ablation(studied(found))),
 }
-"""Each picture: the JSON file of its figures, and what draws it."""
+"""For each figure: its JSON file, and the function that draws it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw everything whose figures are there, and fail if there are none."""
+    """Draw all figures with existing results, and fail if there are none."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("results", type=Path, help="the folder of the JSON files, where pictures go as well")
     folder: Path = parser.parse_args(arguments).results
@@ -299,13 +299,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _interval(cell: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the interval of the loss; a cell of one seed, or compared with nothing, has none."""
+    """Return the interval of the loss; None for a cell with one seed or without a baseline."""
     found = cell.get("loss, interval")
     return None if found is None else (float(found[0]), float(found[1]))
 
 
 def _draw(figure: Any, axes: Any, points: Sequence[Point]) -> None:  # noqa: ANN401 -- matplotlib's
-    """Draw points with their intervals, hollow where the rate falls, and labels that touch nothing."""
+    """Draw points with their intervals (hollow if the rate falls) and labels without overlaps."""
     named = set[Scheme]()
     for point in points:
         (colour, marker, label), interval = STYLES[point.scheme], point.interval

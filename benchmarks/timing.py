@@ -1,4 +1,4 @@
-"""Whether the time of what sees secrets depends on them: a fixed secret against random ones, for each kernel.
+"""Tests whether the time of kernels depends on their secrets: a fixed secret against random ones, for each kernel.
 
 Run by ``make timing``; see ``tests/harness/timed_classes.py`` for how, and LIMITATIONS.md for what depends on secrets.
 """
@@ -44,12 +44,12 @@ BLOCKS = 512
 THRESHOLD, HOLDERS = 11, 20
 VARIANCE = Fraction(100)
 BOUND = int(rounded_norm(128 * LENGTH**0.5, LENGTH)) + 1
-"""In steps, on every update of values below 128."""
+"""Bound in steps, for every update of values below 128."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """Some code, how its secret input is made of bytes, and what is secret."""
+    """A kernel, the conversion of bytes to its secret input, and the name of the secret."""
 
     name: str
     run: Callable[[Any], object]
@@ -68,7 +68,7 @@ class Kernel:
 
 
 def kernels() -> Iterator[Kernel]:
-    """Yield every kernel; a planted branch comes first, which has to be found, and a control has no secret."""
+    """Yield every kernel; first a planted branch, which must be found, and a control without a secret."""
     yield Kernel("(planted) stop at the first byte that differs", _early_exit, bytes, "32 bytes", 32)
     yield from _rings()
     yield from _sums()
@@ -199,8 +199,8 @@ def _samplers() -> Iterator[Kernel]:
 
 
 def _bytes(number: int, count: int) -> bytes:
-    """Return zeros for number zero, and a stream of its own for every other."""
-    # Zeros are copied: those that the system lends are one page of memory for all, and quicker to read.
+    """Return zeros for number zero, and a separate stream for every other."""
+    # Zeros are copied: the system maps fresh zeros to one shared page, which is faster to read.
     return bytes(InsecureSeededCoins(number.to_bytes(8, "big")).draw(count) if number else bytearray(count))
 
 
@@ -213,7 +213,7 @@ def _early_exit(secret: bytes) -> bool:
 
 
 def main() -> None:
-    """Time every kernel, or those whose name has a word in it, and print the table."""
+    """Time every kernel, or those whose name contains a word, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("word", nargs="?", default="")
     parser.add_argument("--seconds", type=float, default=20.0, help="for each kernel (default: 20)")

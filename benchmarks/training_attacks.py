@@ -1,8 +1,8 @@
-"""What dishonest clients cost: every attack against every scheme on the bundled images, beside a row without attack.
+"""Cost of dishonest clients: every attack against every scheme on the bundled images, with a baseline without attack.
 
 A run is some rounds of federated averaging over exact modular sums, in which 20 % of the clients of every round attack.
-Each is kept in the folder that is named, the most telling first, so that a study that was stopped goes on; the table
-and the picture have what is finished. ``--only`` takes the schemes whose name begins so.
+Runs are kept in the given folder, the most informative first, so a stopped study can be resumed; the table and the
+figure have the finished runs. ``--only`` selects schemes by the start of their names.
 
     python benchmarks/training_attacks.py build/attacks --json benchmarks/results/training_attacks.json
     python benchmarks/training_attacks.py --picture benchmarks/results/training_attacks.json
@@ -41,7 +41,7 @@ SCHEMES: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "pruning": (("scheme=pruning", "sparsity=0.9"), UNBOUNDED),
     "pq": (("scheme=pq", "codewords=16", "block_size=9"), "codewords, by the check; scales are ring elements"),
 }
-"""What is changed in the compression of each, and what bounds a client there."""
+"""Compression settings of each scheme, and the bound on a client."""
 INDEXED: Final = ("peak", "pq")
 COHORTS: Final = (20, 100)
 _NAMES: Final = {
@@ -70,7 +70,7 @@ def configuration(scheme: str, kind: AttackKind, cohort: int, rounds: int) -> Co
     if scheme.startswith(INDEXED):
         changes.append("secagg.protocol=enclave")
     if scheme == "sketch":
-        # Nothing checks the lengths that its clients tell, which is refused where clients may be dishonest.
+        # Its clients' reported lengths are unchecked, which is refused if clients may be dishonest.
         changes.append('secagg.settings=["mode=semi_honest"]')
     return changed(
         preset("fashion-none"),
@@ -93,7 +93,7 @@ def runs(
     rounds: int,
     kinds: Sequence[AttackKind] = tuple(AttackKind),
 ) -> Iterator[Configuration]:
-    """Yield every run, the most telling first: small cohorts before large ones, and one seed of all before the next."""
+    """Yield every run, the most informative first: small cohorts before large ones, one seed of all before the next."""
     for cohort in cohorts:
         for seed in range(seeds):
             for scheme in schemes:
@@ -102,7 +102,7 @@ def runs(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is missing, and print, write and draw what there is."""
+    """Run the missing runs; print, write and draw all results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("out", type=Path, nargs="?", help="the folder of the runs")
     parser.add_argument("--rounds", type=int, default=60)
@@ -110,9 +110,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cohorts", type=int, nargs="+", default=COHORTS)
     parser.add_argument("--only", action="append", default=[], help="schemes whose name begins so")
     parser.add_argument("--kinds", type=AttackKind, nargs="+", default=list(AttackKind), help="some attacks alone")
-    parser.add_argument("--finished", action="store_true", help="train nothing; collect what is finished")
+    parser.add_argument("--finished", action="store_true", help="only collect finished runs")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--picture", type=Path, metavar="JSON", help="draw the picture beside such a file alone")
+    parser.add_argument("--picture", type=Path, metavar="JSON", help="only draw the figure next to such a file")
     options = parser.parse_args(arguments)
     if options.picture is not None:
         draw(json.loads(options.picture.read_text())).savefig(options.picture.with_suffix(".png"), dpi=150)
@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def table(
     found: Sequence[Mapping[str, Any]], schemes: Sequence[str], cohorts: Sequence[int]
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each attack; its cost is the mean of the differences to the same seeds without attack."""
+    """Yield a row for each attack; its cost is the mean difference to the same seeds without attack."""
     by_cell = dict[str, dict[int, float]]()
     for result in found:
         by_cell.setdefault(str(result["name"]), {})[int(result["seed"])] = 100 * float(result["final accuracy"])

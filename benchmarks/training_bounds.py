@@ -1,4 +1,4 @@
-"""What a bound on norms that an enclave enforces is worth: a fifth of the clients sends ten times its update, flipped.
+"""Effect of an enclave's bound on norms: a fifth of the clients sends ten times its update, flipped.
 
 The rounds are those of ``training_attacks.py``, uncompressed, and each payload is scaled down by the enclave's own
 function: after rounding, towards zero. The bound is the given multiple of the median norm of the first round.

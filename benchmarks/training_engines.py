@@ -1,8 +1,8 @@
-"""How fast the engines are on a machine, for the models of the studies, and how near to what it could do at best.
+"""Speed of the engines on a machine, for the models of the studies, against the machine's limits.
 
-Two floors stand beside each time: the arithmetic of the training steps at the speed of a large product of matrices, and
-the bytes that must move, each client's parameters once in and once out in every step, at the speed of a large copy.
-Both speeds are measured on the spot. No engine reaches them; they say how much there is to win at most.
+Each time has two lower bounds: the arithmetic of the training steps at the speed of a large matrix product, and the
+moved bytes (each client's parameters once in and once out in every step) at the speed of a large copy. Both speeds are
+measured. No engine reaches them; they limit the possible gain.
 
     python benchmarks/training_engines.py --device cuda --json build/training_engines.json
 """
@@ -46,7 +46,7 @@ _COPIED_VALUES: Final = {"cpu": 1 << 24, "cuda": 1 << 28}
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A model, and how many examples its clients have."""
+    """A model, and the numbers of examples of its clients."""
 
     model: str
     classes: int
@@ -57,11 +57,11 @@ class Load:
     least: int
     most: int
     clients: Mapping[str, int]
-    """Of a round, on a CPU and on an accelerator."""
+    """Clients of a round, on a CPU and on an accelerator."""
 
     @property
     def factory(self) -> ModelFactory:
-        """Return what makes the model."""
+        """Return the model's factory."""
         return model_factory(self.model, classes=self.classes, shape=self.shape, vocabulary=self.vocabulary)
 
 
@@ -71,12 +71,12 @@ LOADS: Final[Mapping[str, Load]] = {
     "sent140": Load("lstm", 2, (25,), 9931, 14, 10, 2, 60, {"cpu": 16, "cuda": 100}),
     "fashion": Load("stride", 10, (1, 28, 28), None, 60, 21, 16, 166, {"cpu": 20, "cuda": 100}),
 }
-"""Sizes as in LEAF's sets; the examples are noise, which takes as long."""
+"""Sizes as in LEAF's sets; the examples are noise, which takes the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one engine did, or why it did not."""
+    """Result of one engine, or the reason of its failure."""
 
     load: str
     engine: str
@@ -90,7 +90,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What was measured of the machine."""
+    """Measured speeds of the machine."""
 
     device: str
     name: str
@@ -117,7 +117,7 @@ def measure_machine(device_name: str) -> Machine:
 def measure_engines(
     load_name: str, machine: Machine, *, engines: Sequence[str] = ENGINES, clients: int | None = None
 ) -> list[Measured]:
-    """Time a round of each engine, with all that moves between device and memory.
+    """Time a round of each engine, with all transfers between device and memory.
 
     Raises:
         InvalidParameters: there is no such load.
@@ -157,7 +157,7 @@ def measure_engines(
 def seconds_of_a_round(
     engine: Engine, start: Tensors, assignments: Sequence[Assignment], settings: LocalTraining, rounds: int = 2
 ) -> float:
-    """Return the least time that an engine takes for these clients, after a round that warms up."""
+    """Return an engine's minimum time for these clients, after a warm-up round."""
     times = list[float]()
     for _ in range(rounds + 1):
         begin = perf_counter()
@@ -168,8 +168,8 @@ def seconds_of_a_round(
 
 
 def operations_of_an_example(load: Load) -> int:
-    """Count the arithmetic of one example's way through a model and back."""
-    # The counter knows products of matrices and convolutions, and not an LSTM as one operation.
+    """Count the arithmetic operations of one example's forward and backward pass."""
+    # The counter supports matrix products and convolutions, but not an LSTM as one operation.
     model = swapped(load.factory(), written_out)
     examples = _examples(load, 1, torch.Generator().manual_seed(_SEED))
     with FlopCounterMode(display=False) as counter:
@@ -179,7 +179,7 @@ def operations_of_an_example(load: Load) -> int:
 
 
 def assignments_of(load: Load, clients: int) -> list[Assignment]:
-    """Return the work of ``clients`` clients, with sizes spread as the load says."""
+    """Return the work of ``clients`` clients, with the load's distribution of sizes."""
     drawn = generator(seed_of(_SEED, Stream.PARTITION)).normal(load.mean, load.deviation, clients)
     sizes = np.clip(np.rint(drawn), load.least, load.most).astype(np.int64)
     return [
@@ -208,7 +208,7 @@ def _examples(load: Load, count: int, coins: torch.Generator) -> Examples:
 
 
 def _fastest(function: Callable[[], object], device: torch.device) -> float:
-    """Return the least time of a few calls, after one that warms up."""
+    """Return the minimum time of a few calls, after a warm-up call."""
     times = list[float]()
     for _ in range(_REPETITIONS + 1):
         begin = perf_counter()
@@ -220,7 +220,7 @@ def _fastest(function: Callable[[], object], device: torch.device) -> float:
 
 
 def table(machine: Machine, found: Sequence[Measured]) -> Iterator[str]:
-    """Yield the lines of a table for people."""
+    """Yield the lines of a readable table."""
     yield (
         f"{machine.device} ({machine.name}), torch {machine.torch_version}: {machine.operations_per_second / 1e9:.0f} "
         f"GFLOP/s in a large product, {machine.bytes_per_second / 1e9:.1f} GB/s in a large copy"
@@ -241,13 +241,13 @@ def table(machine: Machine, found: Sequence[Measured]) -> Iterator[str]:
 
 
 def main() -> int:
-    """Time each engine with each load, print a table, and write all figures to a file where one is named."""
+    """Time each engine with each load, print a table, and write all figures to a file if given."""
     parser = argparse.ArgumentParser(description="Clients per second of every engine, and the floor of the device.")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
     parser.add_argument("--load", action="append", default=[], help=f"{', '.join(LOADS)} (default: all)")
     parser.add_argument("--engine", action="append", default=[], help="(default: all)")
-    parser.add_argument("--clients", type=int, help="how many in a round")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
+    parser.add_argument("--clients", type=int, help="number of clients in a round")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file for all figures")
     options = parser.parse_args()
     machine = measure_machine(options.device)
     found = [

@@ -1,8 +1,8 @@
-"""What a training round takes beside the training itself, and what threads gain over one client after another.
+"""Overhead of a training round over the training itself, and the gain of threads over sequential clients.
 
-Part of no suite, since it needs torch. Ratios of seconds need a quiet machine, since what shares the cores with two
-threads takes from them and not from one; those of processor time do not. The models' sizes and those of their clients
-are as in LEAF's sets and the bundled images.
+Part of no suite, since it needs torch. Ratios of seconds need an idle machine, because other load slows two threads
+more than one; ratios of processor time do not. The models' sizes and those of their clients are as in LEAF's sets and
+the bundled images.
 
     python benchmarks/training_speed.py --json build/training_speed.json
 """
@@ -37,7 +37,7 @@ from training_engines import LOADS, Load, assignments_of
 CLIENTS = {"celeba": 100, "fashion": 40}
 PRESETS = ("fashion-none", "fashion-sq", "fashion-prune", "fashion-pq")
 PAPER_PRESETS = ("celeba-none", "celeba-sq", "celeba-prune", "celeba-pq")
-"""The paper's model and cohort; clients have as many images as LEAF's, of noise, which takes as long."""
+"""The paper's model and cohort; clients have LEAF's numbers of images, but of noise, which takes as long."""
 FOREVER = ("rounds=1000000", "evaluation.every=1000000", "secagg.mode=ideal")
 SPEED_TARGETS = {"fashion-sq": 230.0}
 """Clients in a second, on two cores."""
@@ -60,7 +60,7 @@ def engines(repetitions: int) -> Iterator[Figure]:
 
 
 def rounds(repetitions: int) -> Iterator[Figure]:
-    """Play a round with the sum in the clear, and train its clients alone, in turns."""
+    """Run a round with the sum in the clear, and only its training, in turns."""
     for name in (*PAPER_PRESETS, *PRESETS):
         run = _warmed(changed(preset(name), FOREVER))
         number = run.next_round
@@ -82,7 +82,7 @@ def rounds(repetitions: int) -> Iterator[Figure]:
 
 
 def protocols(repetitions: int) -> Iterator[Figure]:
-    """Play rounds with the real protocol, all of whose parties run here one after another."""
+    """Run rounds with the real protocol; all its parties run here one after another."""
     for name in PRESETS:
         run = _warmed(changed(preset(name), [*FOREVER, "secagg.mode=real", "secagg.every=1"]))
         records = [run.advance() for _ in range(repetitions)]
@@ -114,7 +114,7 @@ def main() -> int:
 
 
 def _warmed(configuration: Configuration) -> Run:
-    """Return a run after its first rounds; the first one is uncompressed."""
+    """Return a run after its first rounds, of which the first is uncompressed."""
     is_bundled = configuration.data.name == "fashion"
     run = Run(configuration, pieces_of(configuration) if is_bundled else _of_noise(configuration))
     for _ in range(2):
@@ -123,7 +123,7 @@ def _warmed(configuration: Configuration) -> Run:
 
 
 class _Noise:
-    """Data of a load, of as many clients as a round has and one more."""
+    """Data of a load, for a round's clients and one more."""
 
     def __init__(self, load: Load, clients: int) -> None:
         self.name = "noise"
@@ -151,7 +151,7 @@ def _of_noise(configuration: Configuration) -> Pieces:
 def _best_of_both_clocks(
     contenders: Mapping[str, Callable[[], object]], repetitions: int, prepare: Callable[[], object]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return each contender's least processor time of all its threads, and its least time, taken in turns."""
+    """Return each contender's minimum processor time over all threads, and its minimum time, measured in turns."""
     worked, seconds = dict.fromkeys(contenders, float("inf")), dict.fromkeys(contenders, float("inf"))
     for _ in range(repetitions):
         for name, contender in contenders.items():
@@ -164,7 +164,7 @@ def _best_of_both_clocks(
 
 
 def _trained(train: Callable[[], Iterator[object]]) -> int:
-    """Train, and drop each client's update at once."""
+    """Train, and discard each client's update immediately."""
     return sum(1 for _ in train())
 
 

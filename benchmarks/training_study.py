@@ -1,8 +1,8 @@
 """Accuracy against uplink on the bundled images: schemes, ring widths, refresh periods and calibrations.
 
-Every run is 100 rounds of federated averaging over exact modular sums, with three seeds, and is kept in the folder that
-is named, so that a study that was stopped goes on. ``--json`` writes means and standard deviations; ``--only`` takes
-the cells whose name begins so.
+Every run is 100 rounds of federated averaging over exact modular sums, with three seeds, and is kept in the given
+folder, so a stopped study can be resumed. ``--json`` writes means and standard deviations; ``--only`` selects cells by
+the start of their names.
 
     python benchmarks/training_study.py build/study --jobs 2 --json benchmarks/results/training_study.json
 """
@@ -97,20 +97,20 @@ BEYOND = (
     Cell("pq 30x, biases in 32 bits, not lengthened", product(16, 9, *THIRTY).changes),
     product(64, 9, "is_lengthened=true", name=", lengthened"),
 )
-"""Bits where they count, and what each part of that is worth. A mean that is lengthened is a larger step of the server,
-and so the uncompressed run stands beside it with a larger step."""
+"""Bits by importance, and the effect of each part. A lengthened mean is a larger step of the server, so it is compared
+with an uncompressed run with a larger step."""
 CELLS = (*CURVE, *BEYOND, *CALIBRATIONS, *REFRESHES, *FURTHER)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is missing, and print and write what there is."""
+    """Run the missing cells, and print and write all results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("out", type=Path, help="the folder of the runs")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=3, help="how many (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", action="append", default=[], help="cells whose name begins so")
-    parser.add_argument("--cells", type=int, help="number of cells, from the first on")
+    parser.add_argument("--cells", type=int, help="number of cells to run, from the first")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     cells = [cell for cell in CELLS if not options.only or cell.name.startswith(tuple(options.only))]

@@ -1,14 +1,13 @@
-"""Whether the peak code's promise transfers: tasks that it was not made on, rates, and what other papers send.
+"""Tests whether the peak code's results transfer: to other tasks and rates, and against methods of other papers.
 
-One list of jobs. A job plays all cells of a task for one seed, on a GPU in lockstep (``lockstep.py``), so that cells
-are paired: they have the same clients, the same first model and the same batches. A finished run is a line of JSON, and
-a study that was stopped resumes where it was.
+A job runs all cells of a task for one seed, on a GPU in lockstep (``lockstep.py``). So cells are paired: they have the
+same clients, initial model and batches. A finished run is a line of JSON, and a stopped study can be resumed.
 
     python benchmarks/transfer.py run build/transfer.jsonl --data FOLDER --device cuda --jobs 12
     python benchmarks/transfer.py table build/transfer.jsonl --json benchmarks/results/transfer.json
 
 The folder of data has ``vaderSentiment-3.3.2.tar.gz``, scikit-learn's ``digits.csv.gz`` and Debian's ``fashion-mnist``;
-tasks whose data are missing are left out, with a line that says so.
+tasks with missing data are skipped, with a message.
 """
 
 from __future__ import annotations
@@ -60,9 +59,9 @@ EVERY: Final = 10
 COHORT: Final = 20
 MOMENTUM: Final = 0.9
 SIZES: Final = (170, 1500, 5000)
-"""Bytes at which methods are compared."""
+"""Sizes at which methods are compared, in bytes."""
 RATES: Final = (0.3, 1.0, 3.0)
-"""Rates of the server, over the task's own, that each method tries."""
+"""Server rates, relative to the task's, that each method tries."""
 PEAK: Final = ("compression.scheme=peak", "compression.refresh=10", "secagg.protocol=enclave")
 PRODUCT: Final = (
     "compression.scheme=pq",
@@ -75,17 +74,17 @@ PRODUCT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A preset with changes, and where its data lie."""
+    """A preset with changes, and the place of its data."""
 
     name: str
     preset: str
     changes: tuple[str, ...]
     rounds: int
     file: str = ""
-    """What its data are called in the folder of data; none where they are bundled."""
+    """Name of its data in the folder of data; none if they are bundled."""
     factory: Callable[[], nn.Module] | None = None
     is_compared: bool = False
-    """Whether methods of other papers are compared on it."""
+    """Whether it compares methods of other papers."""
 
     def configuration(self, seed: int, changes: tuple[str, ...], device: str, folder: Path) -> Configuration:
         """Return the configuration of one run."""
@@ -95,7 +94,7 @@ class Task:
         return replace(run, device=device)
 
     def data(self, run: Configuration, folder: Path) -> PreparedData:
-        """Return its data, dealt out."""
+        """Return its data, partitioned over clients."""
         settings = run.data
         if self.file == "digits.csv.gz":
             return digits(folder / self.file, Dealing(clients=settings.clients, alpha=settings.alpha, seed=run.seed))
@@ -142,7 +141,7 @@ TASKS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What is sent, and how the server moves."""
+    """A method, and the server's step."""
 
     name: str
     changes: tuple[str, ...] = ()
@@ -154,7 +153,7 @@ class Cell:
 
 
 def codes(task: Task) -> list[Cell]:
-    """Return the cells of the question whether the code's promise transfers."""
+    """Return the cells that test whether the code's results transfer."""
     del task
     own = (*PEAK, "compression.lengths=own")
     return [
@@ -179,10 +178,10 @@ HARMS: Final = (0.0005, 0.001, 0.002, 0.004)
 
 
 def weighings(task: Task) -> list[Cell]:
-    """Return scalar codes of clients that weigh the same, by their examples, and by them after rounding."""
+    """Return scalar codes with equal weights, weights by examples, and these weights after rounding."""
     del task
     code = ("compression.scheme=sq", "compression.stochastic=true", "compression.bits=6")
-    # 20 uploads take five bits above the code's, and a weight of up to 64 for each six more.
+    # 20 uploads need five bits more than the code, and weights of up to 64 another six.
     narrow, wide = ((*code, f"compression.modulus_bits={bits}") for bits in (11, 17))
     return [
         Cell("equal", narrow),
@@ -192,7 +191,7 @@ def weighings(task: Task) -> list[Cell]:
 
 
 def others(task: Task) -> list[Cell]:
-    """Return the methods of other papers, at each size with each rate, and the peak code in the same way."""
+    """Return the methods of other papers and the peak code, at each size with each rate."""
     cells = list[Cell]()
     del task
     for rate in RATES:
@@ -221,12 +220,12 @@ class Job:
     kind: str
     """``codes``, ``others`` or ``weights``."""
     changes: tuple[str, ...] = ()
-    """Of every cell, for searches."""
+    """Changes of every cell, for searches."""
     only: tuple[str, ...] = ()
 
     @property
     def cells(self) -> list[Cell]:
-        """What is to be played."""
+        """The cells to run."""
         found = {"codes": codes, "others": others, "weights": weighings}[self.kind](TASKS[self.task])
         return [cell for cell in found if not self.only or cell.name in self.only]
 
@@ -234,9 +233,9 @@ class Job:
 def played(  # noqa: PLR0913, PLR0917 -- a job, and where it is played
     job: Job, out: Path, folder: Path, device: str, stop_at: float, rounds: int | None = None
 ) -> str:
-    """Play a job, write its lines, and say how it went."""
+    """Run a job, write its lines, and return a summary."""
     torch.set_num_threads(1)
-    # Runs are compared with those of a CPU; TF32 rounds products to 11 bits.
+    # Disabled: runs are compared with CPU runs, and TF32 rounds products to 11 bits.
     torch.backends.cudnn.allow_tf32 = False
     lockstep_module.GRAPHS = os.environ.get("LOCKSTEP_GRAPHS", "1") == "1"
     began, task = time.time(), TASKS[job.task]
@@ -259,7 +258,7 @@ def played(  # noqa: PLR0913, PLR0917 -- a job, and where it is played
             bits = cohort_bits_of(float(changes[1]) - _MEDIAN_BYTES, values, COHORT)
             changes = (*changes[2:], f"compression.cohort_bits={max(bits, 0.2)}")
         configuration = task.configuration(job.seed, (*job.changes, *changes), device, folder)
-        # Pieces of its own, and so a model of its own to evaluate: threads that shared one would test each other's.
+        # Own pieces, so each thread has its own model to evaluate; with a shared one they would test each other's.
         own = pieces_of(configuration, data=prepared, factory=task.factory)
         own = replace(own, data=kept, optimizer=partial(_optimizer, configuration, cell))
         if lockstep is not None:
@@ -268,7 +267,7 @@ def played(  # noqa: PLR0913, PLR0917 -- a job, and where it is played
     if lockstep is not None:
         play(runs, lockstep.leave)
     else:
-        # On a CPU a stacked computation takes longer than one client after the other.
+        # On a CPU a stacked computation is slower than sequential clients.
         for run in runs:
             run()
     return f"{len(runs)} runs in {time.time() - began:.0f} s"
@@ -280,7 +279,7 @@ _MEDIAN_BYTES: Final = 1
 
 
 def _optimizer(configuration: Configuration, cell: Cell) -> ServerOptimizer:
-    """Return the server's step; momentum is what a configuration refuses for these codes."""
+    """Return the server's step; configurations refuse momentum for these codes."""
     kind = Optimizer.FEDAVGM if cell.momentum else Optimizer.FEDAVG
     rate = configuration.server.rate * cell.rate
     return ServerOptimizer(ServerSettings(optimizer=kind, rate=rate, momentum=cell.momentum))
@@ -295,7 +294,7 @@ def _one(  # noqa: PLR0913, PLR0917 -- a job's parts
     stop_at: float,
     out: Path,
 ) -> None:
-    """Play one run, and add its line."""
+    """Run one run, and append its line."""
     began, run = time.time(), Run(configuration, pieces)
     sizes = tuple(value.size for value in run.parameters.values())
     method = None if cell.method is None else cell.method(run.values, sizes)
@@ -366,7 +365,7 @@ def _one(  # noqa: PLR0913, PLR0917 -- a job's parts
 
 
 def _advanced(run: Run, method: Method) -> float:
-    """Play one round by another method, and return the clients' loss."""
+    """Run one round by another method, and return the clients' loss."""
     number = run.next_round
     clients = run.sample(number)[: run.configuration.clients_per_round]
     trained = list(
@@ -384,7 +383,7 @@ def _advanced(run: Run, method: Method) -> float:
 
 
 def _harm(run: Run, probe: Probe, number: int) -> list[float]:
-    """Return the noise of the code in force, and its harm on a round's clients."""
+    """Return the noise of the current code, and its harm on a round's clients."""
     operators = run.operators
     if not isinstance(operators, WholeUpdates) or not (deviations := operators.deviations()):
         return []
@@ -404,7 +403,7 @@ def _device(name: str) -> str:
 
 
 def finished(file: Path) -> list[dict[str, Any]]:
-    """Return the lines of a file; a last one that was cut short does not count."""
+    """Return the lines of a file, without a truncated last one."""
     if not file.exists():
         return []
     found = list[dict[str, Any]]()
@@ -417,9 +416,9 @@ def finished(file: Path) -> list[dict[str, Any]]:
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what each cell adds to the training loss, paired by seed, and how that follows harm and noise.
+    """Return each cell's addition to the training loss, paired by seed, and its fit to harm and noise.
 
-    Accuracies are of runs whose tests are valid: those that ran one at a time.
+    Accuracies are only of runs with valid tests: those that ran one at a time.
     """
     by_name = {(row["task"], row["cell"], row["seed"]): row for row in rows if row["rounds"] == row["planned"]}
     tasks = list[dict[str, Any]]()
@@ -493,7 +492,7 @@ def jobs(seeds: Sequence[int]) -> list[Job]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Play what is missing, or make the table of what there is."""
+    """Run the missing jobs, or make the table of existing results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("what", choices=("run", "table"))
     parser.add_argument("out", type=Path, help="the file of finished runs, one line each")
@@ -540,7 +539,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             job = futures[future]
             try:
                 said = future.result()
-            except Exception:  # noqa: BLE001 -- the others continue
+            except Exception:  # noqa: BLE001 -- the other jobs continue
                 said = traceback.format_exc(limit=-4)
             seconds = time.time() - stop_at + options.seconds
             print(f"{seconds:.0f} s: {TASKS[job.task].name}, {job.seed}, {job.kind}: {said}", flush=True)

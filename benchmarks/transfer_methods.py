@@ -1,8 +1,8 @@
-"""What other papers send, at a given number of bytes, as means of clients' updates; nothing is masked or summed safely.
+"""Methods of other papers at a given number of bytes, as means of clients' updates, without secure aggregation.
 
 Each takes the updates of a round as rows of a matrix. Sizes are counted in favour of the method: values of 16 bits,
-indices of as many bits as they need, and seeds for nothing. ``is_insecure`` marks those that the server decodes client
-by client, which no secure sum can do.
+indices of minimum width, and free seeds. ``is_insecure`` marks those that the server decodes client by client, which no
+secure sum can do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ROWS: Final = 3
 
 
 class Method(Protocol):
-    """Makes the mean of a round's updates of what clients send."""
+    """Computes the mean of a round's updates from clients' messages."""
 
     is_insecure: bool
 
@@ -34,13 +34,13 @@ class Method(Protocol):
         ...
 
     def mean(self, updates: Matrix, clients: tuple[int, ...], number: int) -> Matrix:
-        """Return what the server makes of a round."""
+        """Return the server's mean of a round."""
         ...
 
 
 @dataclass(slots=True)
 class TopK:
-    """The largest values with their places; each client keeps what it did not send for its next round [SCJ18]."""
+    """The largest values with their positions; each client keeps the unsent rest for its next round [SCJ18]."""
 
     size: float
     values: int
@@ -59,7 +59,7 @@ class TopK:
         return self.kept * (_VALUE_BITS + max(1, (self.values - 1).bit_length())) / 8
 
     def mean(self, updates: Matrix, clients: tuple[int, ...], number: int) -> Matrix:  # noqa: ARG002
-        """Return what the server makes of a round."""
+        """Return the server's mean of a round."""
         total = np.zeros(self.values, np.float32)
         for client, update in zip(clients, updates, strict=True):
             whole = update + self._left.get(client, np.float32(0))
@@ -93,7 +93,7 @@ class CountSketched:
         return self.columns * _ROWS * _VALUE_BITS / 8
 
     def mean(self, updates: Matrix, clients: tuple[int, ...], number: int) -> Matrix:  # noqa: ARG002
-        """Return what the server makes of a round."""
+        """Return the server's mean of a round."""
         if self._hashes is None:
             coins = np.random.default_rng(7)
             places = coins.integers(self.columns, size=(_ROWS, self.values))
@@ -121,7 +121,7 @@ class CountSketched:
 
 @dataclass(slots=True)
 class RotatedSigns:
-    """EDEN of one bit, subsampled [VBP+22]: signs of a rotation that is the client's own, decoded client by client."""
+    """EDEN of one bit, subsampled [VBP+22]: signs of each client's own rotation, decoded client by client."""
 
     size: float
     values: int
@@ -138,7 +138,7 @@ class RotatedSigns:
         return self.kept / 8 + 4
 
     def mean(self, updates: Matrix, clients: tuple[int, ...], number: int) -> Matrix:
-        """Return what the server makes of a round."""
+        """Return the server's mean of a round."""
         padded, total = padded_size(self.values, _BLOCK), np.zeros(self.values, np.float32)
         for client, update in zip(clients, updates, strict=True):
             coins = np.random.default_rng([number, client])
@@ -150,7 +150,7 @@ class RotatedSigns:
             norm = float(np.linalg.norm(turned))
             at = coins.choice(padded, self.kept, replace=False) if self.kept < padded else np.arange(padded)
             sent = np.zeros(padded, np.float32)
-            # Unbiased, as EDEN scales: the length squared over the sum of magnitudes, for the share that is sent.
+            # Unbiased, scaled as in EDEN: the squared length over the sum of magnitudes, for the sent share.
             scale = norm**2 / max(float(np.abs(turned[at]).sum()) * padded / self.kept, 1e-30)
             sent[at] = np.sign(turned[at]) * np.float32(scale * padded / self.kept)
             transform(sent.reshape(_BLOCK, -1))
@@ -178,7 +178,7 @@ class PlainSigns:
         return self.kept / 8 + 2 * len(self.sizes)
 
     def mean(self, updates: Matrix, clients: tuple[int, ...], number: int) -> Matrix:  # noqa: ARG002
-        """Return what the server makes of a round."""
+        """Return the server's mean of a round."""
         signs, edges = np.sign(updates), np.cumsum([0, *self.sizes])
         for first, last in pairwise(edges.tolist()):
             signs[:, first:last] *= np.abs(updates[:, first:last]).mean(1, keepdims=True)
@@ -203,5 +203,5 @@ def methods(size: float, values: int, sizes: tuple[int, ...]) -> dict[str, Metho
 
 
 def cohort_bits_of(size: float, values: int, cohort: int) -> float:
-    """Return the bits of a peak code that has about this many bytes."""
+    """Return the bits of a peak code of about this number of bytes."""
     return math.ldexp(size, 3) * cohort / values

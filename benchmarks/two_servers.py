@@ -1,7 +1,7 @@
-"""What a whole round of two servers costs beyond its kernels: messages, envelopes, signatures, and bookkeeping.
+"""Cost of a whole round of two servers beyond its kernels: messages, envelopes, signatures, and bookkeeping.
 
 A client is compared with generating its point functions and proving them, and a server with the check's products and
-one addition of a client's lanes. Times are those of one of ten clients, and are compared with bare AES as well.
+one addition of a client's lanes. Times are of one of ten clients, and are also compared with plain AES.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def measure() -> Iterator[Figure]:
 
 @dataclass(slots=True)
 class _Taken:
-    """What a round took."""
+    """Measurements of a round."""
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("client", "server 0", "server 1"), 0.0))
-    """Of one upload, by role."""
+    """Seconds of one upload, by role."""
     sent: int = 0
     """Bytes of an upload, to both servers."""
 
@@ -205,13 +205,13 @@ class _Kernels:
             self._proofs = self._proven(self._context, self._shares)
 
     def client(self) -> None:
-        """Generate, and prove where clients are checked."""
+        """Generate, and prove if clients are checked."""
         shares = self._generated()
         if self._context is not None:
             self._proven(self._context, shares)
 
     def server(self, index: int) -> None:
-        """Check where clients are checked, and add."""
+        """Check if clients are checked, and add."""
         share = self._shares[index]
         if self._context is not None:
             with Secret("pair key", bytes(32)) as pair_key:

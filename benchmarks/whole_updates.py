@@ -1,4 +1,4 @@
-"""How fast a whole update becomes peaks or signs of its rotation, beside product quantization, on one thread.
+"""Speed of encoding a whole update as peaks or signs of its rotation, against product quantization, on one thread.
 
 ``python whole_updates.py`` prints the figures as JSON; the number of threads is fixed when a BLAS is loaded.
 """
@@ -43,7 +43,7 @@ def measure() -> Iterator[Figure]:
 
 
 def coding() -> Iterator[Figure]:
-    """Time everything on the same weights; encoding includes the rotation, and not the client's own length."""
+    """Time everything on the same weights; encoding includes the rotation, but not the client's own length."""
     update, coins = uneven((WEIGHTS // 4096, 4096), number=8).reshape(-1), SystemCoins()
     stream = PublicStream(seed=bytes(32), round_number=1, tensor_name="update", shape=update.shape)
     rotation = JoinedRotation(stream=stream)

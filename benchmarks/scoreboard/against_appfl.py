@@ -1,6 +1,6 @@
 """Attacks on APPFL's secure aggregation: its own masks and its own aggregator.
 
-Its documents promise protection from a server that is honest but curious, in rounds that nobody leaves.
+Its documentation promises protection from an honest-but-curious server, in rounds without dropouts.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def replayed_messages() -> Outcome:
 
 
 def key_in_the_middle() -> Outcome:
-    """Read one client's upload as any other client can, or a server that one of them tells the secret."""
+    """Read one client's upload, like any other client, or a server to which a client reveals the secret."""
     known = updates()["one"]
     masked = upload("one", NAMES, known)["flat"]
     mask = SecureAggregator("one", NAMES, SECRET, CPU).make_pairwise_mask(LENGTH, 0)
@@ -116,7 +116,7 @@ def silent_overflow() -> Outcome:
 
 
 def predictable_masks() -> Outcome:
-    """Take the words behind a mask for a Mersenne Twister's, which they are not: they are HMAC-SHA256's."""
+    """Treat the words behind a mask as a Mersenne Twister's; the attack fails, because they are HMAC-SHA256's."""
     blocks = (hmac.digest(bytes(32), struct.pack(">Q", number), "sha256") for number in range(100))
     words = [word for block in blocks for word in struct.unpack(">8I", block)]
     first = float(SecureAggregator("one", NAMES, SECRET, CPU)._seed_to_normals(1, bytes(32))[0])

@@ -1,4 +1,4 @@
-"""Attacks on declearn's masking: its own clients and set-up, and a network in memory that its server runs on."""
+"""Attacks on declearn's masking: its own clients and set-up, and an in-memory network for its server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Router = Callable[[str, Any], Any]
 
 
 class Network:
-    """Both ends of declearn's network, with what an adversary makes of each message to a client."""
+    """Both ends of declearn's network; an adversary may change each message to a client."""
 
     def __init__(self, names: list[str], route: Router = lambda _, message: message) -> None:
         self.client_names, self.route = {*names}, route
@@ -137,7 +137,7 @@ def the_round_again() -> Outcome:
 
 
 def replayed_messages() -> Outcome:
-    """Keep what one set-up sent to a client, send it again in another, and look for a mask that comes again."""
+    """Record one set-up's messages to a client, replay them in another, and look for a repeated mask."""
     who, names = identities(FIVE), ["one", "two"]
     known = updates(FIVE)["one"]
     kept = dict[str, Any]()
@@ -162,7 +162,7 @@ def replayed_messages() -> Outcome:
 
 
 def key_in_the_middle() -> Outcome:
-    """Let the server pose as the second client, with an identity of its own."""
+    """Let the server pose as the second client, with its own identity."""
     who = identities(["one", "two"])
     stranger = Ed25519PrivateKey.generate()
     posing = {"one": who["one"], "two": IdentityKeys(stranger, [who["one"].pub_key])}

@@ -1,4 +1,4 @@
-"""Attacks on Flower's SecAgg+: its own client mod and its own primitives, and a server that is written here."""
+"""Attacks on Flower's SecAgg+: its own client mod and primitives, and a malicious server written here."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Answers = dict[int, dict[str, Any]]
 
 
 class Clients:
-    """Clients as Flower runs them: the mod around an app, and a context that lasts from message to message."""
+    """Clients as in Flower: the mod around an app, and a context that persists between messages."""
 
     def __init__(self, updates: dict[int, np.ndarray], threshold: int) -> None:
         self.updates, self.threshold = updates, threshold
@@ -81,7 +81,7 @@ class Clients:
         return {node: self.ask(node, Stage.SHARE_KEYS, **listed) for node in keys}
 
     def collect(self, shares: Answers, nodes: list[int]) -> dict[int, np.ndarray]:
-        """Run the third stage: each client gets the shares that are addressed to it, and uploads."""
+        """Run the third stage: each client receives its shares, and uploads."""
         uploads = dict[int, np.ndarray]()
         for node in nodes:
             to_it = {
@@ -132,7 +132,7 @@ def mask(seed: bytes) -> np.ndarray:
 
 
 def pairwise(secret: bytes, node: int, keys: Answers) -> np.ndarray:
-    """Return what a client's masks with these others come to, from its secret key."""
+    """Return the sum of a client's masks with these others, from its secret key."""
     total = np.zeros(LENGTH + 1, np.int64)
     for other, published in keys.items():
         key = generate_shared_key(bytes_to_private_key(secret), bytes_to_public_key(published[Key.PUBLIC_KEY_1]))
@@ -209,7 +209,7 @@ def replayed_messages() -> Outcome:
 
 
 def key_in_the_middle() -> Outcome:
-    """Give the victim keys of the server's own as those of all others, and read what it shares with them."""
+    """Send the victim the server's own keys as those of all others, and read what it shares with them."""
     clients, everybody = Clients(updates(3), 2), [1, 2, 3]
     keys = clients.set_up(everybody)
     own = {node: (generate_key_pairs(), generate_key_pairs()) for node in (2, 3)}
@@ -234,7 +234,7 @@ def key_in_the_middle() -> Outcome:
 
 
 def malformed_upload() -> Outcome:
-    """Let one client share garbage: the workflow combines shares without a look at them."""
+    """Let one client share garbage: the workflow combines shares without checking them."""
     clients, everybody = Clients(updates(4), 3), [1, 2, 3, 4]
     clients.collect(clients.share(clients.set_up(everybody)), everybody)
     opened = clients.unmask(everybody, everybody, [])
@@ -249,7 +249,7 @@ def malformed_upload() -> Outcome:
 
 
 def silent_overflow() -> Outcome:
-    """Add the quantized values of 1100 clients, which is what the protocol comes to."""
+    """Add the quantized values of 1100 clients, which equals the protocol's result."""
     from flwr.common.secure_aggregation.quantization import quantize  # noqa: PLC0415 -- for this attack alone
 
     (values,) = quantize([np.full(4, 7.9)], CLIP, LEVELS)

@@ -1,4 +1,4 @@
-"""Attacks on OpenFL's secure aggregation: its own callback of a collaborator, and its own aggregator's part."""
+"""Attacks on OpenFL's secure aggregation: its own collaborator callback and aggregator code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = ("one", "two", "three", "four")
 
 
 class Aggregator:
-    """The aggregator's side: its own set-up, and what a collaborator asks it."""
+    """The aggregator's side: its set-up, and collaborators' requests."""
 
     def __init__(self) -> None:
         self.db = TensorDB()
@@ -79,7 +79,7 @@ def upload(one: SecAggBootstrapping, update: np.ndarray) -> np.ndarray:
 
 
 def unmasked(aggregator: Aggregator, name: str, masked: np.ndarray) -> np.ndarray:
-    """Take one collaborator's mask off, from what the set-up left at the aggregator."""
+    """Remove one collaborator's mask, with the data that the set-up left at the aggregator."""
     kept = aggregator.setup._results
     index = kept["index"][name]
     own = pseudo_random_generator(kept["private_seeds"][index])
@@ -155,7 +155,7 @@ def replayed_messages() -> Outcome:
 
 
 def key_in_the_middle() -> Outcome:
-    """Show one collaborator keys of the aggregator's own as those of all the others."""
+    """Send one collaborator the aggregator's own keys as those of all the others."""
     aggregator = Aggregator()
     made = collaborators(aggregator)
     private, public = generate_key_pair()
@@ -172,7 +172,7 @@ def key_in_the_middle() -> Outcome:
 
 
 def malformed_upload() -> Outcome:
-    """Let one collaborator send a share that is no number; the set-up fails at the last collaborator."""
+    """Let one collaborator send a share that is not a number; the set-up fails at the last collaborator."""
     aggregator = Aggregator()
     made = collaborators(aggregator)
     keys = {name: one._fetch_public_keys() for name, one in made.items()}

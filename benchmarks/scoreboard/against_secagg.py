@@ -33,7 +33,7 @@ def session_of(mode: SecurityMode) -> InsecurePairwiseSession:
 
 
 def stopped(call: Callable[[], object]) -> Outcome:
-    """Expect an error of the library's own, and report what it says."""
+    """Expect one of the library's errors, and report its message."""
     try:
         call()
     except SecAggError as error:
@@ -53,7 +53,7 @@ def altered_request(session: InsecurePairwiseSession, victim: ClientId, contribu
 
 
 def at_rosters(mode: SecurityMode) -> tuple[InsecurePairwiseSession, dict[ClientId, KeyAdvertisement]]:
-    """Play until the rosters are on their way; return what each client advertised, too."""
+    """Run until the rosters are in transit; also return each client's advertisement."""
     session = session_of(mode)
     session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
     kind, configuration = MessageKind.KEY_ADVERTISEMENT, session.server.configuration
@@ -61,7 +61,7 @@ def at_rosters(mode: SecurityMode) -> tuple[InsecurePairwiseSession, dict[Client
 
 
 def show(session: InsecurePairwiseSession, victim: ClientId, listed: dict[ClientId, KeyAdvertisement]) -> object:
-    """Show one client a roster of these."""
+    """Send one client a roster of these clients."""
     published = PublishedRoster(session.server.configuration, session.server.roster.opening, listed)
     position = published.roster.position_of(victim)
     assert position is not None
@@ -82,7 +82,7 @@ def inconsistent_dropouts(mode: SecurityMode) -> Outcome:
 
 
 def cohort_of_one(mode: SecurityMode) -> Outcome:
-    """Show a client a roster of itself and an accomplice; a roster of one has no encoding."""
+    """Send a client a roster of itself and an accomplice; a roster of one has no encoding."""
     session, advertised = at_rosters(mode)
     victim, accomplice = session.client_ids[:2]
     return stopped(lambda: show(session, victim, {n: advertised[n] for n in (victim, accomplice)}))
@@ -97,7 +97,7 @@ def sum_below_a_floor(mode: SecurityMode) -> Outcome:
 
 
 def the_round_again(mode: SecurityMode) -> Outcome:
-    """Ask for rounds of one model under new numbers, more often than a client's attempts."""
+    """Request rounds of one model under new numbers, more often than a client's attempts."""
     del mode
     ledger = SpentUpdates()
 
@@ -121,7 +121,7 @@ def replayed_messages(mode: SecurityMode) -> Outcome:
 
 
 def key_in_the_middle(mode: SecurityMode) -> Outcome:
-    """Show a client the keys of a session that the server made up as those of everybody else."""
+    """Send a client keys made up by the server as those of all other clients."""
     session, advertised = at_rosters(mode)
     made_up = InsecurePairwiseSession(SessionSetup(mode=mode, seed=b"the server's own"))
     made_up.reach(ServerState.AWAITING_ENCRYPTED_SHARES)

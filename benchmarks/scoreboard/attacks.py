@@ -1,6 +1,6 @@
-"""The attacks of the scoreboard, and how a library's script reports what came of each.
+"""The attacks of the scoreboard, and the reports of their outcomes.
 
-It imports the standard library alone: every library's script runs in an environment of its own.
+It imports only the standard library, because every library's script runs in a separate environment.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ ATTACKS = {
 
 
 class Outcome(NamedTuple):
-    """What came of an attack, and one line of what the script saw."""
+    """Outcome of an attack, and one line with the evidence."""
 
     verdict: str
     why: str
 
 
 def succeeded(why: str) -> Outcome:
-    """Report that the script got what the attack is for."""
+    """Report that the script reached the attack's goal."""
     return Outcome("succeeded", why)
 
 
 def refused(why: str) -> Outcome:
-    """Report that the library stopped it, or that what it yields is of no use."""
+    """Report that the library stopped the attack, or that its result is useless."""
     return Outcome("refused", why)
 
 
 def not_applicable(why: str) -> Outcome:
-    """Report that the library has nothing that the attack could be aimed at."""
+    """Report that the library has no target for the attack."""
     return Outcome("not applicable", why)
 
 
@@ -52,7 +52,7 @@ def not_shown(why: str) -> Outcome:
 
 
 def report(package: str, what: str, honest: Callable[[], None], attacks: Mapping[str, Callable[[], Outcome]]) -> None:
-    """Run an honest round, then every attack, and print what came of it as JSON; a check that fails ends the script."""
+    """Run an honest round, then every attack, and print the outcomes as JSON; a failed check ends the script."""
     honest()
     assert attacks.keys() == ATTACKS.keys(), attacks.keys() ^ ATTACKS.keys()
     rows = {name: attacks[name]()._asdict() for name in ATTACKS}

@@ -1,4 +1,4 @@
-"""The Mersenne Twister, from its outputs: 624 words in a row give its state, and every word after them."""
+"""Recovers a Mersenne Twister from its outputs: 624 consecutive words give its state, and every later word."""
 
 from __future__ import annotations
 

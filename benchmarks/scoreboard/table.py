@@ -1,4 +1,4 @@
-"""Join what the scripts reported into one table, as Markdown and as JSON.
+"""Merge the scripts' reports into one table, as Markdown and as JSON.
 
 `make scoreboard` runs it with the reports of all libraries: table.py OUT.md OUT.json REPORT...
 """
