@@ -1,4 +1,4 @@
-"""LightSecAgg: masks that are shared in coded pieces, so that a dropout costs nothing more than its pieces."""
+"""LightSecAgg: masks are shared in coded pieces, so that dropouts need no recovery round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client: it publishes a key, deals pieces of its mask, uploads its masked input, and answers once for a set."""
+"""Client: publishes a key, deals pieces of its mask, uploads its masked input, and answers for one set of uploaders."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ROOT_BYTES = 32
 
 
 class State(StrEnum):
-    """The message that a client waits for."""
+    """State of a client, by the message that it waits for."""
 
     ROSTER = "a roster"
     DELIVERY = "a delivery"
@@ -67,7 +67,7 @@ class Held(Confined):
 
 
 class Client(Confined):
-    """A client's side of one sum, against a server that follows the protocol and is curious; see ``ClientSession``."""
+    """Client side of one sum, for a server that is honest but curious; see ``ClientSession``."""
 
     faults: tuple[Fault, ...] = ()
     """None: a piece that does not open ends the session."""
@@ -83,7 +83,7 @@ class Client(Confined):
         return self._member.client
 
     def answer(self, message: bytes) -> bytes:
-        """Return the answer to a message; that to the offer, which policy and subject have to admit, is a key."""
+        """Return the answer to a message; the answer to an offer that policy and subject admit is a key."""
         if self._is_over:
             raise Misuse("the client has left this session", reason=Reason.ALREADY_SPENT)
         with blaming(*from_server()):
@@ -104,17 +104,17 @@ class Client(Confined):
         except UnexpectedMessage:
             raise
         except BaseException:
-            # Also where the ledger cannot be written.
+            # Also if the ledger cannot be written.
             self.abort()
             raise
 
     def suspend(self) -> Secret | None:
-        """Return a handle, and answer no more; the state stays in the member's memory."""
+        """Return a handle and stop answering; the state stays in the member's memory."""
         held, self._held, self._is_over = self._held, None, True
         return None if held is None or held.state is State.DONE else self._member.keep(held)
 
     def abort(self) -> None:
-        """Leave and wipe; an update that was taken stays spent."""
+        """Leave and wipe; an update that was made stays spent."""
         self._is_over = True
         if self._held is not None:
             self._held.wipe()
@@ -122,7 +122,7 @@ class Client(Confined):
     # --- The other answers --------------------------------------------------------------------------------------------
 
     def _deal(self, held: Held, message: bytes) -> bytes:
-        """Cut the mask into coded pieces, and seal one to every client.
+        """Split the mask into coded pieces, and seal one to each client.
 
         Implements: [SHY+22] Algorithm 1, offline encoding and sharing of local masks.
         """
@@ -157,7 +157,8 @@ class Client(Confined):
             if sender not in held.clients:
                 raise _wrong(f"{sender} is not on the roster", Reason.ROSTER_INVALID)
             info = sealing_info(held.roster, sender, self.client)
-            # Sealed by its sender or by anybody who knows this client's key, also where it opens and is no vector.
+            # Anyone who knows this client's key can seal a piece, so even one that opens but is no vector proves
+            # nothing.
             with (
                 blaming(*unverified(sender)),
                 held.pair.open("piece of a mask", sealed, ELEMENT_BYTES * length, info) as opened,
@@ -180,7 +181,7 @@ class Client(Confined):
         return encode_body(MessageKind.LIGHT_SECAGG_INPUT, configuration, encode_vector(masked))
 
     def _add(self, held: Held, message: bytes) -> bytes:
-        """Add the pieces of those who uploaded; once, because two sums would differ in somebody's mask.
+        """Add the pieces of the uploaders; only once, because two sums would differ in some client's mask.
 
         Implements: [SHY+22] Algorithm 1, one-shot recovery of the aggregated mask.
         """
@@ -200,9 +201,9 @@ class Client(Confined):
 
 
 def elements_of(configuration: Configuration, payload: Payload) -> Vector:
-    """Return the values off zero, each as limbs, lowest first, and a 1 that counts their client.
+    """Return the offset values as limbs, lowest first, and a 1 that counts the client.
 
-    The server sees sums of limbs. Without the offset they would reveal how many values of a place are below zero.
+    The server sees sums of limbs. Without the offset they would reveal the number of negative values at each position.
     """
     parts, bits = list[Vector](), configuration.limb_bits
     for (segment, count), values in zip(configuration.limbs, payload.values, strict=True):

@@ -1,4 +1,4 @@
-"""Configuration of one sum, shared by its parties, and its messages: each begins with T0, so none is another sum's."""
+"""Configuration of one sum, and its messages; each message begins with T0, which binds it to the sum."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _MAXIMUM_LAYOUT_BYTES: Final = 1 << 21
 
 @dataclass(frozen=True)
 class Configuration:
-    """One sum: its subject, its clients, and how many may drop out or collude; the server's offer."""
+    """The server's offer of one sum: its subject, its clients, and how many may drop out or collude."""
 
     task: bytes
     round_number: int
     nonce: bytes
-    """Drawn by the server; tells attempts at one round apart."""
+    """Drawn by the server; distinguishes attempts at the same round."""
     model_digest: bytes
     application_digest: bytes
     suite: Suite
     layout: Layout
     population: int
-    """N: how many clients there are."""
+    """N: number of clients."""
     privacy: int
     """T: the server and up to T colluding clients learn only the sum."""
     target: int
@@ -89,7 +89,7 @@ class Configuration:
 
     @property
     def limb_bits(self) -> int:
-        """Bits of a value in one element; the sum of the clients' stays in the field."""
+        """Bits of a value in one element; sums over all clients stay in the field."""
         return (FIELD // self.population).bit_length() - 1
 
     @property
@@ -99,7 +99,7 @@ class Configuration:
         return tuple((segment, -(-segment.modulus_bits // self.limb_bits)) for segment in rings)
 
     def offset(self, segment: RingSegment, limbs: int) -> int:
-        """Return the offset of each value: half of every limb, so that small values of either sign carry nowhere."""
+        """Return the offset of each value: half of every limb, so that small values of either sign cause no carry."""
         middles = sum(1 << (self.limb_bits * limb - 1) for limb in range(1, limbs))
         return middles + (1 << (segment.modulus_bits - 1))
 
@@ -113,7 +113,7 @@ class Configuration:
         return -(-self.length // (self.target - self.privacy))
 
     def require_subject(self, subject: Subject) -> None:
-        """Refuse a sum about something else; a model that comes later is compared with the update."""
+        """Refuse a sum about another subject; a model that arrives later is compared with the update."""
         for name, mine, offered in (
             ("task", subject.task, self.task),
             ("round", subject.round_number, self.round_number),
@@ -123,7 +123,7 @@ class Configuration:
         ):
             if mine != offered:
                 raise InvalidParameters(
-                    f"the offer is about another {name} than this client's; offer what it trains for",
+                    f"the offer's {name} differs from this client's; offer what it trains for",
                     reason=Reason.BELOW_FLOOR,
                 )
         require_capacity(self.population, subject.capacity)
@@ -141,7 +141,7 @@ def encode_body(kind: MessageKind, configuration: Configuration, body: bytes) ->
 
 
 def decode_body(kind: MessageKind, configuration: Configuration, message: bytes) -> bytes:
-    """Read a message of one field back."""
+    """Decode a message of one field."""
     reader = _begun(kind, configuration, message)
     body = reader.variable(_MAXIMUM_BYTES)
     reader.finish()
@@ -149,7 +149,7 @@ def decode_body(kind: MessageKind, configuration: Configuration, message: bytes)
 
 
 def encode_entries(kind: MessageKind, configuration: Configuration, entries: Entries) -> bytes:
-    """Return a message of one field for each client: keys, or sealed pieces; nothing but the clients in a set."""
+    """Return a message of one field per client: keys or sealed pieces; a set has only the clients."""
     writer = Writer(kind).fixed(configuration.context.digest, CONTEXT_BYTES).integer(len(entries), 4)
     for client in sorted(entries):
         writer.fixed(client.encode(), CLIENT_ID_BYTES).variable(entries[client], _MAXIMUM_BYTES)
@@ -157,7 +157,7 @@ def encode_entries(kind: MessageKind, configuration: Configuration, entries: Ent
 
 
 def decode_entries(kind: MessageKind, configuration: Configuration, message: bytes) -> dict[ClientId, bytes]:
-    """Read a message of entries back, by increasing client."""
+    """Decode a message of entries, by increasing client."""
     reader = _begun(kind, configuration, message)
     count = reader.integer(4)
     if count > configuration.population:
@@ -180,11 +180,11 @@ def _begun(kind: MessageKind, configuration: Configuration, message: bytes) -> R
 
 
 def roster_digest(configuration: Configuration, keys: Entries) -> bytes:
-    """Return what pieces are sealed under: every client's key, in order."""
+    """Return the digest under which pieces are sealed: every client's key, in order."""
     parts = [part for client in sorted(keys) for part in (client.encode(), keys[client])]
     return hashlib.sha256(bind(Label.CODED_MASK_ROSTER, configuration.context.digest, *parts)).digest()
 
 
 def sealing_info(roster: bytes, sender: ClientId, receiver: ClientId) -> bytes:
-    """Return what one piece is sealed under."""
+    """Return the context under which one piece is sealed."""
     return bind(Label.CODED_MASK_SEALING, roster, sender.encode(), receiver.encode())

@@ -1,7 +1,7 @@
-"""Vectors over the integers modulo 2^31 - 1, and the code that a mask is cut into pieces by.
+"""Vectors over the integers modulo 2^31 - 1, and the code that splits a mask into pieces.
 
 A mask is U - T vectors; T uniform ones are added, and a polynomial of degree below U takes these U values at the points
--1, -2, ..., -U. Client j's piece is its value at j + 1. Any U pieces give the mask back, and any T pieces are uniform.
+-1, -2, ..., -U. Client j's piece is its value at j + 1. Any U pieces recover the mask, and any T pieces are uniform.
 
 Implements: [SHY+22] §4.1, the T-private MDS code, as Lagrange interpolation.
 """
@@ -23,13 +23,13 @@ FIELD: Final = 2**31 - 1
 ELEMENT_BYTES: Final = 4
 _WORD: Final = np.dtype("<u4")
 _SLACK: Final = 16
-"""One word in 2^31 is passed over; of 2^28, more than 16 are with a chance below 2^-90."""
+"""One word in 2^31 is skipped; in 2^28 words, more than 16 skips have probability below 2^-90."""
 
 Vector = npt.NDArray[np.int64]
 
 
 def uniform(count: int, coins: Coins) -> Vector:
-    """Draw elements: 31 bits of a word each, but for the one word in 2^31 that is the modulus."""
+    """Draw elements: 31 bits of a word each, skipping the one word in 2^31 that is the modulus."""
     drawn = draw_exactly(ELEMENT_BYTES * (count + _SLACK), coins)
     words = np.frombuffer(drawn, _WORD) & np.uint32(FIELD)
     kept: Vector = words[words != FIELD][:count].astype(np.int64)
@@ -46,7 +46,7 @@ def encode_vector(vector: Vector) -> bytes:
 
 
 def decode_vector(data: bytes | bytearray | memoryview, count: int) -> Vector:
-    """Read elements from their one encoding."""
+    """Decode elements; refuses words that are not reduced."""
     require_length(f"a vector of {count} elements", len(data), ELEMENT_BYTES * count)
     vector: Vector = np.frombuffer(data, _WORD).astype(np.int64)
     if vector.size and int(vector.max()) >= FIELD:
@@ -78,7 +78,7 @@ def _combined(matrix: tuple[tuple[int, ...], ...], rows: Vector) -> Vector:
 
 @lru_cache(maxsize=8)
 def _lagrange(sources: tuple[int, ...], targets: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Return what takes a polynomial's values at the sources to its values at the targets, a row for each."""
+    """Return the matrix that maps a polynomial's values at the sources to its values at the targets, one row each."""
     scales = list[int]()
     for source in sources:
         bottom = 1

@@ -1,4 +1,4 @@
-"""What a client has from one sum to the next, and what its policy is compared with."""
+"""State that a client keeps across sums, and the values that its policy limits."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ KEEPS: Final = frozenset(
         *("minimum_modulus_bits", "maximum_length", "maximum_population"),
     )
 )
-"""Names in a client's policy that this protocol keeps."""
+"""Names of the policy's limits that this protocol enforces."""
 
 
 def compared(configuration: Configuration) -> Iterator[Compared]:
-    """Yield what a client's policy is compared with."""
+    """Yield the values that a client's policy limits."""
     yield "modes", SecurityMode.SEMI_HONEST, "LightSecAgg holds only against a server that follows the protocol"
     yield "suites", configuration.suite, "suite {offered} is not accepted"
     yield "minimum_cohort", configuration.target, "a cohort of {offered} is below {own}"
-    yield "assumed_corrupted", configuration.privacy, "it allows for {offered} corrupted clients only"
+    yield "assumed_corrupted", configuration.privacy, "it tolerates only {offered} corrupted clients"
     width = min(segment.modulus_bits for segment in configuration.layout.require_rings())
     yield "minimum_modulus_bits", width, "a ring of {offered} bits is below {own}"
     yield "maximum_length", configuration.length - 1, "a vector of {offered} is longer than {own}"
@@ -46,8 +46,8 @@ class MemberParts(Confined, Generic[Held]):
         """Prepare to join sessions.
 
         Args:
-            charge: told of an upload before its update is made; raises to refuse, and is durable when it returns, as
-                ``SpentUpdates.charge`` is.
+            charge: charges an upload before its update is made; raises to refuse, and is durable when it returns, like
+                ``SpentUpdates.charge``.
         """
         self.client, self.policy, self.coins, self.charge = client, policy, coins, charge
         self._suspended = dict[bytes, Held]()
@@ -57,7 +57,7 @@ class MemberParts(Confined, Generic[Held]):
         self.policy.admit("the offered sum", KEEPS, compared(configuration))
 
     def keep(self, held: Held) -> Secret:
-        """Keep a suspended state, and return the key by which it is fetched."""
+        """Store a suspended state, and return its handle."""
         handle = Secret.random("lightsecagg handle", _HANDLE_BYTES, self.coins)
         self._suspended[bytes(handle.expose())] = held
         return handle

@@ -11,7 +11,7 @@ from .client import Client
 from .server import Server, State
 
 Observer = Callable[[State, ClientId, bytes, bytes], None]
-"""Told of each answer: the stage, the client, what it was sent, and what it answers."""
+"""Called with each exchange: stage, client, request and answer."""
 
 
 def run(
@@ -21,7 +21,7 @@ def run(
     dropouts: Mapping[State, frozenset[ClientId]] | None = None,
     sent: Observer | None = None,
 ) -> Released:
-    """Run one sum; who drops out in a stage is gone for good before answering.
+    """Run one sum; a client that drops out in a stage leaves for good before it answers.
 
     Raises:
         ThresholdNotMet: too many dropped out; nothing is released.
@@ -39,12 +39,12 @@ def run(
                 server.receive(name, answer)
         server.close_stage()
 
-    # Everybody gets the offer and publishes a key.
+    # Every client gets the offer and publishes a key.
     exchange()
-    # Everybody cuts its mask into coded pieces, and seals one to each of the others.
+    # Every client splits its mask into coded pieces, and seals one to each other client.
     exchange()
-    # Everybody gets the others' pieces, and uploads its input under its mask.
+    # Every client gets the others' pieces, and uploads its masked input.
     exchange()
-    # Everybody who is left adds the pieces of those who uploaded; any U of these sums give the sum of the masks.
+    # Every remaining client adds the pieces of the uploaders; any U of these sums give the sum of the masks.
     exchange()
     return server.release()

@@ -1,4 +1,4 @@
-"""The server of one sum: keys, pieces, masked inputs, and the sum of the masks from any U answers."""
+"""Server of one sum: collects keys, pieces and masked inputs, and recovers the sum of the masks from any U answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Content = bytes | dict[ClientId, bytes] | Vector
 
 
 class State(StrEnum):
-    """The messages that a server waits for."""
+    """State of a sum, by the messages that the server waits for."""
 
     KEYS = "keys"
     PIECES = "pieces"
@@ -41,7 +41,7 @@ TRANSITIONS: Final[Mapping[State, tuple[MessageKind | None, State]]] = {
     State.ANSWERS: (MessageKind.LIGHT_SECAGG_ANSWER, State.DONE),
     State.DONE: (None, State.DONE),
 }
-"""The message that each state takes, and the state that follows."""
+"""Message that each state accepts, and the next state."""
 STAGES: Final[dict[State, Stage]] = {
     state: Stage(name=state.value, takes_update=state is State.INPUTS) for state in State if state is not State.DONE
 }
@@ -63,7 +63,7 @@ class Server(StagedServerSession[Content]):
         return super()._is_full() or len(self._said) == self.configuration.population
 
     def _check(self, sender: ClientId, message: bytes) -> Checked[Content]:
-        del sender  # Nobody signs.
+        del sender  # Messages are not signed.
         configuration = self.configuration
         match self.state:
             case State.KEYS:
@@ -123,7 +123,7 @@ class Server(StagedServerSession[Content]):
         return STAGES[self.state], messages
 
     def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
-        del progress  # One product of small matrices, whatever the number of clients.
+        del progress  # The work is one product of small matrices, whatever the number of clients.
         aggregate, counted = self._unmasked(), self._survivors
         return Released(
             aggregate=aggregate,
@@ -134,7 +134,7 @@ class Server(StagedServerSession[Content]):
         )
 
     def _unmasked(self) -> Aggregate:
-        """Remove the sum of the masks; it is not noticed if a client lied."""
+        """Remove the sum of the masks; a lying client goes unnoticed."""
         configuration = self.configuration
         chosen = sorted(self._answers)[: configuration.target]
         positions = [self._roster.index(client) for client in chosen]
@@ -144,7 +144,7 @@ class Server(StagedServerSession[Content]):
         count, counted = len(self._survivors), int(values[-1])
         if counted != count:
             raise PeerMisbehaved(
-                f"{count} clients counted as {counted}, and each counts once: a client lied",
+                f"{count} clients counted as {counted}, but each counts once: a client lied",
                 reason=Reason.INPUT_OUT_OF_RANGE,
                 culprits=NOBODY,
             )

@@ -30,36 +30,36 @@ class LightSecAggOptions(ProtocolOptions):
     mode: Annotated[SecurityMode, option("trust in the server")] = SecurityMode.SEMI_HONEST
     population: Annotated[int | None, option("number of invited clients, where nobody names them")] = None
     corrupted: Annotated[int, option("clients that may collude with the server")] = 1
-    """At least 1, or a piece is a part of a mask."""
+    """At least 1: otherwise a piece is part of a mask."""
     dropped: Annotated[int, option("clients that may drop out")] = 0
     late: Annotated[int, option("clients that may never come, in addition")] = 0
 
     def rules(self) -> Iterator[tuple[str, bool, str]]:
         sentence = (
             "must be semi_honest: LightSecAgg has no active mode, because nothing is signed, so a server that lies "
-            "shows two sets of clients to two halves of them and learns one input; or take another protocol"
+            "shows two sets of clients to two halves of them and learns one input; or use another protocol"
         )
         yield "mode", self.mode is not SecurityMode.SEMI_HONEST, sentence
 
     def takes(self, population: int) -> bool:
-        """Whether enough of the clients are sure to stay."""
+        """Whether enough clients are sure to stay."""
         _, target, needed = self._demands(population)
         return target >= needed
 
     def _demands(self, population: int) -> tuple[int, int, int]:
-        """Return how many clients learn nothing together, how many are sure to stay, and how many have to."""
+        """Return the number of colluding clients that learn nothing, of clients sure to stay, and of those that must."""
         privacy = max(1, self.corrupted)
         return privacy, population - self.dropped - self.late, max(self.least_cohort, privacy + LEAST_COHORT)
 
     def plan(self, subject: Subject, population: int, nonce: bytes) -> Configuration:
-        """Choose the thresholds: the more have to stay, the shorter are the pieces."""
+        """Choose the thresholds: pieces are shorter if more clients must stay."""
         privacy, target, needed = self._demands(population)
         if target < needed:
             raise InvalidParameters(
                 f"of {population} clients only {target} are sure to stay, and a sum with {privacy} corrupted ones "
                 f"needs {needed}; invite more, or plan for fewer that drop out or are corrupted"
             )
-        # Every client refuses more; nobody is invited to that.
+        # Every client would refuse more, so invite nobody to that.
         require_capacity(population, subject.capacity)
         return Configuration(
             task=subject.task,
@@ -94,10 +94,10 @@ def open_session(
 
 
 class LightSecAggMember(MemberParts[Held]):
-    """A client of sums with LightSecAgg; sessions that it suspends stay in its memory, and end with it."""
+    """Client of LightSecAgg sums; its suspended sessions stay in memory, and end with the process."""
 
     def join(self, subject: Subject, update: LazyUpdate | None = None, suspended: Secret | None = None) -> Client:
-        """Begin, or resume a suspended session, once and in the process that suspended it."""
+        """Start a session, or resume a suspended one, once and in the process that suspended it."""
         if suspended is None:
             return Client(self, subject, update)
         handle = bytes(suspended.expose())

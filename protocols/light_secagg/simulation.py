@@ -1,4 +1,4 @@
-"""LightSecAgg in one process, its bytes and work, and its entry in the registry of protocols."""
+"""LightSecAgg in one process, its costs, and its entry in the registry of protocols."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .session import LightSecAggHelpers, LightSecAggMember, LightSecAggOptions, 
 
 
 def describe(session: Server) -> tuple[str, ...]:
-    """Return the plan, a line each."""
+    """Return the plan, one line per fact."""
     configuration = session.configuration
     return (
         (
@@ -35,7 +35,7 @@ def describe(session: Server) -> tuple[str, ...]:
         ),
         (
             f"any {configuration.target} of {configuration.population} clients recover the sum of the masks, and "
-            f"{configuration.privacy} of them with the server learn nothing else"
+            f"{configuration.privacy} of them colluding with the server learn nothing else"
         ),
     )
 
@@ -44,7 +44,7 @@ class LightSecAggSimulation(Confined):
     """A server and its clients in one process; see ``Simulation``."""
 
     def __init__(self, settings: LightSecAggOptions, *, coins: Coins, clock: Clock, threads: int = 1) -> None:
-        del clock, threads  # Nothing here expires, or is divided.
+        del clock, threads  # Nothing here expires or runs in parallel.
         self._settings, self._coins = settings, coins
         self._members = dict[ClientId, LightSecAggMember]()
 
@@ -63,7 +63,7 @@ class LightSecAggSimulation(Confined):
                 maximum_population=settings.population or MAXIMUM_CLIENTS,
                 assumed_corrupted=settings.corrupted,
             )
-            # A simulation may be run again with the updates of before; its rounds go up all the same.
+            # A simulation may be repeated with the same updates; its round numbers still increase.
             charge = partial(SpentUpdates().charge, is_repeat_allowed=True)
             self._members[client] = LightSecAggMember(client, policy=policy, coins=self._coins, charge=charge)
         return self._members[client]
@@ -82,11 +82,11 @@ class LightSecAggSimulation(Confined):
 _HEADER, _COUNT, _ENTRY = 7 + 32, 4, 8 + 4
 """Bytes of a message: its kind and T0, a count or a length, and of an entry the client with a length."""
 _PASSES: Final = 8
-"""Passes over an element besides its code: drawn, added, taken modulo, written, sent and read."""
+"""Passes over an element in addition to its code: draw, add, reduce, write, send and read."""
 
 
 def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
-    """Count for one client in twenty that is curious with the server, and as many that drop out."""
+    """Count for one corrupted client in twenty, and as many dropouts."""
     rare = clients // ONE_IN
     settings = LightSecAggOptions(suite=suite, corrupted=rare, dropped=rare)
     subject = Subject(task=b"a plan", round_number=1, layout=layout, capacity=clients)
@@ -96,7 +96,7 @@ def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
     pieces = _entries(clients, piece + overhead)
     coded = configuration.target * configuration.piece_length
     yield Costs(
-        plan=f"a curious server, {suite.value}, {configuration.privacy} clients that tell it what they know; "
+        plan=f"a curious server, {suite.value}, {configuration.privacy} clients that collude with it; "
         f"{configuration.target} must stay to the end",
         payload_bytes=layout.payload_bytes,
         up_bytes=3 * (_HEADER + _COUNT) + key + pieces + masked + piece,
@@ -129,6 +129,6 @@ ENTRY: Final = ProtocolEntry(
     helpers=LightSecAggHelpers,
     simulate=LightSecAggSimulation,
     costs=costs,
-    trust="a server that follows the protocol, with no more corrupted clients than planned for; a server "
-    "that lies learns inputs",
+    trust="a server that follows the protocol, with at most the planned number of corrupted clients; a server "
+    "that deviates learns inputs",
 )

@@ -25,7 +25,7 @@ def test_a_sum_sends_what_the_formulas_say(suite: Suite, clients: int, bits: int
     received = sum(stage.bytes_down for stage in figures) / clients
     assert planned.down_bytes - len(b"a plan") == received - len(TASK)
     staying = clients - clients // 20
-    assert f"{max(1, clients // 20)} clients that tell it what they know; {staying} must stay" in planned.plan
+    assert f"{max(1, clients // 20)} clients that collude with it; {staying} must stay" in planned.plan
 
 
 def test_a_cohort_of_nobody_has_no_costs() -> None:

@@ -236,7 +236,7 @@ def test_an_offer_is_about_the_clients_own_subject() -> None:
     configuration = replace(USUAL, application_digest=subject.terms_digest)
     configuration.require_subject(subject)
     configuration.require_subject(replace(subject, model_digest=bytes(32)))
-    with pytest.raises(InvalidParameters, match="another model"):
+    with pytest.raises(InvalidParameters, match="the offer's model differs"):
         configuration.require_subject(replace(subject, model_digest=b"m" * 32))
     with pytest.raises(CapacityExceeded):
         replace(configuration, population=10).require_subject(subject)

@@ -99,7 +99,7 @@ def test_a_server_that_may_lie_is_not_promised_anything() -> None:
     [
         ({"suites": frozenset({Suite.HYBRID})}, "suite x25519-aes128 is not accepted"),
         ({"minimum_cohort": 7}, "a cohort of 6 is below 7"),
-        ({"assumed_corrupted": 3}, "it allows for 2 corrupted clients only"),
+        ({"assumed_corrupted": 3}, "it tolerates only 2 corrupted clients"),
         ({"minimum_modulus_bits": 8}, "a ring of 7 bits is below 8"),
         ({"maximum_length": 8}, "a vector of 9 is longer than 8"),
         ({"maximum_population": 8}, "9 clients are more than 8"),
@@ -252,7 +252,7 @@ def inside(value: object) -> dict[str, Any]:
 
 def test_what_is_suspended_is_gone_on_with_for_its_own_subject_alone() -> None:
     session, one = opened(), member(CLIENTS[0])
-    for subject, sentence in ((replace(SUBJECT, round_number=4), "another round"), (SUBJECT, "resumed before")):
+    for subject, sentence in ((replace(SUBJECT, round_number=4), "the offer's round differs"), (SUBJECT, "resumed before")):
         joining = one.join(SUBJECT, update_of(CLIENTS[0]))
         joining.answer(session.invitation)
         kept = joining.suspend()
