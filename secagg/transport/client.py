@@ -1,4 +1,4 @@
-"""Requests of a client: made again until the server answers, read as they stand, and never longer than a limit."""
+"""HTTP client: retries requests until the server answers, and limits the length of answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ except ImportError as error:
     raise InvalidParameters("a client of sums over HTTP needs httpx; pip install '.[http]' in a checkout") from error
 
 Join = Callable[[SessionDescription, Secret | None], ClientSession]
-"""Returns ``member.join(subject, update, suspended)``: what the client takes a session to be about is its own word."""
+"""Returns ``member.join(subject, update, suspended)``; the client itself decides the subject of the session."""
 MESSAGE: Final = "/message"
 _RETRIED: Final = frozenset({408, 429, 500, 502, 503, 504})
 _ANSWERS: Final = frozenset({Answer.LATE.status, Answer.OVER.status})
@@ -39,17 +39,17 @@ _PIECE_BYTES: Final = 1 << 18
 _FIRST_PAUSE: Final = 0.05
 _RESTED: Final = 2.0
 _SAID_AFTER: Final = 1.0
-"""Seconds after which a client says that its server does not answer."""
+"""Seconds after which a client reports that its server does not answer."""
 _GOLDEN, _WHOLE = 0x9E3779B97F4A7C15, 1 << 64
 _STAGES: Final = 1000
 _SCHEMES: Final = {"http", "https"}
 _NO_TLS: Final = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"}
-"""OpenSSL's reasons, by version, where the other end answers in the clear."""
+"""OpenSSL's reasons, by version, if the peer answers without TLS."""
 _UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
 
 
 class Refused(ConnectionError):
-    """The server awaits this client no more; the sentence is the server's."""
+    """The server refused this client; the message is the server's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,23 +57,23 @@ class Patience:
     """Limits on a client's attempts; times are seconds."""
 
     lost: float = 120.0
-    """Seconds without a word from the server."""
+    """Seconds without an answer from the server."""
     poll: float = 60.0
-    """Seconds for the answer to one request, which a server holds back for less."""
+    """Seconds for the answer to one request; servers hold requests for less."""
     message_bytes: int = 1 << 30
-    """No message of a server is longer."""
+    """Maximum length of a server's message."""
     slowest: float = 1 << 14
-    """Bytes each second of a message, at least, after ``poll``."""
+    """Minimum bytes per second of a message, after ``poll``."""
 
     def __post_init__(self) -> None:
-        # Written so that NaN is refused too.
+        # This form also refuses NaN.
         if not (self.lost >= 0 and all(number > 0 for number in (self.poll, self.message_bytes, self.slowest))):
             raise InvalidParameters("a client's patience is a number of seconds, and the limits of a wire are positive")
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answer of the server."""
+    """An answer of the server."""
 
     status: int
     body: bytes = field(repr=False)
@@ -94,28 +94,28 @@ class Requests:
         self._headers = {"accept-encoding": "identity"}
         self._is_said = False
         self._rested, self._pause = time.monotonic(), _FIRST_PAUSE / 2
-        # Clients whose server restarts do not come back all at once.
+        # Spread the clients' reconnections after a restart of the server.
         self._spread = 0.5 + (client.value * _GOLDEN) % _WHOLE / _WHOLE
 
     def enter(self, session: str, authorization: str) -> None:
-        """Ask about one session from now on."""
+        """Use one session from now on."""
         self._base = f"{self._url}/v1/sessions/{session}"
         self._headers["authorization"] = authorization
 
     async def rest(self) -> None:
-        """Pause after what brought no news, longer each time; a server that holds requests back has paused already."""
+        """Pause after an answer without news, longer each time; a server that holds requests has already paused."""
         before, self._rested = self._rested, time.monotonic()
         self._pause = min(2 * self._pause, LONGEST_PAUSE) if self._rested - before < _RESTED else _FIRST_PAUSE
         await asyncio.sleep(self._pause * self._spread)
         self._rested = time.monotonic()
 
     async def try_once(self, method: str, path: str) -> None:
-        """Make a request whose answer changes nothing."""
+        """Make one request and ignore its outcome."""
         with suppress(httpx.HTTPError, SecAggError):
             await self._exchanged(method, path, b"", None)
 
     async def ask(self, method: str, path: str, *, body: bytes = b"", params: dict[str, str] | None = None) -> Reply:
-        """Make a request until the server answers it; a ``ConnectionError`` says that it refused, or is lost."""
+        """Retry a request until the server answers; raises ``ConnectionError`` if the server refuses or is lost."""
         began, pause = time.monotonic(), _FIRST_PAUSE
         while True:
             try:
@@ -125,7 +125,7 @@ class Requests:
                     return _answered(reply)
                 why = reply.sentence or str(reply.status)
                 if reply.status == Answer.BUSY.status:
-                    began = time.monotonic()  # It is there, and has this client's answer already or soon.
+                    began = time.monotonic()  # The server is up, and has this client's answer already or soon.
             except httpx.TransportError as error:
                 why = str(error) or type(error).__name__
                 if (reason := _tls_reason(error)) in _NO_TLS:
@@ -157,11 +157,11 @@ class Requests:
         async def pieces() -> AsyncIterator[bytes]:
             for start in range(0, len(body), _PIECE_BYTES):
                 yield body[start : start + _PIECE_BYTES]
-                # A server may have others before this client, but not say so piece by piece.
+                # A server may serve other clients first, but must not delay its answer piece by piece.
                 wait.reschedule(loop.time() + poll)
 
         try:
-            # Around everything: what httpx counts begins again with each byte, and with each interim response.
+            # Around everything: httpx restarts its timeouts at each byte and each interim response.
             async with (
                 asyncio.timeout(poll) as wait,
                 self._http.stream(
@@ -200,7 +200,7 @@ def _answered(reply: Reply) -> Reply:
 
 
 def _tls_reason(error: BaseException | None) -> str:
-    """Return OpenSSL's reason where TLS failed; a connection that only broke has none, and is tried again."""
+    """Return OpenSSL's reason if TLS failed; a broken connection has none, and is retried."""
     while error is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__ or error.__context__
     return "" if error is None else error.reason or ""
@@ -215,11 +215,11 @@ class Outcome:
 
     description: SessionDescription
     stages: int
-    """Number of stages that this process answered."""
+    """Number of stages answered by this process."""
     is_released: bool
-    """Whether there is a sum, as the server says."""
+    """Whether the server reports a sum."""
     sentence: str
-    """The server's sentence about the end."""
+    """The server's message about the end."""
 
 
 async def contribute(  # noqa: PLR0913 -- all but three have defaults
@@ -236,13 +236,13 @@ async def contribute(  # noqa: PLR0913 -- all but three have defaults
     """Take part in one session, from its first message to its end.
 
     Args:
-        after: the name of a session that this client was in; the next one is waited for.
-        tls: of a server that the system's issuers do not vouch for, or that asks for this client's certificate.
-        states: where progress is sealed, so that a process that is killed can be resumed.
-        http: a client that is made already, and stays open.
+        after: name of this client's previous session; the client waits for another one.
+        tls: for a server whose issuer the system does not trust, or that asks for this client's certificate.
+        states: directory of sealed progress, from which a killed process can be resumed.
+        http: an existing HTTP client, which stays open.
     Raises:
-        SecAggError: this client left. The server is told that it did, and not why; nothing of what was refused.
-        ConnectionError: the server refused this client, or could not be reached any more.
+        SecAggError: this client left. The server learns that it left, but neither why nor what was refused.
+        ConnectionError: the server refused this client, or is unreachable.
     """
     try:
         place = httpx.URL(url)
@@ -261,7 +261,7 @@ async def contribute(  # noqa: PLR0913 -- all but three have defaults
         raise InvalidParameters("an address of a server has neither a password nor a query; name https://HOST:PORT")
     async with AsyncExitStack() as stack:
         if http is None:
-            # Nothing from the environment: neither proxies nor passwords are for this.
+            # Ignore the environment: its proxies and passwords are not meant for this.
             own = httpx.AsyncClient(
                 verify=tls or (client_context() if place.scheme == "https" else False), trust_env=False
             )
@@ -275,7 +275,7 @@ async def contribute(  # noqa: PLR0913 -- all but three have defaults
 
 @dataclass(slots=True)
 class _Part:
-    """One client's part in one session."""
+    """One client's participation in one session."""
 
     requests: Requests
     join: Join
@@ -288,7 +288,7 @@ class _Part:
         progress = None if self.store is None else self.store.take()
         description = await self._description("" if progress else after)
         if progress is None or progress.session.hex() != description.session:
-            # A suspended state of a session that is over is of no use any more.
+            # The suspended state of a finished session is useless.
             progress = ClientProgress(
                 bytes.fromhex(description.session),
                 self.prover.proof(description.session),
@@ -298,13 +298,13 @@ class _Part:
                 suspended=b"",
             )
         if not progress.answer:
-            # A client that refuses the description has claimed no name yet, and may come back with other options.
+            # A client that refuses the description has claimed no name yet, and may return with other options.
             self.session = await asyncio.to_thread(self.join, description, None)
         self.requests.enter(description.session, header_of(self.prover.client, progress.proof))
         try:
             last = await self._exchange(description, progress)
         except SecAggError:
-            # Told once and never why; a server that does not hear it closes the stage without this client anyway.
+            # Sent once and without a reason; a server that misses it closes the stage without this client anyway.
             await self.requests.try_once("DELETE", "/client")
             self._forget()
             raise
@@ -343,28 +343,28 @@ class _Part:
             await self._send(progress)
 
     async def _send(self, progress: ClientProgress) -> None:
-        """Send an answer until it is taken, or comes too late; the next message says what follows from that."""
+        """Send an answer until the server accepts it or it is too late; the next message shows which."""
         await self.requests.ask("POST", f"/answers/{progress.stage}", body=progress.answer)
 
     async def _answered(
         self, description: SessionDescription, before: ClientProgress, number: int, message: bytes
     ) -> ClientProgress:
-        """Compute an answer in a thread of its own, and put it aside before it is sent."""
+        """Compute an answer in a separate thread, and store it before sending it."""
         if before.is_last:
             raise MalformedMessage("the server asks again after this client's last answer", reason=Reason.WRONG_KIND)
         progress = await asyncio.to_thread(self._computed, description, before, number, message)
         self.stages += 1
         if len(progress.answer) > description.answer_bytes:
             raise InvalidParameters(
-                f"an answer of {len(progress.answer)} bytes is too long: the server takes {description.answer_bytes} "
+                f"an answer of {len(progress.answer)} bytes is too long: the server accepts {description.answer_bytes} "
                 "at most"
             )
         if self.store is not None:
             try:
                 self.store.put(progress)
             except OSError as error:
-                # Nobody waits for a client that cannot send what it has not put aside.
-                raise InvalidParameters(f"this client's answer cannot be put aside ({error}); make room") from None
+                # A client that cannot store its answer must not send it, so it leaves.
+                raise InvalidParameters(f"this client cannot store its answer ({error}); free disk space") from None
         return progress
 
     def _computed(

@@ -26,14 +26,14 @@ from secagg.transport.proof import Admission
 
 Result = TypeVar("Result")
 Keep = Callable[[Released], Awaitable[bytes]]
-"""Puts a sum where it is wanted, for good, and returns what clients are shown of it, or nothing.
+"""Stores a sum durably, and returns the JSON that clients receive about it, or nothing.
 
-``run`` raises its errors, and no client is told of a sum.
+``run`` raises its errors, and then no client learns of a sum.
 """
 _STAGE_SECONDS: Final = (0.1, 0.5, 1, 5, 10, 30, 60, 120, 300, 600, 1800)
 _AGAIN_SECONDS: Final = 1.0
 _FEW_BYTES: Final = 1 << 14
-"""Bytes of an answer to a stage of keys or signatures, of any suite."""
+"""Maximum bytes of an answer to a stage of keys or signatures, in any suite."""
 RESTARTED: Final = Verdict(
     Answer.OVER,
     "the server knows no such session: it has ended, or its process was ended and it cannot be resumed; "
@@ -43,7 +43,7 @@ STOPPING: Final = Verdict(Answer.STOPPING, "the server is being stopped; ask aga
 
 
 def counters() -> Metrics:
-    """Return what a server of sums counts."""
+    """Return the metrics of a server."""
     metrics = Metrics()
     metrics.counter("secagg_sessions_total", "Sessions that ended, by outcome.")
     metrics.counter("secagg_answers_total", "Requests with an answer of a client, by what they got.")
@@ -56,7 +56,7 @@ def counters() -> Metrics:
 
 
 class Conductor:
-    """Carries one session; its methods are called on one event loop."""
+    """Conductor of one session; call its methods on one event loop."""
 
     def __init__(  # noqa: PLR0913 -- what a session is surrounded by
         self,
@@ -70,7 +70,7 @@ class Conductor:
         number: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare; ``number`` is that of the open stage, above zero for a session that was restored."""
+        """Create a conductor; ``number`` is that of the open stage, above zero for a restored session."""
         self.description, self._session, self._admission = description, session, admission
         self._limits, self._metrics, self._store, self._clock = limits, metrics, store, clock
         self.exchange = Exchange(limits.stages, description.answer_bytes, clock, number)
@@ -83,18 +83,18 @@ class Conductor:
         self._lost: Exception | None = None
         self._is_stopping = False
         self._writes = dict[object, float]()
-        """When each write began that no disk has taken yet."""
+        """Start time of each write that the disk has not accepted yet."""
         self._received_bytes = self._sent_bytes = 0
-        # How the session stood when it last did something: its operator waits for none of its work.
+        # The session's status after its last step, so that the operator does not wait for its work.
         self._awaited: frozenset[ClientId] | None = frozenset()
         self._stage, self._faults = "", tuple[Fault, ...]()
 
     async def run(self, keep: Keep | None = None) -> Released:
-        """Open and close stages until the sum is released and kept; clients are told only then.
+        """Open and close stages until the sum is released and stored; clients learn of it only then.
 
         Raises:
-            SecAggError, OSError: nothing is released, and the session has ended; or ``keep`` raised it.
-        Security: where the task is cancelled, or ``keep`` raises, the session stays in the store, to be resumed.
+            SecAggError, OSError: nothing is released, and the session has ended, or ``keep`` raised the error.
+        Security: if the task is cancelled, or ``keep`` raises, the session stays in the store, to be resumed.
         """
         outcome = "failed"
         try:
@@ -106,7 +106,7 @@ class Conductor:
             try:
                 await self._do(lambda: self._remember(b"", sentence.encode()))
             except OSError as error:
-                # The sum is safe; a server that is started again makes it again.
+                # The sum is safe; a restarted server computes it again.
                 say("ending not kept", logging.WARNING, session=self.description.session, why=str(error))
             outcome = "released"
             self._end(sentence, is_released=True, counted=released.counted, result=shown)
@@ -116,17 +116,17 @@ class Conductor:
         else:
             return released
         finally:
-            # Later requests hear how it ended, or that another process resumes it.
+            # Later requests get the outcome, or learn that another process resumes the session.
             self._is_stopping = self.exchange.over is None
             self._metrics.add("secagg_sessions_total", outcome=outcome)
             self._close()
             self._wake()
-            # The thread may be in a long call; it is not waited for, and what it does comes before this.
+            # The thread may be in a long call; do not wait for it, because its work precedes this.
             self._thread.submit(self._session.abort)
             self._thread.shutdown(wait=False)
 
     async def message(self, client: ClientId) -> tuple[Verdict, bytes]:
-        """Return a client's message; wait for one as long as a poll may take, or until the client asks again."""
+        """Return a client's message; waits for one until the poll ends or the client asks again."""
         with suppress(TimeoutError):
             async with self._only_poll(client):
                 while not self._is_stopping:
@@ -136,7 +136,7 @@ class Conductor:
                         await self._claim(client)
                         number = self.exchange.number
                         message = await self._asked(lambda: self._session.message_to(client))
-                        # While the thread was busy the stage may have been closed; then the next one is waited for.
+                        # The stage may have closed while the thread was busy; then wait for the next one.
                         if message is not None and self.exchange.asked(client) == verdict:
                             self._sent_bytes += len(message)
                             return Verdict(Answer.MESSAGE, str(number)), message
@@ -147,7 +147,7 @@ class Conductor:
         return (STOPPING if self._is_stopping else Verdict(Answer.AGAIN)), b""
 
     async def answer(self, client: ClientId, number: int, length: int | None, chunks: AsyncIterator[bytes]) -> Verdict:
-        """Read a client's answer, if it may send one now, and hand it to the session."""
+        """Read a client's answer, if it may send one now, and pass it to the session."""
         verdict = STOPPING if self._is_stopping else self.exchange.offered(client, number, length)
         if verdict.answer is Answer.READ:
             try:
@@ -168,7 +168,7 @@ class Conductor:
 
     @asynccontextmanager
     async def _only_poll(self, client: ClientId) -> AsyncGenerator[None]:
-        """Wait so long as one poll of a client; the next one takes its place, so that a client has one connection."""
+        """Hold one poll of a client; the next poll replaces it, so that a client has one connection."""
         if (older := self._polls.get(client)) is not None:
             cut_short(older)
         async with asyncio.timeout(self._limits.poll) as poll:
@@ -180,7 +180,7 @@ class Conductor:
                     del self._polls[client]
 
     async def told(self, seconds: float) -> None:
-        """Wait until who may come back for it has asked how the session ended, if it has, or for so long."""
+        """Wait until clients that may return have fetched the outcome of an ended session, or until the time is up."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self.exchange.untold:
@@ -189,11 +189,11 @@ class Conductor:
 
     @property
     def is_running(self) -> bool:
-        """Whether the session is on its way."""
+        """Whether the session is running."""
         return self.exchange.over is None and not self._is_stopping
 
     async def leave(self, client: ClientId) -> None:
-        """Await a client no more; while the first stage is open one that has sent nothing may come back."""
+        """Stop waiting for a client; if it has sent nothing, it may return while the first stage is open."""
         if not self.is_running:
             return
         if self.exchange.step_away(client):
@@ -211,18 +211,18 @@ class Conductor:
         self._heard.set()
 
     def tell(self) -> None:
-        """Put how the open stage stands into the gauges."""
+        """Update the gauges with the open stage's status."""
         for state, count in self.exchange.counts.items():
             self._metrics.set("secagg_clients", count, state=state)
         self._metrics.set("secagg_disk_wait_seconds", self.disk_seconds)
 
     def status(self, *, has_names: bool) -> dict[str, object]:
-        """Return how the session stands, for its operator, as JSON has it; culprits of faults are always named."""
+        """Return the session's status as JSON for its operator; culprits of faults are always named."""
         exchange, description, left = self.exchange, self.description, self.exchange.left()
         awaited = None if self._awaited is None else self._awaited - exchange.away
 
         def shown(clients: frozenset[ClientId] | None) -> object:
-            if clients is None:  # Anybody may come.
+            if clients is None:  # Anyone may take part.
                 return None
             return sorted(client.value for client in clients) if has_names else len(clients)
 
@@ -244,7 +244,7 @@ class Conductor:
         }
 
     def _look(self) -> None:
-        """Remember how the session stands; in its thread."""
+        """Record the session's status; called in its thread."""
         stage = self._session.stage
         self._stage = "" if stage is None else stage.name
         self._awaited, self._faults = self._session.awaited, self._session.faults
@@ -252,7 +252,7 @@ class Conductor:
     # --- Stages -------------------------------------------------------------------------------------------------------
 
     async def _released(self) -> Released:
-        """Go through the stages; where that fails, the session has ended."""
+        """Run the stages; if one fails, the session ends."""
         try:
             while (stage := await self._opened()) is not None:
                 opened = self._clock()
@@ -262,10 +262,10 @@ class Conductor:
                 say("stage closed", session=self.description.session, stage=stage.name, **self.exchange.counts)
                 await self._do(self._session.close_stage)
             return await self._do(self._session.release)
-        except Exception as found:  # noqa: BLE001 -- the one that ended the session is raised
+        except Exception as found:  # noqa: BLE001 -- raise the error that ended the session
             with suppress(Exception):
                 await self._do(self._look)
-            # An answer that lost a helper as its stage was closed has ended the session; what follows says less.
+            # An answer that lost a helper while its stage closed has ended the session; later errors say less.
             error = self._lost or found
             why = str(error) if isinstance(error, SecAggError) else "the server failed, or lost a helper"
             self._end(f"the session ended without a sum: {why}", is_released=False)
@@ -274,7 +274,7 @@ class Conductor:
             raise error from None
 
     async def _opened(self) -> Stage | None:
-        """Open the session's next stage, once it is remembered; before that nobody is told of it."""
+        """Open the session's next stage once it is stored; no client learns of it before."""
         stage, participation, awaited, snapshot = await self._do(self._prepared)
         if stage is not None:
             with snapshot or nullcontext():
@@ -293,7 +293,7 @@ class Conductor:
         return stage, self._session.participation, len(self._session.awaited or ()), snapshot
 
     async def _written(self, write: Callable[[], None]) -> None:
-        """Write to the store; as long as its disk refuses, nobody is told of the result."""
+        """Write to the store; while the disk refuses, no client learns of the result."""
         with self._writing() as began:
 
             def tried() -> None:
@@ -318,7 +318,7 @@ class Conductor:
 
     @contextmanager
     def _writing(self) -> Generator[Callable[[], object]]:
-        """Yield what says that a write begins, which may be another thread's; it is taken where the block ends."""
+        """Yield a function that marks the start of a write, in any thread; the block's end marks its completion."""
         write = object()
         try:
             yield lambda: self._writes.setdefault(write, self._clock())
@@ -327,18 +327,18 @@ class Conductor:
 
     @property
     def disk_seconds(self) -> float:
-        """For how many seconds a disk has not taken what is written, or has refused it."""
+        """Number of seconds for which a disk has not accepted a write."""
         now = self._clock()
         return now - min(self._writes.copy().values(), default=now)
 
     def _remember(self, snapshot: bytes, ending: bytes = b"") -> None:
-        """Put the session into the store, where it stands before the next stage or after the last."""
+        """Store the session's state before the next stage or after the last."""
         if self._store is not None:
             number = self.exchange.number + (not ending)
             self._store.put(ServerRecord(self.description.encode(), number, snapshot, ending))
 
     async def _claim(self, client: ClientId) -> None:
-        """Keep who a name belongs to, before anything is told or taken under it."""
+        """Store the owner of a name, before anything is sent or accepted under it."""
         store, digest = self._store, self._admission.claim_of(client)
         if store is not None and digest is not None and client not in self._claimed:
             await self._written(lambda: store.claim(self.description.session, client, digest))
@@ -355,13 +355,13 @@ class Conductor:
                 raise self._lost
 
     def _left_for_return(self) -> float:
-        """Return how long to wait at most for clients that may come back, where nobody else is awaited."""
+        """Return the maximum wait for clients that may return, if no other client is awaited."""
         away = self.exchange.away
         is_for_them = away and self._awaited is not None and self._awaited <= away
         return self._left_at + self._limits.stages.least - self._clock() if is_for_them else inf
 
     def _close(self) -> None:
-        """Await nobody else; an answer that is being read takes no place from the next stage."""
+        """Stop waiting; an answer that is being read takes no place from the next stage."""
         self.exchange.close()
         self._places.clear()
 
@@ -393,11 +393,11 @@ class Conductor:
         return verdict
 
     async def _body(self, body: Body, number: int, chunks: AsyncIterator[bytes]) -> Verdict | bytes:
-        """Return an answer whole; it has come no slower than it may, and while its stage was open."""
+        """Return a complete answer that arrived fast enough and while its stage was open."""
         longest, content = self.exchange.longest, body.content
         with suppress(TimeoutError):
             async with self._places.reading(body):
-                # Asked at once: the stage may have been closed while this answer waited for its place.
+                # Check at once: the stage may have closed while this answer waited for its place.
                 while (verdict := self.exchange.read(body.client, number)).answer is Answer.HAND:
                     chunk = await anext(chunks, None)
                     if chunk is None:
@@ -417,12 +417,12 @@ class Conductor:
         return Verdict(Answer.SLOW, f"{len(content)} bytes of the answer were read, and {why}; send it again, faster")
 
     def _received(self, client: ClientId, message: bytes) -> tuple[PeerError | None, Participation, bool]:
-        """Hand an answer to the session; return its error, how the stage stands, and whether it awaits the client."""
+        """Pass an answer to the session; return its error, the stage's status, and whether it awaits the client."""
         error: PeerError | None = None
         try:
             self._session.receive(client, message)
         except PeerError as found:
-            # Its traceback would keep the whole message for as long as this error is held.
+            # Its traceback would keep the whole message as long as this error is held.
             error = found.with_traceback(None)
         self._look()
         return error, self._session.participation, client in (self._awaited or ())
@@ -438,14 +438,14 @@ class Conductor:
         return self._session.participation
 
     async def _asked(self, call: Callable[[], Result]) -> Result | None:
-        """Ask the session for one client; None for a wrong one, and where it fails, which ends it by ``run``."""
+        """Query the session for one client; None for a wrong client or a failed session, which ``run`` ends."""
         try:
             return await self._do(call)
         except PeerError:
             return None
-        except Exception as failed:  # noqa: BLE001 -- whatever it is
+        except Exception as failed:  # noqa: BLE001 -- any failure ends the session
             if self._lost is None:
-                # Not its traceback, which keeps the message.
+                # Drop the traceback, which keeps the message.
                 self._lost = failed.with_traceback(None)
             self._heard.set()
             return None

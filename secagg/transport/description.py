@@ -1,4 +1,4 @@
-"""What both ends of a wire know: the session description, the limits of its server, and how events are logged."""
+"""Shared by client and server: session description, limits of the server, and logging of events."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ DESCRIPTION_BYTES: Final = 1 << 20
 _NUMBERS: Final = 1 << 63
 STAGE_HEADER: Final = "secagg-stage"
 BACK_SECONDS: Final = 10.0
-"""Within which a client comes back that lost its server; so long a server waits for it, and tells how a sum ended."""
+"""Seconds within which a client that lost its server returns; as long, a server waits and reports the outcome."""
 COPIES: Final = 2
-"""Times that an answer is in memory while it is read: as it came, and as it is handed on."""
+"""Number of copies of an answer in memory while it is read: as received, and as passed on."""
 LONGEST_PAUSE: Final = BACK_SECONDS / 2
-"""Pause of a client between two tries. Each client's pauses are half to one and a half times as long as another's."""
+"""Pause of a client between two attempts, times a random factor between 0.5 and 1.5 per client."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireLimits:
-    """Limits that a server holds clients to; times are seconds."""
+    """Limits that a server enforces on clients; times are in seconds."""
 
     stages: Limits = field(default_factory=lambda: Limits(exchange=60.0, training=600.0, least=BACK_SECONDS))
     """Times for which each stage is open."""
     answer_bytes: int = 1 << 28
-    """No answer is longer."""
+    """Maximum length of an answer."""
     memory: int = 1 << 30
-    """Bytes for the answers that are being read or judged, with their copies; others wait in their connections."""
+    """Bytes of memory for answers that are read or judged, with copies; others wait in their connections."""
     grace: float = 10.0
-    """Seconds for an answer, in addition to its length at ``slowest``; and for the head of a request."""
+    """Seconds for an answer, in addition to its length divided by ``slowest``; also for the head of a request."""
     slowest: float = 1 << 14
-    """Bytes each second of an answer, at least."""
+    """Minimum bytes per second of an answer."""
     poll: float = 25.0
     """Seconds that a request for a message waits for one."""
     connections: int = 2000
-    """Greatest number of connections; beyond it the one that has been idle longest is closed."""
+    """Maximum number of connections; beyond it the longest idle one is closed."""
 
     def __post_init__(self) -> None:
         numbers = (self.answer_bytes, self.memory, self.grace, self.slowest, self.poll, self.connections)
-        # Written so that NaN is refused too.
+        # This form also refuses NaN.
         if not all(number > 0 for number in numbers):
             raise InvalidParameters("the limits of a wire are positive numbers")
         if COPIES * self.answer_bytes > self.memory:
@@ -57,13 +57,13 @@ class WireLimits:
             )
 
     def seconds_for(self, length: int) -> float:
-        """Return how long an answer may take to arrive."""
+        """Return the maximum time for an answer to arrive."""
         return self.grace + length / self.slowest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionDescription:
-    """One session, as clients are told of it. They hold its server to nothing here but ``terms``."""
+    """One session, as its server describes it to clients. Only ``terms`` bind the server."""
 
     session: str
     """Its name: 32 hexadecimal digits, drawn for it."""
@@ -72,11 +72,11 @@ class SessionDescription:
     round_number: int
     answer_bytes: int
     mode: str = "semi_honest"
-    """Whether clients trust the server to follow the protocol, or, in ``active`` mode, keys that others certified."""
+    """Whether clients trust the server to follow the protocol or, in ``active`` mode, keys certified by others."""
     terms: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Further terms of the application, as JSON; bind their ``terms_digest`` to the subject."""
     must_know: tuple[str, ...] = ()
-    """Fields that a client of another version may not pass over; it passes over all others that it does not know."""
+    """Fields that a client of another version must not ignore; it ignores all other unknown fields."""
 
     def __post_init__(self) -> None:
         texts, numbers = ("session", "protocol", "task", "mode"), ("round_number", "answer_bytes")
@@ -93,7 +93,7 @@ class SessionDescription:
             raise InvalidParameters("a session description has a session's name, and numbers that are not negative")
 
     def encode(self) -> bytes:
-        """Return it as JSON; terms are a text in it and the round is digits, so that every reader keeps them."""
+        """Return it as JSON, with the terms as a text and the round as digits, which every reader preserves."""
         said = asdict(self) | {"round_number": str(self.round_number), "terms": _text(self.terms)}
         if not self.must_know:
             del said["must_know"]
@@ -101,7 +101,7 @@ class SessionDescription:
 
     @classmethod
     def decode(cls, encoded: bytes) -> SessionDescription:
-        """Read one; fields that this version does not know are passed over, unless it must know them."""
+        """Decode a description; ignores fields that this version does not know, unless it must know them."""
         try:
             given = cast("dict[str, Any]", json.loads(encoded))
             needed = tuple(given.get("must_know", ()))

@@ -1,6 +1,6 @@
-"""Answers to the requests of one session: a state machine without sockets, threads or a clock of its own.
+"""Answers to the requests of one session: a state machine without sockets, threads or a clock.
 
-Its driver does what a verdict says, and reports the outcome to it. Client by client, in one stage:
+Its driver carries out each verdict, and reports the outcome. Per client and stage:
 
     (asked) -> MESSAGE -> (offered) -> READ -> (read) -> HAND -> (settled) -> TAKEN, LATE or REFUSED
 
@@ -22,7 +22,7 @@ from secagg.session.run import Limits, Patience
 
 
 class Answer(Enum):
-    """Answer to a request, with its HTTP status; the README says what a client does then."""
+    """Answer to a request, with its HTTP status; the README lists a client's reactions."""
 
     MESSAGE = "message", 200
     DONE = "done", 200
@@ -45,33 +45,33 @@ class Answer(Enum):
 
     @property
     def status(self) -> int:
-        """The status of the response; 100 for a request that is not answered yet."""
+        """Status of the response; 100 if the request is not answered yet."""
         return self.value[1]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Answer to a request, and a sentence for the client's log."""
+    """Answer to a request, with a message for the client's log."""
 
     answer: Answer
     sentence: str = ""
     result: bytes = b""
-    """JSON for the clients of a sum, where its server shows it to them."""
+    """JSON for the clients of a sum, if the server shows it."""
 
 
 LEFT: Final = "this client has left the session; take part in the next one"
 
 
 class Exchange:
-    """One session's requests."""
+    """State of one session's requests."""
 
     def __init__(self, limits: Limits, longest: int, clock: Callable[[], float], number: int = 0) -> None:
-        """Begin before the first stage that is opened, of this number: above zero after a restart."""
+        """Start before the first stage to open, which has this number; above zero after a restart."""
         self._limits, self._clock = limits, clock
         self.longest = longest
-        """Greatest length of an answer to the open stage, in bytes."""
+        """Maximum length of an answer to the open stage, in bytes."""
         self.number = number - 1
-        """Number of the stage that is open, or was last; -1 before the first."""
+        """Number of the open or last stage; -1 before the first."""
         self.over: Verdict | None = None
         """The verdict for every request after the session's end; None before it."""
         self._patience: Patience | None = None
@@ -79,25 +79,25 @@ class Exchange:
         self._taken, self._sending = set[ClientId](), set[ClientId]()
         self._out = dict[ClientId, str]()
         self.away = set[ClientId]()
-        """Clients that left before they sent anything, and may come back while the first stage is open."""
+        """Clients that left before they sent anything, and may return while the first stage is open."""
         self._heard, self._untold = set[ClientId](), set[ClientId]()
 
     # --- The driver says ----------------------------------------------------------------------------------------------
 
     @property
     def untold(self) -> int:
-        """Number of clients that still have to ask for the session's end, or for the next message."""
+        """Number of clients that have not yet fetched the outcome or the next message."""
         return len(self._untold - self._out.keys())
 
     @property
     def clients(self) -> dict[str, frozenset[ClientId]]:
-        """Clients that have answered the open stage, are sending to it, and are out."""
+        """Clients that have answered the open stage, are sending to it, or are excluded."""
         out = frozenset(self._out) | self.away
         return {"taken": frozenset(self._taken), "sending": frozenset(self._sending), "out": out}
 
     @property
     def present(self) -> int:
-        """Number of clients that have asked for a message and are not out."""
+        """Number of clients that have asked for a message and are not excluded."""
         return len(self._heard - self._out.keys() - self.away)
 
     @property
@@ -114,7 +114,7 @@ class Exchange:
         self._untold.clear()
 
     def close(self) -> None:
-        """Await nobody else; an answer that is being read comes too late, and who is away is out."""
+        """Stop waiting; an answer that is still being read is too late, and absent clients are excluded."""
         self._patience = None
         self._out |= dict.fromkeys(self.away, LEFT)
         self.away.clear()
@@ -122,22 +122,22 @@ class Exchange:
     def end(
         self, sentence: str, *, is_released: bool, counted: frozenset[ClientId] = frozenset(), result: bytes = b""
     ) -> None:
-        """End the session; every later request is told how.
+        """End the session; every later request gets the outcome.
 
-        Clients in the sum may not be back yet from a restart of the server.
+        Clients in the sum may not have returned yet after a restart of the server.
         """
         self._untold |= counted - self._heard
         self._patience = None
         self.over = Verdict(Answer.DONE if is_released else Answer.OVER, sentence, result)
 
     def left(self) -> float:
-        """Return for how many seconds to wait at most; 0 when the stage is to be closed."""
+        """Return the maximum number of seconds to wait; 0 if the stage must close."""
         return 0.0 if self._patience is None else self._patience.left(self._participation)
 
     # --- A client asks for its message --------------------------------------------------------------------------------
 
     def asked(self, client: ClientId) -> Verdict:
-        """Decide whether a client is given its message now, or waits for the next stage."""
+        """Decide whether a client gets its message now, or waits for the next stage."""
         self._hear(client)
         if (no := self._no(client)) is not None:
             self._untold.discard(client)
@@ -162,12 +162,12 @@ class Exchange:
         return Verdict(Answer.READ)
 
     def too_long(self, length: int) -> Verdict:
-        """Return what an answer gets that is longer than any to this stage can be."""
+        """Return the verdict for an answer that is longer than any to this stage can be."""
         sentence = f"an answer to stage {self.number} has at most {self.longest} bytes; this one has {length} or more"
         return Verdict(Answer.LONG, sentence)
 
     def read(self, client: ClientId, number: int) -> Verdict:
-        """Decide about an answer that was read whole: it may have taken longer than the stage."""
+        """Decide about an answer that was read completely; its stage may have closed meanwhile."""
         return self._no(client) or self._untimely(number) or Verdict(Answer.HAND)
 
     def settled(
@@ -179,10 +179,10 @@ class Exchange:
         *,
         is_awaited: bool = False,
     ) -> Verdict:
-        """Record what the session made of an answer.
+        """Record the session's judgement of an answer.
 
         Args:
-            is_awaited: whether the session awaits the client after all: others may have sent what it refused.
+            is_awaited: whether the session still awaits the client: another party may have sent the refused answer.
         """
         self.gave_up(client)
         if isinstance(error, UnexpectedMessage):
@@ -200,11 +200,11 @@ class Exchange:
         return Verdict(Answer.TAKEN, "taken")
 
     def gave_up(self, client: ClientId) -> None:
-        """Forget an answer that did not come whole; the client may send it again."""
+        """Forget an incomplete answer; the client may send it again."""
         self._sending.discard(client)
 
     def step_away(self, client: ClientId) -> bool:
-        """Record that a client left which has sent nothing, if that is so."""
+        """Record that a client left, if it has sent nothing."""
         if self.number > 0 or client in self._out or client in self._taken or client in self._sending:
             return False
         self.away.add(client)
@@ -230,7 +230,7 @@ class Exchange:
 
     def _untimely(self, number: int) -> Verdict | None:
         if number == self.number + 1 and self._patience is None:
-            # A server that was restarted listens before it has opened the stage that its clients know.
+            # A restarted server listens before it has opened the stage that its clients know.
             return Verdict(Answer.BUSY, f"stage {number} is about to begin; send this again")
         if number > self.number:
             return Verdict(Answer.WRONG, f"stage {number} has not begun; answer the message of the stage that is open")

@@ -1,4 +1,4 @@
-"""State that survives a crash: a server's session as of its last stage, and a client's last answer."""
+"""State that survives a crash: a server's session at its last stage, and a client's last answer."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ _SENTENCE_BYTES: Final = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class ServerRecord(Message):
-    """A session as of the stage that was opened last."""
+    """A session at the stage that was opened last."""
 
     kind = MessageKind.HTTP_SERVER_RECORD
     description: Annotated[bytes, variable(DESCRIPTION_BYTES)]
     stage: Annotated[int, unsigned(2)]
     snapshot: Annotated[bytes, variable(_MOST)] = field(repr=False)
-    """Empty where a session must finish in the process that began it."""
+    """Empty if a session must finish in the process that started it."""
     ending: Annotated[bytes, variable(_SENTENCE_BYTES)] = b""
-    """The sentence that clients are told, once the sum was released and is kept elsewhere; empty before."""
+    """Message for clients once the sum is released and stored elsewhere; empty before."""
 
 
 class ServerStore:
@@ -57,11 +57,11 @@ class ServerStore:
         self._path, self._claims = folder / "session.record", folder / "session.claims"
 
     def put(self, record: ServerRecord) -> None:
-        """Replace the record; on disk when this returns."""
+        """Replace the record; durable when this returns."""
         replace(self._path, record.encode())
 
     def get(self) -> ServerRecord | None:
-        """Return the last record; None if that session ended and its clients were told."""
+        """Return the last record; None if that session ended and its clients know the outcome."""
         if not self._path.exists():
             return None
         try:
@@ -72,7 +72,7 @@ class ServerStore:
         return record
 
     def claim(self, session: str, client: ClientId, digest: bytes) -> None:
-        """Keep who a name of a session belongs to; on disk when this returns."""
+        """Store the owner of a name in a session; durable when this returns."""
         descriptor = os.open(self._claims, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             size = os.fstat(descriptor).st_size
@@ -85,7 +85,7 @@ class ServerStore:
             sync_folder(self._claims.parent)
 
     def claims(self, session: str) -> dict[ClientId, bytes]:
-        """Return the clients of a session by their names."""
+        """Return the claimed names of a session."""
         stored = self._claims.read_bytes() if self._claims.exists() else b""
         found = dict[ClientId, bytes]()
         for start in range(0, len(stored) - _CLAIM_BYTES + 1, _CLAIM_BYTES):
@@ -95,7 +95,7 @@ class ServerStore:
         return found
 
     def erase(self) -> None:
-        """Overwrite and remove what there is: the session has ended."""
+        """Overwrite and remove the files: the session has ended."""
         erase(self._path)
         erase(self._claims)
 
@@ -110,12 +110,12 @@ class ClientProgress(Message):
     stage: Annotated[int, unsigned(2)]
     answer: Annotated[bytes, variable(_MOST)] = field(repr=False)
     is_last: Annotated[bool, FLAG]
-    """Whether nothing is left to do but to see that the answer arrives."""
+    """Whether only the delivery of the answer is left to do."""
     suspended: Annotated[bytes, variable(_MOST)] = field(repr=False)
 
 
 class ClientStore:
-    """The progress of one client with one server, sealed; the newest opens, and only once."""
+    """Sealed progress of one client with one server; only the newest record opens, and only once."""
 
     def __init__(self, states: StateDirectory, url: str, client: ClientId) -> None:
         """Use a folder of keys; the sealed state is next to them."""
@@ -125,7 +125,7 @@ class ClientStore:
 
     @contextmanager
     def held(self) -> Generator[None]:
-        """Let no other process take this client's progress, and with it its part in a sum, from the one that runs."""
+        """Prevent other processes from taking this client's progress, and so its place in a sum."""
         descriptor = os.open(self._path.with_suffix(".held"), os.O_RDWR | os.O_CREAT, 0o600)
         try:
             claim(descriptor, "another process of this client takes part in sums of this server; let it end first")
@@ -134,7 +134,7 @@ class ClientStore:
             os.close(descriptor)
 
     def put(self, progress: ClientProgress) -> None:
-        """Replace the record; on disk when this returns."""
+        """Replace the record; durable when this returns."""
         state = self._states.begin()
         try:
             with Secret("client progress", progress.encode()) as secret:
@@ -147,7 +147,7 @@ class ClientStore:
         self._state = state
 
     def take(self) -> ClientProgress | None:
-        """Return the last record, for this process alone; None if there is nothing to resume."""
+        """Return the last record, only to this process; None if there is nothing to resume."""
         if not self._path.exists():
             return None
         try:

@@ -1,7 +1,7 @@
-"""Listening for requests: uvicorn speaks HTTP, and this module decides which connections there are.
+"""Listener for requests: uvicorn speaks HTTP, and this module limits the connections.
 
-A connection belongs to a stranger until a request on it has proved a name. Strangers have little time, and where there
-are too many connections the oldest stranger is closed: a crowd keeps nobody out, whatever part of a request it sends.
+A connection is a stranger's until a request on it has proved a name. Strangers have little time, and beyond the limit
+the oldest stranger's connection is closed, so a crowd cannot keep clients out, whatever part of a request it sends.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OTHER_FILES: Final = 128
 
 
 class _Connection(H11Protocol):
-    """One connection, from before its TLS handshake; it speaks HTTP once there is a transport."""
+    """One connection, from before its TLS handshake; speaks HTTP once there is a transport."""
 
     def __init__(self, crowd: _Crowd, server: uvicorn.Server) -> None:
         super().__init__(server.config, server.server_state, {})
@@ -50,7 +50,7 @@ class _Connection(H11Protocol):
         self._handshake, self._is_open = asyncio.current_task(), False
 
     def end(self) -> None:
-        """Close it at once."""
+        """Close the connection at once."""
         if self._is_open:
             self.transport.abort()
         elif self._handshake is not None:
@@ -65,9 +65,9 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take heads of limited length and of one form, and one request at a time.
+        """Accept heads of limited length and strict form, and one request at a time.
 
-        h11 also takes lines that end without a carriage return or are folded; a proxy may read such a head otherwise.
+        h11 also accepts lines that are folded or lack a carriage return; a proxy may parse such a head differently.
         """
         if self.conn.their_state is h11.IDLE:
             self._head += data
@@ -78,25 +78,25 @@ class _Connection(H11Protocol):
             self._head = b"" if end else self._head
         super().data_received(data)
         if self.conn.their_state is h11.SEND_BODY:
-            self.flow.pause_reading()  # The application reads the body once there is room for it, or never.
+            self.flow.pause_reading()  # The application reads the body once there is room, or never.
         elif self.conn.trailing_data[0]:
-            self.end()  # Another request before this one was answered: its head would go unchecked.
+            self.end()  # A second request before the answer to this one: its head would go unchecked.
 
     async def _asked(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 -- as ASGI has it
-        """Let the application answer, which a stranger may wait for."""
+        """Run the application; a stranger may wait for its answer."""
         self._crowd.wait(self, self._crowd.limits.poll, keeps_place=True)
         scope["proved"] = lambda: self._crowd.forget(self)
         try:
             await self._application(scope, receive, send)
         finally:
             if self.conn.their_state is h11.SEND_BODY:
-                self.transport.close()  # What follows the rest of its body would go unchecked, too.
-            # What the peer has yet to take comes before its next request.
+                self.transport.close()  # Data after the rest of its body would also go unchecked.
+            # The peer must read the pending data before its next request.
             self._crowd.wait(self, self.transport.get_write_buffer_size() / self._crowd.limits.slowest)
 
 
 class _Crowd:
-    """All connections, and the strangers' among them in the order in which they came, or were answered."""
+    """All connections, with strangers' in order of arrival or last answer."""
 
     def __init__(self, limits: WireLimits) -> None:
         self.limits, self._most = limits, allow_connections(limits)
@@ -111,7 +111,7 @@ class _Crowd:
             oldest.end()
 
     def wait(self, connection: _Connection, more: float = 0.0, *, keeps_place: bool = False) -> None:
-        """Give a stranger time; one whose request has proved nothing yet keeps its place in the order."""
+        """Give a stranger time; a stranger whose request has proved nothing keeps its place in the order."""
         if connection in self._here:
             timer = self._strangers.get(connection) if keeps_place else self._strangers.pop(connection, None)
             if timer is not None:
@@ -121,7 +121,7 @@ class _Crowd:
             )
 
     def forget(self, connection: _Connection) -> None:
-        """Let it be a stranger's no more."""
+        """Remove a connection from the strangers."""
         if (timer := self._strangers.pop(connection, None)) is not None:
             timer.cancel()
 
@@ -136,7 +136,7 @@ class _Crowd:
 
 
 class _Quiet(uvicorn.Server):
-    """Leaves signals to the caller, and accepts connections one by one, never more than there is room for."""
+    """Server that leaves signals to the caller, and accepts connections one by one, up to the limit."""
 
     def __init__(self, config: uvicorn.Config, limits: WireLimits, tls: ServerTls | None) -> None:
         super().__init__(config)
@@ -154,7 +154,7 @@ class _Quiet(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for task in self._tasks:
             task.cancel()
-        # Before uvicorn cancels what is left, and logs a traceback for each request.
+        # Do this before uvicorn cancels the remaining requests and logs a traceback for each.
         ending = asyncio.get_running_loop().call_later(_STOP_SECONDS, self._crowd.end)
         try:
             await super().shutdown(sockets)
@@ -167,19 +167,19 @@ class _Quiet(uvicorn.Server):
         task.add_done_callback(self._tasks.discard)
 
     async def _accept(self, listener: socket.socket) -> None:
-        """Accept connections; asyncio's own loop logs a line for each of a backlog that the system refuses."""
+        """Accept connections; asyncio's own loop would log a line for each refused connection of a backlog."""
         loop, is_said = asyncio.get_running_loop(), False
         while True:
             try:
                 accepted = (await loop.sock_accept(listener))[0]
             except OSError as error:
                 if not is_said:
-                    is_said = True  # Once: anybody could fill a disk with more.
+                    is_said = True  # Log once: otherwise anyone could fill the disk.
                     say("no connection can be taken", logging.WARNING, why=str(error))
                 await asyncio.sleep(_FULL_SECONDS)
                 continue
             self._start(self._welcome(accepted))
-            await asyncio.sleep(0)  # Whoever is closed for this one goes before the next one comes.
+            await asyncio.sleep(0)  # The connection closed for this one must go before the next one is accepted.
 
     async def _welcome(self, accepted: socket.socket) -> None:
         crowd, context = self._crowd, self._tls.context if self._tls else None
@@ -199,7 +199,7 @@ class _Quiet(uvicorn.Server):
 
 
 def allow_connections(limits: WireLimits) -> int:
-    """Raise this process's limit of connections as far as the system allows; return the limit."""
+    """Raise this process's connection limit as far as the system allows, and return it."""
     import resource  # noqa: PLC0415 -- where there is none, there is no such limit
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -221,11 +221,11 @@ async def listening(  # noqa: PLR0913 -- all but three have defaults
     limits: WireLimits | None = None,
     is_behind_proxy: bool = False,
 ) -> AsyncGenerator[int]:
-    """Serve an application until the block ends; yields the port.
+    """Serve an application until the block ends; yield the port.
 
     Args:
-        port: 0 for any that is free.
-        is_behind_proxy: whether something else brings TLS to this host.
+        port: 0 for any free port.
+        is_behind_proxy: whether a proxy provides TLS for this host.
     """
     if tls is None and not is_loopback(host) and not is_behind_proxy:
         raise InvalidParameters(
@@ -275,7 +275,7 @@ async def hold(  # noqa: PLR0913 -- all but three have defaults
     tls: ServerTls | None = None,
     limits: WireLimits | None = None,
 ) -> Released:
-    """Hold one session, and stop once its clients know how it ended; ``SumServer`` holds one after another."""
+    """Serve one session, and stop once its clients know the outcome; ``SumServer`` serves several in turn."""
     server = SumServer(limits=limits, admission=admission)
     async with listening(server.app, host, port, tls=tls, limits=limits):
         try:

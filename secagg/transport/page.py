@@ -1,4 +1,4 @@
-"""The page of ``clients/web``, served by a server of sums, and the headers with which pages elsewhere may ask it."""
+"""Web page of ``clients/web``, and the headers that allow pages of other origins."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
-"""The page runs its own scripts, asks its own server, and nothing else."""
+"""The page may run only its own scripts and contact only its own server."""
 _SECURE: Final[Headers] = [
     (b"content-security-policy", _POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
@@ -54,7 +54,7 @@ class _File:
 
 
 def _read_files() -> dict[str, _File]:
-    """Read everything that the page loads, by its path; nothing else of the machine is ever served."""
+    """Read all files of the page by path; no other file is ever served."""
     found = dict[str, _File]()
     for folder, place in (("/", files("secagg.web")), (_HOME, files("secagg.web.page"))):
         for file in place.iterdir():
@@ -71,7 +71,7 @@ def _read_files() -> dict[str, _File]:
 
 
 class Paged:
-    """An application with the page before it."""
+    """Application that serves the page and passes on other requests."""
 
     def __init__(self, app: Application) -> None:
         self._app, self._files = app, _read_files()
@@ -94,10 +94,10 @@ class Paged:
 
 
 class OwnHost:
-    """An application that answers under the names of this machine alone.
+    """Application that answers only under this machine's names.
 
-    Security: without it any page that a browser here shows could give its own name this machine's address, and then
-    ask as if it were of this origin (DNS rebinding).
+    Security: without it, any page in a local browser could resolve its own name to this machine, and then send requests
+    as the same origin (DNS rebinding).
     """
 
     def __init__(self, app: Application) -> None:
@@ -112,7 +112,7 @@ class OwnHost:
 
 
 class CrossOrigin:
-    """An application that pages of some other origins may ask, and of no more."""
+    """Application that pages of the listed origins may use."""
 
     def __init__(self, app: Application, origins: Collection[str]) -> None:
         """Allow origins by their exact names, such as ``https://example.org``."""

@@ -1,4 +1,4 @@
-"""Places in memory for messages that clients send at once: each waits for room, and a slow one may lose its place."""
+"""Memory for concurrent messages of clients: each waits for room, and a slow one may lose its place."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from secagg.identifiers import ClientId
 from secagg.transport.description import COPIES
 
 _LOOKS: Final = 10
-"""So often who waits for a place looks again while an answer has its grace."""
+"""Seconds between two checks for a place while an answer has its grace period."""
 _UNDISTURBED: Final = 0.2
-"""An answer keeps its place for this part of its grace, however slow it is."""
+"""Part of the grace period during which even a slow answer keeps its place."""
 _AS_FAST: Final = 4
-"""An answer at most this many times slower than the fastest gives way once, and then no more."""
+"""An answer that is slower than the fastest by at most this factor gives way only once."""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,17 +26,17 @@ class Body:
 
     client: ClientId
     patience: asyncio.Timeout
-    """For reading it."""
+    """Timeout for reading the answer."""
     began: float = 0.0
     content: bytearray = field(default_factory=bytearray)
     gave_way: bool = False
 
 
 class Places:
-    """Memory for the answers of one stage: an answer takes what it may hold, and the slowest gives way."""
+    """Memory for the answers of one stage: an answer reserves its maximum, and the slowest gives way."""
 
     def __init__(self, room: int, grace: float) -> None:
-        """Take the bytes of room that uploads share; ``grace`` is in seconds."""
+        """Create places that share ``room`` bytes; ``grace`` is in seconds."""
         self._room, self._grace, self._left, self._undisturbed = room, grace, room, _UNDISTURBED * grace
         self._bodies = set[Body]()
         self._waiting = deque[tuple[int, asyncio.Future[None]]]()
@@ -44,7 +44,7 @@ class Places:
 
     @asynccontextmanager
     async def place(self, client: ClientId, length: int) -> AsyncGenerator[Body]:
-        """Wait for a place, and hold it for the block, until the answer is handed on."""
+        """Wait for a place, and hold it for the block, until the answer is passed on."""
         taken = max(1, min(COPIES * length, self._room))
         await self._wait(taken)
         try:
@@ -55,7 +55,7 @@ class Places:
 
     @asynccontextmanager
     async def reading(self, body: Body) -> AsyncGenerator[None]:
-        """Read an answer, which is cut off when its patience is over."""
+        """Read an answer, and cut it off when its time is up."""
         async with body.patience:
             body.began = asyncio.get_running_loop().time()
             self._bodies.add(body)
@@ -66,7 +66,7 @@ class Places:
                 self._bodies.discard(body)
 
     def clear(self) -> None:
-        """Cut off every answer: the stage is closed."""
+        """Cut off all answers, because the stage is closed."""
         for body in self._bodies:
             cut_short(body.patience)
 
@@ -94,11 +94,11 @@ class Places:
             turn.set_result(None)
 
     def _rate(self, body: Body) -> float:
-        """Return how many bytes came each second; a moment says little about that."""
+        """Return the bytes per second; short intervals count as a minimum."""
         return len(body.content) / max(asyncio.get_running_loop().time() - body.began, self._undisturbed)
 
     def _displace(self) -> None:
-        """Let the slowest answer give way, which is sent again later; one that is fast enough does so once."""
+        """Cut off the slowest answer, which is sent again later; a fast enough one gives way only once."""
         latest = asyncio.get_running_loop().time() - self._undisturbed
         slow = [
             body
@@ -115,7 +115,7 @@ class Places:
 
 
 def cut_short(wait: asyncio.Timeout) -> None:
-    """Let a wait that is not over be over now."""
-    with suppress(RuntimeError):  # It ended by itself.
+    """End a running wait now."""
+    with suppress(RuntimeError):  # It has already ended.
         if not wait.expired():
             wait.reschedule(0)

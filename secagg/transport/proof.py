@@ -1,10 +1,10 @@
-"""Authentication of requests: a client proves its name to a session once and for all; a server checks every request.
+"""Authentication of requests: a client makes one proof per session, and the server checks it in every request.
 
     Authorization: Secagg <client>:<128 hexadecimal digits>
 
-A client with a certified key signs the name of the session; nobody else can, and no other session takes the proof.
-Where clients have no keys, a name belongs to the first who says it: sound among clients that mutual TLS has let in,
-and against nobody else.
+A client with a certified key signs the name of the session; no one else can, and no other session accepts the proof.
+Without keys, a name belongs to the first client that claims it: this is sound only among clients that mutual TLS has
+authenticated.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _NONE: Final[Mapping[ClientId, bytes]] = MappingProxyType({})
 
 
 class Prover(Confined):
-    """A client's name, and its proof for a session."""
+    """Prover of a client's name in a session."""
 
     def __init__(self, client: ClientId, coins: Coins, signing_key: SigningKey | None = None) -> None:
-        """Prove a name by a key; without one, by bytes that are drawn for each session and claim the name."""
+        """Prove a name with a key or, without one, with bytes that are drawn for each session and claim the name."""
         self.client, self._coins, self._key = client, coins, signing_key
 
     def proof(self, session: str) -> bytes:
-        """Return the proof for a session; without a key another one each time."""
+        """Return the proof for a session; without a key, a different one each time."""
         if self._key is None:
             return bytes(self._coins.draw(SIGNATURE_BYTES))
         return self._key.sign(Label.HTTP_PROOF, bytes.fromhex(session), self.client.encode())
@@ -57,7 +57,7 @@ def header_of(client: ClientId, proof: bytes) -> str:
 
 
 def read_header(text: str) -> tuple[ClientId, bytes] | None:
-    """Return who a request says it is from, and the proof; None for anything else."""
+    """Return the claimed client of a request, and the proof; None for any other text."""
     found = _HEADER.fullmatch(text)
     if found is None or (number := int(found[1])) >= _IDS:
         return None
@@ -65,32 +65,32 @@ def read_header(text: str) -> tuple[ClientId, bytes] | None:
 
 
 class Admission(Protocol):
-    """Checks proofs for a server, in one thread."""
+    """Checker of proofs for a server, used in one thread."""
 
     def admits(self, session: str, client: ClientId, proof: bytes) -> bool:
-        """Whether a proof is that client's for that session."""
+        """Whether this is the client's proof for the session."""
         ...
 
     def claim_of(self, client: ClientId) -> bytes | None:
-        """Return what must outlive this process: the digest of the proof that a client was first admitted with."""
+        """Return the digest of a client's first admitted proof, which must outlive this process."""
         ...
 
     def release(self, client: ClientId) -> None:
-        """Give a name back that nothing was sent under; without a key somebody else may have it."""
+        """Release a name under which nothing was sent; without keys, another client may take it."""
         ...
 
     def seat(self, session: str, proof: bytes) -> ClientId | None:
-        """Return a name that nobody has said, or the one of this proof; None if there is none to give."""
+        """Return a free name, or the name of this proof; None if no name is free."""
         ...
 
 
 class Operators:
-    """Admits those who may see how a session stands: this machine, or the holder of a token."""
+    """Access control for operators: this machine, or the holder of a token."""
 
     def __init__(self, token: str | None = None, *, is_behind_proxy: bool = False) -> None:
-        """Take a token, if there is one; behind a proxy every request comes from this machine, and none without it."""
+        """Use a token, if given; behind a proxy every request comes from this machine, so a token is needed."""
         if token is not None and not _TOKEN.fullmatch(token):
-            raise InvalidParameters("a token has 16 letters, digits or -._~+/ or more; draw one: openssl rand -hex 32")
+            raise InvalidParameters("a token has 16 or more letters, digits or -._~+/; draw one: openssl rand -hex 32")
         self.has_token = token is not None
         self._token, self._is_near_enough = f"Bearer {token}".encode(), not (self.has_token or is_behind_proxy)
 
@@ -101,10 +101,10 @@ class Operators:
 
 
 class Certified:
-    """Admits clients that an authority certified, by their signatures."""
+    """Admission of clients that an authority certified, by their signatures."""
 
     def __init__(self, authority: bytes, certificates: Mapping[ClientId, Certificate]) -> None:
-        """Use a roster's certificates, which are checked when they are first needed."""
+        """Use a roster's certificates, which are verified on first use."""
         self._authority, self._certificates = Authority(authority), certificates
         self._good = dict[ClientId, tuple[str, bytes]]()
 
@@ -133,12 +133,12 @@ class Certified:
 
 
 class FirstCome:
-    """Admits the first request under a name in a session, and then nobody else under it."""
+    """Admission of the first request under a name in a session, and then only of the same proof."""
 
     def __init__(
         self, invited: Collection[ClientId] | None = None, session: str = "", known: Mapping[ClientId, bytes] = _NONE
     ) -> None:
-        """Begin, or take over another process's session; without ``invited`` only the number of names is limited."""
+        """Start, or take over another process's session; without ``invited`` only the number of names is limited."""
         self._invited, self._digests = invited, dict(known)
         self._session: str = session
         self._owners = {digest: client for client, digest in known.items()}
@@ -163,7 +163,7 @@ class FirstCome:
             self._returned.add(client)
 
     def seat(self, session: str, proof: bytes) -> ClientId | None:
-        """Give the least free name of those invited."""
+        """Return the lowest free name of those invited."""
         self._begin(session)
         digest = hashlib.sha256(proof).digest()
         if (own := self._owners.get(digest)) is not None:
@@ -180,7 +180,7 @@ class FirstCome:
         self._owners.setdefault(digest, client)
 
     def _names(self) -> Iterator[ClientId]:
-        """Go through the names once: a crowd that asks for seats costs no more than that."""
+        """Iterate over the names once, so that a crowd that asks for seats costs no more than that."""
         yield from sorted(self._invited or ())
 
     def _begin(self, session: str) -> None:

@@ -1,4 +1,4 @@
-"""The server's HTTP: what requests there are, who may make them, and one session after another.
+"""HTTP server: requests, their authentication, and sessions one after another.
 
 With ``server = SumServer()``, ``async with listening(server.app, "127.0.0.1", 8750):`` opens a port, and
 ``released = await server.run(session, server.description(subject, "pairwise"))`` holds a session.
@@ -69,7 +69,7 @@ _PLAIN: Final = "text/plain; charset=utf-8"
 
 
 class SumServer:
-    """Holds one session after another; ``app`` is an ASGI application."""
+    """Server of one session after another; ``app`` is an ASGI application."""
 
     def __init__(
         self,
@@ -80,12 +80,12 @@ class SumServer:
         coins: Coins | None = None,
         operators: Operators | None = None,
     ) -> None:
-        """Hold no session yet.
+        """Create a server without a session.
 
         Args:
-            admission: who may answer under which name; by default the first request under each name.
-            store: where a session is kept that another process may resume.
-            operators: who is shown status and metrics; by default this machine.
+            admission: check of clients' names (default: the first request under each name).
+            store: storage of a session that another process may resume.
+            operators: access to status and metrics (default: this machine).
         """
         self.limits, self.metrics = limits or WireLimits(), counters()
         self._admission, self._store, self._coins = admission or FirstCome(), store, coins or SystemCoins()
@@ -94,11 +94,11 @@ class SumServer:
         self._news = asyncio.Event()
         self._is_closing = False
         self._asking = dict[asyncio.Timeout, None]()
-        """The clients that wait for a session, in the order in which they came; none has proved a name."""
+        """Requests that wait for a session, in order of arrival; none has proved a name."""
         self._strange = ""
         self._past = dict[str, Verdict]()
         self._members = dict[str, set[bytes]]()
-        """By session, digests of the proofs that it admitted while it ran: who is shown its result."""
+        """Per session, digests of the proofs admitted while it ran; these clients may see its result."""
         self.app = Starlette(
             routes=[
                 Route("/v1/session", self._description, methods=["GET"]),
@@ -120,7 +120,7 @@ class SumServer:
     def description(
         self, subject: Subject, protocol: str, terms: Mapping[str, Any] | None = None, mode: str = "semi_honest"
     ) -> SessionDescription:
-        """Return the session description that was opened about a subject."""
+        """Return the description of a session about a subject."""
         return SessionDescription(
             session=new_name(self._coins),
             protocol=protocol,
@@ -140,17 +140,18 @@ class SumServer:
         keep: Keep | None = None,
         admission: Admission | None = None,
     ) -> Released:
-        """Hold a session until its sum is released.
+        """Serve a session until its sum is released.
 
         Args:
-            number: of the stage that is open, of a session that was restored; ``ServerRecord`` has it.
-            keep: writes the sum, before any client is told that there is one.
-            admission: who may answer from now on, in place of that of before.
+            number: number of a restored session's open stage; ``ServerRecord`` has it.
+            keep: stores the sum before any client learns of it.
+            admission: replaces the previous check of names.
         Raises:
-            SecAggError, OSError: nothing is released, or ``keep`` raised it; then the session stays in the store.
+            SecAggError, OSError: nothing is released, or ``keep`` raised the error; then the session stays in the
+            store.
         """
         if self._current is not None and self._current.is_running:
-            raise Misuse("a server holds one session at a time; wait for the one before")
+            raise Misuse("a server runs one session at a time; wait for the previous one")
         self._admission = admission or self._admission
         conductor = Conductor(
             session,
@@ -172,13 +173,13 @@ class SumServer:
                 self._members.pop(oldest, None)
 
     def recall(self, description: SessionDescription, sentence: str) -> None:
-        """Tell the clients of a session whose sum another process has released and kept."""
+        """Report to clients a session whose sum another process has released and stored."""
         self._past[description.session] = Verdict(Answer.DONE, sentence)
 
     async def told(self, seconds: float = BACK_SECONDS) -> None:
-        """Wait until the clients of the last session know how it ended, or for so long; then forget it, and hold none.
+        """Wait until the last session's clients know the outcome, or until the time is up; then forget the session.
 
-        Who waits for a session is told to ask again, for a server that listens no more.
+        Clients that wait for a session are told to ask again, because this server stops listening.
         """
         current = self._current
         try:
@@ -203,7 +204,7 @@ class SumServer:
     # --- Requests -----------------------------------------------------------------------------------------------------
 
     async def _description(self, request: Request) -> Response:
-        """Say which session there is; wait for one that is not the one named in ``after``."""
+        """Return the session's description; waits for a session other than the one named in ``after``."""
         after = request.query_params.get("after", "")
         with suppress(TimeoutError):
             async with asyncio.timeout(self.limits.poll) as wait:
@@ -212,7 +213,8 @@ class SumServer:
                         return _response(STOPPING)
                     self._asking[wait] = None
                     if len(self._asking) > max(1, self.limits.connections // 2):
-                        # Nobody has proved a name yet; who waits for long takes no connection from who has.
+                        # These requests have proved no name yet, so long waits must not take connections from those
+                        # that have.
                         oldest = next(iter(self._asking))
                         del self._asking[oldest]
                         cut_short(oldest)
@@ -263,7 +265,7 @@ class SumServer:
         return _response(Verdict(Answer.AGAIN))
 
     async def _progress(self, request: Request) -> Response:
-        """Show a client how many others are there, and how long the open stage may take yet."""
+        """Show a client the number of connected clients, and the seconds left of the open stage."""
         found = self._admitted(request)
         if isinstance(found, Verdict):
             return self._told_of(request, found)
@@ -273,7 +275,7 @@ class SumServer:
         return Response(json.dumps(shown), media_type="application/json", headers=_HEADERS)
 
     async def _seat(self, request: Request) -> Response:
-        """Give a free name to a visitor, whose proof is the body; the same proof gets the same name."""
+        """Give a free name to a visitor whose proof is the body; the same proof gets the same name."""
         name, proof = request.path_params["name"], b""
         try:
             async with asyncio.timeout(self.limits.grace):
@@ -287,13 +289,13 @@ class SumServer:
             return _response(_WRONG)
         if (conductor := self._current) is None:
             return _response(_STARTING)
-        # Who comes after the first stage has no part in the sum, and is not to wait for its end.
+        # A client that arrives after the first stage is not in the sum, and should not wait for its end.
         is_open = conductor.is_running and conductor.exchange.number <= 0 and name == conductor.description.session
         seat = self._admission.seat(name, bytes.fromhex(proof.decode())) if is_open else None
         return _response(_NO_SEAT) if seat is None else Response(str(seat.value), 201, _HEADERS, _PLAIN)
 
     def _admitted(self, request: Request) -> tuple[Conductor, ClientId] | Verdict:
-        """Return the session that a request names, and the client that it is from; or what the request gets."""
+        """Return the session that a request names and its client, or the response that refuses it."""
         if any(len(request.headers.getlist(name)) > 1 for name in _SINGLE):
             return _WRONG
         name, sender = request.path_params["name"], read_header(request.headers.get("authorization", ""))
@@ -303,22 +305,22 @@ class SumServer:
         if sender is None or not self._admission.admits(name, *sender):
             self.metrics.add("secagg_strangers_total")
             if name != self._strange:
-                # Once for a session: anybody could fill a disk with more.
+                # Log once per session: otherwise anyone could fill the disk.
                 self._strange = name
                 say("stranger", logging.WARNING, session=name, client=-1 if sender is None else sender[0].value)
             return _STRANGER
-        request.scope.get("proved", lambda: None)()  # Its connection is no stranger's from here on.
+        request.scope.get("proved", lambda: None)()  # Its connection is authenticated from here on.
         if conductor.is_running:
             self._members.setdefault(name, set()).add(_digest_of(request))
         return conductor, sender[0]
 
     def _told_of(self, request: Request, verdict: Verdict) -> Response:
-        """Return a verdict as a response; the result is for those who had a part in the session while it ran."""
+        """Return a verdict as a response; the result is only for clients that took part while the session ran."""
         members = self._members.get(request.path_params["name"], ())
         return _response(verdict if _digest_of(request) in members else replace(verdict, result=b""))
 
     async def _health(self, request: Request) -> Response:
-        """Say that the process lives, and whether a disk has stopped taking what must be written."""
+        """Report that the process is alive, and whether a disk has stopped accepting writes."""
         del request
         current = self._current
         if current is not None and (seconds := current.disk_seconds) >= _STUCK_SECONDS:
@@ -327,7 +329,7 @@ class SumServer:
         return Response(f"{state}\n", media_type=_PLAIN, headers=_HEADERS)
 
     async def _ready(self, request: Request) -> Response:
-        """Say whether there is a session that clients can take part in."""
+        """Report whether clients can take part in a session."""
         return await self._health(request) if self.is_open else _response(_STARTING)
 
     async def _metrics(self, request: Request) -> Response:
@@ -338,7 +340,7 @@ class SumServer:
         return Response(self.metrics.text(), media_type=CONTENT_TYPE, headers=_HEADERS)
 
     async def _status(self, request: Request) -> Response:
-        """Show how the session stands; ``?names`` has its clients named."""
+        """Show the session's status; ``?names`` names its clients."""
         if not self._is_operators(request):
             return _response(_NO_OPERATOR)
         current = self._current
@@ -347,7 +349,7 @@ class SumServer:
 
     def _is_operators(self, request: Request) -> bool:
         host = "" if request.client is None else request.client.host
-        # A proxy that nobody told this server of stands at this machine too; nginx asks by HTTP/1.0 by default.
+        # An undeclared proxy also runs on this machine; nginx uses HTTP/1.0 by default.
         if request.scope.get("http_version") == "1.0" or not _FORWARDING.isdisjoint(request.headers.keys()):
             host = ""
         return self._operators.admits(host, request.headers.get("authorization", ""))
@@ -367,7 +369,7 @@ _WITH_BODY_READ: Final = {Answer.TAKEN, Answer.AGAIN, Answer.REFUSED}
 
 
 def _response(verdict: Verdict) -> Response:
-    """Return a verdict as a response; where a body may be left unread, the connection ends with it."""
+    """Return a verdict as a response; closes the connection if the body may be left unread."""
     headers = _HEADERS if verdict.answer in _WITH_BODY_READ else {**_HEADERS, "connection": "close"}
     if verdict.answer in (Answer.BUSY, Answer.STOPPING):
         headers = {**headers, "retry-after": "1"}

@@ -1,4 +1,4 @@
-"""TLS 1.3 for servers and clients, and where plain HTTP will do."""
+"""TLS 1.3 for servers and clients, and the rule for plain HTTP."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class Credentials:
 
 
 class ServerTls:
-    """The context of a server, made again when its files are renewed."""
+    """Context of a server, rebuilt when its files are renewed."""
 
     def __init__(self, own: Credentials, clients: Path | None = None) -> None:
-        """Read the files; ``clients`` has certificates of who may connect, or of their issuers, else anybody may."""
+        """Read the files; ``clients`` has certificates of admitted clients or their issuers (default: admit all)."""
         self._own, self._clients = own, clients
         self.context = self._read()
         """Context of new connections; existing ones keep theirs."""
 
     def renew(self) -> None:
-        """Read the files again; if they cannot be used, say so and keep the previous ones."""
+        """Reload the files; if they are unusable, log this and keep the previous ones."""
         try:
             self.context = self._read()
         except InvalidParameters as error:
-            say("certificate not renewed, the one of before stays", logging.WARNING, why=str(error))
+            say("certificate not renewed, the previous one stays", logging.WARNING, why=str(error))
         else:
             say("certificate renewed", file=str(self._own.certificate))
 
@@ -88,6 +88,6 @@ def _trust(context: ssl.SSLContext, path: Path) -> None:
     try:
         context.load_verify_locations(path)
     except (OSError, ssl.SSLError) as error:
-        raise InvalidParameters(f"{path} holds no certificates that can be believed ({error})") from None
-    # A certificate that is named is believed as it stands, by any issuer.
+        raise InvalidParameters(f"{path} holds no usable certificates ({error})") from None
+    # A named certificate is trusted as it is, whoever issued it.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN

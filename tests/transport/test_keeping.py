@@ -245,7 +245,7 @@ async def test_a_client_that_cannot_put_its_answer_aside_leaves(
 
     states = StateDirectory(tmp_path, coins=SystemCoins())
     async with holding(SumServer(limits=quick_limits())) as (held, _):
-        with pytest.raises(InvalidParameters, match="cannot be put aside"):
+        with pytest.raises(InvalidParameters, match="cannot store its answer"):
             await contribute(URL, joining(ONE), prover=Prover(ONE, SystemCoins()), states=states, http=held.http)
         assert (await held.http.get("/status")).json()["clients"]["awaited"] == len(CLIENTS) - 1
 

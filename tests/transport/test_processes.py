@@ -304,7 +304,7 @@ def test_a_file_that_was_uploaded_before_is_refused_before_a_server_waits_for_it
 def test_a_floor_of_a_client_holds_with_light_secagg(town: Town) -> None:
     town.serve("--protocol", "lightsecagg", "--clients", "5")
     strict = town.contribute(0, "--protocol", "lightsecagg", "--set", "assumed_corrupted=3")
-    strict.wait_for("corrupted clients only")
+    strict.wait_for("corrupted clients")
     assert strict.ended() == 2
 
 
