@@ -47,7 +47,7 @@ class LightSecAggOptions(ProtocolOptions):
         return target >= needed
 
     def _demands(self, population: int) -> tuple[int, int, int]:
-        """Return the number of colluding clients that learn nothing, of clients sure to stay, and of those that must."""
+        """Return how many colluding clients learn nothing, how many clients are sure to stay, and how many must."""
         privacy = max(1, self.corrupted)
         return privacy, population - self.dropped - self.late, max(self.least_cohort, privacy + LEAST_COHORT)
 

@@ -252,7 +252,7 @@ def inside(value: object) -> dict[str, Any]:
 
 def test_what_is_suspended_is_gone_on_with_for_its_own_subject_alone() -> None:
     session, one = opened(), member(CLIENTS[0])
-    for subject, sentence in ((replace(SUBJECT, round_number=4), "the offer's round differs"), (SUBJECT, "resumed before")):
+    for subject, sentence in ((replace(SUBJECT, round_number=4), "round differs"), (SUBJECT, "resumed before")):
         joining = one.join(SUBJECT, update_of(CLIENTS[0]))
         joining.answer(session.invitation)
         kept = joining.suspend()
