@@ -28,7 +28,7 @@ HERE := not repository and not gpu and not site and not wire and not scale and n
 .DELETE_ON_ERROR:
 .PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants timing bench bench-peers \
   bench-flower dist-check flower nvflare dist sbom extras pythons oldest newest flower-torch nvflare-torch newest-platforms scoreboard \
-  test-long suites dcap enclave-boot web wire site site-look scale vectors clean
+  readme test-long suites dcap enclave-boot web wire site site-look scale vectors clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ line = sprintf("  make %-24s", $$1); text = $$0; \
@@ -44,6 +44,9 @@ study: $(INSTALLED)  ## compare whole-update codes with uncompressed runs, seed 
 	mkdir -p build
 	$(BIN)/python benchmarks/iso_accuracy.py build/iso_accuracy.jsonl
 	$(BIN)/python benchmarks/iso_accuracy.py build/iso_accuracy.jsonl --json build/iso_accuracy.json
+
+readme: $(INSTALLED)  ## do what README says in a clean clone and environment, with the seconds of each step
+	$(BIN)/python .ci/check_readme.py
 
 demo-round: $(INSTALLED)  ## run a small aggregation with dropouts and write its report to build/demo-round
 	$(BIN)/python -m secagg.cli demo --out build/demo-round
