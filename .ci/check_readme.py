@@ -19,12 +19,13 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 def main() -> None:
     """Clone, install, and run every block that a reader types."""
-    with tempfile.TemporaryDirectory(prefix="secagg-readme-") as name:
+    # A ledger is not kept on the layers of a container.
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 -- of this run, with a name of its own
+    with tempfile.TemporaryDirectory(prefix="secagg-readme-") as name, tempfile.TemporaryDirectory(dir=memory) as kept:
         home = Path(name)
         environment = {each: value for each, value in os.environ.items() if not each.startswith(("PYTHON", "SECAGG_"))}
         environment |= {"HOME": name, "PATH": f"{home / 'venv' / 'bin'}{os.pathsep}{environment['PATH']}"}
-        # A ledger is not kept on the layers of a container.
-        environment["SECAGG_LEDGER_DIRECTORY"] = tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else name)  # noqa: S108
+        environment["SECAGG_LEDGER_DIRECTORY"] = kept
         step(f"git clone --quiet {REPOSITORY} checkout", home, environment)
         step(f"{sys.executable} -m venv venv", home, environment)
         checkout, python = home / "checkout", ""
@@ -51,7 +52,7 @@ def step(command: str, folder: Path, environment: dict[str, str]) -> None:
         check=False,
     )
     print(f"{monotonic() - began:7.1f} s  {' '.join(command.split())[:90]}", flush=True)
-    if done.returncode or "secagg: " in done.stdout:
+    if done.returncode or re.search("^secagg: ", done.stdout, re.MULTILINE):
         sys.exit(done.stdout)
 
 
