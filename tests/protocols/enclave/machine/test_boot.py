@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from secagg.enclave_image.nitro import registers
 from secagg.errors import InvalidParameters
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
@@ -15,7 +16,7 @@ if sys.platform != "linux":
 
 import resource
 
-from secagg.protocols.enclave.machine import boot
+from secagg.protocols.enclave.machine import PROTECTED, boot
 
 
 def test_its_words_stand_once_on_the_command_line() -> None:
@@ -26,6 +27,23 @@ def test_its_words_stand_once_on_the_command_line() -> None:
     for stray in ("secagg.treads=4", "secagg.", 'secagg.evidence"=x'):
         with pytest.raises(InvalidParameters, match="there are evidence, heartbeat, listen, memory, threads"):
             boot.told(f"quiet {stray}")
+
+
+def test_a_host_takes_no_protection_off_the_command_line_of_a_nitro_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It moves the boundary between two sections, which no register covers."""
+    line = f"{PROTECTED} secagg.evidence=nsm secagg.listen=vsock:5000"
+    monkeypatch.setattr(boot, "serve_at", lambda *_, **__: pytest.fail("served"))
+    monkeypatch.setattr(boot, "_mount", lambda *_: None)
+    monkeypatch.setattr(boot, "_load_drivers", lambda: None)
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    for cut in range(1, line.index("secagg")):
+        moved, rest = line[:cut], line[cut:]
+        assert registers(b"kernel" + moved.encode(), rest.encode(), [b"i"]) == registers(
+            b"kernel", line.encode(), [b"i"]
+        )
+        monkeypatch.setattr(Path, "read_text", lambda _, rest=rest: rest)
+        with pytest.raises(InvalidParameters, match="the command line lacks console=ttyS0"):
+            boot.main(InsecureSeededCoins(b"boot"))
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "many", "1.5", ""])
@@ -52,7 +70,7 @@ def test_a_security_module_that_any_host_can_show_is_no_generator(
     monkeypatch: pytest.MonkeyPatch, evidence: str
 ) -> None:
     """QEMU has one for every guest, and its driver is in every image; a host also hides what a processor can do."""
-    texts = {"/proc/cmdline": f"secagg.evidence={evidence}", "/proc/cpuinfo": "flags\t\t: fpu sse\n"}
+    texts = {"/proc/cmdline": f"{PROTECTED} secagg.evidence={evidence}", "/proc/cpuinfo": "flags\t\t: fpu sse\n"}
     served = list[str]()
     for name in ("_mount", "_load_drivers", "serve_at"):
         monkeypatch.setattr(boot, name, lambda *_, name=name, **__: served.append(name))
@@ -62,6 +80,6 @@ def test_a_security_module_that_any_host_can_show_is_no_generator(
     with pytest.raises(InvalidParameters, match="the host's is not to be trusted"):
         boot.main(InsecureSeededCoins(b"boot"))
     assert "serve_at" not in served
-    texts["/proc/cmdline"] = "secagg.evidence=nsm"
+    texts["/proc/cmdline"] = f"{PROTECTED} secagg.evidence=nsm"
     boot.main(InsecureSeededCoins(b"boot"))
     assert "serve_at" in served
