@@ -97,12 +97,7 @@ def model_terms(task: RoundTask) -> dict[str, Any]:
 
 
 def terms_of_model(description: SessionDescription) -> Terms:
-    """Read the terms of a sum of a model, as a platform has them.
-
-    Raises:
-        InvalidParameters: the sum is of something else.
-        MalformedMessage: they are no terms, or are of another task, round or protocol than the description.
-    """
+    """Read the terms of a sum of a model, which are those of a platform's round and fit the description."""
     from secagg.platforms.terms import Terms, malformed
 
     if not {"about", "parameters", "model", "noise"} <= (given := description.terms).keys():

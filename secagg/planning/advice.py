@@ -162,14 +162,6 @@ def _cohort(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
         "What that noise costs in accuracy is not in nu but in its harm, how much it raises the loss of the task: "
         "compression.rate=auto of secagg train measures it."
     )
-    checked = [o for o in comparison.options if o.costs.is_checked and o.costs.reveals_counts]
-    peak, product = (next((o for o in checked if o.scheme is scheme), None) for scheme in (Scheme.PEAK, Scheme.PRODUCT))
-    if peak is not None and product is not None:
-        ratio = product.costs.up_bytes / peak.costs.up_bytes
-        yield (
-            f"By two servers that check clients the peak code takes {peak.bits_per_weight:.3f} bits a weight and "
-            f"product quantization {product.bits_per_weight:.3f}, {ratio:.1f} times as many."
-        )
     for modulus in MODULI[:-1]:
         # A field holds weights below its modulus, and the next one is much larger.
         if modulus <= request.clients < modulus + modulus // 4:

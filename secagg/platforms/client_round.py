@@ -122,13 +122,10 @@ class Training:
         values = self._differences(trained, summed) if summed else dict[str, npt.NDArray[Any]]()
         self._require_finite(values)
         if share := clipped_share(self.update, values):
-            LOG.warning(
-                "%.3g of this update's values are beyond their range and were cut off; the server's secagg-clip can be "
-                "raised",
-                share,
-            )
+            sentence = f"{share:.1g} of this update's values are beyond their range and were cut off"
+            warn_once(LOG, f"{sentence}; the server's secagg-clip can be raised")
         if (steps := steps_in(self.update, values)) < COARSE:
-            LOG.warning("this update's changes are about %.2g steps, and the rest is noise; %s", steps, FINER)
+            warn_once(LOG, f"this update's changes are about {steps:.1g} steps, and the rest is noise; {FINER}")
         self._shorten(values)
         if metrics := self._metrics(trained):
             values[METRICS] = np.array(metrics, dtype=np.float64)

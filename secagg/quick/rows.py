@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +15,9 @@ from secagg.contract.layout import RowSegment, Segment
 from secagg.crypto.ring import RingVector
 from secagg.errors import InvalidParameters
 from secagg.parameters import LEAST_COHORT, require_integer
-from secagg.session.registry import (
-    ProtocolEntry,
-)
+from secagg.session.registry import ProtocolEntry
 
 from .trees import Shapes, matches
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -511,6 +511,18 @@ def test_a_server_is_warned_where_nearly_all_count_as_the_lightest(log: pytest.L
     assert "lower secagg-full-weight" not in log.text
 
 
+@pytest.mark.parametrize(("clip", "said"), [(0.01, "of this update's values are beyond"), (1e6, "rest is noise")])
+def test_clients_of_one_process_say_once_that_the_clip_is_wrong(
+    log: pytest.LogCaptureFixture, clip: float, said: str
+) -> None:
+    """As in a simulation, where each client said it in each round."""
+    warn_once.cache_clear()
+    made = Rounds(SecAggSettings(clip=clip, weighting="uniform"))
+    for number in (1, 2):
+        play(made, lambda _, sent: moved(1, sent), model(), number)
+    assert len([each for each in log.records if said in each.getMessage() and "update's" in each.getMessage()]) == 1
+
+
 @pytest.mark.parametrize("compression", ["pq", "peak"])
 def test_votes_are_refused_with_weights(compression: str) -> None:
     with pytest.raises(
