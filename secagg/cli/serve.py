@@ -348,12 +348,13 @@ class _Sum:
             self.model, self.rounds = read_model(options.model), Rounds(settings)
         self.store = None if options.state is None else _store_in(options.state, resources)
 
-    def _invite(self) -> None:
-        """Invite who is on the roster, and write down what they are told."""
+    def _invite(self, kept: Path | None = None) -> None:
+        """Invite who is on the roster, or on one that an earlier process kept, and write down what they are told."""
         from secagg.session.identities import load_roster
 
         options, settings = self.options, self.settings
-        roster = load_roster(Path(settings.roster), self.roster) if settings.roster else None
+        path, known = (Path(settings.roster), self.roster) if kept is None else (kept, None)
+        roster = load_roster(path, known) if settings.roster else None
         self.invited, self.roster, planned = group_of(options, roster)
         self.terms: dict[str, Any] = {**planned}
         if settings.max_norm:
@@ -381,6 +382,8 @@ class _Sum:
 
         if self.store is None or (kept := self.store.get()) is None:
             return self._begun(least)
+        if self.store.roster.exists():  # The authority's may have grown since the session began.
+            self._invite(self.store.roster)
         description = SessionDescription.decode(kept.description)
         if kept.ending and self._is_about(description):
             # The sum is written, and its clients may not have been told.
@@ -388,6 +391,7 @@ class _Sum:
         if not kept.ending and self._can_go_on(kept):
             return self._gone_on(description, kept)
         _LOG.warning("the earlier session is over, or cannot be resumed; this is a new one")
+        self._invite()
         return self._begun()
 
     def _can_go_on(self, kept: ServerRecord) -> bool:
@@ -431,9 +435,12 @@ class _Sum:
 
     def _begun(self, least: int = 0) -> _Held:
         from secagg.crypto.entropy import SystemCoins
+        from secagg.session.durable import PUBLIC, replace
         from secagg.transport.description import SessionDescription, new_name
 
         options = self.options
+        if self.store is not None and self.roster is not None:
+            replace(self.store.roster, self.roster.text.encode("ascii"), PUBLIC)
         number = max(least, int(time.time())) if options.round is None else options.round
         plan = self._planned(number)
         subject = _subject(plan, options.task, number, self.terms)

@@ -49,12 +49,14 @@ class ServerRecord(Message):
 
 
 class ServerStore:
-    """Two files in a folder: the session, and the names that clients without keys have claimed."""
+    """Files in a folder: the session, the names that clients without keys have claimed, and others' roster."""
 
     def __init__(self, folder: Path) -> None:
         require_own_folder(folder)
         finish_erasing(folder)
         self._path, self._claims = folder / "session.record", folder / "session.claims"
+        self.roster = folder / "session.roster"
+        """As of the beginning of the session, for its callers to write: the authority's goes on growing."""
 
     def put(self, record: ServerRecord) -> None:
         """Replace the record; durable when this returns."""
@@ -98,6 +100,7 @@ class ServerStore:
         """Overwrite and remove the files: the session has ended."""
         erase(self._path)
         erase(self._claims)
+        erase(self.roster)
 
 
 @dataclass(frozen=True, slots=True)

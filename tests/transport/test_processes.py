@@ -148,6 +148,29 @@ def test_a_server_reads_its_roster_between_sessions(town: Town) -> None:
     sums(2, 3, 4, 5, 6)
 
 
+def test_a_server_whose_roster_has_grown_goes_on_with_its_session(town: Town) -> None:
+    """A client was signed and another one revoked while it was down: they are in the next session, and not in this."""
+    options = active(town)
+    keys = town.folder / "keys"
+    at_authority = ("--key", str(keys / "authority.key"), "--roster", str(keys / "roster.txt"))
+    server = town.serve(*options)
+    clients = [town.contribute(number) for number in range(4)]
+    held = town.contribute(4, is_paused=True)
+    walk(held, 0)
+    held.wait_for("asked 1")
+    server.kill()
+    assert town.command("keys", "--clients", "1", "--first", "5", "--out", str(keys)).ended() == 0
+    assert town.command("keys", "revoke", "2", *at_authority).ended() == 0
+    server = town.serve(*options)
+    assert server.wait_for_stage() == ("share keys", 1)
+    held.go_on()
+    held.wait_for("stored 1")
+    held.go_on()
+    walk(held, 2, 3, 4)
+    require_mean(town, server, *clients, held)
+    assert not list((town.folder / "server").iterdir())
+
+
 @pytest.mark.parametrize("last", ["to write", "written", "recorded", "to erase", "erased"])
 def test_a_server_that_is_killed_while_it_writes_and_tells_has_a_sum(town: Town, last: str) -> None:
     """Whatever it had done: the result is on disk, no client is told before it is, and the next process ends well."""
