@@ -1,6 +1,6 @@
-"""Common parts of plug-ins for federated-learning platforms: settings, floors, schemes, keys, charges, rounds.
+"""Common parts of plug-ins for federated-learning platforms: settings, policies, schemes, keys, ledgers and rounds.
 
-This module has their log, which never holds a secret, and why a client leaves a round, as far as the server is told.
+This module has their log, which never holds a secret, and the codes that tell the server why a client left.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from secagg.lazy import public_names
 def needing(
     platform: str, package: str, names: Mapping[str, str]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """Return what ``lazy`` does for a plug-in whose platform may be absent; then an error names the extra.
+    """Like ``lazy``, for a plug-in whose platform may be missing; the error then names the extra.
 
     Args:
-        platform: the platform's own package.
+        platform: name of the platform's package.
     """
     load, listed, public = public_names(package, names)
 
@@ -42,12 +42,12 @@ def needing(
 # --- Leaving ----------------------------------------------------------------------------------------------------------
 
 LOG: Final = logging.getLogger("secagg.platforms")
-"""One INFO line for each stage; a platform says where it writes."""
+"""Log with one INFO line per stage; each platform sets its handlers."""
 _KILO: Final = 1000
 
 
 class Left(StrEnum):
-    """Why a client left, as far as the server is told: nothing that depends on data."""
+    """Code that tells the server why a client left; independent of data."""
 
     TERMS = "terms"
     LEFT = "left"
@@ -57,11 +57,11 @@ ADVICE: Final[Mapping[Left, str]] = {
     Left.TERMS: "the session is weaker than their policy accepts, or not what they were told; their own logs say why",
     Left.LEFT: "their own logs say why",
 }
-"""Meaning of each code, as a server's log says it."""
+"""Meaning of each code, for a server's log."""
 
 
 def code_of(error: Exception) -> Left:
-    """Return what the server is told of an error; all that say ``terms`` are raised before data are read."""
+    """Return the code that the server receives for an error; ``terms`` errors are raised before data are read."""
     match error.reason if isinstance(error, SecAggError) else None:
         case Reason.BELOW_FLOOR | Reason.LAYOUT_MISMATCH | Reason.WRONG_VERSION | Reason.PARAMETER_OUT_OF_RANGE:
             return Left.TERMS
@@ -70,7 +70,7 @@ def code_of(error: Exception) -> Left:
 
 
 def log_leaving(error: Exception) -> None:
-    """Say why a client leaves, in its own log alone."""
+    """Log why a client leaves, only at the client."""
     if isinstance(error, SecAggError | OSError):
         LOG.warning("this client left the round: %s", str(error))
     else:
@@ -78,25 +78,25 @@ def log_leaving(error: Exception) -> None:
 
 
 def code_said(said: object) -> Left:
-    """Return the code that a client sent; that of anything else is the last one."""
+    """Return the code that a client sent; any other value maps to the last code."""
     return next((code for code in Left if code == said), Left.LEFT)
 
 
 def stages_said(stages: Iterable[tuple[str, StageCount]]) -> dict[str, str]:
-    """Return what each stage carried, and why clients left."""
+    """Return a summary of each stage's messages, and why clients left."""
     return {name: str(count) for name, count in stages}
 
 
 @dataclass(slots=True)
 class StageCount:
-    """Messages and departures of one stage."""
+    """Counts of messages and departures of one stage."""
 
     sent: int = 0
     received: int = 0
     refused: int = 0
-    """Answers that the protocol does not accept."""
+    """Number of answers that the protocol refused."""
     left: Counter[Left] = field(default_factory=Counter[Left])
-    """Clients that left, or raised an error, by what they said of it."""
+    """Clients that left or failed, by the code that they sent."""
     bytes_down: int = 0
     bytes_up: int = 0
     largest_up: int = 0

@@ -1,14 +1,14 @@
 """A client's node: its policy, its files and allowances, and the ledger of its uploads.
 
-All are set in the code of the client, made stricter by its node's operator, and never loosened. An operator gives a
-SuperNode ``--node-config 'secagg-minimum-cohort=10 secagg-identity="/etc/secagg/client-3.key"'``.
+The client's code sets them all; its node's operator can make them stricter, never looser. An operator gives a SuperNode
+``--node-config 'secagg-minimum-cohort=10 secagg-identity="/etc/secagg/client-3.key"'``.
 
-Two sums that differ in one client give that client away. So a round of a task is uploaded for once, numbers go up
-within a task, and the updates of one model go into a few sums at most, whatever the server calls task and round. The
-ledger belongs to the client's data, which ``secagg-data-name`` names, and not to its key or to who certified it. That
-of a client with a key or a name for its data is kept for good in ``SECAGG_LEDGER_DIRECTORY`` (by default in
-``$XDG_STATE_HOME/secagg`` or ``~/.local/state/secagg``). Any other client is known by a number that its platform gives
-it, and its ledger ends with the memory of the machine.
+Two sums that differ in one client reveal that client's update. So a client uploads once per round of a task, round
+numbers increase within a task, and updates of one model go into at most a few sums, whatever names the server gives to
+task and round. The ledger belongs to the client's data, which ``secagg-data-name`` names, not to its key or its
+authority. If the client has a key or a name for its data, the ledger is stored permanently in
+``SECAGG_LEDGER_DIRECTORY`` (by default in ``$XDG_STATE_HOME/secagg`` or ``~/.local/state/secagg``). Any other client is
+identified by a number from its platform, and its ledger is lost when the machine restarts.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ REQUIRED: Final = "required"
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Text that an operator may replace: a file, or a name."""
+    """Option that an operator may replace: a file or a name."""
 
     purpose: str
 
@@ -65,7 +65,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Names; an operator may remove some of them."""
+    """Option with names, of which an operator may remove some."""
 
     purpose: str
 
@@ -79,7 +79,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Required:
-    """Something that an operator may demand."""
+    """Option that an operator may switch on."""
 
     purpose: str
 
@@ -92,7 +92,7 @@ class Required:
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """A number, at least 0, where 0 means none: noise, which is stricter the larger it is, or a bound."""
+    """Number of at least 0, where 0 means none: noise, for which larger is stricter, or a bound."""
 
     purpose: str
     is_minimum: bool = False
@@ -107,21 +107,21 @@ class Amount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientNode:
-    """A client's node, whose options have the names of these fields and of those of its policy."""
+    """A client's node; its options are these fields and those of its policy."""
 
     policy: ClientPolicy = field(default_factory=ClientPolicy)
     identity: Annotated[str | None, Named("key file of this client, or a folder of them for simulations")] = None
-    """In a folder the partition's number names the client. For active mode and protocols of certified clients."""
+    """In a folder, the partition's number selects the client. For active mode and protocols with certificates."""
     protocols: Annotated[tuple[str, ...], Chosen("accepted protocols")] = PROTOCOLS
-    """A protocol that the library does not bring has to be named."""
-    allow_simulated_enclave: Annotated[bool, Allowed("whether to seal to a program that nobody vouches for")] = False
+    """A protocol from outside the library must be named."""
+    allow_simulated_enclave: Annotated[bool, Allowed("whether to accept an enclave without attestation")] = False
     enclave_policy: Annotated[str | None, Named("file with the measurements that this client accepts")] = None
-    """As ``secagg.platforms.enclave_plug.load_judge`` reads it."""
+    """In the format of ``secagg.platforms.enclave_plug.load_judge``."""
     allow_simulated_second_server: Annotated[bool, Allowed("whether one server may simulate the other")] = False
     servers: Annotated[str | None, Named("file with the keys of two servers that do not collude")] = None
     data_name: Annotated[str, Named("name of this client's data, to which uploads and budgets are charged")] = ""
-    """Under any key and any authority; empty for the client's number. Clients that train on the same data have the same
-    name."""
+    """Applies under any key and any authority; empty for the client's number. Clients with the same data must use the
+    same name."""
     adapter: Annotated[str, Named("fingerprint of the adapter that this client trains; empty: any")] = ""
     attempts: Annotated[int, maximum(1 << 32, "maximum number of uploads for one model, in all runs")] = ATTEMPTS
     allow_repeats: Annotated[bool, Allowed("whether runs may repeat uploads, in simulations")] = False
@@ -130,7 +130,7 @@ class ClientNode:
     noise: Annotated[float, Amount("deviation of all clients' noise over what one can change", is_minimum=True)] = 0.0
     norm: Annotated[float, Amount("norm to which this client clips its change")] = 0.0
     """A session with other noise, or with none, is refused."""
-    epsilon: Annotated[float, Amount("privacy cost of all sums together that this client is ever in; 0: any")] = 0.0
+    epsilon: Annotated[float, Amount("privacy budget of all sums of this client, in all runs; 0: unlimited")] = 0.0
     delta: Annotated[float, Amount("delta of epsilon")] = USUAL_DELTA
 
     def __post_init__(self) -> None:
@@ -141,12 +141,12 @@ class ClientNode:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> ClientNode:
-        """Return a node from the options of an app, by their names; choices may be text."""
+        """Return a node from an app's options by name; choices may be text."""
         own, policy = _read(given)
         return cls(policy=ClientPolicy(**policy), **own)
 
     def raised_by(self, node_config: Mapping[str, Any]) -> ClientNode:
-        """Return the stricter of these options and an operator's, whose other keys are its own."""
+        """Return the stricter of these and an operator's options; ignores keys without the prefix."""
         given = {
             key.removeprefix(PREFIX).replace("-", "_"): value
             for key, value in node_config.items()
@@ -162,11 +162,11 @@ class ClientNode:
             raise InvalidParameters(f"an option of the node, {PREFIX}..., is wrong: {error}") from None
 
     def require_protocol(self, protocol: str) -> None:
-        """Refuse a protocol that this client does not accept, or that does not keep something in its policy."""
+        """Refuse a protocol that this client does not accept, or that cannot enforce its policy."""
         if protocol not in self.protocols:
             raise InvalidParameters(
                 f"the server asks for {protocol}, and this client accepts {', '.join(self.protocols) or 'no protocol'}"
-                f"; name it in {PREFIX}protocols if you trust whom it trusts",
+                f"; add it to {PREFIX}protocols if you trust the parties that it trusts",
                 reason=Reason.BELOW_FLOOR,
             )
         if unkept := self.policy.unkept(find(protocol).keeps):
@@ -190,24 +190,24 @@ class ClientNode:
         )
 
     def noise_for(self, protocol: str, update: ModelUpdate) -> NoiseSettings:
-        """Return the noise that this client insists on, for the public parameters of a round."""
+        """Return the noise that this client requires, for the public parameters of a round."""
         if bool(self.noise) != bool(self.norm):
             raise InvalidParameters(
                 f"a client that adds noise has {PREFIX}noise and {PREFIX}norm above 0; got {self.noise} and {self.norm}"
             )
         if self.noise and protocol not in NOISED:
             raise InvalidParameters(
-                f"this client insists on noise of its own, which clients add under {' and '.join(NOISED)}, and the "
+                f"this client requires noise, which clients add under {' and '.join(NOISED)}, and the "
                 f"server asks for {protocol}",
                 reason=Reason.BELOW_FLOOR,
             )
         return noise_settings(self.noise, self.norm, update)
 
     def data_of(self, identity: ClientIdentity | None, client: ClientId | None = None) -> str:
-        """Return the name of a client's data, in the ledgers that are kept for good.
+        """Return the name of a client's data in the permanent ledgers.
 
         Raises:
-            InvalidParameters: the data have no name, and may be those of a client of another authority.
+            InvalidParameters: the data have no name, and may belong to a client of another authority.
         """
         if identity is None:
             return self.data_name or f"client {client.value if client else 0} without a key"
@@ -224,18 +224,18 @@ class ClientNode:
         return data
 
     def privacy_ledger(self, identity: ClientIdentity | None) -> PrivacyLedger | None:
-        """Return what was spent of the budget of a client's data, over all runs; None where there is no budget."""
+        """Return the privacy ledger of a client's data, over all runs; None without a budget."""
         if not self.epsilon:
             if self.delta != USUAL_DELTA:
-                raise InvalidParameters(f"{PREFIX}delta is of {PREFIX}epsilon, which is 0; set both, or none")
+                raise InvalidParameters(f"{PREFIX}delta needs {PREFIX}epsilon, which is 0; set both or neither")
             return None
         budget = PrivacyBudget(epsilon=self.epsilon, delta=self.delta)
         if not self.noise:
             raise InvalidParameters(f"{PREFIX}epsilon is set, with {PREFIX}noise = 0: {NOT_NOISED}")
         if identity is None and not self.data_name:
             raise InvalidParameters(
-                f"{PREFIX}epsilon is for all runs that a client is ever in, and this one has no key that it is known "
-                f"by: name its data with {PREFIX}data-name, take {PREFIX}mode = 'active' or one message, or take the "
+                f"{PREFIX}epsilon covers all runs of a client, but this client has no key by which to identify "
+                f"it: name its data with {PREFIX}data-name, take {PREFIX}mode = 'active' or one message, or take the "
                 "budget away",
                 reason=Reason.BELOW_FLOOR,
             )
@@ -247,7 +247,7 @@ class ClientNode:
         """Return the ledger of a client's uploads.
 
         Args:
-            is_one_folder: whether a client without a key is known by the folder of its ledger.
+            is_one_folder: whether the folder of its ledger identifies a client without a key.
         """
         attempts, data = None if self.allow_repeats else self.attempts, self.data_of(identity, client)
         if identity is None and not self.data_name and not is_one_folder:
@@ -279,7 +279,7 @@ RULES: Final[Mapping[str, Any]] = MappingProxyType(
 
 @lru_cache(maxsize=256)
 def _say_keyless(client: ClientId) -> None:
-    """Say once in a process what holds for every stage of every round."""
+    """Warn once per process that the client has no permanent identity."""
     LOG.info(
         "this client has no key and no %sdata-name: its uploads are known by its number %d only, so a server that "
         "gives it another number can ask for another update of the same model",
@@ -332,7 +332,7 @@ DIRECTORY_VARIABLE: Final = "SECAGG_LEDGER_DIRECTORY"
 
 
 def state_folder() -> Path:
-    """Return where this user's clients keep what they must not forget, over all runs."""
+    """Return the folder of this user's permanent client state."""
     if named := os.environ.get(DIRECTORY_VARIABLE):
         folder = Path(named)
     else:

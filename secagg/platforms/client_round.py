@@ -1,4 +1,4 @@
-"""A client's part in a round: what its training returned as an update, and the messages that it answers."""
+"""A client's side of a round: its trained update, and its answers to messages."""
 
 from __future__ import annotations
 
@@ -60,19 +60,19 @@ from .terms import Record, Terms, record_of, require_metrics
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Return value of an app's function, as its platform has it."""
+    """Return value of an app's function, from its platform."""
 
     models: Sequence[Arrays]
-    """One, where a model was asked for."""
+    """One model, if a model was requested."""
     number: Callable[[str], float | int | None]
     reported: Sequence[str] = ()
     is_difference: bool = False
-    """Whether the model is the difference to the one that was sent."""
+    """Whether the model is the difference from the one that was sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """One call of an app's training or evaluation, whose result is encoded and goes nowhere else."""
+    """One call of an app's training or evaluation; its result is only encoded."""
 
     terms: Terms
     update: ModelUpdate
@@ -80,7 +80,7 @@ class Training:
     sent: Arrays
     train: Callable[[], Trained]
     content: bytes = NO_UPDATE
-    """Digest of the update, where it was there before any session, as in a file."""
+    """Digest of the update, if it existed before the session, as a file does."""
 
     @property
     def model_digest(self) -> bytes:
@@ -88,13 +88,13 @@ class Training:
 
     @property
     def _summed(self) -> list[str]:
-        """The names of the tensors that are summed; none where only metrics are."""
+        """Names of the tensors that are summed; none if only metrics are."""
         alone = [name.removeprefix(TENSOR) for name in self.update.names if name.startswith(TENSOR)]
         return [*(self.terms.joined if UPDATE in self.update.names else ()), *alone]
 
     @property
     def late(self) -> LazyUpdate:
-        """The update, for a session; what training returns, or that it fails, is nothing that the server hears of."""
+        """The update of a session; the server learns neither training's result nor its failure."""
         return LazyUpdate(
             self.made, self.model_digest, charge=self.charge, together=self.charges.transaction, zero=self.zero
         )
@@ -103,17 +103,17 @@ class Training:
     def spent(self) -> Spent:
         model = self.model_digest
         if not self._summed:
-            # A model may be trained from and evaluated.
+            # A model may be both trained and evaluated.
             model = hashlib.sha256(bind(Label.PLATFORM_EVALUATION, model)).digest()
         return Spent(self.terms.task.encode(), self.terms.round_number, model, self.content)
 
     def charge(self) -> None:
-        # Not before, or an offer that this client refuses would keep it out of the task.
+        # Not earlier: otherwise an offer that this client refuses would lock it out of the task.
         self.charges.keep(self.terms.task.encode(), bounds_of(self.terms, self.update))
         self.charges.charge(self.spent)
 
     def require_form(self, trained: Arrays) -> None:
-        """Refuse a model of other names or shapes, which does not depend on its values, before anybody waits for it."""
+        """Refuse a model of other names or shapes early; this check does not depend on its values."""
         self._differences(Trained(models=[trained], number=lambda _: None), self._summed)
 
     def made(self) -> Update:
@@ -132,7 +132,7 @@ class Training:
         return Update(self._encoded(values, self._examples(trained)), self.model_digest)
 
     def zero(self) -> Payload:
-        """Return the encoding of an update of zeros that counts nowhere, for a training that failed."""
+        """Return an encoded update of zeros with weight 0, for a failed training."""
         told = {METRICS, LENGTHS, COUNTS, *TOLD}
         shapes = {tensor.name: tensor.shape for tensor in self.update.tensors if tensor.name not in told}
         if shapes.pop(UPDATE, None):
@@ -144,7 +144,7 @@ class Training:
         return self._encoded(values, 0)
 
     def _encoded(self, values: Mapping[str, npt.NDArray[Any]], examples: int) -> Payload:
-        """Encode changes and metrics, with all else that the update asks for."""
+        """Encode changes, metrics and whatever else the update needs."""
         told = with_told(self.update, with_joined(values, self.terms.joined), self.sent)
         told = with_votes(self.update, told, self.sent, self.terms.joined, self.terms.lengths)
         coins = SystemCoins()
@@ -152,7 +152,7 @@ class Training:
         return self.update.encode(rounded_at_random(self.update, told, coins), coins)
 
     def _shorten(self, values: dict[str, npt.NDArray[Any]]) -> None:
-        """Scale changes down to the norm that nobody else enforces; before rounding, as nothing is cut afterwards."""
+        """Scale changes down to the unenforced norm; before rounding, because nothing is clipped afterwards."""
         if not (bound := self.terms.max_norm_unenforced):
             return
         fixed = {tensor.name: fixed_point(tensor) for tensor in self.update.tensors}
@@ -168,7 +168,7 @@ class Training:
 
     def _differences(self, trained: Trained, summed: list[str]) -> dict[str, npt.NDArray[Any]]:
         if missing := [name for name in summed if name not in self.sent]:
-            raise InvalidParameters(f"the model that was sent lacks {missing[:4]}, which the server wants a sum of")
+            raise InvalidParameters(f"the received model lacks {missing[:4]}, which the server wants to sum")
         if len(trained.models) != 1:
             raise InvalidParameters(
                 f"training returned {len(trained.models)} array records; return the trained model as one"
@@ -179,8 +179,8 @@ class Training:
         return differences(before, trained.models[0], integer_bound(self.update, self.sent), summed)
 
     def _require_finite(self, values: Arrays) -> None:
-        """Refuse an update whose only changes are NaN, as after a training that diverged."""
-        # Counters of whole numbers go on.
+        """Refuse an update whose only changes are NaN, as after divergence."""
+        # Integer counters still change.
         floats = {name: values[TENSOR + name] for name in self._summed if not is_integer(self.sent[name])}
         if not (missing := [name for name, array in floats.items() if np.isnan(array).any()]):
             return
@@ -223,7 +223,7 @@ class Training:
         return reported
 
     def _examples(self, trained: Trained) -> int:
-        """Return how many examples count: 1 where clients weigh the same, and 0 for an update that counts nowhere."""
+        """Return the number of counted examples: 1 with uniform weights, and 0 for an update without weight."""
         terms = self.terms
         if terms.full == 1:
             return 1
@@ -246,28 +246,28 @@ class Training:
 
 
 def begun_app(options: Mapping[str, Any], scheme: str | None) -> tuple[ClientNode, dict[str, Factory]]:
-    """Return the node of an app's options, and the custom scheme that it brings."""
+    """Return the node of an app's options, and the app's custom scheme."""
     return ClientNode.of(options), {} if scheme is None else {scheme: custom_factory(scheme)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node of a platform: the floors of its app, raised by its operator, and where it keeps what must last."""
+    """A node of a platform: the policy of its app, tightened by its operator, and its folder of permanent state."""
 
     settings: ClientNode
     config: Mapping[str, Any]
     client: ClientId
-    """The client where clients have no keys."""
+    """The client, if clients have no keys."""
     run: str
     """The platform's name of its run."""
     states: StateDirectory
     custom: Mapping[str, Factory]
     judge: object | None = None
     task_file: Path | None = None
-    """Where runs may have one name, the file that holds the one task of this run, which its server names."""
+    """If runs may share a name, the file that stores this run's only task, which its server names."""
 
     def begun(self, terms: Terms) -> NodeRound:
-        """Look at the terms of a session, and refuse those below a floor or of another run."""
+        """Check the terms of a session, and refuse terms below the policy or of another run."""
         if terms.task != (known := self._task(terms.task)):
             raise InvalidParameters(
                 f"the server names task {terms.task!r}, and this run is {known!r}", reason=Reason.BELOW_FLOOR
@@ -283,7 +283,7 @@ class Node:
         return NodeRound(node=self, terms=terms, update=update, identity=identity, charges=charges)
 
     def _task(self, named: str) -> str:
-        """Return the task of this run: each has bounds of its own, so a server of one run does not name many."""
+        """Return the task of this run: each task has separate limits, so one run's server may not name several."""
         if self.task_file is None or not named.startswith(f"{self.run} "):
             return self.run
         with suppress(FileExistsError):
@@ -292,7 +292,7 @@ class Node:
 
 
 def require_told_bounds(terms: Terms, update: ModelUpdate) -> None:
-    """Refuse counts and metrics that are cut by another bound than the terms say, which a server could sweep."""
+    """Refuse counts and metrics whose clipping bound is not that of the terms: a server could vary the bound."""
     schemes: Mapping[str, object] = update.schemes
     for name in (METRICS, COUNTS, *TOLD):
         if name in schemes and not isinstance(schemes[name], FixedPoint):
@@ -306,16 +306,16 @@ def require_told_bounds(terms: Terms, update: ModelUpdate) -> None:
 
 
 def bounds_of(terms: Terms, update: ModelUpdate) -> dict[str, str]:
-    """Return the bounds by which updates are cut and weighed, which stay the same in all of a task."""
+    """Return the bounds that clip and weigh updates, which stay constant within a task."""
     clips = dict[str, set[float]]()
     for name, scheme in update.schemes.items():
-        # A server names tensors, and some apps train those of any name.
+        # A server names tensors, and some apps train tensors of any name.
         is_tensor = name == UPDATE or name.startswith(TENSOR)
         if name != COUNTS and isinstance(one := inmost(scheme), FixedPoint):
             kind = "floats" if one.fraction_bits else "integers"
             clips.setdefault(f"the clip of {f'tensors of {kind}' if is_tensor else name}", set()).add(one.clip)
     found = {what: ", ".join(map(repr, sorted(some))) for what, some in clips.items()}
-    # Evaluation weighs all clients the same, and is about the same task.
+    # Evaluation weighs all clients equally, and belongs to the same task.
     norms = {"secagg-max-norm": terms.max_norm, "secagg-max-norm-unenforced": terms.max_norm_unenforced}
     if any(name == UPDATE or name.startswith(TENSOR) for name in update.names):
         found |= {name: repr(norm) for name, norm in norms.items()}
@@ -336,7 +336,7 @@ class NodeRound:
         self.charges.require_open(Spent(self.terms.task.encode(), self.terms.round_number))
 
     def member(self, invitation: bytes) -> Member:
-        """Return the client; the invitation is empty where a session is resumed."""
+        """Return the client; the invitation is empty if a session is resumed."""
         node = self.node
         side = NodeSide(
             settings=node.settings,
@@ -351,7 +351,7 @@ class NodeRound:
         return plug_of(self.terms.protocol).member(side)
 
     def answer(self, session: ClientSession, message: bytes) -> Record:
-        """Return the record that answers a message; a client with a key signs it, so that no other counts."""
+        """Return the record that answers a message; a client with a key signs it, so that no other party can answer."""
         answer = session.answer(message)
         for fault in session.faults:
             LOG.warning("%s: %s", session.client, fault)

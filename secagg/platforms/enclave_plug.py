@@ -1,7 +1,7 @@
-"""The enclave in Flower: a fresh epoch for each round, behind a socket or simulated, and who judges its evidence.
+"""Enclave on platforms: a fresh epoch for each round, behind a socket or simulated, and the judge of its evidence.
 
-The parameters of a round are part of the enclave's configuration, so each round has an epoch of its own; what clients
-sealed before is kept by their ledgers, not by the enclave.
+The parameters of a round are part of the enclave's configuration, so each round has a separate epoch; the clients'
+ledgers, not the enclave, remember earlier uploads.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def opened(side: ServerSide) -> ServerSession:
 
 @dataclass(frozen=True, slots=True)
 class NodeJudge:
-    """Judges evidence as a node's settings say; a simulated enclave's is accepted only where they allow it."""
+    """Judge of evidence by a node's settings, which must allow a simulated enclave."""
 
     settings: ClientNode
     own: Judge | None
@@ -103,12 +103,12 @@ class NodeJudge:
 
 
 def load_judge(path: Path) -> HardwareJudge:
-    """Return the judge that keeps to the policy of a node's operator."""
+    """Return the judge for the policy file of a node's operator."""
     return HardwareJudge(policy=read_policy(path), verifier=Verifier(), newest=Store.at(state_folder()))
 
 
 def member(side: NodeSide) -> EnclaveMember:
-    """Return a client; what it has uploaded is charged where its update is made."""
+    """Return a client; its upload is charged when its update is made."""
     identity, judge = side.identity, side.judge
     if judge is not None and not hasattr(judge, "judge"):
         raise InvalidParameters(f"SecAggMod(enclave_judge=...) takes a judge of evidence; got {type(judge).__name__}")

@@ -1,4 +1,4 @@
-"""Failed rounds: whether a run begins the round again, skips it or stops, by the setting ``on_failure``."""
+"""Failed rounds: whether a run repeats the round, skips it or stops, by the setting ``on_failure``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .settings import SecAggSettings
 
 FAILURES: Final = (SecAggError, ConnectionError)
 SKIPPED: Final = "secagg-skipped"
-"""Name of the metric that a platform's result has for a round that was skipped."""
+"""Name of the metric that marks a skipped round in a platform's result."""
 
 
 class FailedRounds:
-    """Decides what follows a failed round, and counts those in a row.
+    """Decision about what follows a failed round; counts failures in a row.
 
-    A round is begun again only if no client was asked for its update: the difference of two sums of the same training
-    over different clients is an update. A run without a result so far has nothing to keep, and ends with the error.
+    A round is repeated only if no client was asked for its update: the difference of two sums of the same training over
+    different clients is an update. A run without any result yet ends with the error.
     """
 
     def __init__(self, settings: SecAggSettings) -> None:
@@ -30,7 +30,7 @@ class FailedRounds:
         self._has_result, self._in_a_row, self._retries = True, 0, 0
 
     def is_retried(self, error: Exception, *, has_asked: bool) -> bool:
-        """Whether to begin the round again; ``has_asked`` says whether a client was asked for its update."""
+        """Whether to repeat the round; ``has_asked`` says whether a client was asked for its update."""
         is_final = has_asked or isinstance(error, Misuse | ValueError) or self._retries >= self._most
         if self._on_failure != "retry" or is_final:
             return False
@@ -48,7 +48,7 @@ class FailedRounds:
             raise error
         self._in_a_row, self._retries = self._in_a_row + 1, 0
         if isinstance(error, TooFewTrained):
-            # Its sum was opened: another one of the same model, over other clients, would show an update.
+            # Its sum was opened: another sum of the same model over other clients would reveal an update.
             LOG.error("the run stops with the last good model, since training failed at too many clients")
         elif self._on_failure == "stop":
             LOG.error("the run stops with the last good model, as secagg-on-failure = 'stop' says")

@@ -1,8 +1,8 @@
-"""Models that a server and its nodes hold alike, to the last bit: nodes that have the last one are told the sum since.
+"""Models that a server and its nodes hold, equal to the last bit: nodes with the last model receive only the sum since.
 
-The tensors of the peak code are one held model (``secagg.compression.downlink``); the others travel as ever. A node
-that did not answer the session before is sent the model. Both ends compare digests, and the session's subject has the
-digest of the whole model.
+The tensors of the peak code are one held model (``secagg.compression.downlink``); the others are sent as usual. A node
+that did not answer the previous session receives the model. Both ends compare digests, and the session's subject has
+the digest of the whole model.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _ROUNDING: Final = 2.0**-20
 
 
 class HeldModels:
-    """A server's held model, and which nodes have it."""
+    """A server's held model, and the nodes that have it."""
 
     def __init__(self, seed: bytes) -> None:
-        """Hold nothing yet; ``seed`` is 32 public bytes of the run."""
+        """Start without a model; ``seed`` is 32 public bytes of the run."""
         self._seed = seed
         self._held: HeldModel | None = None
         self._encoded, self._sum, self._before = b"", b"", -1
         self._nodes = dict[Hashable, int]()
 
     def hold(self, sent: Arrays, names: tuple[str, ...], number: int) -> tuple[dict[str, npt.NDArray[Any]], bool]:
-        """Return a model with these tensors as they are held, and whether the server itself has changed it.
+        """Return a model with its held tensors, and whether the server itself has changed it.
 
-        The coins of rounding follow from ``number``, that of the next session.
+        The coins of rounding are derived from ``number``, that of the next session.
         """
         forms = {name: (sent[name].shape, sent[name].dtype) for name in names}
         is_changed = self._held is not None and not self._is_like(sent, forms)
@@ -61,7 +61,7 @@ class HeldModels:
         return self._held
 
     def record(self, node: Hashable) -> dict[str, bytes]:
-        """Return what a node is told in place of the tensors; until it answers it counts as one that holds nothing."""
+        """Return the record that replaces a node's tensors; until it answers, the node counts as holding nothing."""
         known, record = self._nodes.pop(node, None), {_HELD: self.held.digest}
         if known == self.held.round_number:
             return record
@@ -96,7 +96,7 @@ def parted(values: Floats, forms: Forms) -> dict[str, npt.NDArray[Any]]:
 
 
 def stored(held: HeldModel) -> dict[str, npt.NDArray[Any]]:
-    """Return a model as arrays, for a node that keeps it between two messages."""
+    """Return a model as arrays, for a node that stores it between two messages."""
     seed, sizes = np.frombuffer(held.seed, np.uint8), np.array(held.sizes)
     return {
         "seed": seed,
@@ -120,23 +120,23 @@ def restored(arrays: Arrays) -> HeldModel:
 
 
 def is_told(record: object) -> bool:
-    """Whether a server's record says which model a client holds, in place of its tensors."""
+    """Whether a server's record names the model that a client holds, instead of its tensors."""
     return isinstance(record, Mapping) and _HELD in record
 
 
 def followed(record: Mapping[str, Any], held: HeldModel | None, forms: Forms, update: ModelUpdate) -> HeldModel:
-    """Return the model that a client holds once it was told what a server's record says.
+    """Return the model that a client holds after applying a server's record.
 
     Args:
-        forms: as the server has named them.
-        update: of the session, which the client's floors have admitted.
+        forms: shapes and types, as the server named them.
+        update: of the session, which the client's policy admitted.
     Raises:
         PeerMisbehaved: the record is about another model; the server sends the whole one next time.
     """
     if any(type(record.get(name, b"")) is not bytes for name in (_HELD, _SUM, _MODEL)):
         raise MalformedMessage("a record of a held model has bytes alone", reason=Reason.NOT_CANONICAL)
     sizes = tuple(prod(shape) for shape, _ in forms.values())
-    # A model of zeros takes next to no bytes, so what is reserved is bounded here. A sum of metrics has no update.
+    # A model of zeros is encoded in few bytes, so bound the reserved memory here. A sum of metrics has no update.
     is_other = UPDATE in update.names and sizes != whole_code(update).rotation.sizes
     if is_other or sum(sizes) > MAXIMUM_ELEMENTS or any(dtype.kind != "f" for _, dtype in forms.values()):
         raise MalformedMessage("only the session's tensors of floats are held", reason=Reason.NOT_CANONICAL)

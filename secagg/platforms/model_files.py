@@ -1,7 +1,7 @@
 """Files of named tensors, ``.npz`` and ``.safetensors``: read strictly, and written in the same form.
 
-Neither form runs code when it is read. A file may be a stranger's: what it declares is compared with what it holds
-before anything of that size is made.
+Reading either format runs no code. A file may be hostile: its declared sizes are compared with its content before
+memory of that size is allocated.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _KINDS: Final = {
 }
 _NAMES: Final = {kind: name for name, kind in _KINDS.items() if name != _BFLOAT}
 _FAULTS: Final = (ValueError, TypeError, AttributeError, LookupError, EOFError, MemoryError, RuntimeError)
-"""What NumPy, ``zipfile`` and ``json`` raise over a file that is damaged, encrypted or hostile."""
+"""Errors of NumPy, ``zipfile`` and ``json`` for a damaged, encrypted or hostile file."""
 Model = dict[str, npt.NDArray[Any]]
 
 
 def read_model(path: Path) -> Model:
-    """Return the tensors of a file by their names; those of bfloat16, which NumPy lacks, as float32.
+    """Return the tensors of a file by name; bfloat16, which NumPy lacks, becomes float32.
 
     Raises:
-        InvalidParameters: it cannot be read, or is not exactly what its form allows.
+        InvalidParameters: the file cannot be read or does not match its format.
     """
     read = _form(path)[0]
     try:
@@ -67,9 +67,9 @@ def read_model(path: Path) -> Model:
 
 
 def write_model(path: Path, model: Mapping[str, npt.NDArray[Any]], like: Path | None = None) -> None:
-    """Write tensors in the form that the name of a file says, with the metadata of another one of that form.
+    """Write tensors in the format of the file's name, with the metadata of another file of that format.
 
-    It is on disk when this returns, and a file that was there stays until then.
+    The file is durable when this returns; an existing file stays until then.
     """
     write = _form(path)[1]
     with replacing(path, PUBLIC) as file:
@@ -77,7 +77,7 @@ def write_model(path: Path, model: Mapping[str, npt.NDArray[Any]], like: Path | 
 
 
 def require_form(path: Path) -> None:
-    """Refuse the name of a file that says no form."""
+    """Refuse a file name of unknown format."""
     _form(path)
 
 
@@ -109,7 +109,7 @@ def _read_npz(file: BinaryIO, _: int) -> Model:
 
 def _write_npz(file: BinaryIO, model: Mapping[str, npt.NDArray[Any]], _: Path | None) -> None:
     with zipfile.ZipFile(file, "w") as archive:
-        # Like numpy.savez, whose keywords cannot have every name.
+        # Like numpy.savez, whose keywords cannot have arbitrary names.
         for name, array in model.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)
@@ -163,7 +163,7 @@ def _write_safetensors(file: BinaryIO, model: Mapping[str, npt.NDArray[Any]], li
 
 
 def _header(file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
-    """Return the description of the tensors, and where they begin."""
+    """Return the description of the tensors, and their offset."""
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     if length > min(_MOST_HEADER, size - _LENGTH_BYTES):
         raise ValueError("its header is longer than the file, or than any header")

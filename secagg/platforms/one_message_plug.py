@@ -1,7 +1,7 @@
-"""One message a client in Flower: its holders stand at addresses.
+"""One-message sums on platforms, with standing holders at addresses.
 
-The clients' authority signs the record of the holders, so a server can neither choose holders nor invent them. They are
-asked outside of Flower.
+The clients' authority signs the record of the holders, so a server can neither choose nor invent holders. They are
+queried outside of the platform.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from .settings import PREFIX, SUITES
 
 _PAUSE: Final = 1.0
 _ASKED_AGAIN: Final = (MessageKind.ONE_MESSAGE_LIST, MessageKind.ONE_MESSAGE_CERTIFIED_LIST)
-"""Requests that all holders get alike, and those that did not answer get again."""
+"""Requests that are equal for all holders, and repeated to those that did not answer."""
 
 
 def opened(side: ServerSide) -> ServerSession:
-    """Begin a sum of the epoch that runs."""
+    """Start a sum of the running epoch."""
     settings, chosen, record = side.settings, side.chosen, _record(side)
     ends = dict[int, Ends]()
     if settings.server_keys:
@@ -60,7 +60,7 @@ def opened(side: ServerSide) -> ServerSession:
 
 
 def _record(side: ServerSide) -> EpochRecord:
-    """Read who holds, or refuse what its clients would refuse."""
+    """Read the holders' record; refuse a record that clients would refuse."""
     path = side.settings.epoch
     try:
         record = EpochRecord.decode(Path(path).read_bytes())
@@ -86,20 +86,20 @@ def _record(side: ServerSide) -> EpochRecord:
 
 
 class StandingHolders:
-    """Holders at their addresses; once clients have uploaded, those that are needed are waited for."""
+    """Holders at their addresses; once clients have uploaded, waits until enough holders answer."""
 
     def __init__(
         self, record: EpochRecord, addresses: tuple[str, ...], patience: float, ends: Mapping[int, Ends]
     ) -> None:
-        """Ask nobody yet; ``patience`` is the seconds that a holder may be silent, and that too few are waited for."""
+        """``patience`` is the seconds that a holder may be silent, and the wait while too few answer."""
         self._record, self._addresses, self._patience = record, addresses, patience
         self._helpers = NumberedHelpers(dict(enumerate(addresses)), patience, self._log, ends)
         self._list, self._heard = b"", set[int]()
 
     def keys(self, subject: Subject, kept: Path) -> tuple[bytes, ...]:
-        """Return what the holders that answer publish, and nothing for the others.
+        """Return the published keys of the holders that answer, and empty entries for the others.
 
-        A server that starts again in the midst of a sum goes on with what it offered, if enough holders still have it.
+        A server that restarts during a sum continues with its offer, if enough holders still have it.
         """
         about, published = f"{subject.task.hex()}/{subject.round_number}", self._published()
         with suppress(OSError, ValueError, TypeError, LookupError):
@@ -129,7 +129,7 @@ class StandingHolders:
         return tuple(keys.get(at, b"") for at in count)
 
     def ask_all(self, requests: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
-        """Return the answers that came; of what follows an upload, wait until enough did."""
+        """Return the received answers; after uploads, wait until enough have arrived."""
         needed, waited = self._needed, time.monotonic()
         left, answered = dict(requests), self._answered_to(requests)
         refusals = dict[int, bytes]()
@@ -156,7 +156,7 @@ class StandingHolders:
             time.sleep(_PAUSE)
 
     def _answered_to(self, requests: Mapping[int, bytes]) -> set[int]:
-        """Return who has answered a list that all were asked about; those that were lost have answered nothing."""
+        """Return the holders that have answered a list; lost holders have answered nothing."""
         asked = set(requests.values())
         if len(asked) != 1 or message_kind(*asked) not in _ASKED_AGAIN:
             return set()
@@ -173,13 +173,13 @@ class StandingHolders:
 
 
 def member(side: NodeSide) -> OneMessageMember:
-    """Return a client; what it has uploaded is charged where its update is made."""
+    """Return a client; its upload is charged when its update is made."""
     identity = side.identity
 
     newest, who = Store.at(state_folder()), (identity.authority.public_key, side.client.value)
 
     def store(record: bytes) -> None:
-        # Uploads are charged where the update is made.
+        # Uploads are charged when the update is made.
         newest.reach(*who, ClientRecord.decode(record).newest_epoch)
 
     return OneMessageMember(

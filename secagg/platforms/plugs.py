@@ -1,8 +1,7 @@
-"""Plugs, one for each protocol: they turn settings of a run into a session, and those of a node into a member.
+"""Plugs, one per protocol: turn the settings of a run into a session, and those of a node into a member.
 
-A plug is the one place in which this room knows a protocol by name; those of masks are here. A protocol that is
-registered and has no plug is run as its own simulation has it, which protects nobody; a client takes part only if its
-code names it.
+Only plugs know protocols by name; those of masks are in this module. A registered protocol without a plug runs as in
+its simulation, which protects nobody; a client takes part only if its code names the protocol.
 """
 
 from __future__ import annotations
@@ -49,13 +48,13 @@ class ServerSide:
     subject: Subject
     population: int
     invited: frozenset[ClientId] | None
-    """Their identifiers, where clients are nodes; None where a certificate says them."""
+    """Client ids, if clients are nodes; None if certificates name them."""
     roster: Roster | None
     bounds: tuple[tuple[int, int] | None, ...]
-    """Bounds of one value of each segment of the layout, where they are known."""
+    """Bounds of one value of each segment of the layout, if known."""
     noise: NoiseSettings = NO_NOISE
     max_norms: tuple[int, ...] = ()
-    """Largest norm of one client's values in each ring segment, in steps, where an enclave bounds them."""
+    """Maximum norm of one client's values in each ring segment, in steps, if an enclave bounds them."""
     coins: Coins = field(default_factory=SystemCoins)
     clock: Clock = _now
     resources: ExitStack
@@ -65,7 +64,7 @@ class ServerSide:
     def chosen(self) -> Any:  # noqa: ANN401 -- the protocol's own class
         """The protocol's settings for this session."""
         noise = {"noise_multiplier": self.noise.noise_multiplier, "l2_bounds": self.noise.l2_bounds}
-        # With noise a value has no range.
+        # Values with noise are unbounded.
         bounds = {"bounds": self.bounds if self.noise.noise_multiplier is None else None}
         facts = self.settings.facts(self.population) | noise | bounds | {"max_norms": self.max_norms}
         return planned_settings(find(self.settings.protocol), facts)
@@ -92,28 +91,28 @@ class NodeSide:
     settings: ClientNode
     client: ClientId
     certified: ClientIdentity | None
-    """The node's key, where clients are known by certificates."""
+    """The node's key, if certificates identify clients."""
     states: StateDirectory
-    """The folder for what must outlive a process of the node."""
+    """Folder of state that must outlive the node's process."""
     invitation: bytes = b""
-    """The first message of the session; empty for those that follow."""
+    """The first message of the session; empty for later ones."""
     judge: object | None = None
-    """Judge of an enclave's evidence for this client, where its code names one."""
+    """Judge of an enclave's evidence, if the client's code names one."""
     noise: NoiseSettings = NO_NOISE
-    """Noise that this client adds to every update, and insists on."""
+    """Noise that this client adds to every update, and requires."""
     max_norms: tuple[int, ...] | None = None
-    """Norms to which an enclave may bound its values, as the terms of the round say them; None for any."""
+    """Norms to which an enclave may bound its values, from the terms of the round; None for any."""
     coins: Coins = field(default_factory=SystemCoins)
     clock: Clock = _now
     privacy: PrivacyLedger | None = field(init=False)
-    """Ledger of this client's privacy budget, where it has one."""
+    """Ledger of this client's privacy budget, if it has one."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "privacy", self.settings.privacy_ledger(self.certified))
 
     @property
     def identity(self) -> ClientIdentity:
-        """The node's key; a server may run a protocol of certified clients as if they were nodes."""
+        """The node's key; needed because a server may run a protocol of certified clients as if they were nodes."""
         if self.certified is None:
             raise Misuse("the server asks for a client without a key, and this protocol knows clients by their keys")
         return self.certified
@@ -148,7 +147,7 @@ def plug_of(protocol: str, *, is_suspended: bool = True) -> Plug:
 
 
 def _simulated(protocol: str) -> Plug:
-    """Return a protocol's own simulation as a plug: sound where clients have no keys and the server no helpers."""
+    """Return a protocol's simulation as a plug: sound only if clients have no keys and the server no helpers."""
     entry = find(protocol)
 
     def opened(side: ServerSide) -> ServerSession:

@@ -1,4 +1,4 @@
-"""Task of a round, in addition to the protocol's own invitation, as both ends of a platform have it."""
+"""Task of a round, which both ends of a platform share in addition to the protocol's invitation."""
 
 from __future__ import annotations
 
@@ -59,32 +59,32 @@ _SEED_BYTES: Final = 32
 TRAINED: Final = "secagg-trained"
 FAILED: Final = "secagg-failed"
 OF_FILES: Final = "--examples"
-"""Where the number of examples of a trained model comes from that is a file, and reports no metrics."""
+"""Source of the number of examples of a model file, which reports no metrics."""
 _NOISE_DEVIATIONS: Final = 5
 _AT_BOUND: Final = 0.999
-"""Share of the bound from which a mean counts as cut off."""
+"""Share of the bound above which a mean counts as clipped."""
 _LIGHT: Final = float(LIGHTEST) * 1.25
-"""Mean weight below which nearly every client counts as one of the lightest."""
+"""Mean weight below which nearly all clients have the minimum weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
-    """Result of a round: means alone."""
+    """Result of a round: only means."""
 
     tensors: Mapping[str, npt.NDArray[Any]]
     told: Mapping[str, float]
-    """Values that clients reported of their tensors, as scales of the next round."""
+    """Values that clients reported about their tensors; scales of the next round."""
     lengths: tuple[float, ...]
-    """Lengths of the update and of each tensor, where clients vote for them, under the scales of the next round."""
+    """Lengths of the update and of each tensor, if clients vote for them, relative to the next round's scales."""
     length: float
-    """Length of the update under the scales of this one."""
+    """Length of the update relative to this round's scales."""
     alike: float
-    """Squared mean of the clients' lengths over their mean square, where they vote for them; otherwise 1."""
+    """Squared mean of the clients' lengths over their mean square, if clients vote; otherwise 1."""
     downlink_sum: PeakSum | None
-    """Sum that the nodes of the next round are told, where they are."""
+    """Sum that the nodes of the next round receive, with a compressed downlink."""
     metrics: dict[str, float]
     counted: Counted
-    """Clients whose uploads are in the sum, and those of them that trained."""
+    """Number of clients in the sum, and of those that trained."""
 
     @property
     def contributors(self) -> int:
@@ -92,7 +92,7 @@ class Means:
 
     @property
     def training(self) -> dict[str, int]:
-        """Number of clients in the sum that trained, and of those that failed; a lower bound where no sum has it."""
+        """Numbers of clients in the sum that trained and that failed; lower bounds if no sum counts them."""
         trained = self.counted.trained_at_least
         if self.counted.trained is None:
             return {} if self.counted.examples is None else {"trained_at_least": trained}
@@ -100,12 +100,12 @@ class Means:
 
     @property
     def examples(self) -> int:
-        """Total of examples, each client's at most secagg-full-weight; of clients where they weigh the same."""
+        """Total of examples, at most secagg-full-weight per client; with uniform weights, of clients."""
         return self.contributors if self.counted.examples is None else self.counted.examples
 
     @property
     def trainings(self) -> dict[str, int]:
-        """Numbers of clients that trained and that failed to, where the sum has them, as a platform's result has it."""
+        """Numbers of clients that trained and that failed, if the sum counts them, for a platform's result."""
         trained = self.counted.trained
         return {} if trained is None else {TRAINED: trained, FAILED: self.contributors - trained}
 
@@ -120,12 +120,12 @@ class RoundTask:
     sent: Arrays
     update: ModelUpdate
     held: HeldModels | None = None
-    """Which nodes hold the model, where the downlink is compressed."""
+    """The nodes that hold the model, with a compressed downlink."""
 
     def opened(
         self, population: int, invited: frozenset[ClientId], coins: Coins, resources: ExitStack
     ) -> ServerSession:
-        """Begin the session; ``invited`` counts where no roster says who the clients are."""
+        """Start the session; ``invited`` is used if no roster names the clients."""
         update = self.update
         find(self.settings.protocol).require_segments(update.layout)
         side = ServerSide(
@@ -146,7 +146,7 @@ class RoundTask:
 
     @property
     def limits(self) -> dict[str, Any]:
-        """Bounds of values, noise and norms of the session, as ``ServerSide`` has them."""
+        """Bounds of values, noise and norms of the session, as in ``ServerSide``."""
         return {
             "bounds": value_bounds(self.update),
             "noise": noise_settings(self.settings.noise, self.settings.norm, self.update),
@@ -154,16 +154,16 @@ class RoundTask:
         }
 
     def say_noise(self, session: ServerSession, releases: int | None = None) -> None:
-        """Say what the noise costs, before an update is asked for; by default of as many sums as there were rounds."""
+        """Log the privacy cost of the noise before updates are requested (default: for all rounds so far)."""
         if isinstance(noise := noise_in(session), ClientNoise):
-            # A client may have been in every round so far.
+            # A client may have taken part in every round so far.
             for line in noise.sentences(releases=releases or self.terms.round_number):
                 LOG.info("round %d, %s", self.terms.round_number, line)
         elif self.settings.noise:
             raise Misuse("the session was to have its clients' noise, and has none")
 
     def say_if_noise_alone(self, session: ServerSession, aggregate: Aggregate) -> None:
-        """Warn where a sum is no longer than noise is, since with noise no count says that all trainings failed."""
+        """Warn if a sum is as short as its noise: with noise, no count shows that all trainings failed."""
         if not self.settings.noise or not isinstance(noise := noise_in(session), ClientNoise):
             return
         ((segment, values, variance),) = zip(noise.segments, aggregate.values, noise.variances, strict=True)
@@ -177,7 +177,7 @@ class RoundTask:
             )
 
     def require_threshold(self, invited: int, received: int) -> None:
-        """Hold a round to the threshold that was configured, whatever the protocol's own least is."""
+        """Enforce the configured threshold, even if the protocol's minimum is lower."""
         needed = invited - self.settings.tolerated_dropouts(invited)
         if self.settings.threshold and received < needed:
             raise ThresholdNotMet(
@@ -188,7 +188,7 @@ class RoundTask:
         """Return the means of a sum.
 
         Raises:
-            TooFewTrained: the training of too many clients failed; nothing of the sum is used.
+            TooFewTrained: training failed at too many clients; the sum is not used.
         """
         counted = self.update.counted(aggregate)
         self._require_trained(counted)
@@ -212,7 +212,7 @@ class RoundTask:
         )
 
     def _require_trained(self, counted: Counted) -> None:
-        """Log how many clients trained, and refuse a round of fewer than its owner's floor."""
+        """Log how many clients trained, and refuse a round with fewer than the required number."""
         number, clients = self.terms.round_number, counted.contributors
         least, exactly = counted.trained_at_least, counted.trained is not None
         LOG.info("round %d, sum: %d clients, %s", number, clients, counted.sentence)
@@ -235,7 +235,7 @@ class RoundTask:
 
 
 class TooFewTrained(ThresholdNotMet):
-    """Too few of the uploads in a sum are of clients that trained; the same model is not sent again for it."""
+    """Too few clients in a sum trained; the same model is not sent again."""
 
     def __init__(self, *, needed: int, counted: Counted, has_model: bool, numbers: Sequence[str]) -> None:
         super().__init__(needed=needed, present=counted.trained_at_least, what="clients that trained")
@@ -251,30 +251,30 @@ class TooFewTrained(ThresholdNotMet):
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 _DTYPES: Final = dict[str, dict[Shapes, dict[str, np.dtype[Any]]]]()
-"""The dtypes of each task's models as they were sent at first: a later phase may have another strategy and grid."""
+"""Initial dtypes of each task's models: a later phase may have another strategy and grid."""
 
 
 @dataclass(slots=True)
 class Known:
-    """A server's knowledge of one model from the rounds before."""
+    """A server's knowledge of one model from earlier rounds."""
 
     told: Mapping[str, float] | None = None
-    """Scales that clients told."""
+    """Scales that clients reported."""
     lengths: tuple[float, ...] = ()
     held: HeldModels | None = None
     trained: int = 0
-    """Rounds of training so far."""
+    """Number of training rounds so far."""
     probed: int = 0
-    """Rounds of training when losses were told last."""
+    """Number of training rounds when losses were last reported."""
     rate: AutoRate | None = None
     noise: float = 0.0
-    """Noise of the last round's code, in units of one client's energy."""
+    """Noise of the last round's code, relative to one client's energy."""
     deviations: Mapping[str, float] = field(default_factory=dict[str, float])
     """Its deviation in each tensor."""
 
 
 class Rounds:
-    """A server's rounds, one after another: scales, dtypes, and warnings that are given once."""
+    """A server's successive rounds: scales, dtypes, and warnings that are logged once."""
 
     def __init__(self, settings: SecAggSettings) -> None:
         self.settings = settings
@@ -291,7 +291,7 @@ class Rounds:
         self._number = 0
         self._turn = 0
         self._known = dict[tuple[int, Shapes], Known]()
-        """Knowledge of each part of each model that is trained here: several may have tensors of the same name."""
+        """Knowledge of each part of each trained model: several may have tensors of the same name."""
 
     def _current_roster(self) -> Roster | None:
         """Read the roster again: an authority signs it daily, and clients refuse an old head."""
@@ -316,10 +316,10 @@ class Rounds:
         """Return the task of a round over a model that is sent to ``clients`` clients.
 
         Args:
-            turn: the platform's number of the round, from 0 on.
+            turn: the platform's number of the round, starting at 0.
         """
         settings = self.settings
-        # Refused here, where too few clients are told of what to do, before anything is computed for them.
+        # Refuse too few clients here, before computing anything for them; the error says what to do.
         settings.tolerated_dropouts(clients)
         self._number = number
         if not is_evaluation:
@@ -361,8 +361,8 @@ class Rounds:
         )
 
     def _say_of_guessing(self, update: ModelUpdate, clients: int) -> None:
-        """Warn where a weighted sum can determine all values; their codes' bits are the most that values can have."""
-        # No weights between these mix less than these two, in shares that have the same total.
+        """Warn if a weighted sum can determine all values, which have at most the bits of their codes."""
+        # Among weights in this range with the same total, these two mix values least.
         mixing = clients * 4 * float(LIGHTEST) / (1 + float(LIGHTEST)) ** 2
         weighted = self.settings.full > 1
         for tensor in update.tensors:
@@ -373,7 +373,7 @@ class Rounds:
                     self.say_once(said, "guessing")
 
     def asked(self, update: ModelUpdate, sent: Arrays, *, clients: int, task: str, number: int) -> RoundTask:
-        """Return the task of a round that sums something else than training, with ``sent`` in the place of a model."""
+        """Return the task of a round that sums something other than training, with ``sent`` instead of a model."""
         self.settings.tolerated_dropouts(clients)
         terms = self._terms(update, number, task)
         return RoundTask(settings=self.settings, roster=self._current_roster(), terms=terms, sent=sent, update=update)
@@ -397,7 +397,7 @@ class Rounds:
         )
 
     def model(self, task: RoundTask, means: Means) -> dict[str, npt.NDArray[Any]]:
-        """Return the model that results from a round of training; its scales are those of the next one."""
+        """Return the model after a round of training; store its scales for the next round."""
         known, joined, counted = self.known_of(task.sent), task.terms.joined, means.counted
         mean_weight = (counted.examples or 0) / counted.full / counted.contributors
         if counted.full > 1 and mean_weight < _LIGHT:
@@ -420,7 +420,7 @@ class Rounds:
         return model
 
     def _say_of_code(self, known: Known, alike: float, model: Arrays) -> None:
-        """Warn where the mean of a peak code is biased, or its noise large for the model and nobody probes its harm."""
+        """Warn if the mean of a peak code is biased, or its noise is large for the model and its harm not probed."""
         if alike < LEAST_ALIKE:
             self.say_once(
                 f"clients' updates differ in length: the squared mean is {alike:.2f} of the mean square. The peak code "
@@ -438,9 +438,9 @@ class Rounds:
             )
 
     def probe(self, sent: Arrays, means: Means, evaluated: Callable[[Arrays], Means]) -> None:
-        """Have clients tell their losses at an evaluated model with noise, if the rate is found by them and it is time.
+        """Have clients report their losses for the model with noise, if these set the rate and a probe is due.
 
-        The noise is that of the last code, public signs times its deviation, once added and once taken away.
+        The noise is that of the last code: public signs times its deviation, once added and once subtracted.
         """
         known = self.known_of(sent)
         if known.rate is None or known.probed == known.trained or not AutoRate.is_probed(known.trained):
@@ -462,15 +462,15 @@ class Rounds:
         return 1 - 2 * np.unpackbits(drawn, count=like.size).reshape(like.shape).astype(np.float64)
 
     def with_dtypes(self, sent: Arrays, task: str) -> dict[str, npt.NDArray[Any]]:
-        """Return a model whose integers and booleans have the dtypes that the task's first such model had.
+        """Return a model whose integers and booleans have the dtypes of the task's first such model.
 
-        Strategies multiply every tensor by floats, so integers and booleans come back from them as floats.
+        Strategies multiply every tensor by floats, so integers and booleans return as floats.
         """
         dtypes = _DTYPES.setdefault(task, {}).setdefault(_shapes_of(sent), {})
         return {name: restored(array, dtypes.setdefault(name, array.dtype)) for name, array in sent.items()}
 
     def restored(self, sent: Arrays, task: str = "") -> dict[str, npt.NDArray[Any]]:
-        """Return a model with the dtypes that it had at first, and in whole steps where nodes hold it."""
+        """Return a model with its initial dtypes, and in whole steps if nodes hold it."""
         known, model = self.known_of(sent), self.with_dtypes(sent, task)
         if self.settings.down == SUMS:
             known.held = known.held or HeldModels(self._seed)
@@ -484,7 +484,7 @@ class Rounds:
         return model
 
     def say_of_bounds(self, means: Means) -> None:
-        """Warn of metrics whose mean is at the bound, beyond which each client's value is cut off."""
+        """Warn about metrics whose mean is at the bound to which clients' values are clipped."""
         bound = self.settings.metric_bound
         if found := [name for name, mean in means.metrics.items() if abs(mean) >= bound * _AT_BOUND]:
             LOG.warning(
@@ -494,7 +494,7 @@ class Rounds:
             )
 
     def say_once(self, sentence: str, about: str = "") -> None:
-        """Warn, if nothing was said about that before; by default about what the sentence says."""
+        """Warn once per subject (default: the sentence itself)."""
         if (about or sentence) not in self._has_said:
             self._has_said.add(about or sentence)
             LOG.warning("%s", sentence)

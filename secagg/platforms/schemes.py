@@ -1,11 +1,11 @@
-"""Which scheme each tensor travels by, with public parameters that the server computes from what clients told before.
+"""Choice of each tensor's scheme, with public parameters that the server computes from earlier reports of clients.
 
-Scales are means over the clients: how far their values reach for scalar codes, how long they are for codebooks of no
-data, as ``stat`` and ``prior`` have it in training. Peak code and custom schemes have all floats as one vector.
+Scales are means over the clients: of the range of values for scalar codes, and of the length for data-free codebooks,
+as ``stat`` and ``prior`` in training. Peak codes and custom schemes encode all floats as one vector.
 
-Noise has the same settings at both ends, from what each end says for itself: clients insist on their own multiplier and
-norm, and refuse a session that is about others; nothing that a server says lowers them. The noised update is one vector
-of floats in fixed point, because its norm bounds what a client can change.
+Both ends configure the same noise independently: clients require their own multiplier and norm, and refuse a session
+with others; a server cannot lower them. The noised update is one vector of floats in fixed point, because its norm
+bounds what a client can change.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from secagg.privacy.rounding import WORST_DEVIATIONS
 from .settings import PREFIX, SecAggSettings
 
 HEADROOM: Final = 1.5
-"""Reach of scalar codes over the mean of the reported lengths: some clients reach further than the mean."""
+"""Range of scalar codes relative to the mean of the reported ranges: some clients exceed the mean."""
 FINER: Final = "lower secagg-clip to about the largest change of one value, or raise secagg-fraction-bits"
-"""Advice, at both ends, about changes of a few steps."""
+"""Advice for both ends about changes of only a few steps."""
 COARSE: Final = 4.0
-"""Changes whose root mean square is fewer steps than this are mostly rounding; both ends are warned."""
+"""Changes with a root mean square below this number of steps are mostly rounding; both ends are warned."""
 _WIDE_RING: Final = 64
 _BOUNDED_RING: Final = 32
 _MOST_FRACTION_BITS: Final = 40
@@ -56,27 +56,27 @@ _USUAL_FRACTION_BITS: Final = 16
 _CLIP_BITS: Final = 18
 """A planned step is 2^-18 of the clip, or 2^-16 if that is less."""
 _LEAST_CLIP_BITS: Final = 8
-"""No planned step is coarser than 2^-8 of the clip, however short the model's own type is."""
+"""No planned step is coarser than 2^-8 of the clip, however short the model's type is."""
 _LEAST_METRIC_BITS: Final = 8
 _INTEGER_BOUND: Final = 1 << 31
 _LEAST_RING: Final = 8
 _REPLACED: Final = 2
-"""Distance between neighbours where one client's update was replaced, in bounds of a client."""
+"""Distance between neighbouring inputs (one client's update replaced), in units of a client's bound."""
 _ROOM: Final = 1.01
 
 
 @dataclass(frozen=True, slots=True)
 class SchemeChoice:
-    """Encoding of a model in a session of at most ``clients``."""
+    """Choice of encoding for a model in a session of at most ``clients``."""
 
     settings: SecAggSettings
     clients: int
     factory: Factory | None = None
-    """Factory of the custom scheme, where the settings name one."""
+    """Factory of the custom scheme, if the settings name one."""
     noise: float | None = None
-    """Noise that the code may have, where losses said it."""
+    """Allowed noise of the code, if losses determined it."""
     turn: int = 0
-    """Number of the round, where rounds take turns to sum parts of a model."""
+    """Number of the round, if rounds take turns in summing parts of a model."""
 
     def parameters(
         self,
@@ -90,8 +90,8 @@ class SchemeChoice:
         """Return the public parameters of a round.
 
         Args:
-            told: scales of the round before, by the names of tensors; without them nothing is quantized.
-            lengths: of the round before, under the peak code.
+            told: scales of the previous round, by tensor name; without them nothing is quantized.
+            lengths: of the previous round, for the peak code.
         """
         settings = self.settings
         if settings.noise:
@@ -117,7 +117,7 @@ class SchemeChoice:
         if scaled:
             kind = "secagg/length" if settings.codebook else "secagg/reach"
             shapes[kind], chosen[kind] = (len(scaled),), self._fine(settings.clip)
-            # A tensor that did not move has no scale; it may move in this round, and fixed point carries it.
+            # A tensor that did not change has no scale; use fixed point, since it may change in this round.
             moved = {name: scale for name in scaled if told is not None and (scale := told.get(name, 0.0)) > 0}
             recipes = {name: self._scaled(scale) for name, scale in moved.items()}
             chosen |= {name: recipe for name, recipe in recipes.items() if recipe.fits(shapes[name])}
@@ -160,7 +160,7 @@ class SchemeChoice:
         return ModelUpdate(tensors=plan.parameters(epoch=epoch).tensors, epoch=epoch, source=CalibrationSource.NONE)
 
     def joined(self, sent: Arrays) -> tuple[str, ...]:
-        """Return the names of the tensors that are encoded as one vector, in their order; by some schemes alone."""
+        """Return the names of the tensors that some schemes encode as one vector, in order."""
         if self.factory is None and not self.settings.has_peaks:
             return ()
         names = self._names(sent)
@@ -187,7 +187,7 @@ class SchemeChoice:
         return (scheme.length,), Made(lambda _: scheme)
 
     def _fraction_bits(self, sent: Arrays) -> int:
-        """Return the bits that are set, or fine ones whose upload is no longer than the model in its own type."""
+        """Return the configured bits, or bits fine enough that the upload is as short as the model in its own type."""
         if bits := self.settings.fraction_bits:
             return bits
         floats = [sent[name] for name in self._names(sent) if not is_integer(sent[name])]
@@ -215,7 +215,7 @@ class SchemeChoice:
         return self._fine(max(1.0, self.settings.metric_bound), "metric-bound")
 
     def _fine(self, bound: float, key: str = "clip") -> Plain:
-        # An enclave bounds vectors in narrower rings.
+        # An enclave bounds norms only in narrower rings.
         ring = _BOUNDED_RING if self.settings.max_norm else _WIDE_RING
         room = min(EXACT_FLOAT, (1 << (ring - 1)) - 1) // (math.ceil(bound) * self.clients)
         bits = min(_MOST_FRACTION_BITS, room.bit_length() - 1)
@@ -240,21 +240,21 @@ class SchemeChoice:
 
 
 def bound_in_steps(norm: float, fraction_bits: int, length: int) -> int:
-    """Return the largest norm of a client's values; rounding moves each by less than a step."""
+    """Return the maximum norm of a client's values; rounding moves each by less than a step."""
     return math.ceil(math.hypot(math.ldexp(norm, fraction_bits) + math.sqrt(length), 1))
 
 
 def bits_with_noise(multiplier: float, bound: int, clients: int) -> int:
-    """Return the width of a ring that holds a sum over all clients, each with the noise that all owe together."""
+    """Return the ring width for a sum over all clients, each with the noise of the whole cohort."""
     deviation = multiplier * _REPLACED * bound * math.sqrt(clients)
     return math.ceil(_ROOM * (clients * bound + WORST_DEVIATIONS * deviation)).bit_length() + 1
 
 
 def norms_in_steps(norm: float, update: ModelUpdate) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the largest norm of one client's values in each ring segment, and about which elements; 0 bounds nothing.
+    """Return the maximum norm of one client's values in each ring segment, with its elements; 0 means unbounded.
 
     Raises:
-        InvalidParameters: tensors are not in one ring of one step, or it leaves less than a step for each value.
+        InvalidParameters: tensors are not in one ring with one step, or the norm leaves less than a step per value.
     """
     tensors = {name: scheme for name, scheme in update.schemes.items() if name.startswith(TENSOR)}
     if not norm or not tensors:
@@ -278,7 +278,7 @@ def norms_in_steps(norm: float, update: ModelUpdate) -> tuple[tuple[int, ...], t
 
 
 def noise_settings(multiplier: float, norm: float, update: ModelUpdate) -> NoiseSettings:
-    """Return the noise that one end insists on, or refuse public parameters that hold something without a norm."""
+    """Return the noise that one end requires; refuses public parameters with parts that have no norm."""
     if not multiplier:
         return NO_NOISE
     schemes = update.schemes

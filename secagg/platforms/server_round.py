@@ -1,6 +1,6 @@
-"""One round on a platform's server: open a session, carry its messages, and return the sum.
+"""One round on a platform's server: opens a session, carries its messages, and returns the sum.
 
-It knows no protocol and no platform; a platform's own round sends the messages of a stage and says what came back.
+Independent of protocol and platform; a platform's subclass sends the messages of a stage and returns the replies.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Answer:
 
     message: bytes
     client: ClientId
-    """The client that it claims to be from."""
+    """The client that the node claims to be."""
     signature: bytes
-    """The client's, over the terms and the message."""
+    """The client's signature over the terms and the message."""
     size: int
 
     @classmethod
@@ -48,7 +48,7 @@ class Answer:
 
 
 Reply = Callable[[], Answer | Left | None]
-"""Reads what came of a node: an answer, why it left, or nothing where its platform lost it."""
+"""Reads a node's reply: an answer, a reason for leaving, or None if the platform lost the node."""
 
 
 class ServerRound(ABC, Generic[Node]):
@@ -62,41 +62,41 @@ class ServerRound(ABC, Generic[Node]):
         training: float = FOR_EVER,
         training_patience: float | None = None,
     ) -> None:
-        """Prepare; ``carried`` once.
+        """Create a round; call ``carried`` once.
 
         Args:
-            first: the seconds for the first stage, where they are not those of every stage.
-            training: the seconds for the stage that trains.
-            training_patience: once enough have trained, the others get so many times as long.
+            first: seconds for the first stage, if they differ from those of other stages.
+            training: seconds for the training stage.
+            training_patience: once enough have trained, the wait for the others, as a multiple of that time.
         """
         self.task, self._about = task, task.terms.digest
         self._first, self._training, self._training_patience = first, training, training_patience
         self._nodes = dict[ClientId, Node]()
         self._own = dict[Node, ClientId]()
         self._answered = set[Node]()
-        """Nodes whose answer of the stage counts."""
+        """Nodes whose answer to the stage counts."""
         self.stages = list[tuple[str, StageCount]]()
         self.has_asked = False
-        """Whether clients were asked for updates, which may have left them since."""
+        """Whether clients were asked for updates, which they may have sent since."""
 
     @abstractmethod
     def send(self, records: Mapping[Node, Record], *, takes_update: bool) -> Iterable[Node]:
-        """Send each node its record, with the model where updates are wanted; return the nodes that got one."""
+        """Send each node its record, with the model if updates are wanted; return the nodes that got one."""
 
     @abstractmethod
     def heard(self, seconds: float) -> Iterable[tuple[Node, Reply]]:
-        """Return what came back within ``seconds`` seconds."""
+        """Yield the replies that arrive within ``seconds`` seconds."""
 
     def end_stage(self) -> None:
-        """Take no more answers of the stage."""
+        """Stop accepting answers to the stage."""
 
     def carried(self, nodes: Mapping[Node, ClientId]) -> Aggregate:
-        """Carry a session through, and return its sum.
+        """Run a session to its end, and return its sum.
 
         Args:
-            nodes: who is invited, and which client each is where clients have no keys.
+            nodes: invited nodes, and the client that each one is if clients have no keys.
         Raises:
-            ThresholdNotMet: too few stayed; nothing is learned, and the model stays as it was.
+            ThresholdNotMet: too few clients stayed; nothing is learned, and the model is unchanged.
             SecAggError, ConnectionError: the session could not be planned, its sum is wrong, or a helper is lost.
         """
         self._own = dict(nodes)
@@ -154,7 +154,7 @@ class ServerRound(ABC, Generic[Node]):
     def _exchanged(
         self, session: ServerSession, stage: Stage, records: Mapping[Node, Record], patience: Patience
     ) -> StageCount:
-        """Send to each node its message, and hand over every answer as soon as it is there."""
+        """Send each node its message, and pass every answer to the session when it arrives."""
         began = time.monotonic()
         self._answered.clear()
         count = StageCount(sent=len(records), bytes_down=sum(map(record_bytes, records.values())))
@@ -174,7 +174,7 @@ class ServerRound(ABC, Generic[Node]):
         return count
 
     def _take(self, session: ServerSession, node: Node, read: Reply, count: StageCount) -> None:
-        """Hand over what came of a node, which can be anything."""
+        """Pass a node's reply to the session; the reply can be anything."""
         try:
             answer = _readable(read)
             if not isinstance(answer, Answer):
@@ -190,7 +190,7 @@ class ServerRound(ABC, Generic[Node]):
         except SecAggError as error:
             count.refused += 1
             culprits = ", ".join(map(str, error.culprits)) if isinstance(error, PeerError) else ""
-            LOG.warning("node %s is left out: %s%s", node, str(error), f" (to blame: {culprits})" if culprits else "")
+            LOG.warning("node %s is excluded: %s%s", node, str(error), f" (to blame: {culprits})" if culprits else "")
             return
         self._nodes[client] = node
         self._answered.add(node)
@@ -203,9 +203,9 @@ class ServerRound(ABC, Generic[Node]):
             session.drop(self._own[node])
 
     def _introduced(self, node: Node, answer: Answer) -> ClientId:
-        """Return which client a node is: itself, or the certified one whose signature it shows.
+        """Return the client of a node: the node itself, or the certified client that signed the answer.
 
-        A session trusts its transport on the sender, and would exclude a client in whose name garbage arrived.
+        A session trusts its transport to name the sender, and would exclude a client in whose name garbage arrived.
         """
         client = self._own.get(node)
         if client is None:
@@ -231,6 +231,6 @@ def _readable(read: Reply) -> Answer | Left | None:
 
 
 def not_eligible(client: object, sentence: str) -> PeerMisbehaved:
-    """Return why an answer does not count."""
+    """Return the error of an answer that does not count."""
     culprits = unverified(client) if isinstance(client, ClientId) else NOBODY
     return PeerMisbehaved(f"{client} {sentence}", reason=Reason.NOT_ELIGIBLE, culprits=culprits)

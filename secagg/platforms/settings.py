@@ -25,7 +25,7 @@ TWO_SERVERS: Final = "two-servers"
 ONE_MESSAGE: Final = "one-message"
 LIGHT_SECAGG: Final = "lightsecagg"
 PROTOCOLS: Final = (PAIRWISE, ENCLAVE, TWO_SERVERS, ONE_MESSAGE)
-"""Protocols that clients accept by default; a run may also name one that is registered."""
+"""Protocols that clients accept by default; a run may also name another registered one."""
 MODES: Final = {str(mode): mode for mode in SecurityMode}
 TOPOLOGIES: Final = ("full", "sparse")
 SUITES: Final = {"classic": Suite.CLASSIC, "hybrid": Suite.HYBRID}
@@ -44,11 +44,11 @@ _LEAST_NOISE: Final = 0.001
 _MOST_COHORT_BITS: Final = 1024.0
 _MOST_NOISE: Final = 1e6
 NOISED: Final = (PAIRWISE, ONE_MESSAGE)
-"""Protocols whose clients add noise here."""
+"""Protocols whose clients add noise on platforms."""
 _MOST_FRACTION_BITS: Final = 40
 _FULL_WEIGHTS: Final = range(2, (1 << 30) + 1)
 LEAST_CLIENTS: Final = 3
-"""In a sum of two, each client knows the other's update."""
+"""In a sum of two, each client learns the other's update."""
 
 
 OF_PAIRWISE: Final = ("protocol", (PAIRWISE,))
@@ -57,21 +57,21 @@ OF_ONE_MESSAGE: Final = ("protocol", (ONE_MESSAGE,))
 OF_PEAK: Final = ("compression", ("peak",))
 of_updates, of_rounds = partial(option, part="updates"), partial(option, part="rounds")
 _ONE_MATRIX: Final = ("ffa", "alternate")
-"""Methods of adapters that train one of two matrices in a round."""
+"""Adapter methods that train one of two matrices in a round."""
 _KEYS, _RECORD = "`secagg keys`", "`secagg holder record`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecAggSettings(Options):
-    """The settings of a run; each field is the key of the same name, with ``secagg-`` before it and hyphens in it."""
+    """Settings of a run; each field is the key ``secagg-`` with the field's name in kebab case."""
 
     protocol: Annotated[str, option("aggregation protocol")] = PAIRWISE
     mode: Annotated[str | None, option("trust in the server", choices=tuple(MODES), only_with=OF_PAIRWISE)] = None
-    """By default ``active`` with a roster, and ``semi_honest`` without."""
+    """Default: ``active`` with a roster, ``semi_honest`` without."""
     topology: Annotated[str | None, option("who masks with whom", choices=TOPOLOGIES, only_with=OF_PAIRWISE)] = None
-    """By default ``sparse``, and ``full`` where few clients have no sparse graph that tolerates the dropouts."""
+    """Default: ``sparse``, or ``full`` if no sparse graph of few clients tolerates the dropouts."""
     suite: Annotated[str | None, option("key agreement and ciphers", choices=tuple(SUITES))] = None
-    """By default the protocol's: ``hybrid`` for the enclave, the epoch's for one message, otherwise ``classic``."""
+    """Default: ``hybrid`` for the enclave, the epoch's suite for one message, otherwise ``classic``."""
     threshold: Annotated[float, option("share of clients that must stay; 0 plans it", minimum=0, maximum=1)] = 0.0
     """See ``usual_dropped``."""
     minimum_cohort: Annotated[
@@ -81,20 +81,20 @@ class SecAggSettings(Options):
         int | None,
         option("clients that may collude with the server", minimum=0, only_with=("protocol", (PAIRWISE, ONE_MESSAGE))),
     ] = None
-    """By default one in ten, and with noise 1, because all clients have to use the same number."""
+    """Default: one in ten, and 1 with noise, because all clients must use the same number."""
     privacy_bits: Annotated[
         int,
         option(
-            "a sparse graph betrays a client with chance 2^-n; 0: the least of the mode",
+            "a sparse graph exposes a client with probability 2^-n; 0: the mode's minimum",
             minimum=CURIOUS_PRIVACY_BITS,
             or_zero=True,
             only_with=OF_PAIRWISE,
         ),
     ] = 0
     compression: Annotated[str, of_updates("encoding of an update")] = FIXED_POINT
-    """``fixed-point``; ``scalar-8`` and the like for codes of so many bits; ``pruning-0.9`` and the like to send what
-    is left of every matrix; where indices are counted ``peak`` (or ``peak-128``, in blocks of 128), and ``pq`` (or
-    ``pq-64x8``, 64 codewords of 8); ``module:Name`` or ``path/to/file.py:Name`` for a custom scheme."""
+    """``fixed-point``; ``scalar-N`` for codes of N bits; ``pruning-0.9`` to send the unpruned values of every matrix;
+    with protocols that count indices, ``peak`` (or ``peak-128``, in blocks of 128) and ``pq`` (or ``pq-64x8``, 64
+    codewords of length 8); ``module:Name`` or ``path/to/file.py:Name`` for a custom scheme."""
     cohort_bits: Annotated[
         float,
         option(
@@ -114,7 +114,7 @@ class SecAggSettings(Options):
             part="updates",
         ),
     ] = "fixed"
-    """``auto`` finds it from the clients' loss at the model with noise, every ten rounds; the loss is the first of
+    """``auto`` finds it every ten rounds from the clients' loss for the model with noise; the loss is the first of
     ``evaluation_metrics``."""
     harm: Annotated[
         float,
@@ -122,8 +122,8 @@ class SecAggSettings(Options):
             "rise of the loss that one round's noise may cause", above=0, only_with=("rate", (AUTO,)), part="updates"
         ),
     ] = 0.001
-    down: Annotated[str, of_updates("what nodes with the last model are sent", choices=("model", SUMS))] = "model"
-    """``sums`` sends them the sum since, with ``peak``."""
+    down: Annotated[str, of_updates("message to nodes that hold the last model", choices=("model", SUMS))] = "model"
+    """``sums`` sends them the sum since that model, with ``peak``."""
     fraction_bits: Annotated[
         int,
         option(
@@ -134,8 +134,8 @@ class SecAggSettings(Options):
             part="updates",
         ),
     ] = 0
-    """Planned steps are 2^-16, or finer for a clip below 4, and coarser where an upload would be longer than the
-    model in its own type."""
+    """Planned steps are 2^-16, or finer for a clip below 4, and coarser if an upload would be longer than the model in
+    its own type."""
     modulus_bits: Annotated[
         int,
         option(
@@ -148,9 +148,9 @@ class SecAggSettings(Options):
     ] = 0
     clip: Annotated[float, of_updates("maximum change of one fixed-point value", above=0)] = 4.0
     adapter: Annotated[str, of_updates("fingerprint of the LoRA adapter that is trained")] = ""
-    """Of ``secagg.adapters``; a client that has another one refuses before it trains."""
+    """From ``secagg.adapters``; a client with another adapter refuses before it trains."""
     tensors: Annotated[str | tuple[str, ...], of_updates("patterns of tensors that are summed; none: all")] = ()
-    """Rounds take turns with patterns that a semicolon separates: ``*lora_B*;*lora_A*``."""
+    """Rounds take turns with patterns separated by semicolons: ``*lora_B*;*lora_A*``."""
     exclude: Annotated[str | tuple[str, ...], of_updates("patterns of tensors that each client keeps")] = ()
     weighting: Annotated[str, of_updates("weight of an update", choices=WEIGHTINGS)] = "examples"
     full_weight: Annotated[
@@ -165,21 +165,21 @@ class SecAggSettings(Options):
     ] = 1024
     """A weight is examples / full_weight, at most 1 and at least a quarter."""
     minimum_trained: Annotated[int, of_updates("minimum number of clients that trained", minimum=1)] = 1
-    """The server refuses a round of fewer."""
+    """The server refuses a round in which fewer trained."""
     metrics: Annotated[str | tuple[str, ...], of_updates("metrics of training that are summed")] = ()
-    """No others leave a client."""
+    """No other metrics leave a client."""
     evaluation_metrics: Annotated[str | tuple[str, ...], of_updates("metrics of evaluation that are summed")] = ()
-    """If there are none, evaluation travels in the clear."""
+    """Without any, evaluation results are sent in the clear."""
     metric_bound: Annotated[float, of_updates("maximum absolute value of a metric", above=0)] = 1024.0
     stage_timeout: Annotated[float, option("seconds for the answers of one stage", above=0)] = 120.0
-    """The first, and that of training, have the strategy's timeout."""
+    """The first stage and the training stage use the strategy's timeout."""
     stage_patience: Annotated[float, of_rounds("multiple of the time so far for answers after enough", minimum=1)] = 2.0
-    """It is 5 seconds at least."""
+    """At least 5 seconds."""
     on_failure: Annotated[str, of_rounds("what follows a failed round", choices=("skip", "retry", "stop"))] = "skip"
-    """Once one has succeeded: ``skip`` keeps the last good model and begins the next round, ``stop`` ends the run with
-    that model, and ``retry`` begins the round again if no client was asked for its update, and otherwise skips it."""
+    """Once a round has succeeded: ``skip`` keeps the last good model and begins the next round, ``stop`` ends the run
+    with that model, and ``retry`` repeats the round if no client was asked for its update, and otherwise skips it."""
     failed_rounds: Annotated[int, of_rounds("maximum number of failed rounds in a row, and of retries", minimum=1)] = 2
-    """One more stops the run. Clients limit their uploads for one model as well (``attempts`` of their node, 3)."""
+    """One more stops the run. Clients also limit their uploads for one model (``attempts`` of their node, 3)."""
     noise: Annotated[
         float,
         option(
@@ -192,18 +192,18 @@ class SecAggSettings(Options):
     ] = 0.0
     norm: Annotated[float, of_updates("norm to which a client clips its change, with noise", minimum=0)] = 0.0
     max_norm: Annotated[float, option("norm to which an enclave scales longer changes; 0: any", minimum=0)] = 0.0
-    """Of all tensors; also those of malicious clients, and it sees each to do so. It is the same in all of a task."""
+    """Covers all tensors, also of malicious clients; the enclave sees each norm to do so. Constant within a task."""
     max_norm_unenforced: Annotated[float, of_updates("norm to which honest clients scale; 0: any", minimum=0)] = 0.0
-    """Under any protocol."""
+    """For any protocol."""
     roster: Annotated[str, option("roster file of `secagg keys`")] = ""
-    """For every protocol but pairwise masks, and for active mode."""
+    """Needed in active mode, and for every protocol except pairwise masks."""
     enclave_socket: Annotated[
         str, option("address of `secagg enclave serve`; none: simulated", only_with=("protocol", (ENCLAVE,)))
     ] = ""
     enclave_collateral: Annotated[
         str, option("folder of what clients verify: collateral, endorsement", only_with=("protocol", (ENCLAVE,)))
     ] = ""
-    """It is read in each round, so that newer files count from the next one."""
+    """Read again in each round, so that newer files apply from the next round."""
     second_server: Annotated[
         str, option("address of `secagg server serve`; none: simulated", only_with=OF_TWO_SERVERS)
     ] = ""
@@ -211,7 +211,7 @@ class SecAggSettings(Options):
     server_keys: Annotated[
         str,
         option(
-            "this server's key file: of server 0, or of `secagg holder keys` where holders are elsewhere",
+            "this server's key file: of server 0, or of `secagg holder keys` for remote holders",
             only_with=("protocol", (TWO_SERVERS, ONE_MESSAGE)),
         ),
     ] = ""
@@ -226,7 +226,7 @@ class SecAggSettings(Options):
             Options.__post_init__(self)
 
     def rules(self) -> Iterator[tuple[str, bool, str]]:
-        """Yield what may be wrong, whether it is, and what to say then; what follows relies on what came before."""
+        """Yield rules as (option, whether it is wrong, message); later rules rely on earlier ones."""
         choices = ", ".join(registry.names())
         yield (
             "protocol",
@@ -323,7 +323,7 @@ class SecAggSettings(Options):
 
     @property
     def turns(self) -> int:
-        """Number of rounds after which the same tensors are summed again."""
+        """Number of rounds until the same tensors are summed again."""
         return math.lcm(*(name.count(";") + 1 for name in self.tensors))
 
     def tensor_patterns(self, turn: int) -> tuple[str, ...]:
@@ -340,18 +340,18 @@ class SecAggSettings(Options):
 
     @property
     def is_certified(self) -> bool:
-        """Whether clients are known by certificates, and not as nodes of Flower."""
+        """Whether certificates identify clients, rather than the platform's nodes."""
         return self.trust is SecurityMode.ACTIVE or self.protocol in (ENCLAVE, TWO_SERVERS, ONE_MESSAGE)
 
     @property
     def trust(self) -> SecurityMode:
-        """Trust in the server, for pairwise masks: clients with certified keys need none."""
+        """Trust in the server, for pairwise masks; clients with certified keys need no trust."""
         usual = SecurityMode.ACTIVE if self.roster and self.protocol == PAIRWISE else SecurityMode.SEMI_HONEST
         return usual if self.mode is None else SecurityMode(self.mode)
 
     @property
     def full(self) -> int:
-        """Number of examples that count fully; 1 where clients weigh the same."""
+        """Number of examples that count fully; 1 with uniform weights."""
         return self.full_weight if self.weighting == "examples" else 1
 
     def _chosen(self, part: str) -> str | None:
@@ -365,7 +365,7 @@ class SecAggSettings(Options):
 
     @property
     def sparsity(self) -> str | None:
-        """The part that pruning leaves out, as a decimal number; nothing for other schemes."""
+        """Share that pruning omits, as a decimal number; None for other schemes."""
         return self._chosen("sparsity")
 
     @property
@@ -377,7 +377,7 @@ class SecAggSettings(Options):
 
     @property
     def has_peaks(self) -> bool:
-        """Whether the whole update is sent as places of peaks."""
+        """Whether the whole update is sent as positions of peaks."""
         return self.custom is None and self.compression.startswith("peak")
 
     def places_for(self, clients: int) -> int:
@@ -391,12 +391,12 @@ class SecAggSettings(Options):
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether scales are taken from what clients told in the round before."""
+        """Whether scales come from the clients' reports of the previous round."""
         return bool(self.scalar_bits) or self.codebook is not None
 
     @classmethod
     def from_run_config(cls, run_config: Mapping[str, Any]) -> SecAggSettings:
-        """Read the keys that begin with ``secagg-``; an app's other keys are its own."""
+        """Read the keys that begin with ``secagg-``; ignores an app's other keys."""
         known = {_key(name): name for name in declared(cls)}
         given = {key: value for key, value in run_config.items() if key.startswith(PREFIX)}
         for key in given:
@@ -407,7 +407,7 @@ class SecAggSettings(Options):
         return cls(**{known[key]: value for key, value in given.items()})
 
     def tolerated_dropouts(self, invited: int) -> int:
-        """Return how many of the invited may drop out, or refuse too few clients for a sum."""
+        """Return how many of the invited may drop out; refuses too few clients for a sum."""
         if invited < LEAST_CLIENTS:
             raise InvalidParameters(
                 f"{invited} clients are too few: of a sum of two each knows the other's update. Let {LEAST_CLIENTS} or "
@@ -438,7 +438,7 @@ class SecAggSettings(Options):
         return min(wanted, most)
 
     def corrupted_of(self, invited: int) -> int:
-        """Return how many of the invited may work together with the server."""
+        """Return how many of the invited may collude with the server."""
         usual = 1 if self.noise else usual_corrupted(invited)
         return usual if self.corrupted is None else self.corrupted
 
@@ -462,7 +462,7 @@ class SecAggSettings(Options):
         return facts | {name: value for name, value in chosen.items() if value is not None}
 
     def least_cohort(self, invited: int) -> int:
-        """Return how many updates a sum has at least, where one exchange settles it."""
+        """Return the minimum number of updates of a sum, for protocols of one round trip."""
         least = max(LEAST_COHORT, invited - self.tolerated_dropouts(invited))
         if (self.minimum_cohort or least) > invited:
             raise _invalid(

@@ -1,4 +1,4 @@
-"""Terms of a round, and the records in which they and messages of a session travel."""
+"""Terms of a round, and the records that carry them and the messages of a session."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from secagg.session.roles import Subject
 from .schemes import norms_in_steps
 
 RECORD: Final = "secagg"
-"""The name under which both ends of a platform keep the protocol's own record."""
+"""Name of the protocol's record at both ends of a platform."""
 Record = dict[str, str | bytes]
 
 
@@ -27,25 +27,25 @@ class Terms:
 
     protocol: str
     is_certified: bool
-    """Whether clients are known by their keys, and not as nodes."""
+    """Whether keys identify clients, rather than nodes."""
     adapter: str
-    """Fingerprint of the adapter that is trained; empty where none was named."""
+    """Fingerprint of the trained adapter; empty if none was named."""
     weighted_by: str
     full: int
-    """Number of examples that count fully; 1 where clients weigh the same."""
+    """Number of examples that count fully; 1 with uniform weights."""
     max_norm: float
-    """Longest change that an enclave leaves as it is; 0 for any."""
+    """Maximum norm of a change, above which an enclave scales it down; 0 for any."""
     max_norm_unenforced: float
-    """Longest change that an honest client leaves as it is; 0 for any."""
+    """Maximum norm of a change, above which an honest client scales it down; 0 for any."""
     metrics: tuple[str, ...]
     joined: tuple[str, ...]
-    """The tensors that travel as one vector, in their order."""
+    """Tensors that are sent as one vector, in order."""
     lengths: tuple[float, ...]
-    """Lengths of the joined tensors, known from the round before; clients report theirs relative to these."""
+    """Lengths of the joined tensors from the previous round; clients report theirs relative to these."""
     round_number: int
     task: str
     parameters: bytes = field(repr=False)
-    """The public parameters of every tensor's scheme, whose digest is the version of the layout."""
+    """Public parameters of every tensor's scheme; their digest is the version of the layout."""
 
     @property
     def small(self) -> str:
@@ -74,7 +74,7 @@ class Terms:
 
     @classmethod
     def parsed(cls, record: object) -> Terms | None:
-        """Read the terms in a record of another party, if there are any: they come with the first message."""
+        """Read the terms in another party's record, if any; they come with the first message."""
         if not (small := _field(record, "terms")):
             return None
         try:
@@ -106,7 +106,7 @@ class Terms:
 def record_of(
     message: bytes, client: ClientId | None = None, terms: Terms | None = None, signature: bytes = b""
 ) -> Record:
-    """Return the record of one message of the protocol; an answer names its client, which signs it if it has a key."""
+    """Return the record of one protocol message; an answer names its client, which signs it if it has a key."""
     record: Record = {"message": message}
     if client is not None:
         record |= {"client": client.encode(), "signature": signature}
@@ -124,7 +124,7 @@ def message_in(record: object) -> bytes:
 
 
 def client_in(record: object) -> ClientId:
-    """Return which client an answer says it is of."""
+    """Return the client that an answer names."""
     named = _field(record, "client")
     if not isinstance(named, bytes) or len(named) != CLIENT_ID_BYTES:
         raise malformed("client")
@@ -132,13 +132,13 @@ def client_in(record: object) -> ClientId:
 
 
 def signature_in(record: object) -> bytes:
-    """Return the signature of who an answer says it is of; nothing where there is none."""
+    """Return the signature of the client that an answer names; empty if there is none."""
     found = _field(record, "signature")
     return found if isinstance(found, bytes) else b""
 
 
 def record_bytes(record: object) -> int:
-    """Return how many bytes of the protocol a record carries."""
+    """Return the number of protocol bytes in a record."""
     fields = cast("Mapping[str, object]", record).values() if isinstance(record, Mapping) else ()
     return sum(len(value) for value in fields if isinstance(value, bytes | str))
 
@@ -148,7 +148,7 @@ def _field(record: object, name: str) -> object:
 
 
 def malformed(name: str) -> MalformedMessage:
-    """Describe the fault of a record that lacks something."""
+    """Return the error of a record that lacks a field."""
     return MalformedMessage(
         f"the {RECORD} record lacks {name!r}, or it is of another type; use one version of secagg at both ends",
         reason=Reason.NOT_CANONICAL,
@@ -160,7 +160,7 @@ COUNTED: Final = frozenset(("num-examples", "num_examples", "NUM_STEPS_CURRENT_R
 
 
 def require_metrics(terms: Terms) -> None:
-    """Refuse a number of examples among the metrics, whose exact sums over many cohorts name each client's."""
+    """Refuse a number of examples among the metrics: its exact sums over many cohorts reveal each client's number."""
     if shown := sorted({*terms.metrics} & {*COUNTED, terms.weighted_by}):
         raise InvalidParameters(
             f"the metrics name {shown[0]!r}, a number of examples, which exact sums over several cohorts would reveal: "

@@ -1,7 +1,7 @@
-"""Two servers in Flower: this process is server 0, and another operator's, or a simulated one, is server 1.
+"""Two servers on platforms: this process is server 0; server 1 belongs to another operator, or is simulated.
 
-Parameters of a round are part of its configuration, so each round has another one. Server 1 is offered it, and takes
-part within floors of its operator's; clients hold both servers to it, and name the two keys that they believe in.
+Parameters of a round are part of its configuration, so configurations differ per round. Server 1 takes part if its
+operator's policy admits the configuration; clients bind both servers to it, and name the two keys that they trust.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MOST_LANES: Final = 1 << 34
 
 
 def opened(side: ServerSide) -> ServerSession:
-    """Begin a round with server 1."""
+    """Start a round with server 1."""
     chosen: TwoServersOptions = side.chosen
     helpers = _real(side, chosen) if side.settings.second_server else _simulated(side)
     return open_session(side.subject, chosen, side.invited, helpers)
@@ -112,7 +112,7 @@ def _simulated(side: ServerSide) -> TwoServersHelpers:
 
 
 def member(side: NodeSide) -> TwoServersMember:
-    """Return a client; what it has uploaded is charged where its update is made."""
+    """Return a client; its upload is charged when its update is made."""
     identity, settings = side.identity, side.settings
     return TwoServersMember(
         certificate=identity.certificate,
@@ -127,7 +127,7 @@ def member(side: NodeSide) -> TwoServersMember:
 
 
 def _believed(side: NodeSide) -> tuple[bytes, bytes]:
-    """Return the keys of the servers that this client takes for two."""
+    """Return the keys of the two servers that this client trusts not to collude."""
     if (shown := simulated_servers(side.invitation)) is not None:
         if side.settings.allow_simulated_second_server:
             return shown

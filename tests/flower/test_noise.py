@@ -159,7 +159,7 @@ def test_a_budget_without_noise_or_without_a_key_to_keep_it_under_is_refused(fol
     assert not has_sum(folders, 1, {"noise": 0.0, "norm": 0.0, **BUDGET}, noise=0.0, norm=0.0)
     assert "uploads nothing without noise" in log.text
     assert not has_sum(folders, 1, BUDGET, mode="semi_honest", roster="")
-    assert "no key that it is known by" in log.text
+    assert "no key by which to identify it" in log.text
 
 
 def test_an_operator_lowers_a_budget_and_does_not_raise_it(folders: Path) -> None:

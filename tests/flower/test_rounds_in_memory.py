@@ -180,7 +180,7 @@ def test_garbage_in_another_clients_name_excludes_nobody_but_its_sender(folders:
     arrays, _ = inner.round(grid, MODEL)
     # Those of partitions 1 to 4, whose mean is 3.5 steps.
     assert np.allclose(arrays["w"], 3.5 * 0.125, atol=2**-16)
-    assert "node 100 is left out" in log.text
+    assert "node 100 is excluded" in log.text
 
 
 @pytest.mark.parametrize("protocol", ["pairwise", "enclave", "two-servers", "plain"])
@@ -587,7 +587,7 @@ CONTENTS: dict[str, Callable[[Any], Any]] = {
     [
         (lost_later, "1 left"),
         (not_invited, "node 999 was not asked; a node answers for itself alone"),
-        *((holding(content), "node 100 is left out") for content in CONTENTS.values()),
+        *((holding(content), "node 100 is excluded") for content in CONTENTS.values()),
     ],
     ids=["lost later", "not invited", *CONTENTS],
 )

@@ -313,7 +313,7 @@ def test_garbage_in_another_clients_name_excludes_nobody_but_its_sender(
     assert means.contributors == SITES - 1
     step = 3.5 / 16 if settings.get("weighting") == "uniform" else 68 / 18 / 16
     assert np.abs(model["b"] - MODEL["b"] - step).max() < STEP
-    assert "node site-1 is left out: authentication failed" in caplog.text
+    assert "node site-1 is excluded: authentication failed" in caplog.text
 
 
 class Tensor:

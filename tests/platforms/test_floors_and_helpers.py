@@ -100,7 +100,7 @@ def test_a_budget_that_is_no_number_above_zero_is_refused(value: float, own: flo
 
 
 def test_a_delta_without_an_epsilon_is_refused() -> None:
-    with pytest.raises(InvalidParameters, match="secagg-delta is of secagg-epsilon, which is 0"):
+    with pytest.raises(InvalidParameters, match="secagg-delta needs secagg-epsilon, which is 0"):
         ClientNode().raised_by({"secagg-delta": 1e-9}).privacy_ledger(None)
 
 
@@ -192,7 +192,7 @@ def test_a_budget_belongs_to_data(states: StateDirectory) -> None:
     settings = ClientNode(noise=1.0, norm=0.5, epsilon=2.0, data_name="ward 3")
     ledgers = [settings.privacy_ledger(each) for each in (identity_of(1), identity_of(2, b"another"), None)]
     assert {repr(each) for each in ledgers} == {repr(ledgers[0])}
-    with pytest.raises(InvalidParameters, match=r"no key that it is known by: name its data"):
+    with pytest.raises(InvalidParameters, match=r"no key by which to identify it: name its data"):
         replace(settings, data_name="").privacy_ledger(None)
 
 

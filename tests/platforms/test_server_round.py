@@ -312,7 +312,7 @@ def test_a_node_that_nobody_invited_is_heard_in_no_name(caplog: pytest.LogCaptur
     assert not task.session.heard
     assert (count.refused, count.received) == (1, 0)
     assert (
-        "is left out: nobody was invited under this name; a platform's nodes are those that it named\n" in caplog.text
+        "is excluded: nobody was invited under this name; a platform's nodes are those that it named\n" in caplog.text
     )
 
 
@@ -327,8 +327,8 @@ def test_what_cannot_be_read_or_is_refused_counts_as_that_and_leaves_the_others(
         assert carried.says("c", plain(), count)
     assert (count.refused, count.received, count.bytes_up) == (3, 1, 20)
     assert task.session.heard == [(THREE, b"answer")]
-    assert "node a is left out: no answer\n" in caplog.text
-    assert "node b is left out: garbage (to blame: client/2)" in caplog.text
+    assert "node a is excluded: no answer\n" in caplog.text
+    assert "node b is excluded: garbage (to blame: client/2)" in caplog.text
 
 
 @pytest.fixture

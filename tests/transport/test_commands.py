@@ -191,7 +191,7 @@ def test_a_client_says_whom_it_trusts_or_is_refused(
         assert ("its clients have keys: give this client's with --identity FILE" in said.err) == (
             protocol == "pairwise"
         )
-        assert ("name it in --set protocols if you trust whom it trusts" in said.err) == (protocol == "enclave")
+        assert ("add it to --set protocols if you trust" in said.err) == (protocol == "enclave")
 
 
 class Taking:
