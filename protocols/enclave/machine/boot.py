@@ -43,6 +43,8 @@ def main(coins: Coins) -> None:
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     if words.get("heartbeat", "0") != "0":
         send_heartbeat()
+    # The source of evidence stays root, and would find the service's memory there.
+    _unmount("/proc")
     serve_at(
         words.get("listen", ""),
         evidence=words.get("evidence", ""),
@@ -102,6 +104,12 @@ def _mount(kind: str, place: str, flags: int = _NO_SUID | _NO_DEVICES | _NO_PROG
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mount(kind.encode(), place.encode(), kind.encode(), flags, None):
         raise OSError(ctypes.get_errno(), f"mount {place}")
+
+
+def _unmount(place: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.umount2(place.encode(), 0):
+        raise OSError(ctypes.get_errno(), f"unmount {place}")
 
 
 def _load_drivers() -> None:

@@ -29,6 +29,21 @@ def test_its_words_stand_once_on_the_command_line() -> None:
             boot.told(f"quiet {stray}")
 
 
+def test_no_process_finds_the_memory_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The source of evidence is root, and may open files: /proc holds the service's memory as one."""
+    texts = {"/proc/cmdline": f"{PROTECTED} secagg.evidence=tsm", "/proc/cpuinfo": "flags\t\t: rdrand\n"}
+    mounted = list[str]()
+    monkeypatch.setattr(boot, "_mount", lambda _, place, *__: mounted.append(place))
+    monkeypatch.setattr(boot, "_unmount", mounted.remove)
+    monkeypatch.setattr(boot, "_load_drivers", lambda: None)
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    monkeypatch.setattr(Path, "read_text", lambda path: texts[str(path)])
+    served = list[list[str]]()
+    monkeypatch.setattr(boot, "serve_at", lambda *_, **__: served.append(mounted.copy()))
+    boot.main(InsecureSeededCoins(b"boot"))
+    assert served == [["/sys", "/dev", "/sys/kernel/config"]]
+
+
 def test_a_host_takes_no_protection_off_the_command_line_of_a_nitro_image(monkeypatch: pytest.MonkeyPatch) -> None:
     """It moves the boundary between two sections, which no register covers."""
     line = f"{PROTECTED} secagg.evidence=nsm secagg.listen=vsock:5000"
@@ -72,7 +87,7 @@ def test_a_security_module_that_any_host_can_show_is_no_generator(
     """QEMU has one for every guest, and its driver is in every image; a host also hides what a processor can do."""
     texts = {"/proc/cmdline": f"{PROTECTED} secagg.evidence={evidence}", "/proc/cpuinfo": "flags\t\t: fpu sse\n"}
     served = list[str]()
-    for name in ("_mount", "_load_drivers", "serve_at"):
+    for name in ("_mount", "_unmount", "_load_drivers", "serve_at"):
         monkeypatch.setattr(boot, name, lambda *_, name=name, **__: served.append(name))
     monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
     monkeypatch.setattr(Path, "read_text", lambda path: texts[str(path)])
