@@ -297,7 +297,7 @@ def _values(path: Path) -> NDArray[np.float64]:
         loaded = np.load(path, allow_pickle=False)
         if not isinstance(loaded, np.ndarray):
             loaded.close()
-            raise InvalidParameters(f"{path} holds several arrays; write one with numpy.save")
+            raise InvalidParameters(f"{path} holds several arrays; give it as --model, or write one with numpy.save")
         return cast("NDArray[Any]", loaded).astype(np.float64, casting="same_kind")
     except OSError as error:
         raise InvalidParameters(f"{path} cannot be read ({error.strerror}); name a file of numpy.save") from None

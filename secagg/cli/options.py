@@ -14,10 +14,10 @@ from secagg.session.registry import names, require_name
 
 from . import spreading
 
-_SETTING: Final = re.compile(r"(?<![\w./-])secagg-([a-z]+(?:-[a-z]+)*)(?!\.?[\w/-])")
+_SETTING: Final = re.compile(r"(?<![\w./-])(the server's )?secagg-([a-z]+(?:-[a-z]+)*)(?!\.?[\w/-])")
 """A setting, as platforms name it and as they say it in errors; no file of such a name."""
-_OF_SERVER: Final = ("clip", "protocol")
-"""Settings that have an option of their own at a server, which a client's log may name."""
+_OF_SERVER: Final = "clip"
+"""Setting that has an option of its own at a server, and that a client's log may name."""
 _ADDRESS: Final = "unix:PATH, tcp:HOST:PORT or vsock:CONTEXT:PORT"
 PROTOCOLS: Final = f"aggregation protocol: {', '.join(names())} (default: %(default)s)"
 
@@ -34,8 +34,13 @@ def in_own_words(text: str, options: argparse.Namespace) -> str:
     """Return a text that names the settings of platforms with the options of a command that has ``--set``."""
     if not hasattr(options, "set"):
         return text
-    own = {*vars(options), *_OF_SERVER}
-    return _SETTING.sub(lambda found: f"--{'' if found[1] in own else 'set '}{found[1]}", text)
+
+    def option(found: re.Match[str]) -> str:
+        if found[2] == _OF_SERVER and found[2] not in options:
+            return f"the server's --{found[2]}"
+        return f"{found[1] or ''}--{'' if found[2] in options else 'set '}{found[2]}"
+
+    return _SETTING.sub(option, text)
 
 
 def when_run(module: str, name: str) -> Callable[[argparse.Namespace], int]:

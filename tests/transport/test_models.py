@@ -80,6 +80,7 @@ def test_a_model_is_summed_by_two_commands_and_weighed_by_examples(town: Town, s
     assert server.ended() == 0, server.text
     assert "with the mean change of 4 clients, 4 trained, with 2560 examples in all" in server.text
     assert "secagg-" not in server.text + clients[0].text
+    assert "lower the server's --clip to about the largest change of one value, or raise --set" in clients[0].text
     found, before = read_model(town.folder / f"next.{suffix}"), base()
     assert {name: each.dtype for name, each in found.items()} == {name: each.dtype for name, each in before.items()}
     # 0, 1, 2 and 3 tenths, by quarters of the examples: (1 * 2 + 2 * 3 + 3 * 4) / 10 tenths.
