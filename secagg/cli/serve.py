@@ -436,7 +436,7 @@ class _Sum:
     def _begun(self, least: int = 0) -> _Held:
         from secagg.crypto.entropy import SystemCoins
         from secagg.session.durable import PUBLIC, replace
-        from secagg.transport.description import SessionDescription, new_name
+        from secagg.transport.description import DESCRIPTION_BYTES, SessionDescription, new_name
 
         options = self.options
         if self.store is not None and self.roster is not None:
@@ -453,6 +453,11 @@ class _Sum:
             terms=self.terms,
             mode=self._mode,
         )
+        if (length := len(description.encode())) > DESCRIPTION_BYTES:
+            raise InvalidParameters(
+                f"clients read descriptions of at most {DESCRIPTION_BYTES:,} bytes, and this one has {length:,}, some "
+                "for each tensor: name fewer by --set tensors, or join some of them"
+            )
         if self.store is not None and self.options.engine is not None:
             session = self._spread.opened(partial(self._opened, plan, subject), begins=True)
         else:

@@ -207,6 +207,15 @@ def test_a_server_of_a_model_needs_a_model_and_a_place(capsys: pytest.CaptureFix
     assert "is no file of named tensors" in said
 
 
+def test_a_model_of_more_tensors_than_a_description_has_room_for_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("secagg.transport.description.DESCRIPTION_BYTES", 500)
+    path = written(tmp_path, "base.npz", base())
+    said = refusal(capsys, "serve", "--model", path, "--clients", "5", "--out", str(tmp_path / "next.npz"))
+    assert "clients read descriptions of at most 500 bytes, and this one has " in said
+
+
 Describe = Callable[..., SessionDescription]
 
 
