@@ -104,7 +104,7 @@ class PeakCode:
         """
         if self.places > MOST_SUMMED_PLACES:
             raise InvalidParameters(
-                f"a table of 2 x {self.places} codewords takes too much memory: take at most {MOST_SUMMED_PLACES} "
+                f"a table of 2 x {self.places} codewords takes too much memory: use at most {MOST_SUMMED_PLACES} "
                 "places, or a protocol that releases histograms"
             )
         signs = np.eye(2 * self.places, self.places, dtype=np.int64)

@@ -120,7 +120,7 @@ class ScalarQuantization:
         if not float32_capacity(self.largest):
             raise InvalidParameters(
                 f"a scale of {max(self.scales)} decodes the outermost code of {self.bits} bits beyond float32; train "
-                "smaller values, or take fewer bits"
+                "smaller values, or use fewer bits"
             )
         object.__setattr__(self, "layout", self._layout())
 
@@ -394,7 +394,7 @@ class DitheredQuantization:
         if not (self.bound + segment.head_room) * (self.scale / (1 << self.fine_bits)) <= _GREATEST_FLOAT32:
             raise InvalidParameters(
                 f"a scale of {self.scale} decodes values of {self.bits} bits beyond float32; train smaller values, or "
-                "take fewer bits"
+                "use fewer bits"
             )
         if self.bound + segment.head_room > segment.ring.greatest:
             raise InvalidParameters(

@@ -55,9 +55,9 @@ def require_method(method: str) -> None:
     """Refuse an unknown method, and one whose server needs individual updates."""
     known = ", ".join(METHODS)
     if reason := NO_SUMS.get(method.lower()):
-        raise InvalidParameters(f"{method} {reason}, and a server sees only sums here; take one of {known}")
+        raise InvalidParameters(f"{method} {reason}, but here a server sees only sums; use one of {known}")
     if method not in METHODS:
-        raise InvalidParameters(f"there is no method {method!r}; take one of {known}")
+        raise InvalidParameters(f"unknown method {method!r}; use one of {known}")
 
 
 def name_of(parameter: str, adapter: str = "default") -> str:
@@ -102,7 +102,7 @@ class AdapterPlan:
         require_method(self.method)
         if strange := [name for name in self.shapes if any(part in name for part in _NEITHER)]:
             raise InvalidParameters(
-                f"{strange[0]} is neither A nor B: leave out use_dora, and embeddings in target_modules"
+                f"{strange[0]} is neither A nor B: remove use_dora, and embeddings from target_modules"
             )
         for parts in METHODS[self.method]:
             if idle := [part for part in parts if not any(part in name for name in self.shapes)]:

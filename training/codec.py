@@ -107,12 +107,12 @@ class TensorRecipes:
             if recipe is not None and (len(self.shapes[name]) <= 1 or not recipe.fits(self.shapes[name])):
                 raise InvalidParameters(
                     f"compression.layers gives {name!r} codebooks, and its shape {self.shapes[name]} has "
-                    f"too few blocks; write {name}=plain, or take smaller blocks"
+                    f"too few blocks; write {name}=plain, or use smaller blocks"
                 )
             self._chosen[name] = recipe
         if self.settings.scheme is not Scheme.NONE and not self.compressed:
             raise InvalidParameters(
-                f"compression.scheme {self.settings.scheme.value!r} fits no tensor of the model; take smaller blocks, "
+                f"compression.scheme {self.settings.scheme.value!r} fits no tensor of the model; use smaller blocks, "
                 "another scheme, or none"
             )
         self._require_capacity()

@@ -371,31 +371,31 @@ def require_belonging(compression: CompressionSettings) -> None:
             continue
         owners = " or ".join(repr(one.value) for one in schemes)
         raise InvalidParameters(
-            f"compression.{name} = {value} is for compression.scheme = {owners}, and not for {scheme.value!r}: "
-            f"{'leave it out' if usual is None else f'take {usual}'}, or change the scheme"
+            f"compression.{name} = {value} only applies to compression.scheme = {owners}, not to {scheme.value!r}: "
+            f"{'remove it' if usual is None else f'set {usual}'}, or change the scheme"
         )
     if compression.length != _USUAL.length and compression.told is not Lengths.FIXED:
-        raise InvalidParameters("compression.length is told by clients here: take compression.lengths = 'fixed'")
+        raise InvalidParameters("clients report compression.length here: set compression.lengths = 'fixed'")
     if compression.harm != _USUAL.harm and compression.rate is not Rate.AUTO:
-        raise InvalidParameters("compression.harm says what is too much noise: take compression.rate = 'auto'")
+        raise InvalidParameters("compression.harm only applies to an automatic rate: set compression.rate = 'auto'")
     if compression.rate is Rate.AUTO and (compression.places or compression.cohort_bits != _USUAL.cohort_bits):
         raise InvalidParameters(
-            "compression.rate = 'auto' finds the bits itself: leave out compression.cohort_bits and places"
+            "compression.rate = 'auto' finds the bits itself: remove compression.cohort_bits and places"
         )
     if compression.cohort_bits != _USUAL.cohort_bits and (compression.places or compression.kept):
         raise InvalidParameters(
-            "compression.cohort_bits says how many places or values there are: leave out compression.places and kept"
+            "compression.cohort_bits sets the number of places or values: remove compression.places and kept"
         )
 
 
 def _require_codes(compression: CompressionSettings, protocol: ProtocolEntry) -> None:
     if compression.calibration is Source.PRIOR and compression.has_codes:
-        raise InvalidParameters("scalar quantization has no prior: take compression.calibration = 'stat'")
+        raise InvalidParameters("scalar quantization has no prior: set compression.calibration = 'stat'")
     for is_wrong, sentence in (
-        (compression.scheme is not Scheme.SCALAR, "codes are scalar: take compression.scheme = 'sq'"),
-        (compression.wrap, "sums keep to the ring: take compression.wrap = false"),
-        (compression.stochastic, "the mask rounds at random already: take compression.stochastic = false"),
-        (not protocol.rounds, f"{protocol.name} does not round: take secagg.protocol = 'pairwise'"),
+        (compression.scheme is not Scheme.SCALAR, "codes are scalar: set compression.scheme = 'sq'"),
+        (compression.wrap, "sums stay in the ring: set compression.wrap = false"),
+        (compression.stochastic, "the mask already rounds at random: set compression.stochastic = false"),
+        (not protocol.rounds, f"{protocol.name} does not round: set secagg.protocol = 'pairwise'"),
     ):
         if is_wrong and compression.fine_bits:
             raise InvalidParameters(f"compression.fine_bits is above 0, and {sentence}, or compression.fine_bits = 0")
@@ -608,23 +608,23 @@ def _require_sense(run: Configuration) -> None:
         raise InvalidParameters(f"compression.rotation is a power of two, or 0; got {compression.rotation}")
     source, scheme = compression.calibration, compression.scheme
     if source is Source.STAT and scheme is Scheme.PRODUCT:
-        raise InvalidParameters("a codebook of the aggregate collapses: take compression.calibration = 'prior' for pq")
+        raise InvalidParameters("a codebook of the aggregate collapses: set compression.calibration = 'prior' for pq")
     if compression.vector_bits and compression.source not in SECURE_SOURCES:
         raise InvalidParameters(
-            "compression.vector_bits takes scales from what clients add to the secure sum: take compression.scheme = "
+            "compression.vector_bits needs scales from the secure sum: set compression.scheme = "
             "'sq' or 'pq' with the calibration 'stat' or 'prior', or vector_bits = 0"
         )
     if compression.is_lengthened and compression.source is not Source.PRIOR:
-        raise InvalidParameters("compression.is_lengthened is for codebooks of no data: take the calibration 'prior'")
+        raise InvalidParameters("compression.is_lengthened needs data-free codebooks: set the calibration 'prior'")
     protocol = find(run.secagg.protocol)
     if scheme in {Scheme.PRODUCT, Scheme.PEAK} and IndexSegment not in protocol.segments:
         raise InvalidParameters(
-            f"{protocol.name} adds ring elements, and {scheme.value!r} sends indices: take secagg.protocol = 'enclave' "
+            f"{protocol.name} adds ring elements, and {scheme.value!r} sends indices: set secagg.protocol = 'enclave' "
             "or 'two-servers'"
         )
     if run.server.weighting is not Weighting.EQUAL and scheme in {*WHOLE_UPDATES, Scheme.PRODUCT}:
         raise InvalidParameters(
-            f"{scheme.value!r} sends votes or directions, and each counts once: take server.weighting = 'equal', or "
+            f"{scheme.value!r} sends votes or directions, and each counts once: set server.weighting = 'equal', or "
             "compression.scheme = 'sq', 'pruning' or 'none'"
         )
     _require_whole_updates(run)
@@ -638,22 +638,22 @@ def _require_whole_updates(run: Configuration) -> None:
     if (scheme is Scheme.CUSTOM) != bool(compression.custom):
         raise InvalidParameters(
             "compression.scheme names a custom scheme as module:Name, and compression.custom repeats it; set "
-            "the former alone"
+            "only the former"
         )
     if scheme is Scheme.ROTATED and run.local.clip is None:
-        raise InvalidParameters("compression.scheme = 'rotated' has steps in proportion to a bound: set local.clip")
+        raise InvalidParameters("compression.scheme = 'rotated' needs a bound for its steps: set local.clip")
     if scheme is Scheme.SKETCH and compression.bits > MOST_BITS:
         raise InvalidParameters(f"a sketch has codes of 1 to {MOST_BITS} bits; got {compression.bits}")
     momentum = run.server.momentum if run.server.optimizer is Optimizer.FEDAVGM else 0.0
     if momentum and compression.down is Down.SUMS:
         raise InvalidParameters(
-            "a client that comes back does not have the server's momentum, without which no downlink sum makes the "
-            "next model: take server.optimizer = 'fedavg', or compression.down = 'model'"
+            "a returning client lacks the server's momentum, without which a downlink sum does not give the "
+            "next model: set server.optimizer = 'fedavg', or compression.down = 'model'"
         )
     if scheme in NOISY_SCHEMES and momentum and run.server.rate > _LONGEST_STEP * (1 - momentum):
         raise InvalidParameters(
             f"server.momentum = {momentum} makes steps, and with them the noise of {scheme.value!r}, "
-            f"{1 / max(1 - momentum, 1e-9):.0f} times as long: take server.rate = {3 * (1 - momentum):.3g} or less"
+            f"{1 / max(1 - momentum, 1e-9):.0f} times as long: set server.rate = {3 * (1 - momentum):.3g} or less"
         )
 
 
@@ -664,16 +664,16 @@ def _require_told_lengths(run: Configuration) -> None:
         return
     checked = "'median' or 'fixed'" if has_indices else "'fixed'"
     if compression.told is Lengths.VOTED and compression.scheme is not Scheme.PEAK:
-        raise InvalidParameters(f"blocks vote, and 'sketch' has none: take compression.lengths = {checked}")
+        raise InvalidParameters(f"blocks vote, and 'sketch' has none: set compression.lengths = {checked}")
     if compression.told is Lengths.MEDIAN:
         if not has_indices:
             raise InvalidParameters(
-                f"{protocol.name} adds ring elements, and votes for lengths are indices: take compression.lengths = "
+                f"{protocol.name} adds ring elements, and votes for lengths are indices: set compression.lengths = "
                 "'fixed', or secagg.protocol = 'enclave' or 'two-servers'"
             )
     elif compression.scheme is Scheme.SKETCH and _SEMI_HONEST not in run.secagg.settings:
         raise InvalidParameters(
-            "the lengths that clients of a sketch tell are ring elements, which nobody checks, and one client could "
-            f"scale the model with them: take compression.lengths = {checked}"
-            + ("" if has_indices else f", or secagg.settings = ['{_SEMI_HONEST}'] where every client is honest")
+            "the lengths that clients of a sketch report are unchecked ring elements, with which one client could "
+            f"scale the model: set compression.lengths = {checked}"
+            + ("" if has_indices else f", or secagg.settings = ['{_SEMI_HONEST}'] if every client is honest")
         )

@@ -66,7 +66,7 @@ def device_named(name: str) -> torch.device:
     if device.type == "cuda" and not (device.index or 0) < torch.cuda.device_count():
         raise InvalidParameters(
             f"the device is {name!r}, and torch {torch.__version__} finds {torch.cuda.device_count()} CUDA devices; "
-            "install a build of torch for CUDA and its driver, or take the device `cpu`",
+            "install a build of torch for CUDA and its driver, or use the device `cpu`",
             reason=Reason.BACKEND_MISSING,
         )
     return device

@@ -239,7 +239,7 @@ def model_factory(
     if name in MODELS and (is_text is (vocabulary is None) or (not is_text and len(shape) != _IMAGE_AXES)):
         raise InvalidParameters(
             f"the model {name} takes {'tokens' if is_text else 'images'}, and inputs have the shape {shape}"
-            f"{'' if vocabulary is None else f' and are tokens of a vocabulary of {vocabulary}'}; take another model"
+            f"{'' if vocabulary is None else f' and are tokens of a vocabulary of {vocabulary}'}; use another model"
         )
     factory: Callable[[], nn.Module]
     match name:

@@ -375,11 +375,11 @@ _FIGURES: Final = (
 """A column, its key in summaries, its unit and its digits."""
 _NOTE: Final = (
     "KB are 1,024 bytes of one client in a round. Payload: its encoded update. Wire up and wire down: real messages "
-    "of all exchanges of the protocol, in rounds in which it ran; down with the model, or what is told in its place, "
-    "which model down has alone. The paper counts bits of values; times smaller is by its count. Overflow is the share "
-    "of coordinates whose sum leaves the ring; overflow_flsim counts as the paper's simulator does. Best is the best "
+    "of the whole protocol, in rounds in which it ran; wire down includes model down: the model or its replacement. "
+    "The paper counts bits of values; times smaller is by its count. Overflow is the share of coordinates whose sum "
+    "overflows the ring; overflow_flsim counts as the paper's simulator does. Best is the best "
     "evaluation on all test examples, which chooses and reports on the same ones; by validation, the model is "
-    "chosen on one part of them and reported on the other. Columns that say nothing of these runs are left out."
+    "chosen on one part of them and reported on the other. Columns without data of these runs are omitted."
 )
 
 

@@ -391,7 +391,7 @@ class Run:
         if self.configuration.compression.down is Down.SUMS:
             if make is not None:
                 raise InvalidParameters(
-                    "clients cannot reproduce a platform's own optimizer: take compression.down = 'model'"
+                    "clients cannot reproduce a platform's own optimizer: set compression.down = 'model'"
                 )
             self.downlink = DownlinkSums(self._whole.held(self.parameters))
             self.parameters = self._whole.parted(self.downlink.model.values)

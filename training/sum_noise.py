@@ -96,7 +96,7 @@ class RunNoise:
         configuration = session.configuration
         if configuration.index_segments and not configuration.tables:
             raise InvalidParameters(
-                "noise is for decoded sums, which tell less than histograms: take form=decoded_sum in secagg.settings"
+                "noise needs decoded sums, which reveal less than histograms: set form=decoded_sum in secagg.settings"
             )
         deviations = tuple(math.sqrt(variance) for variance in session.configuration.noise.variances)
         return Noised(deviations, epsilon_of(configuration, self.settings.delta, self._adjacency, releases=releases))
@@ -122,24 +122,24 @@ def _conflicts(configuration: Configuration) -> Iterator[tuple[bool, str]]:
     secagg, source = configuration.secagg, configuration.compression.source
     yield (
         secagg.mode is SumMode.REAL and secagg.every != 1,
-        "the sums between in the clear have none: take secagg.every = 1",
+        "other sums in the clear have none: set secagg.every = 1",
     )
-    yield configuration.local.clip is None, "noise is chosen for a largest norm: set local.clip"
+    yield configuration.local.clip is None, "noise is scaled to a maximum norm: set local.clip"
     yield (
         configuration.server.weighting is not Weighting.EQUAL,
-        "the count of examples has none: take server.weighting = 'equal'",
+        "the count of examples has none: set server.weighting = 'equal'",
     )
     yield (
         configuration.compression.has_codes,
-        "codes of a few bits have no room for noise: take compression.scheme = 'pq', 'pruning' or 'none'",
+        "codes of a few bits have no room for noise: set compression.scheme = 'pq', 'pruning' or 'none'",
     )
     yield (
         configuration.compression.scheme in set(WHOLE_UPDATES) - {Scheme.ROTATED},
-        "lengths next to a whole update would drown in noise: take compression.scheme = 'rotated', 'pruning' or 'none'",
+        "lengths next to a whole update would drown in noise: set compression.scheme = 'rotated', 'pruning' or 'none'",
     )
     yield (
         source not in {None, Source.PUBLIC},
-        "scales and codebooks may come from public data alone: take compression.calibration = 'public'",
+        "scales and codebooks may only come from public data: set compression.calibration = 'public'",
     )
 
 

@@ -52,7 +52,7 @@ class RealSum:
         known = declared(self._entry.settings)
         if noise is not None and "noise_multiplier" not in known:
             raise InvalidParameters(
-                f"privacy.noise_multiplier is above 0, and {settings.protocol} releases sums without noise: take "
+                f"privacy.noise_multiplier is above 0, and {settings.protocol} releases sums without noise: set "
                 "secagg.protocol = 'pairwise', 'one-message' or 'enclave'"
             )
 
@@ -83,7 +83,7 @@ class RealSum:
             )
         if noise is None:
             raise InvalidParameters(
-                f"privacy.noise_multiplier is above 0, and {self._settings.protocol} itself would add the noise: take "
+                f"privacy.noise_multiplier is above 0, and {self._settings.protocol} itself would add the noise: set "
                 "secagg.mode = 'real', or secagg.protocol = 'pairwise' or 'one-message'"
             )
         return noise

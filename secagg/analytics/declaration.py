@@ -55,7 +55,7 @@ class Variable:
         if not (_are_finite(self.low, self.high, self.step) and self.low < self.high and self.step > 0):
             raise InvalidParameters("a variable has low below high, and a step above 0; or it has classes")
         if self.reach > _MOST_STEPS:
-            raise InvalidParameters(f"a range has at most {2 * _MOST_STEPS:,} steps; take a coarser step")
+            raise InvalidParameters(f"a range has at most {2 * _MOST_STEPS:,} steps; use a coarser step")
 
     @property
     def middle(self) -> float:

@@ -108,7 +108,7 @@ class Plan:
         if bits > MAXIMUM_MODULUS_BITS:
             raise InvalidParameters(
                 f"sums of {widest.rpartition('/')[0]!r} take {bits} bits, and {MAXIMUM_MODULUS_BITS} is the most: "
-                "take a coarser step, or lower most_people or most_clients"
+                "use a coarser step, or lower most_people or most_clients"
             )
         self.bits = bits
         self.update = ModelUpdate(
@@ -168,7 +168,7 @@ class Plan:
             )
         except (CapacityExceeded, InvalidParameters) as error:
             raise InvalidParameters(
-                f"sites cannot draw the noise for epsilon {declared.epsilon:g} ({error}); take coarser steps, fewer "
+                f"sites cannot draw the noise for epsilon {declared.epsilon:g} ({error}); use coarser steps, fewer "
                 "statistics or a larger epsilon"
             ) from None
 

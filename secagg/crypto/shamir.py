@@ -84,7 +84,7 @@ def split_many(secrets: Sequence[Secret], *, threshold: int, holders: int, coins
     _check_threshold(threshold)
     if type(holders) is not int or not threshold <= holders <= MAX_HOLDERS:
         raise InvalidParameters(
-            f"{holders} holders cannot share at threshold {threshold}; take {threshold} to {MAX_HOLDERS} holders"
+            f"{holders} holders cannot share at threshold {threshold}; use {threshold} to {MAX_HOLDERS} holders"
         )
     constants = [_shareable(secret) for secret in secrets]
     degree = threshold - 1

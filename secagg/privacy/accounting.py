@@ -291,7 +291,7 @@ def _load(name: str) -> ModuleType:
 
 NOT_NOISED: Final = (
     "a client with a privacy budget uploads nothing without noise, which would spend all of it: set noise_multiplier, "
-    "or take the budget away"
+    "or remove the budget"
 )
 _SHARES: Final = 1 << 20
 """Resolution of a loss, to find how much of it fits."""
@@ -336,12 +336,12 @@ class PrivacyBudget:
             return
         before = self.spent(spent) if uploads else 0.0
         share = _most(lambda part: self.holds(spent + cost.times(Fraction(part, _SHARES))), _SHARES)
-        advice = "no noise is enough for another one: leave this client out, or raise its budget"
+        advice = "no noise is enough for another one: exclude this client, or raise its budget"
         if share:
             least = rounded_root(multiplier**2 * Fraction(_SHARES, share), ROUND_UP)
             advice = (
                 f"noise of {least:f} times what one client can change would fit, and this is {float(multiplier):g}: "
-                "take more noise, leave this client out, or raise its budget"
+                "use more noise, exclude this client, or raise its budget"
             )
         raise InvalidParameters(
             f"with this upload the client would have spent epsilon {self.spent(spent + cost):.6g} at delta "

@@ -161,7 +161,7 @@ class ClientNoise:
         if not most:
             raise CapacityExceeded(
                 f"rings of {', '.join(str(one.modulus_bits) for one in segments)} bits do not hold sums of "
-                f"{self.capacity} clients: take wider rings or fewer clients; without noise they would not fit either"
+                f"{self.capacity} clients: use wider rings or fewer clients; without noise they would not fit either"
             )
         low, high = rounded_root(least, ROUND_UP), rounded_root(most, ROUND_DOWN)
         both = "no multiplier fits both the rings and what clients draw" if low > high else ""

@@ -52,7 +52,7 @@ def unrounded_norm(l2_bound: int, length: int) -> float:
     if type(l2_bound) is not int or l2_bound <= rounded_norm(0, length):
         raise InvalidParameters(
             f"{length} rounded values are held to no bound of {l2_bound} steps: the least is "
-            f"{int(rounded_norm(0, length)) + 1}, and a useful one several times that; take more bits or fewer values"
+            f"{int(rounded_norm(0, length)) + 1}, and a useful one several times that; use more bits or fewer values"
         )
     inner = l2_bound**2 - length / 4 - _TAIL * sqrt(length) / 2
     likely = sqrt(max(0.0, inner + _TAIL**2 / 4)) - _TAIL / 2

@@ -87,7 +87,7 @@ class SyntheticUpdates:
     def __init__(self, setting: UpdateSetting) -> None:
         """Draw the stream, and calibrate the codec on a window that no client has."""
         if setting.dimension < 2 * _COLUMNS:
-            raise InvalidParameters(f"a model of {setting.dimension} values is too small; take {2 * _COLUMNS} or more")
+            raise InvalidParameters(f"a model of {setting.dimension} values is too small; use {2 * _COLUMNS} or more")
         self.setting = setting
         self._shape = (setting.dimension // _COLUMNS, _COLUMNS)
         size = self._shape[0] * _COLUMNS + _BIASES
@@ -245,7 +245,7 @@ class WindowedInputs:
         if modulus_bits > MAXIMUM_MODULUS_BITS:
             raise InvalidParameters(
                 f"the sum of {clients} inputs of {input_bits} bits takes {modulus_bits}, and no ring has more than "
-                f"{MAXIMUM_MODULUS_BITS}; take fewer clients or fewer bits"
+                f"{MAXIMUM_MODULUS_BITS}; use fewer clients or fewer bits"
             )
         self.layout = Layout((RingSegment(modulus_bits, length),))
         self.capacity = capacity(input_bits, modulus_bits)

@@ -73,7 +73,7 @@ def test_each_turn_has_the_scales_that_its_own_last_round_reported() -> None:
 
 @pytest.mark.parametrize("method", NO_SUMS)
 def test_methods_that_need_single_clients_are_refused_with_the_reason(method: str) -> None:
-    with pytest.raises(InvalidParameters, match=f"{method} {NO_SUMS[method].split()[0]}.*take one of fedit, ffa"):
+    with pytest.raises(InvalidParameters, match=f"{method} {NO_SUMS[method].split()[0]}.*use one of fedit, ffa"):
         AdapterPlan.of(Model(), method)
 
 
@@ -95,7 +95,7 @@ def test_a_model_without_what_a_method_trains_is_refused() -> None:
         AdapterPlan.of(Model(), "sb")
     with pytest.raises(InvalidParameters, match="get_peft_model"):
         AdapterPlan.of(torch.nn.Linear(2, 2), "ffa")
-    with pytest.raises(InvalidParameters, match="take one of"):
+    with pytest.raises(InvalidParameters, match="use one of"):
         AdapterPlan.of(Model(), "lora")
 
 

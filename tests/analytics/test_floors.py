@@ -237,7 +237,7 @@ AGE = {"low": 0, "high": 100, "step": 1}
         ({"epsilon": "1"}, "epsilon is a number"),
         ({"variables": {"age": {"low": 1, "high": 1, "step": 1}}}, "low below high"),
         ({"variables": {"age": {"low": 0, "high": math.inf, "step": 1}}}, "low below high"),
-        ({"variables": {"age": {"low": 0, "high": 1, "step": 1e-9}}}, "take a coarser step"),
+        ({"variables": {"age": {"low": 0, "high": 1, "step": 1e-9}}}, "use a coarser step"),
         ({"variables": {"age": {**AGE, "classes": ["a", "b"]}}}, "has either distinct classes, or low"),
         ({"variables": {"age": {"classes": ["a", "a"]}}}, "either distinct classes"),
         ({"variables": {"age": {"classes": [1, 2]}}}, "classes are texts"),
@@ -266,14 +266,14 @@ def test_a_declaration_that_cannot_be_is_refused(changed: dict[str, Any], said: 
 def test_sums_that_no_ring_holds_are_refused() -> None:
     fine = {"age": {"low": 0, "high": 1, "step": 1e-6}}
     spread = {"x": {"kind": "variance", "of": ["age"]}}
-    with pytest.raises(InvalidParameters, match="sums of 'x' take 79 bits, and 64 is the most: take a coarser step"):
+    with pytest.raises(InvalidParameters, match="sums of 'x' take 79 bits, and 64 is the most: use a coarser step"):
         Plan(declared(variables=fine, statistics=spread, most_people=1 << 30, most_clients=1 << 10))
 
 
 def test_noise_that_cannot_be_drawn_is_refused_with_the_declaration() -> None:
     fine = {"age": {"low": 0, "high": 1, "step": 2.0**-21}}
     spread = {"x": {"kind": "variance", "of": ["age"]}}
-    with pytest.raises(InvalidParameters, match=r"sites cannot draw the noise for epsilon 1 .*take coarser steps"):
+    with pytest.raises(InvalidParameters, match=r"sites cannot draw the noise for epsilon 1 .*use coarser steps"):
         Plan(declared(variables=fine, statistics=spread, most_people=100, epsilon=1))
 
 

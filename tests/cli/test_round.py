@@ -224,7 +224,7 @@ def test_a_wrong_sum_is_said_and_fails(
         (["--drop", "12"], "--drop is in 0..11; got 12"),
         (["--drop", "-1"], "--drop is in 0..11; got -1"),
         (["--bits", "65"], "--bits is in 1..64; got 65"),
-        (["--bits", "62"], "take fewer clients or fewer bits"),
+        (["--bits", "62"], "use fewer clients or fewer bits"),
         (["--threads", "0"], "--threads is in 1.."),
         (["--noise", "-1"], "--noise is positive; got -1"),
         (["--corrupted", "many"], "--corrupted must be an integer; got 'many'"),

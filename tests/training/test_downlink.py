@@ -141,9 +141,9 @@ def test_other_schemes_and_optimizers_are_refused(toy_run: Make, toy_pieces: Pie
 def test_momentum_moves_whole_updates_within_a_rate_and_no_downlink_sum(toy_run: Make, toy_pieces: Pieced) -> None:
     momentum = ("server.optimizer=fedavgm", "server.momentum=0.9")
     plain = (*SUMS, "compression.down=model", *momentum)
-    with pytest.raises(InvalidParameters, match=r"take server\.rate = 0\.3 or less"):
+    with pytest.raises(InvalidParameters, match=r"set server\.rate = 0\.3 or less"):
         toy_run(*plain, "server.rate=1.0")
-    with pytest.raises(InvalidParameters, match="does not have the server's momentum"):
+    with pytest.raises(InvalidParameters, match="lacks the server's momentum"):
         toy_run(*SUMS, *momentum, "server.rate=0.1")
     configuration = toy_run(*plain, "server.rate=0.3")
     run = Run(configuration, toy_pieces(configuration))

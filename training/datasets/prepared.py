@@ -56,7 +56,7 @@ def dirichlet_partition(labels: npt.NDArray[np.int64], dealing: Dealing) -> list
     if clients < 1 or clients * LEAST_EXAMPLES > len(labels):
         raise InvalidParameters(
             f"{len(labels)} examples cannot be dealt out to {clients} clients; "
-            f"take from 1 to {len(labels) // LEAST_EXAMPLES} clients, so that each holds {LEAST_EXAMPLES} or more"
+            f"use from 1 to {len(labels) // LEAST_EXAMPLES} clients, so that each holds {LEAST_EXAMPLES} or more"
         )
     if not alpha > 0 or not spread >= 0:
         raise InvalidParameters(f"alpha must be above 0 and the spread of sizes at least 0; they are {alpha}, {spread}")
