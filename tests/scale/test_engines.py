@@ -266,7 +266,7 @@ def test_a_cluster_that_lets_anybody_in_is_refused_before_it_is_joined_or_starte
 
 def test_ray_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(InvalidParameters, match=r"secagg\[ray\]"):
+    with pytest.raises(InvalidParameters, match=r"pip install '\.\[ray\]'"):
         OnRay(1)
 
 

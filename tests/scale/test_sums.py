@@ -915,7 +915,7 @@ def test_an_object_that_nobody_may_read_is_lost_and_a_storage_that_fails_is_not(
 
 def test_another_storage_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
-    with pytest.raises(InvalidParameters, match=r"secagg\[storage\]"):
+    with pytest.raises(InvalidParameters, match=r"pip install '\.\[storage\]'"):
         Objects("s3://bucket/folder", KEY)
 
 
