@@ -23,16 +23,13 @@ from secagg.privacy.accounting import ReleasePart, epsilon
 from secagg.privacy.client_noise import MOST_NOISE, clients_for, said_epsilon
 from secagg.privacy.guessing import said_guessable
 from secagg.privacy.kinds import NoiseKind
-from secagg.privacy.rounding import bound_for_ring, unrounded_norm
 from secagg.protocols.pairwise_mask import LARGEST_WHOLE_COMMITTEE, PairwiseOptions
 from secagg.protocols.two_servers import MODULI
 from secagg.session.run import ONE_IN
 
 # --- Noise ------------------------------------------------------------------------------------------------------------
 
-_WIDTHS: Final = (12, 14, 16, 18, 20, 24)
 _WIDE: Final = 10**12
-_MOST_EXTRA: Final = 0.5
 _BLOCK: Final = 1024
 _LEAST_MULTIPLIER: Final = Fraction(1, 10**4)
 _MOST_MULTIPLIER: Final = 10**6
@@ -86,23 +83,6 @@ class PlannedNoise:
                     f"Warning: nu = {energy:.3g} is above {MOST_NOISE}, so noise drowns the model: take about "
                     f"{clients_for(clients, energy):,} clients, fewer values or less noise."
                 )
-        yield self._rings(padded, clients, clients / honest)
-
-    def _rings(self, padded: int, clients: int, shares: float) -> str:
-        extra = dict[int, float]()
-        for width in _WIDTHS:
-            try:
-                bound = bound_for_ring(width, padded, clients, float(self.multiplier * _REPLACED) ** 2 * shares)
-            except InvalidParameters:
-                continue
-            extra[width] = bound / unrounded_norm(bound, padded) - 1
-        useful = {width: share for width, share in extra.items() if share <= _MOST_EXTRA}
-        found = "; ".join(f"{width} bits {share:.2%}" for width, share in useful.items())
-        return (
-            f"Extra noise of rotated updates by the width of their ring: {found}."
-            if found
-            else f"No ring of up to {_WIDTHS[-1]} bits holds rotated updates with this noise; take less of it."
-        )
 
 
 # --- Advice -----------------------------------------------------------------------------------------------------------

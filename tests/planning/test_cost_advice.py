@@ -59,13 +59,6 @@ def test_epsilon_stands_beside_both_meanings_of_a_change() -> None:
     assert "by zeros" in first
 
 
-def test_rings_are_named_with_what_they_cost() -> None:
-    last = [*PlannedNoise(Fraction(1), 1, 1e-6).advice(100_000, 1000)][-1]
-    assert "14 bits" in last
-    assert "18 bits 0.0" in last
-    assert "No ring" in [*PlannedNoise(Fraction(10**6), 1, 1e-6).advice(10**6, 10)][-1]
-
-
 @pytest.mark.parametrize("multiplier", [Fraction(10) ** 400, Fraction(1, 10**300)])
 def test_a_multiplier_beyond_all_use_is_refused_with_the_range(multiplier: Fraction) -> None:
     with pytest.raises(InvalidParameters, match=r"--noise is in 0\.0001\.\.1,000,000"):
