@@ -75,7 +75,7 @@ def make_own(options: argparse.Namespace) -> int:
             raise InvalidParameters(
                 "name --client N and --authority KEY, or --replaces FILE for another key of a client"
             )
-        client, authority, key = _client(options.client), _authority(options.authority), None
+        client, authority, key = _client(options.client), authority_in(options.authority), None
     request = new_identity(options.out, client, authority, SystemCoins(), key)
     replace(asked, request.encode().encode("ascii"), PUBLIC)
     print(f"{options.out}: the private key of client {client.value}; it stays here")
@@ -139,6 +139,17 @@ def begin(options: argparse.Namespace) -> int:
     return 0
 
 
+def authority_in(text: str) -> bytes:
+    """Return the key of an authority, which an option says or the file of its roster."""
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        return load_roster(Path(text)).authority
+    if len(key) != IDENTITY_KEY_BYTES:
+        raise InvalidParameters(f"--authority is {2 * IDENTITY_KEY_BYTES} hexadecimal digits, or a roster's file")
+    return key
+
+
 # --- Private ----------------------------------------------------------------------------------------------------------
 
 
@@ -169,16 +180,6 @@ def _client(number: int) -> ClientId:
     if not 0 <= number <= _MOST_ID:
         raise InvalidParameters(f"a client's number must be between 0 and {_MOST_ID}; got {number}")
     return ClientId(number)
-
-
-def _authority(text: str) -> bytes:
-    try:
-        key = bytes.fromhex(text)
-    except ValueError:
-        return load_roster(Path(text)).authority
-    if len(key) != IDENTITY_KEY_BYTES:
-        raise InvalidParameters(f"--authority is {2 * IDENTITY_KEY_BYTES} hexadecimal digits, or a roster's file")
-    return key
 
 
 def _mark(request: Request) -> str:

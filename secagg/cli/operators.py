@@ -37,9 +37,10 @@ from secagg.protocols.two_servers import (
 )
 from secagg.session import durable
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SigningKey
-from secagg.session.identities import ROSTER_FILE, load_roster, load_signing_key
+from secagg.session.identities import ROSTER_FILE, load_signing_key
 from secagg.session.sockets import Ends, Service
 
+from .keys import authority_in
 from .shared import serving
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def serve_holder(options: argparse.Namespace) -> int:
     from secagg.session.client_policy import ClientPolicy
 
     policy = ClientPolicy(
-        authority=_authority(options.authority),
+        authority=authority_in(options.authority),
         minimum_holders=options.minimum_holders,
         minimum_cohort=options.minimum_cohort,
         assumed_corrupted_holders=options.corrupted,
@@ -163,10 +164,6 @@ def _end_with_the_epoch(holder: Holder, record: EpochRecord) -> None:
         # The clock may be set meanwhile.
         time.sleep(min(max(holder.seconds_left(), _LEAST_PAUSE), _MOST_PAUSE))
     print(f"secagg holder: epoch {record.number} is over, and its keys are destroyed", flush=True)
-
-
-def _authority(text: str) -> bytes:
-    return load_roster(Path(text)).authority if Path(text).suffix else _public_key("--authority", text)
 
 
 def _public_key(name: str, text: str) -> bytes:

@@ -234,6 +234,10 @@ class _Entries:
         return Standing(number=number, digest=hashlib.sha256(before.encode("ascii")).digest(), revoked=tuple(revoked))
 
 
+Lines = Callable[[_Entries, int], Iterable[str]]
+"""Returns what to append to a roster, at a second since 1970."""
+
+
 # --- The authority ----------------------------------------------------------------------------------------------------
 
 
@@ -331,13 +335,7 @@ def rotate(path: Path, old: SigningKey, new: SigningKey, *, clock: Clock = syste
     _append(path, old, lines, clock, new)
 
 
-def _append(
-    path: Path,
-    authority: SigningKey,
-    lines: Callable[[_Entries, int], Iterable[str]],
-    clock: Clock,
-    signs: SigningKey | None = None,
-) -> None:
+def _append(path: Path, authority: SigningKey, lines: Lines, clock: Clock, signs: SigningKey | None = None) -> None:
     """Append lines and a head, which the authority signs or its next key; where one is refused, nothing."""
     now = int(clock().timestamp())
     with open(path, "a+b", opener=lambda name, flags: os.open(name, flags, PUBLIC)) as file:
