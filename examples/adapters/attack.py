@@ -114,7 +114,7 @@ def attacked(clients: int, trial: int = 0) -> Seen:
 
 def picture(found: list[Seen]) -> str:
     """Draw the first client's text for each sum, with the recovered words in red."""
-    lines, across = list[str](), 24
+    lines, across = ["One client's text of a LoRA adapter's batch; red: words that the server recovers"], 10
     for seen in found:
         who = "one client's gradient" if seen.clients == 1 else f"the sum of {seen.clients}"
         lines.append(
@@ -123,8 +123,8 @@ def picture(found: list[Seen]) -> str:
         words = [f'<tspan fill="{COLOURS[is_named]}">{html.escape(word)}</tspan>' for word, is_named in seen.text]
         lines += [" ".join(words[at : at + across]) for at in range(0, len(words), across)]
     rows = "".join(f'<text x="12" y="{28 + 26 * row}">{line}</text>' for row, line in enumerate(lines))
-    size = f'width="1500" height="{40 + 26 * len(lines)}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="monospace" font-size="13">{rows}</svg>\n'
+    size = f'width="720" height="{40 + 26 * len(lines)}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} style="background:#fff" font-family="monospace" font-size="13">{rows}</svg>\n'
 
 
 def main() -> None:
