@@ -121,10 +121,11 @@ class Shown:
             self._accuracy[name] = accuracy
         if self._is_terminal:
             share = min(done / self._rounds[name] for name, done in self._done.items())
-            filled, left = round(_CELLS * share), (perf_counter() - self._began) * (1 / share - 1) if share else 0.0
+            filled = round(_CELLS * share)
+            left = f"{(perf_counter() - self._began) * (1 / share - 1):.0f} s" if share else "a minute"
             told = (f"{STYLES[_scheme(each)][2]} {100 * found:.1f} %" for each, found in self._accuracy.items())
             bar = "#" * filled + "." * (_CELLS - filled)
-            line = f"[{bar}] {left:.0f} s left; accuracy: {', '.join(told)}"
+            line = f"[{bar}] {left} left; accuracy: {', '.join(told)}"
             print(f"\r{line}\033[K", end="", file=sys.stderr, flush=True)
         elif accuracy is not None:
             said = f"round {number} of {self._rounds[name]}, accuracy {100 * accuracy:.1f} %, {size(sent)} sent"
@@ -242,6 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write the result there as well, for README")
     options = parser.parse_args(arguments)
     started = perf_counter()
+    print(f"Training twice, a core each, every sum through a real protocol: {'; '.join(RUNS.values())}", flush=True)
     train_all(options.out)
     found = result_of(options.out)
     draw(found).savefig(options.out / PICTURE, dpi=150)

@@ -123,8 +123,8 @@ def picture(found: list[Seen]) -> str:
         words = [f'<tspan fill="{COLOURS[is_named]}">{html.escape(word)}</tspan>' for word, is_named in seen.text]
         lines += [" ".join(words[at : at + across]) for at in range(0, len(words), across)]
     rows = "".join(f'<text x="12" y="{28 + 26 * row}">{line}</text>' for row, line in enumerate(lines))
-    size = f'width="720" height="{40 + 26 * len(lines)}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} style="background:#fff" font-family="monospace" font-size="13">{rows}</svg>\n'
+    look = f'width="720" height="{40 + 26 * len(lines)}" style="background:#fff" font-family="monospace" font-size="13"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {look}>{rows}</svg>\n'
 
 
 def main() -> None:
