@@ -25,7 +25,7 @@ from secagg.errors import InvalidParameters
 
 PACKAGES: Final = "usr/lib/python3/dist-packages"
 """Where wheels are unpacked, which is where Debian's Python looks."""
-_LOCKED: Final = re.compile(r"([0-9a-f]{64}) +([^/\s]+)")
+_LOCKED: Final = re.compile(r"([0-9a-f]{64}) +([^/\s\0]+)")
 _ARCHIVE: Final = b"!<arch>\n"
 _MOST_LINKS: Final = 8
 _DAMAGES: Final = (ValueError, KeyError, EOFError, RuntimeError)

@@ -106,7 +106,7 @@ def test_only_what_was_locked_is_read(tmp_path: Path) -> None:
     (tmp_path / "two").unlink()
     with pytest.raises(InvalidParameters, match="is locked and cannot be read"):
         list(locked_packages(lock, tmp_path))
-    for line in ("abc  one", f"{'0' * 64}  ../one", f"{'0' * 64} "):
+    for line in ("abc  one", f"{'0' * 64}  ../one", f"{'0' * 64} ", f"{'0' * 64}  one\0"):
         lock.write_text(line)
         with pytest.raises(InvalidParameters, match="line 1"):
             list(locked_packages(lock, tmp_path))
