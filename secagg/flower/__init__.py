@@ -1,6 +1,6 @@
 """Secure aggregation for Flower apps: a client mod, a grid for the server, and a fit workflow for legacy strategies.
 
-The names are imported when they are used, so that settings can be read where Flower is absent.
+Names are imported on first use, so that settings can be read without Flower.
 """
 
 from __future__ import annotations

@@ -34,14 +34,15 @@ QUERY: Final = "query.statistics"
 
 
 class SiteStatistics:
-    """Answers statistics of a node's people, under the floors of the app, raised by the node's operator."""
+    """App function that answers statistics of a node's people, under the policy of app and operator."""
 
     def __init__(self, site: Callable[[Context], Site], **floors: Any) -> None:  # noqa: ANN401 -- of the floors' types
-        """Set the floors.
+        """Set the policy.
 
         Args:
-            site: returns the node's own declaration and functions, such as from files that its ``node_config`` names.
-            floors: of ``ClientNode``; one declaration is answered once for each version of the data.
+            site: returns the node's own declaration and functions, for instance from files that its ``node_config``
+            names.
+            floors: options of ``ClientNode``; each declaration is answered once per version of the data.
         """
         self._site = site
         self._settings, _ = begun_app({"attempts": ONCE.attempts, **floors}, None)
@@ -57,7 +58,7 @@ class SiteStatistics:
 
 
 class _StatisticsRound(ClientRound):
-    """One message of a session about statistics; every session has its update from the beginning."""
+    """One message of a statistics session, which has its update from the start."""
 
     def __init__(self, answering: Answering, states: StateDirectory) -> None:
         super().__init__(answering.settings, None, states)
@@ -82,15 +83,15 @@ def ask(  # noqa: PLR0913 -- all but three have defaults
     settings: SecAggSettings | None = None,
     timeout: float | None = None,
 ) -> Results:
-    """Ask nodes for statistics, and return those of all of them together.
+    """Query nodes for statistics, and return the statistics over all of them.
 
     Args:
         context: the server app's; its ``secagg-`` keys are the settings.
-        nodes: all that are connected, if none are named.
+        nodes: default: all connected nodes.
         settings: instead of the context's.
-        timeout: seconds for the first stage and for that of the cells; None waits for every node.
+        timeout: seconds for the first stage and for the stage of the cells; None waits for every node.
     Raises:
-        SecAggError: nothing is released; the message says why.
+        SecAggError: nothing is released; the error says why.
     """
     write_where_flower_does()
     if settings is None:

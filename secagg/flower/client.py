@@ -1,12 +1,12 @@
-"""The client's side: a Flower mod that turns what training returned into messages of the protocol.
+"""Client side: a Flower mod that turns a training's result into protocol messages.
 
-The user's function trains as ever, and its result never leaves the client: the difference to the model that was sent
-is encoded, weighted, and masked or sealed at once, so that no update ever rests anywhere, and only messages of the
-protocol are sent. Between two messages a node's part in a session is put aside sealed.
+The user's function trains as usual, and its result never leaves the client: the difference from the received model is
+encoded, weighted, and masked or sealed at once, so that no update is ever stored, and only protocol messages are sent.
+Between two messages a node's session state is stored sealed.
 
-A mod raises nothing of its own: Flower would then forget the state that it has just changed, and bring back one that
-was gone on from. It answers with an error that says that the client left, and one of a few codes. Only where another
-session began on this node while an app trained does it raise, so that Flower forgets the older state.
+A mod must not raise: Flower would then discard the state that the mod has just changed, and restore an outdated one. It
+answers with an error that says that the client left, with one of a few codes. It raises only if another session began
+on this node while an app trained, so that Flower discards the older state.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from secagg.session.sealed_state import OpenState, StateDirectory
 
 
 class SecAggMod:
-    """Take part in secure aggregation: ``ClientApp(mods=[SecAggMod()])``, or ``@app.train(mods=[SecAggMod()])``.
+    """Mod for secure aggregation: ``ClientApp(mods=[SecAggMod()])``, or ``@app.train(mods=[SecAggMod()])``.
 
-    List it before other mods, so that what they change (such as clipping) happens before masking.
+    List it before other mods, so that their changes (such as clipping) happen before masking.
 
-    The floors are this client's. A node's operator can raise them, and cannot lower them, by ``--node-config`` with the
-    keys of ``secagg.platforms.client_node``. The server's settings never lower any.
+    Its options are this client's policy. A node's operator can tighten the policy, but not loosen it, by
+    ``--node-config`` with the keys of ``secagg.platforms.client_node``. The server's settings never loosen it.
     """
 
     def __init__(
@@ -54,14 +54,13 @@ class SecAggMod:
         scheme: str | None = None,
         **floors: Any,  # noqa: ANN401 -- of the floors' own types
     ) -> None:
-        """Set the floors.
+        """Set the policy.
 
         Args:
-            enclave_judge: a judge of an enclave's evidence, in place of ``enclave_policy``.
-            state_directory: where the keys to sealed states stand; by default a folder in memory.
-            scheme: a custom scheme, as the server's secagg-compression names it; none that a server names is
-                imported.
-            floors: of ``ClientNode``, such as ``minimum_cohort=10``.
+            enclave_judge: judge of an enclave's evidence, instead of ``enclave_policy``.
+            state_directory: folder of the keys to sealed states (default: a folder in memory).
+            scheme: custom scheme that the server's secagg-compression may name; no other is imported.
+            floors: options of ``ClientNode``, such as ``minimum_cohort=10``.
         """
         self._settings, self._custom = begun_app(floors, scheme)
         if enclave_judge is not None and self._settings.enclave_policy is not None:
@@ -70,8 +69,8 @@ class SecAggMod:
         self._folder = None if state_directory is None else Path(state_directory)
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Answer a message of the protocol, and train where it brings a model; where it is required, nothing else."""
-        # A value that is of another type is refused with the other floors.
+        """Answer a protocol message, and train if it brings a model; refuse other messages if so required."""
+        # A value of the wrong type is refused with the other options.
         is_required = self._settings.required or context.node_config.get(PREFIX + REQUIRED, False) is not False
         if not is_required and not _is_ours(message):
             return call_next(message, context)
@@ -85,7 +84,7 @@ class SecAggMod:
 
 
 def _is_ours(message: Message) -> bool:
-    """Whether a message asks for training, or for an evaluation that is summed; everything else passes."""
+    """Whether a message asks for training or a summed evaluation; other messages pass."""
     family = message.metadata.message_type.partition(".")[0]
     if family in {MessageType.TRAIN, MessageType.QUERY}:
         return family == MessageType.TRAIN
@@ -96,11 +95,11 @@ def _is_ours(message: Message) -> bool:
 
 STATE_RECORD: Final = "secagg.state"
 HELD_RECORD: Final = "secagg.held"
-"""The model that a node holds, where the downlink is compressed."""
+"""The model that a node holds, with a compressed downlink."""
 
 
 class SupersededError(RuntimeError):
-    """Training outlived its session; the state that Flower handed out for it is older than the node's."""
+    """Training outlived its session; Flower's state for it is older than the node's."""
 
     def __init__(self) -> None:
         super().__init__("this node has begun another session since; what was trained for this one is dropped")
@@ -120,7 +119,7 @@ class ClientRound:
         self._settings, self._judge, self._states = settings, judge, states
 
     def answer(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Begin a session, or resume the suspended one; where this raises, ``forget`` the rest of it."""
+        """Start a session, or resume the suspended one; if this raises, ``forget`` its state."""
         if RECORD not in message.content.config_records:
             raise InvalidParameters(
                 f"the server of run {context.run_id} asks for {message.metadata.message_type!r} in the clear; wrap its "
@@ -162,7 +161,7 @@ class ClientRound:
                 state.destroy()
 
     def _newest(self, context: Context) -> Path:
-        """Return the file that names the session that began last on this node."""
+        """Return the file that names this node's latest session."""
         return self._states.beside("sessions") / f"{context.run_id}-{context.node_id}"
 
     def _require_newest(self, context: Context, terms: Terms) -> None:
@@ -178,7 +177,7 @@ class ClientRound:
         terms: Terms,
         suspended: Secret | None,
     ) -> tuple[ClientSession, NodeRound]:
-        """Join the session that the terms are about; whatever differs from them is refused by the session."""
+        """Join the session of these terms; the session refuses anything that differs from them."""
         node = Node(
             settings=self._settings,
             config=context.node_config,
@@ -201,7 +200,7 @@ class ClientRound:
     def _update(
         self, message: Message, context: Context, call_next: ClientAppCallable, begun: NodeRound, *, is_new: bool
     ) -> tuple[bytes | None, LazyUpdate | None]:
-        """Return the update, with the digest of what it is made from; none where the message brings no model."""
+        """Return the update, with the digest of its model; None if the message brings no model."""
         del is_new
         if all(name == LARGE_RECORD for name in message.content.array_records):
             return None, None
@@ -212,7 +211,7 @@ class ClientRound:
 def answered(
     message: Message, context: Context, folder: Path | None, answer: Callable[[StateDirectory], Message]
 ) -> Message:
-    """Return an answer, or the error by which a client leaves; the keys to sealed states stand in ``folder``."""
+    """Return an answer, or the error by which a client leaves; ``folder`` has the keys to sealed states."""
     states: StateDirectory | None = None
     try:
         states = StateDirectory(folder, coins=SystemCoins())
@@ -228,7 +227,7 @@ def answered(
 
 
 def forget(context: Context, states: StateDirectory) -> None:
-    """Leave nothing of a session in a node's state, nor the key to it."""
+    """Remove a session from a node's state, and its key."""
     record = context.state.config_records.get(STATE_RECORD, ConfigRecord())
     if record:
         context.state[STATE_RECORD] = ConfigRecord()
@@ -237,7 +236,7 @@ def forget(context: Context, states: StateDirectory) -> None:
 
 
 def _take(context: Context) -> tuple[bytes, Terms]:
-    """Take the sealed client out of the state, with the terms; a resumed state must not stay there."""
+    """Remove the sealed client and the terms from the state; a resumed state must not stay there."""
     record = context.state.config_records.get(STATE_RECORD, ConfigRecord())
     sealed, terms = record.get("sealed"), Terms.parsed(record)
     if not isinstance(sealed, bytes) or terms is None:
@@ -250,7 +249,7 @@ def _take(context: Context) -> tuple[bytes, Terms]:
 
 
 def training_of(message: Message, context: Context, call_next: ClientAppCallable, begun: NodeRound) -> Training:
-    """Take the records of the protocol out of a message, whose rest is the app's."""
+    """Remove the protocol's records from a message; the rest belongs to the app."""
     told = record_in(message.content)
     for name in (RECORD, LARGE_RECORD):
         if name in message.content:
@@ -258,7 +257,7 @@ def training_of(message: Message, context: Context, call_next: ClientAppCallable
     records = message.content.array_records
     if len(records) != 1:
         raise InvalidParameters(
-            f"the message has {len(records)} array records, and one model is trained; send the model alone"
+            f"the message has {len(records)} array records, but one model is trained; send only the model"
         )
     ((key, record),) = records.items()
     held = _held_arrays(told, record, begun, context) if is_told(told) else {}
@@ -296,27 +295,27 @@ def _trained(message: Message, context: Context, call_next: ClientAppCallable) -
 
 LARGE_RECORD: Final = "secagg.large"
 LEFT_RECORD: Final = "secagg.left"
-"""Record of the reply to the strategy: messages of each stage of the round, and why clients left."""
+"""Record in the reply to the strategy: messages of each stage of the round, and why clients left."""
 LEGACY_ARRAYS: Final = "fitins.parameters"
 MOD_FAILED: Final = 6
 """Flower's code for a mod that refuses a message."""
 _LEFT: Final = "secagg: this client left the round; code: "
 _LARGE_BYTES: Final = 1 << 20
-"""Beyond this a message goes into an array, which Flower sends in pieces."""
+"""A longer message is sent as an array, which Flower splits into pieces."""
 
 
 def refusal(message: Message, error: Exception) -> Message:
-    """Return what a server is told where a client leaves: that it left, and one of a few codes."""
+    """Return the reply by which a client leaves: an error with one of a few codes."""
     return Message(Error(MOD_FAILED, _LEFT + code_of(error)), reply_to=message)
 
 
 def code_in(reply: Message) -> Left:
-    """Return the code of a client that left; that of anything else is the last one."""
+    """Return the code of a client that left; any other reply maps to the last code."""
     return code_said(str(reply.error.reason or "").removeprefix(_LEFT))
 
 
 def with_record(record: Record) -> RecordDict:
-    """Return what carries a record of the protocol."""
+    """Return content that carries a protocol record."""
     large = {name: value for name, value in record.items() if isinstance(value, bytes) and len(value) > _LARGE_BYTES}
     found = RecordDict()
     if large:
@@ -327,7 +326,7 @@ def with_record(record: Record) -> RecordDict:
 
 
 def record_in(content: RecordDict) -> dict[str, object]:
-    """Return the record of the protocol; absent fields are missing in it."""
+    """Return the protocol record, without absent fields."""
     found: dict[str, object] = {**content.config_records.get(RECORD, {})}
     for name, array in content.array_records.get(LARGE_RECORD, {}).items():
         found.setdefault(name, array.data)
@@ -335,12 +334,12 @@ def record_in(content: RecordDict) -> dict[str, object]:
 
 
 def arrays_of(model: Mapping[str, npt.NDArray[Any]]) -> ArrayRecord:
-    """Return a model as Flower sends it."""
+    """Return a model as Flower's array record."""
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in model.items()})
 
 
 def emptied(model: Mapping[str, npt.NDArray[Any]], names: Collection[str]) -> ArrayRecord:
-    """Return a model as Flower sends it, without the values of some tensors, whose shapes and types stay."""
+    """Return a model as Flower's array record, with shapes and types but no values of some tensors."""
     return ArrayRecord(
         {
             name: Array(str(array.dtype), array.shape, "secagg.held", b"")

@@ -1,12 +1,12 @@
-"""The server's side: a grid that turns a strategy's training messages into one session, and answers with its mean.
+"""Server side: a grid that turns a strategy's training messages into one session, and answers with the mean.
 
 ``strategy.start(grid=SecAggGrid(grid, context), ...)``. The strategy gets one reply: the resulting model, the means of
 the metrics, and the sum of the examples. Averaging over the replies is therefore exact. The config record
 ``secagg.left`` in that reply counts the messages of each stage and says why clients left. Evaluation is summed in the
-same way where ``secagg-evaluation-metrics`` names metrics of it; everything else passes to the grid inside.
+same way if ``secagg-evaluation-metrics`` names metrics; everything else passes to the inner grid.
 
-A round that failed is skipped, or ends the run, as ``secagg-on-failure`` says. Code that calls the grid without a
-strategy gets the error.
+A failed round is skipped or ends the run, as ``secagg-on-failure`` says. Code that calls the grid without a strategy
+gets the error.
 """
 
 from __future__ import annotations
@@ -47,29 +47,29 @@ from .strategy_results import StrategyResults
 _SHORTEST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 0.5
 _PAUSE_SHARE: Final = 1 / 32
-"""Answers are asked for so often that none waits longer than this share of the stage's time until then."""
+"""Answers are polled so often that none waits longer than this share of the stage's time so far."""
 
 
 class GridRound(ServerRound[int]):
     """One session over a grid.
 
-    The strategy's own messages, with the model, go out with the stage that takes the updates, so that clients train
-    last and hold no update while anything else is waited for.
+    The strategy's own messages, with the model, are sent in the stage that collects the updates, so that clients train
+    last and hold no update during other waits.
     """
 
     def __init__(self, task: RoundTask, grid: Grid, invited: Sequence[Message], timeout: float | None) -> None:
-        """Prepare; ``run`` once.
+        """Create a round; run it once.
 
         Args:
-            invited: the strategy's own messages, one for each node.
-            timeout: for training, and for the first stage, which may have to start a simulation or install the app.
+            invited: the strategy's own messages, one per node.
+            timeout: seconds for training, and for the first stage, which may start a simulation or install the app.
         """
         super().__init__(task, first=timeout or FOR_EVER, training=timeout or FOR_EVER)
         self._grid = grid
         self._kind = invited[0].metadata.message_type, invited[0].metadata.group_id
         self._models = {message.metadata.dst_node_id: message.content for message in invited}
         self._asked = dict[str, int]()
-        """The node whose answer a message waits for, by the message's identifier."""
+        """Node whose answer is awaited, by message id."""
         self._began, self._has_looked = 0.0, False
         self.failures = list[Message]()
         self._carrier: Message | None = None
@@ -79,7 +79,7 @@ class GridRound(ServerRound[int]):
         return self.task.means(aggregate)
 
     def replies(self, content: RecordDict) -> list[Message]:
-        """Return what the strategy gets: an answer of the last stage, with the result in it, and the failures."""
+        """Return the strategy's replies: one answer of the last stage with the result, and the failures."""
         if self._carrier is None:
             raise ThresholdNotMet(needed=1, present=0, what="clients", must="answer the last stage")
         self._carrier.content = content
@@ -91,7 +91,7 @@ class GridRound(ServerRound[int]):
         if takes_update:
             contents = {node: RecordDict({**self._models[node], **content}) for node, content in contents.items()}
         pushed = [Message(content, node, kind, group_id=group) for node, content in contents.items()]
-        # Of a message that a SuperLink does not take, some grids say nothing, and others that it has no identifier.
+        # For a message that a SuperLink refuses, some grids return nothing, and others an empty id.
         taken = {*self._grid.push_messages(pushed)}
         self._asked = {
             message.metadata.message_id: message.metadata.dst_node_id
@@ -107,7 +107,7 @@ class GridRound(ServerRound[int]):
             time.sleep(min(pause, _LONGEST_PAUSE, seconds))
         self._has_looked = True
         for reply in list(self._grid.pull_messages({*self._asked})):
-            # Flower's own link answers, in its own name, for a node that is gone.
+            # Flower's SuperLink answers in its own name for a node that is gone.
             node = self._asked.pop(reply.metadata.reply_to_message_id, None)
             if node is not None:
                 yield node, partial(self._read, reply, node)
@@ -119,7 +119,7 @@ class GridRound(ServerRound[int]):
         if (sender := reply.metadata.src_node_id) != node:
             raise not_eligible(f"node {sender}", "was not asked; a node answers for itself alone")
         answer = Answer.of(record_in(reply.content))
-        # Of what the node sent nothing goes to the strategy.
+        # Nothing that the node sent goes to the strategy.
         reply.content = RecordDict()
         self._carrier = reply
         return answer
@@ -128,7 +128,7 @@ class GridRound(ServerRound[int]):
 # --- The grid ---------------------------------------------------------------------------------------------------------
 
 _ROUNDS, _COUNTING = dict[int, int](), Lock()
-"""Rounds of each run in this process; a client refuses a number twice, so a run's grids count together."""
+"""Number of rounds of each run here; clients refuse repeated numbers, so a run's grids share a counter."""
 
 
 def next_round(run: int) -> int:
@@ -139,7 +139,7 @@ def next_round(run: int) -> int:
 
 
 def turn_in(message: Message, turns: int) -> int:
-    """Return a strategy's number of its round, from 0 on, as clients find it in the message: ``server-round`` - 1."""
+    """Return the strategy's round number, counted from 0, as clients find it in the message: ``server-round`` - 1."""
     found = [record.get("server-round") for record in message.content.config_records.values()]
     numbers = [number - 1 for number in found if type(number) is int and number > 0]
     if turns > 1 and not numbers:
@@ -151,7 +151,7 @@ def turn_in(message: Message, turns: int) -> int:
 
 
 class SecAggGrid(Grid):
-    """A grid whose training rounds reveal sums alone."""
+    """Grid whose training rounds reveal only sums."""
 
     def __init__(
         self,
@@ -166,26 +166,26 @@ class SecAggGrid(Grid):
         Args:
             context: the server app's; its ``secagg-`` keys are the settings.
             settings: instead of the context's.
-            strategy: the strategy that gets the replies; by default the caller.
+            strategy: the strategy that gets the replies (default: the caller).
         """
         write_where_flower_does()
         self.settings = settings or SecAggSettings.from_run_config(context.run_config if context else {})
         self.stages = list[tuple[str, StageCount]]()
-        """Messages and departures of the last round, by stage."""
+        """Messages and departures of the last round, per stage."""
         self._inner = grid
         self._strategy = strategy
         self._rounds = Rounds(self.settings)
         self.failed = FailedRounds(self.settings)
-        """Failed rounds so far, and what follows them."""
+        """Count of failed rounds, and the decision after each."""
         self._results: StrategyResults | None = None
         if strategy is not None:
             self._require_sum_suffices(strategy)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Run a session for training messages; everything else is the inner grid's.
+        """Run a session for training messages; pass others to the inner grid.
 
         Raises:
-            SecAggError: the round failed; the run ends loudly instead of going on with a model that nobody trained.
+            SecAggError: the round failed; the run ends with an error instead of continuing with an untrained model.
         """
         listed = list(messages)
         kinds = {message.metadata.message_type for message in listed}
@@ -225,15 +225,15 @@ class SecAggGrid(Grid):
     def _replies(
         self, messages: list[Message], timeout: float | None, strategy: object | None, *, is_evaluation: bool
     ) -> list[Message]:
-        """Return what the strategy gets of a round, or raise why it failed."""
+        """Return the strategy's replies of a round, or raise the reason why it failed."""
         key, sent = self._common_model(messages)
         is_legacy = key == LEGACY_ARRAYS
         if is_evaluation and is_legacy:
-            raise Misuse("the legacy API evaluates in the clear alone; leave secagg-evaluation-metrics out")
+            raise Misuse("the legacy API evaluates only in the clear; remove secagg-evaluation-metrics")
         weighted_by = "num_examples" if is_legacy else weight_key(strategy)
 
         def carried(model: Arrays) -> tuple[GridRound, Means]:
-            # A client retains no round of another run, so only rounds of one run are counted together.
+            # A client keeps no round of another run, so only rounds of one run are counted together.
             run = self._inner.run.run_id
             task = self._rounds.begun(
                 model,
@@ -284,22 +284,20 @@ class SecAggGrid(Grid):
         return f"flower run {self._inner.run.run_id}"
 
     def _restored(self, record: ArrayRecord) -> ArrayRecord:
-        """Return a strategy's model with the dtypes that it was sent with, for the next round and for the result."""
+        """Return a strategy's model with its original dtypes, for the next round and for the result."""
         read = {name: array.numpy() for name, array in record.items()}
         before = self._rounds.with_dtypes(read, self._task)
         changed = {name: array for name, array in before.items() if array is not read[name]}
         return ArrayRecord({**record, **arrays_of(changed)}) if changed else record
 
     def _common_model(self, messages: list[Message]) -> tuple[str, dict[str, npt.NDArray[Any]]]:
-        """Return the one model that all messages hold, with the dtypes that it had at first.
+        """Return the model that all messages hold, with its original dtypes.
 
-        Strategies multiply every tensor by floats, so integers and booleans come back from them as floats.
+        Strategies multiply every tensor by floats, so integers and booleans return as floats.
         """
         first = messages[0].content
         if any(len(message.content.array_records) != 1 for message in messages):
-            raise InvalidParameters(
-                "a training message holds one array record, the model; the strategy sends others too"
-            )
+            raise InvalidParameters("a training message must hold one array record, the model; the strategy sends more")
         key, record = next(iter(first.array_records.items()))
         read = {name: array.numpy() for name, array in record.items()}
         digest = model_digest(read)
@@ -316,7 +314,7 @@ class SecAggGrid(Grid):
                 message.content = RecordDict({**message.content, key: replaced})
         return key, before
 
-    # --- Everything else is the inner grid's --------------------------------------------------------------------------
+    # --- Other messages: the inner grid-----------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 -- whatever the inner grid has
         return getattr(self._inner, name)
@@ -338,11 +336,11 @@ class SecAggGrid(Grid):
         return self._inner.get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Pass to the inner grid; refuse messages whose answers are summed, because these would come in the clear."""
+        """Pass messages to the inner grid; refuses those whose answers must be summed, not sent in the clear."""
         listed = list(messages)
         summed = {MessageType.TRAIN, *([MessageType.EVALUATE] if self.settings.evaluated_names else [])}
         if any(message.metadata.message_type.partition(".")[0] in summed for message in listed):
-            raise Misuse("push summed values with send_and_receive; message by message it would be in the clear")
+            raise Misuse("push summed values with send_and_receive; single messages would be in the clear")
         return self._inner.push_messages(listed)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -364,10 +362,10 @@ def _legacy_content(key: str, model: ArrayRecord, metrics: Mapping[str, float], 
 
 
 class SecAggFitWorkflow:
-    """One fit round of the legacy API, whose results reach the strategy as one: the mean."""
+    """One fit round of the legacy API; the strategy gets one result, the mean."""
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 -- of the settings' own types
-        """Take the settings as keywords, with underscores; the run's ``secagg-`` keys give the others."""
+        """Take settings as keywords with underscores; the run's ``secagg-`` keys set the others."""
         self._given = settings
         self._grid: SecAggGrid | None = None
         self._round, self._is_stopped = 0, False

@@ -1,4 +1,4 @@
-"""Which strategies work on a sum, which cannot, how the grid finds out which one it serves, and where it logs."""
+"""Strategies that work on a sum and those that cannot, how the grid finds its strategy, and its logging."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ ACCEPTED: Final = (
     "FedProx",
     "DifferentialPrivacyClientSideFixedClipping",
 )
-"""Strategies that use only the weighted mean of the updates, as do their subclasses that aggregate in the same way."""
+"""Strategies that need only the weighted mean of the updates, like subclasses that aggregate in the same way."""
 
 OPT_IN: Final = "needs_only_the_mean"
-"""Attribute that a strategy with its own aggregation sets to True if one reply, the mean of all clients, is enough."""
+"""Attribute that a strategy with custom aggregation sets to True if one reply, the mean of all clients, suffices."""
 _AGGREGATING: Final = ("aggregate_train", "aggregate_fit")
 _AGGREGATING_EVALUATIONS: Final = ("aggregate_evaluate",)
 _FUNCTIONS: Final = (
@@ -43,22 +43,22 @@ REFUSED: Final = {
     "with DifferentialPrivacyClientSideFixedClipping and fixedclipping_mod after SecAggMod",
     "DifferentialPrivacyServerSideAdaptiveClipping": "it clips each client's update on the server",
     "DifferentialPrivacyClientSideAdaptiveClipping": "it reads from each client whether its update was clipped",
-    # Of the legacy generation, by the names that differ.
+    # Legacy strategies whose names differ.
     "FaultTolerantFedAvg": "it counts each client's result",
     "DPFedAvgFixed": "it clips and adds noise client by client",
     "DPFedAvgAdaptive": "it clips and adds noise client by client",
 }
-"""Strategies that need the update of each client, which nobody learns, with the reason that a user is told."""
+"""Strategies that need each client's update, which nobody learns, with the reason for the error."""
 
 _MOST_FRAMES: Final = 12
 _DEPTH: Final = 4
 
 
 def require_sum_suffices(strategy: object, *, sums_evaluation: bool = False) -> None:
-    """Refuse a strategy that needs single updates; wrapped ones too.
+    """Refuse a strategy that needs individual updates, even if it is wrapped.
 
     Args:
-        sums_evaluation: whether results of evaluation are summed as well.
+        sums_evaluation: whether evaluation results are summed too.
     """
     for layer in _layers(strategy):
         names = [kind.__name__ for kind in type(layer).__mro__]
@@ -74,13 +74,13 @@ def require_sum_suffices(strategy: object, *, sums_evaluation: bool = False) -> 
             owner = next((kind for kind in type(layer).__mro__ if method in vars(kind)), None)
             if owner is not None and not owner.__module__.startswith(_FLOWER):
                 raise InvalidParameters(
-                    f"{names[0]} has its own {method} (in {owner.__name__}), which would be given one reply, the mean "
+                    f"{names[0]} has its own {method} (in {owner.__name__}), which would get one reply, the mean "
                     f"of all clients, and no single result; if that is enough, set {OPT_IN} = True in the class"
                 )
 
 
 def own_functions(strategy: object) -> list[str]:
-    """Return the names of a strategy's arguments that are functions of the clients' metrics, and not Flower's own."""
+    """Return the names of a strategy's custom functions of the clients' metrics."""
     found = list[str]()
     for layer in _layers(strategy):
         given = {name: getattr(layer, name, None) for name in _FUNCTIONS}
@@ -89,10 +89,10 @@ def own_functions(strategy: object) -> list[str]:
 
 
 def calling_strategy() -> object | None:
-    """Return the strategy that is calling, if there is one.
+    """Return the calling strategy, if there is one.
 
-    A strategy hands itself to nobody: ``Strategy.start`` calls the grid with messages and nothing else. So the callers
-    are asked. Safe because: the result decides on a refusal and on a metric's name, and on nothing secret.
+    ``Strategy.start`` passes only messages to the grid, not the strategy. So look at the callers' frames. Safe because:
+    the result decides only about a refusal and a metric's name, nothing secret.
     """
     frame = inspect.currentframe()
     for _ in range(_MOST_FRAMES):
@@ -115,7 +115,7 @@ def weight_key(strategy: object) -> str:
 
 
 def _layers(strategy: object) -> list[object]:
-    """Return a strategy and those that it wraps, the outermost first."""
+    """Return a strategy and the strategies that it wraps, outermost first."""
     layers, current = list[object](), strategy
     while current is not None and len(layers) < _DEPTH:
         layers.append(current)
@@ -124,7 +124,7 @@ def _layers(strategy: object) -> list[object]:
 
 
 def write_where_flower_does() -> None:
-    """Use the handlers and the level of Flower's logger, unless the app has set up this one."""
+    """Use the handlers and the level of Flower's logger, unless the app has configured this logger."""
     flower = logging.getLogger("flwr")
     if LOG.handlers or LOG.level != logging.NOTSET:
         return

@@ -1,4 +1,4 @@
-"""A strategy's results of secure rounds: tensors of integers stay integers, and skipped rounds are in the result."""
+"""A strategy's results of secure rounds: integer tensors stay integers, and the result lists skipped rounds."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ _Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
 
 
 class StrategyResults:
-    """Stands in front of four methods of one strategy object, which ``Strategy.start`` calls.
+    """Wrapper of four methods of one strategy object, which ``Strategy.start`` calls.
 
     ``start`` has no way to skip a round or to end early. So a skipped round aggregates nothing and keeps the model, and
     after a stop the strategy samples nobody until ``start`` is called again.
     """
 
     def __init__(self, strategy: Any, restored: Callable[[ArrayRecord], ArrayRecord]) -> None:  # noqa: ANN401 -- any
-        """Take the place of the strategy's methods; ``restored`` gives a model the dtypes that it was sent with."""
+        """Replace the strategy's methods; ``restored`` returns a model with its original dtypes."""
         self.strategy, self._restored = strategy, restored
         self._is_skipped, self._stopped, self._round = False, False, 0
         for name in _METHODS:
             given = getattr(strategy, name)
-            # Of an earlier grid, whose rounds are over.
+            # Wrappers of an earlier grid, whose rounds are over.
             if isinstance(before := getattr(given, "__self__", None), StrategyResults):
                 given = getattr(before, f"_{name}")
             setattr(self, f"_{name}", given)
             setattr(strategy, name, getattr(self, name))
 
     def skip(self) -> None:
-        """Aggregate nothing of the open round."""
+        """Skip the aggregation of the open round."""
         self._is_skipped = True
 
     def stop(self) -> None:
-        """Aggregate nothing of the open round, and send nothing in those that follow."""
+        """Skip the aggregation of the open round, and send nothing in later rounds."""
         self._is_skipped = self._stopped = True
 
     def configure_train(self, server_round: int, *args: object, **kwargs: object) -> Iterable[Message]:
-        # A round that is not later belongs to another call of ``start``.
+        # A round number that does not increase belongs to another call of ``start``.
         self._stopped = self._stopped and server_round > self._round
         self._round = server_round
         return [] if self._stopped else self._call("configure_train", server_round, *args, **kwargs)
