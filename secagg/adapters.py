@@ -30,7 +30,7 @@ METHODS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
     "alternate": (("lora_B",), ("lora_A",)),
     "sb": (("lora_R",),),
 }
-"""For each method, the parts that successive rounds train; B first: it starts at zero, so A has no gradient."""
+"""For each method, the parts that successive rounds train; B first: B starts at zero, so A has no gradient."""
 NO_SUMS: Final[Mapping[str, str]] = {
     "flora": "stacks the A and B of every client at the server",
     "flora-na": "looks for an A and B that fit the products of single clients",

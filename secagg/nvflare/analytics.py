@@ -1,6 +1,6 @@
 """Statistics of the people at NVFlare's sites: a job of one controller, and a component at each site.
 
-A job says which declaration its server asks. What a site answers stands in its own ``local/secagg_statistics.toml``:
+A job names the declaration that its server requests. A site's ``local/secagg_statistics.toml`` defines what it answers:
 
 declaration = "outcomes.toml"   # a copy of its own, beside that file
 data = "people.csv"             # or "people.py:functions"
@@ -41,7 +41,7 @@ from .controller import SiteRound
 
 SITE_FILE: Final = "secagg_statistics.toml"
 DIRECTORY_VARIABLE: Final = "SECAGG_STATISTICS_DIRECTORY"
-"""Names another folder for that file, and in it one for each site that is run on the machine."""
+"""Names another folder for that file, with a subfolder for each site on the machine."""
 RESULT: Final = "statistics.json"
 _NONCE_BYTES: Final = 8
 _PARTS: Final = frozenset({"declaration", "data", "version"})
@@ -55,13 +55,13 @@ def statistics_job(
     poll: float = 0.5,
     **settings: Any,  # noqa: ANN401 -- of the settings' own types
 ) -> Recipe:
-    """Return a job that asks all sites once; its server writes ``statistics.json`` into the folder of its run.
+    """Return a job that queries all sites once; its server writes ``statistics.json`` into the folder of its run.
 
     Args:
-        floors: what sites insist on, by the names of ``ClientNode``; operators raise them in ``local/secagg.json``.
-        timeout: seconds for the stage of the cells; 0 waits for every site that is alive.
-        poll: how often a site asks for its next task, in seconds.
-        settings: of ``SecAggSettings``, such as ``protocol="one-message"``.
+        floors: policy of the sites, by the names of ``ClientNode``; operators tighten it in ``local/secagg.json``.
+        timeout: seconds for the stage of the cells; 0 waits for all live sites.
+        poll: seconds between a site's requests for a task.
+        settings: fields of ``SecAggSettings``, such as ``protocol="one-message"``.
     """
     Plan(declaration)
     settings_of(SecAggSettings(**{"weighting": "uniform", **settings}), declaration)
@@ -75,7 +75,7 @@ def statistics_job(
 
 
 class StatisticsController(Controller):
-    """Asks all sites of a job for statistics, once."""
+    """Controller that queries all sites of a job for statistics once."""
 
     def __init__(self, declaration: dict[str, Any], secagg: dict[str, Any], timeout: float) -> None:
         super().__init__()
@@ -83,15 +83,15 @@ class StatisticsController(Controller):
         self.abort_signal, self.fl_ctx = Signal(), FLContext()
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        """Nothing is to be prepared."""
+        """Do nothing."""
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        """Run the session, and write its results; NVFlare ends the job where this raises."""
+        """Run the session, and write its results; NVFlare ends the job if this raises."""
         self.abort_signal, self.fl_ctx = abort_signal, fl_ctx
         declaration, engine = Declaration.of(self.declaration), fl_ctx.get_engine()
         plan, rounds = Plan(declaration), Rounds(settings_of(SecAggSettings(**self.secagg), declaration))
         sites: list[Client] = engine.get_clients()
-        # A job that is run again, as simulations are, is another task.
+        # A repeated job, as in simulations, is another task.
         task = f"{task_of(fl_ctx)} {SystemCoins().draw(_NONCE_BYTES).hex()}"
         session = SiteRound(
             round_of(rounds, plan, clients=len(sites), task=task, number=1),
@@ -107,7 +107,7 @@ class StatisticsController(Controller):
         LOG.info("%s: statistics of %d sites", path, results.sites)
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
-        """Nothing is left."""
+        """Do nothing."""
 
 
 class StatisticsClient(SecAggClient):
@@ -124,7 +124,7 @@ class StatisticsClient(SecAggClient):
 
     def _update(self, found: Any) -> tuple[bytes | None, LazyUpdate]:  # noqa: ANN401 -- the client's own session
         if self._answering is None:
-            raise InvalidParameters("the server asks for statistics before it has said which")
+            raise InvalidParameters("the server asks for statistics before it has sent the declaration")
         return self._answering.plan.model_digest, self._answering.late_in(found.begun, is_new=True)
 
 
@@ -137,7 +137,7 @@ def _site_of(fl_ctx: FLContext) -> Site:
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InvalidParameters(f"{path} says which statistics a site answers, and is not readable ({error})") from None
+        raise InvalidParameters(f"{path} defines a site's statistics, but cannot be read ({error})") from None
     if found.keys() != _PARTS or any(type(value) is not str for value in found.values()):
         raise InvalidParameters(f"{path} has {', '.join(sorted(_PARTS))}, each a text; got {', '.join(sorted(found))}")
     declaration = Declaration.read(folder / found["declaration"])

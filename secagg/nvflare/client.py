@@ -1,8 +1,8 @@
-"""A site's side: two filters and an executor, which turn what training returned into messages of the protocol.
+"""Site side: two filters and an executor, which turn a training's result into protocol messages.
 
-The recipe's script trains as ever. The filter takes what it returned, after every other filter of the site and the job
-has had it, and puts the protocol's message in its place; nothing else of it leaves. A job's process lives from the
-first message of a session to the last, so sessions stay in its memory.
+The recipe's script trains as usual. After all other filters of the site and the job, our filter replaces the result
+with the protocol's message; nothing else of the result leaves. A job's process runs from the first message of a session
+to the last, so sessions stay in its memory.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from secagg.session.sealed_state import StateDirectory
 COMPONENT: Final = "secagg"
 """The id of the component that filters and executor share."""
 SITE: Final = "secagg-site"
-"""The id of the operator's own component in ``privacy.json``; where it is, those of a job step back."""
+"""Id of the operator's component in ``privacy.json``; if present, it replaces a job's components."""
 TASK_FILE: Final = "secagg_task"
-"""File in a job's folder at a site: the one task whose sums the site is in."""
+"""File in a job's folder at a site: the only task in whose sums the site takes part."""
 SITE_FILE: Final = "secagg.json"
-"""The operator's own floors, in the ``local`` folder of the site: the keys of ``secagg.platforms.client_node``."""
+"""The operator's policy, in the ``local`` folder of the site: the keys of ``secagg.platforms.client_node``."""
 
 
 @dataclass(slots=True)
@@ -61,9 +61,9 @@ class _Open:
     begun: NodeRound
     session: ClientSession | None = None
     training: Training | None = None
-    """Set once a model was sent."""
+    """Set once a model has arrived."""
     message: bytes = b""
-    """The message to answer when training has returned."""
+    """Message to answer once training has returned."""
     result: Shareable | None = None
 
     @property
@@ -82,7 +82,7 @@ class _Open:
 
 
 class _LateTraining(LazyUpdate):
-    """The update of a training whose model comes after its session was joined."""
+    """Update of a training whose model arrives after its session was joined."""
 
     def __init__(self, found: _Open) -> None:
         charges = found.begun.charges
@@ -107,17 +107,17 @@ class SecAggClient(FLComponent):
     """One site in the sessions of a job."""
 
     def __init__(self, floors: dict[str, Any] | None = None, scheme: str | None = None) -> None:
-        """Set the floors of the job, by the names of ``ClientNode``; the site's operator raises them.
+        """Set the job's policy, by the names of ``ClientNode``; the site's operator can tighten it.
 
         Args:
-            scheme: a custom scheme, as the server's compression names it; no other is imported.
+            scheme: custom scheme that the server's compression may name; no other is imported.
         """
         super().__init__()
         self.floors, self.scheme = dict(floors or {}), scheme
         self._settings, self._custom = begun_app(self.floors, scheme)
         self._open: _Open | None = None
         self.held: HeldModel | None = None
-        """The model that this site holds, where the downlink is compressed."""
+        """The model that this site holds, with a compressed downlink."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         del fl_ctx
@@ -130,11 +130,11 @@ class SecAggClient(FLComponent):
             found.session.abort()
 
     def answered(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Answer a message of a stage without updates, or raise why this client leaves; the next two as well."""
+        """Answer a message of a stage without updates, or raise the reason for leaving, like the next two methods."""
         return self._answer(self._found(shareable, fl_ctx), message_in(shareable.get(RECORD)))
 
     def kept(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Take the protocol's record out of a task, whose rest is the app's, and keep it until training is done."""
+        """Remove the protocol's record from a task for the app, and keep it until training is done."""
         if RECORD not in shareable:
             raise InvalidParameters(
                 "the server asks for an update in the clear; its job was not made by secagg.nvflare.secure",
@@ -142,7 +142,7 @@ class SecAggClient(FLComponent):
             )
         found = self._found(shareable, fl_ctx)
         message, begun = message_in(shareable.get(RECORD)), found.begun
-        # Scripts may train in place.
+        # Copy, because scripts may train in place.
         arrays, dxo = _model_in(shareable)
         if is_told(told := shareable.get(RECORD)):
             names = [name for name in begun.terms.joined if name in arrays]
@@ -158,10 +158,10 @@ class SecAggClient(FLComponent):
         return shareable
 
     def summed(self, result: Shareable) -> Shareable:
-        """Return the protocol's answer in the place of what training returned, also where it failed."""
+        """Return the protocol's answer, which replaces the training's result, even if training failed."""
         found = self._open
         if found is None or not found.message:
-            raise Misuse("something was trained that no session waits for", reason=Reason.ALREADY_SPENT)
+            raise Misuse("no session waits for this training result", reason=Reason.ALREADY_SPENT)
         (message, found.message), found.result = (found.message, b""), result
         return self._answer(found, message)
 
@@ -173,7 +173,7 @@ class SecAggClient(FLComponent):
         return carrying(found.begun.answer(found.session, message))
 
     def _found(self, shareable: Shareable, fl_ctx: FLContext) -> _Open:
-        """Return the session that a message belongs to; the first one of a session brings its terms."""
+        """Return the session of a message; the first message of a session brings its terms."""
         terms = Terms.parsed(shareable.get(RECORD))
         if terms is None:
             if self._open is None:
@@ -194,7 +194,7 @@ class SecAggClient(FLComponent):
         return self._node(fl_ctx).begun(terms)
 
     def _update(self, found: _Open) -> tuple[bytes | None, LazyUpdate]:
-        """Return the update, with the digest of the model that it is made from, once that was sent."""
+        """Return the update, with the digest of its model once that has arrived."""
         return found.training.model_digest if found.training else None, _LateTraining(found)
 
     def _node(self, fl_ctx: FLContext) -> Node:
@@ -212,7 +212,7 @@ class SecAggClient(FLComponent):
 
 
 class SecAggFilter(Filter):
-    """Stands at both ends of training: in front of it as a filter of task data, and behind it of task results."""
+    """Filter on both sides of training: of task data before it, and of task results after it."""
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         if fl_ctx.get_engine().get_component(SITE) is not None:
@@ -221,7 +221,7 @@ class SecAggFilter(Filter):
 
 
 class SecAggExecutor(Executor):
-    """Answers the stages in which nothing is trained."""
+    """Executor that answers the stages without training."""
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         del task_name, abort_signal
@@ -231,7 +231,7 @@ class SecAggExecutor(Executor):
 
 
 def filtered(client: SecAggClient, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-    """Return a task without the protocol's message, or the protocol's answer in the place of its result."""
+    """Return a task without the protocol's message, or a result replaced by the protocol's answer."""
     if fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.IN:
         try:
             return client.kept(shareable, fl_ctx)
@@ -240,12 +240,12 @@ def filtered(client: SecAggClient, shareable: Shareable, fl_ctx: FLContext) -> S
             raise
     try:
         return client.summed(shareable)
-    except Exception as error:  # noqa: BLE001 -- whatever is wrong, the result stays here
+    except Exception as error:  # noqa: BLE001 -- whatever fails, the result stays here
         return left(client, error)
 
 
 def stage_answered(client: SecAggClient, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-    """Return the answer to a message of a stage in which nothing is trained."""
+    """Return the answer to a message of a stage without training."""
     try:
         return client.answered(shareable, fl_ctx)
     except Exception as error:  # noqa: BLE001 -- a message of the server's can be wrong in any way
@@ -253,12 +253,12 @@ def stage_answered(client: SecAggClient, shareable: Shareable, fl_ctx: FLContext
 
 
 def task_of(fl_ctx: FLContext) -> str:
-    """Return what both ends call a job; the server adds one number of its own process, as simulations have one name."""
+    """Return the name of a job at both ends; the server adds a number of its process, as simulations share a name."""
     return f"nvflare job {fl_ctx.get_job_id()}"
 
 
 def left(client: SecAggClient, error: Exception) -> Shareable:
-    """Tell the server that this client left, with a code."""
+    """Return the reply by which this client leaves, with a code."""
     client.leave()
     log_leaving(error)
     return refusal(error)
@@ -272,7 +272,7 @@ def _client(fl_ctx: FLContext) -> SecAggClient:
 
 
 def _site_config(fl_ctx: FLContext) -> dict[str, Any]:
-    """Return the operator's floors; where key files are in a folder, a site's number names its own."""
+    """Return the operator's policy; with a folder of key files, the site's number selects one."""
     config = dict[str, Any]()
     if number := re.search(r"[0-9]+$", fl_ctx.get_identity_name()):
         config[PARTITION] = int(number[0])
@@ -284,7 +284,7 @@ def _site_config(fl_ctx: FLContext) -> dict[str, Any]:
             given = None
         floors = cast("dict[str, Any]", given if isinstance(given, dict) else {"": None})
         if unknown := [key for key in floors if not key.startswith(PREFIX)]:
-            raise InvalidParameters(f"{path} holds floors by keys such as {PREFIX}minimum-cohort; got {unknown[0]!r}")
+            raise InvalidParameters(f"{path} holds policy keys such as {PREFIX}minimum-cohort; got {unknown[0]!r}")
         config |= floors
     return config
 
@@ -300,7 +300,7 @@ def _model_in(shareable: Shareable) -> tuple[Arrays, DXO]:
 
 
 def _trained_in(result: Shareable, sent: Arrays) -> Trained:
-    """Return what a script returned: parameters, metrics, and how many steps it made, one where it does not say."""
+    """Return a script's result: parameters, metrics, and its number of steps (default: 1)."""
     dxo = from_shareable(result)
     is_evaluation, is_difference = dxo.data_kind == DataKind.METRICS, dxo.data_kind == DataKind.WEIGHT_DIFF
     models = [] if is_evaluation else [_with_controls(_model_in(result)[0], dxo, sent)]
@@ -318,7 +318,7 @@ def _trained_in(result: Shareable, sent: Arrays) -> Trained:
 
 
 def _with_controls(arrays: Arrays, dxo: DXO, sent: Arrays) -> Arrays:
-    """Return a model with the control variates of SCAFFOLD, where they were sent; those not trained do not change."""
+    """Return a model with SCAFFOLD's control variates, if they were sent; untrained ones do not change."""
     names = [name for name in sent if name.startswith(CONTROL)]
     if not names:
         return arrays
@@ -326,7 +326,7 @@ def _with_controls(arrays: Arrays, dxo: DXO, sent: Arrays) -> Arrays:
     if not isinstance(changes, dict):
         raise InvalidParameters(f"the script returned no meta[{AlgorithmConstants.SCAFFOLD_CTRL_DIFF!r}]")
     found = {CONTROL + name: change for name, change in arrays_in(cast("dict[str, Any]", changes)).items()}
-    # Wide, so that the difference to what was sent is the change.
+    # In a wide type, so that the difference from the sent values is the exact change.
     is_difference = dxo.data_kind == DataKind.WEIGHT_DIFF
     before = {name: np.zeros_like(sent[name]) if is_difference else sent[name] for name in names}
     changed = {name: before[name] + found[name].astype(np.float64) for name in found if name in before}
@@ -338,51 +338,51 @@ def _with_controls(arrays: Arrays, dxo: DXO, sent: Arrays) -> Arrays:
 STAGE_TASK: Final = "secagg"
 """The task of a stage without updates; the stage with updates is the recipe's own task."""
 CONTROL: Final = "scaffold_c/"
-"""Before the name of every control variate of SCAFFOLD, which is summed next to the tensor of that name."""
+"""Prefix of the names of SCAFFOLD's control variates, which are summed next to the tensors of those names."""
 _LEFT: Final = "secagg-left"
 _NARROW: Final = ("torch.bfloat16", "torch.float16")
-"""Types whose steps a mean would be lost in; 32 bits hold all of their numbers."""
+"""Types too coarse for a mean; 32 bits represent all of their values."""
 
 
 def client_of(site: str) -> ClientId:
-    """Return the client that a site without a key is; NVFlare has authenticated its name."""
+    """Return the client id of a site without a key; NVFlare has authenticated the site's name."""
     digest = hashlib.sha256(bind(Label.PLATFORM_CLIENT, site.encode())).digest()
     return ClientId(int.from_bytes(digest[:CLIENT_ID_BYTES], "big"))
 
 
 def carrying(record: Record, content: Shareable | None = None) -> Shareable:
-    """Return a record in a form that NVFlare sends, with a model where there is one."""
+    """Return a record as a Shareable, with a model if there is one."""
     shareable = Shareable() if content is None else content
     shareable[RECORD] = dict(record)
     return shareable
 
 
 def emptied(content: Shareable, names: Iterable[str]) -> Shareable:
-    """Return a task without the values of some tensors of its model, whose shapes and types stay."""
+    """Return a task with shapes and types but no values of some tensors."""
     dxo = from_shareable(content)
     dxo.data = {**dxo.data, **{name: dxo.data[name][None][:0] for name in names}}
     return cast("Shareable", dxo.update_shareable(content))
 
 
 def refusal(error: Exception) -> Shareable:
-    """Return what a server is told where a client leaves: that it left, and one of a few codes."""
+    """Return the reply by which a client leaves: an error with one of a few codes."""
     reply = make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR)
     reply.set_header(_LEFT, str(code_of(error)))
     return cast("Shareable", reply)
 
 
 def failure_in(reply: Shareable) -> Left | None:
-    """Return why a client left; nothing where it answered."""
+    """Return why a client left; None if it answered."""
     code = reply.get_return_code()
     if code == ReturnCode.OK:
         return None
     said = reply.get_header(_LEFT)
-    # A site may say anything, such as values without a hash.
+    # A site may send anything, such as unhashable values.
     return code_said(said) if said else (Left.TERMS if code == ReturnCode.TASK_DATA_FILTER_ERROR else Left.LEFT)
 
 
 def arrays_in(model: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
-    """Return a model's tensors as NumPy has them; those of PyTorch are looked at, and copied from 16 bits alone."""
+    """Return a model's tensors as NumPy arrays; PyTorch tensors become views, and only 16-bit ones are copied."""
     found = dict[str, npt.NDArray[Any]]()
     for name, value in model.items():
         tensor = value.detach().cpu() if hasattr(value, "detach") else value
@@ -394,22 +394,22 @@ def arrays_in(model: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
             raise InvalidParameters(f"tensor {name!r} cannot be read ({error}); send it as float32") from None
         if not isinstance(array, np.ndarray | np.generic):
             raise InvalidParameters(f"{name!r} is a {type(value).__name__} and no tensor; send NumPy arrays or tensors")
-        # That of ml_dtypes.
+        # The bfloat16 of ml_dtypes.
         found[name] = np.asarray(array, dtype=np.float32 if array.dtype.name == "bfloat16" else None)
     return found
 
 
 def controls_in(meta: Mapping[str, Any] | None) -> dict[str, npt.NDArray[Any]]:
-    """Return SCAFFOLD's control variates in what is said of a model, under their names in the sum.
+    """Return SCAFFOLD's control variates from a model's metadata, under their names in the sum.
 
-    NVFlare has them for counters of whole numbers too, which nothing corrects.
+    NVFlare also has variates for integer counters, which nothing corrects.
     """
     found = arrays_in((meta or {}).get(AlgorithmConstants.SCAFFOLD_CTRL_GLOBAL) or {})
     return {CONTROL + name: array for name, array in found.items() if not is_integer(array)}
 
 
 def changes_of(means: Arrays, sent: Arrays, names: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
-    """Return the mean changes of some tensors, of the types that they were sent with."""
+    """Return the mean changes of some tensors, in their original types."""
     found = {name: means[TENSOR + name] for name in names if TENSOR + name in means}
     return {
         name: (np.rint(change) if is_integer(sent[name]) else change).astype(sent[name].dtype)
@@ -418,7 +418,7 @@ def changes_of(means: Arrays, sent: Arrays, names: Iterable[str]) -> dict[str, n
 
 
 def like(before: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Any]:
-    """Return arrays as tensors of the library that those of a model are of; 16 bits become 32, as everywhere here."""
+    """Return arrays as tensors of a model's library; 16 bits become 32, as everywhere here."""
     models = {name: tensor.float() if _is_narrow(tensor) else tensor for name, tensor in before.items()}
     return {
         name: models[name].new_tensor(array) if hasattr(models[name], "new_tensor") else array

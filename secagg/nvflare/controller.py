@@ -1,6 +1,6 @@
-"""The server's side: NVFlare's controllers, whose rounds are sessions; each gets one result, the mean of all sites.
+"""Server side: NVFlare's controllers, whose rounds are sessions; each gets one result, the mean of all sites.
 
-Model selection, early stopping, server optimizers and persistence work as ever, on that one result.
+Model selection, early stopping, server optimizers and persistence work as usual on that one result.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from .client import (
     task_of,
 )
 
-# --- One round over tasks: each site has one of its own in each stage, and answers it ---------------------------------
+# --- One round over tasks: each site gets and answers one task per stage --------------------------------------------
 
 _LOOK: Final = 0.5
 Heard = SimpleQueue[tuple[str, Shareable]]
@@ -73,13 +73,13 @@ class SiteRound(ServerRound[str]):
         training_timeout: float,
         training_patience: float | None,
     ) -> None:
-        """Prepare; ``run`` once.
+        """Create a round; run it once.
 
         Args:
-            task_name: of the stage with updates.
-            content: makes a model as NVFlare sends it, once for each site.
+            task_name: name of the task of the stage with updates.
+            content: returns the model in NVFlare's form, called once per site.
         """
-        # A site takes no task before its trainer has started, so the first stage waits as long as training.
+        # A site accepts no task before its trainer has started, so the first stage waits as long as training.
         wait = training_timeout or FOR_EVER
         super().__init__(task, first=wait, training=wait, training_patience=training_patience)
         self._controller, self._task_name, self._content = controller, task_name, content
@@ -89,15 +89,15 @@ class SiteRound(ServerRound[str]):
         return self.carried({site: client_of(site) for site in sites})
 
     def send(self, records: Mapping[str, Record], *, takes_update: bool) -> list[str]:
-        """Give each site its task, whose results come in threads of NVFlare's."""
-        # Late results of the stage before go into the queue of that one.
+        """Give each site its task; results arrive in NVFlare's threads."""
+        # Late results of the previous stage go into that stage's queue.
         heard = self._heard = Heard()
         for site, record in records.items():
             self._tasks[site] = self._sent(site, record, heard, takes_update=takes_update)
         return list(records)
 
     def heard(self, seconds: float) -> Iterator[tuple[str, Reply]]:
-        """Wait for a result; sites that NVFlare holds for dead are lost."""
+        """Wait for results; sites that NVFlare considers dead are lost."""
         if self._controller.abort_signal.triggered:
             raise Misuse("the job was aborted")
         try:
@@ -109,7 +109,7 @@ class SiteRound(ServerRound[str]):
                     yield site, lambda: None
 
     def end_stage(self) -> None:
-        """Take the tasks back that nobody has answered."""
+        """Cancel the unanswered tasks."""
         while self._tasks:
             _, sent = self._tasks.popitem()
             if sent.completion_status is None:
@@ -139,7 +139,7 @@ def _read(reply: Shareable) -> Answer | Left:
 
 
 def with_types(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model whose integers and booleans are of the types that they had before."""
+    """Return a model whose integers and booleans have their previous types."""
     types = arrays_in(before)
     kept = {n: restored(array, types[n].dtype) for n, array in arrays_in(after).items() if n in types}
     return like(before, kept)
@@ -148,17 +148,17 @@ def with_types(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str,
 # --- Controllers ------------------------------------------------------------------------------------------------------
 
 SUM: Final = "secure-sum"
-"""The name of who gave the one result, for components that ask."""
+"""Name of the source of the one result, for components that ask."""
 TRAIN: Final = AppConstants.TASK_TRAIN
 EVALUATION: Final = AppConstants.TASK_VALIDATION
 ROUNDS_FILE: Final = "secagg_rounds.json"
-"""File in the job's result: for each round how many sites are in its sum, or why it was skipped."""
+"""File in the job's result: per round, the number of sites in its sum, or why it was skipped."""
 _NONCE_BYTES: Final = 8
 _HEADERS: Final = (AppConstants.CURRENT_ROUND, AppConstants.NUM_ROUNDS)
 
 
 class SecureRounds:
-    """What secure controllers have in common, in front of one of NVFlare's own."""
+    """Common part of secure controllers; a mixin before one of NVFlare's controllers."""
 
     def __init__(
         self,
@@ -168,12 +168,12 @@ class SecureRounds:
         training_patience: float | None = None,
         **kwargs: Any,  # noqa: ANN401 -- the controller's own
     ) -> None:
-        """Take what NVFlare's controller takes.
+        """Take the arguments of NVFlare's controller.
 
         Args:
-            secagg: the settings of ``SecAggSettings`` by their names.
-            training_timeout: seconds for the stage that trains; 0 waits for every site that is alive.
-            training_patience: once enough sites have trained, the others get so many times as long.
+            secagg: settings of ``SecAggSettings`` by name.
+            training_timeout: seconds for the training stage; 0 waits for all live sites.
+            training_patience: once enough sites have trained, the wait for the others, as a multiple of that time.
         """
         super().__init__(*args, **kwargs)
         self.secagg, self.training_timeout = dict(secagg or {}), training_timeout
@@ -193,7 +193,7 @@ class SecureRounds:
 
     @property
     def task(self) -> str:
-        """The task of this job's sums; a job that is run again, as simulations are, is another task."""
+        """Task of this job's sums; a repeated job, as in simulations, is another task."""
         controller: Any = self
         return f"{task_of(controller.fl_ctx)} {self._nonce}"
 
@@ -205,12 +205,12 @@ class SecureRounds:
         task_name: str,
         timeout: float = 0.0,
     ) -> tuple[Means, dict[str, npt.NDArray[Any]]] | None:
-        """Run sessions in the place of a broadcast, and return the means and the model, or None if they are skipped.
+        """Run sessions instead of a broadcast, and return the means and the model, or None if the round is skipped.
 
         Args:
-            sent: what the sum is about; sites find the same in their task.
-            content: makes the task of a model as NVFlare sends it.
-            timeout: seconds for the stage that trains, where NVFlare has one of its own.
+            sent: tensors that the sum is about; sites find the same in their task.
+            content: returns the task of a model in NVFlare's form.
+            timeout: seconds for the training stage, if NVFlare sets them.
         """
         try:
             means, model = self._round(sent, content, sites, task_name, timeout)
@@ -272,8 +272,8 @@ class SecureRounds:
         return self._run(sent, content, sites, task_name, timeout)
 
     def handed(self, task: Task, result: Shareable, engine: Any) -> None:  # noqa: ANN401 -- NVFlare's own
-        """Hand the one result to what the controller's task does with that of every site."""
-        # Components look at the peer's result, and at what it says of its round.
+        """Pass the one result to the controller's handling of site results."""
+        # Components read the peer's result and its round number.
         with engine.new_context() as fl_ctx, engine.new_context() as peer:
             peer.set_prop(FLContextKey.SHAREABLE, result, private=True, sticky=False)
             fl_ctx.set_peer_context(peer)
@@ -282,7 +282,7 @@ class SecureRounds:
             task.result_received_cb(replied, fl_ctx)
 
     def _record(self, outcome: dict[str, Any]) -> None:
-        """Write what became of a round into the job's result."""
+        """Write a round's outcome into the job's result."""
         controller: Any = self
         fl_ctx: FLContext = controller.fl_ctx
         self._outcomes.append({"round": fl_ctx.get_prop(AppConstants.CURRENT_ROUND), **outcome})
@@ -291,7 +291,7 @@ class SecureRounds:
 
 
 class SecureModels(SecureRounds):
-    """A controller that hands models of NVFlare's own form to a callback."""
+    """Controller that passes models in NVFlare's form to a callback."""
 
     task_name = TRAIN
 
@@ -303,7 +303,7 @@ class SecureModels(SecureRounds):
         *_: Any,  # noqa: ANN401 -- NVFlare's own
         **__: Any,  # noqa: ANN401 -- NVFlare's own
     ) -> None:
-        """Run a session in the place of a broadcast, and hand its mean to the task's callback."""
+        """Run a session instead of a broadcast, and pass its mean to the task's callback."""
         if task.name != self.task_name:
             raise Misuse(f"{task.name} would go to the sites in the clear; only {self.task_name} is summed here")
         engine = fl_ctx.get_engine()
@@ -327,7 +327,7 @@ class SecureModels(SecureRounds):
         params, controls = self.sessions.restored(arrays_in(data.params), self.task), controls_in(data.meta)
 
         def content(arrays: Arrays) -> Shareable:
-            # The mean metrics of the round before are the server's.
+            # The mean metrics of the previous round stay at the server.
             model = FLModel(
                 params=like(data.params, {name: arrays[name] for name in params}),
                 params_type=ParamsType.FULL,
@@ -341,7 +341,7 @@ class SecureModels(SecureRounds):
         found = self.summed(sent, content, sites, self.task_name, timeout)
         meta: dict[str, Any] = {"left": stages_said(self.stages)}
         if found is None:
-            # The controller gets the model that it has.
+            # The controller gets its current model.
             changed, metrics, changes = sent, None, {name: np.zeros_like(sent[name]) for name in controls}
             meta[SKIPPED] = 1
         else:
@@ -361,7 +361,7 @@ class SecureModels(SecureRounds):
         )
 
     def update_model(self, model: FLModel, aggr_result: FLModel) -> FLModel:
-        """Update the model; NVFlare makes floats of whole numbers on the way, which become integers again."""
+        """Update the model; NVFlare converts integers to floats, which become integers again."""
         aggr_result.params = {**aggr_result.params, **with_types(model.params, aggr_result.params)}
         controller: Any = super()
         updated: FLModel = controller.update_model(model, aggr_result)
@@ -369,14 +369,14 @@ class SecureModels(SecureRounds):
 
 
 def _shareable_of(model: FLModel) -> Shareable:
-    """Return a model as NVFlare's controllers send it."""
+    """Return a model in the form of NVFlare's controllers."""
     made: Shareable = FLModelUtils.to_shareable(model)
     made.add_cookie(AppConstants.CONTRIBUTION_ROUND, made.get_header(AppConstants.CURRENT_ROUND))
     return made
 
 
 class SecureFedAvg(SecureModels, FedAvg):
-    """FedAvg, and with it FedProx, that learns sums alone."""
+    """FedAvg (and so FedProx) that learns only sums."""
 
 
 class SecureScaffold(SecureModels, Scaffold):
@@ -384,7 +384,7 @@ class SecureScaffold(SecureModels, Scaffold):
 
 
 class _Learned:
-    """A generator of models that keeps the types of integers, and the model of before where a round was skipped."""
+    """Generator of models that keeps integer types, and keeps the previous model after a skipped round."""
 
     def __init__(self, inner: Any) -> None:  # noqa: ANN401 -- of any of NVFlare's
         self._inner, self.is_skipped = inner, False
@@ -407,7 +407,7 @@ class _Learned:
 
 
 class SecureScatterAndGather(SecureRounds, ScatterAndGather):
-    """The workflow of FedOpt, whose aggregator gets one result; the server's optimizer steps as ever."""
+    """Workflow of FedOpt, whose aggregator gets one result; the server's optimizer steps as usual."""
 
     shareable_gen: Any
 

@@ -1,8 +1,8 @@
-"""A site that forces secure sums: filters of its privacy scope, which no job removes, and a gate for what jobs bring.
+"""A site that forces secure sums: filters of its privacy scope, which no job removes, and a gate for job components.
 
 ``secagg node nvflare`` writes the files that name these classes. NVFlare puts every task of every job through the
-filters of a site's privacy scope, before those of the job itself. The scope alone stops jobs that forgot to be secure.
-Code of a job runs in the site's own process, so a hostile job is stopped only where none of its code runs: by the gate.
+filters of a site's privacy scope, before those of the job itself. The scope by itself stops jobs that are not secure by
+mistake. A job's code runs in the site's process, so only the gate, which runs no code of a job, stops a hostile job.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _IN_PROCESS, _EXTERNAL = "in_process", "external_process"
 _UNBUFFERED: Final = "-u"
 """The only option of an interpreter that a job may give: others run code, or import modules."""
 _REFERENCE: Final = "${"
-"""Begins what NVFlare replaces in a command by a secret of the site."""
+"""Prefix of placeholders that NVFlare replaces in a command with a secret of the site."""
 _BROUGHT: Final = AppValidationKey.BYOC
 _REFUSED: Final = ("launcher_id", "attach_id", "class_attributes", "scheme")
-"""Arguments that start another program, replace those that the gate has looked at, or import a module."""
+"""Arguments that start another program, replace arguments that the gate checked, or import a module."""
 
 
 class SiteClient(SecAggClient):
-    """The client of a site in every job, with the operator's floors."""
+    """Client of a site in every job, with the operator's policy."""
 
     def __init__(
         self, floors: dict[str, Any] | None = None, scheme: str | None = None, *, tracking: bool = False
     ) -> None:
-        """Set the floors, as ``SecAggClient``.
+        """Set the policy, like ``SecAggClient``.
 
         Args:
             tracking: whether events that a job sends to its server, such as what scripts log, leave the site.
@@ -63,7 +63,7 @@ class SiteClient(SecAggClient):
         """Answers to stages, by task, until the job's executor has returned."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Look at the job before its first task; forget the session at its end."""
+        """Check the job before its first task; forget the session at its end."""
         if event_type == EventType.ABOUT_TO_START_RUN:
             self._look_at(fl_ctx.get_prop(FLContextKey.RUNNER))
             if not self.tracking:
@@ -72,16 +72,16 @@ class SiteClient(SecAggClient):
 
     def _look_at(self, runner: Any) -> None:  # noqa: ANN401 -- NVFlare's client runner
         chains: Mapping[str, list[Filter]] = runner.task_result_filters
-        # They would come after the protocol, where a filter for differential privacy does nothing, silently.
+        # They would run after the protocol, where a filter for differential privacy silently has no effect.
         if others := sorted({type(one).__name__ for chain in chains.values() for one in chain} - {_OURS}):
-            self.refused = f"the job's result filters {', '.join(others)} would come after the protocol; take them out"
+            self.refused = f"the job's result filters {', '.join(others)} would come after the protocol; remove them"
 
 
 _OURS: Final = SecAggFilter.__name__
 
 
 class SiteFilter(Filter):
-    """The last filter of the site's privacy scope: lets in only the protocol's tasks, and out only its answers."""
+    """Last filter of the site's privacy scope: admits only the protocol's tasks, and releases only its answers."""
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         client = fl_ctx.get_engine().get_component(SITE)
@@ -94,13 +94,13 @@ class SiteFilter(Filter):
                 raise InvalidParameters(client.refused, reason=Reason.BELOW_FLOOR)
             if RECORD not in shareable:
                 raise InvalidParameters(
-                    "this site answers secure sums alone; make the job secure with secagg.nvflare.secure",
+                    "this site answers only secure sums; make the job secure with secagg.nvflare.secure",
                     reason=Reason.BELOW_FLOOR,
                 )
             if not is_stage:
                 return filtered(client, shareable, fl_ctx)
             client.answers[task] = stage_answered(client, shareable, fl_ctx)
-            # The rest stays: NVFlare copies a cookie from it into the reply, by which the server knows its task.
+            # Keep the rest: NVFlare copies a cookie from it into the reply, by which the server identifies its task.
             del shareable[RECORD]
             return shareable
         if not is_stage:
@@ -110,26 +110,26 @@ class SiteFilter(Filter):
 
 
 class SiteGate(Widget):
-    """Looks at each component of a job before it is built: classes by name, scripts by their contents."""
+    """Gate that checks each component of a job before it is built: classes by name, scripts by content."""
 
     def __init__(self, classes: list[str], scripts: dict[str, str], interpreters: list[str] | None = None) -> None:
-        """Allow jobs classes, by their whole names, and scripts, by absolute path with their SHA-256.
+        """Allow jobs to use classes, by full name, and scripts, by absolute path and SHA-256.
 
         Args:
-            interpreters: absolute paths of programs that may run these scripts in a process of their own.
+            interpreters: absolute paths of programs that may run these scripts in a separate process.
         """
         super().__init__()
         self.classes, self.scripts, self.interpreters = list(classes), dict(scripts), list(interpreters or [])
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_BOOTSTRAP:
-            # A server asks for authorization itself, or leaves it out, and would read files of the site.
+            # A server requests authorization itself, or skips it, and could read files of the site.
             served = ClientRequestProcessors.request_processors
             served[:] = [one for one in served if type(one) is not ShellCommandProcessor]
         launched = event_type == EventType.BEFORE_JOB_LAUNCH
         if launched and (fl_ctx.get_prop(FLContextKey.JOB_META) or {_BROUGHT: True}).get(_BROUGHT):
-            # Roles in authorization.json are the server's word, and "super" passes it. NVFlare looks for the code
-            # itself, and starts no job that two launchers want.
+            # The server asserts the roles in authorization.json, and "super" passes it. NVFlare checks for code itself,
+            # and starts no job that two launchers claim.
             add_launcher(self, fl_ctx)
         if event_type != EventType.BEFORE_BUILD_COMPONENT:
             return
@@ -160,7 +160,7 @@ class SiteGate(Widget):
             yield from self._faults_of_script(script)
 
     def _faults_of_command(self, command: object) -> Iterator[str]:
-        """NVFlare starts a command without a shell; what follows the script is the script's."""
+        """Yield a command's faults; NVFlare uses no shell, so later arguments are the script's."""
         words = list(cast("list[object]", command)) if isinstance(command, list) else []
         interpreter, *rest = words or [None]
         script, *given = (rest[1:] if rest[:1] == [_UNBUFFERED] else rest) or [None]
@@ -174,18 +174,18 @@ class SiteGate(Widget):
             yield "an argument of the script is not allowed at this site: it names a secret, or is no text"
 
     def _faults_of_script(self, script: object) -> Iterator[str]:
-        # NVFlare looks for a path that is not absolute in the job's own folder first.
+        # NVFlare first looks for a relative path in the job's own folder.
         path = script if isinstance(script, str) and Path(script).is_absolute() and script in self.scripts else None
         if path is None or hashlib.sha256(Path(path).read_bytes()).hexdigest() != self.scripts[path]:
             yield f"{script} is not a script that this site allows, or it was changed"
 
 
 def _stop_events(engine: Any) -> None:  # noqa: ANN401 -- NVFlare's client engine
-    """Keep events here that a job would send to its server; NVFlare has no setting for that."""
+    """Block events that a job would send to its server; NVFlare has no setting for this."""
     engine.get_widget(WidgetID.FED_EVENT_RUNNER).fire_and_forget_request = lambda *_, **__: None
     engine.get_cell().core_cell.add_outgoing_request_filter(_AUX, _EVENTS, _blocked)
 
 
 def _blocked(message: object) -> Any:  # noqa: ANN401 -- NVFlare's own message
     del message
-    return make_reply("blocked", "the site's operator lets no events out")
+    return make_reply("blocked", "the site's operator blocks events")

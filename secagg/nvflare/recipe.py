@@ -1,4 +1,4 @@
-"""The one line: a recipe becomes secure before it is run or exported."""
+"""``secure``: makes a recipe secure before it is run or exported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SECURE: Final[dict[type, type[SecureRounds]]] = {
     Scaffold: SecureScaffold,
     ScatterAndGather: SecureScatterAndGather,
 }
-"""Workflows that need the mean of the sites alone, and what takes their place."""
+"""Workflows that need only the mean of the sites, and their secure replacements."""
 _REFUSED: Final = {
     "Cyclic": "each site is handed the model that the last one trained",
     "Swarm": "a site is handed the updates of the others, and adds them up",
@@ -40,7 +40,7 @@ _REFUSED: Final = {
     "EvalController": "what each site finds is told by itself; name evaluation_metrics instead",
     "Statistics": "what each site counts is told by itself",
 }
-"""Why others cannot be secure, by what their names hold."""
+"""Reasons why other workflows cannot be secure, by parts of their names."""
 
 
 def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
@@ -57,26 +57,26 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
     bits: int | None = None,
     **settings: Any,  # noqa: ANN401 -- of the settings' own types
 ) -> None:
-    """Make a recipe secure: its server learns sums, and never what one site trained.
+    """Make a recipe secure: its server learns sums, and never a single site's update.
 
-    FedAvg, FedProx, FedOpt with PyTorch and SCAFFOLD can be.
+    Supports FedAvg, FedProx, FedOpt with PyTorch and SCAFFOLD.
 
-    Call it last, after filters and components were added: its filter has to be the last that sees a result.
+    Call it last, after adding filters and components: its filter must be the last that sees a result.
 
     Args:
-        floors: what sites insist on, by the names of ``ClientNode``; operators raise them in ``local/secagg.json``.
-        scheme: a custom scheme, as ``compression`` names it.
-        invited: how many sites a round asks; by default the recipe's ``min_clients``, and more where a round and its
-            job are to outlive a site that is lost.
-        training_timeout: seconds for the stage that trains; 0 waits for every site that is alive.
-        training_patience: once enough sites have trained, the others get so many times as long; None waits.
-        poll: how often a site asks for its next task, in seconds; every stage waits for that.
+        floors: policy of the sites, by the names of ``ClientNode``; operators tighten it in ``local/secagg.json``.
+        scheme: custom scheme that ``compression`` names.
+        invited: number of sites in a round (default: the recipe's ``min_clients``); set more if a job must survive the
+            loss of a site.
+        training_timeout: seconds for the training stage; 0 waits for all live sites.
+        training_patience: once enough sites have trained, the wait for the others, as a multiple of that time.
+        poll: seconds between a site's requests for a task, and so the minimum time of a stage.
         adapter: plan of a LoRA adapter, whose settings those below replace.
-        rates: learning rates of all steps of a site in one round, needed with an adapter.
-        bits: bits of a value's code, as ``AdapterPlan.settings`` has them.
+        rates: learning rates of all steps of a site in one round; needed with an adapter.
+        bits: bits of a value's code, as in ``AdapterPlan.settings``.
         settings: of ``SecAggSettings``, such as ``protocol="one-message"`` or ``clip=1.0``.
     Raises:
-        InvalidParameters: a setting is wrong, or the recipe does what no sum can.
+        InvalidParameters: a setting is wrong, or the recipe does not work on sums.
     """
     if adapter is None and (rates or bits):
         raise InvalidParameters("rates and bits only apply to an adapter; set adapter = AdapterPlan.of(model)")
@@ -131,13 +131,13 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
     recipe.add_client_input_filter(SecAggFilter(), tasks=tasks)
     recipe.add_client_output_filter(SecAggFilter(), tasks=tasks)
     recipe.add_server_config({"server": {"task_request_interval": poll}})
-    # Sites run the library that they have installed, and none that a job brings.
+    # Sites run their installed library, never one that a job brings.
     job.set_app_packages([*job.job.app_packages, _PACKAGE])
     LOG.warning("metrics that scripts log still travel in the clear; name in `metrics` those to be averaged")
 
 
 def _inside(owner: object, name: str) -> Any:  # noqa: ANN401 -- whatever NVFlare has there
-    """Return a private part of NVFlare's: it has no public name for a recipe's apps, executors and components."""
+    """Return a private part of NVFlare, which has no public name for a recipe's apps, executors and components."""
     try:
         return getattr(owner, name)
     except AttributeError:
@@ -149,7 +149,7 @@ def _inside(owner: object, name: str) -> Any:  # noqa: ANN401 -- whatever NVFlar
 
 
 def _only_workflow(server: Any, metrics: tuple[str, ...]) -> Any:  # noqa: ANN401 -- NVFlare's own records
-    """Return the workflow of a job that has one alone, which needs nothing but the mean."""
+    """Return the only workflow of a job, which must need only the mean."""
     workflows: list[Any] = server.workflows
     kinds: list[type] = [type(workflow.controller) for workflow in workflows]
     if any(issubclass(kind, SecureRounds) for kind in kinds):
@@ -191,7 +191,7 @@ def _attribute(plain: object, name: str) -> object:
 
 
 def _narrow(executors: list[Any], tasks: list[str]) -> None:
-    """Let an executor of every task have ours alone: under another name nothing would mask what it returns."""
+    """Restrict an executor of every task to ours: under another name nothing would mask its result."""
     for defined in executors:
         defined.tasks = [one for name in defined.tasks for one in (tasks if name == _ANY else [name])]
         if others := {*defined.tasks} - {*tasks}:

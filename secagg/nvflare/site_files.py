@@ -1,6 +1,6 @@
-"""``secagg node nvflare``: the files by which a site's operator forces secure sums, shown before they are written.
+"""``secagg node nvflare``: files that force secure sums at a site, shown before they are written.
 
-It reads and writes the ``local`` folder of a site's kit and needs no NVFlare.
+Reads and writes the ``local`` folder of a site's kit; NVFlare is not needed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CLASSES: Final = (
     f"{_PACKAGE}.client.SecAggExecutor",
     f"{_PACKAGE}.client.SecAggFilter",
 )
-"""The classes at a site of a job that ``secure`` made of a recipe whose script runs in NVFlare's process."""
+"""Site classes of a job made by ``secure`` from a recipe whose script runs in NVFlare's process."""
 _RIGHTS: Final = ("byoc", "shell_commands", "server-predeployed-flwr")
 _EVERY_RIGHT: Final = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate")
 SCOPE_ALONE: Final = """\
@@ -43,7 +43,7 @@ Those who can write these files, or the scripts that are listed, are trusted: le
 
 
 def write_site(options: argparse.Namespace) -> int:
-    """Show what would change in a site's ``local`` folder, and with ``--write`` change it."""
+    """Show the changes to a site's ``local`` folder, and with ``--write`` make them."""
     local = Path(options.kit)
     local = local if local.name == "local" else local / "local"
     if not local.is_dir():
@@ -91,7 +91,7 @@ def _text(content: dict[str, Any]) -> str:
 
 
 def _read(local: Path, name: str) -> dict[str, Any]:
-    """Return a file of the operator's, or that which NVFlare made; nothing where there is neither."""
+    """Return the operator's file, or NVFlare's; empty if there is neither."""
     for path in (local / name, local / f"{name}.default"):
         if path.exists():
             try:
@@ -120,7 +120,7 @@ def _floors(local: Path, given: list[str]) -> dict[str, Any]:
 
 
 def _privacy(local: Path, *, tracking: bool) -> dict[str, Any]:
-    """Return the scopes, each with our filter last, and the client; a job that names another scope is refused."""
+    """Return the scopes, each with our filter last, and the client; jobs with other scopes are refused."""
     found = _read(local, "privacy.json")
     scopes = found.setdefault("scopes", [])
     if not scopes:
@@ -155,11 +155,11 @@ def _resources(
 
 
 def _authorization(local: Path) -> dict[str, Any]:
-    """Return the permissions without code of a job's own, for any role."""
+    """Return the permissions without jobs' own code, for any role."""
     found = _read(local, "authorization.json")
     roles: dict[str, Any] = found.get("permissions", {})
     for role, rights in roles.items():
-        # A single word stands for every right.
+        # A single word grants every right.
         kept = dict.fromkeys(_EVERY_RIGHT, rights) if isinstance(rights, str) else rights
         roles[role] = {**kept, **dict.fromkeys(_RIGHTS, "none")}
     return found
