@@ -140,7 +140,7 @@ def test_a_roster_of_the_servers_own_authority_is_refused(outcomes: dict[str, An
         ("pushed_otherwise", "Misuse: push summed values with send_and_receive"),
         ("mixed", "Misuse: messages of several types at once"),
         ("different_models", "InvalidParameters: the strategy sends different models"),
-        ("two_records", "InvalidParameters: a training message holds one array record"),
+        ("two_records", "InvalidParameters: a training message must hold one array record"),
     ],
 )
 def test_a_grid_is_not_used_so_that_single_updates_would_show(outcomes: dict[str, Any], name: str, said: str) -> None:

@@ -190,9 +190,9 @@ def test_a_server_names_one_task_in_a_job(folder: Path, caplog: pytest.LogCaptur
     ("written", "said"),
     [
         ('{"secagg-minimum-cohort": 9}', "a cohort of 4 is below 9"),
-        ("[", "holds floors by keys such as"),
-        ("[]", "holds floors by keys such as"),
-        ('{"minimum-cohort": 9}', "holds floors by keys such as"),
+        ("[", "holds policy keys such as"),
+        ("[]", "holds policy keys such as"),
+        ('{"minimum-cohort": 9}', "holds policy keys such as"),
         ('{"secagg-minimum-cohort": "9"}', "minimum_cohort is an integer"),
     ],
 )

@@ -119,7 +119,7 @@ def test_a_task_of_any_name_is_refused_without_the_protocol(folder: Path) -> Non
     for task in ("validate", "submit_model", "get_properties", STAGE_TASK):
         reply = site.do(task, Federation.shareable_of(SimpleNamespace(), FLModel(params=dict(MODEL))))  # type: ignore[arg-type]
         assert reply.get_return_code() == ReturnCode.TASK_DATA_FILTER_ERROR, task
-        with pytest.raises(InvalidParameters, match="this site answers secure sums alone"):
+        with pytest.raises(InvalidParameters, match="this site answers only secure sums"):
             site.filtered(Shareable(), FilterKey.IN)
 
 
