@@ -109,8 +109,8 @@ class Shown:
     """Progress of all runs in one line: rounds, time left, and each run's accuracy and bytes."""
 
     def __init__(self, rounds: Mapping[str, int]) -> None:
-        """Begin to count the time."""
-        self._rounds, self._began = rounds, perf_counter()
+        """Show nothing yet."""
+        self._rounds, self._first = rounds, (0.0, 0.0)
         self._done, self._accuracy = dict.fromkeys(rounds, 0), dict[str, float]()
         self._is_terminal = sys.stderr.isatty()
 
@@ -121,8 +121,12 @@ class Shown:
             self._accuracy[name] = accuracy
         if self._is_terminal:
             share = min(done / self._rounds[name] for name, done in self._done.items())
+            if not self._first[0]:
+                # The time before the first rounds are done is for loading torch.
+                self._first = (share, perf_counter())
+            begun, at = self._first
+            left = f"{(perf_counter() - at) * (1 - share) / (share - begun):.0f} s" if share > begun else "a minute"
             filled = round(_CELLS * share)
-            left = f"{(perf_counter() - self._began) * (1 / share - 1):.0f} s" if share else "a minute"
             told = (f"{STYLES[_scheme(each)][2]} {100 * found:.1f} %" for each, found in self._accuracy.items())
             bar = "#" * filled + "." * (_CELLS - filled)
             line = f"[{bar}] {left} left; accuracy: {', '.join(told)}"
