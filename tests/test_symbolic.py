@@ -268,9 +268,9 @@ def test_every_query_that_holds_serves_a_claim(models: tuple[ModuleType, ModuleT
     assert row in written.splitlines()
     flowing = " ".join(written.split())
     reached = len(cases.AS_IT_IS) - len(holding)
-    told = f"{len(holding)} hold, {reached} events are reached, {len(cases.STILL)} hold although"
+    told = f"{len(holding)} hold, {reached} events are reached, {len(cases.STILL)} hold despite a removed check"
     assert told in flowing
-    assert f"and to {len(cases.PLANTED)} ProVerif reconstructs an attack" in flowing
+    assert f"and for {len(cases.PLANTED)} ProVerif reconstructs an attack" in flowing
 
 
 def _name_of(label: Label) -> str:
