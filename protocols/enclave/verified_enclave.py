@@ -11,7 +11,7 @@ from secagg.crypto.hpke import sealing_key
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import AuthenticationFailed, InvalidParameters, Misuse, PeerMisbehaved, Reason
-from secagg.session.certificates import IDENTITY_KEY_BYTES, verify_signature
+from secagg.session.certificates import IDENTITY_KEY_BYTES, is_strong_key, verify_signature
 
 from .trusted.configuration import EnclaveConfiguration
 from .trusted.messages import EPOCH_BYTES, EnclaveOffer, Receipt
@@ -78,6 +78,8 @@ class VerifiedEnclave(Confined):
             )
         if len(offer.epoch) != EPOCH_BYTES or len(offer.receipt_key) != IDENTITY_KEY_BYTES:
             raise Misuse("an offer is a value that EnclaveOffer.decode returned")
+        if not is_strong_key(offer.receipt_key):
+            raise AuthenticationFailed(culprits=from_server())
         judgement = judge.judge(evidence, offer.binding, now)
         self.offer = offer
         self.configuration = configuration

@@ -23,6 +23,7 @@ from secagg.contract import IndexSegment, Layout, Payload, RingSegment
 from secagg.contract.codewords import CodewordTable, Tables
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import (
+    AuthenticationFailed,
     CapacityExceeded,
     InvalidParameters,
     MalformedMessage,
@@ -42,7 +43,7 @@ from secagg.protocols.enclave.attestation import (
     SnpTcb,
     Verifier,
 )
-from secagg.protocols.enclave.client import require_accepted
+from secagg.protocols.enclave.client import Invitation, require_accepted, stamp_of
 from secagg.protocols.enclave.judge import HardwareJudge
 from secagg.protocols.enclave.remote_enclave import SimulatedEvidence, SimulatedJudge
 from secagg.protocols.enclave.session import EnclaveOptions
@@ -55,7 +56,14 @@ from secagg.session.client_policy import ClientPolicy
 from secagg.session.registry import find
 from secagg.session.roles import LazyUpdate, Released, Subject, Update
 from secagg.session.run import Measured, run
-from tests.harness.enclave_buffers import MIXED_LAYOUT, NOW, EnclaveSetup, InsecureEnclaveSession, sealed_by
+from tests.harness.enclave_buffers import (
+    MIXED_LAYOUT,
+    NOW,
+    EnclaveSetup,
+    InsecureEnclaveSession,
+    attested_of,
+    sealed_by,
+)
 from tests.harness.evidence_makers import evidence_makers
 
 MODEL = ModelStamp(version=0, digest=bytes(32))
@@ -248,6 +256,23 @@ def test_only_a_verified_enclave_is_sealed_to(session: InsecureEnclaveSession) -
     for unverified in (session.enclave, session.enclave.offer, None):
         with pytest.raises(Misuse, match="VerifiedEnclave"):
             sealed_by(session.clients[0], session.setup.payload_of(1), enclave=unverified, model=MODEL, now=session.now)
+
+
+@pytest.mark.parametrize("weak", [bytes(32), b"\1" + bytes(31), b"\xff" * 32])
+def test_a_weak_receipt_key_is_refused_before_an_update_is_made(weak: bytes) -> None:
+    """No proof can be agreed with it; found later, the refusal would say how long the training took."""
+    session, charged = InsecureEnclaveSession(EnclaveSetup()), list[str]()
+    offer = replace(session.enclave.offer, receipt_key=weak)
+    attested = attested_of(offer, "simulated", offer.binding)
+    stamp = stamp_of(session.subject, bytes(32))
+    invitation = Invitation(session.configuration.encode(), attested, b"", stamp.version, stamp.digest, is_short=False)
+    update = LazyUpdate(
+        lambda: Update(session.setup.payload_of(1), bytes(32)), bytes(32), charge=lambda: charged.append("charged")
+    )
+    with pytest.raises(AuthenticationFailed) as caught:
+        session.new_client(1, update=update).answer(invitation.encode())
+    assert caught.value.culprits == {ServerId()}
+    assert not charged
 
 
 def test_a_low_order_sealing_key_is_refused_even_with_evidence(session: InsecureEnclaveSession) -> None:
