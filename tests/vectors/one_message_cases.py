@@ -386,7 +386,7 @@ OFFERS: Cases = {
     "standing_that_the_authority_did_not_sign": (judged_at(NOW, signer="holder/0"), "below_floor"),
     "standing_of_more_than_a_day_before": (judged_at(NOW - 24 * 3600 - 1), "below_floor"),
     "standing_of_the_future": (judged_at(NOW + 3601), "below_floor"),
-    "standing_that_revokes_this_client": (judged_at(NOW, 0), "below_floor"),
+    "standing_that_revokes_this_client": (judged_at(NOW - 1, 0), "below_floor"),
     "receipts_of_fewer_than_a_quorum": (receipts(lambda signed: signed[:3]), "quorum_not_met"),
     "receipts_out_of_order": (receipts(lambda signed: signed[::-1]), "quorum_not_met"),
     "receipt_of_one_holder_in_anothers_place": (
