@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from secagg.errors import InvalidParameters
-from secagg.protocols.enclave.machine import PROTECTED
 
 from .initramfs import archive, compiled, environment_of, interpreter_of, selected, with_start, write_tree
 from .packages import PACKAGES, Entry, Files, add, expanded, locked_packages, require_tree, unpacked
 
 KERNEL, INITRAMFS, COMMAND_LINE, CONTENTS = "vmlinuz", "initramfs", "cmdline", "contents.json"
 """The files of an image's folder."""
+PROTECTED: Final = "console=ttyS0 quiet panic=-1 acpi=off module.sig_enforce=1 lockdown=confidentiality"
 _DRIVERS: Final = (
     "fs/configfs/configfs",
     "drivers/virtio/virtio_mmio",
