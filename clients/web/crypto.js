@@ -69,7 +69,7 @@ const LOW_ORDER = new Set([
   39382357235489614581723060781553021112529911719440698176882885853963445705823n,
 ]);
 
-/** Whether an X25519 key is a point whose shared secrets are known to all. @param {Uint8Array} key */
+/** Whether an X25519 key is a low-order point, whose shared secrets are public. @param {Uint8Array} key */
 export const isLowOrder = (key) => LOW_ORDER.has(littleEndian(key));
 
 /** Whether an X25519 key is in its one canonical encoding. @param {Uint8Array} key */
@@ -271,7 +271,7 @@ export async function sealTo(receiver, info, text) {
   return concat(ephemeral.public, sealed);
 }
 
-// --- SHAKE-256, of public bytes alone: BigInt is not constant time ----------------------------
+// --- SHAKE-256, only of public bytes: BigInt is not constant time ----------------------------
 
 const [RATE, ROUNDS] = [136, 24];
 

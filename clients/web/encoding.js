@@ -74,7 +74,7 @@ export async function applicationDigest(text, terms) {
 
 /**
  * Values as codes, rounded at random in steps of the scale. What is beyond the clip counts as the
- * clip, and NaN as zero: whether a client answers tells nothing of its values.
+ * clip, and NaN as zero: whether a client answers reveals nothing about its values.
  * @param {ArrayLike<number>} values @param {Terms} terms
  * @returns {{codes: Uint32Array, clamped: number}}
  */

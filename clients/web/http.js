@@ -42,7 +42,7 @@ import { Refused, as, equal, hash, hex, integer, json, must, requireSubject, unh
 /** The session ended for this client; the sentence says why. */
 export class Left extends Error {}
 
-/** The usual floors of each protocol. @type {Record<string, any>} */
+/** The default policy of each protocol. @type {Record<string, any>} */
 const USUAL = Object.freeze({ pairwise: FLOORS, "one-message": HOLDER_FLOORS });
 /** Ask again after these: the server is busy, stopping, or behind a proxy that lost it. */
 const AGAIN = [408, 429, 500, 502, 503, 504];
@@ -136,7 +136,7 @@ function requireWanted(description, values, { task = "sum", protocols = Object.k
   const most = floors.maximumPopulation ?? floors.maximumCapacity;
   must(
     terms.clients >= floors.minimumCohort && terms.clients <= most && terms.values <= floors.maximumLength,
-    "below_floor", `a sum of ${terms.clients} clients, or of ${terms.values} values, is beyond a floor`,
+    "below_floor", `a sum of ${terms.clients} clients, or of ${terms.values} values, exceeds this client's policy`,
   );
 }
 

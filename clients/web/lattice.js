@@ -21,7 +21,7 @@ const BATCH = 64;
 
 // --- Values ----------------------------------------------------------------------------------
 
-/** How the values of a segment stand in coefficients. @param {Pick<Offer, "modulusBits" | "guardBits" | "capacity">} offer @param {import("./one_message.js").Segment} segment */
+/** Position of a segment's values in coefficients. @param {Pick<Offer, "modulusBits" | "guardBits" | "capacity">} offer @param {import("./one_message.js").Segment} segment */
 export function shapeOf(offer, { length, ringBits, bounds }) {
   if (!bounds) return { bits: ringBits, lowest: offer.modulusBits - ringBits, count: length, least: 0 };
   const [least, greatest] = bounds;

@@ -89,7 +89,7 @@ const RECORD = {
 const SIGNED = /** @type {const} */ (["corrupted", "threshold", "packing", "quorum"]);
 
 /**
- * Read an offer, and believe it as far as its signatures go.
+ * Decode an offer, and verify its signatures.
  * @param {Uint8Array} message
  * @param {Uint8Array} [authority] of another one no signature is looked at
  */
@@ -193,7 +193,7 @@ function readRecord(message) {
   const signature = sized(SIGNATURE)(reader);
   reader.end();
   const { isActive, holders } = fields;
-  must(fields.suite === 0, "below_floor", "this client speaks the classic suite alone");
+  must(fields.suite === 0, "below_floor", "this client supports only the classic suite");
   const [ids, keys] = [holders.map(({ id }) => hex(id)), holders.map(({ key }) => hex(key))];
   const areKeys = isActive ? new Set(keys).size === keys.length : !keys.some((key) => /[^0]/.test(key));
   must(
@@ -226,7 +226,7 @@ async function readKeys(message, at, { isActive, holders }, digest) {
     until: number(8),
     signature: sized(SIGNATURE),
   });
-  must(position === at, "roster_invalid", "the keys of holders stand in another order");
+  must(position === at, "roster_invalid", "the keys of holders are in another order");
   must(equal(named, digest), "wrong_session", "keys of another record");
   const parts = [digest, integer(position, 2), key, nonce, integer(until, 8)];
   await requireSigned(isActive, holders[at].key, signature, "one-message-holder-keys", ...parts);
@@ -253,7 +253,7 @@ export async function requireReceipts({ isActive, holders, quorum, receipts, t0,
 }
 
 /**
- * Refuse an offer below a floor; nothing was drawn or charged.
+ * Refuse an offer below the policy, before drawing or charging anything.
  * @param {Offer} offer @param {HolderFloors} floors @param {number} now in seconds
  * @param {Uint8Array} authority this client's own; zeros in semi_honest mode
  */
@@ -264,16 +264,16 @@ export function requireHolderFloors(offer, floors, now, authority) {
   must(
     count >= floors.minimumHolders && count <= MOST.holders &&
       corrupted >= floors.assumedCorruptedHolders && corrupted < count,
-    "below_floor", `${count} holders, of whom ${corrupted} may be corrupted, are below a floor`,
+    "below_floor", `${count} holders, ${corrupted} of them corrupted, are below this client's policy`,
   );
   must(
     minimumCohort >= floors.minimumCohort && corruptedClients >= floors.assumedCorrupted,
-    "below_floor", `${minimumCohort} clients, ${corruptedClients} corrupted, are below a floor`,
+    "below_floor", `${minimumCohort} clients, ${corruptedClients} corrupted, are below this client's policy`,
   );
   const length = offer.segments.reduce((total, segment) => total + segment.length, 0);
   must(
     offer.capacity <= floors.maximumCapacity && length <= floors.maximumLength,
-    "below_floor", `${offer.capacity} clients, or ${length} values, are above a floor`,
+    "below_floor", `${offer.capacity} clients, or ${length} values, exceed this client's policy`,
   );
   const least = corrupted + packing;
   must(

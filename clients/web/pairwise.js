@@ -35,7 +35,7 @@ export const FLOORS = Object.freeze({
 });
 /** @typedef {{[name in keyof typeof FLOORS]: name extends "modes" ? readonly string[] : number}} Floors */
 /**
- * What a session is about; what is left out is not compared.
+ * Subject of a session; omitted fields are not compared.
  * @typedef {object} OwnValues
  * @property {number[][]} [layout] bits and length of each segment @property {Uint8Array} [layoutVersion]
  * @property {number} [capacity] the most clients that the codes have room for
@@ -127,7 +127,7 @@ export function readOffer(message) {
     isActive || !standingParts(offer.standing).concat(offer.standing.signature).some((part) => part.some(Boolean)),
     "not_canonical", "semi_honest mode has no standing",
   );
-  must(offer.suite === 0, "below_floor", "this client speaks the classic suite alone");
+  must(offer.suite === 0, "below_floor", "this client supports only the classic suite");
   return offer;
 }
 
@@ -135,7 +135,7 @@ export function readOffer(message) {
 function readSegment(reader) {
   const kind = reader.number(1);
   must(kind >= 1 && kind <= 3, "not_canonical", "a segment of an unknown kind");
-  must(kind === 1, "below_floor", "this client sums rings alone, without fine bits");
+  must(kind === 1, "below_floor", "this client sums only rings, without fine bits");
   const [bits, length] = [reader.number(4), reader.number(8)];
   must(bits >= 1 && bits <= 64 && length >= 1, "not_canonical", "a segment that no ring has");
   return { bits, length };
@@ -357,7 +357,7 @@ export class PairwiseClient {
     return offer.isActive ? committeeOf(offer, seed, clients) : new Set();
   }
 
-  /** The own key and its certificate, which the floors have asked for in active mode. */
+  /** The client's key and certificate, which its policy requires in active mode. */
   #certified() {
     return /** @type {Identity} */ (this.identity);
   }
@@ -394,7 +394,7 @@ export class PairwiseClient {
     return concat(start, this.entry);
   }
 
-  /** Refuse a session about something else, or below a floor. @param {Offer} offer */
+  /** Refuse a session about another subject, or below the policy. @param {Offer} offer */
   #requireFloors(offer) {
     const { floors, identity } = this;
     const { layout, layoutVersion, capacity = Infinity } = this.about;
@@ -408,12 +408,12 @@ export class PairwiseClient {
       [!layout || `${layout}` === `${shape}`, "the offer has another layout than this client's values"],
       [!layoutVersion || equal(offer.layoutVersion, layoutVersion), "the offer has another version of the layout"],
       [offer.population <= capacity, "more clients than the codes have room for"],
-      [floors.modes.includes(mode), `${mode} mode is below a floor`],
-      [offer.minimumCohort >= floors.minimumCohort, `a cohort of ${offer.minimumCohort} is below a floor`],
-      [offer.population <= floors.maximumPopulation, "the population is above a floor"],
-      [degree <= floors.maximumDegree, `a degree of ${degree} is above a floor`],
-      [shape.every(([bits]) => bits >= floors.minimumModulusBits), "a ring is narrower than a floor"],
-      [length <= floors.maximumLength, `${length} values are above a floor`],
+      [floors.modes.includes(mode), `${mode} mode is below this client's policy`],
+      [offer.minimumCohort >= floors.minimumCohort, `a cohort of ${offer.minimumCohort} is below this client's policy`],
+      [offer.population <= floors.maximumPopulation, "the population exceeds this client's policy"],
+      [degree <= floors.maximumDegree, `a degree of ${degree} exceeds this client's policy`],
+      [shape.every(([bits]) => bits >= floors.minimumModulusBits), "a ring is narrower than this client's policy"],
+      [length <= floors.maximumLength, `${length} values exceed this client's policy`],
     ];
     for (const [holds, sentence] of conditions) must(holds, "below_floor", sentence);
     must(

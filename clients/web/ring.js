@@ -33,7 +33,7 @@ function negate(vector) {
   for (let i = 0; i < vector.length; i++) vector[i] = -vector[i];
 }
 
-/** @param {any} total @param {any[]} vectors as many as a group has */
+/** @param {any} total @param {any[]} vectors all vectors of a group */
 function addGroup(total, [a, b, c, d]) {
   for (let i = 0; i < total.length; i++) total[i] += a[i] + b[i] + c[i] + d[i];
 }

@@ -7,7 +7,7 @@ import { START, counterMode, expand } from "./crypto.js";
 import { bind } from "./wire.js";
 
 export const PRIME = 65521;
-/** Polynomials that a challenge combines, besides those of the secret. */
+/** Polynomials that a challenge combines, in addition to those of the secret. */
 export const CHECKS = 8;
 
 /** Uniform field elements of a seed. @param {Uint8Array} seed @param {string} label @param {Uint8Array} context @param {number} count */

@@ -1,12 +1,12 @@
 /**
- * What a client computes for itself before it believes an offer's degree, threshold and quorum.
+ * Client's own check of an offer's degree, threshold and quorum.
  * Implements protocols/pairwise_mask/README.md, "Thresholds".
  * @module
  */
 import { must } from "./wire.js";
 
 /**
- * A client's own floors in the place of the usual ones; one that is no number would refuse nothing.
+ * A client's policy over the defaults; refuses values that are not numbers, which would limit nothing.
  * @template {{minimumCohort: number}} T
  * @param {Readonly<T>} usual @param {Partial<Record<keyof T, any>>} [own] @returns {T}
  */
@@ -16,7 +16,7 @@ export function floorsOf(usual, own) {
     const isFloor = Array.isArray(usual[/** @type {keyof T} */ (name)])
       ? Array.isArray(value)
       : Number.isSafeInteger(value) && value >= 0;
-    must(isFloor, "parameter_out_of_range", `${name} is no floor: ${value}`);
+    must(isFloor, "parameter_out_of_range", `${name} is not a valid limit: ${value}`);
   }
   must(floors.minimumCohort >= 2, "parameter_out_of_range", "a sum of one is that client's input");
   return floors;
@@ -65,7 +65,7 @@ function mostDrawn(total, marked, drawn, ln) {
 }
 
 /**
- * Refuse an offer whose parameters do not withstand what this client assumes.
+ * Refuse an offer whose parameters are not secure under this client's assumptions.
  * @param {import("./pairwise.js").Offer} offer @param {number} advertisers
  * @param {number} assumed corrupted clients, at most @param {number} privacyBits
  */

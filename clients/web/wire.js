@@ -53,7 +53,7 @@ export async function as(reason, made) {
 const SUBJECT = /** @type {const} */ (["task", "round", "model", "application"]);
 
 /**
- * Refuse an offer about something else than this client has in mind; what is left out is not compared.
+ * Refuse an offer about another subject than this client's; omitted fields are not compared.
  * @param {Partial<Subject>} subject @param {Subject} offer
  */
 export function requireSubject(subject, offer) {
@@ -61,7 +61,7 @@ export function requireSubject(subject, offer) {
     const own = subject[name];
     // Bytes and integers alike are compared by their digits.
     const isSame = own === undefined || String(own) === String(offer[name]);
-    must(isSame, "below_floor", `the offer is about another ${name} than this client's`);
+    must(isSame, "below_floor", `the offer's ${name} differs from this client's`);
   }
 }
 

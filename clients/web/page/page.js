@@ -25,7 +25,7 @@ const UPLOAD_STAGE = 2;
 let last = "";
 /** What ends the part that is being taken. @type {AbortController | null} */
 let current = null;
-/** Without a key each tab is a visitor with a drawing of its own, and neither outlives the tab. */
+/** Without a key each tab is a visitor with a separate drawing; both end with the tab. */
 const ofTab = new RoundLedger(inMemory());
 
 /** @param {string} sentence */
@@ -78,7 +78,7 @@ function showDescription(description, isFull, authority) {
     ? "This sum has begun, or is full. You take part in the next one: stay here."
     : `A sum of up to ${clients} drawings is open. It waits for the others.`);
   element("mode").textContent = authority
-    ? `Everybody here has a key that the authority ${fingerprint(authority)} certified: ask the person who ` +
+    ? `Every client here has a key that the authority ${fingerprint(authority)} certified: ask the person who ` +
       "invited you for these digits. The authority decides who takes part, so a server that is the authority, " +
       "or made the invitations, can fill all seats but yours."
     : "Seats are anonymous here: the server is trusted not to fill them all itself. Invitations from an " +
@@ -97,7 +97,7 @@ function showStage({ number, answer }, description) {
   if (number !== UPLOAD_STAGE) return;
   const head = description.mode === "active" ? HEAD.active : HEAD.semi_honest;
   show(seen, maskedLevels(answer, planOf(description.terms).ringBits, head));
-  const note = `${answer.length} bytes, random to everybody who lacks the others' masks.`;
+  const note = `${answer.length} bytes, random to anyone without the others' masks.`;
   element("seen-note").textContent = note;
   seen.setAttribute("aria-label", `Noise: ${note}`);
 }
