@@ -1,6 +1,6 @@
 """Flower's SecAgg+ and this library, measured in turns in one run: a client's upload, and the server's unmasking.
 
-Run it with `make bench-peers`, which installs Flower into an environment of its own. Flower's steps are Flower's own
+Run it with `make bench-peers`, which installs Flower into a separate environment. Flower's steps are Flower's own
 functions. Only the loop of its server's last stage is copied, because in Flower it is part of a method that needs a
 running network.
 

@@ -122,7 +122,7 @@ class CountSketch:
         return table
 
     def medians(self, table: Floats) -> Floats:
-        """Return the median over the rows for each coordinate: robust against heavy cells, and not linear."""
+        """Return the median over the rows for each coordinate: robust against heavy cells, but not linear."""
         if type(table) is not np.ndarray or table.shape != (self.rows, self.columns):
             raise Misuse(f"a table has the shape {(self.rows, self.columns)}")
         middle = ((self.rows - 1) // 2, self.rows // 2)

@@ -434,7 +434,7 @@ class Sketch:
     All clients send the same coordinates, which any protocol with masks can sum. A client first divides by its own
     length, so values are nearly standard normal and one public step fits all clients.
 
-    A code c of q bits stands for the value (2c - 2^q + 1) s / 2 for the step s. Sums of codes are never negative, so a
+    A code c of q bits represents the value (2c - 2^q + 1) s / 2 for the step s. Sums of codes are never negative, so a
     ring of p bits holds (2^p - 1) / (2^q - 1) clients: 31 clients of 1 bit in 5 bits. Dividing by the share that
     rounding keeps of normal values (2 / pi for 1 bit) and by the share of sent coordinates makes the sum of directions
     unbiased over the rotations, for updates with many nonzero values.

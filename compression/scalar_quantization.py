@@ -1,6 +1,6 @@
 """Scalar quantization: encodes a tensor as codes of few bits, with scales and zero points that all clients share.
 
-A code of b bits is an integer q in [-2^(b-1), 2^(b-1) - 1] and stands for s (q - z): s is a float32, z is a code, and
+A code of b bits is an integer q in [-2^(b-1), 2^(b-1) - 1] and represents s (q - z): s is a float32, z is a code, and
 both are public and common to all clients. The ring holds the codes, so the sum is S = sum q over N clients, and the
 decoded sum is
 

@@ -119,7 +119,7 @@ class TensorRecipes:
 
     @cached_property
     def compressed(self) -> tuple[str, ...]:
-        """The tensors that are not sent plain."""
+        """The compressed tensors."""
         recipe = self._recipe(1.0)
         if recipe is None:
             return ()

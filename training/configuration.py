@@ -122,7 +122,7 @@ class Down(StrEnum):
 
 
 class AttackKind(StrEnum):
-    """Updates that dishonest clients send in place of their own."""
+    """Updates that dishonest clients send instead of their own."""
 
     NONE = "none"
     SIGN_FLIP = "sign-flip"
@@ -487,7 +487,7 @@ def changed(configuration: Configuration, changes: Iterable[str]) -> Configurati
         for table in tables:
             inner = place.setdefault(table, {})
             if not isinstance(inner, dict):
-                raise InvalidParameters(f"{table!r} in {key!r} is a value and has no keys of its own")
+                raise InvalidParameters(f"{table!r} in {key!r} is a value without keys")
             place = cast("dict[str, Any]", inner)
         place[last] = _value(text.strip())
     return from_tree(tree)

@@ -127,7 +127,7 @@ def vector(arrays: list[bytes]) -> np.ndarray:
 
 
 def mask(seed: bytes) -> np.ndarray:
-    """Expand a seed in the shapes of an upload: the weight comes first, as an array of its own."""
+    """Expand a seed in the shapes of an upload: the weight comes first, as a separate array."""
     return np.concatenate([np.ravel(one) for one in pseudo_rand_gen(seed, MODULUS, [(1,), (LENGTH,)])])
 
 

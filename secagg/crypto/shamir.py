@@ -113,7 +113,7 @@ def correct(shares: Sequence[Share], *, threshold: int, kind: str = "reconstruct
         The secret, and the points whose shares are not on its polynomial. When at most
         ``(len(shares) - threshold) // 2`` shares are wrong, it is the secret that was dealt and these are they.
     Raises:
-        PeerMisbehaved: a share is out of range, two stand at one point, or every polynomial of degree below
+        PeerMisbehaved: a share is out of range, two are at one point, or every polynomial of degree below
             ``threshold`` misses more than ``(len(shares) - threshold) // 2`` of the shares; ``culprits`` is empty.
         ThresholdNotMet: fewer than ``threshold`` shares were given.
         Misuse: a share was wiped.

@@ -164,7 +164,7 @@ class RecordedCoins:
             self._offered = offered
         elif self._offered != offered:
             raise InvalidParameters(
-                "the sum that was begun here has another offer: open it with the same arguments, holders and epoch, or "
+                "the sum in this folder has another offer: open it with the same arguments, holders and epoch, or "
                 "start a new sum in an empty folder"
             )
 

@@ -211,7 +211,7 @@ class FsspecStore:
             return None
         except OSError:
             raise
-        except Exception as error:  # noqa: BLE001 -- each storage has errors of its own
+        except Exception as error:  # noqa: BLE001 -- each storage has its own errors
             raise OSError(f"{name} cannot be read: {type(error).__name__}: {error}") from None
         return memoryview(data) if len(data) == size else None
 
@@ -235,5 +235,5 @@ def require_usable(url: str) -> None:
         probe.remove()
     except InvalidParameters:
         raise
-    except Exception as error:  # noqa: BLE001 -- each storage has errors of its own
+    except Exception as error:  # noqa: BLE001 -- each storage has its own errors
         raise InvalidParameters(f"{url} cannot be written ({error}); name another --storage") from None

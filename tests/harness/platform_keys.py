@@ -24,7 +24,7 @@ PROTOCOLS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("two-servers", {"weighting": "uniform"}, {"allow_simulated_second_server": True}),
     ("one-message", {}, {}),
 ]
-"""Each protocol in each of its modes: settings of a server, and floors under which a client takes part."""
+"""Each protocol in each of its modes: settings of a server, and a client policy that accepts them."""
 
 
 def named(folder: Path, protocol: str, settings: Mapping[str, Any], clients: Iterable[int]) -> dict[str, str]:

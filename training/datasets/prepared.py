@@ -310,7 +310,7 @@ def leaf_users(path: Path) -> Iterator[LeafUser]:
     counts = whole.get("num_samples")
     for place, user in enumerate(cast("list[object]", users)):
         if not isinstance(user, str) or user not in data:
-            raise InvalidParameters(f"{path}: `user_data` has nothing of the user {user!r}, who is listed")
+            raise InvalidParameters(f"{path}: `user_data` has no entry of the listed user {user!r}")
         own = _table(data[user], path, f"the entry of {user!r}")
         items, labels = own.get("x"), own.get("y")
         if not isinstance(items, list) or not isinstance(labels, list) or len(items) != len(labels):  # pyright: ignore[reportUnknownArgumentType]
