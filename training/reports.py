@@ -223,6 +223,8 @@ def _accuracy_against(
         named.add(_scheme(cell))
     axes.margins(x=0.15, y=0.15)
     plain_ticks(axes)
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(low, (low + high) / 2 - 3), max(high, (low + high) / 2 + 3))  # Noise is not a finding.
     axes.set_xlabel(label)
     bars = "\nbars: standard deviation of seeds" if any(len(cell.runs) > 1 for cell in cells) else ""
     axes.set_ylabel(f"test accuracy after the last round, %{bars}")

@@ -172,6 +172,7 @@ def test_pictures_of_a_report_say_what_the_runs_were_and_draw_bars_of_several_se
         assert lines[1].endswith("of them in each of 2 rounds, 2 or 1 seeds")
         assert lines[2] == "pairwise or enclave, run for real or summed in the clear"
     (axes,) = drawn["accuracy-uplink"].axes
+    assert axes.get_ylim()[1] - axes.get_ylim()[0] >= 6, "noise looks like a finding"
     assert [bar.has_yerr for bar in axes.containers] == [True, False, False, False, False, False]
     legend = [text.get_text() for text in drawn["convergence"].axes[0].get_legend().get_texts()]
     assert {
