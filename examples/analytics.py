@@ -11,7 +11,7 @@ HOURS = range(24)
 
 
 def main() -> None:
-    """Ask thirty clients three questions; three of them leave on the way."""
+    """Ask thirty clients three questions; three of them drop out."""
     draw = np.random.default_rng(1)
     hours = [int(hour) for hour in np.clip(draw.normal(20, 2, 30), 0, 23)]
     words = ["tea"] * 15 + ["coffee"] * 12 + [f"rarity {number}" for number in range(3)]

@@ -94,13 +94,13 @@ class Seen:
 
 
 def attacked(clients: int, trial: int = 0) -> Seen:
-    """Take one step of each client, add the gradients, and name words by the sum alone."""
+    """Take one step of each client, add the gradients, and recover words only from the sum."""
     torch.manual_seed(trial)
     torch.set_num_threads(1)  # The tensors are too small for more.
     model, (vocabulary, sources) = Model(), texts()
     batches = [torch.tensor(sources[(trial + number) % len(sources)][:LENGTH]) for number in range(clients)]
     for batch in batches:
-        model(batch).backward()  # Gradients add up in place, as a secure sum adds them.
+        model(batch).backward()  # Gradients accumulate in place, like in a secure sum.
     gradients = [each.lora_A.grad for each in model.projections if isinstance(each, Adapted)]
     rows = torch.cat([each for each in gradients if each is not None]).double()
     _, lengths, span = torch.linalg.svd(rows, full_matrices=False)

@@ -21,7 +21,7 @@ class Network(nn.Module):
 
 
 def load_data(site: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return points and their classes; each site has a scale of its own."""
+    """Return points and their classes; each site has a different scale."""
     draw = torch.Generator().manual_seed(site + 2)
     classes = torch.randint(CLASSES, (size,), generator=draw)
     points = _CENTRES[classes] + torch.randn(size, FEATURES, generator=draw)

@@ -68,10 +68,7 @@ KEEPS: Final = frozenset(
         "maximum_standing_age",
     )
 )
-"""Names of the policy's limits that this protocol enforces, every mode included: it trusts no server.
-
-``compared`` does not check the last one.
-"""
+"""Names of the policy's limits that this protocol enforces (the last one not in ``compared``); it trusts no server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 A job names the declaration that its server requests. A site's ``local/secagg_statistics.toml`` defines what it answers:
 
-declaration = "outcomes.toml"   # a copy of its own, beside that file
+declaration = "outcomes.toml"   # the site's copy, next to this file
 data = "people.csv"             # or "people.py:functions"
 version = "2026-11"
 """

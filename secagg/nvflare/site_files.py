@@ -34,7 +34,7 @@ _RIGHTS: Final = ("byoc", "shell_commands", "server-predeployed-flwr")
 _EVERY_RIGHT: Final = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate")
 SCOPE_ALONE: Final = """\
 This site answers secure sums and nothing else; a job that forgot to be secure gets a refusal.
-A job that brings code of its own runs it in this site's process, and can send what it reads there around every filter:
+A job that brings code runs it in this site's process, and can send what it reads there around every filter:
 against such jobs add --closed."""
 CLOSED: Final = """\
 This site answers secure sums and nothing else, and runs no code of a job: jobs choose among the classes and scripts

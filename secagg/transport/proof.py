@@ -180,7 +180,7 @@ class FirstCome:
         self._owners.setdefault(digest, client)
 
     def _names(self) -> Iterator[ClientId]:
-        """Iterate over the names once, so that a crowd that asks for seats costs no more than that."""
+        """Iterate over the names once, so that a crowd that asks for seats costs at most that."""
         yield from sorted(self._invited or ())
 
     def _begin(self, session: str) -> None:

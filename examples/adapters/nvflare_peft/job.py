@@ -1,4 +1,4 @@
-"""An NVFlare job that trains LoRA adapters of PEFT in a process of its own at each site."""
+"""An NVFlare job that trains LoRA adapters of PEFT in a separate process at each site."""
 
 import sys
 

@@ -14,7 +14,7 @@ def new_model() -> nn.Module:
 
 
 def load_data(partition: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return points and their classes; each partition has a scale of its own."""
+    """Return points and their classes; each partition has a different scale."""
     draw = torch.Generator().manual_seed(partition + 2)
     classes = torch.randint(CLASSES, (size,), generator=draw)
     points = _CENTRES[classes] + torch.randn(size, FEATURES, generator=draw)
