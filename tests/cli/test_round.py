@@ -29,6 +29,12 @@ SMALL = ("round", "--clients", "12", "--dimension", "600")
 Report = Callable[..., dict[str, Any]]
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep each sentence on a line, whatever the terminal of the tests is."""
+    monkeypatch.setenv("COLUMNS", "1000")
+
+
 @pytest.fixture
 def report_of(tmp_path: Path) -> Report:
     def run(*options: str) -> dict[str, Any]:
