@@ -129,7 +129,7 @@ class Client(Confined):
         configuration = held.configuration
         keys = decode_entries(MessageKind.LIGHT_SECAGG_ROSTER, configuration, message)
         if keys.get(self.client) != held.pair.public_key.encoded or len(keys) < configuration.target:
-            raise _wrong("a roster has this client's key, and as many as must stay", Reason.ROSTER_INVALID)
+            raise _wrong("a roster needs this client's key, and enough clients", Reason.ROSTER_INVALID)
         held.clients, held.roster = tuple(keys), roster_digest(configuration, keys)
         length, count = configuration.piece_length, configuration.target - configuration.privacy
         parts = np.zeros((configuration.target, length), np.int64)
@@ -165,7 +165,7 @@ class Client(Confined):
             ):
                 held.pieces[sender] = decode_vector(opened.expose(), length)
         if self.client not in held.pieces or len(held.pieces) < configuration.target:
-            raise _wrong("a delivery has this client's own piece, and as many as must stay", Reason.ROSTER_INVALID)
+            raise _wrong("a delivery needs this client's own piece, and enough pieces", Reason.ROSTER_INVALID)
         if self._update is None:
             raise InvalidParameters("the message that an upload answers brings the model, and this one did not")
         if self._update.model_for(self._subject) != configuration.model_digest:
@@ -188,9 +188,9 @@ class Client(Confined):
         configuration = held.configuration
         survivors = decode_entries(MessageKind.LIGHT_SECAGG_SURVIVORS, configuration, message)
         if any(survivors.values()):
-            raise MalformedMessage("a set holds clients alone", reason=Reason.TRAILING_BYTES)
+            raise MalformedMessage("a set holds only clients", reason=Reason.TRAILING_BYTES)
         if len(survivors) < configuration.target or not survivors.keys() <= held.pieces.keys():
-            raise _wrong("a set has as many as must stay, of those whose pieces came", Reason.SURVIVORS_INVALID)
+            raise _wrong("a set needs enough clients, all of whose pieces came", Reason.SURVIVORS_INVALID)
         total = np.sum([held.pieces[survivor] for survivor in survivors], axis=0)
         held.wipe()
         return encode_body(MessageKind.LIGHT_SECAGG_ANSWER, configuration, encode_vector(total % FIELD))

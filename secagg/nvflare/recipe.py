@@ -37,8 +37,8 @@ _REFUSED: Final = {
     "Cyclic": "each site is handed the model that the last one trained",
     "Swarm": "a site is handed the updates of the others, and adds them up",
     "Cross": "the model of each site is handed to the others",
-    "EvalController": "what each site finds is told by itself; name evaluation_metrics instead",
-    "Statistics": "what each site counts is told by itself",
+    "EvalController": "each site reports its results individually; name evaluation_metrics instead",
+    "Statistics": "each site reports its counts individually",
 }
 """Reasons why other workflows cannot be secure, by parts of their names."""
 
@@ -158,8 +158,8 @@ def _only_workflow(server: Any, metrics: tuple[str, ...]) -> Any:  # noqa: ANN40
         found = ", ".join(kind.__name__ for kind in kinds) or "no workflow"
         reasons = [why for part, why in _REFUSED.items() if any(part in kind.__name__ for kind in kinds)]
         raise InvalidParameters(
-            f"the recipe runs {found}; one of {', '.join(kind.__name__ for kind in _SECURE)} alone can be made secure: "
-            f"{reasons[0] if reasons else 'others have not been looked at'}"
+            f"the recipe runs {found}; one of {', '.join(kind.__name__ for kind in _SECURE)} is needed: "
+            f"{reasons[0] if reasons else 'others were not examined'}"
         )
     plain = workflows[0].controller
     aggregator = getattr(plain, "aggregator", None)

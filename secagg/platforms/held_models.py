@@ -134,7 +134,7 @@ def followed(record: Mapping[str, Any], held: HeldModel | None, forms: Forms, up
         PeerMisbehaved: the record is about another model; the server sends the whole one next time.
     """
     if any(type(record.get(name, b"")) is not bytes for name in (_HELD, _SUM, _MODEL)):
-        raise MalformedMessage("a record of a held model has bytes alone", reason=Reason.NOT_CANONICAL)
+        raise MalformedMessage("a record of a held model has only bytes", reason=Reason.NOT_CANONICAL)
     sizes = tuple(prod(shape) for shape, _ in forms.values())
     # A model of zeros is encoded in few bytes, so bound the reserved memory here. A sum of metrics has no update.
     is_other = UPDATE in update.names and sizes != whole_code(update).rotation.sizes

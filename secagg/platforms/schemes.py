@@ -264,7 +264,7 @@ def norms_in_steps(norm: float, update: ModelUpdate) -> tuple[tuple[int, ...], t
     length = sum(math.prod(tensor.shape) for tensor in update.tensors if tensor.name in tensors)
     if len(bits) != 1 or 0 in bits or rings[0].length != length or len(rings) != len(update.layout.segments):
         raise InvalidParameters(
-            f"{PREFIX}max-norm is for tensors of floats in a ring of their own: name no tensors of integers in "
+            f"{PREFIX}max-norm is for float tensors in a separate ring: name no tensors of integers in "
             f"{PREFIX}tensors, or set another {PREFIX}modulus-bits"
         )
     (fraction_bits,) = bits
@@ -292,7 +292,7 @@ def noise_settings(multiplier: float, norm: float, update: ModelUpdate) -> Noise
         or {METRICS, COUNTS} & schemes.keys()
     ):
         raise InvalidParameters(
-            "noise is for tensors of floats in fixed point alone, without metrics: name no metrics, and in "
+            "noise is only for float tensors in fixed point, without metrics: name no metrics, and in "
             "secagg-tensors no tensors of integers"
         )
     (fraction_bits,) = bits
