@@ -35,7 +35,7 @@ class Label(bytes, Enum):
     CERTIFICATE = b"secagg/1/certificate"
     STANDING = b"secagg/1/standing"
     KEY_REQUEST = b"secagg/1/key-request"
-    ROTATION = b"secagg/1/rotation"
+    AUTHORITY_ROTATION = b"secagg/1/authority-rotation"
     CONFIGURATION = b"secagg/1/configuration"
     SESSION_CONTEXT = b"secagg/1/session-context"
     ROSTER = b"secagg/1/roster-root"

@@ -213,7 +213,7 @@ class _Entries:
 
     def _rotate(self, key: bytes, by_old: bytes, by_new: bytes) -> None:
         for signer, signature in ((self.authority, by_old), (key, by_new)):
-            verify_signature(signer, signature, Label.ROTATION, self.authority, key)
+            verify_signature(signer, signature, Label.AUTHORITY_ROTATION, self.authority, key)
         if key in self.keys:
             raise InvalidParameters("the key of an authority was none of a client or an authority before; name another")
         self.keys.add(key)
@@ -325,7 +325,7 @@ def rotate(path: Path, old: SigningKey, new: SigningKey, *, clock: Clock = syste
 
     def lines(known: _Entries, _: int) -> Iterable[str]:
         live = list(known.live.values())
-        signed = (each.sign(Label.ROTATION, old.public_key, new.public_key).hex() for each in (old, new))
+        signed = (each.sign(Label.AUTHORITY_ROTATION, old.public_key, new.public_key).hex() for each in (old, new))
         yield " ".join(("authority", new.public_key.hex(), *signed))
         for each in live:
             until = each.expiry // HOUR

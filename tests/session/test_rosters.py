@@ -305,7 +305,8 @@ def rotation(
 ) -> str:
     """Return the line of a rotation, signed by both keys or by others."""
     signed = (
-        each.sign(Label.ROTATION, old.public_key, new.public_key).hex() for each in (by_old or old, by_new or new)
+        each.sign(Label.AUTHORITY_ROTATION, old.public_key, new.public_key).hex()
+        for each in (by_old or old, by_new or new)
     )
     return " ".join(("authority", new.public_key.hex(), *signed)) + "\n"
 
