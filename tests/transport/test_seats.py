@@ -180,7 +180,7 @@ def test_a_crowd_of_visitors_costs_a_server_no_more_than_a_list_of_names() -> No
 
 
 def options_of(**more: Any) -> argparse.Namespace:
-    names = ("state", "group", "engine", "values", "clip", "out", "clients", "round", "statistics")
+    names = ("state", "group", "engine", "values", "bits", "model", "clip", "out", "clients", "round", "statistics")
     return argparse.Namespace(**{**dict.fromkeys(names), "page": True, "protocol": "pairwise", "set": [], **more})
 
 
