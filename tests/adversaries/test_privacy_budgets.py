@@ -209,7 +209,7 @@ def test_a_round_that_was_answered_does_not_use_up_the_budget(ledger: Callable[[
         uploaded(world, SUBJECT)
         for _ in range(3):
             session = world.open(SUBJECT, frozenset(CLIENTS))
-            with pytest.raises(SecAggError, match="each has one upload"):
+            with pytest.raises(SecAggError, match="with one upload each"):
                 world.member(CLIENT).join(SUBJECT, late(CLIENT)).answer(session.invitation)
             session.abort()
     assert ledger().uploads == 1

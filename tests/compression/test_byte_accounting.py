@@ -200,6 +200,7 @@ Print = Callable[..., tuple[int, str]]
 def show(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Print:
     def run(*arguments: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["paper_sizes.py", *arguments])
+        monkeypatch.setenv("COLUMNS", "200")
         return paper_sizes.main(), capsys.readouterr().out
 
     return run
