@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
@@ -479,13 +479,14 @@ def load_identity(path: Path) -> ClientIdentity:
     return ClientIdentity(client, key, certificate, authority)
 
 
-class _Follower(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Follower:
     """A client that looks at a roster as it does at an offer."""
 
     certificate: Certificate
     standings: Store
     clock: Clock
-    policy: ClientPolicy = ClientPolicy()
+    policy: ClientPolicy = field(default_factory=ClientPolicy)
 
 
 def follow(path: Path, roster: Roster, state: Store, *, clock: Clock = system_clock) -> ClientIdentity:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
 from unittest.mock import patch
 
 import pytest
@@ -33,7 +32,8 @@ def shown(number: int, *revoked: int, digest: bytes = bytes(32)) -> Standing:
     return Standing(number=number, revoked=revoked, digest=digest).signed(AUTHORITY)
 
 
-class Bearer(NamedTuple):
+@dataclass(frozen=True)
+class Bearer:
     """What a standing is compared with."""
 
     certificate: Certificate

@@ -300,15 +300,39 @@ def test_a_client_answers_under_a_fresh_standing(deployed: Deployed) -> None:
     assert deployed.charged
 
 
+def _none(_: Deployed) -> Standing:
+    return NO_STANDING
+
+
+def _with_less(it: Deployed) -> Standing:
+    return replace(it.shown(0, 3), revoked=())
+
+
+def _of_another(it: Deployed) -> Standing:
+    return Standing(number=it.now).signed(it.key)
+
+
+def _old(it: Deployed) -> Standing:
+    return it.shown(DAY + 1)
+
+
+def _early(it: Deployed) -> Standing:
+    return it.shown(-HOUR - 1)
+
+
+def _against_it(it: Deployed) -> Standing:
+    return it.shown(0, 7)
+
+
 @pytest.mark.parametrize(
     ("saying", "standing"),
     [
-        ("missing", lambda _: NO_STANDING),
-        ("not signed", lambda it: replace(it.shown(0, 3), revoked=())),
-        ("not signed", lambda it: Standing(number=it.now).signed(it.key)),
-        ("hours old", lambda it: it.shown(DAY + 1)),
-        ("future", lambda it: it.shown(-HOUR - 1)),
-        ("revokes this client's own", lambda it: it.shown(0, 7)),
+        ("missing", _none),
+        ("not signed", _with_less),
+        ("not signed", _of_another),
+        ("hours old", _old),
+        ("future", _early),
+        ("revokes this client's own", _against_it),
     ],
     ids=["missing", "altered", "of another authority", "old", "of the future", "against itself"],
 )

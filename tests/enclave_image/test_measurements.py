@@ -18,6 +18,7 @@ from secagg.enclave_image.nitro import enclave_image, registers
 from secagg.enclave_image.sev_snp import launch_digest
 from secagg.errors import InvalidParameters
 from secagg.platforms.enclave_plug import load_judge
+from secagg.protocols.enclave.attestation import PinnedMeasurement
 
 PARTS = {"kernel": b"kernel" * 100, "command_line": b"console=ttyS0", "ramdisks": [b"initramfs" * 50]}
 KERNEL_HASHES = 0x10
@@ -230,6 +231,7 @@ def test_a_policy_for_nitro_is_one_that_a_client_reads(folder: Path, capsys: pyt
     assert main(["enclave", "measure", "nitro", str(folder)]) == 0
     (folder / "policy.json").write_text(capsys.readouterr().out)
     (accepted,) = load_judge(folder / "policy.json").policy.accepted
+    assert isinstance(accepted, PinnedMeasurement)
     assert accepted.registers == registers(b"kernel", b"console=none", [b"initramfs"])
     assert read_image((folder / "image.eif").read_bytes()) == (b"kernel", b"console=none", [b"initramfs"])
 

@@ -32,6 +32,7 @@ def policy(folder: Path, content: Any) -> Path:
 def test_the_measurements_of_a_file_are_pinned(tmp_path: Path) -> None:
     judge = load_judge(policy(tmp_path, {"format": "nitro", "accepted": [PINS]}))
     (pinned,) = judge.policy.accepted
+    assert isinstance(pinned, PinnedMeasurement)
     assert pinned.registers["PCR2"] == b"\xab" * 48
 
 

@@ -11,7 +11,7 @@ T = TypeVar("T")
 def always(value: T) -> Callable[..., T]:
     """Return a function that returns this value for any arguments."""
 
-    def stand_in(*_: object) -> T:
+    def stand_in(*_: object, **__: object) -> T:
         return value
 
     return stand_in

@@ -39,7 +39,7 @@ def test_a_sum_is_a_few_lines_without_its_values() -> None:
     assert lines[5].startswith("  clipped: 20,000 values; all others within 1.53e-05")
     assert lines[6] == f"  bytes of a client: {result.bytes_sent:,} sent, {result.bytes_received:,} received"
     assert len(lines) == 7
-    cells = Cells(result._repr_html_())
+    cells = Cells(result._repr_html_())  # pyright: ignore[reportPrivateUsage]
     assert set(cells.tags) == {"table", "tr", "th", "td"}
     assert cells.cells[:2] == ["clients", "8 of 10"]
 
@@ -53,7 +53,7 @@ def test_many_that_left_are_counted_and_one_array_is_no_tensors() -> None:
 def test_names_are_text_in_a_notebook() -> None:
     name = "<script>alert('1')</script>&amp;"
     result = secagg.aggregate({name: np.ones(2), **dict.fromkeys("abcd", np.ones(2))}, clip=1.0, drop=[name])
-    text = result._repr_html_()
+    text = result._repr_html_()  # pyright: ignore[reportPrivateUsage]
     assert "<script" not in text
     assert f"{name} (left)" in "".join(Cells(text).cells)
 
@@ -65,7 +65,7 @@ def test_statistics_are_a_line_each() -> None:
     assert "  statistics of: outcomes, 3 sites\n" in repr(results)
     assert "  people: {'count': 90}\n" in repr(results)
     assert max(map(len, repr(results).splitlines())) <= 120
-    assert "<b>" not in results._repr_html_()
+    assert "<b>" not in results._repr_html_()  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize(("value", "clip", "said"), [(2.0, 1.0, "beyond the clip"), (1e-9, 1.0, "reaches one step")])

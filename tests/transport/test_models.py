@@ -22,6 +22,7 @@ from secagg.transport.client import Join
 from secagg.transport.description import SessionDescription
 from secagg.transport.server import SumServer
 from tests.harness.commands import refusal
+from tests.harness.planted import always
 from tests.harness.wire_town import Process, Town
 
 CLIENTS = 4
@@ -265,7 +266,7 @@ def joined(monkeypatch: pytest.MonkeyPatch, description: SessionDescription) -> 
         session.answer(b"")
 
     monkeypatch.setattr("secagg.transport.client.contribute", met)
-    monkeypatch.setattr("secagg.platforms.plugs.plug_of", lambda *_, **__: Taking())
+    monkeypatch.setattr("secagg.platforms.plugs.plug_of", always(Taking()))
     return waited_for
 
 

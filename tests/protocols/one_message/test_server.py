@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,8 +23,7 @@ from secagg.errors import (
 from secagg.identifiers import HolderId
 from secagg.parameters import SecurityMode
 from secagg.protocols.one_message.decoding import Recovered, SumOfSecrets, recovered
-from secagg.protocols.one_message.masks import Word
-from secagg.protocols.one_message.opening import LocalSum, OneMessageCut, OpenedSum, WrongSecret
+from secagg.protocols.one_message.opening import LocalSum, OneMessageCut, OpenedSum, Sums, WrongSecret
 from secagg.protocols.one_message.parameters import FIELD
 from secagg.protocols.one_message.requests import Judged, Receipt, Verdict
 from secagg.protocols.one_message.tally import State, Tally
@@ -237,7 +236,7 @@ class CountedSum(LocalSum):
         super().__init__(cut)
         self.calls = list[str]()
 
-    def open(self, secret: SumOfSecrets) -> list[Word]:
+    def open(self, secret: SumOfSecrets) -> Iterable[Sums]:
         self.calls.append("open")
         return super().open(secret)
 

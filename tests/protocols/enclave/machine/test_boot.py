@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from secagg.enclave_image.image import PROTECTED
 from secagg.enclave_image.nitro import registers
 from secagg.errors import InvalidParameters
 from secagg.simulation.insecure_coins import InsecureSeededCoins
+from tests.harness.planted import always
 
 if sys.platform != "linux":
     pytest.skip("an enclave's machine runs Linux", allow_module_level=True)
@@ -33,14 +35,24 @@ def test_its_words_stand_once_on_the_command_line() -> None:
 def test_no_process_finds_the_memory_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """The source of evidence is root, and may open files: /proc holds the service's memory as one."""
     texts = {"/proc/cmdline": f"{PROTECTED} secagg.evidence=tsm", "/proc/cpuinfo": "flags\t\t: rdrand\n"}
-    mounted = list[str]()
-    monkeypatch.setattr(boot, "_mount", lambda _, place, *__: mounted.append(place))
+    mounted, served = list[str](), list[list[str]]()
+
+    def mount(kind: str, place: str, *_: object) -> None:
+        del kind
+        mounted.append(place)
+
+    def read(path: Path) -> str:
+        return texts[str(path)]
+
+    def serve(*_: object, **__: object) -> None:
+        served.append(mounted.copy())
+
+    monkeypatch.setattr(boot, "_mount", mount)
     monkeypatch.setattr(boot, "_unmount", mounted.remove)
     monkeypatch.setattr(boot, "_load_drivers", lambda: None)
-    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
-    monkeypatch.setattr(Path, "read_text", lambda path: texts[str(path)])
-    served = list[list[str]]()
-    monkeypatch.setattr(boot, "serve_at", lambda *_, **__: served.append(mounted.copy()))
+    monkeypatch.setattr(resource, "setrlimit", always(None))
+    monkeypatch.setattr(Path, "read_text", read)
+    monkeypatch.setattr(boot, "serve_at", serve)
     boot.main(InsecureSeededCoins(b"boot"))
     assert served == [["/sys", "/dev", "/sys/kernel/config"]]
 
@@ -48,17 +60,21 @@ def test_no_process_finds_the_memory_of_another(monkeypatch: pytest.MonkeyPatch)
 def test_a_host_takes_no_protection_off_the_command_line_of_a_nitro_image(monkeypatch: pytest.MonkeyPatch) -> None:
     """It moves the boundary between two sections, which no register covers."""
     line = f"{PROTECTED} secagg.evidence=nsm secagg.listen=vsock:5000"
-    monkeypatch.setattr(boot, "serve_at", lambda *_, **__: pytest.fail("served"))
-    monkeypatch.setattr(boot, "_mount", lambda *_: None)
-    monkeypatch.setattr(boot, "_unmount", lambda _: None)
+
+    def serve(*_: object, **__: object) -> None:
+        pytest.fail("served")
+
+    monkeypatch.setattr(boot, "serve_at", serve)
+    monkeypatch.setattr(boot, "_mount", always(None))
+    monkeypatch.setattr(boot, "_unmount", always(None))
     monkeypatch.setattr(boot, "_load_drivers", lambda: None)
-    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    monkeypatch.setattr(resource, "setrlimit", always(None))
     for cut in range(line.index("acpi") + 1, line.index("secagg")):
         moved, rest = line[:cut], line[cut:]
         assert registers(b"kernel" + moved.encode(), rest.encode(), [b"i"]) == registers(
             b"kernel", line.encode(), [b"i"]
         )
-        monkeypatch.setattr(Path, "read_text", lambda _, rest=rest: rest)
+        monkeypatch.setattr(Path, "read_text", always(rest))
         with pytest.raises(InvalidParameters, match="the command line lacks acpi=off"):
             boot.main(InsecureSeededCoins(b"boot"))
 
@@ -89,11 +105,24 @@ def test_a_security_module_that_any_host_can_show_is_no_generator(
     """QEMU has one for every guest, and its driver is in every image; a host also hides what a processor can do."""
     texts = {"/proc/cmdline": f"{PROTECTED} secagg.evidence={evidence}", "/proc/cpuinfo": "flags\t\t: fpu sse\n"}
     served = list[str]()
+
+    def stands_in(name: str) -> Callable[..., None]:
+        def stand_in(*_: object, **__: object) -> None:
+            served.append(name)
+
+        return stand_in
+
+    def read(path: Path) -> str:
+        return texts[str(path)]
+
+    def is_there(path: Path) -> bool:
+        return str(path) == "/dev/nsm"
+
     for name in ("_mount", "_unmount", "_load_drivers", "serve_at"):
-        monkeypatch.setattr(boot, name, lambda *_, name=name, **__: served.append(name))
-    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
-    monkeypatch.setattr(Path, "read_text", lambda path: texts[str(path)])
-    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nsm")
+        monkeypatch.setattr(boot, name, stands_in(name))
+    monkeypatch.setattr(resource, "setrlimit", always(None))
+    monkeypatch.setattr(Path, "read_text", read)
+    monkeypatch.setattr(Path, "exists", is_there)
     with pytest.raises(InvalidParameters, match="the host's is not to be trusted"):
         boot.main(InsecureSeededCoins(b"boot"))
     assert "serve_at" not in served
