@@ -149,9 +149,9 @@ FIRST = ("user_data", "f0001_41")
     ("place", "value", "message"),
     [
         (("users",), None, "`users` must be a list"),
-        (("users",), [*USERS[:2], 3], "nothing of the user 3"),
+        (("users",), [*USERS[:2], 3], "no entry of the listed user 3"),
         (("user_data",), None, "`user_data` must be a JSON object"),
-        (("user_data",), {}, "nothing of the user 'f0001_41'"),
+        (("user_data",), {}, "no entry of the listed user 'f0001_41'"),
         ((*FIRST,), [], "the entry of 'f0001_41' must be a JSON object"),
         ((*FIRST, "x"), None, "lists of one length"),
         ((*FIRST, "y"), [1, 2], "lists of one length"),
