@@ -28,7 +28,7 @@ from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_messages import AcceptedList, OutputShare, entries_digest
 from secagg.protocols.two_servers.session import TwoServersMember
 from secagg.protocols.two_servers.upload import HalfForm, Upload, ring_bytes
-from secagg.session.certificates import GRANT_BYTES, Certificate, SigningKey, Standing, issue_certificate
+from secagg.session.certificates import Certificate, SigningKey, Standing, issue_certificate
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import SpentUpdates
 from secagg.session.roles import LazyUpdate, Subject, Update
@@ -214,11 +214,7 @@ class Place:
     def send_in_the_name_of(self, client: int, *, certified: bool) -> Sent:
         """Have somebody upload in the name of a client without its key, or of one that nobody certified."""
         own, key = self.certified(3)
-        named = (
-            self.certified(client)[0]
-            if certified
-            else Certificate(ClientId(client), own.public_key, bytes(GRANT_BYTES))
-        )
+        named = self.certified(client)[0] if certified else issue_certificate(key, ClientId(client), own.public_key)
         halves = self.shared(3, "forged", SpentUpdates(), named=(named, key), payload=self.payload(client, "forged"))
         return self.remember(client, "forged", halves, is_authentic=False)
 
