@@ -1,6 +1,7 @@
 """What every test shares: two Hypothesis profiles, one thread for arithmetic, and the root of the repository."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,3 +22,10 @@ settings.load_profile("house")
 @pytest.fixture(scope="session")
 def repository() -> Path:
     return Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def forgotten_warnings() -> None:
+    """Let a warning that a process logs once be logged in every test."""
+    if (module := sys.modules.get("secagg.compression.model_update.weighting")) is not None:
+        module.warn_once.cache_clear()

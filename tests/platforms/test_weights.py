@@ -17,7 +17,7 @@ from secagg.compression.common import PublicStream
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.model_update import ModelUpdate, TensorScheme, decode_parameters, encode_parameters
 from secagg.compression.model_update.arrays import METRICS
-from secagg.compression.model_update.weighting import COUNTS, Counted, warn_once
+from secagg.compression.model_update.weighting import COUNTS, Counted
 from secagg.compression.rotation import RandomRotation
 from secagg.compression.scalar_quantization import ScalarQuantization
 from secagg.contract import Payload, ideal_aggregate
@@ -500,7 +500,6 @@ def test_a_metric_that_no_app_reports_is_named_by_the_error() -> None:
 
 def test_a_server_is_warned_where_nearly_all_count_as_the_lightest(log: pytest.LogCaptureFixture) -> None:
     """Once: it was said by every client in every round."""
-    warn_once.cache_clear()
     made = Rounds(SecAggSettings())
     for number in (1, 2):
         play(made, lambda number, sent: moved(number, sent, n=30), model(), number)
@@ -516,7 +515,6 @@ def test_clients_of_one_process_say_once_that_the_clip_is_wrong(
     log: pytest.LogCaptureFixture, clip: float, said: str
 ) -> None:
     """As in a simulation, where each client said it in each round."""
-    warn_once.cache_clear()
     made = Rounds(SecAggSettings(clip=clip, weighting="uniform"))
     for number in (1, 2):
         play(made, lambda _, sent: moved(1, sent), model(), number)
