@@ -359,10 +359,12 @@ class EpochRing:
                 key_derivation.expand("noise key", SEED_BYTES, coins_seed, Label.ONE_MESSAGE_NOISE) as noise_key,
             ):
                 drawn = Sampler(secret_key).draw(self.parameters.degree)
-                lattice.require_short(drawn)
-                upload = self._masked(vectors, drawn, Sampler(noise_key))
-                secret = Secret("ring secret", drawn.data.cast("B"))
-                drawn[:] = 0
+                try:
+                    lattice.require_short(drawn)
+                    upload = self._masked(vectors, drawn, Sampler(noise_key))
+                    secret = Secret("ring secret", drawn.data.cast("B"))
+                finally:
+                    drawn[:] = 0
         finally:
             coins_seed.wipe()
         return upload, secret
@@ -372,20 +374,22 @@ class EpochRing:
         parameters, planes = self.parameters, UploadPlanes(self.parameters)
         spectrum = lattice.spectra(secret)
         rounding = Rounding(parameters, self.seed)
-        for first, count in self.blocks():
-            start, end = self.range_of(first, count)
-            words = pack(parameters, vectors, start, end)
-            masks = words[0].copy()
-            self.add_product(words, first, count, [spectrum])
-            np.subtract(words[0], masks, out=masks)
-            drawn = noise.draw(end - start)
-            add_shifted(words, drawn.astype(np.int64).view(np.uint64), 0, signed=True)
-            drawn[:] = 0
-            self._write([word[: max(0, rounding.end - start)] for word in words], start, planes)
-            rounding.keep(words, masks, start)
-            for word in (*words, masks):
-                word[:] = 0
-        spectrum[:] = 0
+        try:
+            for first, count in self.blocks():
+                start, end = self.range_of(first, count)
+                words = pack(parameters, vectors, start, end)
+                masks = words[0].copy()
+                self.add_product(words, first, count, [spectrum])
+                np.subtract(words[0], masks, out=masks)
+                drawn = noise.draw(end - start)
+                add_shifted(words, drawn.astype(np.int64).view(np.uint64), 0, signed=True)
+                drawn[:] = 0
+                self._write([word[: max(0, rounding.end - start)] for word in words], start, planes)
+                rounding.keep(words, masks, start)
+                for word in (*words, masks):
+                    word[:] = 0
+        finally:
+            spectrum[:] = 0
         self._write(rounding.with_check_words(), rounding.end, planes)
         return planes.encode()
 

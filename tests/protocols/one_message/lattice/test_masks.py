@@ -23,7 +23,7 @@ from secagg.errors import (
     Misuse,
     Reason,
 )
-from secagg.protocols.one_message import masks, opening
+from secagg.protocols.one_message import lattice, masks, opening
 from secagg.protocols.one_message.decoding import SumOfSecrets
 from secagg.protocols.one_message.lattice import LARGEST
 from secagg.protocols.one_message.masks import EpochRing
@@ -320,6 +320,33 @@ def test_what_a_client_may_not_mask() -> None:
         ring.mask([inside], Secret("seed", bytes(16)))
     with pytest.raises(InvalidParameters, match="32 bytes"):
         EpochRing(PARAMETERS, bytes(16))
+
+
+def test_a_secret_is_overwritten_where_a_later_block_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values are packed block by block, so that one beyond its bounds may follow others that are masked."""
+    length = (masks.POLYNOMIALS_AT_ONCE + 1) * 1024
+    parameters = plan([Values(length, 17, (0, 1000))], 100, choose_committee(5, 1), degrees=(1024,))
+    vector, made, spectra, draw = np.zeros(length, np.uint32), list[Any](), lattice.spectra, lattice.Sampler.draw
+    vector[-1] = 1001
+
+    def kept(polynomials: Any) -> Any:
+        made.append(spectra(polynomials))
+        return made[-1]
+
+    def drawn(self: lattice.Sampler, count: int) -> Any:
+        made.append(draw(self, count))
+        return made[-1]
+
+    monkeypatch.setattr(lattice.Sampler, "draw", drawn)
+    monkeypatch.setattr(lattice, "spectra", kept)
+    with pytest.raises(CapacityExceeded):
+        EpochRing(parameters, EPOCH).mask([vector], seed(1, 1024))
+    secret, spectrum, *others = made
+    assert others, "a block was masked before"
+    assert secret.dtype == np.int8
+    assert not secret.any()
+    assert spectrum.shape == (512,)
+    assert not spectrum.any()
 
 
 def test_what_a_server_may_not_open() -> None:
