@@ -114,7 +114,7 @@ def main() -> int:
 
 
 def _warmed(configuration: Configuration) -> Run:
-    """Return a run after its first rounds, of which the first is uncompressed."""
+    """Return a run after its first rounds; the first one is uncompressed."""
     is_bundled = configuration.data.name == "fashion"
     run = Run(configuration, pieces_of(configuration) if is_bundled else _of_noise(configuration))
     for _ in range(2):

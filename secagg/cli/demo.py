@@ -87,7 +87,7 @@ def run_demo(options: argparse.Namespace) -> int:
     }
     write_json(out / "report.json", report)
     written = [out / "report.json"]
-    if picture := _picture(out / "who_sees_what.png", f"{clients} clients, {drop} of which dropped out", panels):
+    if picture := _picture(out / "who_sees_what.png", f"{clients} clients, {drop} dropped out", panels):
         written.append(picture)
     print()
     for name, value in report.items():

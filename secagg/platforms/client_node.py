@@ -65,7 +65,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Option with names, of which an operator may remove some."""
+    """Option with names; an operator may remove some of them."""
 
     purpose: str
 

@@ -385,7 +385,7 @@ class SpreadSum:
             if not lost and _digest_of(sums) == recorded[:_DIGEST_BYTES]:
                 return sums
         if lost:
-            raise ConnectionError(f"the storage lost pieces of {min(lost)}, whom the list counts; start a new sum")
+            raise ConnectionError(f"the list counts {min(lost)}, and the storage lost its pieces; start a new sum")
         raise ConnectionError("the storage has other sums than the list was fixed with; start a new sum")
 
     def over(self) -> None:

@@ -145,7 +145,7 @@ _BROKEN: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 
 class WrongPeer(ConnectionError):
-    """What is at an address does not prove the expected key and role, or does not believe this end's."""
+    """The peer at an address does not prove the expected key and role, or rejects this end's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +228,7 @@ class Ends:
         with _in_memory(shown.public_bytes(Encoding.PEM) + secret) as path:
             context.load_cert_chain(path)
         if is_server:
-            # Whoever comes again proves itself again.
+            # A peer that reconnects proves its key again.
             context.num_tickets = 0
         return context
 

@@ -56,7 +56,7 @@ class ServerStore:
         finish_erasing(folder)
         self._path, self._claims = folder / "session.record", folder / "session.claims"
         self.roster = folder / "session.roster"
-        """As of the beginning of the session, for its callers to write: the authority's goes on growing."""
+        """As of the beginning of the session, for its callers to write: the authority's keeps growing."""
 
     def put(self, record: ServerRecord) -> None:
         """Replace the record; durable when this returns."""

@@ -89,5 +89,5 @@ def _trust(context: ssl.SSLContext, path: Path) -> None:
         context.load_verify_locations(path)
     except (OSError, ssl.SSLError) as error:
         raise InvalidParameters(f"{path} holds no usable certificates ({error})") from None
-    # A named certificate is trusted as it is, whoever issued it.
+    # A named certificate is trusted as it is, whatever its issuer.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN

@@ -123,7 +123,7 @@ def test_a_server_asks_one_key_in_one_role(serving: Ends) -> None:
     assert not wrong.echo.asked
 
 
-def test_whoever_names_a_key_without_having_it_is_nobody(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_names_a_key_without_having_it_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stranger signs with its own key what says that the server's has."""
     named = sockets._name  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
@@ -145,7 +145,7 @@ def test_what_a_key_has_signed_is_over_within_a_day(
     class Then(datetime):
         @classmethod
         def now(cls, tz: Any = None) -> Any:
-            # What this end shows it signs first; what the other end shows, and what both believe, is of now.
+            # This end signs first what it shows; the other end's statement, and what both trust, are current.
             if current_thread() is not main_thread() or stolen:
                 return datetime.now(tz)
             stolen.append(datetime.now(tz) + timedelta(hours=hours))
@@ -165,7 +165,7 @@ def test_a_key_under_which_anybody_signs_is_refused() -> None:
 
 
 class Between:
-    """Somebody between both ends, who hears all, and may alter what the asking end sends."""
+    """An attacker between both ends, who reads everything and may alter what the asking end sends."""
 
     def __init__(self, port: int, altered: Callable[[int, bytes], bytes] = lambda _, piece: piece) -> None:
         self.heard, self._port, self._altered = list[bytes](), port, altered

@@ -312,7 +312,7 @@ def rotation(
 
 
 def continued(path: Path, line: str, signer: SigningKey, *revoked: int) -> None:
-    """Append a line and a head of a signer, as whoever has that key can."""
+    """Append a line and a head of a signer, as the holder of that key can."""
     text = path.read_text() + line
     number = int(at(3)().timestamp())
     head = Standing(number=number, digest=hashlib.sha256(text.encode()).digest(), revoked=revoked).signed(signer)
@@ -333,7 +333,7 @@ def test_a_rotation_keeps_clients_their_numbers_and_what_was_revoked(path: Path)
         assert (one.public_key, one.number, one.expiry) == (held.public_key, held.number, held.expiry)
         Authority(OTHER.public_key).verify(one)
     assert after.clients == before.clients == {ANN, BOB}
-    # The new key goes on, and the old one does not.
+    # The new key appends, and the old one is refused.
     revoke(path, OTHER, [BOB], clock=at(3))
     with pytest.raises(InvalidParameters, match="another authority"):
         renew(path, AUTHORITY, clock=at(4))
@@ -361,7 +361,7 @@ def test_a_rotation_that_one_of_both_keys_did_not_sign_is_refused(path: Path) ->
 
 
 def test_a_rotation_that_is_replayed_after_a_later_one_is_refused(path: Path) -> None:
-    """Whoever found a key that the authority has given up would bring it back into force."""
+    """An attacker with a key that the authority has given up would bring it back into force."""
     signs(path, asks(ANN))
     rotate(path, AUTHORITY, OTHER, clock=at(1))
     rotate(path, OTHER, THIRD, clock=at(2))
@@ -467,7 +467,7 @@ def test_a_client_goes_back_to_no_key_that_its_authority_gave_up(site: Site) -> 
     rotate(site.roster, OTHER, THIRD, clock=at(2))
     site.follows(2)
     site.roster.write_text(older)
-    # Whoever has found the key between signs a fresh head.
+    # An attacker with the key in between signs a fresh head.
     for days in (1.5, 2.5):
         site.refuses("does not lead from", days)
         renew(site.roster, OTHER, clock=at(2.5))

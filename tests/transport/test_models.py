@@ -41,7 +41,7 @@ def base() -> Model:
 
 
 def trained(number: int) -> Model:
-    """Return what a client has whose changes are so many tenths, and its steps so many."""
+    """Return a client's files, with these changes in tenths and these steps."""
     change = {"f": number / 10, "i": number, "b": 0}
     return {name: (each + change[each.dtype.kind]).astype(each.dtype) for name, each in base().items()}
 
