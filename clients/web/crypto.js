@@ -168,17 +168,17 @@ export function requireValid(grant, { number, revoked }) {
  * @param {Standing} standing
  * @param {{authority: Uint8Array, certificate: Uint8Array}} identity
  * @param {object} own
- * @param {{maximumStandingAge: number}} own.floors
+ * @param {{maximumStandingAge: number}} own.policy
  * @param {(authority: string, number: bigint, digest: string) => unknown} [own.seen] remembers it, or refuses an older one
  * @param {() => number} own.now seconds since 1970
  */
-export async function requireStanding(standing, { authority, certificate }, { floors, seen, now }) {
+export async function requireStanding(standing, { authority, certificate }, { policy, seen, now }) {
   const parts = standingParts(standing);
   const age = now() - Number(standing.number);
   const why = (/** @type {string} */ sentence) => `the standing in the offer ${sentence}`;
   await as("below_floor", () => verify(authority, standing.signature, "standing", authority, ...parts));
   must(age >= -CLOCKS_APART, "below_floor", why("is of the future; compare this device's clock with the authority's"));
-  must(age <= floors.maximumStandingAge, "below_floor", why("is too old; the authority signs its roster again"));
+  must(age <= policy.maximumStandingAge, "below_floor", why("is too old; the authority signs its roster again"));
   await seen?.(hex(authority), standing.number, hex(await sha256(concat(...parts))));
   await as("below_floor", async () => requireValid(certificate, standing));
 }

@@ -6,20 +6,20 @@
 import { SigningKey, random, requireCertified, requireStanding, sha256 } from "./crypto.js";
 import { applicationDigest, encode, layoutOf, layoutVersion, planOf, readTerms } from "./encoding.js";
 import { RoundLedger } from "./ledger.js";
-import { HOLDER_FLOORS, readOffer, requireHolderFloors, requireReceipts, upload } from "./one_message.js";
-import { FLOORS, PairwiseClient } from "./pairwise.js";
-import { floorsOf } from "./thresholds.js";
+import { HOLDER_POLICY, readOffer, requireHolderPolicy, requireReceipts, upload } from "./one_message.js";
+import { POLICY, PairwiseClient } from "./pairwise.js";
+import { policyOf } from "./thresholds.js";
 import { Refused, as, equal, hash, hex, integer, json, must, requireSubject, unhex, utf8 } from "./wire.js";
 
 /** @typedef {import("./pairwise.js").Identity} Identity */
-/** @typedef {import("./pairwise.js").Floors & import("./one_message.js").HolderFloors} Floors */
+/** @typedef {import("./pairwise.js").Policy & import("./one_message.js").HolderPolicy} Policy */
 /** What a server says of the session that it holds. @typedef {ReturnType<typeof readDescription>} SessionDescription */
 /**
  * @typedef {object} Options
  * @property {Identity} [identity] a certified key, for active mode
  * @property {bigint} [seat] the name of a client without a key; by default the server gives one
  * @property {string} [task]
- * @property {Partial<Floors>} [floors]
+ * @property {Partial<Policy>} [policy]
  * @property {readonly string[]} [protocols] by default all that there are here
  * @property {string} [after] the name of a session that was before
  * @property {RoundLedger} [ledger]
@@ -43,7 +43,7 @@ import { Refused, as, equal, hash, hex, integer, json, must, requireSubject, unh
 export class Left extends Error {}
 
 /** The default policy of each protocol. @type {Record<string, any>} */
-const USUAL = Object.freeze({ pairwise: FLOORS, "one-message": HOLDER_FLOORS });
+const USUAL = Object.freeze({ pairwise: POLICY, "one-message": HOLDER_POLICY });
 /** Ask again after these: the server is busy, stopping, or behind a proxy that lost it. */
 const AGAIN = [408, 429, 500, 502, 503, 504];
 const [NOTHING_YET, FULL, LATE, OVER] = [204, 403, 409, 410];
@@ -121,7 +121,7 @@ function watched(server, { onProgress }) {
 }
 
 /** Refuse a session of another kind than this client's. @param {SessionDescription} description @param {ArrayLike<number>} values @param {Options} options */
-function requireWanted(description, values, { task = "sum", protocols = Object.keys(USUAL), identity, floors: own }) {
+function requireWanted(description, values, { task = "sum", protocols = Object.keys(USUAL), identity, policy: own }) {
   const { protocol, terms } = description;
   const isSpoken = Object.hasOwn(USUAL, protocol) && protocols.includes(protocol);
   must(isSpoken, "below_floor", `this client takes no part in a sum by ${protocol.slice(0, 40)}`);
@@ -132,10 +132,10 @@ function requireWanted(description, values, { task = "sum", protocols = Object.k
   );
   const sentence = `this sum is of ${terms.values} values, and ${values.length} are here`;
   must(values.length === terms.values, "layout_mismatch", sentence);
-  const floors = /** @type {any} */ (floorsOf(USUAL[protocol], own));
-  const most = floors.maximumPopulation ?? floors.maximumCapacity;
+  const policy = /** @type {any} */ (policyOf(USUAL[protocol], own));
+  const most = policy.maximumPopulation ?? policy.maximumCapacity;
   must(
-    terms.clients >= floors.minimumCohort && terms.clients <= most && terms.values <= floors.maximumLength,
+    terms.clients >= policy.minimumCohort && terms.clients <= most && terms.values <= policy.maximumLength,
     "below_floor", `a sum of ${terms.clients} clients, or of ${terms.values} values, exceeds this client's policy`,
   );
 }
@@ -146,12 +146,12 @@ function requireWanted(description, values, { task = "sum", protocols = Object.k
 /** @typedef {(epoch?: bigint) => Promise<Uint32Array>} Make */
 
 /** @param {SessionDescription} description @param {bigint} id @param {Options} options @param {Make} make @returns {Promise<Client>} */
-async function pairwiseClient(description, id, { identity, floors, ledger = new RoundLedger() }, make) {
+async function pairwiseClient(description, id, { identity, policy, ledger = new RoundLedger() }, make) {
   const { ringBits, capacity } = planOf(description.terms);
   return new PairwiseClient({
     id,
     identity,
-    floors: { ...floors, modes: identity ? ["active"] : ["semi_honest"] },
+    policy: { ...policy, modes: identity ? ["active"] : ["semi_honest"] },
     seen: seenBy(ledger),
     about: {
       ...(await subjectOf(description)), capacity, layout: [[ringBits, description.terms.values]],
@@ -162,7 +162,7 @@ async function pairwiseClient(description, id, { identity, floors, ledger = new 
 }
 
 /** @param {SessionDescription} description @param {bigint} id @param {Options} options @param {Make} make @returns {Client} */
-function oneMessageClient(description, id, { identity, floors, ledger = new RoundLedger() }, make) {
+function oneMessageClient(description, id, { identity, policy, ledger = new RoundLedger() }, make) {
   const { ringBits, capacity } = planOf(description.terms);
   const authority = identity ? identity.authority : new Uint8Array(32);
   return {
@@ -173,8 +173,8 @@ function oneMessageClient(description, id, { identity, floors, ledger = new Roun
         offer.isActive === Boolean(identity),
         "below_floor", "one message in active mode takes a key, and in semi_honest mode none",
       );
-      const [own, now] = [floorsOf(HOLDER_FLOORS, floors), () => Date.now() / 1000];
-      requireHolderFloors(offer, own, now(), authority);
+      const [own, now] = [policyOf(HOLDER_POLICY, policy), () => Date.now() / 1000];
+      requireHolderPolicy(offer, own, now(), authority);
       requireSubject(await subjectOf(description), offer);
       await requireReceipts(offer);
       const [segment, ...others] = offer.segments;
@@ -184,7 +184,7 @@ function oneMessageClient(description, id, { identity, floors, ledger = new Roun
           offer.capacity <= capacity,
         "below_floor", "the offer has another layout, or other bounds, than the session description's terms",
       );
-      if (identity) await requireStanding(offer.standing, identity, { floors: own, seen: seenBy(ledger), now });
+      if (identity) await requireStanding(offer.standing, identity, { policy: own, seen: seenBy(ledger), now });
       const signed = new Int32Array((await make(offer.epoch)).buffer);
       const shift = 32 - ringBits;
       for (let i = 0; i < signed.length; i++) signed[i] = (signed[i] << shift) >> shift;

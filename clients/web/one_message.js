@@ -17,9 +17,9 @@ import {
 /** @typedef {import("./pairwise.js").Identity} Identity */
 /** @typedef {{length: number, ringBits: number, bounds: [number, number] | null}} Segment */
 /** @typedef {Awaited<ReturnType<typeof readOffer>>} Offer */
-/** @typedef {{[name in keyof typeof HOLDER_FLOORS]: number}} HolderFloors */
+/** @typedef {{[name in keyof typeof HOLDER_POLICY]: number}} HolderPolicy */
 /** The least that a client accepts, whatever a server offers. */
-export const HOLDER_FLOORS = Object.freeze({
+export const HOLDER_POLICY = Object.freeze({
   minimumCohort: 3,
   assumedCorrupted: 1,
   minimumHolders: 4,
@@ -254,25 +254,25 @@ export async function requireReceipts({ isActive, holders, quorum, receipts, t0,
 
 /**
  * Refuse an offer below the policy, before drawing or charging anything.
- * @param {Offer} offer @param {HolderFloors} floors @param {number} now in seconds
+ * @param {Offer} offer @param {HolderPolicy} policy @param {number} now in seconds
  * @param {Uint8Array} authority this client's own; zeros in semi_honest mode
  */
-export function requireHolderFloors(offer, floors, now, authority) {
+export function requireHolderPolicy(offer, policy, now, authority) {
   must(equal(offer.authority, authority), "below_floor", "another authority");
   const count = offer.holders.length;
   const { corrupted, threshold, packing, degree, minimumCohort, corruptedClients } = offer;
   must(
-    count >= floors.minimumHolders && count <= MOST.holders &&
-      corrupted >= floors.assumedCorruptedHolders && corrupted < count,
+    count >= policy.minimumHolders && count <= MOST.holders &&
+      corrupted >= policy.assumedCorruptedHolders && corrupted < count,
     "below_floor", `${count} holders, ${corrupted} of them corrupted, are below this client's policy`,
   );
   must(
-    minimumCohort >= floors.minimumCohort && corruptedClients >= floors.assumedCorrupted,
+    minimumCohort >= policy.minimumCohort && corruptedClients >= policy.assumedCorrupted,
     "below_floor", `${minimumCohort} clients, ${corruptedClients} corrupted, are below this client's policy`,
   );
   const length = offer.segments.reduce((total, segment) => total + segment.length, 0);
   must(
-    offer.capacity <= floors.maximumCapacity && length <= floors.maximumLength,
+    offer.capacity <= policy.maximumCapacity && length <= policy.maximumLength,
     "below_floor", `${offer.capacity} clients, or ${length} values, exceed this client's policy`,
   );
   const least = corrupted + packing;

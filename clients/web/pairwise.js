@@ -9,7 +9,7 @@ import {
 } from "./crypto.js";
 import { addMasks, arrayOf, checkWords, pack, wordBytes } from "./ring.js";
 import { PRIME, deal, fieldElement } from "./shamir.js";
-import { floorsOf, requireParameters } from "./thresholds.js";
+import { policyOf, requireParameters } from "./thresholds.js";
 import {
   Reader, Refused, allOf, as, bind, bitSet, bytes, choice, commit, concat, decode, equal, flag, hash, header, hex,
   idsOf, integer, kindOf, list, long, must, number, record, requireSubject, rootFrom, set, sized, tag, toBigInt,
@@ -21,7 +21,7 @@ import {
 /** @typedef {import("./crypto.js").Standing} Standing */
 /** A certified key. @typedef {{id: bigint, key: SigningKey, certificate: Uint8Array, authority: Uint8Array}} Identity */
 /** The least that a client accepts, whatever a server offers. */
-export const FLOORS = Object.freeze({
+export const POLICY = Object.freeze({
   modes: /** @type {readonly string[]} */ (Object.freeze(["semi_honest", "active"])),
   minimumCohort: 3,
   assumedCorrupted: 1,
@@ -33,7 +33,7 @@ export const FLOORS = Object.freeze({
   /** Seconds for which a server can hide that a key was revoked. */
   maximumStandingAge: 24 * 3600,
 });
-/** @typedef {{[name in keyof typeof FLOORS]: name extends "modes" ? readonly string[] : number}} Floors */
+/** @typedef {{[name in keyof typeof POLICY]: name extends "modes" ? readonly string[] : number}} Policy */
 /**
  * Subject of a session; omitted fields are not compared.
  * @typedef {object} OwnValues
@@ -252,20 +252,20 @@ export class PairwiseClient {
    * @param {bigint} own.id
    * @param {() => Words[] | Promise<Words[]>} own.input makes the vectors, after every check
    * @param {Identity} [own.identity] for active mode
-   * @param {Partial<Floors>} [own.floors]
+   * @param {Partial<Policy>} [own.policy]
    * @param {import("./crypto.js").Coins} [own.coins]
    * @param {About} [own.about] what the session is about, as this client knows it
    * @param {(authority: string, number: bigint, digest: string) => unknown} [own.seen] remembers standings, and refuses older ones
    * @param {() => number} [own.now] seconds since 1970
    */
-  constructor({ id, input, identity, floors, coins = random, about = {}, seen, now = () => Date.now() / 1000 }) {
+  constructor({ id, input, identity, policy, coins = random, about = {}, seen, now = () => Date.now() / 1000 }) {
     this.seen = seen;
     this.now = now;
     this.id = id;
     this.me = integer(id, 8);
     this.input = input;
     this.identity = identity;
-    this.floors = floorsOf(FLOORS, floors);
+    this.policy = policyOf(POLICY, policy);
     this.coins = coins;
     this.about = about;
   }
@@ -373,7 +373,7 @@ export class PairwiseClient {
   async #advertise(message) {
     const { me, coins } = this;
     const offer = readOffer(message);
-    this.#requireFloors(offer);
+    this.#requirePolicy(offer);
     if (offer.isActive) await requireStanding(offer.standing, this.#certified(), this);
     this.offer = offer;
     const attempt = await hash("configuration", message);
@@ -395,8 +395,8 @@ export class PairwiseClient {
   }
 
   /** Refuse a session about another subject, or below the policy. @param {Offer} offer */
-  #requireFloors(offer) {
-    const { floors, identity } = this;
+  #requirePolicy(offer) {
+    const { policy, identity } = this;
     const { layout, layoutVersion, capacity = Infinity } = this.about;
     const mode = offer.isActive ? "active" : "semi_honest";
     const degree = offer.isSparse ? offer.degree : offer.population - 1;
@@ -408,12 +408,12 @@ export class PairwiseClient {
       [!layout || `${layout}` === `${shape}`, "the offer has another layout than this client's values"],
       [!layoutVersion || equal(offer.layoutVersion, layoutVersion), "the offer has another version of the layout"],
       [offer.population <= capacity, "more clients than the codes have room for"],
-      [floors.modes.includes(mode), `${mode} mode is below this client's policy`],
-      [offer.minimumCohort >= floors.minimumCohort, `a cohort of ${offer.minimumCohort} is below this client's policy`],
-      [offer.population <= floors.maximumPopulation, "the population exceeds this client's policy"],
-      [degree <= floors.maximumDegree, `a degree of ${degree} exceeds this client's policy`],
-      [shape.every(([bits]) => bits >= floors.minimumModulusBits), "a ring is narrower than this client's policy"],
-      [length <= floors.maximumLength, `${length} values exceed this client's policy`],
+      [policy.modes.includes(mode), `${mode} mode is below this client's policy`],
+      [offer.minimumCohort >= policy.minimumCohort, `a cohort of ${offer.minimumCohort} is below this client's policy`],
+      [offer.population <= policy.maximumPopulation, "the population exceeds this client's policy"],
+      [degree <= policy.maximumDegree, `a degree of ${degree} exceeds this client's policy`],
+      [shape.every(([bits]) => bits >= policy.minimumModulusBits), "a ring is narrower than this client's policy"],
+      [length <= policy.maximumLength, `${length} values exceed this client's policy`],
     ];
     for (const [holds, sentence] of conditions) must(holds, "below_floor", sentence);
     must(
@@ -475,7 +475,7 @@ export class PairwiseClient {
     const needed = `not enough clients: ${offer.minimumCohort} must complete the key exchange`;
     must(isCohort, "threshold_not_met", `${needed}, ${clients} did`);
     const least = PRIVACY_BITS[offer.isActive ? "active" : "semi_honest"];
-    requireParameters(offer, clients, this.floors.assumedCorrupted, Math.max(this.floors.privacyBits, least));
+    requireParameters(offer, clients, this.policy.assumedCorrupted, Math.max(this.policy.privacyBits, least));
     this.position = this.ids.indexOf(this.id);
     must(this.position >= 0, "roster_invalid", "this client is not on the list");
     const roster = await hash("roster-root", integer(clients, 4), await hash("client-list", ids), root);

@@ -10,16 +10,16 @@ import { must } from "./wire.js";
  * @template {{minimumCohort: number}} T
  * @param {Readonly<T>} usual @param {Partial<Record<keyof T, any>>} [own] @returns {T}
  */
-export function floorsOf(usual, own) {
-  const floors = { ...usual, ...own };
-  for (const [name, value] of Object.entries(floors)) {
+export function policyOf(usual, own) {
+  const policy = { ...usual, ...own };
+  for (const [name, value] of Object.entries(policy)) {
     const isFloor = Array.isArray(usual[/** @type {keyof T} */ (name)])
       ? Array.isArray(value)
       : Number.isSafeInteger(value) && value >= 0;
     must(isFloor, "parameter_out_of_range", `${name} is not a valid limit: ${value}`);
   }
-  must(floors.minimumCohort >= 2, "parameter_out_of_range", "a sum of one is that client's input");
-  return floors;
+  must(policy.minimumCohort >= 2, "parameter_out_of_range", "a sum of one is that client's input");
+  return policy;
 }
 
 const logarithms = [0];

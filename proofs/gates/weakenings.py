@@ -39,7 +39,7 @@ ROUND_0 = "protocols/pairwise_mask/round0_advertise_keys.py"
 ROUND_1 = "protocols/pairwise_mask/round1_share_keys.py"
 ROUND_2 = "protocols/pairwise_mask/round2_masked_input.py"
 ROUND_4 = "protocols/pairwise_mask/rounds3_4_unmasking.py"
-ROSTERS, OFFERS = "tests/adversaries/test_rosters.py", "tests/adversaries/test_offers_below_the_floors.py"
+ROSTERS, OFFERS = "tests/adversaries/test_rosters.py", "tests/adversaries/test_offers_below_the_policy.py"
 TRANSIT = "tests/adversaries/test_shares_in_transit.py"
 DIGESTS = "proofs/reviewed.toml"
 THRESHOLDS, LISTS = "tests/protocols/one_message/test_parameters.py", "tests/adversaries/test_one_message_lists.py"
@@ -217,7 +217,7 @@ WEAKENINGS = (
         ROUND_0,
         "    configuration.require_accepted(member.policy)\n",
         "",
-        f"{OFFERS}::test_an_offer_below_the_floors_is_refused_before_anything_is_drawn",
+        f"{OFFERS}::test_an_offer_below_the_policy_is_refused_before_anything_is_drawn",
     ),
     Weakening(
         "round 0: the root of the roster",

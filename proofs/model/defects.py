@@ -194,5 +194,5 @@ DEFECTS |= {
     f"{name}, nor views": (*DEFECTS[name], *_NO_VIEWS)
     for name in ("list not compared with the sharers", "signature not bound to the sharers")
 }
-FLOORS_OFF: tuple[Replacement, ...] = ((SessionConfiguration, "require_population", nothing),)
+POLICY_OFF: tuple[Replacement, ...] = ((SessionConfiguration, "require_population", nothing),)
 """Clients that take parameters which they refuse otherwise: the checks are then all that is left."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import ideal
-from defects import DEFECTS, FLOORS_OFF, planted
+from defects import DEFECTS, POLICY_OFF, planted
 from paths import Catalogue
 from report import Report
 from schedules import Explorer
@@ -48,21 +48,21 @@ class Case:
     setup: Setup
     catalogue: Catalogue
     defect: str = ""
-    floors: bool = True
+    policy: bool = True
     """Whether clients insist on safe parameters."""
     attacked: bool = False
     """Whether the server has to be found to learn too much."""
 
     def explore(self) -> Report:
         """Run it."""
-        off = () if self.floors else FLOORS_OFF
+        off = () if self.policy else POLICY_OFF
         with ideal.installed(), planted(*DEFECTS.get(self.defect, ()), *off):
             return Explorer(self.setup, self.catalogue).explore()
 
 
 def _released() -> list[Case]:
     redundant = [
-        Case(f"redundant: {name}", VIEWS, ONE_OTHER_VIEW, defect=name, floors=False) for name in COVERED_BY_VIEWS
+        Case(f"redundant: {name}", VIEWS, ONE_OTHER_VIEW, defect=name, policy=False) for name in COVERED_BY_VIEWS
     ]
     return [
         *redundant,
@@ -75,27 +75,27 @@ def _released() -> list[Case]:
         Case("all but one refused: any rosters and keys, 3 clients, two rounds", THREE_TWICE, KEYS),
         Case("any sets, 5 clients, restarts", replace(SAFE_FIVE, restarts=True), ONE),
         Case("any sets, 5 clients, hybrid suite", replace(SAFE_FIVE, suite=Suite.HYBRID), ONE),
-        Case("any sets, 4 clients, 2 attempts", replace(FOUR, attempts=2), ALL_SHARE, floors=False),
-        Case("any sets, 4 clients, two rounds", replace(FOUR, attempts=2, rounds=True), ALL_SHARE, floors=False),
-        Case("any rosters, 4 clients, threshold 2", FOUR, SUBSETS, floors=False),
+        Case("any sets, 4 clients, 2 attempts", replace(FOUR, attempts=2), ALL_SHARE, policy=False),
+        Case("any sets, 4 clients, two rounds", replace(FOUR, attempts=2, rounds=True), ALL_SHARE, policy=False),
+        Case("any rosters, 4 clients, threshold 2", FOUR, SUBSETS, policy=False),
         Case(
             "any sets, 4 clients, 1 corrupted, threshold 2",
             replace(FOUR, corrupted=frozenset({3})),
             KEYS,
-            floors=False,
+            policy=False,
         ),
-        Case("lists of 4 of 5, threshold 2", FIVE, ALL_SHARE, floors=False),
-        Case("lists of 4 of 5, threshold 2, restarts", replace(FIVE, restarts=True), ALL_SHARE, floors=False),
-        Case("one other view, a committee of 3 of 5", VIEWS, ONE_OTHER_VIEW, floors=False),
-        Case("a committee of 3 of 5, 2 corrupted outside", OUTSIDERS, ALL_SHARE, floors=False),
-        Case("a committee of 2 of 5, 2 attempts", TWICE, CERTIFIED_BEFORE, floors=False),
+        Case("lists of 4 of 5, threshold 2", FIVE, ALL_SHARE, policy=False),
+        Case("lists of 4 of 5, threshold 2, restarts", replace(FIVE, restarts=True), ALL_SHARE, policy=False),
+        Case("one other view, a committee of 3 of 5", VIEWS, ONE_OTHER_VIEW, policy=False),
+        Case("a committee of 3 of 5, 2 corrupted outside", OUTSIDERS, ALL_SHARE, policy=False),
+        Case("a committee of 2 of 5, 2 attempts", TWICE, CERTIFIED_BEFORE, policy=False),
         Case("semi_honest, the server follows", Setup(5, 3), FOLLOWING),
         Case("semi_honest, the server follows, 1 corrupted", Setup(5, 3, corrupted=frozenset({4})), FOLLOWING),
     ]
 
 
-def _planted(name: str, setup: Setup, catalogue: Catalogue, defect: str | None = None, *, floors: bool = False) -> Case:
-    return Case(name, setup, catalogue, name if defect is None else defect, floors=floors, attacked=True)
+def _planted(name: str, setup: Setup, catalogue: Catalogue, defect: str | None = None, *, policy: bool = False) -> Case:
+    return Case(name, setup, catalogue, name if defect is None else defect, policy=policy, attacked=True)
 
 
 def _attacked() -> list[Case]:
@@ -119,7 +119,7 @@ def _attacked() -> list[Case]:
         _planted("view of the sharers not signed", VIEWS, ONE_OTHER_VIEW),
         _planted("signs other sharers", FIVE, ALL_SHARE),
         _planted("advertised keys not certified", Setup(4, 3, 3), KEYS),
-        _planted("input not spent", Setup(5, 3, 3, attempts=2), ALL_SHARE, floors=True),
+        _planted("input not spent", Setup(5, 3, 3, attempts=2), ALL_SHARE, policy=True),
         _planted("masks left out", FIVE, ALL_SHARE),
         _planted("self mask left out", FIVE, ALL_SHARE),
         _planted("both shares shown", FIVE, ALL_SHARE),

@@ -160,7 +160,7 @@ def require_accepted(  # noqa: PLR0913 -- what a client has, and what it is offe
     if max_norms not in {None, configuration.max_norms}:
         raise weaker("its max_norms are not those of this client's task")
     if configuration.layout != layout:
-        raise weaker("its layout or codebooks, or floors on rows, are not those of this client")
+        raise weaker("its layout or codebooks, or minimum of rows, are not those of this client")
     if configuration.tables and tables_digest(configuration.tables) != tables_digest(tables):
         raise weaker("its codebooks are not those that this client encodes with")
     if privacy is not None:

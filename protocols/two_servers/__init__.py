@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .session import TwoServersOptions as TwoServersOptions
     from .session import configure as configure
     from .session import open_session as open_session
-    from .standing_server import StandingFloors as StandingFloors
+    from .standing_server import OperatorPolicy as OperatorPolicy
     from .standing_server import StandingRounds as StandingRounds
     from .standing_server import StandingServer as StandingServer
     from .standing_server import asking as asking
@@ -55,7 +55,7 @@ else:
                 "SERVERS_FILE ServerPair load_operator_keys load_server_keys load_server_pair make_server_keys "
                 "make_trial_pair public_file server_file write_server_pair"
             ),
-            "standing_server": "StandingFloors StandingRounds StandingServer asking lanes_of",
+            "standing_server": "OperatorPolicy StandingRounds StandingServer asking lanes_of",
             "point_functions.shape": "MAXIMUM_CODEWORDS PointFunctionShape tree_bits",
             "session": ("TwoServersHelpers TwoServersMember TwoServersOptions configure open_session"),
         },

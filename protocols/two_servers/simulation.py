@@ -36,7 +36,7 @@ from .server import STAGE, Server
 from .server_keys import trial_server_keys
 from .server_messages import BATCH, batch_bytes, half_bytes, offers_bytes
 from .session import TwoServersHelpers, TwoServersMember, TwoServersOptions, open_session
-from .standing_server import StandingFloors, StandingRounds, StandingServer, asking
+from .standing_server import OperatorPolicy, StandingRounds, StandingServer, asking
 from .upload import SharedIndices, Upload, UploadHeader
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class TwoServersSimulation(Confined):
         self._keys = SimulatedKeys(coins)
         self._zero, self._one = trial_server_keys(coins)
         self._server_keys = self._zero.signing_key().public_key, self._one.signing_key().public_key
-        floors = StandingFloors(
+        policy = OperatorPolicy(
             task_prefix=b"",
             authority=self._keys.authority.public_key,
             server_keys=self._server_keys,
@@ -128,7 +128,7 @@ class TwoServersSimulation(Confined):
         standing = StandingServer(
             self._one,
             self._zero.public,
-            floors,
+            policy,
             StandingRounds(),
             coins=coins,
             clock=clock,

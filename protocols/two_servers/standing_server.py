@@ -50,7 +50,7 @@ MAXIMUM_TASKS: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StandingFloors:
+class OperatorPolicy:
     """Policy of server 1's operator, which applies to every offer of server 0."""
 
     task_prefix: bytes
@@ -201,7 +201,7 @@ class StandingServer(Confined):
         self,
         keys: ServerKeys,
         peer: OperatorKeys,
-        floors: StandingFloors,
+        policy: OperatorPolicy,
         rounds: StandingRounds,
         *,
         coins: Coins,
@@ -215,13 +215,13 @@ class StandingServer(Confined):
             peer: public keys of the operator of server 0.
         """
         named = (peer.signing_key, keys.signing_key().public_key)
-        if (peer.server.index, keys.server.index) != (0, 1) or named != floors.server_keys:
+        if (peer.server.index, keys.server.index) != (0, 1) or named != policy.server_keys:
             raise InvalidParameters(
                 f"these are the keys of {keys.server}, not those that the policy names for server 1; a standing "
                 "server is server 1"
             )
         self._keys, self._peer = keys, peer
-        self._floors, self._rounds = floors, rounds
+        self._policy, self._rounds = policy, rounds
         self._coins = coins
         self._clock = clock
         self._threads = threads
@@ -297,7 +297,7 @@ class StandingServer(Confined):
         """Start a round, replacing the running one; a repeated request for the running round gets the same offer."""
         beginning, server = Beginning.decode(request), self._server
         configuration, round_number = beginning.configuration, beginning.round_number
-        self._floors.admit(configuration, self._clock())
+        self._policy.admit(configuration, self._clock())
         if server is not None and (server.configuration, server.round_number) == (configuration, round_number):
             return server.offer
         self._rounds.begin(configuration.task, round_number)

@@ -45,7 +45,7 @@ class Answering:
             )
 
     @property
-    def floors(self) -> ClientNode:
+    def node(self) -> ClientNode:
         """Policy for the session, without the site's own noise and budget."""
         policy = self.settings.policy.raised_by({"minimum_cohort": self.site.declaration.least_clients})
         return replace(self.settings, policy=policy, noise=0.0, norm=0.0, epsilon=0.0, delta=USUAL_DELTA)
@@ -97,7 +97,7 @@ class Answering:
                 "the server asks for other statistics than this site declares; compare the two files",
                 reason=Reason.BELOW_FLOOR,
             )
-        return replace(node, settings=self.floors).begun(terms)
+        return replace(node, settings=self.node).begun(terms)
 
     def late_in(self, begun: NodeRound, *, is_new: bool) -> LazyUpdate:
         terms = begun.terms

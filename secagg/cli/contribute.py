@@ -77,15 +77,15 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
     from secagg.transport.tls import client_context
 
     identity = None if options.identity is None else load_identity(options.identity)
-    floors, update_for = _offered(options, identity)
+    node, update_for = _offered(options, identity)
     coins, states = SystemCoins(), StateDirectory(options.state, coins=SystemCoins())
     client = ClientId(options.client) if identity is None else identity.client
-    charges = floors.charges(identity, states, client, is_one_folder=True)
-    side = NodeSide(settings=floors, client=client, certified=identity, states=states)
+    charges = node.charges(identity, states, client, is_one_folder=True)
+    side = NodeSide(settings=node, client=client, certified=identity, states=states)
 
     def joined(description: SessionDescription, suspended: Secret | None) -> _Offer:
-        floors.require_protocol(description.protocol)
-        modes = floors.policy.modes
+        node.require_protocol(description.protocol)
+        modes = node.policy.modes
         if description.mode not in modes:
             advice = (
                 "its clients have keys: give this client's with --identity FILE"
@@ -97,9 +97,9 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
                 + advice
             )
         # Before a name is claimed: nobody waits for a client that is refused here.
-        if type(clients := description.terms.get("clients")) is int and clients < floors.policy.minimum_cohort:
+        if type(clients := description.terms.get("clients")) is int and clients < node.policy.minimum_cohort:
             raise InvalidParameters(
-                f"the sum is of {clients} clients, and this client accepts {floors.policy.minimum_cohort} or more; "
+                f"the sum is of {clients} clients, and this client accepts {node.policy.minimum_cohort} or more; "
                 "lower --set minimum_cohort, or take part in another sum",
                 reason=Reason.BELOW_FLOOR,
             )
@@ -287,7 +287,7 @@ def _statistics(
         late = answering.late(charges, description.task, description.round_number, identity, is_new=suspended is None)
         return _Offer(subject, late)
 
-    return answering.floors, update_for
+    return answering.node, update_for
 
 
 def _values(path: Path) -> NDArray[np.float64]:

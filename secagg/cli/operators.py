@@ -21,7 +21,7 @@ from secagg.protocols.two_servers import (
     SERVERS,
     SERVERS_FILE,
     IndexingConfiguration,
-    StandingFloors,
+    OperatorPolicy,
     StandingRounds,
     StandingServer,
     lanes_of,
@@ -226,7 +226,7 @@ def serve_second_server(options: argparse.Namespace) -> int:
     if unknown := [name for name in names if name not in _SUITES]:
         raise InvalidParameters(f"--suites are {', '.join(_SUITES)}; got {unknown[0]!r}")
     pair = load_server_pair(options.servers)
-    floors = StandingFloors(
+    policy = OperatorPolicy(
         task_prefix=options.task.encode(),
         authority=pair.authority,
         server_keys=pair.server_keys,
@@ -243,7 +243,7 @@ def serve_second_server(options: argparse.Namespace) -> int:
         with closing(StandingRounds(options.journal)) as rounds:
             state = f"resumed after {rounds.count} rounds" if rounds.count else "new"
             server = StandingServer(
-                keys, pair.operators[0], floors, rounds, coins=SystemCoins(), threads=options.threads
+                keys, pair.operators[0], policy, rounds, coins=SystemCoins(), threads=options.threads
             )
             said = f"secagg server: server/1 stands at {options.listen}, {state}. Two servers in one hand protect"
             serve_standing(server, options.listen, SystemCoins(), ready=lambda: print(f"{said} nobody.", flush=True))

@@ -75,7 +75,7 @@ def _add_node(node: argparse.ArgumentParser) -> None:
     )
     site.add_argument("kit", type=Path, help="the folder of the site, with local and startup")
     site.add_argument(
-        "--floors", nargs="+", default=[], metavar="KEY=VALUE", help="for every job, such as minimum-cohort=10"
+        "--policy", nargs="+", default=[], metavar="KEY=VALUE", help="for every job, such as minimum-cohort=10"
     )
     site.add_argument("--tracking", action="store_true", help="let events that scripts log leave the site")
     site.add_argument("--closed", action="store_true", help="run no code of a job, which stops hostile jobs too")
@@ -159,7 +159,7 @@ def _add_server(command: argparse.ArgumentParser) -> None:
     _add_serve(
         commands.add_parser(
             "serve",
-            help="server 1, for all rounds that server 0 offers and these floors admit",
+            help="server 1, for all rounds that server 0 offers and this policy admits",
             description="Run server 1 until SIGTERM or SIGINT, for a server 0 that offers it a configuration for each "
             "round, as a Flower app's does. Started again it knows which rounds it began; the one that ran is over.",
         )

@@ -36,16 +36,16 @@ QUERY: Final = "query.statistics"
 class SiteStatistics:
     """App function that answers statistics of a node's people, under the policy of app and operator."""
 
-    def __init__(self, site: Callable[[Context], Site], **floors: Any) -> None:  # noqa: ANN401 -- of the floors' types
+    def __init__(self, site: Callable[[Context], Site], **node: Any) -> None:  # noqa: ANN401 -- of the options' types
         """Set the policy.
 
         Args:
             site: returns the node's own declaration and functions, for instance from files that its ``node_config``
             names.
-            floors: options of ``ClientNode``; each declaration is answered once per version of the data.
+            node: options of ``ClientNode``; each declaration is answered once per version of the data.
         """
         self._site = site
-        self._settings, _ = begun_app({"attempts": ONCE.attempts, **floors}, None)
+        self._settings, _ = begun_app({"attempts": ONCE.attempts, **node}, None)
 
     def __call__(self, message: Message, context: Context) -> Message:
         write_where_flower_does()

@@ -52,7 +52,7 @@ class SecAggMod:
         enclave_judge: object | None = None,
         state_directory: str | None = None,
         scheme: str | None = None,
-        **floors: Any,  # noqa: ANN401 -- of the floors' own types
+        **node: Any,  # noqa: ANN401 -- of the options' own types
     ) -> None:
         """Set the policy.
 
@@ -60,9 +60,9 @@ class SecAggMod:
             enclave_judge: judge of an enclave's evidence, instead of ``enclave_policy``.
             state_directory: folder of the keys to sealed states (default: a folder in memory).
             scheme: custom scheme that the server's secagg-compression may name; no other is imported.
-            floors: options of ``ClientNode``, such as ``minimum_cohort=10``.
+            node: options of ``ClientNode``, such as ``minimum_cohort=10``.
         """
-        self._settings, self._custom = begun_app(floors, scheme)
+        self._settings, self._custom = begun_app(node, scheme)
         if enclave_judge is not None and self._settings.enclave_policy is not None:
             raise InvalidParameters("enclave_judge and enclave_policy both judge an enclave's evidence; give one")
         self._judge = enclave_judge

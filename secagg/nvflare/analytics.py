@@ -50,7 +50,7 @@ _PARTS: Final = frozenset({"declaration", "data", "version"})
 def statistics_job(
     declaration: Declaration,
     *,
-    floors: dict[str, Any] | None = None,
+    policy: dict[str, Any] | None = None,
     timeout: float = 600.0,
     poll: float = 0.5,
     **settings: Any,  # noqa: ANN401 -- of the settings' own types
@@ -58,7 +58,7 @@ def statistics_job(
     """Return a job that queries all sites once; its server writes ``statistics.json`` into the folder of its run.
 
     Args:
-        floors: policy of the sites, by the names of ``ClientNode``; operators tighten it in ``local/secagg.json``.
+        policy: policy of the sites, by the names of ``ClientNode``; operators tighten it in ``local/secagg.json``.
         timeout: seconds for the stage of the cells; 0 waits for all live sites.
         poll: seconds between a site's requests for a task.
         settings: fields of ``SecAggSettings``, such as ``protocol="one-message"``.
@@ -67,7 +67,7 @@ def statistics_job(
     settings_of(SecAggSettings(**{"weighting": "uniform", **settings}), declaration)
     job = FedJob(name="statistics", min_clients=declaration.least_clients)
     job.to_server(StatisticsController(asdict(declaration), {"weighting": "uniform", **settings}, timeout))
-    job.to_clients(StatisticsClient(floors), id=COMPONENT)
+    job.to_clients(StatisticsClient(policy), id=COMPONENT)
     job.to_clients(SecAggExecutor(), tasks=[STAGE_TASK])
     recipe = Recipe(job)
     recipe.add_server_config({"server": {"task_request_interval": poll}})
@@ -113,8 +113,8 @@ class StatisticsController(Controller):
 class StatisticsClient(SecAggClient):
     """One site in a job of statistics."""
 
-    def __init__(self, floors: dict[str, Any] | None = None) -> None:
-        super().__init__({"attempts": ONCE.attempts, **(floors or {})})
+    def __init__(self, policy: dict[str, Any] | None = None) -> None:
+        super().__init__({"attempts": ONCE.attempts, **(policy or {})})
         self._answering: Answering | None = None
 
     def _begun(self, terms: Terms, fl_ctx: FLContext) -> NodeRound:

@@ -106,15 +106,15 @@ class _LateTraining(LazyUpdate):
 class SecAggClient(FLComponent):
     """One site in the sessions of a job."""
 
-    def __init__(self, floors: dict[str, Any] | None = None, scheme: str | None = None) -> None:
+    def __init__(self, policy: dict[str, Any] | None = None, scheme: str | None = None) -> None:
         """Set the job's policy, by the names of ``ClientNode``; the site's operator can tighten it.
 
         Args:
             scheme: custom scheme that the server's compression may name; no other is imported.
         """
         super().__init__()
-        self.floors, self.scheme = dict(floors or {}), scheme
-        self._settings, self._custom = begun_app(self.floors, scheme)
+        self.policy, self.scheme = dict(policy or {}), scheme
+        self._settings, self._custom = begun_app(self.policy, scheme)
         self._open: _Open | None = None
         self.held: HeldModel | None = None
         """The model that this site holds, with a compressed downlink."""
@@ -282,10 +282,10 @@ def _site_config(fl_ctx: FLContext) -> dict[str, Any]:
             given: object = json.loads(path.read_text(encoding="utf-8"))
         except ValueError:
             given = None
-        floors = cast("dict[str, Any]", given if isinstance(given, dict) else {"": None})
-        if unknown := [key for key in floors if not key.startswith(PREFIX)]:
+        own = cast("dict[str, Any]", given if isinstance(given, dict) else {"": None})
+        if unknown := [key for key in own if not key.startswith(PREFIX)]:
             raise InvalidParameters(f"{path} holds policy keys such as {PREFIX}minimum-cohort; got {unknown[0]!r}")
-        config |= floors
+        config |= own
     return config
 
 

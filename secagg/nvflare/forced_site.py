@@ -50,14 +50,14 @@ class SiteClient(SecAggClient):
     """Client of a site in every job, with the operator's policy."""
 
     def __init__(
-        self, floors: dict[str, Any] | None = None, scheme: str | None = None, *, tracking: bool = False
+        self, policy: dict[str, Any] | None = None, scheme: str | None = None, *, tracking: bool = False
     ) -> None:
         """Set the policy, like ``SecAggClient``.
 
         Args:
             tracking: whether events that a job sends to its server, such as what scripts log, leave the site.
         """
-        super().__init__(floors, scheme)
+        super().__init__(policy, scheme)
         self.tracking, self.refused = tracking, ""
         self.answers = dict[str, Shareable]()
         """Answers to stages, by task, until the job's executor has returned."""

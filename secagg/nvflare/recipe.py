@@ -46,7 +46,7 @@ _REFUSED: Final = {
 def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
     recipe: Recipe,
     *,
-    floors: dict[str, Any] | None = None,
+    policy: dict[str, Any] | None = None,
     scheme: str | None = None,
     invited: int | None = None,
     training_timeout: float = 0.0,
@@ -64,7 +64,7 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
     Call it last, after adding filters and components: its filter must be the last that sees a result.
 
     Args:
-        floors: policy of the sites, by the names of ``ClientNode``; operators tighten it in ``local/secagg.json``.
+        policy: policy of the sites, by the names of ``ClientNode``; operators tighten it in ``local/secagg.json``.
         scheme: custom scheme that ``compression`` names.
         invited: number of sites in a round (default: the recipe's ``min_clients``); set more if a job must survive the
             loss of a site.
@@ -86,7 +86,7 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
         return settings if adapter is None else adapter.settings(steps, clients=clients, bits=bits, **settings)
 
     checked = SecAggSettings(**fitted(LEAST_CLIENTS))
-    SecAggClient(floors, scheme)
+    SecAggClient(policy, scheme)
     for name, value, is_valid in (
         ("poll", poll, 0 < poll < inf),
         ("training_timeout", training_timeout, 0 <= training_timeout < inf),
@@ -126,7 +126,7 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
     tasks = [trained, *([EVALUATION] if checked.evaluated_names else [])]
     for app in sites:
         _narrow(app.app_config.executors, tasks)
-    add(SecAggClient(floors, scheme), id=COMPONENT)
+    add(SecAggClient(policy, scheme), id=COMPONENT)
     add(SecAggExecutor(), tasks=[STAGE_TASK])
     recipe.add_client_input_filter(SecAggFilter(), tasks=tasks)
     recipe.add_client_output_filter(SecAggFilter(), tasks=tasks)

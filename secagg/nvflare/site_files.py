@@ -72,7 +72,7 @@ def _changes(local: Path, options: argparse.Namespace) -> Iterator[tuple[Path, s
     interpreters = [str(path) for path in options.interpreter]
     scripts = {str(path.resolve()): hashlib.sha256(path.read_bytes()).hexdigest() for path in options.script}
     wanted: dict[str, Any] = {
-        "secagg.json": _floors(local, options.floors),
+        "secagg.json": _policy(local, options.policy),
         "privacy.json": _privacy(local, tracking=options.tracking),
         "resources.json": _resources(
             local, sorted({*CLASSES, *options.allow}), scripts, interpreters, is_closed=options.closed
@@ -104,12 +104,12 @@ def _read(local: Path, name: str) -> dict[str, Any]:
     return {}
 
 
-def _floors(local: Path, given: list[str]) -> dict[str, Any]:
+def _policy(local: Path, given: list[str]) -> dict[str, Any]:
     found = _read(local, "secagg.json")
     for floor in given:
         key, is_given, value = floor.partition("=")
         if not is_given:
-            raise InvalidParameters(f"--floors takes KEY=VALUE, such as minimum-cohort=10; got {floor!r}")
+            raise InvalidParameters(f"--policy takes KEY=VALUE, such as minimum-cohort=10; got {floor!r}")
         try:
             read: Any = json.loads(value)
         except ValueError:

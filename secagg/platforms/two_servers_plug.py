@@ -14,8 +14,8 @@ from typing import Final
 from secagg.errors import InvalidParameters, Reason
 from secagg.parameters import LEAST_COHORT
 from secagg.protocols.two_servers import (
+    OperatorPolicy,
     PeerLink,
-    StandingFloors,
     StandingRounds,
     StandingServer,
     TwoServersHelpers,
@@ -88,7 +88,7 @@ def _real(side: ServerSide, chosen: TwoServersOptions) -> TwoServersHelpers:
 def _simulated(side: ServerSide) -> TwoServersHelpers:
     LOG.warning("a simulated second server protects no client from this one; %ssecond-server names another's", PREFIX)
     zero, one = (side.resources.enter_context(keys) for keys in trial_server_keys(side.coins))
-    floors = StandingFloors(
+    policy = OperatorPolicy(
         task_prefix=side.subject.task,
         authority=side.authority,
         server_keys=(zero.public.signing_key, one.public.signing_key),
@@ -97,7 +97,7 @@ def _simulated(side: ServerSide) -> TwoServersHelpers:
         maximum_lanes=_MOST_LANES,
         maximum_lifetime=_LONGEST,
     )
-    standing = StandingServer(one, zero.public, floors, StandingRounds(), coins=side.coins)
+    standing = StandingServer(one, zero.public, policy, StandingRounds(), coins=side.coins)
     side.resources.callback(standing.end_round)
     return TwoServersHelpers(
         keys=zero,

@@ -121,7 +121,7 @@ class Session(Generic[Form]):
             exclude: patterns, or one, of those that are not, such as ``"*num_batches_tracked"``.
             dropped: how many may leave on the way; by default one in three of up to 30 clients, 10 of up to 100, one in
                 ten of more, or as many as the protocol tolerates.
-            corrupted: how many may work with the server; by default one in ten, which usual floors assume too.
+            corrupted: how many may work with the server; by default one in ten, which default policies assume too.
             max_norm: longest update that counts as it is; an enclave scales longer ones down, also those of malicious
                 clients, and sees every update to do so. Other protocols refuse it.
             max_norm_unenforced: the same with any protocol, and only honest clients scale their updates down.

@@ -45,7 +45,7 @@ class Simulation(Protocol):
         ...
 
     def member(self, client: ClientId) -> Member:
-        """Return a client, always with the same keys and ledger; the settings just meet its floors."""
+        """Return a client, always with the same keys and ledger; the settings just meet its policy."""
         ...
 
     @property

@@ -1,7 +1,7 @@
 """A secure sum as a platform sees it, whichever protocol computes it.
 
     session = <protocol>.open_session(subject, ...)     server: and who is invited, and connections to helpers
-    client = member.join(subject, LazyUpdate(make))     client: a member has keys, floors, a ledger and a clock
+    client = member.join(subject, LazyUpdate(make))     client: a member has keys, policy, a ledger and a clock
     while session.stage: deliver message_to(), receive(), then close_stage()
     released = session.release()
 

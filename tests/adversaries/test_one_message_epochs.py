@@ -235,7 +235,7 @@ def weaker(world: InsecureSum) -> dict[str, ClientPolicy]:
     }
 
 
-def test_offers_below_the_floors_are_refused_by_clients_and_by_holders() -> None:
+def test_offers_below_the_policy_are_refused_by_clients_and_by_holders() -> None:
     world = InsecureSum(SumSetup())
     offer, client = world.offer(), world.setup.clients[0]
     for sentence, policy in weaker(world).items():

@@ -180,7 +180,7 @@ def test_a_host_with_another_floor_gets_no_update(offered: int | None) -> None:
         client = world.member(ClientId(1)).join(subjects[1], LazyUpdate(make))
         message = session.message_to(ClientId(1))
         assert message is not None
-        with pytest.raises(InvalidParameters, match="floors on rows") as caught:
+        with pytest.raises(InvalidParameters, match="policy on rows") as caught:
             client.answer(message)
     assert caught.value.reason is Reason.BELOW_FLOOR
     assert not made
@@ -192,7 +192,7 @@ def test_a_histogram_of_touches_is_another_layout() -> None:
     histograms = Layout((*LAYOUT.segments[:-1], IndexSegment(2, ROWS)))
     theirs = InsecureEnclaveSession(setup_of(histograms, form=ReleaseForm.HISTOGRAM))
     client = theirs.new_client(1, about=replace(theirs.subject, layout=LAYOUT))
-    with pytest.raises(InvalidParameters, match="floors on rows"):
+    with pytest.raises(InvalidParameters, match="policy on rows"):
         client.admit(theirs.verified(), NOW)
 
 

@@ -67,7 +67,7 @@ class Attacker:
         self.disk, self.copies = self.folder / "disk", self.folder / "copies"
         self.disk.mkdir()
         self.rig = InsecureIndexingRound(SETUP)
-        self.floors = SETUP.standing_floors()
+        self.policy = SETUP.standing_policy()
         self.start()
         self.copy("nothing")
 
@@ -79,7 +79,7 @@ class Attacker:
             Store(self.disk / "rounds", trusts=True).close()
         self.opened.append(StandingRounds(self.disk / "rounds"))
         standing = StandingServer(
-            SETUP.keys_of(1), SETUP.keys_of(0).public, self.floors, self.opened[0], coins=self.coins, clock=lambda: NOW
+            SETUP.keys_of(1), SETUP.keys_of(0).public, self.policy, self.opened[0], coins=self.coins, clock=lambda: NOW
         )
         self.ask = asking(standing.answer)
 

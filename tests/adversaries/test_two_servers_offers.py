@@ -70,7 +70,7 @@ def is_below(made: InsecureIndexingRound, client: SharingClient, match: str, **n
     assert client.ledger.last(SETUP.task) == -1
 
 
-# --- Floors -----------------------------------------------------------------------------------------------------------
+# --- Policy -----------------------------------------------------------------------------------------------------------
 
 
 def key_of(party: str) -> bytes:
@@ -101,14 +101,14 @@ def test_a_configuration_that_is_weaker_in_anything_is_refused(what: str) -> Non
     is_below(made, client_of(made), match, configuration=replace(made.configuration, **changes))
 
 
-def test_a_configuration_that_just_meets_the_floors_is_followed() -> None:
+def test_a_configuration_that_just_meets_the_policy_is_followed() -> None:
     made = InsecureIndexingRound(SETUP)
     client = client_of(made, coins=SETUP.coins_of("client 1"))
     shares(made, client, now=NOW + timedelta(days=1, seconds=-1))
     is_below(made, client_of(made), "expired", now=NOW + timedelta(days=1))
 
 
-def test_a_client_with_default_floors_refuses_all_modes_but_the_checked_one() -> None:
+def test_a_client_with_default_policy_refuses_all_modes_but_the_checked_one() -> None:
     made = InsecureIndexingRound(SETUP)
     policy = made.policy
     default = ClientPolicy(

@@ -1,4 +1,4 @@
-"""A site under its floors and ledgers, and servers that offer less than it declares."""
+"""A site under its policy and ledgers, and servers that offer less than it declares."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_site_with_a_budget_or_a_floor_of_noise_answers_nothing_without(charge
     noised = Watched(epsilon=8)
     with pytest.raises(InvalidParameters, match=r"requires noise of 9, and the declaration has noise of 0\.7"):
         Answering(noised.site, ClientNode(noise=9.0, norm=1.0))
-    assert Answering(noised.site, ClientNode(noise=0.5, norm=1.0)).floors.noise == 0
+    assert Answering(noised.site, ClientNode(noise=0.5, norm=1.0)).node.noise == 0
     assert watched.read == 0
 
 

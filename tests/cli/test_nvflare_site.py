@@ -35,7 +35,7 @@ def forced(kit: Path, *more: str) -> int:
 
 def test_it_shows_what_changes_and_changes_nothing(kit: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(kit.rglob("*"))
-    assert forced(kit, "--floors", "minimum-cohort=10", "--closed") == 0
+    assert forced(kit, "--policy", "minimum-cohort=10", "--closed") == 0
     shown = capsys.readouterr().out
     assert sorted(kit.rglob("*")) == before
     assert '+  "secagg-minimum-cohort": 10' in shown
@@ -47,7 +47,7 @@ def test_it_shows_what_changes_and_changes_nothing(kit: Path, capsys: pytest.Cap
 def test_the_scope_has_our_filter_last_and_jobs_that_send_logs_have_nothing(
     kit: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert forced(kit, "--floors", "minimum-cohort=10", "identity=/etc/secagg/client-3.key", "--write") == 0
+    assert forced(kit, "--policy", "minimum-cohort=10", "identity=/etc/secagg/client-3.key", "--write") == 0
     assert written(kit, "secagg.json") == {
         "secagg-minimum-cohort": 10,
         "secagg-identity": "/etc/secagg/client-3.key",
@@ -99,8 +99,8 @@ def test_filters_that_an_operator_has_stay_and_come_first(kit: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--floors", "minimum-cohort"], "takes KEY=VALUE"),
-        (["--floors", "minimum-cohort=many"], "minimum_cohort is an integer"),
+        (["--policy", "minimum-cohort"], "takes KEY=VALUE"),
+        (["--policy", "minimum-cohort=many"], "minimum_cohort is an integer"),
         (["--script", "train.py"], "only apply to --closed"),
         (["--interpreter", "/bin/sh"], "only apply to --closed"),
         (["--closed", "--interpreter", "python"], "the absolute path of a program; got python"),

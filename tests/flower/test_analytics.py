@@ -62,20 +62,20 @@ def sites(**changed: Any) -> list[Site]:
     ]
 
 
-def app(site: Site, folder: Path, **floors: Any) -> Callable[..., Any]:
+def app(site: Site, folder: Path, **policy: Any) -> Callable[..., Any]:
     def of_node(context: object) -> Site:
         del context
         return site
 
-    made: Callable[..., Any] = plugin.SiteStatistics(of_node, identity=str(folder / "keys"), **floors)
+    made: Callable[..., Any] = plugin.SiteStatistics(of_node, identity=str(folder / "keys"), **policy)
     return made
 
 
-@pytest.mark.parametrize(("protocol", "settings", "floors"), PROTOCOLS)
+@pytest.mark.parametrize(("protocol", "settings", "policy"), PROTOCOLS)
 def test_statistics_of_nodes_are_those_of_all_their_people(
-    folders: Path, protocol: str, settings: dict[str, Any], floors: dict[str, Any]
+    folders: Path, protocol: str, settings: dict[str, Any], policy: dict[str, Any]
 ) -> None:
-    nodes = Nodes([app(site, folders, **floors) for site in sites()])
+    nodes = Nodes([app(site, folders, **policy) for site in sites()])
     results = ask(nodes, declared(), settings_of(folders, protocol, settings))
     here = summed(declared(), [site.functions for site in sites()])
     assert results.statistics == here.statistics

@@ -52,7 +52,7 @@ def test_3_keys_of_the_servers_own_are_noticed(outcomes: dict[str, Any], mode: s
         ("large_population", "20000 clients exceed the capacity"),
     ],
 )
-def test_5_parameters_below_a_clients_floors_are_refused(outcomes: dict[str, Any], name: str, reason: str) -> None:
+def test_5_parameters_below_a_clients_policy_are_refused(outcomes: dict[str, Any], name: str, reason: str) -> None:
     outcome = outcomes[name]
     assert outcome["error"].startswith("ThresholdNotMet")
     assert outcome["left"] == 8

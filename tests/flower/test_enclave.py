@@ -1,4 +1,4 @@
-"""Rounds of the enclave in Flower's simulation: means as plain strategies have them, and floors that hold."""
+"""Rounds of the enclave in Flower's simulation: means as plain strategies have them, and policies that hold."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_an_enclave_that_is_not_there_is_named(outcomes: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_client_seals_nothing_below_its_floors(outcomes: dict[str, Any], name: str) -> None:
+def test_a_client_seals_nothing_below_its_policy(outcomes: dict[str, Any], name: str) -> None:
     assert outcomes[name]["error"].startswith("ThresholdNotMet")
     assert counts(outcomes[name]) == [(8, 0)]
     assert [error.removeprefix(LEFT) for error in outcomes[name]["errors"]] in (["terms"], ["left"])

@@ -30,8 +30,8 @@ class Standing(StandingHolders):
 
     def __init__(self, folder: Path, count: int = HOLDERS, *more: str) -> None:
         corrupted = more[1] if more else "1"
-        floors = ("--corrupted", corrupted, "--minimum-holders", str(count))
-        super().__init__(folder, folder / "keys" / "authority.key", count, *more, serve=floors)
+        policy = ("--corrupted", corrupted, "--minimum-holders", str(count))
+        super().__init__(folder, folder / "keys" / "authority.key", count, *more, serve=policy)
 
     def settings(self, **changes: Any) -> SecAggSettings:
         given = {
@@ -51,8 +51,8 @@ def standing(folders: Path, request: pytest.FixtureRequest) -> Iterator[Standing
     made.end()
 
 
-def mod(folder: Path, **floors: Any) -> plugin.SecAggMod:
-    return plugin.SecAggMod(identity=str(folder / "keys"), allow_repeats=True, **floors)
+def mod(folder: Path, **policy: Any) -> plugin.SecAggMod:
+    return plugin.SecAggMod(identity=str(folder / "keys"), allow_repeats=True, **policy)
 
 
 def test_one_exchange_gives_the_mean_and_a_holder_may_be_gone(standing: Standing, log: Any) -> None:
@@ -146,7 +146,7 @@ def test_a_run_begins_with_as_many_holders_as_a_sum_needs(standing: Standing) ->
 
 
 @pytest.mark.parametrize("standing", [(3, "--corrupted", "0", "--absent", "1")], indirect=True)
-def test_holders_below_the_floors_get_nothing(standing: Standing, log: Any) -> None:
+def test_holders_below_the_policy_get_nothing(standing: Standing, log: Any) -> None:
     inner = MemoryGrid(mod(standing.folder), adding(0.125))
     with pytest.raises(ThresholdNotMet):
         inner.round(grid_of(inner, standing.settings()), MODEL)

@@ -305,9 +305,9 @@ def test_a_node_that_is_silent_costs_the_timeout_and_is_in_no_sum(
     assert inner.now == 5.0
 
 
-def run_again(folders: Path, protocol: str, run: int, train: Train, model: Any = MODEL, **floors: Any) -> str:
+def run_again(folders: Path, protocol: str, run: int, train: Train, model: Any = MODEL, **policy: Any) -> str:
     """Run a round of a run whose nodes have none of their state, and return what ended it."""
-    inner, grid = begun(MemoryGrid(lenient(folders, **floors), train, run=run), settings_of(folders, protocol))
+    inner, grid = begun(MemoryGrid(lenient(folders, **policy), train, run=run), settings_of(folders, protocol))
     try:
         inner.round(grid, model)
     except SecAggError as error:

@@ -1,4 +1,4 @@
-"""Every key is checked by name; a client's floors are raised and never lowered."""
+"""Every key is checked by name; a client's policy is tightened and never loosened."""
 
 from __future__ import annotations
 

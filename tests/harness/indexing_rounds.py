@@ -32,7 +32,7 @@ from secagg.protocols.two_servers.run import check
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_keys import ServerKeys
 from secagg.protocols.two_servers.session import TwoServersMember
-from secagg.protocols.two_servers.standing_server import StandingFloors, lanes_of
+from secagg.protocols.two_servers.standing_server import OperatorPolicy, lanes_of
 from secagg.protocols.two_servers.upload import HalfForm, Upload, index_body_bytes, public_bytes, ring_bytes
 from secagg.session.certificates import Certificate, SigningKey, Standing, issue_certificate
 from secagg.session.client_policy import ClientPolicy
@@ -106,8 +106,8 @@ class IndexingSetup:
     def keys_of(self, index: int) -> ServerKeys:
         return ServerKeys.random(ServerId(index), self.coins_of(f"identity of server {index}"))
 
-    def standing_floors(self, **changes: Any) -> StandingFloors:
-        """Return floors of server 1's operator that this setup just meets."""
+    def standing_policy(self, **changes: Any) -> OperatorPolicy:
+        """Return the policy of server 1's operator that this setup just meets."""
         configuration = self.configuration
         met: dict[str, Any] = {
             "task_prefix": self.task,
@@ -118,7 +118,7 @@ class IndexingSetup:
             "maximum_lanes": lanes_of(configuration),
             "maximum_lifetime": timedelta(days=1),
         }
-        return StandingFloors(**(met | changes))
+        return OperatorPolicy(**(met | changes))
 
     def payload_of(self, number: int) -> Payload:
         generator = np.random.default_rng([number, *self.seed])

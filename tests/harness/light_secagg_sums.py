@@ -43,7 +43,7 @@ def subject_of(configuration: Configuration) -> Subject:
 
 
 def member_of(client: ClientId, coins: Coins) -> LightSecAggMember:
-    """Return a client with the lowest floors and no ledger."""
+    """Return a client with the lowest policy and no ledger."""
     policy = ClientPolicy(
         modes=frozenset({SecurityMode.SEMI_HONEST}),
         suites=frozenset(Suite),

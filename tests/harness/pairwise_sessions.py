@@ -265,7 +265,7 @@ class InsecurePairwiseSession:
         """Certify and enrol the clients, and start the server.
 
         Args:
-            floors: of every client; by default those that the setup just meets.
+            policy: of every client; by default those that the setup just meets.
             payload_of: the input of a client; by default uniform, from the setup's seed.
         """
         self.setup = setup or SessionSetup()

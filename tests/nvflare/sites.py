@@ -64,12 +64,12 @@ def crossed(shareable: Shareable) -> tuple[bytes, Shareable]:
 class Site:
     """One site's process."""
 
-    def __init__(self, name: str, root: Path, train: Train, floors: dict[str, Any]) -> None:
+    def __init__(self, name: str, root: Path, train: Train, policy: dict[str, Any]) -> None:
         self.name, self.number, self.train = name, int(name.rpartition("-")[2]), train
         (root / name / "local").mkdir(parents=True, exist_ok=True)
         (root / name / JOB).mkdir(exist_ok=True)
         self.local = root / name / "local"
-        self.client, self.filter = SecAggClient(floors), SecAggFilter()
+        self.client, self.filter = SecAggClient(policy), SecAggFilter()
         self.executor: Executor = SecAggExecutor()
         self.scope = list[Filter]()
         """The filters of the operator's privacy scope."""
@@ -88,7 +88,7 @@ class Site:
 
     def force(self, **arguments: Any) -> SiteClient:
         """Do what the operator's privacy.json does."""
-        client = self.components[SITE] = SiteClient(self.client.floors, **arguments)
+        client = self.components[SITE] = SiteClient(self.client.policy, **arguments)
         self.scope.append(SiteFilter())
         return client
 
@@ -125,7 +125,7 @@ class Federation:
     root: Path
     settings: SecAggSettings
     train: Train = adding
-    floors: dict[str, Any] = field(default_factory=dict[str, Any])
+    policy: dict[str, Any] = field(default_factory=dict[str, Any])
     meddling: Callable[[str, str, Shareable], Shareable] = lambda site, task, data: data  # noqa: ARG005 -- a server's
     forging: Callable[[str, str, Shareable], Shareable] = lambda site, task, reply: reply  # noqa: ARG005 -- a site's
     task_name: str = "train"
@@ -138,7 +138,7 @@ class Federation:
         if self.settings.weighting == "examples":
             self.settings = replace(self.settings, full_weight=8)
         self.sites = {
-            f"site-{number}": Site(f"site-{number}", self.root, self.train, self.floors)
+            f"site-{number}": Site(f"site-{number}", self.root, self.train, self.policy)
             for number in range(1, SITES + 1)
         }
         self.rounds, self.number = Rounds(self.settings), 0

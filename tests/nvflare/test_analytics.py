@@ -32,11 +32,11 @@ pytestmark = pytest.mark.nvflare
 class Site:
     """One site's process, and its own files."""
 
-    def __init__(self, number: int, root: Path, floors: dict[str, Any]) -> None:
+    def __init__(self, number: int, root: Path, policy: dict[str, Any]) -> None:
         self.name, self.local = f"site-{number}", root / f"site-{number}" / "local"
         write_files(self.local, number)
         (root / self.name / JOB).mkdir()
-        self.client, self.executor = StatisticsClient(floors), SecAggExecutor()
+        self.client, self.executor = StatisticsClient(policy), SecAggExecutor()
         workspace = SimpleNamespace(
             get_run_dir=lambda job: str(root / self.name / job), get_site_config_dir=lambda: str(self.local)
         )
@@ -63,10 +63,10 @@ def context_of(engine: Any, name: str) -> FLContext:
 class Job(StatisticsController):
     """A job whose tasks are done at once."""
 
-    def __init__(self, root: Path, settings: dict[str, Any], floors: dict[str, Any], **changed: Any) -> None:
+    def __init__(self, root: Path, settings: dict[str, Any], policy: dict[str, Any], **changed: Any) -> None:
         super().__init__({**TABLE, **changed}, {"weighting": "uniform", **settings}, 60.0)
         (root / JOB).mkdir()
-        self.root, self.sites = root, {f"site-{n}": Site(n, root, floors) for n in range(1, SITES + 1)}
+        self.root, self.sites = root, {f"site-{n}": Site(n, root, policy) for n in range(1, SITES + 1)}
         self.answered = list[tuple[str, int]]()
         self.failed = dict[str, Left]()
 
@@ -106,12 +106,12 @@ def here(**changed: Any) -> Any:
     return json.loads(json.dumps(results.statistics))
 
 
-@pytest.mark.parametrize(("protocol", "settings", "floors"), PROTOCOLS)
+@pytest.mark.parametrize(("protocol", "settings", "policy"), PROTOCOLS)
 def test_statistics_of_sites_are_those_of_all_their_people(
-    folder: Path, protocol: str, settings: dict[str, Any], floors: dict[str, Any]
+    folder: Path, protocol: str, settings: dict[str, Any], policy: dict[str, Any]
 ) -> None:
     keys = named(folder, protocol, settings, range(1, SITES + 1))
-    job = Job(folder, {"protocol": protocol, **settings, **keys}, {"identity": str(folder / "keys"), **floors})
+    job = Job(folder, {"protocol": protocol, **settings, **keys}, {"identity": str(folder / "keys"), **policy})
     assert job.run()["statistics"] == here()
 
 

@@ -28,7 +28,7 @@ from tests.nvflare.test_rounds_in_memory import federation
 pytestmark = pytest.mark.nvflare
 GOAL = np.random.default_rng(3).normal(size=(60, 200)).astype(np.float32)
 START: Model = {"w": np.zeros_like(GOAL), "b": np.zeros(200, np.float32)}
-FLOORS: dict[str, Any] = {"allow_simulated_enclave": True}
+POLICY: dict[str, Any] = {"allow_simulated_enclave": True}
 SUMS: dict[str, Any] = {"compression": "peak-2", "weighting": "uniform", "down": "sums"}
 AUTO: dict[str, Any] = {"compression": "peak", "weighting": "uniform", "rate": "auto", "evaluation_metrics": "loss"}
 
@@ -56,7 +56,7 @@ def sizes(made: Federation) -> list[int]:
 
 def test_sites_train_the_servers_model_to_the_bit_without_being_sent_it(folder: Path) -> None:
     trainers, model = Trainers(), dict(START)
-    made = federation(folder, "enclave", SUMS, FLOORS, train=trainers.train)
+    made = federation(folder, "enclave", SUMS, POLICY, train=trainers.train)
     down = list[int]()
     for _ in range(4):
         model = made.rounds.restored(model)
@@ -74,7 +74,7 @@ def test_sites_train_the_servers_model_to_the_bit_without_being_sent_it(folder: 
 
 def test_a_site_that_starts_again_leaves_a_round_and_is_sent_the_model(folder: Path) -> None:
     trainers = Trainers()
-    made = federation(folder, "enclave", {**SUMS, "minimum_cohort": 3, "threshold": 0.6}, FLOORS, train=trainers.train)
+    made = federation(folder, "enclave", {**SUMS, "minimum_cohort": 3, "threshold": 0.6}, POLICY, train=trainers.train)
     model, _ = made.run(made.rounds.restored(START))
     made.sites["site-2"].client.held = None
     model, means = made.run(made.rounds.restored(model))
@@ -102,7 +102,7 @@ def test_a_model_without_a_tensor_that_the_terms_name_is_refused_and_not_trained
                 raise
 
     trainers, refused = Trainers(), list[str]()
-    made = federation(folder, "enclave", SUMS, FLOORS, train=trainers.train)
+    made = federation(folder, "enclave", SUMS, POLICY, train=trainers.train)
     model, _ = made.run(made.rounds.restored(START))
     trainers.received.clear()
     made.meddling = lacking

@@ -170,7 +170,7 @@ def test_what_no_sum_can_do_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameters, match="0 clients are too few"):
         secure(recipe(tmp_path), invited=0)
     with pytest.raises(InvalidParameters, match=r"there is no option least; there are .*minimum_cohort"):
-        secure(recipe(tmp_path), floors={"least": 3})
+        secure(recipe(tmp_path), policy={"least": 3})
     with pytest.raises(InvalidParameters, match="stop_cond waits for 'accuracy', which no sum holds"):
         secure(recipe(tmp_path, stop_cond="accuracy >= 80"), metrics="loss")
     secure(recipe(tmp_path, stop_cond="accuracy >= 80"), metrics="accuracy")

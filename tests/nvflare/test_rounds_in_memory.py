@@ -48,11 +48,11 @@ STEP = 2.0**-16
 
 
 def federation(
-    folder: Path, protocol: str, settings: dict[str, Any], floors: dict[str, Any], **more: Any
+    folder: Path, protocol: str, settings: dict[str, Any], policy: dict[str, Any], **more: Any
 ) -> Federation:
     keys = named(folder, protocol, settings, range(1, SITES + 1))
     chosen = SecAggSettings(protocol=protocol, **settings, **keys)  # type: ignore[arg-type]
-    return Federation(folder, chosen, floors={"identity": str(folder / "keys"), **floors}, **more)
+    return Federation(folder, chosen, policy={"identity": str(folder / "keys"), **policy}, **more)
 
 
 def plain_updates() -> list[bytes]:
@@ -66,12 +66,12 @@ def plain_updates() -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    ("protocol", "settings", "floors"), [*PROTOCOLS, ("pairwise", {"compression": "scalar-8"}, {})]
+    ("protocol", "settings", "policy"), [*PROTOCOLS, ("pairwise", {"compression": "scalar-8"}, {})]
 )
 def test_the_mean_is_that_of_fedavg_and_no_update_reaches_the_server(
-    folder: Path, protocol: str, settings: dict[str, Any], floors: dict[str, Any]
+    folder: Path, protocol: str, settings: dict[str, Any], policy: dict[str, Any]
 ) -> None:
-    made = federation(folder, protocol, {"metrics": "accuracy", **settings}, floors)
+    made = federation(folder, protocol, {"metrics": "accuracy", **settings}, policy)
     model, means = made.run(MODEL)
     expected = plain_mean(MODEL)
     if settings.get("weighting") == "uniform":
@@ -196,7 +196,7 @@ def test_a_server_names_one_task_in_a_job(folder: Path, caplog: pytest.LogCaptur
         ('{"secagg-minimum-cohort": "9"}', "minimum_cohort is an integer"),
     ],
 )
-def test_an_operator_raises_the_floors_of_a_job_and_a_file_that_cannot_be_read_is_not_passed_over(
+def test_an_operator_raises_the_policy_of_a_job_and_a_file_that_cannot_be_read_is_not_passed_over(
     folder: Path, caplog: pytest.LogCaptureFixture, written: str, said: str
 ) -> None:
     made = federation(folder, "pairwise", {}, {})
@@ -216,7 +216,7 @@ def test_an_operator_raises_the_floors_of_a_job_and_a_file_that_cannot_be_read_i
 def test_whatever_training_returns_the_server_sees_an_upload(
     fails: str, chosen: tuple[str, dict[str, Any], dict[str, Any]], folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    protocol, settings, floors = chosen
+    protocol, settings, policy = chosen
 
     def train(site: Site, model: FLModel) -> FLModel:
         found = adding(site, model)
@@ -226,7 +226,7 @@ def test_whatever_training_returns_the_server_sees_an_upload(
             found.params["w"] = np.full(3, np.nan) if fails == "another shape" else found.params["w"] * np.nan
         return found
 
-    made = federation(folder, protocol, {**settings, "weighting": "uniform"}, floors, train=train)
+    made = federation(folder, protocol, {**settings, "weighting": "uniform"}, policy, train=train)
     _, means = made.run(MODEL)
     assert means.contributors == SITES
     assert not any(count.left for _, count in made.round.stages)
@@ -250,7 +250,7 @@ def test_a_failed_training_is_zeros_of_the_scheme_and_not_of_the_ring(folder: Pa
 
     made = federation(folder, "pairwise", {"compression": name, "weighting": "uniform"}, {}, train=train)
     for site in made.sites.values():
-        site.client = site.components[COMPONENT] = SecAggClient(site.client.floors, scheme=name)
+        site.client = site.components[COMPONENT] = SecAggClient(site.client.policy, scheme=name)
     model, means = made.run({"w": np.zeros((150, 100), np.float32)})
     assert means.counted.examples == SITES - 2
     assert float(model["w"].mean()) == pytest.approx(0.125, abs=0.01)
@@ -301,14 +301,14 @@ KEYED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 def test_garbage_in_another_clients_name_excludes_nobody_but_its_sender(
     folder: Path, case: tuple[str, dict[str, Any], dict[str, Any], str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    protocol, settings, floors, forged_task = case
+    protocol, settings, policy, forged_task = case
 
     def forged(site: str, task: str, reply: Shareable) -> Shareable:
         if (site, task) == ("site-1", forged_task) and RECORD in reply:
             reply[RECORD] |= {"client": ClientId(5).encode(), "message": reply[RECORD]["message"][:-1]}
         return reply
 
-    made = federation(folder, protocol, settings, floors, forging=forged)
+    made = federation(folder, protocol, settings, policy, forging=forged)
     model, means = made.run(MODEL, training_patience=0.0)
     assert means.contributors == SITES - 1
     step = 3.5 / 16 if settings.get("weighting") == "uniform" else 68 / 18 / 16

@@ -182,7 +182,7 @@ def test_a_component_under_our_id_is_not_ours(folder: Path) -> None:
         site.filtered(Shareable(), FilterKey.IN)
 
 
-def test_the_operators_floors_hold_for_every_job(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_operators_policy_hold_for_every_job(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     made = forced(folder)
     (made.sites["site-5"].local / SITE_FILE).write_text(json.dumps({"secagg-minimum-cohort": 9}))
     caplog.set_level(logging.DEBUG, "secagg.platforms")

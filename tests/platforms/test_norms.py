@@ -49,11 +49,11 @@ def enclave(folder: Path, **settings: Any) -> SecAggSettings:
     return SecAggSettings(**given)
 
 
-def joined(folder: Path, task: RoundTask, number: int, **floors: Any) -> NodeRound:
+def joined(folder: Path, task: RoundTask, number: int, **policy: Any) -> NodeRound:
     identity = str(folder / "keys") if task.terms.is_certified else None
     node = Node(
         settings=ClientNode.of(
-            {"identity": identity, "allow_simulated_enclave": True, "data_name": f"data {number}", **floors}
+            {"identity": identity, "allow_simulated_enclave": True, "data_name": f"data {number}", **policy}
         ),
         config={PARTITION: number},
         client=ClientId(number),
@@ -65,11 +65,11 @@ def joined(folder: Path, task: RoundTask, number: int, **floors: Any) -> NodeRou
 
 
 def answers(
-    folder: Path, task: RoundTask, invitation: bytes, change: Callable[[int], float], sent: Model, **floors: Any
+    folder: Path, task: RoundTask, invitation: bytes, change: Callable[[int], float], sent: Model, **policy: Any
 ) -> Iterator[tuple[ClientId, bytes]]:
     """Let each client change every value by an amount of its own, and yield its upload."""
     for number in range(CLIENTS):
-        begun = joined(folder, task, number, **floors)
+        begun = joined(folder, task, number, **policy)
         after = {name: values + np.float32(change(number)) for name, values in sent.items()}
         trained = Trained([after], {"loss": 2.5, "n": 200}.get)
         training = Training(begun.terms, begun.update, begun.charges, sent, lambda trained=trained: trained)  # type: ignore[misc]
@@ -78,7 +78,7 @@ def answers(
 
 
 def played(
-    folder: Path, made: Rounds, change: Callable[[int], float], number: int = 1, **floors: Any
+    folder: Path, made: Rounds, change: Callable[[int], float], number: int = 1, **policy: Any
 ) -> tuple[Model, Means]:
     sent = {name: values + np.float32(number - 1) for name, values in SENT.items()}
     task = made.begun(sent, clients=CLIENTS, task="t", number=number, weighted_by="n")
@@ -86,7 +86,7 @@ def played(
         session = task.opened(CLIENTS, frozenset(), SystemCoins(), resources)
         invitation = session.message_to(ClientId(0))
         assert invitation is not None
-        for client, answer in answers(folder, task, invitation, change, sent, **floors):
+        for client, answer in answers(folder, task, invitation, change, sent, **policy):
             session.receive(client, answer)
         session.close_stage()
         means = task.means(session.release().aggregate)

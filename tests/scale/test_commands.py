@@ -100,8 +100,8 @@ def town(tmp_path: Path) -> Iterator[Town]:
 def standing(town: Town, tmp_path: Path) -> Iterator[list[str]]:
     """Start standing holders, and return what a server is told of them."""
     roster = town.make_keys()
-    authority, floors = tmp_path / "keys" / "authority.key", ("--minimum-holders", str(HOLDERS))
-    holders = StandingHolders(tmp_path, authority, HOLDERS, serve=floors)
+    authority, policy = tmp_path / "keys" / "authority.key", ("--minimum-holders", str(HOLDERS))
+    holders = StandingHolders(tmp_path, authority, HOLDERS, serve=policy)
     sockets = ",".join(map(holders.socket, range(HOLDERS)))
     told = (f"roster={roster}", f"epoch={tmp_path / 'record'}", f"holders={sockets}")
     yield [*ONE_MESSAGE, *(part for setting in told for part in ("--set", setting))]

@@ -23,7 +23,7 @@ CERTIFIED = {
     "two-servers": ["--set", "allow_simulated_second_server=yes"],
     "one-message": [],
 }
-"""Floors of a site, by protocols whose sites have keys."""
+"""Policy of a site, by protocols whose sites have keys."""
 URL = "http://127.0.0.1:1"
 
 

@@ -223,7 +223,7 @@ def configure(scenario: Scenario, run: int) -> Vector:
     return {
         "parameters": _parameters(configuration),
         "plan": {"corrupted": plan.corrupted, "dropped": plan.dropped, "privacy_bits": plan.privacy_bits},
-        "floors": {
+        "policy": {
             "minimum_cohort": 3,
             "minimum_threshold": 2,
             "minimum_modulus_bits": min(bits for bits, _ in scenario.layout),
@@ -367,13 +367,13 @@ SALT = 12
 
 def client_of(vector: Vector, role: str, configuration: SessionConfiguration, coins: Coins) -> Client:
     """Return a client of a vector's session."""
-    floors, identities = dict(vector["floors"]), vector["identities"]
-    client, capacity, signed = ClientId(_number(role)), int(floors.pop("capacity")), dict[str, Any]()
+    policy, identities = dict(vector["policy"]), vector["identities"]
+    client, capacity, signed = ClientId(_number(role)), int(policy.pop("capacity")), dict[str, Any]()
     if identities:
         authority, own = _signing_key(identities["authority"]), _signing_key(identities[role])
         signed["authority"], signed["signing_key"] = Authority(authority.public_key), own
         signed["certificate"] = issue_certificate(authority, client, own.public_key)
-    accepted = ClientPolicy(suites=frozenset(Suite), modes=frozenset(SecurityMode), **floors)
+    accepted = ClientPolicy(suites=frozenset(Suite), modes=frozenset(SecurityMode), **policy)
     now = datetime.fromtimestamp(MADE + 60, UTC)
     member = PairwiseMember(client, policy=accepted, coins=coins, charge=uncharged, clock=lambda: now, **signed)
     payload = _payload(configuration.layout, vector["inputs"][role])
@@ -433,7 +433,7 @@ def positive(scenario: Scenario, recorded: Mapping[str, str]) -> Vector:
     for run in range(scenario.runs):
         accumulate(Play(configure(scenario, run), {}).run(), absorbed)
     first = configure(scenario, 0)
-    shape = {name: first[name] for name in ("plan", "floors", "dropouts")}
+    shape = {name: first[name] for name in ("plan", "policy", "dropouts")}
     parameters = {name: value for name, value in first["parameters"].items() if name not in _DRAWN}
     clients = [f"client/{client}" for client in scenario.clients]
     accumulated = {"runs": scenario.runs, "digest": absorbed.hexdigest(32)}

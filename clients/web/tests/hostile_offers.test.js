@@ -4,7 +4,7 @@ import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { fileURLToPath } from "node:url";
 
-import { HOLDER_FLOORS, readOffer, requireExact, requireHolderFloors } from "../one_message.js";
+import { HOLDER_POLICY, readOffer, requireExact, requireHolderPolicy } from "../one_message.js";
 import { Refused, unhex } from "../wire.js";
 
 /** The clock of the recorded offers. */
@@ -14,11 +14,11 @@ const folder = fileURLToPath(new URL("../../../tests/vectors/one_message/", impo
 /** A recorded offer. @param {string} name */
 const recorded = (name) => unhex(JSON.parse(readFileSync(`${folder}${name}.json`, "utf8")).messages.offer);
 
-/** @param {import("../one_message.js").Offer} offer @param {object} changes @param {object} floors */
-function admit(offer, changes = {}, floors = {}) {
+/** @param {import("../one_message.js").Offer} offer @param {object} changes @param {object} policy */
+function admit(offer, changes = {}, policy = {}) {
   const changed = { ...offer, ...changes };
   requireExact(changed);
-  requireHolderFloors(changed, { ...HOLDER_FLOORS, ...floors }, NOW, offer.authority);
+  requireHolderPolicy(changed, { ...HOLDER_POLICY, ...policy }, NOW, offer.authority);
 }
 
 /** @param {() => unknown} act */
@@ -77,7 +77,7 @@ function exact(numbers) {
   return null;
 }
 
-test("a sum has no more uploads than the field of the shares tells apart, whatever the floors are", () => {
+test("a sum has no more uploads than the field of the shares tells apart, whatever the policy is", () => {
   const numbers = { degree: 4096, modulusBits: 64, segments: [{ length: 9, ringBits: 7, bounds: null }] };
   assert.ok(exact({ ...numbers, capacity: 529_984 }));
   assert.equal(exact({ ...numbers, capacity: 529_985 }), null);

@@ -6,7 +6,7 @@ import { readFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 
 import { SigningKey, expand, requireValid } from "../crypto.js";
-import { FLOORS, PairwiseClient, readOffer } from "../pairwise.js";
+import { POLICY, PairwiseClient, readOffer } from "../pairwise.js";
 import { readTerms } from "../encoding.js";
 import { Left, contribute, identityOf } from "../http.js";
 import { RoundLedger, inMemory } from "../ledger.js";
@@ -138,9 +138,9 @@ test("a visitor without a seat waits for a session that has one", async () => {
   }
 });
 
-for (const floors of [{ minimumCohort: 4 }, { maximumPopulation: 2 }, { maximumLength: 1 }, { minimumCohort: NaN }]) {
-  test(`a session description beyond the floors ${JSON.stringify(floors)} gets no seat`, async () => {
-    await assert.rejects(take({}, { floors }), Refused);
+for (const policy of [{ minimumCohort: 4 }, { maximumPopulation: 2 }, { maximumLength: 1 }, { minimumCohort: NaN }]) {
+  test(`a session description beyond the policy ${JSON.stringify(policy)} gets no seat`, async () => {
+    await assert.rejects(take({}, { policy }), Refused);
     assert.deepEqual(heard, ["GET /v1/session"]);
   });
 }
@@ -201,8 +201,8 @@ test("offers that no session has are refused", () => {
 });
 
 test("a floor that is not a number is refused", () => {
-  for (const floors of [{ privacyBits: undefined }, { assumedCorrupted: NaN }, { assumedCorrupted: [NaN] }, { minimumCohort: 1 }]) {
-    assert.throws(() => new PairwiseClient({ id: 1n, input: () => [], floors }), Refused);
+  for (const policy of [{ privacyBits: undefined }, { assumedCorrupted: NaN }, { assumedCorrupted: [NaN] }, { minimumCohort: 1 }]) {
+    assert.throws(() => new PairwiseClient({ id: 1n, input: () => [], policy }), Refused);
   }
 });
 
@@ -213,7 +213,7 @@ test("a client that is ended while it answers answers nothing", async () => {
   let others = async () => {};
   const messages = full.operations.filter((step) => step.role === role).map((step) => unhex(full.messages[step.message]));
   const client = new PairwiseClient({
-    id: BigInt(role.split("/")[1]), floors: { modes: ["semi_honest"], minimumCohort: 2, minimumModulusBits: 1 },
+    id: BigInt(role.split("/")[1]), policy: { modes: ["semi_honest"], minimumCohort: 2, minimumModulusBits: 1 },
     coins: (count) => bytes.slice(used, (used += count)),
     input: async () => {
       await others();
@@ -243,7 +243,7 @@ async function activeClient(options = {}) {
   const drawn = [];
   const client = new PairwiseClient({
     id, identity: { id, key, certificate, authority: authority.public }, input: () => [],
-    floors: { minimumModulusBits: 1 }, now: () => MADE, ...options,
+    policy: { minimumModulusBits: 1 }, now: () => MADE, ...options,
     coins: (count) => {
       drawn.push(bytes.slice(used, (used += count)));
       return drawn[drawn.length - 1];

@@ -61,12 +61,12 @@ const descriptionOf = (changes) => ({ status: 200, body: JSON.stringify({ ...DES
 const messageOf = (stage, bytes) => ({ status: 200, body: Buffer.from(bytes), "secagg-stage": String(stage) });
 /** Answers that the server was sent. */
 const answers = () => heard.filter((each) => each.includes("/answers/"));
-const FLOORS = { minimumHolders: 3, assumedCorruptedHolders: 0 };
+const POLICY = { minimumHolders: 3, assumedCorruptedHolders: 0 };
 
 /** @param {any[]} said @param {object} [options] */
 function take(said, options = {}) {
   script = said;
-  return contribute(url, [0.5, -0.5], { floors: FLOORS, ledger: new RoundLedger(inMemory()), patience: 1, ...options });
+  return contribute(url, [0.5, -0.5], { policy: POLICY, ledger: new RoundLedger(inMemory()), patience: 1, ...options });
 }
 
 /** The offer of a server that is its own holders, for the session description's terms, with changes. @param {any} [changes] */
@@ -251,7 +251,7 @@ for (const protocol of ["enclave", "two-servers", "lightsecagg", "__proto__", "c
   });
 }
 
-test("the description of the next session is held to the same floors as the first", async () => {
+test("the description of the next session is held to the same policy as the first", async () => {
   for (const changes of [{ task: "mus" }, { mode: "active" }, { terms: JSON.stringify({ ...TERMS, clients: 2 }) }]) {
     [heard, descriptions, seats] = [[], [descriptionOf(), descriptionOf(changes)], [{ status: 403, body: "" }, { status: 201, body: "0" }]];
     await assert.rejects(take([DONE]), Refused);

@@ -10,7 +10,7 @@ import {
 import { applicationDigest, encode, layoutVersion, planOf, readTerms } from "../encoding.js";
 import { authorizationOf, identityOf, readDescription } from "../http.js";
 import { gaussian } from "../lattice.js";
-import { HOLDER_FLOORS, payloadDigest, readOffer, requireHolderFloors, requireReceipts, upload } from "../one_message.js";
+import { HOLDER_POLICY, payloadDigest, readOffer, requireHolderPolicy, requireReceipts, upload } from "../one_message.js";
 import { PairwiseClient, committeeOf, graphOf } from "../pairwise.js";
 import { addMasks, arrayOf, checkWords, pack } from "../ring.js";
 import { deal } from "../shamir.js";
@@ -177,23 +177,23 @@ async function identityIn({ identities }, role) {
 }
 
 async function pairwiseClient(session, role) {
-  const { floors, parameters } = session;
+  const { policy, parameters } = session;
   return new PairwiseClient({
     now: () => 1_800_000_060,
     id: BigInt(role.split("/")[1]),
     identity: await identityIn(session, role),
     input: () => session.inputs[role].map((values, i) => vector(parameters.layout[i][0], values)),
     coins: recorded(session.coins[role]),
-    floors: {
-      minimumCohort: floors.minimum_cohort,
-      assumedCorrupted: floors.assumed_corrupted,
-      privacyBits: floors.privacy_bits,
-      maximumPopulation: floors.maximum_population,
-      minimumModulusBits: floors.minimum_modulus_bits,
-      maximumLength: floors.maximum_length,
+    policy: {
+      minimumCohort: policy.minimum_cohort,
+      assumedCorrupted: policy.assumed_corrupted,
+      privacyBits: policy.privacy_bits,
+      maximumPopulation: policy.maximum_population,
+      minimumModulusBits: policy.minimum_modulus_bits,
+      maximumLength: policy.maximum_length,
     },
     about: {
-      layout: parameters.layout, capacity: Number(floors.capacity), task: unhex(parameters.task),
+      layout: parameters.layout, capacity: Number(policy.capacity), task: unhex(parameters.task),
       round: BigInt(parameters.round_number), model: unhex(parameters.model_digest),
       application: unhex(parameters.application_digest),
     },
@@ -291,13 +291,13 @@ for (const refusal of read("refusals/one_message_client").cases) {
     const identity = await identityIn(session, refusal.taker);
     const good = await readOffer(session.messages.get("offer"));
     const { corrupted, capacity, holders, now } = session.setting;
-    const floors = { ...HOLDER_FLOORS, minimumHolders: holders, assumedCorruptedHolders: corrupted, maximumCapacity: capacity };
+    const policy = { ...HOLDER_POLICY, minimumHolders: holders, assumedCorruptedHolders: corrupted, maximumCapacity: capacity };
     const accept = async (message) => {
       const offer = await readOffer(message);
-      requireHolderFloors(offer, floors, now, identity ? identity.authority : new Uint8Array(32));
+      requireHolderPolicy(offer, policy, now, identity ? identity.authority : new Uint8Array(32));
       requireSubject(good, offer);
       await requireReceipts(offer);
-      if (identity) await requireStanding(offer.standing, identity, { floors, now: () => now });
+      if (identity) await requireStanding(offer.standing, identity, { policy, now: () => now });
     };
     await accept(session.messages.get("offer"));
     const bad = altered(session.messages.get("offer"), refusal.change);

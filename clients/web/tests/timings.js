@@ -49,7 +49,7 @@ export async function sharedClients() {
   const opening = random(32);
   const offer = await offerOf(opening);
   const clients = Array.from({ length: CLIENTS }, (_, i) => new PairwiseClient({
-    id: BigInt(i), floors: { modes: ["semi_honest"] }, input: async () => [encode(update, terms).codes],
+    id: BigInt(i), policy: { modes: ["semi_honest"] }, input: async () => [encode(update, terms).codes],
   }));
   const advertised = await Promise.all(clients.map((client) => client.answer(offer)));
   const entries = advertised.map((message) => message.slice(23, 23 + 64));

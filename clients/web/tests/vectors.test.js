@@ -35,7 +35,7 @@ test("pieces of a mask's stream are those of its segments", async () => {
 
 /** The clients of a session, each with the coins that were recorded. */
 async function clientsOf(vector) {
-  const { identities, floors, parameters } = vector;
+  const { identities, policy, parameters } = vector;
   const authority = identities.authority && (await SigningKey.of(unhex(identities.authority)));
   const clients = new Map();
   for (const [role, coins] of Object.entries(vector.coins)) {
@@ -58,15 +58,15 @@ async function clientsOf(vector) {
         return arrayOf(bits).from(values.map(bits > 32 ? BigInt : Number));
       }),
       coins: (count) => bytes.slice(at, (at += count)),
-      floors: {
-        minimumCohort: floors.minimum_cohort,
-        assumedCorrupted: floors.assumed_corrupted,
-        privacyBits: floors.privacy_bits,
-        maximumPopulation: floors.maximum_population,
-        minimumModulusBits: floors.minimum_modulus_bits,
-        maximumLength: floors.maximum_length,
+      policy: {
+        minimumCohort: policy.minimum_cohort,
+        assumedCorrupted: policy.assumed_corrupted,
+        privacyBits: policy.privacy_bits,
+        maximumPopulation: policy.maximum_population,
+        minimumModulusBits: policy.minimum_modulus_bits,
+        maximumLength: policy.maximum_length,
       },
-      about: { layout: parameters.layout, capacity: Number(floors.capacity) },
+      about: { layout: parameters.layout, capacity: Number(policy.capacity) },
     }));
   }
   return clients;

@@ -136,14 +136,14 @@ def answered(reply: Any) -> Message:
 
 
 app = ClientApp(mods=[])
-floors: dict[str, Any] = {
+policy: dict[str, Any] = {
     "identity": os.environ.get(KEYS),
     "servers": f"{os.environ.get(KEYS)}/servers.json",
     # Every scenario begins with the same model.
     "allow_repeats": True,
 }
-app.train(mods=[chaos, SecAggMod(**floors)])(train)
-lenient = SecAggMod(**floors, allow_simulated_enclave=True, allow_simulated_second_server=True)
+app.train(mods=[chaos, SecAggMod(**policy)])(train)
+lenient = SecAggMod(**policy, allow_simulated_enclave=True, allow_simulated_second_server=True)
 app.train("lenient", mods=[chaos, lenient])(train)
 app.train("plain")(train)
 

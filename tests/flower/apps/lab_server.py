@@ -535,7 +535,7 @@ def _enclave_of(lab: Lab) -> dict[str, Any]:
 
 
 def enclave_by_default(lab: Lab) -> dict[str, Any]:
-    """Ask clients with the floors that a deployment has."""
+    """Ask clients with the policy that a deployment has."""
     return lab.secure(**{**_enclave_of(lab), "strategy": None, **UNIFORM})
 
 

@@ -34,7 +34,7 @@ def main(workspace: str) -> None:
         recipe,
         protocol="enclave",
         roster=str(keys / "roster.txt"),
-        floors={"identity": str(keys), "allow_simulated_enclave": True},
+        policy={"identity": str(keys), "allow_simulated_enclave": True},
         weighting="uniform",
         minimum_cohort=SITES,
         compression="peak-2",

@@ -179,7 +179,7 @@ def prepared(kit: str, workspace: Path) -> Path:
         said = 'declaration = "outcomes.toml"\ndata = "people.csv"\nversion = "1"\n'
         (local / "secagg_statistics.toml").write_text(said, encoding="utf-8")
         if kit != "open":
-            asked = ["node", "nvflare", str(kits / f"site-{number}"), "--floors", "minimum-cohort=3", *closed]
+            asked = ["node", "nvflare", str(kits / f"site-{number}"), "--policy", "minimum-cohort=3", *closed]
             assert import_module("secagg.cli").main([*asked, "--write"]) == 0
     # The server's operator looks at what arrives, and has nothing against classes.
     resources = kits / "server" / "local" / "resources.json"

@@ -50,7 +50,7 @@ def told(keys: Path) -> dict[str, Any]:
     return {
         "protocol": "enclave",
         "roster": str(keys / "roster.txt"),
-        "floors": {"identity": str(keys), "allow_simulated_enclave": True},
+        "policy": {"identity": str(keys), "allow_simulated_enclave": True},
         "weighting": "uniform",
         "minimum_cohort": SITES,
         "compression": "peak-8",

@@ -96,7 +96,7 @@ def judged(
     require_accepted(session.policy, privacy, configuration, now=session.now, **(given | own))
 
 
-# --- Floors, one by one -----------------------------------------------------------------------------------------------
+# --- Policy, one by one -----------------------------------------------------------------------------------------------
 
 
 def is_below(session: InsecureEnclaveSession, saying: str, **policy: Any) -> None:
@@ -106,7 +106,7 @@ def is_below(session: InsecureEnclaveSession, saying: str, **policy: Any) -> Non
     assert error.reason is Reason.BELOW_FLOOR
 
 
-def test_floors_that_are_just_met_let_a_client_seal() -> None:
+def test_policies_that_are_just_met_let_a_client_seal() -> None:
     for setup in (EnclaveSetup(), EnclaveSetup(form=ReleaseForm.HISTOGRAM), NOISED, EnclaveSetup(layout=RING_LAYOUT)):
         session = InsecureEnclaveSession(setup)
         sealing(session, client_of(session))()
@@ -190,7 +190,7 @@ def test_the_epsilon_of_the_noise_is_held_to_the_floor(adjacency: Adjacency) -> 
         {"authority": b""},
     ],
 )
-def test_floors_that_protect_nobody_are_not_made(changes: dict[str, Any]) -> None:
+def test_policies_that_protect_nobody_are_not_made(changes: dict[str, Any]) -> None:
     policy = InsecureEnclaveSession(EnclaveSetup(population=1)).policy
     with pytest.raises(InvalidParameters):
         replace(policy, **changes)
@@ -315,7 +315,7 @@ def test_a_bound_that_leaves_nothing_is_refused_whatever_the_values_are() -> Non
 # --- Time -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_time_is_looked_at_before_the_floors_read_it() -> None:
+def test_a_time_is_looked_at_before_the_policy_read_it() -> None:
     session = InsecureEnclaveSession(EnclaveSetup())
     seals_nothing(session, Misuse, "time zone", now=None)
 

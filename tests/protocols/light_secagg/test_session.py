@@ -38,7 +38,7 @@ from tests.harness.session_worlds import CAPACITY, LAYOUT, NOW, client_ids, entr
 CLIENTS = client_ids(9)
 SETTINGS = LightSecAggOptions(dropped=3, corrupted=2, minimum_cohort=5)
 SUBJECT = Subject(task=b"a task", round_number=3, layout=LAYOUT, capacity=CAPACITY, model_digest=MODEL)
-FLOORS = replace(
+POLICY = replace(
     ClientPolicy.among(9, SecurityMode.SEMI_HONEST), minimum_modulus_bits=1, minimum_cohort=5, assumed_corrupted=2
 )
 NAMES = [stage.name for stage in STAGES.values()]
@@ -53,7 +53,7 @@ def opened(settings: LightSecAggOptions = SETTINGS, *, invited: frozenset[Client
     return open_session(SUBJECT, settings, frozenset(CLIENTS) if invited is None else invited, helpers)
 
 
-def member(client: ClientId, policy: ClientPolicy = FLOORS, ledger: SpentUpdates | None = None) -> LightSecAggMember:
+def member(client: ClientId, policy: ClientPolicy = POLICY, ledger: SpentUpdates | None = None) -> LightSecAggMember:
     charge = (ledger or SpentUpdates()).charge
     return LightSecAggMember(client, policy=policy, coins=SystemCoins(), charge=charge)
 
@@ -89,7 +89,7 @@ def test_one_more_that_leaves_ends_the_session(stage: str) -> None:
 def test_a_server_that_may_lie_is_not_promised_anything() -> None:
     with pytest.raises(InvalidParameters, match="LightSecAgg has no active mode"):
         LightSecAggOptions(mode=SecurityMode.ACTIVE)
-    careful = member(CLIENTS[0], replace(FLOORS, modes=frozenset({SecurityMode.ACTIVE})))
+    careful = member(CLIENTS[0], replace(POLICY, modes=frozenset({SecurityMode.ACTIVE})))
     with pytest.raises(InvalidParameters, match="only against a server that follows the protocol"):
         careful.join(SUBJECT, update_of(CLIENTS[0])).answer(opened().invitation)
 
@@ -105,17 +105,17 @@ def test_a_server_that_may_lie_is_not_promised_anything() -> None:
         ({"maximum_population": 8}, "9 clients are more than 8"),
     ],
 )
-def test_a_client_takes_no_part_below_its_floors(floor: dict[str, Any], sentence: str) -> None:
+def test_a_client_takes_no_part_below_its_policy(floor: dict[str, Any], sentence: str) -> None:
     charged = SpentUpdates()
-    session = member(CLIENTS[0], replace(FLOORS, **floor), charged).join(SUBJECT, update_of(CLIENTS[0]))
+    session = member(CLIENTS[0], replace(POLICY, **floor), charged).join(SUBJECT, update_of(CLIENTS[0]))
     with pytest.raises(InvalidParameters, match=sentence) as refused:
         session.answer(opened().invitation)
     assert refused.value.reason is Reason.BELOW_FLOOR
     assert charged.count(SUBJECT.task) == 0
 
 
-def test_floors_that_are_just_met_let_a_client_take_part() -> None:
-    met = replace(FLOORS, minimum_cohort=6, minimum_modulus_bits=7, maximum_length=9, maximum_population=9)
+def test_policies_that_are_just_met_let_a_client_take_part() -> None:
+    met = replace(POLICY, minimum_cohort=6, minimum_modulus_bits=7, maximum_length=9, maximum_population=9)
     assert member(CLIENTS[0], met).join(SUBJECT, update_of(CLIENTS[0])).answer(opened().invitation)
 
 
@@ -129,9 +129,9 @@ def test_floors_that_are_just_met_let_a_client_take_part() -> None:
         {"maximum_population": 4},
     ],
 )
-def test_floors_that_are_none(floor: dict[str, Any]) -> None:
+def test_policies_that_are_none(floor: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameters, match=next(iter(floor))):
-        replace(FLOORS, **floor)
+        replace(POLICY, **floor)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_a_client_that_the_ledger_refuses_is_wiped_before_anything_of_its_update
         raise OSError(f"no room for {spent.number}")
 
     session, clients = opened(), joined()
-    refused = LightSecAggMember(CLIENTS[0], policy=FLOORS, coins=SystemCoins(), charge=refuse)
+    refused = LightSecAggMember(CLIENTS[0], policy=POLICY, coins=SystemCoins(), charge=refuse)
     clients[CLIENTS[0]] = refused.join(SUBJECT, update_of(CLIENTS[0]))
     reach(session, clients, 2)
     message = session.message_to(CLIENTS[0])
@@ -225,7 +225,7 @@ def test_a_client_that_the_ledger_refuses_is_wiped_before_anything_of_its_update
 
 def test_the_ledger_is_not_charged_for_an_update_that_was_taken() -> None:
     session, clients, charged, update = opened(), joined(), list[Spent](), update_of(CLIENTS[0])
-    once = LightSecAggMember(CLIENTS[0], policy=FLOORS, coins=SystemCoins(), charge=charged.append)
+    once = LightSecAggMember(CLIENTS[0], policy=POLICY, coins=SystemCoins(), charge=charged.append)
     clients[CLIENTS[0]] = once.join(SUBJECT, update)
     reach(session, clients, 2)
     update.take(LAYOUT)

@@ -146,7 +146,7 @@ def test_a_client_that_cannot_sign_is_told_before_its_update_is_taken() -> None:
         assert FIRST not in world.stored
 
 
-# --- Ledger and floors ------------------------------------------------------------------------------------------------
+# --- Ledger and policy ------------------------------------------------------------------------------------------------
 
 
 def test_a_ledger_is_for_one_task() -> None:
@@ -176,12 +176,12 @@ def test_a_ledger_is_for_one_task() -> None:
         {"minimum_security_bits": True},
     ],
 )
-def test_floors_that_protect_nobody_are_not_made(changes: dict[str, Any]) -> None:
+def test_policies_that_protect_nobody_are_not_made(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameters):
         replace(InsecureSum().policy, **changes)
 
 
-def test_floors_may_be_the_least() -> None:
+def test_policies_may_be_the_least() -> None:
     least: dict[str, Any] = {"minimum_holders": 2, "assumed_corrupted_holders": 0, "minimum_modulus_bits": 1}
     least |= {"maximum_length": 1, "maximum_population": 3, "minimum_security_bits": 1}
     policy = replace(InsecureSum().policy, **least)
@@ -205,7 +205,7 @@ JUST_MET: dict[str, Any] = {
 }
 
 
-def test_floors_that_are_just_met_admit_an_offer() -> None:
+def test_policies_that_are_just_met_admit_an_offer() -> None:
     admitted(**JUST_MET)
 
 

@@ -206,7 +206,7 @@ def test_a_snapshot_is_overwritten_when_a_client_is_made_of_it_and_a_client_is_n
         ("assumed_corrupted", "with 8 corrupted of 8", ServerState.AWAITING_UNMASKING_SHARES),
     ],
 )
-def test_floors_are_compared_again_when_a_client_is_made_of_its_snapshot(
+def test_policies_are_compared_again_when_a_client_is_made_of_its_snapshot(
     floor: str, sentence: str, state: ServerState
 ) -> None:
     """Before the upload, and when its neighbours' shares are all that it still holds."""

@@ -364,7 +364,7 @@ def test_a_layout_takes_no_more_parts_of_a_masks_stream_than_a_key_has(monkeypat
         replace(ACTIVE_FULL, layout=LAYOUT)
 
 
-def test_a_client_judges_the_advertisers_by_its_own_floors() -> None:
+def test_a_client_judges_the_advertisers_by_its_own_policy() -> None:
     policy = ClientPolicy.among(8)
     ACTIVE_FULL.require_protected(policy, 8)
     with pytest.raises(InvalidParameters, match="must lie in"):

@@ -1,6 +1,6 @@
 """What a client refuses and clamps before it shares anything, and what a failure leaves of an upload.
 
-Floors, offers, ledger and secrets of uploads that go through are in ``tests/adversaries/test_two_servers_*.py``.
+Policies, offers, ledger and secrets of uploads that go through are in ``tests/adversaries/test_two_servers_*.py``.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def test_one_key_of_both_servers_would_be_one_party() -> None:
     assert client.ledger.last(SETUP.task) == -1, "nothing is spent"
 
 
-def test_floors_are_of_their_own_type() -> None:
+def test_policies_are_of_their_own_type() -> None:
     with pytest.raises(Misuse):
         share(client_of(policy=None))
 

@@ -26,7 +26,7 @@ from tests.harness.indexing_rounds import NOW, IndexingSetup
 
 SETUP = IndexingSetup(minimum_cohort=5, maximum_cohort=20, task=b"flower run 7")
 OFFERED = SETUP.configuration
-FLOORS = SETUP.standing_floors(task_prefix=b"flower run ", suites=frozenset({Suite.CLASSIC}))
+POLICY = SETUP.standing_policy(task_prefix=b"flower run ", suites=frozenset({Suite.CLASSIC}))
 OTHER_KEY = bytes(range(32))
 
 
@@ -34,8 +34,8 @@ def changed(**changes: Any) -> IndexingConfiguration:
     return replace(OFFERED, **changes)
 
 
-def test_what_just_meets_the_floors_is_accepted() -> None:
-    FLOORS.admit(OFFERED, NOW)
+def test_what_just_meets_the_policy_is_accepted() -> None:
+    POLICY.admit(OFFERED, NOW)
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,11 @@ def test_what_just_meets_the_floors_is_accepted() -> None:
         (changed(expiry=int(NOW.timestamp()) + 86401), "it expires later than 1 day, 0:00:00 from now"),
     ],
 )
-def test_a_configuration_beyond_the_floors_is_refused_with_what_is_wrong(
+def test_a_configuration_beyond_the_policy_is_refused_with_what_is_wrong(
     offered: IndexingConfiguration, said: str
 ) -> None:
     with pytest.raises(InvalidParameters) as refused:
-        FLOORS.admit(offered, NOW)
+        POLICY.admit(offered, NOW)
     assert said in str(refused.value)
     assert "offer another configuration, or ask its operator" in str(refused.value)
     assert refused.value.reason is Reason.BELOW_FLOOR
@@ -192,7 +192,7 @@ def test_a_journal_is_a_folder(path: Path) -> None:
     assert path.read_bytes() == b"something else"
 
 
-# --- Floors that protect nobody ---------------------------------------------------------------------------------------
+# --- Policies that protect nobody  -----------------------------------------------------------------------------------
 
 
 NOBODY: dict[str, Any] = {
@@ -208,11 +208,11 @@ NOBODY: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", NOBODY)
-def test_floors_that_protect_nobody_are_refused(name: str) -> None:
+def test_policies_that_protect_nobody_are_refused(name: str) -> None:
     with pytest.raises(InvalidParameters):
-        replace(FLOORS, **{name: NOBODY[name]})
+        replace(POLICY, **{name: NOBODY[name]})
 
 
-def test_floors_name_two_servers() -> None:
+def test_policies_name_two_servers() -> None:
     with pytest.raises(Misuse):
-        replace(FLOORS, server_keys=(OTHER_KEY,))  # type: ignore[arg-type]
+        replace(POLICY, server_keys=(OTHER_KEY,))  # type: ignore[arg-type]

@@ -53,7 +53,7 @@ class Pair:
 
     def __post_init__(self) -> None:
         self.rig = InsecureIndexingRound(self.setup)
-        self.policy = self.setup.standing_floors()
+        self.policy = self.setup.standing_policy()
         self.rounds = StandingRounds()
         self.start()
         self.rig.servers[0] = self.rig.new_server(0, pair_key=self.keys(0).pair_key(self.keys(1).public))

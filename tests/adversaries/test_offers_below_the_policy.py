@@ -73,7 +73,7 @@ OWN_AUTHORITY = insecure_signing_key("the server's own authority", b"").public_k
     ],
     ids=["threshold", "cohort", "population", "suite", "mode", "authority", "another ring", "a narrow ring", "length"],
 )
-def test_an_offer_below_the_floors_is_refused_before_anything_is_drawn(
+def test_an_offer_below_the_policy_is_refused_before_anything_is_drawn(
     offered: dict[str, Any], policy: dict[str, Any], goes_on: GoesOn
 ) -> None:
     session = InsecurePairwiseSession()

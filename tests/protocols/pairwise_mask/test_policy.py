@@ -1,4 +1,4 @@
-"""A client's floors: an offer exactly at a floor is admitted, and one step below it is refused by name."""
+"""A client's policy: an offer exactly at a floor is admitted, and one step below it is refused by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
 from secagg.session.client_policy import ClientPolicy
 from tests.harness.pairwise_sessions import SessionSetup
 
-FLOORS: dict[str, Any] = {
+POLICY: dict[str, Any] = {
     "suites": frozenset({Suite.CLASSIC}),
     "modes": frozenset({SecurityMode.ACTIVE}),
     "minimum_cohort": 100,
@@ -66,7 +66,7 @@ NO_FLOORS = [
 
 
 def policy(**changes: Any) -> ClientPolicy:
-    return ClientPolicy(**(FLOORS | COSTS | changes))
+    return ClientPolicy(**(POLICY | COSTS | changes))
 
 
 def test_an_offer_exactly_at_every_floor_is_admitted() -> None:
@@ -86,7 +86,7 @@ def test_an_offer_one_step_below_a_floor_is_refused_by_name(offered: dict[str, A
     assert all(name in str(caught.value) for name in named)
 
 
-@pytest.mark.parametrize("floor", [name for name, value in FLOORS.items() if isinstance(value, int)])
+@pytest.mark.parametrize("floor", [name for name, value in POLICY.items() if isinstance(value, int)])
 def test_a_floor_that_is_no_integer_is_refused(floor: str) -> None:
     with pytest.raises(InvalidParameters, match=f"{floor} is an integer"):
         policy(**{floor: float("nan")})
@@ -108,7 +108,7 @@ def test_a_floor_that_protects_nobody_is_refused(floor: str, outside: int, insid
 
 
 @pytest.mark.parametrize("floor", ["suites", "modes", "topologies"])
-def test_floors_that_accept_nothing_are_refused(floor: str) -> None:
+def test_policies_that_accept_nothing_are_refused(floor: str) -> None:
     with pytest.raises(InvalidParameters, match=f"{floor} is a frozenset of at least one"):
         policy(**{floor: frozenset[object]()})
 
@@ -120,7 +120,7 @@ def test_a_population_for_a_sparse_graph_lets_no_full_one_in() -> None:
         large = replace(setup.plan().configuration, maximum_population=65_535, degree=degree, threshold=100)
         low: dict[str, Any] = {"modes": frozenset({SecurityMode.SEMI_HONEST}), "minimum_cohort": 2,
                                "minimum_modulus_bits": 1, "maximum_population": 65_535}  # fmt: skip
-        accepting = ClientPolicy(**(FLOORS | low))
+        accepting = ClientPolicy(**(POLICY | low))
         if not refused:
             large.require_accepted(accepting)
             continue

@@ -15,10 +15,10 @@ from secagg.protocols import two_servers
 from secagg.session.client_policy import ClientPolicy
 
 KEY, OTHER, THIRD = (bytes([number]) * 32 for number in (1, 2, 3))
-FLOORS: list[Any] = [
+POLICY: list[Any] = [
     ClientPolicy(authority=KEY, server_keys=(OTHER, THIRD)),
     ClientNode(),
-    two_servers.StandingFloors(
+    two_servers.OperatorPolicy(
         task_prefix=b"",
         authority=KEY,
         server_keys=(OTHER, THIRD),
@@ -28,7 +28,7 @@ FLOORS: list[Any] = [
         maximum_lifetime=timedelta(hours=1),
     ),
 ]
-FIELDS = [(floors, field.name) for floors in FLOORS for field in fields(floors)]
+FIELDS = [(policy, field.name) for policy in POLICY for field in fields(policy)]
 WRONG: dict[type, tuple[object, ...]] = {
     int: (math.nan, 5.0, True, "5", None),
     float: (math.nan, math.inf, -1.0, True, "5", None),
@@ -38,9 +38,9 @@ WRONG: dict[type, tuple[object, ...]] = {
 }
 
 
-@pytest.mark.parametrize(("floors", "name"), FIELDS, ids=[f"{type(one).__name__}.{name}" for one, name in FIELDS])
-def test_a_limit_of_another_type_is_refused(floors: Any, name: str) -> None:
-    assert replace(floors) == floors
-    for wrong in WRONG.get(getattr(floors, name).__class__, ()):
+@pytest.mark.parametrize(("policy", "name"), FIELDS, ids=[f"{type(one).__name__}.{name}" for one, name in FIELDS])
+def test_a_limit_of_another_type_is_refused(policy: Any, name: str) -> None:
+    assert replace(policy) == policy
+    for wrong in WRONG.get(getattr(policy, name).__class__, ()):
         with pytest.raises(InvalidParameters):
-            pytest.fail(f"{wrong!r} is taken: {replace(floors, **{name: wrong})}")
+            pytest.fail(f"{wrong!r} is taken: {replace(policy, **{name: wrong})}")

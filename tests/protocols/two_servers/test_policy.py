@@ -1,4 +1,4 @@
-"""Floors that a client can have; what they refuse is in ``tests/adversaries/test_two_servers_offers.py``."""
+"""Policy that a client can have; what they refuse is in ``tests/adversaries/test_two_servers_offers.py``."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def policy(**changes: Any) -> ClientPolicy:
         {"maximum_length": None},
     ],
 )
-def test_floors_that_protect_nobody_are_not_made(changes: dict[str, Any]) -> None:
+def test_policies_that_protect_nobody_are_not_made(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameters):
         policy(**changes)
 

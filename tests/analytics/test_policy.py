@@ -1,4 +1,4 @@
-"""Floors and noise: what a reader of results is not shown, and which declarations and sessions there are."""
+"""Policy and noise: what a reader of results is not shown, and which declarations and sessions there are."""
 
 from __future__ import annotations
 

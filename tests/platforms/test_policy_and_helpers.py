@@ -1,4 +1,4 @@
-"""Floors that would act nowhere, and an enclave that says nothing."""
+"""Policies that would act nowhere, and an enclave that says nothing."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ STRICTER: dict[str, Any] = {
 @pytest.mark.parametrize("name", STRICTER)
 @pytest.mark.parametrize("protocol", ["enclave", "two-servers"])
 def test_a_floor_that_would_act_nowhere_is_refused(name: str, protocol: str) -> None:
-    floors = ClientNode.of({name: STRICTER[name]})
+    policy = ClientNode.of({name: STRICTER[name]})
     with pytest.raises(InvalidParameters, match=f"secagg-{name.replace('_', '-')}, which {protocol} does not") as found:
-        floors.require_protocol(protocol)
+        policy.require_protocol(protocol)
     assert found.value.reason is Reason.BELOW_FLOOR
-    floors.require_protocol("pairwise")
+    policy.require_protocol("pairwise")
     if name not in {"minimum_threshold", "privacy_bits"}:
-        floors.require_protocol("one-message")
+        policy.require_protocol("one-message")
 
 
 @pytest.mark.parametrize(
@@ -70,19 +70,19 @@ def test_a_floor_that_would_act_nowhere_is_refused(name: str, protocol: str) -> 
         ("registered", {"maximum_population": 9}),
     ],
 )
-def test_other_floors_that_would_act_nowhere_are_refused_too(
+def test_other_policies_that_would_act_nowhere_are_refused_too(
     monkeypatch: pytest.MonkeyPatch, protocol: str, floor: dict[str, Any]
 ) -> None:
     """A protocol that was registered keeps what its entry names, and nothing by default."""
     registered = replace(find("lightsecagg"), name="registered", keeps=frozenset())
     monkeypatch.setattr(registry, "_REGISTERED", {name: find(name) for name in names()} | {"registered": registered})
-    floors = ClientNode.of({"protocols": protocol, **floor})
+    policy = ClientNode.of({"protocols": protocol, **floor})
     with pytest.raises(InvalidParameters, match="would have no effect"):
-        floors.require_protocol(protocol)
+        policy.require_protocol(protocol)
 
 
 @pytest.mark.parametrize("floor", [{"minimum_cohort": 9}, {"assumed_corrupted": 2}, {"maximum_population": 9}])
-def test_floors_that_light_secaggs_have_are_not_refused(floor: dict[str, Any]) -> None:
+def test_policies_that_light_secaggs_have_are_not_refused(floor: dict[str, Any]) -> None:
     ClientNode.of({"protocols": "lightsecagg", **floor}).require_protocol("lightsecagg")
 
 
@@ -219,16 +219,16 @@ def test_a_client_without_a_key_or_a_name_is_told_how_it_is_known(
 
 
 def test_an_operator_who_raises_such_a_floor_is_heard() -> None:
-    floors = ClientNode().raised_by({"secagg-assumed-corrupted": 3})
+    policy = ClientNode().raised_by({"secagg-assumed-corrupted": 3})
     with pytest.raises(InvalidParameters, match="leave enclave out of secagg-protocols"):
-        floors.require_protocol("enclave")
-    floors.raised_by({"secagg-protocols": "pairwise"}).require_protocol("pairwise")
+        policy.require_protocol("enclave")
+    policy.raised_by({"secagg-protocols": "pairwise"}).require_protocol("pairwise")
 
 
-def test_floors_that_protocols_have_are_no_obstacle() -> None:
-    floors = ClientNode.of({"minimum_cohort": 9, "minimum_threshold": 2, "suites": ("hybrid",)})
-    floors.require_protocol("enclave")
-    floors.require_protocol("two-servers")
+def test_policies_that_protocols_have_are_no_obstacle() -> None:
+    policy = ClientNode.of({"minimum_cohort": 9, "minimum_threshold": 2, "suites": ("hybrid",)})
+    policy.require_protocol("enclave")
+    policy.require_protocol("two-servers")
 
 
 @pytest.fixture
