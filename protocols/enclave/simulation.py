@@ -134,5 +134,6 @@ ENTRY: Final = ProtocolEntry(
     helpers=EnclaveHelpers,
     simulate=EnclaveSimulation,
     costs=costs,
+    is_certified=True,
     trust="the enclave's hardware and its attestation; an authority apart from the host",
 )

@@ -129,6 +129,7 @@ ENTRY: Final = ProtocolEntry(
     helpers=LightSecAggHelpers,
     simulate=LightSecAggSimulation,
     costs=costs,
+    is_suspended=False,
     trust="a server that follows the protocol, with at most the planned number of corrupted clients; a server "
     "that deviates learns inputs",
 )

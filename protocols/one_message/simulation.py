@@ -239,6 +239,7 @@ ENTRY: Final = ProtocolEntry(
     helpers=OneMessageHelpers,
     simulate=OneMessageSimulation,
     costs=costs,
+    is_certified=True,
     trust="an authority independent of server and holders; corrupted holders and clients within the plan; "
     "the server may be active",
 )

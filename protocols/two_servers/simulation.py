@@ -297,6 +297,7 @@ ENTRY: Final = ProtocolEntry(
     helpers=TwoServersHelpers,
     simulate=TwoServersSimulation,
     costs=costs,
+    is_certified=True,
     trust="two servers that do not collude, one of which may be active; an unchecked client can vote any number "
     "of times",
 )

@@ -1,7 +1,8 @@
 """Plugs, one per protocol: turn the settings of a run into a session, and those of a node into a member.
 
-Only plugs know protocols by name; those of masks are in this module. A registered protocol without a plug runs as in
-its simulation, which protects nobody; a client takes part only if its code names the protocol.
+Only plugs know protocols by name; those of masks are in this module. A custom protocol's entry has ``connect`` and
+``member``; without them it runs as in its simulation, which protects nobody. A client takes part in a custom protocol
+only if its code names it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from secagg.session.certificates import NO_STANDING, Certificate, Standing
 from secagg.session.identities import ClientIdentity, Roster
 from secagg.session.ledger import uncharged
 from secagg.session.privacy_ledger import PrivacyLedger
-from secagg.session.registry import Clock, find, planned_settings
+from secagg.session.registry import Clock, ProtocolEntry, find, planned_settings
 from secagg.session.roles import Member, ServerSession, Subject
 from secagg.session.sealed_state import StateDirectory
 from secagg.session.standings import SeenStandings
@@ -135,7 +136,8 @@ _MODULES: Final = {
 
 def plug_of(protocol: str, *, is_suspended: bool = True) -> Plug:
     """Return a protocol's plug; ``is_suspended`` says whether a client's process may end between two messages."""
-    if protocol == LIGHT_SECAGG and is_suspended:
+    entry = find(protocol)
+    if is_suspended and not entry.is_suspended:
         raise InvalidParameters(
             f"{PREFIX}protocol = {protocol!r} has no plug for Flower: its clients resume from memory, and the process "
             f"of a node may end between two messages; take {', '.join(repr(name) for name in PROTOCOLS)}"
@@ -143,12 +145,13 @@ def plug_of(protocol: str, *, is_suspended: bool = True) -> Plug:
     if protocol in _MODULES:
         module = import_module(_MODULES[protocol])
         return Plug(open=module.opened, member=module.member)
-    return _MASKS.get(protocol) or _simulated(protocol)
+    if entry.connect is not None and entry.member is not None:
+        return Plug(open=entry.connect, member=entry.member)
+    return _MASKS.get(protocol) or _simulated(entry)
 
 
-def _simulated(protocol: str) -> Plug:
+def _simulated(entry: ProtocolEntry) -> Plug:
     """Return a protocol's simulation as a plug: sound only if clients have no keys and the server no helpers."""
-    entry = find(protocol)
 
     def opened(side: ServerSide) -> ServerSession:
         world = entry.simulate(side.chosen, coins=side.coins, clock=side.clock)

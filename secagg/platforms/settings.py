@@ -341,7 +341,7 @@ class SecAggSettings(Options):
     @property
     def is_certified(self) -> bool:
         """Whether certificates identify clients, rather than the platform's nodes."""
-        return self.trust is SecurityMode.ACTIVE or self.protocol in (ENCLAVE, TWO_SERVERS, ONE_MESSAGE)
+        return self.trust is SecurityMode.ACTIVE or registry.find(self.protocol).is_certified
 
     @property
     def trust(self) -> SecurityMode:

@@ -116,6 +116,18 @@ class ProtocolEntry:
     """``costs(layout, clients, suite)``: its forms for a layout and a cohort; a planner leaves out who has none."""
     trust: str = ""
     """Parties that a client has to trust, for a table of choices."""
+    is_certified: bool = False
+    """Whether clients need keys that an authority certified, whatever the settings."""
+    is_suspended: bool = True
+    """Whether a client's process may end between two messages, as in Flower."""
+    connect: Callable[[Any], ServerSession] | None = None
+    """On platforms: opens a session of a ``platforms.plugs.ServerSide``; a custom protocol without it is simulated."""
+    member: Callable[[Any], Member] | None = None
+    """On platforms: a client of a ``platforms.plugs.NodeSide``; needed together with ``connect``."""
+
+    def __post_init__(self) -> None:
+        if (self.connect is None) != (self.member is None):
+            raise Misuse(f"the protocol {self.name!r} has only one of connect and member; give both, or neither")
 
     def require_segments(self, layout: Layout) -> None:
         """Refuse a layout that this protocol cannot sum.
