@@ -145,10 +145,7 @@ class MaskedVector:
             )
 
     def pack(self) -> tuple[bytes | memoryview, ...]:
-        """Return each vector at exactly its bits for each element; together they are the upload.
-
-        Where elements fill their words this is a view of the vector and not a copy.
-        """
+        """Return each vector at exactly its bits for each element, perhaps as a view; together they are the upload."""
         packed = list[bytes | memoryview]()
         for segment, vector in zip(self._configuration.segments, self.vectors, strict=True):
             if segment.fine_bits:

@@ -280,7 +280,7 @@ class Payload:
         self.check()
         writer = Writer(MessageKind.PAYLOAD).fixed(self.layout.digest, DIGEST_BYTES)
         for segment, vector in zip(self.layout.segments, self.values, strict=True):
-            writer.fixed(segment.ring.pack(vector), segment.ring.packed_bytes(segment.length))
+            writer.borrowed(segment.ring.pack_view(vector))
         return writer.finish()
 
     @classmethod

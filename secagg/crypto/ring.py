@@ -162,24 +162,21 @@ class Ring:
 
     def pack(self, vector: RingVector) -> bytes:
         """Write each element in exactly ``modulus_bits`` bits; padding bits of the last byte are zero."""
+        return bytes(self.pack_view(vector))
+
+    def pack_view(self, vector: RingVector) -> memoryview:
+        """Return the result of ``pack`` without a copy; if elements fill their words, do not change the vector then."""
         self.require_vector(vector)
         if self.modulus_bits == self.word_bits:
-            return vector.tobytes()
+            return np.ascontiguousarray(vector).view(np.uint8).data.toreadonly()
         lanes, words = _group(self.modulus_bits, self.word_bits)
-        grouped = _padded(vector, lanes)
-        packed = np.empty((len(grouped), words), dtype=self.word)
-        for block in _blocks(len(grouped), lanes):
-            columns = pack_group(list(grouped[block].T), self.modulus_bits, self.word_bits)
+        packed = np.empty((-(-vector.size // lanes), words), dtype=self.word)
+        for block in _blocks(len(packed), lanes):
+            grouped = _padded(vector[block.start * lanes : block.stop * lanes], lanes)
+            columns = pack_group(list(grouped.T), self.modulus_bits, self.word_bits)
             for index, column in enumerate(columns):
                 packed[block, index] = column
-        return packed.view(np.uint8).reshape(-1)[: self.packed_bytes(vector.size)].tobytes()
-
-    def pack_view(self, vector: RingVector) -> bytes | memoryview:
-        """Return the result of ``pack``, without a copy if elements fill their words; then do not change the vector."""
-        if self.modulus_bits != self.word_bits:
-            return self.pack(vector)
-        self.require_vector(vector)
-        return np.ascontiguousarray(vector).view(np.uint8).data.toreadonly()
+        return packed.view(np.uint8).reshape(-1)[: self.packed_bytes(vector.size)].data.toreadonly()
 
     def unpack(self, data: bytes | bytearray | memoryview, length: int) -> RingVector:
         """Unpack ``length`` elements; the number of bytes is checked before any allocation."""

@@ -59,6 +59,8 @@ _NOTICEABLE: Final = 0.01
 _CLIPS: Final = 40
 """Number of clips that are compared, each a quarter of a power of two below the one before."""
 _ROOM: Final = 1.5
+_BLOCK: Final = 1 << 16
+"""Number of values whose intermediate ones stay in the processor's cache."""
 _LAST_ROUND: Final = (1 << 64) - 1
 Form = TypeVar("Form")
 Model = TypeVar("Model")
@@ -230,7 +232,8 @@ class Session(Generic[Form]):
     ) -> LazyUpdate:
         """Return a client's update for ``member.join``, encoded when the upload needs it; ``name`` is for its log."""
         digest = subject.model_digest or bytes(32)
-        self.shapes.pieces(tree)  # An update of another form is refused here, before the server awaits it.
+        for _ in self.shapes.pieces(tree):  # An update of another form is refused here, before the server awaits it.
+            pass
         return LazyUpdate(
             lambda: Update(self.encode(tree, coins, name, examples), digest), zero=lambda: self.zero(coins)
         )
@@ -252,17 +255,18 @@ class Session(Generic[Form]):
 
     def _cut(self, vector: Vector, whose: str) -> None:
         """Cut values to the clip and the vector to its norm, in place, and log what is lost, and where."""
-        if (missing := np.isnan(vector)).any():
+        if math.isnan(largest := max(float(vector.max()), -float(vector.min()))):
+            missing = np.isnan(vector)
             LOG.warning("%s is NaN, which counts as 0, in %s", whose, self.shapes.holding(missing))
             vector[missing] = 0
-        beyond = vector > self.clip
-        beyond |= vector < -self.clip
-        if np.count_nonzero(beyond) > _NOTICEABLE * vector.size:
-            found = self.shapes.holding(beyond)
-            self._warn_once("%s is beyond the clip of %g in %s; raise clip", whose, self.clip, found)
-        if 0 < max(float(vector.max()), -float(vector.min())) < self.step:
+            largest = max(float(vector.max()), -float(vector.min()))
+        if 0 < largest < self.step:
             self._warn_once("no value of %s reaches one step, %.3g; lower clip or raise bits", whose, self.step)
-        np.clip(vector, -self.clip, self.clip, out=vector)
+        if largest > self.clip:
+            if self.clipped(vector) > _NOTICEABLE * vector.size:
+                found = self.shapes.holding(np.abs(vector) > self.clip)
+                self._warn_once("%s is beyond the clip of %g in %s; raise clip", whose, self.clip, found)
+            np.clip(vector, -self.clip, self.clip, out=vector)
         if self.max_norm < math.inf and (norm := float(np.linalg.norm(vector))) > self.max_norm:
             LOG.warning("%s has a norm of %.3g, and is scaled down to %g", whose, norm, self.max_norm)
             vector *= self.max_norm / norm
@@ -292,7 +296,8 @@ class Session(Generic[Form]):
 
     def clipped(self, vector: Vector) -> int:
         """Return how many values are NaN or beyond the clip."""
-        return int(np.count_nonzero(~(np.abs(vector) <= self.clip)))
+        blocks = (vector[start : start + _BLOCK] for start in range(0, vector.size, _BLOCK))
+        return sum(int(np.count_nonzero(~(np.abs(block) <= self.clip))) for block in blocks)
 
     def total(self, released: Released) -> Form:
         """Return the sum of the updates, each as often as its examples count, in the form of the model."""

@@ -41,17 +41,18 @@ class Shapes:
     @classmethod
     def of(cls, like: Tree, only: tuple[str, ...] = (), exclude: tuple[str, ...] = ()) -> Shapes:
         """Return those of a model, by patterns of paths as a shell has them, such as ``"*lora*"``."""
-        chosen = {path: leaf for path, leaf in leaves(like) if _is_summed(path, only, exclude)}
-        if strange := [path for path, leaf in chosen.items() if leaf.dtype.kind != "f"]:
-            kinds = sorted({str(chosen[path].dtype) for path in strange})
+        chosen = {path: (leaf.dtype, leaf.shape) for path, leaf in leaves(like) if _is_summed(path, only, exclude)}
+        if strange := [path for path, (dtype, _) in chosen.items() if dtype.kind != "f"]:
+            kinds = sorted({str(chosen[path][0]) for path in strange})
             raise InvalidParameters(
                 f"only floats have a mean, and {_shown(strange)} is of {', '.join(kinds)}; turn that into floats"
                 + (f", or leave it out with exclude={'*' + _NAME.split(strange[0])[-1]!r}" if strange[0] else "")
             )
-        if not any(leaf.size for leaf in chosen.values()):
+        shapes = tuple(shape for _, shape in chosen.values())
+        if not any(map(math.prod, shapes)):
             named = f"; no path matches {_shown(only)}" if only else ""
             raise InvalidParameters(f"there is nothing to sum in this model{named}")
-        return cls(tuple(chosen), tuple(leaf.shape for leaf in chosen.values()), only, exclude)
+        return cls(tuple(chosen), shapes, only, exclude)
 
     @property
     def length(self) -> int:
@@ -65,24 +66,25 @@ class Shapes:
 
     def vector(self, tree: Tree) -> Vector:
         """Return the values one after another, in 64 bits where a leaf has as many and else in 32."""
-        pieces = self.pieces(tree)
-        kind = np.result_type(np.float32, *{piece.dtype for piece in pieces})
-        return np.concatenate(pieces, dtype=kind, casting="unsafe")
+        vector, start = np.empty(self.length, np.float32), 0
+        for piece in self.pieces(tree):
+            vector = vector.astype(np.result_type(vector, piece), copy=False)
+            vector[start : start + piece.size] = piece
+            start += piece.size
+        return vector
 
-    def pieces(self, tree: Tree) -> list[npt.NDArray[Any]]:
-        """Return the leaves that are summed, each flat, or refuse a tree of another form."""
-        found = dict(leaves(tree))
+    def pieces(self, tree: Tree) -> Iterator[npt.NDArray[Any]]:
+        """Yield the leaves that are summed, each flat, or refuse a tree of another form."""
+        found = dict(_leaves(tree))
         more = [path for path in found.keys() - set(self.paths) if _is_summed(path, self.only, self.exclude)]
         if more:
             raise Misuse(f"an update holds {_shown(sorted(more))}, and the model does not; plan for a model that does")
-        pieces = list[npt.NDArray[Any]]()
         for path, shape in zip(self.paths, self.shapes, strict=True):
-            leaf = found.get(path)
+            leaf = _array_of(path, found[path]) if path in found else None
             if leaf is None or leaf.shape != shape or leaf.dtype.kind not in "fiu":
                 held = "nothing" if leaf is None else f"{leaf.dtype} of shape {leaf.shape}"
                 raise Misuse(f"an update holds {held}{_at(path)}, where the model has floats of shape {shape}")
-            pieces.append(leaf.reshape(-1))
-        return pieces
+            yield leaf.reshape(-1)
 
     def holding(self, marked: npt.NDArray[np.bool_]) -> str:
         ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
@@ -123,18 +125,22 @@ def digest_of(tree: Tree) -> bytes:
 def leaves(tree: Tree) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     """Yield each leaf as an array, with its path: keys and positions with slashes between them, in the order of paths.
 
-    Two parties may hold one model in dictionaries of different order.
+    Two parties may hold one model in dictionaries of different order. A leaf is converted when it is its turn, so that
+    a model of 16 bits is never held in 32 as a whole.
     """
-    found = list[tuple[str, npt.NDArray[Any]]]()
+    return ((path, _array_of(path, leaf)) for path, leaf in _leaves(tree))
+
+
+def _leaves(tree: Tree) -> list[tuple[str, Any]]:
+    found = list[tuple[str, Any]]()
 
     def collect(path: str, leaf: Any) -> None:  # noqa: ANN401 -- any framework's
-        found.append((path, _array_of(path, leaf)))
+        found.append((path, leaf))
 
     _mapped(_plain(tree), collect, "")
-    paths = [path for path, _ in found]
-    if len(set(paths)) < len(paths):
+    if len({path for path, _ in found}) < len(found):
         raise InvalidParameters("two tensors have one path; let no key of a dictionary hold a slash")
-    return iter(sorted(found, key=itemgetter(0)))
+    return sorted(found, key=itemgetter(0))
 
 
 def matches(path: str, patterns: tuple[str, ...]) -> bool:
