@@ -8,13 +8,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import cryptography
 import numpy as np
 
 usual_clock: Callable[[], float] = perf_counter
 """Default clock of measurements."""
+EXPLAINED: Final = 1.5
+"""How many times the parts of its floor together a figure may be, where its limit is understood."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,15 +29,31 @@ class Figure:
     at_least: float | None = None
     at_most: float | None = None
     note: str = ""
+    limit: float | None = None
+    """How far from the target the parts of the floor, measured in the same run, explain the value."""
+    why: str = ""
+    """The parts of the floor, where there is a limit."""
 
     @property
     def verdict(self) -> str:
-        """Whether the target is met, in one word."""
+        """Whether the target is met; if not, whether its limit is understood."""
         if self.at_least is None and self.at_most is None:
             return ""
-        above = self.at_least is None or self.value >= self.at_least
-        below = self.at_most is None or self.value <= self.at_most
-        return "met" if above and below else "MISSED"
+        if self._is_within(self.at_least, self.at_most):
+            return "met"
+        is_understood = self.limit is not None and (
+            self._is_within(self.limit, None) if self.at_most is None else self._is_within(None, self.limit)
+        )
+        return f"limit {self.limit:.2f}" if is_understood else "MISSED"
+
+    def _is_within(self, at_least: float | None, at_most: float | None) -> bool:
+        return (at_least is None or self.value >= at_least) and (at_most is None or self.value <= at_most)
+
+    def line(self, width: int = 62) -> str:
+        """Return the figure as a row of a table."""
+        why = f" [{self.why}]" if self.verdict.startswith("limit") else ""
+        row = f"{self.name:<{width}} {self.value:>9.3f} {self.unit:<6} {self.target:<8} {self.verdict}"
+        return f"{row} {self.note}{why}".rstrip()
 
     @property
     def target(self) -> str:
@@ -74,6 +92,8 @@ def machine() -> dict[str, str]:
         fields = dict(line.split(":", 1) for line in cpuinfo.read_text().splitlines() if ":" in line)
         named = {key.strip(): value.strip() for key, value in fields.items()}
         model = f"{named.get('model name', model)}, family {named.get('cpu family', '?')}"
+        wide = [name for name in ("vaes", "avx512f") if name in named.get("flags", "").split()]
+        model += f" with {' and '.join(wide)}" if wide else ""
     return {
         "processor": model,
         "cores": str(os.cpu_count()),

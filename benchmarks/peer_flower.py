@@ -249,8 +249,7 @@ def _main() -> None:
     figures = list[Figure]()
     for figure in measure():
         figures.append(figure)
-        line = f"{figure.name:<84} {figure.value:>9.2f} {figure.unit:<6} {figure.target:<6} {figure.verdict}"
-        print(line.rstrip(), flush=True)
+        print(figure.line(84), flush=True)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         rows = [asdict(figure) | {"verdict": figure.verdict} for figure in figures]

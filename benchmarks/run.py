@@ -73,8 +73,7 @@ def main() -> None:
         print(f"-- {name}")
         for figure in SUITES[name]():
             figures.append(figure)
-            line = f"{figure.name:<62} {figure.value:>9.3f} {figure.unit:<6} {figure.target:<8} {figure.verdict}"
-            print(f"{line} {figure.note}".rstrip(), flush=True)
+            print(figure.line(), flush=True)
     print(f"{len(figures)} figures in {perf_counter() - started:.0f} s")
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)

@@ -78,6 +78,8 @@ def coding() -> Iterator[Figure]:
         value=1 + memory / update.nbytes,
         unit="",
         at_most=2.0,
+        limit=2.0 + 24 * (1 << 16) / update.size,
+        why="the input, its whole rotation, and a piece of 2^16 values in the widest words",
     )
     code = peaks[128]
     layout = summed_layout(code.layout, code.tables, COHORT)
