@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from secagg.compression.custom import Factory, custom_factory
 from secagg.compression.fixed_point import FixedPoint
-from secagg.compression.model_update import ModelUpdate, decode_parameters
+from secagg.compression.model_update import CalibrationSource, ModelUpdate, decode_parameters
 from secagg.compression.model_update.arrays import METRICS, TENSOR, Arrays, differences, is_integer, model_digest
 from secagg.compression.model_update.summed_values import (
     LENGTHS,
@@ -54,6 +54,9 @@ from .client_node import ClientNode
 from .plugs import NodeSide, plug_of
 from .schemes import COARSE, FINER, norms_in_steps
 from .terms import Record, Terms, record_of, require_metrics
+
+_NARROW = 2.0**-8
+"""Twice the largest rounding error of bfloat16, relative to a value."""
 
 # --- A trained update -------------------------------------------------------------------------------------------------
 
@@ -120,10 +123,17 @@ class Training:
         """Train, and return the encoded update; ``LazyUpdate`` sends ``zero`` where this raises."""
         trained, summed = self.train(), self._summed
         values = self._differences(trained, summed) if summed else dict[str, npt.NDArray[Any]]()
+        if self.terms.adapter and summed and (lost := self._lost(trained, {*summed})):
+            sentence = f"training changed {lost[0]}, which this round does not sum, so its change is lost"
+            warn_once(LOG, f"{sentence}; train what AdapterPlan.train_only returns, or use the method fedit")
         self._require_finite(values)
         if share := clipped_share(self.update, values):
             sentence = f"{share:.1g} of this update's values are beyond their range and were cut off"
-            warn_once(LOG, f"{sentence}; the server's secagg-clip can be raised")
+            is_told = self.update.source is CalibrationSource.PREVIOUS_AGGREGATE
+            advice = (
+                "the next round's range follows this one's" if is_told else "the server's secagg-clip can be raised"
+            )
+            warn_once(LOG, f"{sentence}; {advice}")
         if (steps := steps_in(self.update, values)) < COARSE:
             warn_once(LOG, f"this update's changes are about {steps:.1g} steps, and the rest is noise; {FINER}")
         self._shorten(values)
@@ -177,6 +187,16 @@ class Training:
         if trained.is_difference:
             before = {name: np.zeros_like(array) for name, array in self.sent.items()}
         return differences(before, trained.models[0], integer_bound(self.update, self.sent), summed)
+
+    def _lost(self, trained: Trained, summed: set[str]) -> list[str]:
+        """Return the names of tensors that training changed and that are not summed; 16-bit models round all others."""
+        found, sent = trained.models[0], self.sent
+        old = {name: sent[name] * (not trained.is_difference) for name in sent.keys() & found.keys() - summed}
+        return sorted(
+            name
+            for name, before in old.items()
+            if found[name].shape == before.shape and not np.allclose(found[name], before, rtol=_NARROW, atol=_NARROW**3)
+        )
 
     def _require_finite(self, values: Arrays) -> None:
         """Refuse an update whose only changes are NaN, as after divergence."""
