@@ -120,6 +120,7 @@ dcap: $(DCAP)/.installed  ## judge 12,000 altered quotes here and in dcap-qvl, i
 	$(DCAP)/bin/python -m pytest -p no:randomly -s tests/protocols/enclave/attestation/test_against_dcap_qvl.py
 
 enclave-boot: dist  ## build an enclave's machine twice, boot it in QEMU, and run a session of every form in it
+	rm -rf build/enclave
 	.ci/enclave_inputs build/enclave dist/*.whl
 	SECAGG_ENCLAVE_INPUTS=$(CURDIR)/build/enclave PATH=$(CURDIR)/$(BIN):$$PATH \
 	  $(BIN)/python -m pytest -p no:randomly -s -m enclave_boot tests/enclave_image

@@ -47,12 +47,13 @@ def encode_collateral(collateral: Collateral, endorsement: bytes = b"") -> bytes
     return made
 
 
-def read_endorsement(folder: Path) -> bytes:
+def read_endorsement(folder: Path | str) -> bytes:
     """Return what `secagg enclave endorse` wrote to a folder; nothing if that is not there."""
-    return (folder / ENDORSEMENT).read_bytes() if (folder / ENDORSEMENT).exists() else b""
+    file = Path(folder) / ENDORSEMENT
+    return file.read_bytes() if file.exists() else b""
 
 
-def read_collateral(folder: Path) -> Collateral:
+def read_collateral(folder: Path | str) -> Collateral:
     """Read a folder with a file for each field of ``SnpCollateral`` or ``IntelCollateral``, named as the field.
 
     AMD's revocation list may be missing, and all of them beside an endorsement. Hidden files are ignored.
@@ -61,9 +62,12 @@ def read_collateral(folder: Path) -> Collateral:
         InvalidParameters: the folder cannot be read, or holds something else.
     """
     try:
-        parts = {file.name: file.read_bytes() for file in folder.iterdir() if not file.name.startswith(".")}
+        parts = {file.name: file.read_bytes() for file in Path(folder).iterdir() if not file.name.startswith(".")}
     except OSError as error:
         raise InvalidParameters(f"{folder} is no readable folder of collateral: {error.strerror}") from None
+    for name, content in parts.items():
+        if content.startswith(b"-----BEGIN") and not name.endswith("_chain"):
+            raise InvalidParameters(f"{folder}/{name} is PEM; convert it: openssl x509 (or crl) -outform DER")
     if parts.pop(ENDORSEMENT, None) is not None and not parts:
         return None
     needed = list[str]()

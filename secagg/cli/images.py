@@ -15,15 +15,24 @@ from secagg.enclave_image.nitro import enclave_image, registers
 from secagg.enclave_image.sev_snp import launch_digest
 from secagg.errors import InvalidParameters
 from secagg.protocols.enclave import EvidenceFormat, endorse, read_policy
+from secagg.protocols.enclave.machine.listeners import is_port
 from secagg.session.durable import PUBLIC, replace
 from secagg.session.identities import load_authority
 
 
 def build(options: argparse.Namespace) -> int:
     """Build an image, and say what it is."""
+    kind, _, rest = options.listen.partition(":")
+    if not (is_port(rest) if kind == "vsock" else kind == "virtio" and rest):
+        raise InvalidParameters(f"a machine listens at vsock:PORT or virtio:NAME; got --listen {options.listen}")
+    if options.evidence == "gramine":
+        raise InvalidParameters("Gramine runs the service as a process; an image has --evidence nsm, tsm or simulated")
+    if options.acpi and options.evidence != "tsm":
+        raise InvalidParameters("--acpi is for TDX, with --evidence tsm; other hardware does not measure its tables")
     words = {"listen": options.listen, "evidence": options.evidence}
     words |= {"memory": str(options.memory), "threads": str(options.threads)}
-    image = build_image(options.lock, options.inputs, words | ({"heartbeat": "1"} if options.heartbeat else {}))
+    words |= {name: "1" for name in ("heartbeat", "acpi") if getattr(options, name)}
+    image = build_image(options.lock, options.inputs, words)
     image.write(options.out)
     digest = hashlib.sha256(image.initramfs).hexdigest()
     print(f"{options.out / INITRAMFS}: {len(image.contents)} files, {len(image.initramfs) / 1e6:.1f} MB, {digest}")
@@ -32,7 +41,7 @@ def build(options: argparse.Namespace) -> int:
 
 def measure_nitro(options: argparse.Namespace) -> int:
     """Write an enclave image file next to its parts, and print the policy that accepts it."""
-    kernel, initramfs, command_line = parts_of(options.image)
+    kernel, initramfs, command_line = _parts_for(options.image, "nsm")
     made = enclave_image(kernel, command_line, [initramfs], version=secagg.__version__)
     (options.image / "image.eif").write_bytes(made)
     _print_policy(EvidenceFormat.NITRO, registers(kernel, command_line, [initramfs]))
@@ -41,9 +50,9 @@ def measure_nitro(options: argparse.Namespace) -> int:
 
 def measure_snp(options: argparse.Namespace) -> int:
     """Print the policy that accepts an image that QEMU boots under this firmware."""
-    kernel, initramfs, command_line = parts_of(options.image)
+    kernel, initramfs, command_line = _parts_for(options.image, "tsm")
     digest = launch_digest(
-        _read(options.firmware),
+        _read(options.firmware, "name the firmware that QEMU boots"),
         kernel,
         initramfs,
         command_line,
@@ -65,17 +74,28 @@ def endorse_policy(options: argparse.Namespace) -> int:
 
 def parts_of(folder: Path) -> tuple[bytes, bytes, bytes]:
     """Return kernel, initramfs and command line of an image."""
-    kernel, initramfs, command_line = (_read(folder / name) for name in (KERNEL, INITRAMFS, COMMAND_LINE))
+    advice = f"an image's folder has {KERNEL}, {INITRAMFS} and {COMMAND_LINE}"
+    kernel, initramfs, command_line = (_read(folder / name, advice) for name in (KERNEL, INITRAMFS, COMMAND_LINE))
     return kernel, initramfs, command_line.rstrip(b"\n")
 
 
-def _read(file: Path) -> bytes:
+def _parts_for(folder: Path, evidence: str) -> tuple[bytes, bytes, bytes]:
+    """Return the parts of an image; refuse one that asks other hardware for its evidence."""
+    parts = parts_of(folder)
+    said = [word.removeprefix("secagg.evidence=") for word in parts[2].decode().split() if "secagg.evidence=" in word]
+    if said != [evidence]:
+        raise InvalidParameters(
+            f"{folder} was built for --evidence {', '.join(said) or 'nothing'}, and would not start on this hardware; "
+            f"build it with --evidence {evidence}"
+        )
+    return parts
+
+
+def _read(file: Path, advice: str) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise InvalidParameters(
-            f"{file} cannot be read ({error.strerror}); an image's folder has {KERNEL}, {INITRAMFS} and {COMMAND_LINE}"
-        ) from None
+        raise InvalidParameters(f"{file} cannot be read ({error.strerror}); {advice}") from None
 
 
 def _print_policy(form: EvidenceFormat, registers: Mapping[str, bytes]) -> None:

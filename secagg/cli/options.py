@@ -241,6 +241,7 @@ def _add_enclave(command: argparse.ArgumentParser) -> None:
         image.add_argument(name, type=Path, required=True, metavar=metavar, help=about)
     _add_service(image, "virtio:secagg")
     image.add_argument("--heartbeat", action="store_true", help="tell a Nitro parent instance that it has booted")
+    image.add_argument("--acpi", action="store_true", help="keep the tables of ACPI, which TDX needs and measures")
     image.set_defaults(run=when_run("secagg.cli.images", "build"))
     kinds = commands.add_parser(
         "measure", help="print the policy file that pins an image: computed here, before it runs anywhere"

@@ -20,6 +20,8 @@ from .packages import PACKAGES, Entry, Files, add, expanded, locked_packages, re
 KERNEL, INITRAMFS, COMMAND_LINE, CONTENTS = "vmlinuz", "initramfs", "cmdline", "contents.json"
 """The files of an image's folder."""
 PROTECTED: Final = "console=ttyS0 quiet panic=-1 acpi=off module.sig_enforce=1 lockdown=confidentiality"
+BARE_KERNEL: Final = "bzImage"
+"""A locked file of this name is the kernel, with drivers built in; locked files ``*.ko`` are its other drivers."""
 _DRIVERS: Final = (
     "fs/configfs/configfs",
     "drivers/virtio/virtio_mmio",
@@ -76,31 +78,46 @@ def build_image(lock: Path, inputs: Path, words: dict[str, str]) -> Image:
             raise InvalidParameters(f"{name} becomes a word of the kernel's command line; got {value!r}")
     files, of_kernel = Files(), Files()
     for name, content in locked_packages(lock, inputs):
-        add(of_kernel if name.startswith("linux-image") else files, name, unpacked(name, content))
+        if name == BARE_KERNEL or name.endswith(".ko"):
+            of_kernel[name] = Entry(content)
+        else:
+            add(of_kernel if name.startswith("linux-image") else files, name, unpacked(name, content))
     require_tree(files)
     if f"{PACKAGES}/secagg/__init__.py" not in files:
         raise InvalidParameters(f"{lock} names no wheel of secagg; add the line of its file")
-    kernel, drivers = _kernel_of(lock, of_kernel)
+    kernel, drivers = kernel_of(lock, of_kernel)
     chosen = compiled(selected(files, _loaded_modules(files)))
     image = with_start(chosen) | drivers
     contents = {
         path: f"-> {entry.target}" if entry.target else hashlib.sha256(entry.content).hexdigest()
         for path, entry in sorted(image.items())
     }
-    line = " ".join([PROTECTED, *(f"secagg.{name}={value}" for name, value in sorted(words.items()))])
+    protected = PROTECTED.replace("acpi=off ", "") if "acpi" in words else PROTECTED
+    line = " ".join([protected, *(f"secagg.{name}={value}" for name, value in sorted(words.items()))])
     return Image(kernel, archive(image), line.encode(), contents)
 
 
-def _kernel_of(lock: Path, files: Files) -> tuple[bytes, Files]:
+def kernel_of(lock: Path, files: Files) -> tuple[bytes, Files]:
     """Return the kernel, and the drivers that an enclave loads, numbered in their order."""
     releases = {path.split("/")[3] for path in files if path.startswith("usr/lib/modules/")}
-    if len(releases) != 1:
-        raise InvalidParameters(f"{lock} names {len(releases)} kernels; an image has one linux-image package")
+    if BARE_KERNEL in files and not releases:
+        modules = [name for name in files if name != BARE_KERNEL]
+        return files[BARE_KERNEL].content, {
+            f"lib/modules/{at:02}-{name}": files[name] for at, name in enumerate(modules)
+        }
+    if len(releases) != 1 or BARE_KERNEL in files:
+        many = len(releases) + (BARE_KERNEL in files)
+        raise InvalidParameters(
+            f"{lock} names {many} kernels; an image has one linux-image package or one {BARE_KERNEL}"
+        )
     release, drivers = releases.pop(), Files()
     for number, name in enumerate(_DRIVERS):
         packed = files.get(f"usr/lib/modules/{release}/kernel/{name}.ko.xz")
         if packed is None:
-            raise InvalidParameters(f"the kernel {release} has no driver {name}; take Debian's cloud kernel")
+            raise InvalidParameters(
+                f"the kernel {release} has no driver {name}; take Debian's cloud kernel, or lock one with built-in "
+                f"drivers as {BARE_KERNEL}"
+            )
         drivers[f"lib/modules/{number:02}-{posixpath.basename(name)}.ko"] = Entry(expanded(packed.content))
     return files[f"boot/vmlinuz-{release}"].content, drivers
 

@@ -31,8 +31,8 @@ INIT: Final = f"""#!/{INTERPRETER} -ISB
 import sys
 sys.path.append("/{PACKAGES}")
 from secagg.crypto.entropy import SystemCoins
-from secagg.protocols.enclave.machine.boot import main
-main(SystemCoins())
+from secagg.protocols.enclave.machine.boot import run
+run(SystemCoins())
 """
 
 

@@ -1,4 +1,4 @@
-"""Packages that an image is made of: Debian's and wheels, each under the SHA-256 that a lock names.
+"""Packages that an image is made of: Debian's, wheels and perhaps a kernel, each under the SHA-256 of a lock.
 
 A lock has a line for each package, a digest and a file name:
 
@@ -84,7 +84,7 @@ def unpacked(name: str, content: bytes) -> Files:
         InvalidParameters: it is no package, is damaged, holds a path twice or one outside of the image.
     """
     if not name.endswith((".whl", ".deb")):
-        raise InvalidParameters(f"{name} is neither a .deb nor a .whl")
+        raise InvalidParameters(f"{name} is neither a .deb nor a .whl, nor a kernel (bzImage) or a module of it (.ko)")
     files, size = Files(), 0
     try:
         for path, entry in _in_wheel(content) if name.endswith(".whl") else _in_deb(name, content):

@@ -81,8 +81,10 @@ class NodeJudge:
     own: Judge | None
 
     def judge(self, evidence: Any, binding: bytes, now: datetime) -> Judgement:  # noqa: ANN401 -- judged by type
+        # A file that cannot be read is refused in a simulation too, not on the day of the deployment.
+        hardware = self._hardware() if self.settings.enclave_policy is not None else None
         if not isinstance(evidence, SimulatedEvidence):
-            return self._hardware().judge(evidence, binding, now)
+            return (hardware or self._hardware()).judge(evidence, binding, now)
         if not self.settings.allow_simulated_enclave:
             raise InvalidParameters(
                 "the server's enclave is simulated, which protects nobody from the server; run a real one, or set "

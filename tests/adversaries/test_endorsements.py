@@ -368,7 +368,12 @@ def test_a_folder_may_hold_an_endorsement_alone(tmp_path: Path) -> None:
     assert read_endorsement(tmp_path) == b""
     (tmp_path / "endorsement").write_bytes(b"signed")
     assert read_endorsement(tmp_path) == b"signed"
-    assert read_collateral(tmp_path) is None
+    assert read_collateral(tmp_path) is None is read_collateral(str(tmp_path))
+    assert read_endorsement(tmp_path) == read_endorsement(str(tmp_path)) != b""
+    (tmp_path / "root_certificate").write_text("-----BEGIN CERTIFICATE-----\n")
+    with pytest.raises(InvalidParameters, match="root_certificate is PEM; convert it"):
+        read_collateral(tmp_path)
+    (tmp_path / "root_certificate").unlink()
     (tmp_path / "other").write_bytes(b"")
     with pytest.raises(InvalidParameters, match="holds other; the collateral of SEV-SNP"):
         read_collateral(tmp_path)

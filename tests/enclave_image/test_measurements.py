@@ -32,6 +32,7 @@ def image(**changes: object) -> bytes:
     return enclave_image(**{**PARTS, **changes}, version="0")  # type: ignore[arg-type]
 
 
+NSM, TSM = b"console=none secagg.evidence=nsm", b"console=none secagg.evidence=tsm"
 MAGIC, KERNEL, COMMAND_LINE, RAMDISK = b".eif", 1, 2, 3
 HEADER, SECTION = struct.Struct(">4sHHQQHH32Q32QII"), struct.Struct(">HHQ")
 
@@ -222,7 +223,7 @@ def test_an_unknown_processor_is_refused(processor: str, count: int) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name, content in (("vmlinuz", b"kernel"), ("initramfs", b"initramfs"), ("cmdline", b"console=none\n")):
+    for name, content in (("vmlinuz", b"kernel"), ("initramfs", b"initramfs"), ("cmdline", NSM + b"\n")):
         (tmp_path / name).write_bytes(content)
     return tmp_path
 
@@ -232,15 +233,16 @@ def test_a_policy_for_nitro_is_one_that_a_client_reads(folder: Path, capsys: pyt
     (folder / "policy.json").write_text(capsys.readouterr().out)
     (accepted,) = load_judge(folder / "policy.json").policy.accepted
     assert isinstance(accepted, PinnedMeasurement)
-    assert accepted.registers == registers(b"kernel", b"console=none", [b"initramfs"])
-    assert read_image((folder / "image.eif").read_bytes()) == (b"kernel", b"console=none", [b"initramfs"])
+    assert accepted.registers == registers(b"kernel", NSM, [b"initramfs"])
+    assert read_image((folder / "image.eif").read_bytes()) == (b"kernel", NSM, [b"initramfs"])
 
 
 def test_a_policy_for_snp_pins_the_launch_digest(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "firmware").write_bytes(firmware())
+    (folder / "cmdline").write_bytes(TSM)
     command = ["enclave", "measure", "snp", str(folder), "--firmware", str(folder / "firmware")]
     assert main([*command, "--processors", "4"]) == 0
-    digest = launch_digest(firmware(), b"kernel", b"initramfs", b"console=none", processor="EPYC-Milan", count=4)
+    digest = launch_digest(firmware(), b"kernel", b"initramfs", TSM, processor="EPYC-Milan", count=4)
     assert json.loads(capsys.readouterr().out) == {"format": "sev-snp", "accepted": [{"MEASUREMENT": digest.hex()}]}
 
 
@@ -248,3 +250,30 @@ def test_a_missing_part_is_named(folder: Path, capsys: pytest.CaptureFixture[str
     (folder / "initramfs").unlink()
     assert main(["enclave", "measure", "nitro", str(folder)]) == 2
     assert f"{folder / 'initramfs'} cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["nitro", "snp"])
+def test_no_pin_is_printed_that_could_never_match(folder: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    (folder / "firmware").write_bytes(firmware())
+    more, (own, *others) = (
+        ([], [NSM, TSM]) if kind == "nitro" else (["--firmware", str(folder / "firmware")], [TSM, NSM])
+    )
+    for line in (
+        *others,
+        b"console=none secagg.evidence=simulated",
+        b"console=none",
+        own + b" secagg.evidence=simulated",
+    ):
+        (folder / "cmdline").write_bytes(line)
+        assert main(["enclave", "measure", kind, str(folder), *more]) == 2
+        found = capsys.readouterr()
+        assert "would not start on this hardware; build it with --evidence" in found.err
+        assert not found.out
+    (folder / "cmdline").write_bytes(own)
+    assert main(["enclave", "measure", kind, str(folder), *more]) == 0
+
+
+def test_a_missing_firmware_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "cmdline").write_bytes(TSM)
+    assert main(["enclave", "measure", "snp", str(folder), "--firmware", str(folder / "OVMF.fd")]) == 2
+    assert "name the firmware that QEMU boots" in capsys.readouterr().err

@@ -17,6 +17,7 @@ import pytest
 
 from secagg.cli import main
 from secagg.enclave_image import packages
+from secagg.enclave_image.image import kernel_of
 from secagg.enclave_image.initramfs import archive, selected, write_tree
 from secagg.enclave_image.packages import (
     PACKAGES,
@@ -277,7 +278,40 @@ def test_a_lock_without_this_library_or_a_kernel_is_refused(tmp_path: Path, caps
         assert main([*image, "--lock", str(lock)]) == 2
         assert sentence in capsys.readouterr().err
     lock = tmp_path / "lock"
-    for word in ("virtio:x module.sig_enforce=0", 'virtio:"x"', "virtio:x\0", ""):
+    for word in ("virtio:x module.sig_enforce=0", 'virtio:"x"', "virtio:x\0"):
         assert main([*image, "--lock", str(lock), "--listen", word]) == 2
         assert "becomes a word of the kernel's command line" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--listen", "tcp:127.0.0.1:5000", "--evidence", "tsm"], "a machine listens at vsock:PORT or virtio:NAME"),
+        (["--listen", "unix:/tmp/enclave.sock", "--evidence", "tsm"], "got --listen unix:/tmp/enclave.sock"),
+        (["--listen", f"vsock:{2**32 - 1}", "--evidence", "tsm"], "a machine listens at vsock:PORT"),
+        (["--listen", "virtio:", "--evidence", "tsm"], "a machine listens at"),
+        (["--evidence", "gramine"], "Gramine runs the service as a process"),
+        (["--evidence", "nsm", "--acpi"], "--acpi is for TDX, with --evidence tsm"),
+    ],
+)
+def test_an_image_that_no_host_would_reach_or_start_is_not_built(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], sentence: str
+) -> None:
+    out = tmp_path / "out"
+    command = ["enclave", "image", "--lock", str(tmp_path / "lock"), "--inputs", str(tmp_path), "--out", str(out)]
+    assert main([*command, *options]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_kernel_may_be_locked_as_a_file_with_its_drivers() -> None:
+    """Such as the one that AWS builds for Nitro enclaves."""
+    lock, bare = Path("lock"), {"bzImage": Entry(b"kernel"), "nsm.ko": Entry(b"nsm"), "a.ko": Entry(b"a")}
+    kernel, drivers = kernel_of(lock, bare)
+    assert kernel == b"kernel"
+    # Drivers are loaded by the order of their names, which is that of the lock.
+    assert drivers == {"lib/modules/00-nsm.ko": Entry(b"nsm"), "lib/modules/01-a.ko": Entry(b"a")}
+    for files in ({**bare, "usr/lib/modules/6/x": Entry(b"")}, {"nsm.ko": Entry(b"nsm")}):
+        with pytest.raises(InvalidParameters, match=r"names [20] kernels; an image has one linux-image package or"):
+            kernel_of(lock, files)

@@ -90,3 +90,10 @@ def test_the_policy_of_an_operator_takes_the_place_of_the_apps_judge(tmp_path: P
     judge = NodeJudge(raised, Believer())  # type: ignore[arg-type]
     with pytest.raises(SecAggError):
         judge.judge(Evidence(EvidenceFormat.NITRO, b"a document"), bytes(64), datetime.now(UTC))
+
+
+def test_a_policy_that_cannot_be_read_is_said_before_there_is_an_enclave(tmp_path: Path) -> None:
+    """Otherwise a misspelt path passes every trial with a simulated enclave, and fails in the deployment."""
+    node = replace(NODE, allow_simulated_enclave=True, enclave_policy=str(tmp_path / "enclave.jsn"))
+    with pytest.raises(InvalidParameters, match=r"enclave\.jsn is not a readable enclave policy"):
+        NodeJudge(node, None).judge(SimulatedEvidence(bytes(64)), bytes(64), datetime.now(UTC))

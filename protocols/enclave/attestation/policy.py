@@ -238,7 +238,9 @@ class Policy:
     def __post_init__(self) -> None:
         formats = _formats_of(self.accepted)
         if EvidenceFormat.SNP in formats and type(self.minimum_snp_tcb) is not SnpTcb:
-            raise InvalidParameters("a policy that accepts SEV-SNP evidence needs minimum_snp_tcb")
+            raise InvalidParameters(
+                "a policy that accepts SEV-SNP evidence needs minimum_snp_tcb (in a file: minimum_tcb)"
+            )
         if any(type(status) is not TcbStatus for status in self.accepted_tcb_statuses):
             raise InvalidParameters("accepted_tcb_statuses holds members of TcbStatus")
         if TcbStatus.REVOKED in self.accepted_tcb_statuses:

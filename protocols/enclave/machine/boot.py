@@ -1,7 +1,8 @@
 """The first process of an enclave's machine: mount, load drivers, open what is needed, give up the rest, and serve.
 
 What it does is on the kernel's command line, which is measured: ``secagg.listen``, ``secagg.evidence``,
-``secagg.memory`` (MiB of an epoch), ``secagg.threads``, and ``secagg.heartbeat=1`` in a Nitro enclave.
+``secagg.memory`` (MiB of an epoch), ``secagg.threads``, ``secagg.heartbeat=1`` in a Nitro enclave, and
+``secagg.acpi=1`` where hardware measures the tables of ACPI.
 """
 
 from __future__ import annotations
@@ -14,24 +15,42 @@ from pathlib import Path
 from typing import Final
 
 from secagg.crypto.entropy import Coins
-from secagg.errors import InvalidParameters
+from secagg.errors import InvalidParameters, SecAggError
 
 from .listeners import send_heartbeat
 from .serving import serve_at
 
-WORDS: Final = frozenset({"listen", "evidence", "memory", "threads", "heartbeat"})
+WORDS: Final = frozenset({"listen", "evidence", "memory", "threads", "heartbeat", "acpi"})
 _NOBODY: Final = 65534
 _NO_SUID, _NO_DEVICES, _NO_PROGRAMS = 2, 4, 8
 _LOAD_MODULE: Final = {"x86_64": 313, "aarch64": 273}
 _DRIVERS: Final = Path("/lib/modules")
 _DEFAULT_MEMORY: Final = 256
-PROTECTING: Final = frozenset({"acpi=off", "module.sig_enforce=1", "lockdown=confidentiality"})
+_ACPI_OFF: Final = "acpi=off"
+PROTECTING: Final = frozenset(
+    {"console=ttyS0", "quiet", "panic=-1", _ACPI_OFF, "module.sig_enforce=1", "lockdown=confidentiality"}
+)
+_RESTART: Final = 0x01234567
+"""``LINUX_REBOOT_CMD_RESTART``: a machine that refused ends, without a panic of the kernel that hides why."""
 _GENERATORS: Final = ("rdrand", "rng")
 """Flags of a processor that has a generator of its own."""
 
 
+def run(coins: Coins) -> None:
+    """Serve until the machine ends; one that refuses to serve ends at once, and the console says why."""
+    try:
+        main(coins)
+    except (SecAggError, OSError) as error:
+        print(f"secagg enclave: does not start: {error}", flush=True)
+        ctypes.CDLL(None).reboot(_RESTART)
+
+
 def main(coins: Coins) -> None:
-    """Serve until the machine ends; a fault before that ends it, and the console says why."""
+    """Serve until the machine ends.
+
+    Raises:
+        InvalidParameters: the command line or the machine is not what the image was built for; nothing was served.
+    """
     _mount("proc", "/proc")
     _mount("sysfs", "/sys")
     _mount("devtmpfs", "/dev", _NO_SUID | _NO_PROGRAMS)
@@ -60,7 +79,8 @@ def require_protected(command_line: str) -> str:
 
     What was cut off its beginning then stands at the kernel's end, where nothing reads it.
     """
-    if missing := PROTECTING - set(command_line.split()):
+    words = {*command_line.split()}
+    if missing := PROTECTING - words - ({_ACPI_OFF} if "secagg.acpi=1" in words else set[str]()):
         raise InvalidParameters(f"the command line lacks {min(missing)}; start the image as it was built")
     return command_line
 

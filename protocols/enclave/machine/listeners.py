@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -19,6 +20,8 @@ _PIECE: Final = 1 << 15
 _PAUSE: Final = 0.01
 _SILENCE_MILLISECONDS: Final = 200
 _PORTS: Final = Path("/sys/class/virtio-ports")
+_LAST_PORT: Final = (1 << 32) - 2
+"""The number after it means any port."""
 
 
 @contextmanager
@@ -35,7 +38,7 @@ def listening_at(address: str) -> Generator[Listener]:
         case "unix" if rest:
             with listening(Path(rest), replaces_dead=True) as listener:
                 yield listener
-        case "vsock" if rest.isdecimal():
+        case "vsock" if is_port(rest):
             with _vsock(int(rest)) as listener:
                 yield listener
         case "virtio" if rest:
@@ -43,6 +46,21 @@ def listening_at(address: str) -> Generator[Listener]:
                 yield port
         case _:
             raise InvalidParameters(f"an enclave listens at unix:PATH, vsock:PORT or virtio:NAME; got {address!r}")
+
+
+def is_port(text: str) -> bool:
+    """Whether a text is the number of a vsock port."""
+    return text.isdecimal() and int(text) <= _LAST_PORT
+
+
+def is_reachable(address: str) -> bool:
+    """Whether a host could reach an address: without a device nothing but this machine reaches its vsock."""
+    if not address.startswith("vsock:"):
+        return True
+    with socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM) as knocking:
+        knocking.settimeout(0)
+        # The kernel looks for the device before it sends anything.
+        return knocking.connect_ex((socket.VMADDR_CID_HOST, 1)) != errno.ENODEV
 
 
 def _vsock(port: int) -> socket.socket:
@@ -64,12 +82,19 @@ def _port_named(name: str) -> Path:
 
 def send_heartbeat(context: int = 3, port: int = 9000) -> None:
     """Tell the parent instance of a Nitro enclave that it has booted: one byte, which comes back."""
-    with socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM) as parent:
-        parent.settimeout(10)
-        parent.connect((context, port))
-        parent.sendall(b"\xb7")
-        if parent.recv(1) != b"\xb7":
-            raise OSError("the parent instance does not answer the heartbeat")
+    try:
+        with socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM) as parent:
+            parent.settimeout(10)
+            parent.connect((context, port))
+            parent.sendall(b"\xb7")
+            said: object = parent.recv(1)
+    except OSError as error:
+        said = error
+    if said != b"\xb7":
+        raise InvalidParameters(
+            f"no Nitro parent instance is at vsock:{context}:{port} ({said}); elsewhere build the image without "
+            "--heartbeat"
+        )
 
 
 class Port:

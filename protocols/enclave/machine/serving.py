@@ -14,7 +14,7 @@ from secagg.protocols.enclave.trusted.protection import give_up_privileges
 from secagg.protocols.enclave.trusted.service import SIMULATED, Quote
 
 from .evidence import SourceApart, source_named
-from .listeners import listening_at
+from .listeners import is_reachable, listening_at
 from .self_test import test_itself
 
 _MOST_LINES: Final = 200
@@ -47,6 +47,8 @@ def serve_at(  # noqa: PLR0913 -- what an enclave is started with
     quote: Quote = (lambda report: (SIMULATED, report)) if evidence == SIMULATED else SourceApart(source).quote
     test_itself(coins)
     with listening_at(address) as listener:
+        if not is_reachable(address):
+            _say(f"this machine has no vsock device, so that no host can reach {address}; give it vhost-vsock-pci")
         become()
         missing = give_up_privileges(memory_bytes)
         _say(f"ready at {address}. {_vouched(source.format)}{_lacking(missing)}")

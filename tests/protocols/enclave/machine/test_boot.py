@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +22,7 @@ if sys.platform != "linux":
 
 import resource
 
-from secagg.protocols.enclave.machine import boot
+from secagg.protocols.enclave.machine import boot, listeners
 
 
 def test_its_words_stand_once_on_the_command_line() -> None:
@@ -28,7 +31,7 @@ def test_its_words_stand_once_on_the_command_line() -> None:
     with pytest.raises(InvalidParameters, match=r"says secagg\.evidence twice"):
         boot.told(line + "secagg.evidence=simulated")
     for stray in ("secagg.treads=4", "secagg.", 'secagg.evidence"=x'):
-        with pytest.raises(InvalidParameters, match="there are evidence, heartbeat, listen, memory, threads"):
+        with pytest.raises(InvalidParameters, match="there are acpi, evidence, heartbeat, listen, memory, threads"):
             boot.told(f"quiet {stray}")
 
 
@@ -69,13 +72,13 @@ def test_a_host_takes_no_protection_off_the_command_line_of_a_nitro_image(monkey
     monkeypatch.setattr(boot, "_unmount", always(None))
     monkeypatch.setattr(boot, "_load_drivers", lambda: None)
     monkeypatch.setattr(resource, "setrlimit", always(None))
-    for cut in range(line.index("acpi") + 1, line.index("secagg")):
+    for cut in range(1, line.index("secagg")):
         moved, rest = line[:cut], line[cut:]
         assert registers(b"kernel" + moved.encode(), rest.encode(), [b"i"]) == registers(
             b"kernel", line.encode(), [b"i"]
         )
         monkeypatch.setattr(Path, "read_text", always(rest))
-        with pytest.raises(InvalidParameters, match="the command line lacks acpi=off"):
+        with pytest.raises(InvalidParameters, match=r"the command line lacks .*; start the image as it was built"):
             boot.main(InsecureSeededCoins(b"boot"))
 
 
@@ -129,3 +132,66 @@ def test_a_security_module_that_any_host_can_show_is_no_generator(
     texts["/proc/cmdline"] = f"{PROTECTED} secagg.evidence=nsm"
     boot.main(InsecureSeededCoins(b"boot"))
     assert "serve_at" in served
+
+
+def test_acpi_stays_only_where_the_image_says_so() -> None:
+    without = PROTECTED.replace("acpi=off ", "")
+    assert boot.require_protected(f"{without} secagg.acpi=1")
+    for line in (without, f"{without} secagg.acpi=0", f"{without} x.secagg.acpi=1"):
+        with pytest.raises(InvalidParameters, match="lacks acpi=off"):
+            boot.require_protected(line)
+    with pytest.raises(InvalidParameters, match="lacks lockdown=confidentiality"):
+        boot.require_protected(f"{without} secagg.acpi=1".replace("lockdown=confidentiality", ""))
+
+
+@pytest.mark.parametrize("error", [InvalidParameters("the command line lacks quiet"), OSError(5, "mount /proc")])
+def test_a_machine_that_refuses_says_why_in_a_line_and_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    ended = list[int]()
+
+    class Library:
+        reboot = ended.append
+
+    def refuse(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(boot, "main", refuse)
+    monkeypatch.setattr(ctypes, "CDLL", always(Library))
+    boot.run(InsecureSeededCoins(b"boot"))
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == f"secagg enclave: does not start: {error}"
+    assert ended == [0x01234567]
+
+
+def test_a_heartbeat_needs_a_parent_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoDevice(socket.socket):
+        def connect(self, _: object) -> None:
+            raise OSError(errno.ENODEV, "No such device")
+
+    monkeypatch.setattr(socket, "socket", lambda *_: NoDevice())
+    with pytest.raises(InvalidParameters, match=r"no Nitro parent instance is at vsock:3:9000 .*without --heartbeat"):
+        listeners.send_heartbeat()
+
+
+@pytest.mark.parametrize(
+    ("code", "found"), [(errno.ENODEV, False), (errno.EINPROGRESS, True), (errno.ECONNRESET, True)]
+)
+def test_a_machine_without_a_device_is_not_reached_at_its_vsock(
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    found: bool,  # noqa: FBT001 -- a row of the table
+) -> None:
+    class Knocking(socket.socket):
+        def connect_ex(self, _: object) -> int:
+            return code
+
+    monkeypatch.setattr(socket, "socket", lambda *_: Knocking())
+    assert listeners.is_reachable("vsock:5000") is found
+    assert listeners.is_reachable("virtio:secagg")
+
+
+@pytest.mark.parametrize("port", ["70000000000", str(2**32 - 1), "-1", "x", ""])
+def test_a_port_that_is_none_is_refused(port: str) -> None:
+    with pytest.raises(InvalidParameters, match="an enclave listens at"), listeners.listening_at(f"vsock:{port}"):
+        pytest.fail("listens")
