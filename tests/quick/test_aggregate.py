@@ -591,14 +591,13 @@ def test_a_policy_without_numbers_admits_what_is_planned_without_numbers(
 
 
 @pytest.mark.parametrize("protocol", ["pairwise", "lightsecagg"])
-@given(clients=st.integers(3, 200))
-@settings(max_examples=10, deadline=None)
-def test_a_plan_without_numbers_tolerates_the_usual_dropouts(protocol: ProtocolName, clients: int) -> None:
-    made = Session.for_model(np.zeros(4), clients=clients, clip=1.0, protocol=protocol).settings
-    # Fewer than ten clients of which one is corrupted tolerate one dropout less.
-    assert made.dropped in {usual_dropped(clients)} | ({max(0, usual_dropped(clients) - 1)} if clients < 10 else set())
-    assert made.minimum_cohort == clients - made.dropped
-    assert made.corrupted == usual_corrupted(clients)
+def test_a_plan_without_numbers_tolerates_the_usual_dropouts(protocol: ProtocolName) -> None:
+    for clients in range(3, 201):
+        made = Session.for_model(np.zeros(4), clients=clients, clip=1.0, protocol=protocol).settings
+        # Pairwise masks of few clients, of which one in ten is corrupted, tolerate one dropout less.
+        assert made.dropped == usual_dropped(clients) - (protocol == "pairwise" and clients in (4, 6, 12))
+        assert made.minimum_cohort == clients - made.dropped
+        assert made.corrupted == usual_corrupted(clients)
 
 
 def test_who_needs_everybody_plans_for_no_dropout() -> None:
