@@ -109,7 +109,7 @@ async def taken(
         started, used, child = time.perf_counter(), time.process_time(), os.fork()
         if child == 0:
             os._exit(send_all(port, f"/v1/sessions/{description.session}/answers/{number}", uploads))
-        counted = f'secagg_answers_total{{verdict="taken"}} {len(uploads)}'
+        counted = f'secagg_answers_total{{task="throughput",verdict="taken"}} {len(uploads)}'
         while counted not in server.metrics.text():
             assert not running.done(), running
             await asyncio.sleep(0.005)

@@ -71,7 +71,7 @@ export async function contribute(url, values, options = {}) {
   // Without a key a client is this browser; one with a key never sends one update twice, also after it has another key.
   const name = `${identity ? identity.id : ""}:${task}`;
   const update = identity ? hex(await hash("spent-values", new Uint8Array(given.buffer))) : "";
-  let description = await server.description(options.after ?? "");
+  let description = await server.description(options.after ?? "", options.task ?? "");
   /** @type {bigint | null} */
   let id = null;
   for (;;) {
@@ -81,7 +81,7 @@ export async function contribute(url, values, options = {}) {
     onDescription(description, id === null);
     if (id !== null) break;
     await server.rest();
-    description = await server.description(description.session);
+    description = await server.description(description.session, options.task ?? "");
   }
   let clamped = NOT_MADE;
   const make = async (/** @type {bigint | undefined} */ epoch) => {
@@ -315,9 +315,10 @@ class Server {
     return new Promise((resolve) => setTimeout(resolve, milliseconds * this.spread));
   }
 
-  /** The session that runs, or the next one. @param {string} after @returns {Promise<SessionDescription>} */
-  async description(after) {
-    const query = after ? `?after=${encodeURIComponent(after)}` : "";
+  /** The task's session that runs, or the next one. @param {string} after @param {string} task @returns {Promise<SessionDescription>} */
+  async description(after, task) {
+    const asked = Object.entries({ task, after }).filter(([, value]) => value);
+    const query = asked.length ? `?${new URLSearchParams(asked)}` : "";
     for (;;) {
       const reply = await this.ask("GET", `/v1/session${query}`);
       if (reply.status === NOTHING_YET) {

@@ -132,6 +132,7 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
         options.url,
         join,
         prover=Prover(client, coins, None if identity is None else identity.signing_key),
+        task=options.task,
         tls=None if own is None and options.server_cert is None else client_context(options.server_cert, own),
         states=states,
         patience=Patience(lost=options.patience),

@@ -325,7 +325,7 @@ def _add_wire(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type
         "serve",
         help="hold one sum over HTTP, for clients that run `secagg contribute`",
         usage="secagg serve (--values N --clip C | --model FILE) --clients N --out FILE [option ...]",
-        description="Hold one sum and write the mean of its updates.",
+        description="Hold one sum and write the mean of its updates; or one for each task of a file.",
         epilog="Started again with the same arguments after a crash it resumes, where the protocol can. SIGTERM stops "
         "it, and keeps what it resumes from; SIGHUP has it read renewed files of TLS.",
     )
@@ -340,6 +340,9 @@ def _add_wire(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type
     )
     serve.add_argument("--clients", type=int, help="how many are invited, 0 and up; with a roster, all of it")
     serve.add_argument("--task", default="sum", help="its name; clients name the same (default: %(default)s)")
+    serve.add_argument(
+        "--tasks", type=Path, metavar="FILE", help="several tasks at once: TOML with a table [NAME] of options for each"
+    )
     serve.add_argument("--listen", default="127.0.0.1:8750", metavar="HOST:PORT", help="(default: %(default)s)")
     serve.add_argument("--state", type=Path, metavar="DIR", help="folder of the session, to resume it after a crash")
     serve.add_argument(
@@ -393,7 +396,7 @@ def _add_wire(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type
     )
     spreading.add_options(serve)
     _add_common(more, "a setting of the server, as an app of Flower has it without `secagg-`: roster=keys/roster.txt")
-    serve.set_defaults(run=when_run("secagg.cli.serve", "run_serve"))
+    serve.set_defaults(run=when_run("secagg.cli.serve", "run_serve"), usual=serve.get_default, parsed=serve.parse_args)
     add = commands.add_parser(
         "add",
         help="add what the servers of all groups released, and write the mean",

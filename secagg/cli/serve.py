@@ -1,4 +1,4 @@
-"""``secagg serve``: one sum over HTTP, for clients that run ``secagg contribute``."""
+"""``secagg serve``: the sums of one or several tasks over HTTP, for clients that run ``secagg contribute``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+import tomllib
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,13 +49,16 @@ if TYPE_CHECKING:
     from secagg.quick.model_session import Session
     from secagg.session.identities import Roster
     from secagg.session.roles import Released, ServerSession, Subject
+    from secagg.session.run import Metrics
     from secagg.transport.description import SessionDescription, WireLimits
     from secagg.transport.keeping import ServerRecord, ServerStore
     from secagg.transport.proof import Admission
-    from secagg.transport.server import SumServer
 
 _LOG: Final = logging.getLogger("secagg")
 _AGAIN_SECONDS: Final = 1.0
+_THREADS: Final = 8
+_START_SECONDS: Final = 5.0
+"""Time in which several tasks must open, or refuse their options, before others begin."""
 _OF_UPDATES: Final = ("values", "clip", "bits")
 """Terms of a sum of arrays of values only."""
 _BITS: Final = 16
@@ -65,15 +70,83 @@ _LEAST_ANSWER, _SHARES, _PER_CLIENT = 1 << 20, 16, 1 << 12
 """No answer is longer than these bytes, times the packed update, and for each client."""
 
 
+_OF_PROCESS: Final = (
+    *("allow_origin", "behind_proxy", "cert", "client_certs", "key", "listen", "log_level", "memory", "metrics_token"),
+    *("page", "task", "tasks"),
+)
+"""Options of the process, which no task of a file has for itself."""
+_OF_ONE: Final = ("metrics", "out", "state", "storage")
+"""Options that name what belongs to one task alone."""
+
+
 def run_serve(options: argparse.Namespace) -> int:
-    """Hold a sum, write its mean, and return the exit status."""
-    options.is_written = False
-    _complete(options)
+    """Hold the sum of each task, write its mean, and return the exit status."""
+    options.is_written, tasks = False, _tasks(options)
+    for each in tasks:
+        with _named(each):
+            _complete(each)
     try:
-        running(lambda: _serve(options), options)
+        running(lambda: _serve(options, tasks), options)
     except SystemExit:
         return 0 if options.is_written else stopped()
     return 0
+
+
+def _tasks(options: argparse.Namespace) -> list[argparse.Namespace]:
+    """Return the options of each task: those of the command, or of each table of the file of tasks in addition."""
+    path, options.label = options.tasks, ""
+    if path is None:
+        return [options]
+    if options.page or options.task != options.usual("task"):
+        raise InvalidParameters(f"{path} names the tasks, and none has a page; leave --task and --page out")
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidParameters(f"{path} is not a file of TOML ({error}); see `secagg serve --help`") from None
+    if not tables or not all(isinstance(table, dict) for table in tables.values()):
+        raise InvalidParameters(f"{path} has a table for each task, [NAME], and its options below that")
+    tasks = list[argparse.Namespace]()
+    for name, table in tables.items():
+        own = argparse.Namespace(**{**vars(options), "task": name, "label": f"{path}, [{name}]: "})
+        with _named(own):
+            tasks.append(options.parsed(_arguments(table), own))
+    for name in _OF_ONE:
+        taken = dict[Path, str]()
+        for each in tasks:
+            if (value := getattr(each, name)) is not None:
+                other = taken.setdefault(Path(value).absolute(), each.task)
+                if other != each.task:
+                    raise InvalidParameters(f"{path}: {other} and {each.task} have one --{name}, {value}; name two")
+    return tasks
+
+
+def _arguments(table: Mapping[str, Any]) -> list[str]:
+    """Return a task's options as a command has them: settings are a table, and a flag is true."""
+    found = list[str]()
+    for key, value in table.items():
+        name = key.replace("_", "-")
+        if name.replace("-", "_") in _OF_PROCESS:
+            raise InvalidParameters(f"--{name} is for all tasks; give it to the command")
+        if isinstance(value, dict):
+            settings = cast("dict[str, Any]", value)
+            found += (f"--{name}={setting}={one}" for setting, one in settings.items())
+        elif isinstance(value, bool):
+            found += [f"--{name}"] * value
+        elif isinstance(value, str | int | float):
+            found.append(f"--{name}={value}")
+        else:
+            raise InvalidParameters(f"{name} is a text, a number, true, or a table of settings; got {value!r}")
+    return found
+
+
+@contextmanager
+def _named(options: argparse.Namespace) -> Generator[None]:
+    """Say which task of a file an error is about."""
+    try:
+        yield
+    except SecAggError as error:
+        error.args = (f"{options.label}{error}",)
+        raise
 
 
 def _complete(options: argparse.Namespace) -> None:
@@ -175,70 +248,126 @@ async def _keep(options: argparse.Namespace, held: _Held, released: Released) ->
     return shown
 
 
-async def _serve(options: argparse.Namespace) -> None:
-    from secagg.session.durable import require_own_folder
+async def _serve(options: argparse.Namespace, each: Sequence[argparse.Namespace]) -> None:
+    from secagg.transport.conductor import counters
+    from secagg.transport.description import WireLimits
     from secagg.transport.listener import listening
     from secagg.transport.proof import Operators
-    from secagg.transport.server import SumServer
+    from secagg.transport.server import Front
     from secagg.transport.tls import ServerTls
 
-    settings = _settings(options)
-    if options.state is not None:
-        require_own_folder(options.state)  # A storage may be within it, and is tried first.
-        options.storage = options.storage or (str(options.state / "storage") if options.engine else None)
-    own = own_credentials(options)
+    own, loop = own_credentials(options), asyncio.get_running_loop()
     tls = None if own is None else ServerTls(own, options.client_certs)
     if tls is None and options.client_certs is not None:
         raise InvalidParameters("--client-certs is about TLS; give --cert and --key as well")
     if tls is not None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, tls.renew)
+        loop.add_signal_handler(signal.SIGHUP, tls.renew)
     host, port = address("--listen", options.listen)
     token = options.metrics_token and options.metrics_token.read_text(errors="replace").strip()
     operators = Operators(token, is_behind_proxy=options.behind_proxy)
+    # A task that waits for a disk or a helper takes no thread from another.
+    loop.set_default_executor(ThreadPoolExecutor(_THREADS + len(each)))
     with ExitStack() as resources:
+        tasks, metrics = list[_Task](), counters()
+        for one in each:
+            with _named(one):
+                tasks.append(_Task(one, len(each), metrics, resources))
+        openings = [task.opening for task in tasks]
+        await asyncio.wait(openings, timeout=None if len(tasks) == 1 else _START_SECONDS)
+        for task in tasks:
+            error = task.opening.exception() if task.opening.done() else None
+            if isinstance(error, SecAggError) or (error is not None and len(tasks) == 1):
+                with _named(task.options):
+                    raise error
+        limits = WireLimits(connections=sum(task.server.limits.connections for task in tasks))
+        app = _with_page(Front([task.server for task in tasks], operators).app, options)
+        async with listening(app, host, port, tls=tls, limits=limits, is_behind_proxy=options.behind_proxy) as listened:
+            try:
+                errors = await asyncio.gather(*(task.run(f"{host}:{listened}") for task in tasks))
+                # From here on a signal only cuts short what clients are told.
+                options.is_written = not any(errors)
+            finally:
+                await asyncio.gather(*(task.server.told() for task in tasks if task.is_begun))
+        if failed := [task.options.task for task, error in zip(tasks, errors, strict=True) if error is not None]:
+            raise ConnectionError(
+                f"{len(failed)} of {len(tasks)} tasks ended without a sum: {', '.join(failed)}; the log says why"
+            )
+
+
+class _Task:
+    """One task of a server: its sum, and the sessions of it; nothing that fails here reaches another task."""
+
+    def __init__(self, options: argparse.Namespace, count: int, metrics: Metrics, resources: ExitStack) -> None:
+        """Prepare one of so many tasks, each of which has an equal part of the memory and of spare connections."""
+        from secagg.session.durable import require_own_folder
+        from secagg.transport.server import SumServer
+
+        self.options, self.is_begun, self._is_one = options, False, count == 1
+        options.share, options.parts = (options.memory << 20) // count, count
+        self._settings = _settings(options)
+        if options.state is not None:
+            require_own_folder(options.state)  # A storage may be within it, and is tried first.
+            options.storage = options.storage or (str(options.state / "storage") if options.engine else None)
         workers = resources.enter_context(workers_for(find(options.protocol), options, Telling()))
-        sums = _Sum(options, settings, resources, workers)
-        held = sums.held()
-        limits = _limits(options, held.description)
+        self._sums = _Sum(options, self._settings, resources, workers)
+        workers.metrics = metrics
         if options.out is not None:
             writable(options.out)
-        server = SumServer(limits=limits, admission=held.admission, store=sums.store, operators=operators)
-        workers.metrics = server.metrics
-        app = _with_page(server.app, options)
-        async with listening(app, host, port, tls=tls, limits=limits, is_behind_proxy=options.behind_proxy) as listened:
-            print(
-                f"listening at {host}:{listened}, session {held.description.session}, {held.description.mode}",
-                flush=True,
-            )
-            if held.description.mode != ACTIVE:
-                _LOG.warning("%s; --set roster=FILE has them trust certified keys", TRUST[False])
-            if not settings.tolerated_dropouts(clients := len(sums.invited)):
-                _LOG.warning("all %d clients are needed for a sum; invite more, so that some may be lost", clients)
-            try:
-                if held.session is None:
-                    server.recall(held.description, held.ending)
-                    print(f"the process before this one wrote {options.out}: {held.ending}", flush=True)
-                elif options.page:
-                    await _follow(options, server, sums, held)
-                else:
-                    await server.run(
-                        held.session, held.description, number=held.number, keep=partial(_keep, options, held)
-                    )
-                # From here on a signal only cuts short what clients are told.
-                options.is_written = True
-            finally:
-                await server.told()
+        self.opening = asyncio.create_task(self._open())
+        """Opens the first session, which may wait for a helper while other tasks begin."""
+        limits = _limits(options, len(self._sums.invited))
+        self.server = SumServer(task=options.task, limits=limits, store=self._sums.store, metrics=metrics)
 
+    async def _open(self) -> _Held:
+        from secagg.transport.description import TASK
 
-async def _follow(options: argparse.Namespace, server: SumServer, sums: _Sum, held: _Held) -> None:
-    """Hold one session after another until a signal; one that ends without a sum ends no other."""
-    while held.session is not None:
+        TASK.set(self.options.task)
+        return await asyncio.to_thread(self._sums.held)
+
+    async def run(self, place: str) -> Exception | None:
+        """Hold the task's sessions; of several tasks, one returns why it has no sum, and one alone raises it."""
+        from secagg.transport.description import TASK
+
+        TASK.set(self.options.task)
+        error: Exception | None = None
         try:
-            keep = partial(_keep, options, held)
-            await server.run(held.session, held.description, keep=keep, admission=held.admission)
-        except (SecAggError, ConnectionError) as error:
-            _LOG.warning("a session ended without a sum: %s", str(error))
-        held = await sums.next(held.description.round_number + 1)
+            await self._run(place)
+        except Exception as found:
+            if self._is_one:
+                raise
+            is_known, error = isinstance(found, SecAggError | OSError), found
+            _LOG.error("the task ended without a sum: %s", found, exc_info=None if is_known else found)
+        if not self._is_one:
+            self.server.finish()
+        return error
+
+    async def _run(self, place: str) -> None:
+        options, sums, held = self.options, self._sums, await self.opening
+        name = "" if self._is_one else f", task {options.task}"
+        print(f"listening at {place}, session {held.description.session}, {held.description.mode}{name}", flush=True)
+        if held.description.mode != ACTIVE:
+            _LOG.warning("%s; --set roster=FILE has them trust certified keys", TRUST[False])
+        if not self._settings.tolerated_dropouts(clients := len(sums.invited)):
+            _LOG.warning("all %d clients are needed for a sum; invite more, so that some may be lost", clients)
+        self.is_begun = True
+        if held.session is None:
+            self.server.recall(held.description, held.ending)
+            print(f"the process before this one wrote {options.out}: {held.ending}", flush=True)
+            return
+        while held.session is not None:
+            try:
+                keep = partial(_keep, options, held)
+                await self.server.run(
+                    held.session, held.description, number=held.number, keep=keep, admission=held.admission
+                )
+            except (SecAggError, ConnectionError) as error:
+                if not options.page:
+                    raise
+                _LOG.warning("a session ended without a sum: %s", str(error))
+            if not options.page:
+                return
+            # One session after another until a signal; one that ends without a sum ends no other.
+            held = await sums.next(held.description.round_number + 1)
 
 
 def _with_page(app: Any, options: argparse.Namespace) -> Any:  # noqa: ANN401 -- ASGI applications
@@ -300,9 +429,9 @@ def _settings(options: argparse.Namespace) -> SecAggSettings:
     return settings
 
 
-def _limits(options: argparse.Namespace, description: SessionDescription) -> WireLimits:
+def _limits(options: argparse.Namespace, clients: int) -> WireLimits:
     from secagg.session.run import Limits
-    from secagg.transport.description import BACK_SECONDS, WireLimits
+    from secagg.transport.description import BACK_SECONDS, COPIES, WireLimits
 
     return WireLimits(
         stages=Limits(
@@ -312,8 +441,9 @@ def _limits(options: argparse.Namespace, description: SessionDescription) -> Wir
             training_patience=options.patience,
             least=BACK_SECONDS,
         ),
-        answer_bytes=description.answer_bytes,
-        memory=options.memory << 20,
+        answer_bytes=options.share // COPIES,
+        memory=options.share,
+        connections=clients + WireLimits().connections // options.parts,
     )
 
 
@@ -496,11 +626,13 @@ class _Sum:
         from secagg.transport.description import COPIES
 
         base = _LEAST_ANSWER + _PER_CLIENT * len(self.invited)
-        most: int = (self.options.memory << 20) // COPIES
+        most: int = self.options.share // COPIES
         if (least := base + packed) > most:
+            parts = self.options.parts
             raise InvalidParameters(
-                f"an update of this size travels in up to {least:,} bytes, which are held "
-                f"twice while they are read; give --memory {1 + (COPIES * least >> 20)} or more (MiB)"
+                f"an update of this size travels in up to {least:,} bytes, which are held twice while they are read"
+                f"{f', and {parts} tasks share the memory' if parts > 1 else ''}; give --memory "
+                f"{parts * (1 + (COPIES * least >> 20))} or more (MiB)"
             )
         return min(base + _SHARES * packed, most)
 

@@ -132,8 +132,10 @@ class JsonLines(logging.Formatter):
     """Formats any record as one line of JSON, which names settings as the options of a command."""
 
     def __init__(self, options: argparse.Namespace) -> None:
+        from secagg.transport.description import TASK
+
         super().__init__()
-        self._options = options
+        self._options, self._task = options, TASK
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -141,6 +143,7 @@ class JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "event": in_own_words(record.getMessage(), self._options),
+            **({"task": task} if (task := self._task.get()) else {}),
             **getattr(record, "fields", {}),
         }
         if record.exc_info:

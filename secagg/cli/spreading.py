@@ -100,7 +100,7 @@ def workers_for(
 
     def told(figures: Figures) -> None:
         show(figures)
-        figures.tell(found.metrics)
+        figures.tell(found.metrics, **({"task": options.task} if "task" in options else {}))
         if options.metrics is not None:
             # A collector of figures from files must not see a half of one.
             written = options.metrics.with_name(options.metrics.name + ".new")

@@ -186,7 +186,7 @@ class Figures:
     begun_again: int = 0
     bytes_kept: int = 0
 
-    def tell(self, metrics: Metrics) -> None:
+    def tell(self, metrics: Metrics, **labels: str) -> None:
         for name, text, value in (
             ("secagg_tasks_done", "Finished tasks of the sum.", self.tasks_done),
             ("secagg_tasks_left", "Unfinished tasks of the sum.", self.tasks_left),
@@ -194,7 +194,7 @@ class Figures:
             ("secagg_bytes_kept", "Bytes of vectors written to the storage.", self.bytes_kept),
         ):
             metrics.gauge(name, text)
-            metrics.set(name, value)
+            metrics.set(name, value, **labels)
 
     def __str__(self) -> str:
         again = f", {self.begun_again} restarted" if self.begun_again else ""

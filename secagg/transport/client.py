@@ -227,6 +227,7 @@ async def contribute(  # noqa: PLR0913 -- all but three have defaults
     join: Join,
     *,
     prover: Prover,
+    task: str = "",
     after: str = "",
     tls: ssl.SSLContext | None = None,
     states: StateDirectory | None = None,
@@ -236,6 +237,7 @@ async def contribute(  # noqa: PLR0913 -- all but three have defaults
     """Take part in one session, from its first message to its end.
 
     Args:
+        task: name under which a server of several tasks holds the session.
         after: name of this client's previous session; the client waits for another one.
         tls: for a server whose issuer the system does not trust, or that asks for this client's certificate.
         states: directory of sealed progress, from which a killed process can be resumed.
@@ -267,10 +269,10 @@ async def contribute(  # noqa: PLR0913 -- all but three have defaults
             )
             http = await stack.enter_async_context(own)
         requests = Requests(url.rstrip("/"), http, patience or Patience(), prover.client)
-        store = None if states is None else ClientStore(states, url.rstrip("/"), prover.client)
+        store = None if states is None else ClientStore(states, url.rstrip("/"), prover.client, task)
         if store is not None:
             stack.enter_context(store.held())
-        return await _Part(requests, join, prover, store).run(after)
+        return await _Part(requests, join, prover, store).run({"task": task, "after": after})
 
 
 @dataclass(slots=True)
@@ -284,9 +286,9 @@ class _Part:
     session: ClientSession | None = None
     stages: int = 0
 
-    async def run(self, after: str) -> Outcome:
+    async def run(self, asked: dict[str, str]) -> Outcome:
         progress = None if self.store is None else self.store.take()
-        description = await self._description("" if progress else after)
+        description = await self._description(asked | {"after": ""} if progress else asked)
         if progress is None or progress.session.hex() != description.session:
             # The suspended state of a finished session is useless.
             progress = ClientProgress(
@@ -318,9 +320,10 @@ class _Part:
         is_released = last.status == Answer.DONE.status
         return Outcome(description=description, stages=self.stages, is_released=is_released, sentence=last.sentence)
 
-    async def _description(self, after: str) -> SessionDescription:
+    async def _description(self, asked: dict[str, str]) -> SessionDescription:
+        params = {name: value for name, value in asked.items() if value} or None
         while True:
-            reply = await self.requests.ask("GET", "/v1/session", params={"after": after} if after else None)
+            reply = await self.requests.ask("GET", "/v1/session", params=params)
             if reply.status != Answer.AGAIN.status:
                 return SessionDescription.decode(reply.body)
             await self.requests.rest()

@@ -16,7 +16,7 @@ from secagg.errors import Fault, PeerError, SecAggError
 from secagg.identifiers import ClientId
 from secagg.session.roles import Participation, Released, ServerSession, Stage
 from secagg.session.run import Metrics
-from secagg.transport.description import SessionDescription, WireLimits, say
+from secagg.transport.description import TASK, SessionDescription, WireLimits, say
 from secagg.transport.exchange import Answer, Exchange, Verdict
 from secagg.transport.keeping import ServerRecord, ServerStore
 from secagg.transport.places import Body, Places, cut_short
@@ -74,7 +74,8 @@ class Conductor:
         self.description, self._session, self._admission = description, session, admission
         self._limits, self._metrics, self._store, self._clock = limits, metrics, store, clock
         self.exchange = Exchange(limits.stages, description.answer_bytes, clock, number)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="secagg-session")
+        self._thread = ThreadPoolExecutor(1, "secagg-session", TASK.set, (description.task,))
+        self._labels = {"task": description.task}
         self._places, self._invited = Places(0, limits.grace), 0
         self._heard, self._news = asyncio.Event(), asyncio.Event()
         self._polls = dict[ClientId, asyncio.Timeout]()
@@ -97,6 +98,7 @@ class Conductor:
         Security: if the task is cancelled, or ``keep`` raises, the session stays in the store, to be resumed.
         """
         outcome = "failed"
+        TASK.set(self.description.task)
         try:
             released = await self._released()
             with self._writing() as began:
@@ -118,7 +120,7 @@ class Conductor:
         finally:
             # Later requests get the outcome, or learn that another process resumes the session.
             self._is_stopping = self.exchange.over is None
-            self._metrics.add("secagg_sessions_total", outcome=outcome)
+            self._metrics.add("secagg_sessions_total", 1, outcome=outcome, **self._labels)
             self._close()
             self._wake()
             # The thread may be in a long call; do not wait for it, because its work precedes this.
@@ -155,7 +157,7 @@ class Conductor:
                 verdict = await self._read(client, number, length, chunks)
             finally:
                 self.exchange.gave_up(client)
-        self._metrics.add("secagg_answers_total", verdict=verdict.answer.value[0])
+        self._metrics.add("secagg_answers_total", 1, verdict=verdict.answer.value[0], **self._labels)
         if verdict.answer is not Answer.TAKEN and (client, verdict.answer) not in self._noted:
             self._noted.add((client, verdict.answer))
             say(
@@ -213,8 +215,8 @@ class Conductor:
     def tell(self) -> None:
         """Update the gauges with the open stage's status."""
         for state, count in self.exchange.counts.items():
-            self._metrics.set("secagg_clients", count, state=state)
-        self._metrics.set("secagg_disk_wait_seconds", self.disk_seconds)
+            self._metrics.set("secagg_clients", count, state=state, **self._labels)
+        self._metrics.set("secagg_disk_wait_seconds", self.disk_seconds, **self._labels)
 
     def status(self, *, has_names: bool) -> dict[str, object]:
         """Return the session's status as JSON for its operator; culprits of faults are always named."""
@@ -258,7 +260,7 @@ class Conductor:
                 opened = self._clock()
                 await self._wait()
                 self._close()
-                self._metrics.observe("secagg_stage_seconds", self._clock() - opened, stage=stage.name)
+                self._metrics.observe("secagg_stage_seconds", self._clock() - opened, stage=stage.name, **self._labels)
                 say("stage closed", session=self.description.session, stage=stage.name, **self.exchange.counts)
                 await self._do(self._session.close_stage)
             return await self._do(self._session.release)
@@ -270,7 +272,7 @@ class Conductor:
             why = str(error) if isinstance(error, SecAggError) else "the server failed, or lost a helper"
             self._end(f"the session ended without a sum: {why}", is_released=False)
             if self._store is not None:
-                self._store.erase()
+                await self._do(self._store.erase)  # A disk that is stuck keeps no other task waiting.
             raise error from None
 
     async def _opened(self) -> Stage | None:
@@ -382,7 +384,7 @@ class Conductor:
             message = await self._body(body, number, chunks)
             if isinstance(message, Verdict):
                 return message
-            self._metrics.add("secagg_answer_bytes_total", len(message))
+            self._metrics.add("secagg_answer_bytes_total", len(message), **self._labels)
             self._received_bytes += len(message)
             settled = await self._asked(lambda: self._received(client, message))
         if settled is None:

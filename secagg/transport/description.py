@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, cast
 
@@ -141,6 +142,8 @@ def _text(terms: Mapping[str, Any]) -> str:
 # --- The log ----------------------------------------------------------------------------------------------------------
 
 _LOG: Final = logging.getLogger("secagg.transport")
+TASK: Final = ContextVar("task", default="")
+"""Task that work is done for, which each line of a server's log names."""
 
 
 def say(event: str, level: int = logging.INFO, **fields: str | float) -> None:

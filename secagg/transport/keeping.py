@@ -118,12 +118,12 @@ class ClientProgress(Message):
 
 
 class ClientStore:
-    """Sealed progress of one client with one server; only the newest record opens, and only once."""
+    """Sealed progress of one client with one task of a server; only the newest record opens, and only once."""
 
-    def __init__(self, states: StateDirectory, url: str, client: ClientId) -> None:
+    def __init__(self, states: StateDirectory, url: str, client: ClientId, task: str = "") -> None:
         """Use a folder of keys; the sealed state is next to them."""
         self._states = states
-        self._path = states.beside("wire") / hashlib.sha256(url.encode() + client.encode()).hexdigest()
+        self._path = states.beside("wire") / hashlib.sha256(f"{url}\n{task}\n".encode() + client.encode()).hexdigest()
         self._state: OpenState | None = None
 
     @contextmanager
@@ -131,7 +131,7 @@ class ClientStore:
         """Prevent other processes from taking this client's progress, and so its place in a sum."""
         descriptor = os.open(self._path.with_suffix(".held"), os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            claim(descriptor, "another process of this client takes part in sums of this server; let it end first")
+            claim(descriptor, "another process of this client takes part in sums of this task; let it end first")
             yield
         finally:
             os.close(descriptor)

@@ -85,7 +85,7 @@ class _Connection(H11Protocol):
     async def _asked(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 -- as ASGI has it
         """Run the application; a stranger may wait for its answer."""
         self._crowd.wait(self, self._crowd.limits.poll, keeps_place=True)
-        scope["proved"] = lambda: self._crowd.forget(self)
+        scope["proved"] = lambda task, part: self._crowd.prove(self, task, part)
         try:
             await self._application(scope, receive, send)
         finally:
@@ -101,6 +101,7 @@ class _Crowd:
     def __init__(self, limits: WireLimits) -> None:
         self.limits, self._most = limits, allow_connections(limits)
         self._here, self._strangers = set[_Connection](), dict[_Connection, asyncio.TimerHandle]()
+        self._proved = dict[str, set[_Connection]]()
 
     def came(self, connection: _Connection) -> None:
         self._here.add(connection)
@@ -113,6 +114,7 @@ class _Crowd:
     def wait(self, connection: _Connection, more: float = 0.0, *, keeps_place: bool = False) -> None:
         """Give a stranger time; a stranger whose request has proved nothing keeps its place in the order."""
         if connection in self._here:
+            self._forget(connection)
             timer = self._strangers.get(connection) if keeps_place else self._strangers.pop(connection, None)
             if timer is not None:
                 timer.cancel()
@@ -120,10 +122,18 @@ class _Crowd:
                 self.limits.grace + more, connection.end
             )
 
-    def forget(self, connection: _Connection) -> None:
-        """Remove a connection from the strangers."""
-        if (timer := self._strangers.pop(connection, None)) is not None:
+    def prove(self, connection: _Connection, task: str, part: int) -> None:
+        """Keep a connection of a task's client: as long as it needs, or if the task has its part, until others come."""
+        proved = self._proved.setdefault(task, set())
+        if (timer := self._strangers.get(connection)) is not None:
             timer.cancel()
+            if len(proved) < max(1, part * self._most // self.limits.connections):
+                del self._strangers[connection]
+                proved.add(connection)
+
+    def _forget(self, connection: _Connection) -> None:
+        for proved in self._proved.values():
+            proved.discard(connection)
 
     def end(self) -> None:
         """Close every connection."""
@@ -132,7 +142,9 @@ class _Crowd:
 
     def left(self, connection: _Connection) -> None:
         self._here.discard(connection)
-        self.forget(connection)
+        self._forget(connection)
+        if (timer := self._strangers.pop(connection, None)) is not None:
+            timer.cancel()
 
 
 class _Quiet(uvicorn.Server):

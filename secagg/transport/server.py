@@ -1,7 +1,8 @@
-"""HTTP server: requests, their authentication, and sessions one after another.
+"""HTTP server: requests, their authentication, and the sessions of tasks, each one after another.
 
 With ``server = SumServer()``, ``async with listening(server.app, "127.0.0.1", 8750):`` opens a port, and
-``released = await server.run(session, server.description(subject, "pairwise"))`` holds a session.
+``released = await server.run(session, server.description(subject, "pairwise"))`` holds a session. A ``Front`` serves
+several tasks at one address.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import isfinite
@@ -22,10 +23,10 @@ from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
 from secagg.session.certificates import SIGNATURE_BYTES
 from secagg.session.roles import Released, ServerSession, Subject
-from secagg.session.run import CONTENT_TYPE
+from secagg.session.run import CONTENT_TYPE, Metrics
 
 from .conductor import RESTARTED, STOPPING, Conductor, Keep, counters
-from .description import BACK_SECONDS, STAGE_HEADER, SessionDescription, WireLimits, new_name, say
+from .description import BACK_SECONDS, STAGE_HEADER, TASK, SessionDescription, WireLimits, new_name, say
 from .exchange import Answer, Verdict
 from .keeping import ServerStore
 from .places import cut_short
@@ -55,6 +56,7 @@ _STRANGER: Final = Verdict(
     "names one), or its number is not invited, or taken by another client",
 )
 _STARTING: Final = Verdict(Answer.STOPPING, "the server listens and holds no session yet; ask again")
+_FINISHED: Final = Verdict(Answer.OUT, "the server holds no further session of this task; ask its operator")
 _WRONG: Final = Verdict(Answer.WRONG, "the server does not know this request; both ends need one version of secagg")
 _NO_SEAT: Final = Verdict(
     Answer.OUT, "every seat of this sum is taken, or its clients have keys; wait for the next one"
@@ -69,51 +71,42 @@ _PLAIN: Final = "text/plain; charset=utf-8"
 
 
 class SumServer:
-    """Server of one session after another; ``app`` is an ASGI application."""
+    """Server of one task's sessions, one after another; ``app`` is an ASGI application."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- all have defaults
         self,
         *,
+        task: str | None = None,
         limits: WireLimits | None = None,
         admission: Admission | None = None,
         store: ServerStore | None = None,
         coins: Coins | None = None,
         operators: Operators | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         """Create a server without a session.
 
         Args:
+            task: name under which clients ask for its sessions (default: any).
             admission: check of clients' names (default: the first request under each name).
             store: storage of a session that another process may resume.
             operators: access to status and metrics (default: this machine).
+            metrics: shared by the tasks of a process, from ``counters``.
         """
-        self.limits, self.metrics = limits or WireLimits(), counters()
+        self.task, self.limits, self.metrics = task, limits or WireLimits(), metrics or counters()
         self._admission, self._store, self._coins = admission or FirstCome(), store, coins or SystemCoins()
-        self._operators = operators or Operators()
-        self._current: Conductor | None = None
+        self.current: Conductor | None = None
+        """The session that is running, or was last."""
         self._news = asyncio.Event()
-        self._is_closing = False
+        self._closing: Verdict | None = None
+        """Why there is no further session."""
         self._asking = dict[asyncio.Timeout, None]()
         """Requests that wait for a session, in order of arrival; none has proved a name."""
         self._strange = ""
         self._past = dict[str, Verdict]()
         self._members = dict[str, set[bytes]]()
         """Per session, digests of the proofs admitted while it ran; these clients may see its result."""
-        self.app = Starlette(
-            routes=[
-                Route("/v1/session", self._description, methods=["GET"]),
-                Route("/v1/sessions/{name}/message", self._message, methods=["GET"]),
-                Route("/v1/sessions/{name}/answers/{stage}", self._answer, methods=["POST"]),
-                Route("/v1/sessions/{name}/client", self._leave, methods=["DELETE"]),
-                Route("/v1/sessions/{name}/progress", self._progress, methods=["GET"]),
-                Route("/v1/sessions/{name}/seats", self._seat, methods=["POST"]),
-                Route("/health", self._health, methods=["GET"]),
-                Route("/ready", self._ready, methods=["GET"]),
-                Route("/metrics", self._metrics, methods=["GET"]),
-                Route("/status", self._status, methods=["GET"]),
-            ],
-        )
-        self.app.router.redirect_slashes = False
+        self.app = Front([self], operators).app
 
     # --- Sessions -----------------------------------------------------------------------------------------------------
 
@@ -150,7 +143,7 @@ class SumServer:
             SecAggError, OSError: nothing is released, or ``keep`` raised the error; then the session stays in the
             store.
         """
-        if self._current is not None and self._current.is_running:
+        if self.current is not None and self.current.is_running:
             raise Misuse("a server runs one session at a time; wait for the previous one")
         self._admission = admission or self._admission
         conductor = Conductor(
@@ -162,7 +155,7 @@ class SumServer:
             store=self._store,
             number=number,
         )
-        self._current, self._is_closing = conductor, False
+        self.current, self._closing = conductor, None
         self._wake()
         try:
             return await conductor.run(keep)
@@ -181,21 +174,36 @@ class SumServer:
 
         Clients that wait for a session are told to ask again, because this server stops listening.
         """
-        current = self._current
+        current = self.current
         try:
             if current is None or current.exchange.over is not None:
                 await (asyncio.sleep(seconds) if current is None else current.told(seconds))
         finally:
-            self._is_closing = True
-            for wait in tuple(self._asking):
-                cut_short(wait)
+            self.finish(STOPPING)
             if self._store is not None and (current is None or current.exchange.over is not None):
-                self._store.erase()
+                await asyncio.to_thread(self._store.erase)
+
+    def finish(self, why: Verdict = _FINISHED) -> None:
+        """Hold no further session: clients that wait for one learn why; those of the last one still get its outcome."""
+        self._closing = why
+        for wait in tuple(self._asking):
+            cut_short(wait)
+
+    def nearness(self, name: str) -> int:
+        """Return 3 if a session is running here, or did; 2 if it may begin here; 1 if others did."""
+        if self.current is None:
+            return 3 if name in self._past else 2 * (self._closing is None)
+        return 3 if name in self._past or name == self.current.description.session else 1
 
     @property
     def is_open(self) -> bool:
         """Whether a stage is open."""
-        return self._open_description() is not None and self._current is not None and self._current.exchange.number >= 0
+        return self._open_description() is not None and self.current is not None and self.current.exchange.number >= 0
+
+    @property
+    def disk_seconds(self) -> float:
+        """Number of seconds for which a disk has not accepted a write of this task."""
+        return 0.0 if self.current is None else self.current.disk_seconds
 
     def _wake(self) -> None:
         news, self._news = self._news, asyncio.Event()
@@ -203,14 +211,14 @@ class SumServer:
 
     # --- Requests -----------------------------------------------------------------------------------------------------
 
-    async def _description(self, request: Request) -> Response:
+    async def describe(self, request: Request) -> Response:
         """Return the session's description; waits for a session other than the one named in ``after``."""
         after = request.query_params.get("after", "")
         with suppress(TimeoutError):
             async with asyncio.timeout(self.limits.poll) as wait:
                 while (description := self._open_description()) is None or description.session == after:
-                    if self._is_closing:
-                        return _response(STOPPING)
+                    if self._closing is not None:
+                        return _response(self._closing)
                     self._asking[wait] = None
                     if len(self._asking) > max(1, self.limits.connections // 2):
                         # These requests have proved no name yet, so long waits must not take connections from those
@@ -223,12 +231,13 @@ class SumServer:
                     finally:
                         self._asking.pop(wait, None)
                 return Response(description.encode(), media_type="application/json", headers=_HEADERS)
-        return _response(STOPPING if self._is_closing else Verdict(Answer.AGAIN))
+        return _response(self._closing or Verdict(Answer.AGAIN))
 
     def _open_description(self) -> SessionDescription | None:
-        return self._current.description if self._current is not None and self._current.is_running else None
+        return self.current.description if self.current is not None and self.current.is_running else None
 
-    async def _message(self, request: Request) -> Response:
+    async def message(self, request: Request) -> Response:
+        """Return the open stage's message for a client; waits for the next stage."""
         found = self._admitted(request)
         if isinstance(found, Verdict):
             return self._told_of(request, found)
@@ -239,7 +248,8 @@ class SumServer:
         headers = {**_HEADERS, STAGE_HEADER: verdict.sentence}
         return Response(message, media_type="application/octet-stream", headers=headers)
 
-    async def _answer(self, request: Request) -> Response:
+    async def answer(self, request: Request) -> Response:
+        """Take a client's answer to a stage."""
         stage, headers = request.path_params["stage"], request.headers
         found = self._admitted(request)
         if isinstance(found, Verdict):
@@ -256,7 +266,8 @@ class SumServer:
         except ClientDisconnect:
             return _response(Verdict(Answer.SLOW, "the answer did not arrive whole"))
 
-    async def _leave(self, request: Request) -> Response:
+    async def leave(self, request: Request) -> Response:
+        """Let a client leave."""
         found = self._admitted(request)
         if isinstance(found, Verdict):
             return self._told_of(request, found)
@@ -264,7 +275,7 @@ class SumServer:
         await conductor.leave(client)
         return _response(Verdict(Answer.AGAIN))
 
-    async def _progress(self, request: Request) -> Response:
+    async def progress(self, request: Request) -> Response:
         """Show a client the number of connected clients, and the seconds left of the open stage."""
         found = self._admitted(request)
         if isinstance(found, Verdict):
@@ -274,7 +285,7 @@ class SumServer:
         shown = {"present": exchange.present, "seconds_left": round(left, 1) if isfinite(left) else None}
         return Response(json.dumps(shown), media_type="application/json", headers=_HEADERS)
 
-    async def _seat(self, request: Request) -> Response:
+    async def seat(self, request: Request) -> Response:
         """Give a free name to a visitor whose proof is the body; the same proof gets the same name."""
         name, proof = request.path_params["name"], b""
         try:
@@ -287,7 +298,7 @@ class SumServer:
             return _response(Verdict(Answer.SLOW, "the request did not arrive whole"))
         if not _PROOF.fullmatch(proof):
             return _response(_WRONG)
-        if (conductor := self._current) is None:
+        if (conductor := self.current) is None:
             return _response(_STARTING)
         # A client that arrives after the first stage is not in the sum, and should not wait for its end.
         is_open = conductor.is_running and conductor.exchange.number <= 0 and name == conductor.description.session
@@ -299,17 +310,19 @@ class SumServer:
         if any(len(request.headers.getlist(name)) > 1 for name in _SINGLE):
             return _WRONG
         name, sender = request.path_params["name"], read_header(request.headers.get("authorization", ""))
-        conductor = self._current
+        conductor = self.current
         if conductor is None or name != conductor.description.session:
             return self._past.get(name, _STARTING if conductor is None else RESTARTED)
         if sender is None or not self._admission.admits(name, *sender):
-            self.metrics.add("secagg_strangers_total")
+            self.metrics.add("secagg_strangers_total", task=conductor.description.task)
             if name != self._strange:
                 # Log once per session: otherwise anyone could fill the disk.
                 self._strange = name
                 say("stranger", logging.WARNING, session=name, client=-1 if sender is None else sender[0].value)
             return _STRANGER
-        request.scope.get("proved", lambda: None)()  # Its connection is authenticated from here on.
+        TASK.set(conductor.description.task)  # In the log, of this request.
+        if (prove := request.scope.get("proved")) is not None:
+            prove(conductor.description.task, self.limits.connections)  # Its connection is authenticated from here on.
         if conductor.is_running:
             self._members.setdefault(name, set()).add(_digest_of(request))
         return conductor, sender[0]
@@ -319,32 +332,86 @@ class SumServer:
         members = self._members.get(request.path_params["name"], ())
         return _response(verdict if _digest_of(request) in members else replace(verdict, result=b""))
 
+
+class Front:
+    """HTTP of the servers of one or several tasks: each request goes to one of them; operators see all."""
+
+    def __init__(self, servers: Sequence[SumServer], operators: Operators | None = None) -> None:
+        """Serve tasks whose names differ."""
+        self._servers, self._operators = servers, operators or Operators()
+        session = "/v1/sessions/{name}"
+        self.app = Starlette(
+            routes=[
+                Route("/v1/session", self._description, methods=["GET"]),
+                Route(f"{session}/message", self._of(SumServer.message), methods=["GET"]),
+                Route(session + "/answers/{stage}", self._of(SumServer.answer), methods=["POST"]),
+                Route(f"{session}/client", self._of(SumServer.leave), methods=["DELETE"]),
+                Route(f"{session}/progress", self._of(SumServer.progress), methods=["GET"]),
+                Route(f"{session}/seats", self._of(SumServer.seat), methods=["POST"]),
+                Route("/health", self._health, methods=["GET"]),
+                Route("/ready", self._ready, methods=["GET"]),
+                Route("/metrics", self._metrics, methods=["GET"]),
+                Route("/status", self._status, methods=["GET"]),
+            ],
+        )
+        self.app.router.redirect_slashes = False
+
+    def _of(
+        self, answer: Callable[[SumServer, Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Return an endpoint of sessions: the server that knows one answers, or one whose session is yet to come."""
+
+        async def answered(request: Request) -> Response:
+            name = request.path_params["name"]
+            return await answer(max(self._servers, key=lambda each: each.nearness(name)), request)
+
+        return answered
+
+    def _asked(self, request: Request) -> Sequence[SumServer]:
+        """Return the servers of the task that a request names, or of all tasks."""
+        task = request.query_params.get("task")
+        return [each for each in self._servers if task is None or each.task in {None, task}]
+
+    async def _description(self, request: Request) -> Response:
+        if len(asked := self._asked(request)) == 1:
+            return await asked[0].describe(request)
+        known = ", ".join(repr(each.task) for each in self._servers)
+        is_told = self._is_operators(request)
+        said = f"this server has {'several tasks' if asked else 'no task of this name'}; name one with --task: "
+        return _response(Verdict(Answer.OUT, said + (known if is_told else "its operator knows their names")))
+
     async def _health(self, request: Request) -> Response:
         """Report that the process is alive, and whether a disk has stopped accepting writes."""
-        del request
-        current = self._current
-        if current is not None and (seconds := current.disk_seconds) >= _STUCK_SECONDS:
+        asked = self._asked(request)
+        if (seconds := max((each.disk_seconds for each in asked), default=0.0)) >= _STUCK_SECONDS:
             return Response(f"no disk takes what is written, for {seconds:.0f} s\n", 503, _HEADERS, _PLAIN)
-        state = f"stage {current.exchange.number}" if current is not None and current.is_running else "idle"
+        running = [each.current for each in asked if each.current is not None and each.current.is_running]
+        state = ", ".join(f"stage {each.exchange.number}" for each in running) or "idle"
         return Response(f"{state}\n", media_type=_PLAIN, headers=_HEADERS)
 
     async def _ready(self, request: Request) -> Response:
         """Report whether clients can take part in a session."""
-        return await self._health(request) if self.is_open else _response(_STARTING)
+        is_ready = any(each.is_open for each in self._asked(request))
+        return await self._health(request) if is_ready else _response(_STARTING)
 
     async def _metrics(self, request: Request) -> Response:
         if not self._is_operators(request):
             return _response(_NO_OPERATOR)
-        if self._current is not None:
-            self._current.tell()
-        return Response(self.metrics.text(), media_type=CONTENT_TYPE, headers=_HEADERS)
+        for each in self._servers:
+            if each.current is not None:
+                each.current.tell()
+        return Response(self._servers[0].metrics.text(), media_type=CONTENT_TYPE, headers=_HEADERS)
 
     async def _status(self, request: Request) -> Response:
-        """Show the session's status; ``?names`` names its clients."""
+        """Show the status of each task's session; ``?names`` names its clients."""
         if not self._is_operators(request):
             return _response(_NO_OPERATOR)
-        current = self._current
-        found = None if current is None else current.status(has_names="names" in request.query_params)
+        found = dict[str, object]()
+        for each in self._asked(request):
+            if each.current is not None:
+                found[each.current.description.task] = each.current.status(has_names="names" in request.query_params)
+            elif each.task is not None:
+                found[each.task] = None
         return Response(json.dumps(found, indent=2) + "\n", media_type="application/json", headers=_HEADERS)
 
     def _is_operators(self, request: Request) -> bool:

@@ -178,6 +178,7 @@ def test_a_client_says_whom_it_trusts_or_is_refused(
         raise Misuse("it has joined")
 
     monkeypatch.setattr("secagg.transport.client.contribute", joined)
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(Path(update).parent / "ledgers"))
     assert (
         main(["contribute", URL, "--update", update, "--client", "0", "--state", str(Path(update).parent / "s")]) == 2
     )
@@ -245,9 +246,9 @@ def test_a_server_without_certified_keys_says_that_it_is_trusted(
     descriptions = list[SessionDescription]()
 
     async def begun(
-        self: SumServer, session: ServerSession, description: SessionDescription, *, number: int, keep: Keep
+        self: SumServer, session: ServerSession, description: SessionDescription, *, keep: Keep, **_: object
     ) -> Released:
-        del self, number, keep
+        del self, keep
         session.abort()
         descriptions.append(description)
         raise Misuse("it has begun")
@@ -350,9 +351,9 @@ def test_what_was_released_is_written_before_clients_are_told(
     members = frozenset(map(ClientId, range(5)))
 
     async def run(
-        self: SumServer, session: ServerSession, description: SessionDescription, *, number: int, keep: Keep
+        self: SumServer, session: ServerSession, description: SessionDescription, *, keep: Keep, **_: object
     ) -> Released:
-        del self, number
+        del self
         session.abort()
         plan = plan_of(description.protocol, description.terms)
         total = ideal_aggregate(plan.codec.layout, [plan.encode(np.zeros(4), SystemCoins())] * 5)
@@ -394,9 +395,9 @@ def test_a_server_whose_sum_could_not_be_written_does_not_begin(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     async def begun(
-        self: SumServer, session: ServerSession, description: SessionDescription, *, number: int, keep: Keep
+        self: SumServer, session: ServerSession, description: SessionDescription, *, keep: Keep, **_: object
     ) -> Released:
-        del self, session, description, number, keep
+        del self, session, description, keep
         raise Misuse("it has begun")
 
     monkeypatch.setattr(SumServer, "run", begun)

@@ -286,8 +286,8 @@ def test_repeated_requests_fill_no_log(caplog: pytest.LogCaptureFixture) -> None
 
     metrics = asyncio.run(scene())
     assert len(caplog.records) < 6
-    assert "secagg_strangers_total 20" in metrics
-    assert 'secagg_answers_total{verdict="wrong"} 20' in metrics
+    assert 'secagg_strangers_total{task="a task"} 20' in metrics
+    assert 'secagg_answers_total{task="a task",verdict="wrong"} 20' in metrics
 
 
 async def test_no_path_leads_elsewhere() -> None:

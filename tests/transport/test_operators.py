@@ -29,7 +29,7 @@ async def ask(server: SumServer, path: str, host: str = "127.0.0.1", **headers: 
 
 async def test_an_operator_sees_how_a_session_stands() -> None:
     async with holding() as (held, task):
-        first = (await held.http.get("/status")).json()
+        first = (await held.http.get("/status")).json()["a task"]
         assert first["stage"] == {"number": 0, "name": held.session.stage.name}  # type: ignore[union-attr]
         assert 0 < first["seconds_left"] <= 20
         assert first["clients"] == {"taken": 0, "sending": 0, "out": 0, "awaited": 5}
@@ -39,31 +39,33 @@ async def test_an_operator_sees_how_a_session_stands() -> None:
         assert await held.post(other, b"wrong") == 422
         await held.http.request("DELETE", f"{held.base}/client", headers=headers_of(rest[0]))
         received = len(answer) + len(b"wrong")
-        then = (await held.http.get("/status")).json()
+        then = (await held.http.get("/status")).json()["a task"]
         assert then["bytes"] == {"received": received, "sent": 0}
         await held.ask(rest[1])
-        then = (await held.http.get("/status")).json()
+        then = (await held.http.get("/status")).json()["a task"]
         assert then["bytes"] == {"received": received, "sent": len(held.session.invitation)}
         assert then["clients"]["taken"] == 1
         assert then["clients"]["out"] >= 1
         [fault] = then["faults"]
         assert f"client/{other.value}" in fault["culprits"]
         assert fault["sentence"]
-        named = (await held.http.get("/status?names")).json()["clients"]
+        named = (await held.http.get("/status?names")).json()["a task"]["clients"]
         assert named["taken"] == [one.value]
         assert {one.value, rest[0].value}.isdisjoint(named["awaited"])
         for client in rest[1:]:
             await held.post(client)
         await held.post(other)
         await task
-        last = (await held.http.get("/status")).json()
+        last = (await held.http.get("/status")).json()["a task"]
         assert last["stage"] is None
         assert last["ended"] == "the sum of 4 clients was released"
 
 
 async def test_a_server_without_a_session_has_no_status() -> None:
+    async with in_memory(SumServer(task="sum")) as http:
+        assert (await http.get("/status")).json() == {"sum": None}
     async with in_memory(SumServer(limits=quick_limits())) as http:
-        assert (await http.get("/status")).json() is None
+        assert (await http.get("/status")).json() == {}
 
 
 async def test_the_status_is_for_this_machine_or_for_the_token() -> None:

@@ -475,7 +475,7 @@ def test_logs_and_metrics_tell_what_happens_and_nothing_secret(caplog: pytest.Lo
     for secret in (*proofs, *answers, STRANGER):
         assert secret.hex() not in said
         assert repr(secret)[2:40] not in said
-    assert 'secagg_answers_total{verdict="taken"} 5' in metrics
-    assert 'secagg_sessions_total{outcome="released"} 1' in metrics
-    assert f"secagg_answer_bytes_total {sum(map(len, answers))}" in metrics
+    assert 'secagg_answers_total{task="a task",verdict="taken"} 5' in metrics
+    assert 'secagg_sessions_total{outcome="released",task="a task"} 1' in metrics
+    assert f'secagg_answer_bytes_total{{task="a task"}} {sum(map(len, answers))}' in metrics
     assert "client" not in metrics.replace("secagg_clients", "").replace("of a client", "").replace("Clients of", "")

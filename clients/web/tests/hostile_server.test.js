@@ -138,6 +138,13 @@ test("a visitor without a seat waits for a session that has one", async () => {
   }
 });
 
+test("a client names its task each time that it asks for a session", async () => {
+  says.seats = [{ status: 403, body: "no seat" }];
+  await take({}, { task: DESCRIPTION.task });
+  const task = `GET /v1/session?task=${DESCRIPTION.task}`;
+  assert.deepEqual(heard.filter((each) => each.includes("?")), [task, `${task}&after=${DESCRIPTION.session}`]);
+});
+
 for (const policy of [{ minimumCohort: 4 }, { maximumPopulation: 2 }, { maximumLength: 1 }, { minimumCohort: NaN }]) {
   test(`a session description beyond the policy ${JSON.stringify(policy)} gets no seat`, async () => {
     await assert.rejects(take({}, { policy }), Refused);

@@ -1,0 +1,181 @@
+"""A whole session over HTTP: ``secagg serve``, and clients on loopback until each of them knows of the sum.
+
+    PYTHONPATH=. python benchmarks/http_session.py 1200 5000
+
+Many clients share a process, and each has its own connections, keys and state in memory. Clients compute on the same
+machine, so the time of a session is mostly theirs; the server's processor time and peak memory are its own. Another
+connection asks for ``/health`` all the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+import numpy as np
+
+from figures import machine
+from secagg import Session
+from secagg.cli.shared import plan_of, subject_of
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.secret import Secret
+from secagg.identifiers import ClientId
+from secagg.platforms.client_node import ClientNode
+from secagg.platforms.plugs import NodeSide, plug_of
+from secagg.session.ledger import NO_MODEL
+from secagg.session.roles import ClientSession, LazyUpdate, Subject, Update
+from secagg.session.sealed_state import StateDirectory
+from secagg.transport.client import Patience, contribute
+from secagg.transport.description import SessionDescription
+from secagg.transport.proof import Prover
+
+PROTOCOL = "pairwise"
+TICKS = os.sysconf("SC_CLK_TCK")
+PAUSE = 0.25
+"""Seconds between two looks at the server."""
+
+
+@cache
+def planned(description: bytes) -> tuple[Session[Any], Subject]:
+    """Return how the clients of a process encode updates, which each would compute for itself elsewhere."""
+    said = SessionDescription.decode(description)
+    plan = plan_of(said.protocol, said.terms)
+    return plan, subject_of(plan, said.task, said.round_number, said.terms)
+
+
+def served(url: str, clients: Sequence[int], values: int, patience: float) -> int:
+    """Take part as all of these clients; return the number that learned of the sum."""
+
+    async def one(number: int) -> bool:
+        client, coins = ClientId(number), SystemCoins()
+        node = ClientNode.of({"protocols": (PROTOCOL,), "modes": "semi_honest"})
+        side = NodeSide(settings=node, client=client, certified=None, states=StateDirectory(None, coins=coins))
+        update = np.full(values, number / 10_000)
+
+        def join(description: SessionDescription, suspended: Secret | None) -> ClientSession:
+            plan, subject = planned(description.encode())
+            member = plug_of(description.protocol, is_suspended=False).member(side)
+            model = subject.model_digest or NO_MODEL
+            return member.join(subject, LazyUpdate(lambda: Update(plan.encode(update, coins), model), model), suspended)
+
+        outcome = await contribute(url, join, prover=Prover(client, coins), patience=Patience(lost=patience))
+        return outcome.is_released
+
+    async def everybody() -> int:
+        return sum(await asyncio.gather(*map(one, clients)))
+
+    logging.disable(logging.WARNING)  # Of clients that wait for a place.
+    return asyncio.run(everybody())
+
+
+@dataclass
+class Seen:
+    """What was seen of a server until it ended."""
+
+    processor_seconds: float = 0.0
+    peak_mib: float = 0.0
+    health_ms: list[float] = field(default_factory=list[float])
+
+    async def watch(self, server: int, url: str) -> None:
+        """Look at a server until it has ended."""
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
+            while self.look(server):
+                began = time.perf_counter()
+                with suppress(httpx.HTTPError):
+                    await http.get(f"{url}/health")
+                    self.health_ms.append(1000 * (time.perf_counter() - began))
+                await asyncio.sleep(PAUSE)
+
+    def look(self, server: int) -> bool:
+        """Read what a server has used so far, and return whether it runs."""
+        try:
+            status, spent = (Path(f"/proc/{server}/{name}").read_text(encoding="ascii") for name in ("status", "stat"))
+        except OSError:
+            return False
+        if (peak := re.search(r"VmHWM:\s+(\d+) kB", status)) is None:
+            return False  # It has ended, and its parent has not looked.
+        self.peak_mib = int(peak[1]) / 1024
+        self.processor_seconds = sum(map(int, spent.rpartition(")")[2].split()[11:13])) / TICKS
+        return True
+
+
+async def measured(clients: int, values: int, processes: int, log: Path | None) -> dict[str, Any]:
+    """Run one session, and return its figures."""
+    with TemporaryDirectory() as folder:
+        out, said = Path(folder) / "mean.npy", log or Path(folder) / "log"
+        command = [sys.executable, "-m", "secagg.cli", "serve", "--clients", str(clients), "--values", str(values)]
+        command += ["--clip", "1", "--out", str(out), "--listen", "127.0.0.1:0", "--set", "topology=sparse"]
+        command += ["--exchange-seconds", "3600", "--training-seconds", "3600"]
+        with said.open("wb") as errors:
+            server = await asyncio.to_thread(partial(subprocess.Popen, command, stdout=subprocess.PIPE, stderr=errors))
+        try:
+            assert server.stdout is not None
+            line = await asyncio.to_thread(server.stdout.readline)
+            found = re.search(r":(\d+), session", str(line))
+            assert found is not None, line
+            url, seen, began = f"http://127.0.0.1:{int(found[1])}", Seen(), time.perf_counter()
+            watching = asyncio.create_task(seen.watch(server.pid, url))
+            loop = asyncio.get_running_loop()
+            with ProcessPoolExecutor(processes) as pool:
+                parts = [range(first, clients, processes) for first in range(processes)]
+                jobs = [loop.run_in_executor(pool, served, url, part, values, 3600.0) for part in parts]
+                told = sum(await asyncio.gather(*jobs))
+            seconds = time.perf_counter() - began
+            await watching
+            assert await asyncio.to_thread(server.wait) == 0
+            wrong = float(np.abs(np.load(out) - (clients - 1) / 20_000).max())
+        finally:
+            if server.poll() is None:
+                server.send_signal(signal.SIGTERM)
+                server.wait()
+    return {
+        "clients": clients,
+        "values": values,
+        "told of the sum": told,
+        "largest error of the mean": round(wrong, 6),
+        "seconds": round(seconds, 1),
+        "server's processor seconds": round(seen.processor_seconds, 1),
+        "server's processor ms a client": round(1000 * seen.processor_seconds / clients, 1),
+        "server's peak MiB": round(seen.peak_mib),
+        "median ms of /health": round(statistics.median(seen.health_ms), 1),
+        "largest ms of /health": round(max(seen.health_ms)),
+    }
+
+
+def main() -> None:
+    """Run sessions of each size, and print their figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("sizes", nargs="*", type=int, default=[500, 1_200, 5_000], help="numbers of clients")
+    parser.add_argument("--values", type=int, default=1000, help="of an update (default: %(default)s)")
+    parser.add_argument("--processes", type=int, default=2, help="of clients (default: %(default)s)")
+    parser.add_argument("--log", type=Path, help="where the server's log goes")
+    parser.add_argument("--json", type=Path, help="where the figures go")
+    options = parser.parse_args()
+    sessions = list[dict[str, Any]]()
+    for clients in options.sizes:
+        sessions.append(asyncio.run(measured(clients, options.values, options.processes, options.log)))
+        print(json.dumps(sessions[-1], indent=2), flush=True)
+        if options.json:
+            options.json.write_text(json.dumps({"machine": machine(), "sessions": sessions}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
