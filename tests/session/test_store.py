@@ -29,11 +29,11 @@ import os, sys
 from pathlib import Path
 from secagg.session.ledger import Spent, SpentUpdates
 ledger = SpentUpdates(Path(sys.argv[1]))
-announced = os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-number = ledger.last(b"task")
+announced, task = os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND | os.O_CREAT), sys.argv[2].encode()
+number = ledger.last(task)
 while True:
     number += 1
-    ledger.charge(Spent(b"task", number))
+    ledger.charge(Spent(task, number))
     os.write(announced, b"%d\\n" % number)
 """
 CLAIMING = """
@@ -308,33 +308,94 @@ def test_file_systems_are_told_apart(tmp_path: Path) -> None:
 # --- Processes --------------------------------------------------------------------------------------------------------
 
 
-def killed(folder: Path, announced: Path, times: int) -> None:
-    """Kill a charging process at another moment each time, and compare what it announced with what is known."""
-    announced.touch()
-    for turn in range(times):
-        before = announced.stat().st_size
-        process = python(CHARGING, folder, announced)
-        while announced.stat().st_size == before:
-            assert process.poll() is None, "the state was refused after a crash"
-            time.sleep(0.002)
-        time.sleep(turn * 0.037 % 0.05)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        numbers = announced.read_text().split()
-        opened = Store(folder)
-        with opened.transaction() as rows:
-            assert rows.execute("SELECT max(number) FROM uploads").fetchone()[0] + (1 << 63) >= int(numbers[-1])
-            assert rows.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        opened.close()
+def charging(folder: Path, announced: Path) -> subprocess.Popen[str]:
+    return python(CHARGING, folder, announced)
+
+
+def killed(
+    folder: Path,
+    announced: list[Path],
+    times: int,
+    start: Callable[[Path, Path], subprocess.Popen[str]] = charging,
+) -> None:
+    """Kill one of charging processes at another moment each time, and compare what it announced with what is known."""
+    for each in announced:
+        each.touch()
+    running = [start(folder, each) for each in announced]
+    try:
+        for turn in range(times):
+            at = turn % len(announced)
+            before = announced[at].stat().st_size
+            while announced[at].stat().st_size == before:
+                assert [each.poll() for each in running] == [None] * len(running), "the state was refused after a crash"
+                time.sleep(0.002)
+            time.sleep(turn * 0.037 % 0.05)
+            running[at].send_signal(signal.SIGKILL)
+            running[at].communicate()
+            numbers = announced[at].read_text().split()
+            opened = Store(folder)
+            with opened.transaction() as rows:
+                known = rows.execute("SELECT max(number) FROM uploads WHERE task = ?", (str(announced[at]).encode(),))
+                assert known.fetchone()[0] + (1 << 63) >= int(numbers[-1])
+                assert rows.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            opened.close()
+            running[at] = start(folder, announced[at])
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
 
 
 def test_what_was_announced_outlives_a_kill(tmp_path: Path) -> None:
-    killed(tmp_path / "state", tmp_path / "announced", 3)
+    killed(tmp_path / "state", [tmp_path / "announced"], 3)
 
 
 @pytest.mark.long
 def test_what_was_announced_outlives_four_hundred_kills(tmp_path: Path) -> None:
-    killed(tmp_path / "state", tmp_path / "announced", 400)
+    killed(tmp_path / "state", [tmp_path / "announced"], 400)
+
+
+@pytest.mark.parametrize("times", [3, pytest.param(150, marks=pytest.mark.long)])
+def test_three_processes_charge_one_folder_and_are_killed_by_turns(tmp_path: Path, times: int) -> None:
+    killed(tmp_path / "state", [tmp_path / name for name in ("one", "two", "three")], times)
+
+
+def in_container(layers: Path, volume: Path | None) -> Callable[[Path, Path], subprocess.Popen[str]]:
+    """Return how a process starts in a container that is made anew, with or without a volume for its state."""
+
+    def start(_: Path, announced: Path) -> subprocess.Popen[str]:
+        new = layers / str(len([*layers.iterdir()]))
+        for name in ("image", "upper", "work", "root"):
+            (new / name).mkdir(parents=True)
+        mounts = f"cd {new} && mount -t overlay overlay -o lowerdir=image,upperdir=upper,workdir=work root && "
+        mounts += "mkdir -m 700 root/state && " + ("" if volume is None else f"mount --bind {volume} root/state && ")
+        command = ["unshare", "-Urm", "sh", "-c", f'{mounts}exec "$@"', "sh", sys.executable, "-c", CHARGING]
+        command += [str(new / "root" / "state"), str(announced)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # noqa: S603 -- ours
+
+    return start
+
+
+@pytest.mark.skipif(not is_done("unshare", "-Urm", "true"), reason="this user may make no namespaces")
+@pytest.mark.parametrize("times", [2, pytest.param(50, marks=pytest.mark.long)])
+def test_a_container_that_is_killed_goes_on_with_its_volume(tmp_path: Path, times: int) -> None:
+    for name in ("layers", "volume"):
+        (tmp_path / name).mkdir(mode=0o700)
+    start = in_container(tmp_path / "layers", tmp_path / "volume")
+    killed(tmp_path / "volume", [tmp_path / "announced"], times, start)
+
+
+@pytest.mark.skipif(not is_done("unshare", "-Urm", "true"), reason="this user may make no namespaces")
+def test_a_container_without_a_volume_charges_nothing(tmp_path: Path) -> None:
+    """Its next one would know of no upload."""
+    (tmp_path / "layers").mkdir()
+    for _ in range(2):
+        process = in_container(tmp_path / "layers", None)(tmp_path, tmp_path / "announced")
+        try:
+            assert "overlayfs, whose layers can be mounted twice" in process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
+        assert not (tmp_path / "announced").exists()
 
 
 def test_of_three_processes_one_resumes_each_state(folder: Path) -> None:
