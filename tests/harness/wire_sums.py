@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -20,7 +21,7 @@ from secagg.transport.client import Join, Outcome, contribute
 from secagg.transport.description import SessionDescription, WireLimits
 from secagg.transport.listener import listening
 from secagg.transport.proof import Prover, header_of
-from secagg.transport.server import SumServer
+from secagg.transport.server import Front, SumServer
 from secagg.transport.tls import ServerTls
 from tests.harness.plain_sum import PlainMember, PlainSettings, open_session
 
@@ -157,18 +158,26 @@ async def holding(
 
 
 @asynccontextmanager
-async def served(limits: WireLimits, tls: ServerTls | None = None) -> AsyncGenerator[tuple[SumServer, int, str]]:
-    """Serve a plain sum at a socket; yields the server, its port, and the path of the session."""
-    server = SumServer(limits=limits)
-    description = server.description(SUBJECT, "plain")
-    async with listening(server.app, "127.0.0.1", 0, tls=tls, limits=limits) as port:
-        task = asyncio.create_task(server.run(plain_session(), description))
+async def served(
+    limits: WireLimits, tls: ServerTls | None = None, tasks: int = 1
+) -> AsyncGenerator[tuple[SumServer, int, str]]:
+    """Serve plain sums at a socket; yields the first task's server, the port, and the path of its session."""
+    part = replace(limits, memory=limits.memory // tasks, connections=limits.connections // tasks)
+    subjects = [SUBJECT, *(replace(SUBJECT, task=b"task %d" % number) for number in range(1, tasks))]
+    servers = [SumServer(task=each.task.decode(), limits=part) for each in subjects]
+    descriptions = [server.description(each, "plain") for server, each in zip(servers, subjects, strict=True)]
+    async with listening(Front(servers).app, "127.0.0.1", 0, tls=tls, limits=limits) as port:
+        running = [
+            asyncio.create_task(server.run(plain_session(subject=subject), description))
+            for server, subject, description in zip(servers, subjects, descriptions, strict=True)
+        ]
         try:
-            await until(lambda: server.is_open)
-            yield server, port, f"/v1/sessions/{description.session}"
+            await until(lambda: all(server.is_open for server in servers))
+            yield servers[0], port, f"/v1/sessions/{descriptions[0].session}"
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
 
 
 async def until(is_so: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -182,4 +191,5 @@ async def taking_part(
     url: str, client: ClientId, join: Join | None = None, http: httpx.AsyncClient | None = None
 ) -> Outcome:
     """Take part in a plain sum as a client."""
-    return await contribute(url, join or joining(client), prover=Prover(client, SystemCoins()), http=http)
+    prover, task = Prover(client, SystemCoins()), SUBJECT.task.decode()
+    return await contribute(url, join or joining(client), prover=prover, task=task, http=http)

@@ -17,6 +17,7 @@ from tests.harness.wire_sums import CLIENTS, headers_of, quick_limits, served, t
 from tests.harness.wire_town import Town
 
 pytestmark = pytest.mark.wire
+TASKS = pytest.mark.parametrize("tasks", [1, 3])
 
 _CONNECTS = """
 import resource, socket, sys
@@ -27,8 +28,14 @@ sys.stdin.read()
 """
 
 
-async def test_sixteen_thousand_silent_connections_leave_a_server_that_answers(town: Town) -> None:
-    server = town.serve("--clients", "5")
+@TASKS
+async def test_sixteen_thousand_silent_connections_leave_a_server_that_answers(town: Town, tasks: int) -> None:
+    file = town.folder / "tasks.toml"
+    file.write_text("".join(f"[task-{number}]\nout = '{town.folder}/{number}.npy'\n" for number in range(tasks)))
+    options = ("--values", "8", "--clip", "1", "--clients", "5", "--listen", "127.0.0.1:0")
+    server = town.serve("--clients", "5") if tasks == 1 else town.command("serve", "--tasks", str(file), *options)
+    if tasks > 1:
+        town.port = int(server.wait_for("listening at ").split(":")[1].split(",")[0])
     # What a server gives itself where the system's own limit is low.
     resource.prlimit(server.number, resource.RLIMIT_NOFILE, (2128, 2128))
     pipe = asyncio.subprocess.PIPE
@@ -53,11 +60,12 @@ async def test_sixteen_thousand_silent_connections_leave_a_server_that_answers(t
             await crowd.wait()
 
 
+@TASKS
 @pytest.mark.parametrize("sent", [b"POST {}/seats", b"POST {}/answers/0", b"GET /v1/session?after={}"])
-async def test_half_requests_of_strangers_close_no_connection_of_a_client(sent: bytes) -> None:
+async def test_half_requests_of_strangers_close_no_connection_of_a_client(sent: bytes, tasks: int) -> None:
     """More of them than there may be connections, while clients take part."""
     limits = quick_limits(grace=600, poll=600, connections=40)
-    async with served(limits) as (_, port, path):
+    async with served(limits, tasks=tasks) as (_, port, path):
 
         async def half() -> asyncio.StreamWriter:
             writer = (await asyncio.open_connection("127.0.0.1", port))[1]
@@ -87,11 +95,12 @@ async def test_a_server_that_stops_logs_no_line_for_each_half_request(caplog: py
         each.close()
 
 
-async def test_answers_of_any_length_fit_into_the_memory_that_there_is() -> None:
+@TASKS
+async def test_answers_of_any_length_fit_into_the_memory_that_there_is(tasks: int) -> None:
     """Sixteen clients declare the longest answers that there are, and send what is taken of them."""
     memory, length = 64 << 20, 8 << 20
     limits = replace(quick_limits(grace=60), answer_bytes=length, memory=memory)
-    async with served(limits) as (_, port, path):
+    async with served(limits, tasks=tasks) as (_, port, path):
         before = _peak(is_reset=True)
         is_time = asyncio.Event()
 
