@@ -1,7 +1,7 @@
-"""The enclave variants: sums and histograms made in a small trusted part, and how a client knows what runs there.
+"""The enclave protocol: a small attested program computes sums and histograms, and clients verify what it runs.
 
-A module is imported when one of its names is asked for: whatever was imported here before would be loaded with the
-trusted part. README.md says which module has which name.
+Names are imported lazily, because the trusted part loads this package too: an import here would become part of the
+measured program.
 """
 
 from __future__ import annotations

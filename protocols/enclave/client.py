@@ -1,8 +1,8 @@
-"""The client's side of one buffer: it judges the enclave, seals one update to it, and masks what the host may hold.
+"""The client's side of one buffer: verify the enclave, seal one update to it, and mask the vectors that the host sums.
 
-A client keeps a ledger of its seals across epochs, because an enclave that starts again has forgotten them. An update
-that is sealed to a second epoch can be summed twice, with and without another client, and the difference is that
-client's. A privacy budget that the enclave alone counts is full again after every restart.
+The client records its uploads across epochs, because an enclave forgets them when it restarts. An update sealed to two
+epochs could be summed twice, with and without another client, and the difference would reveal that client. Likewise, a
+privacy budget that only the enclave counts would be full again after each restart.
 """
 
 from __future__ import annotations
@@ -71,26 +71,26 @@ VECTOR_NONCE_BYTES: Final = 32
 _LOG: Final = logging.getLogger("secagg.protocols.enclave")
 _MOST_BYTES: Final = (1 << 32) - 1
 MOST_COLLATERAL_BYTES: Final = 1 << 18
-"""Limit on what a host relays for the verification of its evidence."""
+"""Limit on the collateral that a host relays with its evidence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Invitation(Message):
-    """The one message of a buffer to its clients."""
+    """The only message that the host sends to the clients of a buffer."""
 
     kind: ClassVar = MessageKind.ENCLAVE_INVITATION
     configuration: Annotated[bytes, variable(_MOST_BYTES)]
-    """Without its tables, which a client of the same codec has, and which can be a thousand times its upload."""
+    """Without its tables: the client's codec has them, and they can be a thousand times as long as an upload."""
     attested: Annotated[bytes, variable(_MOST_BYTES)]
     collateral: Annotated[bytes, variable(MOST_COLLATERAL_BYTES)]
-    """What the evidence is verified with, where the host relays it."""
+    """Collateral for the evidence; empty if the host relays none."""
     version: Annotated[int, unsigned(VERSION_BYTES)]
     model_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
     is_short: Annotated[bool, FLAG]
 
 
 def stamp_of(subject: Subject, model_digest: bytes | None) -> ModelStamp:
-    """Return what all uploads of a buffer have in common: the round, the model, and what else clients are told."""
+    """Return the values that all uploads of a buffer share: round, model, capacity and terms."""
     bound = bind(
         Label.SESSION_MODEL, subject.capacity.to_bytes(8, "big"), model_digest or bytes(DIGEST_BYTES), subject.terms
     )
@@ -106,7 +106,7 @@ _PACKED: Final = buffers(_vector_bytes, "the masked vectors")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Upload(MessageIn[EnclaveConfiguration]):
-    """A client's message for one update: a sealed part for the enclave, and masked vectors for the host."""
+    """A client's upload: a sealed part for the enclave and masked vectors for the host."""
 
     kind: ClassVar = MessageKind.ENCLAVE_UPLOAD
     sealed: Annotated[SealedUpload, encoded(SealedUpload, _MOST_BYTES)] = field(repr=False)
@@ -115,7 +115,7 @@ class Upload(MessageIn[EnclaveConfiguration]):
     packed: Annotated[Sequence[bytes | memoryview], _PACKED] = field(repr=False)
 
     def shortened(self) -> bytes:
-        """Return the upload for a host that knows the epoch, the model and the certificate, and puts them back."""
+        """Return the upload without the epoch, model and certificate, for a host that fills them in."""
         sealed, nonce = self.sealed, self.nonce if self.packed else b""
         client = sealed.header.certificate.client
         return ShortUpload(client, sealed.sealed_seed, sealed.sealed_indices, nonce, self.packed).encode()
@@ -123,7 +123,7 @@ class Upload(MessageIn[EnclaveConfiguration]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShortUpload(MessageIn[EnclaveConfiguration]):
-    """An upload without what the host has."""
+    """An upload without the fields that the host fills in."""
 
     kind: ClassVar = MessageKind.SHORT_UPLOAD
     client: Annotated[ClientId, CLIENT]
@@ -135,7 +135,7 @@ class ShortUpload(MessageIn[EnclaveConfiguration]):
     packed: Annotated[Sequence[bytes | memoryview], _PACKED] = field(repr=False)
 
 
-def require_accepted(  # noqa: PLR0913 -- what a client has, and what it is offered
+def require_accepted(  # noqa: PLR0913 -- the client's requirements and the offer
     policy: ClientPolicy,
     privacy: PrivacyLimit | None,
     configuration: EnclaveConfiguration,
@@ -146,23 +146,23 @@ def require_accepted(  # noqa: PLR0913 -- what a client has, and what it is offe
     now: datetime,
     max_norms: tuple[int, ...] | None = None,
 ) -> None:
-    """Refuse a configuration that is weaker than a client accepts, or made for another codec; the slow checks last.
+    """Refuse a configuration that is weaker than the client's policy or made for another codec; slow checks run last.
 
     Args:
-        layout: of the client's own codec, as are the tables.
-        maximum_seals: the client's own limit on uploads for the task.
-        max_norms: bounds of the client's task, where it knows them; a server that changes them bisects norms.
+        layout: layout of the client's codec; ``tables`` are its codebooks.
+        maximum_seals: the client's limit on uploads for the task.
+        max_norms: the task's norms if the client knows them; a server that changes them could bisect a client's norm.
     Raises:
-        InvalidParameters: with reason ``below_floor``, naming the weak value.
+        InvalidParameters: with reason ``below_floor``; the message names the weak value.
     """
     has_authority = policy.authority is not None or privacy is None
     policy.admit("this enclave", KEEPS, compared(configuration, now, has_authority=has_authority))
     if max_norms not in {None, configuration.max_norms}:
-        raise weaker("its max_norms are not those of this client's task")
+        raise weaker("its max_norms differ from those of this client's task")
     if configuration.layout != layout:
-        raise weaker("its layout or codebooks, or minimum of rows, are not those of this client")
+        raise weaker("its layout, codebooks or row minimum differ from this client's")
     if configuration.tables and tables_digest(configuration.tables) != tables_digest(tables):
-        raise weaker("its codebooks are not those that this client encodes with")
+        raise weaker("its codebooks differ from those that this client encodes with")
     if privacy is not None:
         privacy.require(configuration, maximum_seals)
 
@@ -174,26 +174,26 @@ KEEPS: Final = frozenset(
         *("sealed_vectors_accepted", "maximum_key_lifetime", "maximum_standing_age"),
     )
 )
-"""Names in a client's policy that this protocol keeps, the last one not by ``compared``; it trusts no server, so every
-mode is kept.
+"""Policy settings that this protocol enforces, all but the last through ``compared``. It trusts no server, so it meets
+every mode.
 """
 
 
 def compared(configuration: EnclaveConfiguration, now: datetime, *, has_authority: bool) -> Iterator[Compared]:
-    """Yield what a client's policy is compared with, the slow ones last.
+    """Yield the values that a client's policy is compared with, the slow ones last.
 
     Args:
-        has_authority: False for a client that trusts no authority and asks for noise instead.
+        has_authority: whether the client trusts an authority; False if it relies on noise instead.
     """
     yield "suites", configuration.suite, "suite {offered} is not accepted"
     yield "minimum_cohort", configuration.minimum_cohort, "a cohort of {offered} is below {own}"
     if has_authority:
-        yield "authority", configuration.authority, "clients are certified by another authority than this client's"
+        yield "authority", configuration.authority, "clients are certified by another authority than this client trusts"
     length = sum(segment.length for segment in configuration.layout.segments)
     yield "maximum_length", length, "its vectors are longer than {own}"
     if configuration.index_segments:
-        yield "forms", configuration.form, "it releases histograms, which reveal more than a decoded sum"
-        sentence = "it counts in direct form, whose memory accesses reveal indices in part"
+        yield "forms", configuration.form, "it releases histograms, which reveal more than decoded sums"
+        sentence = "it counts in direct form, whose memory accesses partly reveal indices"
         yield "accumulations", configuration.accumulation, sentence
     entries = [table for run in configuration.tables for table in run]
     widest = max((table.largest.bit_length() + 1 for table in entries), default=0)
@@ -201,7 +201,7 @@ def compared(configuration: EnclaveConfiguration, now: datetime, *, has_authorit
     widest = max(segment.ring.modulus_bits for segment in configuration.released.segments)
     yield "maximum_released_bits", widest, "a released element has more than {own} bits"
     if configuration.codeword_bound:
-        sentence = "choices over a norm of {offered} count as the least codewords"
+        sentence = "it replaces choices with a norm above {offered} by the smallest codewords"
         yield "minimum_codeword_bound", configuration.codeword_bound, sentence
     is_seen = bool(configuration.max_norms)
     yield "sealed_vectors_accepted", is_seen, "its program sees every client's values, to bound their norm (max_norms)"
@@ -211,14 +211,14 @@ def compared(configuration: EnclaveConfiguration, now: datetime, *, has_authorit
             sentence = "an L2 bound leaves values less than {own} steps on average"
             yield "minimum_root_mean_square", isqrt(bound * bound // segment.length), sentence
     left = configuration.expiry - now.timestamp()
-    yield "maximum_key_lifetime", left, "its keys last {offered:.0f} s, and at most {own} are accepted"
+    yield "maximum_key_lifetime", left, "its keys last {offered:.0f} s, longer than {own}"
 
 
 class Client(OneStageClientSession):
     """A client's side of one buffer.
 
-    Security: each charge is an upload, whether it is sent or not. Another one for the same model is refused, because
-        two sums that differ in one client give that client away; ``SealLedger`` says when it is not.
+    Security: each charge counts as an upload, sent or not. A second upload for the same model is refused, because two
+        sums that differ in one client reveal that client's update; ``SealLedger`` documents the exceptions.
     """
 
     def __init__(
@@ -228,16 +228,16 @@ class Client(OneStageClientSession):
         update: LazyUpdate | None = None,
         suspended: Secret | None = None,
     ) -> None:
-        """Begin, unless the certificate is of another key or authority, or privacy is asked for without a limit."""
+        """Begin a session; refuse a certificate for another key, and a client without authority and privacy."""
         super().__init__(member.certificate.client, subject, update, suspended)
         certificate = member.certificate
         self.ledger = member.ledger(subject.task)
         if type(self.ledger) is not SealLedger:
-            raise Misuse("a client has a SealLedger")
+            raise Misuse(f"EnclaveMember(ledger=) must return a SealLedger; got {type(self.ledger).__name__}")
         if member.policy.authority is None and member.privacy is None:
             raise InvalidParameters(
-                "without an authority a host can invent every other client, and only noise protects this one; name an "
-                "authority in its policy, or ask for privacy"
+                "without an authority the host can invent every other client, so only noise protects this one; set "
+                "authority= in the client policy, or privacy="
             )
         if certificate.public_key != member.signing_key.public_key:
             raise InvalidParameters("the certificate is for another key than the signing key")
@@ -245,13 +245,13 @@ class Client(OneStageClientSession):
         Authority(authority).verify(certificate, culprits=NOBODY)
         if member.privacy is not None and self.ledger.maximum_seals is None:
             raise InvalidParameters(
-                "a client that asks for privacy limits its uploads: give its ledger maximum_seals, which epsilon is "
-                "computed for"
+                "epsilon is computed for a number of uploads, and this client's ledger has no limit: set SealLedger("
+                "maximum_seals=)"
             )
         if self.ledger.repeats_allowed and member.privacy is None:
             raise InvalidParameters(
-                "repeats are for sums whose noise protects each release, and without EnclaveMember(privacy=...) the "
-                "host chooses how much noise there is: ask for privacy, or leave repeats_allowed out"
+                "repeats_allowed requires noise that protects each release; without EnclaveMember(privacy=...) the "
+                "host chooses the noise: set privacy=, or remove repeats_allowed"
             )
         self._member = member
 
@@ -261,26 +261,26 @@ class Client(OneStageClientSession):
         configuration = EnclaveConfiguration.decode(invited.configuration, subject.tables)
         named = ModelStamp(version=invited.version, digest=invited.model_digest)
         if configuration.task != subject.task:
-            raise InvalidParameters("the enclave counts for another task than this client's", reason=Reason.BELOW_FLOOR)
+            raise InvalidParameters("the enclave runs another task than this client's", reason=Reason.BELOW_FLOOR)
         if named.version != subject.round_number:
-            raise InvalidParameters("the buffer is of another round than this client's", reason=Reason.BELOW_FLOOR)
+            raise InvalidParameters("the buffer is for another round than this client's", reason=Reason.BELOW_FLOOR)
         if named != stamp_of(subject, update.model_for(subject)):
             raise InvalidParameters(
-                "the buffer is about another model, capacity or terms than this client's", reason=Reason.BELOW_FLOOR
+                "the buffer has another model, capacity or terms than this client", reason=Reason.BELOW_FLOOR
             )
         enclave = member.verified(invited.attested, invited.collateral, configuration)
         self.admit(enclave, member.clock())
         member.signing_key.require_usable()
         if member.policy.authority is not None:
             require_standing(configuration.standing, member, configuration.authority)
-        # The last check of the evidence's validity is before the charge: training may outlast it, and a refusal after
-        # that would tell the host how long training took.
+        # Expiry is checked for the last time before the charge. Training may outlast the evidence, and a refusal after
+        # training would reveal to the host how long it took.
         made = update.take(configuration.layout, charge=partial(self.charge, update.spent(subject), configuration))
         upload = self.sealed(made.payload, enclave=enclave, model=named)
         return upload.shortened() if invited.is_short else upload.encode()
 
     def admit(self, enclave: VerifiedEnclave, now: datetime) -> None:
-        """Refuse an enclave that is weaker than the policy or no longer verified; ``charge`` and ``sealed`` follow."""
+        """Refuse an enclave that is weaker than the policy or has expired; call it before ``charge`` and ``sealed``."""
         if type(enclave) is not VerifiedEnclave:
             raise Misuse("an update is sealed to a VerifiedEnclave")
         enclave.require_current(now)
@@ -299,30 +299,29 @@ class Client(OneStageClientSession):
         )
         if configuration.max_norms and configuration.zero_points != subject.zero_points:
             raise InvalidParameters(
-                "this enclave is refused: it measures norms about other zero points than those of this client's codec; "
-                "take its zero_points from the codec",
+                "this enclave is refused: its zero_points differ from those of this client's codec; configure the "
+                "codec's",
                 reason=Reason.BELOW_FLOOR,
             )
         if configuration.maximum_cohort > subject.capacity:
             raise InvalidParameters(
-                f"a buffer may hold {configuration.maximum_cohort} uploads, and the codec's capacity is "
-                f"{subject.capacity}; use a wider ring, or a smaller maximum_cohort"
+                f"maximum_cohort is {configuration.maximum_cohort}, above the codec's capacity of "
+                f"{subject.capacity}; use a wider ring or lower maximum_cohort"
             )
 
     def charge(self, spent: Spent, configuration: EnclaveConfiguration) -> None:
-        """Spend a model, named by its own digest, before its update is made; durable where the ledger has a file."""
+        """Record in the ledger that this model's update is used, before it is computed."""
         self.ledger.charge(spent, is_noised=configuration.noise is not None, bounds=_bounds_of(configuration))
 
     def sealed(self, payload: Payload, *, enclave: VerifiedEnclave, model: ModelStamp) -> Upload:
-        """Seal and mask an update that was charged; it is of the enclave's layout.
+        """Seal and mask an update that was charged; its layout must be the enclave's.
 
         Implements: [PGC+22] Algorithm 1, client; [HNM+22] for ring segments.
-        Security: with noise, values beyond the bound that the noise was chosen for are scaled down to it, in the same
-            time and without a word: a refusal would tell the host the norm, one bound after the other, and no epsilon
-            counts that.
+        Security: with noise, longer values are silently scaled down to the L2 bound, in constant time. A refusal would
+            let the host find the norm by trying bounds, which epsilon does not account for.
         """
         member, configuration = self._member, enclave.configuration
-        # Without vectors there is nothing to hide, and nothing to send.
+        # Without masked vectors no nonce is needed, and none is sent.
         nonce = bytes(VECTOR_NONCE_BYTES)
         if configuration.masked_segments:
             nonce = bytes(draw_exactly(VECTOR_NONCE_BYTES, member.coins))
@@ -346,7 +345,7 @@ class Client(OneStageClientSession):
         return Upload(sealed, nonce, packed)
 
     def _masked(self, payload: Payload, enclave: VerifiedEnclave, seed: Seed, version: int) -> list[bytes | memoryview]:
-        """Return the packed ring segments under one mask."""
+        """Return the packed ring segments, masked with one key."""
         configuration, packed, first_segment = enclave.configuration, list[bytes | memoryview](), 0
         threads = self._member.threads
         place = enclave.offer.epoch, self.client, version
@@ -368,7 +367,7 @@ class Client(OneStageClientSession):
 
 
 def _bounds_of(configuration: EnclaveConfiguration) -> dict[str, str]:
-    """Return what a server could sweep from sum to sum, to bisect a norm."""
+    """Return the bounds that the server must not change from sum to sum: changing them would bisect a client's norm."""
     noised = configuration.noise.l2_bounds if configuration.noise is not None else ()
     norms = configuration.max_norms or noised
     bounds = {"max_norms": norms, "codeword_bound": configuration.codeword_bound}
@@ -376,9 +375,9 @@ def _bounds_of(configuration: EnclaveConfiguration) -> dict[str, str]:
 
 
 def vector_digest(nonce: bytes, packed: Iterable[bytes | memoryview]) -> bytes:
-    """Return the digest of the packed masked vectors under a nonce; their lengths are the configuration's.
+    """Return the commitment to the packed masked vectors; the configuration fixes their lengths.
 
-    The nonce is not in the sealed part: an enclave that was broken cannot try out updates against the digest.
+    The nonce is not in the sealed part, so that a compromised enclave cannot test guesses against the digest.
     """
     hashed = hashlib.sha256(bind(Label.ENCLAVE_VECTOR_DIGEST, nonce))
     for run in packed:
@@ -387,13 +386,13 @@ def vector_digest(nonce: bytes, packed: Iterable[bytes | memoryview]) -> bytes:
 
 
 def seal_indices(seed: Seed, header_digest: bytes, packed: bytes | memoryview) -> memoryview:
-    """Encrypt packed indices under a key that follows from the sealed seed; bound to the header like the seed itself.
+    """Encrypt packed indices with a key derived from the sealed seed; like the seed, they are bound to the header.
 
     Implements: [SP 800-38D] §7.1.
     """
     sealed = np.empty(len(packed) + TAG_BYTES, dtype=np.uint8).data
     with indices_key(seed, header_digest) as key:
-        # Safe because: the nonce is fixed, and the key follows from the seed and the header of one upload.
+        # Safe because: the fixed nonce is used once per key, which is derived from one upload's seed and header.
         AESGCM(key.expose()).encrypt_into(bytes(GCM_NONCE_BYTES), packed, header_digest, sealed)
     return sealed
 
@@ -408,7 +407,7 @@ def _joined(proof: Secret, body: bytes | memoryview) -> Secret:
 
 
 def packed_in(configuration: EnclaveConfiguration, payload: Payload) -> bytes | memoryview:
-    """Return all that is sealed in one piece: the packed indices, and then the values whose norm is bounded."""
+    """Return the sealed content: the packed indices, followed by the values whose norm is bounded."""
     pairs = list(zip(payload.layout.segments, payload.values, strict=True))
     packed = [segment.ring.pack_view(vector) for segment, vector in pairs if isinstance(segment, IndexSegment)]
     rings = [(segment, vector) for segment, vector in pairs if isinstance(segment, RingSegment)]
@@ -420,18 +419,18 @@ def packed_in(configuration: EnclaveConfiguration, payload: Payload) -> bytes | 
 
 
 def _scaled(segment: RingSegment, values: RingVector, norm: int, zero: int) -> RingVector:
-    """Return the values scaled down to a norm; the enclave does so as well, and only a client can say it in its log."""
+    """Return the values scaled down to a norm. The enclave does the same, but only the client may log it."""
     ring, centre = segment.ring, values.dtype.type(zero & low_bits(segment.modulus_bits))
     vector = ring.subtract(values.astype(ring.word), np.full_like(values, centre))
     if norm:
         if squared_norm(ring, vector) > norm**2:
-            _LOG.warning("this update is longer than max_norm, of %d steps of its code, and is scaled down", norm)
+            _LOG.warning("this update exceeds max_norm (%d steps of its code) and was scaled down", norm)
         clip_into(ring, vector, norm)
     return ring.add(vector, np.full_like(vector, centre))
 
 
 def side_by_side(segment: RingSegment, values: RingVector) -> Iterator[memoryview]:
-    """Return the words of a vector whose lanes are runs of consecutive values, block by block."""
+    """Yield the packed words of a vector block by block; each lane is a run of consecutive values."""
     for block, run in runs(segment.length):
         lanes = np.zeros(LANES * run, WORD)
         lanes[: block.stop - block.start] = values[block]

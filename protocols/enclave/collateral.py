@@ -1,4 +1,4 @@
-"""Collateral and endorsements that a host relays to clients, who verify all of it."""
+"""Collateral and endorsements that the host relays and each client verifies."""
 
 from __future__ import annotations
 
@@ -28,43 +28,43 @@ KINDS: Final[Mapping[EvidenceFormat, type[SnpCollateral | IntelCollateral]]] = M
 
 @dataclass(frozen=True, slots=True)
 class RelayedCollateral(Message):
-    """What a vendor's evidence is verified with."""
+    """Collateral for a vendor's evidence, and an endorsement."""
 
     kind: ClassVar = MessageKind.ENCLAVE_COLLATERAL
     parts: Annotated[tuple[bytes, ...], repeated(variable(MOST_COLLATERAL_BYTES), 6, size=1)]
-    """The fields of ``SnpCollateral`` or of ``IntelCollateral``, in their order; an absent revocation list is empty."""
+    """The fields of ``SnpCollateral`` or ``IntelCollateral`` in order; a missing revocation list is empty."""
     endorsement: Annotated[bytes, variable(MOST_COLLATERAL_BYTES)] = b""
 
 
 def encode_collateral(collateral: Collateral, endorsement: bytes = b"") -> bytes:
-    """Return what a host relays; nothing for none."""
+    """Encode collateral and an endorsement for clients; empty if there is neither."""
     if collateral is None and not endorsement:
         return b""
     parts = () if collateral is None else tuple(getattr(collateral, part.name) or b"" for part in fields(collateral))
     made = RelayedCollateral(parts, endorsement).encode()
     if len(made) > MOST_COLLATERAL_BYTES:
-        raise InvalidParameters(f"clients take {MOST_COLLATERAL_BYTES} bytes of collateral; this has {len(made)}")
+        raise InvalidParameters(f"collateral has {len(made)} bytes; clients accept at most {MOST_COLLATERAL_BYTES}")
     return made
 
 
 def read_endorsement(folder: Path | str) -> bytes:
-    """Return what `secagg enclave endorse` wrote to a folder; nothing if that is not there."""
+    """Return the endorsement that `secagg enclave endorse` wrote to a folder; empty if there is none."""
     file = Path(folder) / ENDORSEMENT
     return file.read_bytes() if file.exists() else b""
 
 
 def read_collateral(folder: Path | str) -> Collateral:
-    """Read a folder with a file for each field of ``SnpCollateral`` or ``IntelCollateral``, named as the field.
+    """Read a folder that has one file per field of ``SnpCollateral`` or ``IntelCollateral``, named after the field.
 
-    AMD's revocation list may be missing, and all of them beside an endorsement. Hidden files are ignored.
+    AMD's revocation list may be missing; so may all files if there is an endorsement. Hidden files are ignored.
 
     Raises:
-        InvalidParameters: the folder cannot be read, or holds something else.
+        InvalidParameters: the folder cannot be read, or has missing or unknown files.
     """
     try:
         parts = {file.name: file.read_bytes() for file in Path(folder).iterdir() if not file.name.startswith(".")}
     except OSError as error:
-        raise InvalidParameters(f"{folder} is no readable folder of collateral: {error.strerror}") from None
+        raise InvalidParameters(f"cannot read the collateral folder {folder}: {error.strerror}") from None
     for name, content in parts.items():
         if content.startswith(b"-----BEGIN") and not name.endswith("_chain"):
             raise InvalidParameters(f"{folder}/{name} is PEM; convert it: openssl x509 (or crl) -outform DER")
@@ -77,16 +77,16 @@ def read_collateral(folder: Path | str) -> Collateral:
         if names - {"revocation_list"} <= parts.keys() <= names:
             return kind(**parts)
     raise InvalidParameters(
-        f"{folder} holds {', '.join(sorted(parts)) or 'nothing'}; the collateral of SEV-SNP is {needed[0]}; that of "
-        f"TDX and SGX {needed[1]}"
+        f"{folder} contains {', '.join(sorted(parts)) or 'nothing'}; SEV-SNP collateral is {needed[0]}; TDX and SGX "
+        f"collateral is {needed[1]}"
     )
 
 
 def decode_collateral(message: bytes, form: EvidenceFormat) -> tuple[Collateral, bytes]:
-    """Read what a host relayed with evidence of this form, and the endorsement; nothing of it is verified yet.
+    """Decode the collateral and endorsement relayed with evidence of this format, without verifying them.
 
     Raises:
-        MalformedMessage: it is no collateral of this form.
+        MalformedMessage: this is not collateral for the format.
     """
     if not message:
         return None, b""
@@ -95,9 +95,9 @@ def decode_collateral(message: bytes, form: EvidenceFormat) -> tuple[Collateral,
     if not parts:
         return None, relayed.endorsement
     if kind is None or len(parts) != len(fields(kind)):
-        raise malformed(f"{len(parts)} parts are no collateral of {form} evidence")
+        raise malformed(f"collateral for {form} evidence does not have {len(parts)} parts")
     named: dict[str, bytes | None] = dict(zip((each.name for each in fields(kind)), parts, strict=True))
     if kind is SnpCollateral:
         named["revocation_list"] = named["revocation_list"] or None
-    made: Collateral = kind(**named)  # type: ignore[arg-type] # as the class has them
+    made: Collateral = kind(**named)  # type: ignore[arg-type] # named after the class's fields
     return made, relayed.endorsement

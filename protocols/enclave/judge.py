@@ -1,4 +1,4 @@
-"""A client's judge of evidence, the file of its policy, and endorsements: policies that a pinned key has signed."""
+"""Judges attestation evidence by a client's policy; reads policy files and endorsements (signed policies)."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from .verified_enclave import Judgement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareJudge:
-    """Accepts what a hardware vendor vouches for and the client's own policy pins."""
+    """Accepts an enclave that a hardware vendor vouches for and the client's policy pins."""
 
     policy: Policy
     verifier: Verifier
     collateral: Collateral = None
-    """The client's own; without it, what the host relays."""
+    """The client's own collateral; None to use the collateral that the host relays."""
     newest: Store | None = None
-    """Remembers the newest that a host relayed, which would otherwise be the oldest that is valid."""
+    """Remembers the newest collateral, so that the host cannot go back to older collateral that is still valid."""
 
     def judge(self, evidence: Any, binding: bytes, now: datetime) -> Judgement:  # noqa: ANN401 -- judged here
         collateral, endorsement, is_relayed = self.collateral, b"", False
@@ -54,9 +54,9 @@ class HardwareJudge:
                 collateral, is_relayed = relayed, True
                 self.policy.require_bounds(evidence.format, is_remembered=self.newest is not None)
         if type(evidence) is Evidence and collateral is not None and type(collateral) is not KINDS.get(evidence.format):
-            raise refused(f"this is {evidence.format} evidence, and this client's collateral is of another family")
+            raise refused(f"the evidence is {evidence.format}, but this client's collateral is for another family")
         if collateral is None and type(evidence) is Evidence and evidence.format is EvidenceFormat.SNP:
-            raise stale("an SEV-SNP report came without collateral, and this client has none of its own")
+            raise stale("an SEV-SNP report needs collateral; the host relayed none and this client has none")
         claims = self.verifier.verify(evidence, collateral, now)
         policies, endorsed_until = _in_force(self.policy, claims.format, endorsement, now, self.newest)
         not_after = min(endorsed_until, *(policy.check(claims, binding, now) for policy in policies))
@@ -67,14 +67,14 @@ class HardwareJudge:
 
 
 def _require_newest(store: Store, claims: Claims) -> None:
-    """Refuse collateral that is older than some that this client has accepted, and remember it."""
-    # By issuer: what one authority has issued since is no reason to refuse the newest list of another.
+    """Refuse collateral older than what this client accepted before; otherwise remember it."""
+    # Kept by issuer: a newer list of one authority is no reason to refuse the newest list of another.
     found = {b"revocation list of " + issuer: int(issued.timestamp()) for issuer, issued in claims.lists.items()}
     found[f"{claims.format} evaluation".encode()] = getattr(claims.tcb, "evaluation_number", 0)
     for place, number in found.items():
         if number < (seen := store.newest(place, 0)):
-            what = "TCB evaluation" if place.endswith(b"evaluation") else "a revocation list of second"
-            raise stale(f"the relayed collateral has {what} {number}, and this client has seen {seen}")
+            what = "TCB evaluation" if place.endswith(b"evaluation") else "a revocation list issued at second"
+            raise stale(f"the relayed collateral has {what} {number}, older than {seen}, which this client accepted")
     for place, number in found.items():
         store.reach(place, 0, number)
 
@@ -86,48 +86,48 @@ _DAY: Final = 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endorsement(Message):
-    """A policy with the signature of a key that clients pin: the programs that are good now, on which hardware."""
+    """A policy signed by a key that clients pin: which programs to accept now, on which hardware."""
 
     kind: ClassVar = MessageKind.ENCLAVE_ENDORSEMENT
     key: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
     number: Annotated[int, unsigned(8)]
-    """When it was signed, in seconds since 1970, as that of a standing."""
+    """Time of signing, in seconds since 1970, like the number of a standing."""
     until: Annotated[int, unsigned(8)]
     policy: Annotated[bytes, variable(1 << 16)]
-    """A policy's file, which pins measurements."""
+    """A policy file that pins measurements."""
     signature: Annotated[bytes, fixed(SIGNATURE_BYTES)] = bytes(SIGNATURE_BYTES)
 
     @property
     def standing(self) -> Standing:
-        """What is signed with the key, and what a client remembers; two of one number are evidence."""
+        """The standing that a client remembers; two different ones with the same number prove equivocation."""
         digest = hashlib.sha256(self.until.to_bytes(8, "big") + self.policy).digest()
         return Standing(number=self.number, digest=digest, signature=self.signature)
 
     def verified(self, days: int, now: datetime) -> datetime:
-        """Return when it ends for a client that accepts none which is older, or refuse it."""
+        """Verify the signature and return when the endorsement expires for a client with this limit on its age."""
         try:
             verify_signature(self.key, self.signature, Label.ENCLAVE_ENDORSEMENT, self.key, *self.standing.parts)
         except AuthenticationFailed:
-            raise invalid(f"the endorsement {self.number} is not signed by the key {self.key.hex()}") from None
+            raise invalid(f"endorsement {self.number} is not signed by key {self.key.hex()}") from None
         longest = self.number + MOST_ENDORSED_DAYS * _DAY
         if self.number > now.timestamp() + CLOCKS_APART or self.until > longest:
-            raise stale(f"the endorsement {self.number} is of the future, or for more than {MOST_ENDORSED_DAYS} days")
+            raise stale(f"endorsement {self.number} is dated in the future or lasts over {MOST_ENDORSED_DAYS} days")
         end = datetime.fromtimestamp(min(self.until, self.number + days * _DAY), UTC)
         if now >= end:
-            raise stale(f"the endorsement {self.number} ended at {end:%Y-%m-%d %H:%M} UTC; give the server a newer one")
+            raise stale(f"endorsement {self.number} expired at {end:%Y-%m-%d %H:%M} UTC; give the server a newer one")
         return end
 
 
 def endorse(key: SigningKey, policy: bytes, *, days: int, now: datetime) -> Endorsement:
-    """Sign a policy's file as of now.
+    """Sign a policy file, dated now.
 
     Raises:
-        InvalidParameters: it pins no measurements, or ``days`` is not in 1..90.
+        InvalidParameters: the file pins an endorser, or ``days`` is not between 1 and 90.
     """
     if any(isinstance(pinned, PinnedEndorser) for pinned in _policy_of(policy, "the policy").accepted):
-        raise InvalidParameters("an endorsement is of measurements; this policy pins an endorser")
+        raise InvalidParameters("this policy pins an endorser; only a policy that pins measurements can be endorsed")
     if type(days) is not int or not 1 <= days <= MOST_ENDORSED_DAYS:
-        raise InvalidParameters(f"an endorsement is for 1 to {MOST_ENDORSED_DAYS} days; got {days!r}")
+        raise InvalidParameters(f"an endorsement lasts 1 to {MOST_ENDORSED_DAYS} days; got {days!r}")
     number = int(now.timestamp())
     made = Endorsement(key=key.public_key, number=number, until=number + days * _DAY, policy=policy)
     return replace(made, signature=key.sign(Label.ENCLAVE_ENDORSEMENT, key.public_key, *made.standing.parts))
@@ -136,28 +136,28 @@ def endorse(key: SigningKey, policy: bytes, *, days: int, now: datetime) -> Endo
 def _in_force(
     policy: Policy, form: EvidenceFormat, relayed: bytes, now: datetime, newest: Store | None
 ) -> tuple[tuple[Policy, ...], datetime]:
-    """Return the policies that evidence keeps to, all of them: an endorsement names programs, and loosens nothing."""
+    """Return the policies that evidence must all meet: an endorsement names programs but relaxes no rule."""
     endorsers = [each for each in policy.accepted if isinstance(each, PinnedEndorser) and each.format is form]
     if not endorsers:
         return (policy,), datetime.max.replace(tzinfo=UTC)
     if newest is None:
-        raise InvalidParameters("a client that pins an endorser remembers endorsements: set newest= with a store")
+        raise InvalidParameters("a client that pins an endorser must remember endorsements: set newest= to a store")
     if not relayed:
-        raise refused(f"no endorsement came with this {form} evidence; give the server the newest of the pinned key")
+        raise refused(f"the {form} evidence has no endorsement; give the server the newest one of the pinned key")
     shown = Endorsement.decode(relayed)
     days = next((each.days for each in endorsers if each.key == shown.key), 0)
     if not days:
-        raise refused(f"the endorsement is of the key {shown.key.hex()}, which this client does not pin")
+        raise refused(f"the endorsement is by key {shown.key.hex()}, which this client does not pin")
     end = shown.verified(days, now)
     endorsed = _policy_of(shown.policy, "the endorsement")
     if {each.format for each in endorsed.accepted} != {form}:
-        raise refused(f"the endorsement is of other measurements than those of {form} evidence")
+        raise refused(f"the endorsement does not pin measurements of {form} evidence, or not only these")
     try:
         newest.see_standing(b"endorser of " + form.encode() + b" " + shown.key, shown.standing)
     except InvalidParameters as error:
         if error.reason is not Reason.BELOW_FLOOR:
             raise
-        raise stale(f"the endorsement {shown.number} is older than one seen, or another of the same number") from None
+        raise stale(f"endorsement {shown.number} is older than one seen before, or differs from it") from None
     return (replace(policy, accepted=endorsed.accepted), endorsed), end
 
 
@@ -172,7 +172,7 @@ _KEYS: Final[Mapping[EvidenceFormat, frozenset[str]]] = {
 
 
 def read_policy(path: Path) -> Policy:
-    """Read which programs a client's operator accepts, on which hardware. The file never comes from the server.
+    """Read the programs and hardware that the client's operator accepts. The file must never come from the server.
 
         {"format": "nitro", "accepted": [{"PCR0": "<96 hexadecimal digits>", "PCR1": "...", "PCR2": "..."}]}
         {"format": "sev-snp", "accepted": [{"MEASUREMENT": "..."}], "lists_since": "2026-06-01",
@@ -181,12 +181,12 @@ def read_policy(path: Path) -> Policy:
         {"format": "nitro", "accepted": [{"endorser": "<64 hexadecimal digits>", "days": 7}]}
 
     Raises:
-        InvalidParameters: there is no such file, or it is not a policy.
+        InvalidParameters: the file cannot be read or is not a policy.
     """
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise InvalidParameters(f"{path} is not a readable enclave policy ({error.strerror})") from None
+        raise InvalidParameters(f"cannot read the enclave policy {path} ({error.strerror})") from None
     return _policy_of(content, str(path))
 
 
@@ -196,15 +196,15 @@ def _policy_of(content: bytes, path: str) -> Policy:
         form = EvidenceFormat(fields.pop("format"))
         accepted = tuple(_pinned(form, pinned) for pinned in fields.pop("accepted"))
         if unknown := sorted(fields.keys() - _KEYS[form]):
-            listed = ", ".join(sorted(_KEYS[form])) or "nothing more"
-            raise InvalidParameters(f"{path} has {unknown[0]!r}; a policy for {form} evidence may have {listed}")
+            listed = ", ".join(sorted(_KEYS[form])) or "nothing else"
+            raise InvalidParameters(f"{path} has {unknown[0]!r}; a policy for {form} evidence may also set {listed}")
         read = {
             _NAMES.get(name, name): _READ[name](value) if name in _READ else value for name, value in fields.items()
         }
         return Policy(accepted=accepted, **read)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidParameters(
-            f"{path} is not a readable enclave policy ({error}); it names a format and the measurements it accepts"
+            f"{path} is not an enclave policy ({error}); a policy names a format and the measurements it accepts"
         ) from None
 
 
@@ -215,15 +215,15 @@ def _pinned(form: EvidenceFormat, values: dict[str, Any]) -> PinnedMeasurement |
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse a name that stands twice: the last one would hold."""
+    """Refuse duplicate names, of which JSON would silently keep the last."""
     if len(names := dict(pairs)) < len(pairs):
-        raise ValueError("a name stands twice")
+        raise ValueError("a name occurs twice")
     return names
 
 
 def _listed(names: Any) -> frozenset[Any]:  # noqa: ANN401 -- the policy checks them
     if type(names) is not list:
-        raise ValueError(f"{names!r} is no list")
+        raise ValueError(f"{names!r} is not a list")
     return frozenset(names)  # pyright: ignore[reportUnknownArgumentType]
 
 

@@ -1,4 +1,4 @@
-"""What a client has from one buffer to the next."""
+"""A client's state that lasts from one buffer to the next."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from .verified_enclave import Judge, VerifiedEnclave
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class MemberParts(Confined, ABC):
-    """Keys, policy, judge and ledgers of a client; ``EnclaveMember`` begins sessions with them."""
+    """A client's keys, policy, judge and ledgers; ``EnclaveMember`` adds sessions."""
 
     certificate: Certificate
-    """Of the signing key, by the authority; without one, by the client itself."""
+    """Certificate of the signing key, issued by the authority; self-signed if there is none."""
     signing_key: SigningKey
     policy: ClientPolicy
     judge: Judge
     ledger: Callable[[bytes], SealLedger]
-    """Returns the ledger of a task, with ``SpentUpdates`` of a file in production."""
+    """Returns the ledger of a task; in production it needs ``SpentUpdates`` with a file."""
     clock: Clock
     coins: Coins
     """``SystemCoins()`` in production."""
     privacy: PrivacyLimit | None = None
-    """Differential privacy that this client asks for; needed without an authority in its policy."""
+    """Differential privacy that this client requires; needed if its policy has no authority."""
     max_norms: tuple[int, ...] | None = None
-    """Bounds of the client's task in steps, where something else tells it of them."""
+    """The task's norms in steps, if the client knows them from another source than the server."""
     threads: int = 1
     standings: Standings = field(default_factory=SeenStandings)
-    """Memory of the newest standing of the authority: a ``Store``, or of this process only."""
+    """Remembers the authority's newest standing: a ``Store``, or by default the memory of this process."""
 
     @abstractmethod
     def verified(self, attested: bytes, collateral: bytes, configuration: EnclaveConfiguration) -> VerifiedEnclave:
-        """Verify the enclave that a host offers, with the evidence and the collateral that it relays."""
+        """Verify the enclave that a host offers, from the evidence and collateral that it relays."""

@@ -1,7 +1,7 @@
-"""Epsilon of an enclave's releases, in proportion to what their noise protects.
+"""Epsilon of an enclave's releases, from the noise and the sensitivity of each segment.
 
-Sensitivities follow from the configuration alone: from its bounds and its codebooks. The enclave draws
-the noise and does not need this; a client does, before it seals.
+The configuration's bounds and codebooks determine the sensitivities. The enclave only draws the noise; the client
+computes epsilon before it seals.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def squared_sensitivities(
     l2_bounds: tuple[int, ...],
     adjacency: Adjacency,
 ) -> Iterator[int]:
-    """Return, for each released segment, how much one client moves it at most: the L2 norm squared, in integer steps.
+    """Yield each released segment's squared L2 sensitivity to one client, in integer steps.
 
     Args:
-        l2_bounds: for each ring segment, the largest norm of a client's own values.
+        l2_bounds: the maximum norm of one client's values, for each ring segment.
     """
     rings = sum(isinstance(segment, RingSegment) for segment in layout.segments)
     if len(l2_bounds) != rings:
-        raise InvalidParameters(f"{rings} ring segments need as many L2 bounds; got {len(l2_bounds)}")
+        raise InvalidParameters(f"l2_bounds has {len(l2_bounds)} values; give one for each of {rings} ring segments")
     if form is ReleaseForm.DECODED_SUM:
         require_tables(layout, tables)
     bounds, counted = iter(l2_bounds), iter(tables)
@@ -56,16 +56,16 @@ def epsilon_of(
     *,
     releases: int | None = None,
 ) -> float:
-    """Return the epsilon of all releases that one client may be in under this configuration.
+    """Return the epsilon of all releases that may include one client under this configuration.
 
     Args:
-        releases: how many, where that is not what one epoch allows: a client's own limit, over all epochs.
+        releases: number of releases over all epochs, the client's own limit (default: the limit of one epoch).
     Raises:
-        InvalidParameters: it adds no noise, or the extra ``dp`` is not installed.
+        InvalidParameters: the configuration adds no noise, or the extra ``dp`` is not installed.
     """
     noise = configuration.noise
     if noise is None:
-        raise InvalidParameters("a configuration without noise has no epsilon; a sum can tell everything of a client")
+        raise InvalidParameters("a configuration without noise has no epsilon; set noise_multiplier")
     what = (configuration.layout, configuration.form, configuration.tables)
     sensitivities = squared_sensitivities(*what, noise.l2_bounds, adjacency)
     parts = [
@@ -77,21 +77,21 @@ def epsilon_of(
 
 @dataclass(frozen=True, slots=True)
 class PrivacyLimit:
-    """The differential privacy that a client asks for over all uploads of a task; its ledger then needs a limit."""
+    """Limits on the epsilon and delta of all uploads for a task; the client's ledger then needs ``maximum_seals``."""
 
     epsilon: float
     delta: float
     adjacency: Adjacency = Adjacency.REPLACE
 
     def __post_init__(self) -> None:
-        # Written so that NaN is refused too.
+        # NaN compares false, so this form refuses it too.
         if type(self.epsilon) not in (float, int) or not self.epsilon > 0:
-            raise InvalidParameters(f"epsilon is a number above 0; got {self.epsilon!r}")
+            raise InvalidParameters(f"epsilon must be above 0; got {self.epsilon!r}")
         require_delta(self.delta)
 
     def require(self, configuration: EnclaveConfiguration, releases: int | None) -> None:
-        """Refuse a configuration without noise, or with too little."""
+        """Refuse a configuration with no noise or too little."""
         if configuration.noise is None:
             raise weaker("it adds no noise")
         if not epsilon_of(configuration, self.delta, self.adjacency, releases=releases) <= self.epsilon:
-            raise weaker(f"its noise does not keep epsilon to {self.epsilon}")
+            raise weaker(f"its noise is too small for an epsilon of {self.epsilon}")

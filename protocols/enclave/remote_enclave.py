@@ -1,8 +1,7 @@
-"""An enclave in another process, as its host reaches it: a thin relay that adds nothing and repeats nothing.
+"""The host's connection to an enclave in another process: it relays requests and never sends one twice.
 
-``SimulatedEnclave`` is the trusted part in the process of its host, for simulations and tests: it protects nobody from
-that host. No production policy judges the type of its evidence; a client accepts it only by choosing
-``SimulatedJudge``.
+``SimulatedEnclave`` runs the trusted part in the host's own process, for simulations and tests: it protects nobody from
+that host. Production judges refuse its evidence by type; only a client with ``SimulatedJudge`` accepts it.
 """
 
 from __future__ import annotations
@@ -39,39 +38,39 @@ from .trusted.service import SIMULATED, request_limit
 from .verified_enclave import Judgement
 
 _SHORT_ANSWER_BYTES: Final = 1 << 21
-"""No answer but a release is longer: a refusal, or an offer with its evidence."""
+"""Limit on all answers except a release; the longest is an offer with its evidence."""
 _ELEMENT_BYTES: Final = 8
-"""No element of an aggregate has more."""
+"""Limit on an element of an aggregate."""
 Answer = TypeVar("Answer")
 
 
 class EnclaveLost(ConnectionError):
-    """The process of an enclave cannot be reached any more, or does not answer as an enclave does.
+    """The enclave's process cannot be reached any more, or does not answer as an enclave does.
 
-    It is no ``SecAggError``: no party has sent anything wrong. The epoch is gone, and its buffer with it.
+    It is not a ``SecAggError``, because no party deviated from the protocol. The epoch and its buffer are lost.
     """
 
     def __init__(self, address: str | Path, cause: str) -> None:
         super().__init__(
-            f"the enclave at {address} is lost ({cause}), and its epoch and buffer with it: nobody opens what was "
-            "sealed to it. Connect again, as the only host, and start another epoch; clients verify that one, and seal "
-            "to it updates of newer models only"
+            f"the connection to the enclave at {address} is lost ({cause}), and with it the epoch and its buffer; "
+            "uploads sealed to it can no longer be opened. Connect again, as its only host, and start another epoch "
+            "for newer models"
         )
 
 
 class RemoteEnclave:
-    """A connection to one trusted process, with the methods that a ``Host`` calls.
+    """Connection to one enclave process, with the methods of an ``EnclaveConnection``.
 
-    Nothing is sent twice. Once an answer is missing or makes no sense, nobody knows its effect, so the connection is
-    closed, by which the process ends the epoch.
+    No request is sent twice. If an answer is missing or malformed, its effect is unknown, so the connection is closed
+    and the process ends the epoch.
     """
 
     def __init__(self, address: str | Path, *, timeout: float | None = None) -> None:
-        """Connect to where ``secagg enclave serve`` listens; no epoch runs yet.
+        """Connect to the address of ``secagg enclave serve``; no epoch runs yet.
 
         Args:
-            address: a path, ``unix:PATH`` (a virtio port's end on this machine is one) or ``vsock:CONTEXT:PORT``.
-            timeout: seconds that the process may take to continue an answer, a release included; None for any.
+            address: a path, ``unix:PATH`` (also for the host's end of a virtio port) or ``vsock:CONTEXT:PORT``.
+            timeout: seconds to wait for the next bytes of an answer, including a release; None to wait forever.
         """
         self._address = address
         self._request_bytes = request_limit(None)
@@ -79,10 +78,10 @@ class RemoteEnclave:
         self._connection.connect()
 
     def start(self, configuration: EnclaveConfiguration) -> tuple[EnclaveOffer, Evidence | SimulatedEvidence]:
-        """Start an epoch, in place of one that runs, and return its offer with the evidence that vouches for it.
+        """Start an epoch, ending one that runs, and return its offer with the evidence for it.
 
         Raises:
-            EnclaveLost: the process ended, or answered what it should not; from any method here.
+            EnclaveLost: the process ended or gave an invalid answer; every method here may raise it.
         """
 
         def read(answer: bytes) -> tuple[EnclaveOffer, Evidence | SimulatedEvidence]:
@@ -105,19 +104,19 @@ class RemoteEnclave:
         self._ask(AnnounceModel(ModelStamp(version=version, digest=model_digest)).encode(), Done.decode)
 
     def receive(self, message: bytes) -> None:
-        """Take the sealed part of an upload.
+        """Send the sealed part of an upload to the enclave.
 
         Raises:
-            EnclaveLost: the upload was taken or not, and is lost in both cases; do not send it again.
+            EnclaveLost: the upload is lost, whether or not the enclave took it; do not send it again.
         """
-        # The bytes are a client's. As another request they would do what only the host may ask for, and as a frame that
-        # is too long they would end the epoch for everybody.
+        # A client chose these bytes. They must not pass for a request that only the host may make, nor end the epoch
+        # for everybody as an overlong frame would.
         with blaming(*from_server()):
             if message_kind(message) is not MessageKind.SEALED_UPLOAD:
                 raise UnexpectedMessage(expected="a sealed upload", received=message_kind(message).name)
             if len(message) > self._request_bytes:
                 raise MalformedMessage(
-                    f"an upload of {len(message)} bytes is over the limit of {self._request_bytes}",
+                    f"an upload has {len(message)} bytes; the limit is {self._request_bytes}",
                     reason=Reason.LENGTH_OVER_LIMIT,
                 )
         self._ask(message, Done.decode)
@@ -140,7 +139,7 @@ class RemoteEnclave:
         self._ask(DestroyEnclave().encode(), Done.decode)
 
     def close(self) -> None:
-        """Close the connection, by which the process ends the epoch."""
+        """Close the connection; the process then ends the epoch."""
         self._connection.close()
 
     def __enter__(self) -> Self:
@@ -153,7 +152,7 @@ class RemoteEnclave:
         return f"<RemoteEnclave over {self._connection!r}>"
 
     def _ask(self, request: bytes, read: Callable[[bytes], Answer]) -> Answer:
-        """Send a request and read its answer; raise what the enclave refused with, or that it is lost."""
+        """Send a request and read the answer; raise the enclave's refusal, or ``EnclaveLost``."""
         try:
             answer = self._connection(request)
         except HelperLost as error:
@@ -166,14 +165,14 @@ class RemoteEnclave:
 
 
 def read_attested(message: bytes) -> tuple[EnclaveOffer, Evidence | SimulatedEvidence]:
-    """Read an offer and its evidence; ``VerifiedEnclave`` says whether the one vouches for the other."""
+    """Decode an offer and its evidence; ``VerifiedEnclave`` checks that the evidence vouches for the offer."""
     attested = AttestedOffer.decode(message)
     if attested.form == SIMULATED.encode():
         return attested.offer, SimulatedEvidence(attested.document)
     try:
         return attested.offer, Evidence(EvidenceFormat(attested.form.decode()), attested.document)
     except ValueError:
-        raise MalformedMessage("the evidence is of no known format", reason=Reason.NOT_CANONICAL) from None
+        raise MalformedMessage("the evidence has an unknown format", reason=Reason.NOT_CANONICAL) from None
 
 
 # --- An enclave without hardware --------------------------------------------------------------------------------------
@@ -203,11 +202,11 @@ class SimulatedEnclave(Enclave):
 
 
 class SimulatedJudge:
-    """Accepts simulated evidence for the binding that it holds, and nothing else; for simulations and tests."""
+    """Accepts simulated evidence with the expected binding, and nothing else; for simulations and tests."""
 
     def judge(self, evidence: Any, binding: bytes, now: datetime) -> Judgement:  # noqa: ANN401, ARG002 -- the protocol's
         if type(evidence) is not SimulatedEvidence:
-            raise refused(f"{type(evidence).__name__} is judged by a HardwareJudge, not by a simulation's")
+            raise refused(f"SimulatedJudge accepts no {type(evidence).__name__}; use a HardwareJudge")
         if evidence.binding != binding:
-            raise refused("it is bound to other keys, another epoch or another configuration")
+            raise refused("the evidence is bound to other keys, another epoch or another configuration")
         return Judgement("simulated enclave, which protects nobody", datetime.max.replace(tzinfo=UTC))

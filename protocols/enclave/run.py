@@ -1,6 +1,6 @@
-"""The whole protocol on one page: an executable specification, with no network.
+"""Executable specification of the whole protocol on one page, without a network.
 
-Read it top to bottom next to [PGC+22] Algorithm 1. Every message is bytes that a transport could carry.
+Read it next to [PGC+22] Algorithm 1. Every message is bytes that a transport could carry.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _LOG = logging.getLogger(__name__)
 def run(
     server: Server, clients: Iterable[Client], *, sent: Callable[[ClientId, bytes], None] | None = None
 ) -> Released:
-    """Run one buffer in memory: every client that comes uploads once, and the host gets one sum.
+    """Run one buffer in memory: every client uploads once, and the host obtains one sum.
 
     Args:
-        sent: told of each client's upload.
+        sent: called with each client's upload.
     """
     for client in clients:
-        # Client: evidence, policy and binding first; then seal the seed and the indices, and mask the rest.
+        # Client: verify evidence, policy and binding; then seal the seed and the indices, and mask the ring segments.
         upload = client.answer(server.invitation)
         if sent is not None:
             sent(client.client, upload)
-        # Host: the sealed part goes into the enclave, which checks and counts it; the masked part is summed outside.
+        # Host: pass the sealed part to the enclave, which checks and counts it; sum the masked part outside.
         try:
             server.receive(client.client, upload)
         except PeerError as error:
-            _LOG.warning("the upload of %s is not taken: %s", client.client, str(error))
+            _LOG.warning("the upload of %s was refused: %s", client.client, str(error))
     server.close_stage()
-    # Release: once, at or above the minimum cohort; the host subtracts the masks, which hold the noise if there is any.
+    # Release: once, for at least the minimum cohort; the host subtracts the masks, which include the noise, if any.
     return server.release()

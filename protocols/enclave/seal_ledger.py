@@ -1,4 +1,4 @@
-"""How often a client sealed an update for a task, in all epochs of all enclaves."""
+"""Ledger of a client's sealed updates for a task, over all epochs and enclaves."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _MAXIMUM_TASK_BYTES: Final = 256
 
 
 class SealLedger(Confined):
-    """Number of seals of a client for one task, and the last model among them.
+    """Counts one client's uploads for a task and records the newest model.
 
-    Security: a ledger without ``SpentUpdates`` of a file forgets its uploads when its process ends.
+    Security: without ``SpentUpdates`` that has a file, the ledger is lost when the process ends.
     """
 
     def __init__(
@@ -27,18 +27,18 @@ class SealLedger(Confined):
         repeats_allowed: bool = False,
         spent: SpentUpdates | None = None,
     ) -> None:
-        """Begin a ledger in which nothing was spent.
+        """Begin a ledger.
 
         Args:
-            maximum_seals: how many uploads the client makes for the task, in all epochs together.
-            repeats_allowed: whether updates of one model may be sealed to any number of epochs, each of them charged.
-                Allow it only where noise protects every single release.
-            spent: the client's record of uploads for all its tasks; durable if it has a file.
+            maximum_seals: limit on the client's uploads for the task, over all epochs.
+            repeats_allowed: whether updates of one model may be sealed to any number of epochs, each of them charged;
+                only safe if noise protects every release.
+            spent: the client's record of uploads for all tasks; durable if it has a file.
         """
         if type(task) is not bytes or not 1 <= len(task) <= _MAXIMUM_TASK_BYTES:
-            raise Misuse(f"a ledger is for a task: 1 to {_MAXIMUM_TASK_BYTES} bytes")
+            raise Misuse(f"the task of a SealLedger has 1 to {_MAXIMUM_TASK_BYTES} bytes")
         if maximum_seals is not None and (type(maximum_seals) is not int or maximum_seals < 1):
-            raise Misuse(f"maximum_seals is a positive integer, or None for no limit; got {maximum_seals!r}")
+            raise Misuse(f"maximum_seals must be a positive integer, or None for no limit; got {maximum_seals!r}")
         self.task = task
         self.maximum_seals = maximum_seals
         self.repeats_allowed = repeats_allowed
@@ -51,17 +51,17 @@ class SealLedger(Confined):
 
     @property
     def last_version(self) -> int:
-        """The last model that there was one for, or -1."""
+        """The newest model with an upload, or -1."""
         return self._durable.last(self.task)
 
     def charge(self, spent: Spent, *, is_noised: bool, bounds: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Record an upload before its update is made, or refuse it; a failure later gives nothing back.
+        """Record an upload before its update is computed, or refuse it; a later failure does not refund it.
 
         Args:
-            bounds: to which updates of the task are cut; the first upload fixes them.
+            bounds: the task's norms, to which updates are scaled down; the first upload fixes them.
         """
         if spent.task != self.task:
-            raise Misuse(f"this ledger counts uploads for {self.task!r}; keep one for each task")
+            raise Misuse(f"this ledger is for task {self.task!r}, not {spent.task!r}; keep one ledger per task")
         is_repeat_allowed = self.repeats_allowed and is_noised
         self._durable.keep(self.task, bounds)
         self._durable.charge(spent, is_repeat_allowed=is_repeat_allowed, maximum=self.maximum_seals)

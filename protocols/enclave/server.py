@@ -1,7 +1,6 @@
-"""The server's side of one buffer: an untrusted relay that sums masked vectors and carries sealed uploads.
+"""The server's side of one buffer: an untrusted relay that sums masked vectors and forwards sealed uploads.
 
-It is trusted with nothing. Whatever it drops, delays, repeats or reorders, it gets one sum of at least the minimum
-cohort for each buffer, or none.
+Whatever it drops, delays, repeats or reorders, it learns at most one sum per buffer, over at least the minimum cohort.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ STAGE: Final = Stage(name="sealed upload", takes_update=True)
 
 
 class EnclaveConnection(Protocol):
-    """An enclave as its host reaches it: in the same process, or behind a socket."""
+    """The host's connection to an enclave, in the same process or behind a socket."""
 
     def open_buffer(self, version: int, model_digest: bytes) -> None: ...
 
@@ -58,7 +57,7 @@ class EnclaveConnection(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReadUpload:
-    """An upload as a host reads it."""
+    """A decoded upload: the sealed part and the masked vectors."""
 
     sealed: bytes = field(repr=False)
     vectors: list[RingVector] = field(repr=False)
@@ -87,10 +86,10 @@ class Server(StagedServerSession[ReadUpload]):
 
         Args:
             attested: the epoch's offer with its evidence.
-            collateral: what clients verify that with, as ``encode_collateral`` has it.
-            invited: who may upload; None for anybody.
-            epoch: the enclave's, where uploads may be short.
-            certificates: of the clients whose uploads may be.
+            collateral: collateral for the evidence, from ``encode_collateral``.
+            invited: clients that may upload; None for any.
+            epoch: the enclave's epoch; needed for short uploads.
+            certificates: certificates of the clients; if given, uploads are short.
         """
         self._attested, self._collateral = attested, collateral
         invitation = self._inviting(configuration, model, is_short=bool(certificates))
@@ -98,7 +97,7 @@ class Server(StagedServerSession[ReadUpload]):
         self.configuration = configuration
         """Configuration of the epoch."""
         self.is_simulated = False
-        """Whether the evidence is nobody's; clients see it themselves."""
+        """Whether the evidence is simulated, only to describe the session; clients check the evidence itself."""
         self._enclave, self._model = enclave, model
         self._epoch, self._certificates = epoch, certificates
         enclave.open_buffer(model.version, model.digest)
@@ -108,7 +107,7 @@ class Server(StagedServerSession[ReadUpload]):
 
     @property
     def deviations(self) -> tuple[float, ...]:
-        """Deviations of the enclave's noise in each released segment, in steps; empty without noise."""
+        """Standard deviation of the noise in each released segment, in steps; empty without noise."""
         noise = self.configuration.noise
         return () if noise is None else tuple(math.sqrt(variance) for variance in noise.variances)
 
@@ -116,7 +115,7 @@ class Server(StagedServerSession[ReadUpload]):
         """Announce the model that an asynchronous client started from, and return the client's invitation."""
         model = stamp_of(subject, subject.model_digest)
         self._enclave.announce_model(model.version, model.digest)
-        # The model may not be that of the buffer, which the host would put back.
+        # A short upload would be completed with the buffer's model, which may differ from this client's.
         return self._inviting(self.configuration, model, is_short=False)
 
     def _inviting(self, configuration: EnclaveConfiguration, model: ModelStamp, *, is_short: bool) -> bytes:
@@ -126,7 +125,7 @@ class Server(StagedServerSession[ReadUpload]):
     # --- The session --------------------------------------------------------------------------------------------------
 
     def _digest(self, sender: ClientId, message: bytes) -> bytes:
-        # Reading digests the vectors, and the enclave's part commits to them: the first upload is not digested twice.
+        # Reading hashes the vectors, so a client's first upload is not read here: ``_check`` returns its digest.
         if sender in self._heard:
             with suppress(PeerError):
                 return self.read(message).digest
@@ -137,11 +136,11 @@ class Server(StagedServerSession[ReadUpload]):
         return Checked(upload, upload.digest)
 
     def _take(self, sender: ClientId, content: ReadUpload) -> None:
-        del sender  # The enclave has it from the client's certificate.
+        del sender  # The enclave takes it from the client's certificate.
         self.add(content)
 
     def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
-        del progress  # One step.
+        del progress  # There is only one step.
         aggregate, receipt = self.unmasked()
         counted = frozenset(self._said)
         return Released(
@@ -149,8 +148,8 @@ class Server(StagedServerSession[ReadUpload]):
             counted=counted,
             left_out={},
             revealed=frozenset({counted}),
-            # Indices are in range, one for each block; ring elements are summed under masks, and nobody sees them,
-            # unless the enclave adds them itself.
+            # Indices are checked. Ring elements are summed under masks, where nobody can bound them, unless the
+            # enclave adds them itself (max_norms).
             unbounded=tuple(
                 position
                 for place, position in enumerate(self.configuration.layout.ring_positions)
@@ -166,25 +165,25 @@ class Server(StagedServerSession[ReadUpload]):
         try:
             self._enclave.give_up_buffer()
         except (SecAggError, ConnectionError):
-            # An enclave that is lost, or that gave the buffer up itself, holds nothing more of it.
+            # An enclave that is lost, or that discarded the buffer itself, keeps nothing of it.
             return
 
     # --- The relay ----------------------------------------------------------------------------------------------------
 
     def read(self, message: bytes, sender: ClientId | None = None) -> ReadUpload:
-        """Check what a host can check of an upload; nothing changes."""
+        """Decode an upload and check its sender and commitment; nothing changes."""
         sealed, packed = self._whole(message)
         certified = sealed.header.certificate.client
         if sender is not None and certified != sender:
             raise PeerMisbehaved(
-                f"{sender} hands over an upload of {certified}",
+                f"{sender} sent an upload with the certificate of {certified}",
                 reason=Reason.NOT_ELIGIBLE,
                 culprits=unverified(sender),
             )
         return ReadUpload(sealed.encode(), self._unpacked(packed))
 
     def add(self, upload: ReadUpload) -> None:
-        """Relay the sealed part of an upload, and add its masked vectors once the enclave has taken it."""
+        """Relay the sealed part of an upload, and add its masked vectors once the enclave accepts it."""
         with self._lock:
             sums = self._open_sums()
             self._enclave.receive(upload.sealed)
@@ -199,19 +198,19 @@ class Server(StagedServerSession[ReadUpload]):
         return vectors
 
     def _whole(self, message: bytes) -> tuple[SealedUpload, memoryview]:
-        """Return the enclave's part of an upload, and the packed vectors."""
+        """Return the sealed part of an upload and the packed vectors."""
         if self._certificates and message_kind(message) is MessageKind.SHORT_UPLOAD:
             return self._completed(ShortUpload.decode(message, self.configuration))
         return split_upload(message, self.configuration)
 
     def _completed(self, upload: ShortUpload) -> tuple[SealedUpload, memoryview]:
-        """Put back what a short upload leaves out: the epoch, the model of the buffer, and the client's certificate.
+        """Complete a short upload with the epoch, the buffer's model and the client's certificate.
 
-        Nothing here is evidence: the enclave opens the seal, which is bound to all that was put back.
+        A wrong value proves nothing against a client: the seal is bound to these values and would just not open.
         """
         if (certificate := self._certificates.get(upload.client)) is None:
             raise PeerMisbehaved(
-                f"{upload.client} is on no roster of this host, so its upload cannot be completed",
+                f"this host has no certificate of {upload.client}, so it cannot complete its short upload",
                 reason=Reason.NOT_ELIGIBLE,
                 culprits=UNDECIDED,
             )
@@ -225,12 +224,12 @@ class Server(StagedServerSession[ReadUpload]):
         return sealed, memoryview(upload.packed[0])
 
     def unmasked(self) -> tuple[Aggregate, Receipt]:
-        """Have the enclave release the buffer, and return its sum with the enclave's receipt."""
+        """Let the enclave release the buffer, and return the unmasked sum with the enclave's receipt."""
         with self._lock:
             configuration, masked = self.configuration, iter(self._open_sums())
             release = BufferRelease.decode(self._enclave.release())
             if hashlib.sha256(release.aggregate).digest() != release.receipt.released_digest:
-                raise MalformedMessage("the release is not the one of its receipt", reason=Reason.NOT_CANONICAL)
+                raise MalformedMessage("the release does not match its receipt", reason=Reason.NOT_CANONICAL)
             released = Aggregate.decode(release.aggregate, configuration.released)
             values, parts = list(released.values), _parts_of(configuration)
             for segment, position in zip(configuration.layout.segments, parts, strict=True):
@@ -247,17 +246,17 @@ class Server(StagedServerSession[ReadUpload]):
 
     def _open_sums(self) -> list[RingVector]:
         if self._sums is None:
-            raise Misuse("the session has ended; another buffer is another session")
+            raise Misuse("this session has ended; open another session for another buffer")
         return self._sums
 
 
 def split_upload(message: bytes, configuration: EnclaveConfiguration) -> tuple[SealedUpload, memoryview]:
-    """Take an upload apart into the enclave's part and the host's packed vectors.
+    """Split an upload into the sealed part for the enclave and the packed vectors for the host.
 
     Raises:
-        AuthenticationFailed: the vectors are not those of the commitment, perhaps altered on the way.
+        AuthenticationFailed: the vectors do not match the commitment; they may have been altered in transit.
     """
-    # Relayed unread, a client's bytes could be another request, which only the host may make.
+    # Decoded before it is relayed: a client's bytes could otherwise be a request that only the host may make.
     upload = Upload.decode(message, configuration)
     if not hmac.compare_digest(vector_digest(upload.nonce, upload.packed), upload.sealed.header.vector_digest):
         raise AuthenticationFailed(culprits=UNDECIDED)
@@ -265,7 +264,7 @@ def split_upload(message: bytes, configuration: EnclaveConfiguration) -> tuple[S
 
 
 def _parts_of(configuration: EnclaveConfiguration) -> list[int]:
-    """Return where in the released layout each segment of the upload's layout begins."""
+    """Return the position in the released layout at which each segment of the upload's layout begins."""
     positions, position, counted = list[int](), 0, 0
     for segment in configuration.layout.segments:
         positions.append(position)

@@ -1,4 +1,4 @@
-"""Plan of an epoch, and its sessions at a host and at a client."""
+"""Options of an epoch, and sessions of the host and the client."""
 
 from __future__ import annotations
 
@@ -52,49 +52,49 @@ from .verified_enclave import VerifiedEnclave
 DEFAULT_LIFETIME: Final = timedelta(hours=12)
 _MOST_UPLOADS: Final = 1 << 20
 _PASSES: Final = 8
-"""Passes over a masked vector besides its mask: packed, hashed by both sides, sent, read and added."""
+"""Passes over a masked vector, not counting its mask: packed, hashed by both sides, sent, read and added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnclaveOptions(ProtocolOptions):
-    """Plan of an epoch; ``EnclaveConfiguration`` explains most values."""
+    """Options of an epoch; ``EnclaveConfiguration`` documents most of the values."""
 
     protocol: ClassVar = "enclave"
     suite: Annotated[Suite, option("key agreement and ciphers")] = Suite.HYBRID
     maximum_cohort: Annotated[int | None, option("clients of one release")] = None
-    """By default as many as the codec's capacity allows."""
+    """Default: the codec's capacity, at most 2^20."""
     oldest: Annotated[int, option("age of the oldest model of an upload, in versions")] = 0
     form: Annotated[ReleaseForm, option("what is released of index segments")] = ReleaseForm.DECODED_SUM
     accumulation: Annotated[Accumulation, option("how indices are counted")] = Accumulation.OBLIVIOUS
     noise_multiplier: Annotated[Fraction | None, option("deviation of the noise over what one client can change")] = (
         None
     )
-    """Of the one Gaussian that a release is as private as. The losses of segments add up, so each has as many times the
-    variance as there are segments.
+    """The release is as private as one Gaussian with this multiplier. The losses of n segments add up, so each gets n
+    times the variance.
     """
     noise_kind: Annotated[NoiseKind, option("distribution of the noise")] = NoiseKind.DISCRETE_GAUSSIAN
     l2_bounds: Annotated[tuple[int, ...], option("norms of one client's values, in steps, by segment")] = ()
-    """Needed with noise."""
+    """Required with noise."""
     releases_per_client: Annotated[int, option("releases of an epoch with noise that one client may be in")] = 1
     adjacency: Annotated[Adjacency, option("neighbouring cohorts")] = Adjacency.REPLACE
     codeword_bound: Annotated[int, option("norm of the codewords that one client chooses; 0: any")] = 0
-    """Longer ones count as the least."""
+    """Choices with a larger norm count as the smallest codewords."""
     max_norms: Annotated[tuple[int, ...], option("norms about zero points, in steps, by segment; 0: any")] = ()
-    """About the subject's zero points; longer values are scaled down by the enclave, which then sees them. With noise
-    these are its ``l2_bounds``.
+    """Measured about the subject's zero points. The enclave sees the values and scales longer ones down. With noise,
+    these must equal ``l2_bounds``.
     """
     lifetime: Annotated[timedelta, option("lifetime of an epoch")] = DEFAULT_LIFETIME
 
     def plan(
         self, subject: Subject, authority: Authority | None, now: datetime, standing: Standing = NO_STANDING
     ) -> EnclaveConfiguration:
-        """Return the configuration of an epoch whose buffers are about a subject's task, layout and tables.
+        """Return the configuration of an epoch for a subject's task, layout and tables.
 
         Args:
-            authority: certifies clients, and is not the host; None needs noise.
-            standing: what it had revoked at the head of its roster.
+            authority: certifies clients and must not be the host; None is allowed only with noise.
+            standing: the authority's standing, which says which certificates it revoked.
         Raises:
-            CapacityExceeded: a buffer could hold more uploads than the capacity, or rings do not hold the noise.
+            CapacityExceeded: maximum_cohort is above the capacity, or the rings are too narrow for the noise.
         """
         self._require_held(subject)
         return self.configured(subject, authority, now, standing)
@@ -102,7 +102,7 @@ class EnclaveOptions(ProtocolOptions):
     def configured(
         self, subject: Subject, authority: Authority | None, now: datetime, standing: Standing = NO_STANDING
     ) -> EnclaveConfiguration:
-        """Return the same, whether or not rings hold the noise."""
+        """Return the configuration without checking that the rings can hold the noise."""
         has_indices = any(isinstance(segment, IndexSegment) for segment in subject.layout.segments)
         tables = subject.tables if has_indices else ()
         configuration = EnclaveConfiguration(
@@ -135,7 +135,7 @@ class EnclaveOptions(ProtocolOptions):
         what = (layout, self.form, tables, self.l2_bounds, self.adjacency)
         sensitivities = list(squared_sensitivities(*what))
         if self.noise_multiplier <= 0:
-            raise InvalidParameters(f"noise_multiplier is positive; got {self.noise_multiplier}")
+            raise InvalidParameters(f"noise_multiplier must be positive; got {self.noise_multiplier}")
         return Noise(
             kind=self.noise_kind,
             variances=tuple(self.noise_multiplier**2 * len(sensitivities) * squared for squared in sensitivities),
@@ -144,9 +144,9 @@ class EnclaveOptions(ProtocolOptions):
         )
 
     def _require_held(self, subject: Subject) -> None:
-        """Refuse noise that rings cannot hold with the largest sum, and name the multiplier that they do hold.
+        """Refuse noise that the rings cannot hold in addition to the largest sum, and suggest a smaller multiplier.
 
-        Rings of codewords are made for their noise.
+        The rings for codewords are sized for their noise and are not checked.
         """
         if self.noise_multiplier is None:
             return
@@ -164,11 +164,11 @@ class EnclaveOptions(ProtocolOptions):
         if self.noise_multiplier**2 > most:
             taken = rounded_root(most, ROUND_DOWN)
             raise CapacityExceeded(
-                f"rings do not hold sums of {most_uploads} uploads with this noise: "
+                f"the rings are too narrow for sums of {most_uploads} uploads with this noise: "
                 + (
-                    f"take noise_multiplier = {taken:f} at most, or wider rings"
+                    f"set noise_multiplier = {taken:f} or less, or use wider rings"
                     if taken
-                    else "take wider rings, or none"
+                    else "use wider rings, or no noise"
                 )
             )
 
@@ -177,7 +177,7 @@ class EnclaveOptions(ProtocolOptions):
 
 
 def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
-    """Count; in its default form the enclave touches every counter, so that no address depends on an index."""
+    """Yield the costs of a session in the default oblivious form, which touches every counter for each upload."""
     configuration = EnclaveConfiguration(
         task=b"a plan",
         suite=suite,
@@ -190,14 +190,14 @@ def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
     )
     length, indices = ring_length(layout.segments), configuration.index_segments
     index_bytes = sum(segment.payload_bytes for segment in indices)
-    # The host has the roster, and puts back what it knows.
+    # The host has the roster, so uploads are short.
     short = HEADER_BYTES + CLIENT_ID_BYTES + (VECTOR_NONCE_BYTES if length else 0)
     short += sealed_secret_bytes(configuration) + sealed_indices_bytes(configuration)
     calls = mask_cipher_calls(layout.segments) + -(-index_bytes // AES_BLOCK_BYTES)
     blocks = sum(segment.blocks for segment in indices)
     counters = sum(segment.blocks * segment.codewords for segment in indices)
     yield Costs(
-        plan="between counts bytes that enter the enclave, without its evidence: some kilobytes, by vendor",
+        plan="'between' counts the bytes sent to the enclave, without its evidence (a few kilobytes)",
         payload_bytes=layout.payload_bytes,
         up_bytes=short + layout.payload_bytes - index_bytes,
         down_bytes=len(_invitation(configuration)),
@@ -208,7 +208,7 @@ def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
 
 
 def _invitation(configuration: EnclaveConfiguration) -> bytes:
-    """Return what a client is sent, without evidence; tables it has itself."""
+    """Return an invitation without evidence, only to count its bytes; clients already have the tables."""
     offer = EnclaveOffer(
         context=configuration.context,
         epoch=bytes(EPOCH_BYTES),
@@ -232,17 +232,17 @@ class EnclaveHelpers:
     offer: EnclaveOffer
     evidence: Evidence | SimulatedEvidence
     collateral: Collateral = None
-    """What clients verify the evidence with, if they have none of their own."""
+    """Collateral for clients that have none of their own."""
     endorsement: bytes = b""
-    """For clients that pin who endorses measurements."""
+    """Endorsement for clients that pin an endorser."""
     certificates: Mapping[ClientId, Certificate] = field(default_factory=dict[ClientId, Certificate])
-    """Certificates of all that may take part, where the host has them; uploads then leave out what it knows."""
+    """Certificates of all clients, if the host has them; uploads are then short."""
 
 
 def open_session(
     subject: Subject, settings: EnclaveOptions, invited: frozenset[ClientId] | None, helpers: EnclaveHelpers
 ) -> Server:
-    """Open a buffer of an epoch that runs, if it is for this subject and these settings."""
+    """Open a buffer of the running epoch, which must match the subject and the settings."""
     configuration = helpers.configuration
     for name, planned, wanted in (
         ("task", configuration.task, subject.task),
@@ -250,10 +250,10 @@ def open_session(
         ("minimum_cohort", configuration.minimum_cohort, settings.least_cohort),
     ):
         if planned != wanted:
-            raise InvalidParameters(f"the epoch that runs has another {name}; start one for this subject and settings")
+            raise InvalidParameters(f"the running epoch has another {name}; start one for this subject and settings")
     if invited is not None and len(invited) < configuration.minimum_cohort:
         raise InvalidParameters(
-            f"{len(invited)} clients are invited, and nothing is released of fewer than {configuration.minimum_cohort}"
+            f"{len(invited)} clients are invited, below the minimum cohort of {configuration.minimum_cohort}"
         )
     has_all = invited is None or invited <= helpers.certificates.keys()
     certificates = helpers.certificates if has_all else dict[ClientId, Certificate]()
@@ -279,12 +279,12 @@ def open_session(
 
 
 class EnclaveMember(MemberParts):
-    """A client of enclaves."""
+    """A client that uploads to attested enclaves."""
 
     __slots__ = ()
 
     def join(self, subject: Subject, update: LazyUpdate | None = None, suspended: Secret | None = None) -> Client:
-        """Begin; a session cannot be resumed."""
+        """Begin a session; it cannot be resumed."""
         require_policy(self.policy)
         return Client(self, subject, update, suspended)
 

@@ -1,4 +1,4 @@
-"""An enclave, its host and its clients in one process, and the entry in the registry of protocols."""
+"""Simulation of an enclave, its host and its clients in one process; and the protocol's registry entry."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from .session import EnclaveHelpers, EnclaveMember, EnclaveOptions, costs, open_
 
 
 def describe(session: Server) -> tuple[str, ...]:
-    """Return what the epoch was configured for, a line each."""
+    """Describe the epoch's configuration, one line per property."""
     configuration = session.configuration
     lines = [f"an enclave behind an untrusted host, {configuration.suite.value}"]
     if configuration.has_rows:
-        lines.append("rows that few clients touched are not released")
+        lines.append("rows touched by few clients are not released")
     elif configuration.index_segments:
         form = configuration.form.name.lower().replace("_", " ")
         lines.append(f"the enclave counts in {configuration.accumulation.name.lower()} form and releases the {form}")
     if session.is_simulated:
         lines.append("the enclave is simulated: it protects nobody from this machine")
-    return (*lines, f"nothing is released of fewer than {configuration.minimum_cohort}")
+    return (*lines, f"nothing is released below {configuration.minimum_cohort} uploads")
 
 
 class EnclaveSimulation(Confined):
-    """A simulated enclave, its host and its clients; see ``Simulation``. There is an epoch for each layout."""
+    """A simulated enclave, its host and its clients; see ``Simulation``. Each task and layout starts a new epoch."""
 
     def __init__(
         self,
@@ -47,14 +47,14 @@ class EnclaveSimulation(Confined):
         clock: Clock,
         threads: int = 1,
     ) -> None:
-        """Draw the authority's key; an epoch begins with the first session."""
+        """Draw the authority's key; the first session starts an epoch."""
         self._settings, self._coins, self._clock, self._threads = settings, coins, clock, threads
         self._keys = SimulatedKeys(coins)
         self._ledgers = dict[tuple[ClientId, bytes], SealLedger]()
         self._enclave: _CountedEnclave | None = None
 
     def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> Server:
-        """Open a buffer, of the epoch that runs if it is for this layout."""
+        """Open a buffer in the running epoch, or in a new one for another task or layout."""
         enclave = self._enclave
         wanted = (subject.task, subject.layout)
         if enclave is None or (enclave.configuration.task, enclave.configuration.layout) != wanted:
@@ -107,7 +107,7 @@ class EnclaveSimulation(Confined):
 
 
 class _CountedEnclave(SimulatedEnclave):
-    """An enclave whose messages are counted, on top of those of the epochs before."""
+    """An enclave that counts the bytes of its messages, continuing from earlier epochs."""
 
     bytes_between = 0
 
@@ -123,7 +123,7 @@ class _CountedEnclave(SimulatedEnclave):
 
 ENTRY: Final = ProtocolEntry(
     name="enclave",
-    summary="an attested enclave behind an untrusted host: one exchange, any segment",
+    summary="an attested enclave behind an untrusted host: one round trip, any segment",
     settings=EnclaveOptions,
     segments=frozenset({RingSegment, IndexSegment, RowSegment}),
     rounds=True,
@@ -135,5 +135,5 @@ ENTRY: Final = ProtocolEntry(
     simulate=EnclaveSimulation,
     costs=costs,
     is_certified=True,
-    trust="the enclave's hardware and its attestation; an authority apart from the host",
+    trust="the enclave's hardware and its attestation; an authority that the host does not control",
 )

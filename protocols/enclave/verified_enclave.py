@@ -1,4 +1,4 @@
-"""An enclave that a client has reason to seal to: its evidence was judged."""
+"""An enclave whose evidence a client has verified, and to which it may seal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .trusted.messages import EPOCH_BYTES, EnclaveOffer, Receipt
 
 
 def weaker(sentence: str) -> InvalidParameters:
-    """Return the error of an offer that a client does not accept."""
+    """Return the error for an offer that the client's policy refuses."""
     return InvalidParameters(
         f"this enclave is refused: {sentence}; change its configuration", reason=Reason.BELOW_FLOOR
     )
@@ -26,25 +26,25 @@ def weaker(sentence: str) -> InvalidParameters:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A judge's finding: the program that runs, and the end of its validity."""
+    """A judge's result: the program that runs, and when the evidence expires."""
 
     program: str
     not_after: datetime
 
 
 class Judge(Protocol):
-    """Decides whether evidence vouches for a binding: ``HardwareJudge``, or in simulations one that says so."""
+    """Decides whether evidence vouches for a binding: ``HardwareJudge``, or ``SimulatedJudge`` in simulations."""
 
     def judge(self, evidence: Any, binding: bytes, now: datetime) -> Judgement:  # noqa: ANN401 -- judged here
-        """Accept the evidence, or raise."""
+        """Accept the evidence, or raise an error."""
         ...
 
 
 class VerifiedEnclave(Confined):
-    """The keys of an enclave that passed; making one is verifying it.
+    """The keys of a verified enclave; the constructor verifies it.
 
-    It cannot be pickled: another process verifies for itself. Its validity is checked again before each charge; what
-    was charged is sealed, however long the training took.
+    It cannot be pickled, so another process must verify the enclave itself. Expiry is checked again before each charge,
+    but not afterwards: a charged update is sealed even if training outlasted the evidence.
     """
 
     __slots__ = ("_key", "configuration", "not_after", "offer", "program")
@@ -61,23 +61,23 @@ class VerifiedEnclave(Confined):
         """Verify that the evidence vouches for the offer, and that the offer is for this configuration.
 
         Args:
-            configuration: as the client fixed or checked it; its digest is computed here and never taken from an offer.
+            configuration: fixed or checked by the client; its digest is computed here, never taken from the offer.
             judge: a ``HardwareJudge`` in production.
             now: the client's own time, with a time zone.
         Raises:
-            PeerMisbehaved: the offer is for another configuration, has expired, or the evidence does not pass.
-        Claim EN-2: what is sealed is sealed to this program under this configuration, and to nothing else.
+            PeerMisbehaved: the offer is for another configuration or has expired, or the evidence is refused.
+        Claim EN-2: updates are sealed to this program under this configuration, and to nothing else.
         """
         if (type(offer), type(configuration)) != (EnclaveOffer, EnclaveConfiguration):
-            raise Misuse("an enclave is verified by its EnclaveOffer and the client's own EnclaveConfiguration")
+            raise Misuse("VerifiedEnclave takes an EnclaveOffer and the client's own EnclaveConfiguration")
         if offer.context != configuration.context:
             raise PeerMisbehaved(
-                "the enclave runs another configuration than this client accepts; compare the two field by field",
+                "the enclave runs another configuration than the one this client checked; compare them field by field",
                 reason=Reason.WRONG_SESSION,
                 culprits=from_server(),
             )
         if len(offer.epoch) != EPOCH_BYTES or len(offer.receipt_key) != IDENTITY_KEY_BYTES:
-            raise Misuse("an offer is a value that EnclaveOffer.decode returned")
+            raise Misuse("the epoch or receipt key has a wrong length; take offers from EnclaveOffer.decode")
         if not is_strong_key(offer.receipt_key):
             raise AuthenticationFailed(culprits=from_server())
         judgement = judge.judge(evidence, offer.binding, now)
@@ -92,20 +92,20 @@ class VerifiedEnclave(Confined):
     def require_current(self, now: datetime) -> None:
         """Refuse an enclave whose evidence or configuration has expired."""
         if type(now) is not datetime or now.utcoffset() is None:
-            raise Misuse("the time is a datetime with a time zone")
+            raise Misuse("now must be a datetime with a time zone")
         if now >= self.not_after:
             raise PeerMisbehaved(
-                f"the enclave was verified until {self.not_after:%Y-%m-%d %H:%M} UTC; fetch a new epoch's evidence",
+                f"the enclave's evidence expired at {self.not_after:%Y-%m-%d %H:%M} UTC; start a new epoch",
                 reason=Reason.ATTESTATION_REFUSED,
                 culprits=from_server(),
             )
 
     def seal(self, secret: Secret, info: bytes) -> bytes:
-        """Seal a secret to the enclave that was verified."""
+        """Seal a secret to this enclave."""
         return self._key.seal(secret, info)
 
     def verify_receipt(self, receipt: Receipt) -> None:
-        """Check that this enclave signed a receipt, in this epoch and under this configuration."""
+        """Check that this enclave signed the receipt, in this epoch and under this configuration."""
         if (receipt.context, receipt.epoch) != (self.offer.context, self.offer.epoch):
             raise AuthenticationFailed(culprits=from_server())
         parts = receipt.signed_parts()
@@ -114,6 +114,6 @@ class VerifiedEnclave(Confined):
         )
 
     def __repr__(self) -> str:
-        if not hasattr(self, "_key"):  # A traceback may show what its constructor refused.
+        if not hasattr(self, "_key"):  # A traceback may show an object whose constructor raised.
             return "<VerifiedEnclave, not verified>"
         return f"<VerifiedEnclave {self.program}, until {self.not_after:%Y-%m-%d %H:%M} UTC>"

@@ -228,7 +228,7 @@ def test_a_client_refuses_norms_about_another_zero_point_than_its_codec_has() ->
     for other in ((), (101,)):
         session = opened(replace(subject, max_norms=(300,), zero_points=other))
         client = session.new_client(1, about=replace(session.subject, zero_points=(100,)))
-        with pytest.raises(InvalidParameters, match="other zero points") as caught:
+        with pytest.raises(InvalidParameters, match="zero_points differ from those of this client's codec") as caught:
             client.admit(session.verified(), session.now)
         assert caught.value.reason is Reason.BELOW_FLOOR
     right = opened(replace(subject, max_norms=(300,)))
@@ -434,12 +434,12 @@ def test_a_bound_that_leaves_nothing_of_anybody_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"max_norms": (9,)}, "2 ring segments need as many max_norms"),
+        ({"max_norms": (9,)}, "2 ring segments need one max_norm each"),
         ({"max_norms": (0, 0)}, "one of them above 0"),
-        ({"layout": Layout((RingSegment(33, 4), RingSegment(8, 4)))}, "rings of up to 32 bits"),
+        ({"layout": Layout((RingSegment(33, 4), RingSegment(8, 4)))}, "rings of at most 32 bits"),
         ({"layout": Layout((RingSegment(2, 4), RingSegment(8, 4)))}, "hold the maximum cohort"),
         ({"layout": Layout((RingSegment(20, 4, 2), RingSegment(8, 4)))}, "fine bits"),
-        ({"noise_multiplier": Fraction(1), "l2_bounds": (9, 9)}, "give both alike"),
+        ({"noise_multiplier": Fraction(1), "l2_bounds": (9, 9)}, "max_norms must equal the L2 bounds"),
     ],
 )
 def test_bounds_that_nobody_can_enforce_are_refused(changes: dict[str, Any], expected: str) -> None:
@@ -453,7 +453,7 @@ def test_bounds_that_nobody_can_enforce_are_refused(changes: dict[str, Any], exp
 )
 def test_more_than_one_seal_holds_is_refused_before_an_update_is_spent(layout: Layout, norms: tuple[int, ...]) -> None:
     made = opened().configuration
-    with pytest.raises(InvalidParameters, match="one seal holds 2147483631"):
+    with pytest.raises(InvalidParameters, match="one seal holds at most 2147483631"):
         replace(made, layout=layout, max_norms=norms, tables=())
 
 
@@ -463,7 +463,7 @@ def test_a_client_says_in_its_own_log_that_it_was_scaled(caplog: pytest.LogCaptu
         session.seal(1)
         assert not caplog.records
         session.seal(2, payload=long_payload(session, 2, 1000))
-    assert "longer than max_norm, of 400 steps" in caplog.text
+    assert "exceeds max_norm (400 steps" in caplog.text
 
 
 @pytest.mark.parametrize("examples", [None, [5] * 8])

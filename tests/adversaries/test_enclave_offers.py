@@ -358,7 +358,7 @@ def test_codewords_can_spell_out_the_histogram_so_that_their_entries_are_bounded
 def test_keys_that_live_for_more_than_a_day_are_refused(session: InsecureEnclaveSession) -> None:
     expiry = int((session.now + timedelta(days=1)).timestamp())
     admit(session, replace(session.configuration, expiry=expiry))
-    is_below_the_floor(session, replace(session.configuration, expiry=expiry + 1), "and at most 86400 are accepted")
+    is_below_the_floor(session, replace(session.configuration, expiry=expiry + 1), "longer than 86400")
 
 
 # --- A bound on what a client chooses ---------------------------------------------------------------------------------
@@ -389,7 +389,7 @@ def test_a_host_gets_no_sum_of_the_one_client_that_keeps_its_bound() -> None:
 
     assert session.policy.minimum_codeword_bound == 1 << 40, "by default no bound is accepted"
     for least in (1 << 40, 21):
-        with pytest.raises(InvalidParameters, match="count as the least") as caught:
+        with pytest.raises(InvalidParameters, match="by the smallest codewords") as caught:
             admit(least)
         assert caught.value.reason is Reason.BELOW_FLOOR
     admit(20)
@@ -461,7 +461,7 @@ def opened(subject: Subject, settings: EnclaveOptions) -> EnclaveConfiguration:
 def test_a_bound_below_the_least_codewords_is_refused_and_the_least_is_named() -> None:
     entries = np.array([[3, 4], [6, 8]], dtype=np.int64)
     subject = replace(SUBJECT, layout=Layout((IndexSegment(2, 9),)), tables=((CodewordTable(9, entries),),))
-    with pytest.raises(InvalidParameters, match="norm of 15 steps: take so many at least"):
+    with pytest.raises(InvalidParameters, match="norm of 15 steps; raise it to that"):
         opened(subject, EnclaveOptions(codeword_bound=14))
     configuration = opened(subject, EnclaveOptions(codeword_bound=15))
     assert configuration.codeword_bound == 15
@@ -469,7 +469,7 @@ def test_a_bound_below_the_least_codewords_is_refused_and_the_least_is_named() -
 
 
 def test_a_bound_needs_codewords_that_the_enclave_decodes() -> None:
-    with pytest.raises(InvalidParameters, match="take form = decoded_sum"):
+    with pytest.raises(InvalidParameters, match="set form = decoded_sum"):
         opened(SUBJECT, EnclaveOptions(codeword_bound=15, form=ReleaseForm.HISTOGRAM))
 
 
@@ -509,7 +509,7 @@ def test_noise_that_a_ring_does_not_hold_names_the_multiplier_that_it_holds() ->
     """Nobody is hurt but the model: a sum that wraps with its noise is no sum."""
     subject = replace(SUBJECT, layout=Layout((RingSegment(20, 3),)), tables=())
     settings = EnclaveOptions(noise_multiplier=Fraction(10) ** 40, l2_bounds=(100,), maximum_cohort=10)
-    with pytest.raises(CapacityExceeded, match="take noise_multiplier = ") as refused:
+    with pytest.raises(CapacityExceeded, match="set noise_multiplier = ") as refused:
         opened(subject, settings)
     named = Fraction(str(refused.value).split("noise_multiplier = ")[1].split()[0])
     assert opened(subject, replace(settings, noise_multiplier=named)).noise is not None
@@ -522,7 +522,7 @@ def test_codewords_that_are_summed_leave_less_room_for_noise_than_their_histogra
 
     def most(form: ReleaseForm) -> Fraction:
         settings = EnclaveOptions(noise_multiplier=Fraction(1 << 28), l2_bounds=(30, 50), maximum_cohort=10, form=form)
-        with pytest.raises(CapacityExceeded, match="rings do not hold") as refused:
+        with pytest.raises(CapacityExceeded, match="rings are too narrow") as refused:
             opened(subject, settings)
         named = Fraction(str(refused.value).split("noise_multiplier = ")[1].split()[0])
         assert opened(subject, replace(settings, noise_multiplier=named)).noise is not None

@@ -92,7 +92,7 @@ def test_a_model_gets_no_second_number() -> None:
     session.upload(1, 2, 3, 4)
     session.host.release()
     for version in (1, 2, 1 << 40):
-        with pytest.raises(PeerMisbehaved, match="under another number") as caught:
+        with pytest.raises(PeerMisbehaved, match="could enter two sums") as caught:
             session.host.open_buffer(version, model_digest(0))
         assert caught.value.reason is Reason.MODEL_MISMATCH
         assert caught.value.culprits == {HOST}

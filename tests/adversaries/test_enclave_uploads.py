@@ -503,7 +503,7 @@ def test_a_client_that_the_host_does_not_know_is_named() -> None:
 def test_nobody_hands_over_the_short_upload_of_another() -> None:
     session = opened()
     error = host_refuses(session, session.seal(1).shortened(), SECOND)
-    assert "hands over an upload of" in str(error)
+    assert "sent an upload with the certificate of" in str(error)
     assert error.culprits == {SECOND, HOST}
 
 

@@ -173,14 +173,14 @@ def test_a_new_client_takes_none_that_is_older_than_its_pin_says(client: Client)
     """It has seen nothing, and the endorsement itself has not ended."""
     old = client.signed(nitro_policy(1), days_ago=3, days=90)
     client.days = 2
-    assert refused(lambda: client.judge(client.running(1), old), "ended at 20") is Reason.COLLATERAL_STALE
+    assert refused(lambda: client.judge(client.running(1), old), "expired at 20") is Reason.COLLATERAL_STALE
     client.days = 4
     client.judge(client.running(1), old)
 
 
 def test_an_endorsement_that_ended_is_refused(client: Client) -> None:
     ended = client.signed(nitro_policy(1), days_ago=2, days=2)
-    assert refused(lambda: client.judge(client.running(1), ended), "ended at 20") is Reason.COLLATERAL_STALE
+    assert refused(lambda: client.judge(client.running(1), ended), "expired at 20") is Reason.COLLATERAL_STALE
 
 
 def signed_by_hand(made: Endorsement) -> Endorsement:
@@ -200,14 +200,14 @@ def test_one_of_the_future_shuts_no_client_out_of_later_ones(client: Client) -> 
 @pytest.mark.parametrize("policy", [b"[" * 50_000, b"[]", b"\xff", b"9" * 6_000])
 def test_what_the_key_signed_in_no_form_of_a_policy_is_refused(client: Client, policy: bytes) -> None:
     made = signed_by_hand(replace(client.signed(nitro_policy(1)), policy=policy))
-    with pytest.raises(InvalidParameters, match="the endorsement is not a readable enclave policy"):
+    with pytest.raises(InvalidParameters, match="the endorsement is not an enclave policy"):
         client.judge(client.running(1), made)
 
 
 def test_one_that_would_hold_for_more_than_ninety_days_is_refused(client: Client) -> None:
     good = client.signed(nitro_policy(1), days=90)
     long = signed_by_hand(replace(good, until=good.until + 1))
-    assert refused(lambda: client.judge(client.running(1), long), "more than 90 days") is Reason.COLLATERAL_STALE
+    assert refused(lambda: client.judge(client.running(1), long), "lasts over 90 days") is Reason.COLLATERAL_STALE
     client.judge(client.running(1), good)
 
 
@@ -216,7 +216,7 @@ def test_two_of_one_number_are_refused_and_kept_as_evidence(client: Client) -> N
     one, other = client.signed(nitro_policy(1)), client.signed(nitro_policy(2))
     assert one.number == other.number
     client.judge(client.running(1), one)
-    assert refused(lambda: client.judge(client.running(2), other), "same number") is Reason.COLLATERAL_STALE
+    assert refused(lambda: client.judge(client.running(2), other), "or differs from it") is Reason.COLLATERAL_STALE
     client.judge(client.running(1), one)
     assert client.store is not None
     with client.store.transaction() as rows:
@@ -262,20 +262,29 @@ def test_what_the_key_signed_for_something_else_is_no_endorsement(client: Client
 
 def test_an_endorsement_of_another_family_is_refused_and_not_remembered(client: Client) -> None:
     good, other = client.signed(nitro_policy(1), days_ago=1), client.signed(snp_policy())
-    assert refused(lambda: client.judge(client.running(1), other), "other measurements") is Reason.ATTESTATION_REFUSED
+    assert (
+        refused(lambda: client.judge(client.running(1), other), "does not pin measurements")
+        is Reason.ATTESTATION_REFUSED
+    )
     client.judge(client.running(1), good)
     evidence, collateral = client.on_snp()
-    assert refused(lambda: client.judge(evidence, good, collateral), "other measurements") is Reason.ATTESTATION_REFUSED
+    assert (
+        refused(lambda: client.judge(evidence, good, collateral), "does not pin measurements")
+        is Reason.ATTESTATION_REFUSED
+    )
     client.judge(evidence, other, collateral)
     client.judge(client.running(1), good)
 
 
 def test_without_an_endorsement_or_a_memory_nothing_is_accepted(client: Client) -> None:
-    assert refused(lambda: client.judge(client.running(1), b""), "no endorsement came") is Reason.ATTESTATION_REFUSED
+    assert (
+        refused(lambda: client.judge(client.running(1), b""), "evidence has no endorsement")
+        is Reason.ATTESTATION_REFUSED
+    )
     with pytest.raises(PeerError):
         client.judge(client.running(1), b"\xff" * 200)
     client.store = None
-    with pytest.raises(InvalidParameters, match="newest= with a store"):
+    with pytest.raises(InvalidParameters, match="newest= to a store"):
         client.judge(client.running(1), client.signed(nitro_policy(1)))
 
 
@@ -297,10 +306,10 @@ def test_a_state_that_was_restored_is_said_as_such(client: Client, monkeypatch: 
     ("launched", "endorsed", "own", "said"),
     [
         ({}, {}, {}, ""),
-        ({}, {"minimum_tcb": {"boot_loader": 9, "tee": 0, "snp": 22, "microcode": 0}}, {}, "its firmware is"),
-        ({}, {}, {"minimum_snp_tcb": replace(RUNNING, boot_loader=9)}, "its firmware is"),
-        ({"privilege_level": 1}, {"privilege_level": 1}, {}, "it runs at VMPL 1"),
-        ({"privilege_level": 1}, {}, {"privilege_level": 1}, "it runs at VMPL 1"),
+        ({}, {"minimum_tcb": {"boot_loader": 9, "tee": 0, "snp": 22, "microcode": 0}}, {}, "the firmware is"),
+        ({}, {}, {"minimum_snp_tcb": replace(RUNNING, boot_loader=9)}, "the firmware is"),
+        ({"privilege_level": 1}, {"privilege_level": 1}, {}, "the guest runs at VMPL 1"),
+        ({"privilege_level": 1}, {}, {"privilege_level": 1}, "the guest runs at VMPL 1"),
         ({"privilege_level": 1}, {"privilege_level": 1}, {"privilege_level": 1}, ""),
         ({"policy": 0x30000}, {"sibling_threads_accepted": True}, {}, "allows SMT"),
         ({"policy": 0x30000}, {}, {"sibling_threads_accepted": True}, "allows SMT"),
@@ -325,12 +334,12 @@ def test_an_endorsement_loosens_nothing_that_the_client_asks_for_and_asks_for_al
 
 def test_what_no_client_could_use_is_not_signed(client: Client) -> None:
     for days in (0, 91, 1.5, True):
-        with pytest.raises(InvalidParameters, match="for 1 to 90 days"):
+        with pytest.raises(InvalidParameters, match="lasts 1 to 90 days"):
             endorse(ENDORSER, nitro_policy(1), days=days, now=client.now)  # type: ignore[arg-type]
     nested = json.dumps({"format": "nitro", "accepted": [{"endorser": ENDORSER.public_key.hex()}]}).encode()
     with pytest.raises(InvalidParameters, match="pins an endorser"):
         endorse(ENDORSER, nested, days=1, now=client.now)
-    with pytest.raises(InvalidParameters, match="not a readable enclave policy"):
+    with pytest.raises(InvalidParameters, match="not an enclave policy"):
         endorse(ENDORSER, b"\xff", days=1, now=client.now)
 
 
@@ -358,7 +367,7 @@ def test_a_file_pins_an_endorser(tmp_path: Path) -> None:
 def test_a_policy_pins_measurements_or_their_endorser() -> None:
     measured = PinnedMeasurement(NITRO, {f"PCR{index}": bytes([index]) * 48 for index in range(3)})
     endorser = PinnedEndorser(NITRO, ENDORSER.public_key)
-    with pytest.raises(InvalidParameters, match="and not both"):
+    with pytest.raises(InvalidParameters, match="cannot pin both measurements and an endorser"):
         Policy(accepted=(measured, endorser))
     Policy(accepted=(measured, replace(endorser, format=TDX)))
     Policy(accepted=(endorser, PinnedEndorser(NITRO, THIEF.public_key)))
@@ -375,5 +384,5 @@ def test_a_folder_may_hold_an_endorsement_alone(tmp_path: Path) -> None:
         read_collateral(tmp_path)
     (tmp_path / "root_certificate").unlink()
     (tmp_path / "other").write_bytes(b"")
-    with pytest.raises(InvalidParameters, match="holds other; the collateral of SEV-SNP"):
+    with pytest.raises(InvalidParameters, match="contains other; SEV-SNP collateral"):
         read_collateral(tmp_path)

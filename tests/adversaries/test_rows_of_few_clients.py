@@ -180,7 +180,7 @@ def test_a_host_with_another_floor_gets_no_update(offered: int | None) -> None:
         client = world.member(ClientId(1)).join(subjects[1], LazyUpdate(make))
         message = session.message_to(ClientId(1))
         assert message is not None
-        with pytest.raises(InvalidParameters, match="policy on rows") as caught:
+        with pytest.raises(InvalidParameters, match="row minimum differ") as caught:
             client.answer(message)
     assert caught.value.reason is Reason.BELOW_FLOOR
     assert not made
@@ -192,7 +192,7 @@ def test_a_histogram_of_touches_is_another_layout() -> None:
     histograms = Layout((*LAYOUT.segments[:-1], IndexSegment(2, ROWS)))
     theirs = InsecureEnclaveSession(setup_of(histograms, form=ReleaseForm.HISTOGRAM))
     client = theirs.new_client(1, about=replace(theirs.subject, layout=LAYOUT))
-    with pytest.raises(InvalidParameters, match="policy on rows"):
+    with pytest.raises(InvalidParameters, match="row minimum differ"):
         client.admit(theirs.verified(), NOW)
 
 
@@ -202,10 +202,10 @@ def test_a_histogram_of_touches_is_another_layout() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"layout": Layout((RowSegment(2, least=2), RingSegment(8, 2)))}, "follow the ring segment"),
-        ({"layout": Layout((RingSegment(8, 5), RowSegment(2, least=2)))}, "follow the ring segment"),
-        ({"layout": Layout((RingSegment(8, 2), RowSegment(2, least=2), RowSegment(2, least=2)))}, "follow the ring"),
-        ({"layout": Layout((*LAYOUT.segments, IndexSegment(4, 2)))}, "beside rings alone"),
+        ({"layout": Layout((RowSegment(2, least=2), RingSegment(8, 2)))}, "must follow a ring segment"),
+        ({"layout": Layout((RingSegment(8, 5), RowSegment(2, least=2)))}, "must follow a ring segment"),
+        ({"layout": Layout((RingSegment(8, 2), RowSegment(2, least=2), RowSegment(2, least=2)))}, "must follow a ring"),
+        ({"layout": Layout((*LAYOUT.segments, IndexSegment(4, 2)))}, "can only be combined with ring segments"),
     ],
 )
 def test_an_enclave_that_would_tell_the_few_of_a_row_apart_is_refused(changes: dict[str, Any], expected: str) -> None:
@@ -216,7 +216,7 @@ def test_an_enclave_that_would_tell_the_few_of_a_row_apart_is_refused(changes: d
 def test_rows_are_not_withheld_next_to_noise_that_does_not_cover_them() -> None:
     noised = Layout((RingSegment(30, ROWS * WIDTH),))
     session = InsecureEnclaveSession(setup_of(noised, noise_multiplier=Fraction(1), l2_bounds=(9,), capacity=CLIENTS))
-    with pytest.raises(InvalidParameters, match="there is no noise"):
+    with pytest.raises(InvalidParameters, match="cannot be combined with noise"):
         replace(session.configuration, layout=Layout((*noised.segments, RowSegment(ROWS, least=LEAST))))
 
 

@@ -122,10 +122,10 @@ def test_what_cannot_be_served_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve = ("enclave", "serve", "--listen", f"unix:{tmp_path / 's'}", *SIMULATED)
-    assert "at least one thread" in refusal(capsys, *serve, "--threads", "0")
+    assert "at least 1 thread" in refusal(capsys, *serve, "--threads", "0")
     assert "raise --threads or --memory" in refusal(capsys, *serve, "--memory", "0")
     assert "unix:PATH, vsock:PORT or virtio:NAME; got 'nowhere'" in refusal(capsys, *serve, "--listen", "nowhere")
-    assert "has no evidence of the kind 'nsm'" in refusal(capsys, *serve, "--evidence", "nsm")
+    assert "cannot provide 'nsm' evidence" in refusal(capsys, *serve, "--evidence", "nsm")
     monkeypatch.delattr(socket, "AF_UNIX")
     assert "no Unix sockets" in refusal(capsys, *serve)
 

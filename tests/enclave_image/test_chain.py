@@ -104,7 +104,7 @@ def test_a_client_of_an_endorser_accepts_the_image_that_was_measured_and_signed(
     endorser = capsys.readouterr().out.split()[-1]
     endorsing = ["enclave", "endorse", str(tmp_path / "measured.json"), "--key", str(key), "--out", str(signed)]
     assert main([*endorsing, "--days", "91"]) == 2
-    assert "for 1 to 90 days" in capsys.readouterr().err
+    assert "lasts 1 to 90 days" in capsys.readouterr().err
     assert main(endorsing) == 0
     assert f"clients pin the endorser {endorser}" in capsys.readouterr().out
     (tmp_path / "policy.json").write_text(json.dumps({"format": "nitro", "accepted": [{"endorser": endorser}]}))
@@ -120,7 +120,7 @@ def test_a_client_of_an_endorser_accepts_the_image_that_was_measured_and_signed(
     made = endorse(load_authority(key), Endorsement.decode(read_endorsement(signed.parent)).policy, days=7, now=now)
     with closing(Store(tmp_path / "state")) as store:
         judge = HardwareJudge(policy=policy, verifier=Verifier(ours), newest=store)
-        with pytest.raises(PeerMisbehaved, match="ended at 20"):
+        with pytest.raises(PeerMisbehaved, match="expired at 20"):
             judge.judge(Evidence(EvidenceFormat.NITRO, document, relayed), bytes(64), now)
         relayed = encode_collateral(None, made.encode())
         judge.judge(Evidence(EvidenceFormat.NITRO, document, relayed), bytes(64), now)

@@ -199,7 +199,7 @@ def test_an_enclave_with_another_bound_than_the_terms_say_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("secagg.platforms.round_task.norms_in_steps", always(((20_000, 0), ())))
-    with pytest.raises(InvalidParameters, match="max_norms are not those of this client's task"):
+    with pytest.raises(InvalidParameters, match="max_norms differ from those of this client's task"):
         played(folder, Rounds(enclave(folder, max_norm=NORM)), lambda _: 0.01)
 
 

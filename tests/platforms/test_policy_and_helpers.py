@@ -280,12 +280,12 @@ def test_the_collateral_of_a_folder_is_in_the_invitation_of_each_round(tmp_path:
             assert message is not None
             return Invitation.decode(message).collateral
 
-    with pytest.raises(InvalidParameters, match="no readable folder of collateral"):
+    with pytest.raises(InvalidParameters, match="cannot read the collateral folder"):
         relayed(1)
     folder.mkdir()
     for name in ("chip_certificate", "authority_certificate", ".hidden"):
         (folder / name).write_bytes(b"1")
-    with pytest.raises(InvalidParameters, match="holds authority_certificate, chip_certificate; the collateral of SEV"):
+    with pytest.raises(InvalidParameters, match="contains authority_certificate, chip_certificate; SEV-SNP collateral"):
         relayed(2)
     (folder / "root_certificate").write_bytes(b"1")
     first = SnpCollateral(chip_certificate=b"1", authority_certificate=b"1", root_certificate=b"1")

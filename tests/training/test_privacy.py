@@ -152,7 +152,7 @@ def test_what_noise_does_not_go_with_is_refused_before_anything_is_trained(
 
 def test_a_ring_that_the_noise_could_leave_is_refused(toy_run: Make, toy_pieces: Pieced) -> None:
     run = toy_run(*NOISED, "privacy.noise_multiplier=500")
-    with pytest.raises(CapacityExceeded, match=r"take noise_multiplier = \d+"):
+    with pytest.raises(CapacityExceeded, match=r"set noise_multiplier = \d+"):
         train(run, pieces=toy_pieces(run))
 
 

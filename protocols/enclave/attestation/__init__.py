@@ -1,4 +1,4 @@
-"""Attestation: what hardware vendors vouch for, and which of it a client accepts."""
+"""Attestation: verifies hardware vendors' evidence and checks it against a client's policy."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Certificate chains that end in a pinned root, revocation lists, and the signatures of both.
+"""Verifies certificate chains up to a pinned root, and revocation lists.
 
-A certificate is taken apart here, its signature is checked, and only then is it given to a parser that knows X.509, so
-that nothing but a vendor's own bytes reaches that parser. The rules of [RFC 5280] section 6 that matter for chains of a
-few certificates without names or policies are all here; a critical extension beyond them is refused.
+This module splits a certificate and checks its signature before an X.509 parser sees it, so that the parser only
+receives bytes that the vendor signed. It implements the rules of [RFC 5280] section 6 for short chains without name
+constraints or policies; other critical extensions are refused.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ SEQUENCE: Final = 0x30
 LONG_FORM: Final = 0x80
 MAXIMUM_LENGTH_BYTES: Final = 3
 MAXIMUM_ELEMENTS: Final = 64
-"""Values in a row; no certificate, list or extension that is taken apart here has half as many."""
+"""Limit on consecutive values; real certificates, lists and extensions have less than half as many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """One encoded value: its tag, its content, and all of its bytes."""
+    """One DER value: its tag, its content, and its whole encoding."""
 
     tag: int
     content: bytes
@@ -50,9 +50,9 @@ class Element:
         return elements(self.content)
 
     def expect(self, tag: int) -> Element:
-        """Return itself, or refuse another tag."""
+        """Return this value if it has the tag; raise otherwise."""
         if self.tag != tag:
-            raise malformed(f"DER tag {self.tag:#04x} stands where {tag:#04x} is expected")
+            raise malformed(f"expected DER tag {tag:#04x}; got {self.tag:#04x}")
         return self
 
 
@@ -67,7 +67,7 @@ class Signed:
 
 
 def elements(data: bytes) -> tuple[Element, ...]:
-    """Take apart a run of a few values; lengths are minimal and every byte belongs to one of them."""
+    """Split data into DER values; lengths must be minimal, and no bytes may be left over."""
     found: list[Element] = []
     position = 0
     while position < len(data):
@@ -85,37 +85,37 @@ def elements(data: bytes) -> tuple[Element, ...]:
         if position > len(data):
             raise malformed("a DER value ends early", Reason.TRUNCATED)
         if len(found) == MAXIMUM_ELEMENTS:
-            # Without a limit a list of empty values takes seconds, before any signature was checked.
-            raise malformed(f"more than {MAXIMUM_ELEMENTS} DER values stand in a row", Reason.LENGTH_OVER_LIMIT)
+            # Without a limit, a list of empty values would take seconds before any signature is checked.
+            raise malformed(f"more than {MAXIMUM_ELEMENTS} consecutive DER values", Reason.LENGTH_OVER_LIMIT)
         found.append(Element(header[0], data[start + 2 + size : position], data[start:position]))
     return tuple(found)
 
 
 def only(data: bytes, tag: int) -> Element:
-    """Read bytes that are exactly one value."""
+    """Read data that must be exactly one DER value."""
     found = elements(data)
     if len(found) != 1:
-        raise malformed(f"one DER value is expected and there are {len(found)}")
+        raise malformed(f"expected one DER value; got {len(found)}")
     return found[0].expect(tag)
 
 
 def read_signed(data: bytes) -> Signed:
-    """Take apart a certificate or a revocation list, whose two statements of its algorithm must agree."""
+    """Split a certificate or revocation list into signed content, algorithm and signature."""
     parts = only(data, SEQUENCE).children()
     if [part.tag for part in parts] != [SEQUENCE, SEQUENCE, BIT_STRING]:
-        raise malformed("a certificate or revocation list is signed content, an algorithm and a signature")
+        raise malformed("a certificate or revocation list must have content, an algorithm and a signature")
     content, algorithm, signature = parts
     if signature.content[:1] != b"\0":
-        raise malformed("a signature is a whole number of bytes")
+        raise malformed("a signature must be a whole number of bytes")
     return Signed(content.encoded, content.children(), algorithm.encoded, signature.content[1:])
 
 
 def small_integer(encoded: bytes, limit: int) -> int:
-    """Read one non-negative integer up to a limit."""
+    """Read a non-negative integer up to a limit."""
     content = only(encoded, INTEGER).content
     value = int.from_bytes(content, "big", signed=True)
     if not content or not 0 <= value <= limit or len(content) != value.bit_length() // 8 + 1:
-        raise malformed(f"an integer from 0 to {limit} is expected")
+        raise malformed(f"expected an integer from 0 to {limit}")
     return value
 
 
@@ -124,9 +124,9 @@ Check = Callable[[PublicKeyTypes, bytes, bytes], None]
 
 @dataclass(frozen=True, slots=True)
 class SignatureScheme:
-    """A scheme by name, with its identifier in certificates and the check of one signature.
+    """A signature scheme: its name, its identifier in certificates, and a function that checks a signature.
 
-    The scheme is the vendor's and never the certificate's choice: what a certificate says must agree with it.
+    The vendor determines the scheme; a certificate that names another one is refused.
     """
 
     name: str
@@ -157,7 +157,7 @@ def _rsa_pss(key: PublicKeyTypes, signature: bytes, message: bytes) -> None:
 
 
 def _wrong_kind(what: str) -> PeerMisbehaved:
-    return invalid(f"a key that signs {what}; it belongs to another chain")
+    return invalid(f"a signing key {what}; it is from another vendor's chain")
 
 
 ECDSA_P256 = SignatureScheme(
@@ -170,29 +170,29 @@ RSA_PSS = SignatureScheme("RSASSA-PSS with SHA-384", bytes.fromhex("06092a864886
 
 
 def joined_signature(data: bytes, order: Literal["big", "little"] = "big") -> bytes:
-    """Turn ``r || s``, of equal length, into the encoding that ``verify`` takes."""
+    """Encode ``r || s``, of equal length, as the DER signature that ``verify`` takes."""
     half = len(data) // 2
     return encode_dss_signature(int.from_bytes(data[:half], order), int.from_bytes(data[half:], order))
 
 
 def p256_public_key(point: bytes) -> ec.EllipticCurvePublicKey:
-    """Read a public key that is ``x || y``."""
+    """Read a public key from ``x || y``."""
     try:
         return ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), b"\x04" + point)
     except (ValueError, UnsupportedAlgorithm):
-        raise invalid("the attestation key is not a point of its curve") from None
+        raise invalid("the attestation key is not a point on its curve") from None
 
 
 MAXIMUM_CERTIFICATE_BYTES: Final = 8192
 MAXIMUM_CHAIN: Final = 6
 CLOCK_SKEW: Final = timedelta(minutes=5)
-"""Tolerated lag of a client's clock at the start of a validity period; its end has no slack."""
+"""How far a client's clock may lag at the start of a validity period; there is no tolerance at its end."""
 CHECKED_EXTENSIONS: Final = frozenset({ExtensionOID.BASIC_CONSTRAINTS, ExtensionOID.KEY_USAGE})
 PEM_BLOCK: Final = re.compile(rb"-----BEGIN CERTIFICATE-----\n([A-Za-z0-9+/=\n]+?)-----END CERTIFICATE-----\n")
 
 
 class _Form(NamedTuple):
-    """What is signed: its name, its version of X.509, its most bytes, and the tags that it begins with."""
+    """A kind of signed object: its name, X.509 version, maximum length, and first tags."""
 
     name: str
     version: int
@@ -200,20 +200,20 @@ class _Form(NamedTuple):
     leading: tuple[int, ...]
 
 
-# The tags are those of version, serial number (of certificates alone), algorithm, issuer and what follows.
+# The first tags: version, serial number (only in certificates), algorithm, issuer, and the fields after them.
 _CERTIFICATE: Final = _Form("certificate", 3, MAXIMUM_CERTIFICATE_BYTES, (0xA0, INTEGER, *[SEQUENCE] * 5))
 _LIST: Final = _Form("revocation list", 2, 1 << 20, (INTEGER, SEQUENCE, SEQUENCE))
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A certificate whose signature was checked, with everything that is read of it."""
+    """A certificate whose signature was checked."""
 
     serial: int
     issuer: bytes
     subject: bytes
     name: str
-    """The one common name of the subject, or nothing."""
+    """The subject's common name; empty unless there is exactly one."""
     public_key: PublicKeyTypes
     not_before: datetime
     not_after: datetime
@@ -221,12 +221,12 @@ class Certificate:
 
     @property
     def signs_lists(self) -> bool:
-        """Whether the key may sign revocation lists; without a word on its use it may."""
+        """Whether the key may sign revocation lists; a certificate without key usage allows it."""
         usages = [each.value for each in self.extensions if isinstance(each.value, x509.KeyUsage)]
         return all(usage.crl_sign for usage in usages)
 
     def vendor_extension(self, oid: str) -> bytes | None:
-        """Return the bytes of an extension that X.509 does not know, or None."""
+        """Return the bytes of a vendor's extension, or None."""
         for extension in self.extensions:
             if extension.oid.dotted_string == oid and isinstance(extension.value, x509.UnrecognizedExtension):
                 return extension.value.value
@@ -241,7 +241,7 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A checked chain, the leaf first and the root last."""
+    """A verified chain, leaf first and root last."""
 
     certificates: tuple[Certificate, ...]
     root_fingerprint: bytes
@@ -253,12 +253,12 @@ class Chain:
 
 
 def verify_chain(encoded: Sequence[bytes], *, roots: frozenset[bytes], scheme: SignatureScheme, now: datetime) -> Chain:
-    """Check a chain of DER certificates, the leaf first and the root last.
+    """Verify a chain of DER certificates, leaf first and root last.
 
     Implements: [RFC 5280] section 6.1, for the extensions that these chains use.
     """
     if not 2 <= len(encoded) <= MAXIMUM_CHAIN:  # noqa: PLR2004 -- a leaf and a root
-        raise invalid(f"a chain holds from 2 to {MAXIMUM_CHAIN} certificates; this one holds {len(encoded)}")
+        raise invalid(f"a chain has 2 to {MAXIMUM_CHAIN} certificates; this one has {len(encoded)}")
     fingerprint = sha256(encoded[-1])
     if fingerprint not in roots:
         raise invalid(f"the chain ends in {fingerprint.hex()}, which is not a pinned root certificate")
@@ -269,7 +269,7 @@ def verify_chain(encoded: Sequence[bytes], *, roots: frozenset[bytes], scheme: S
         scheme.verify(issuer.public_key, signed.signature, signed.message, "a certificate")
         certificate = _parse(der, signed)
         if certificate.issuer != issuer.subject:
-            raise invalid("a certificate names another issuer than the one that signed it")
+            raise invalid("a certificate names another issuer than the key that signed it")
         certificates.insert(0, certificate)
     for below, certificate in enumerate(certificates):
         _check_validity(certificate, now)
@@ -279,10 +279,9 @@ def verify_chain(encoded: Sequence[bytes], *, roots: frozenset[bytes], scheme: S
 
 
 def read_pem_chain(data: bytes) -> list[bytes]:
-    """Read certificates from PEM that has one form: lines of 64 characters and nothing between the blocks.
+    """Read PEM certificates in one strict form: lines of 64 characters and nothing between the blocks.
 
-    The newline after the last block may be missing. PEM is signed by nobody, so a second form would be a second text
-    of the same evidence.
+    The last newline may be missing. PEM is not signed, so a second form would allow different texts of one evidence.
     """
     text = data if data.endswith(b"\n") else data + b"\n"
     encoded: list[bytes] = []
@@ -292,7 +291,7 @@ def read_pem_chain(data: bytes) -> list[bytes]:
         except binascii.Error:
             raise malformed("a certificate in a PEM chain is not base64") from None
     if b"".join(map(_pem, encoded)) != text:
-        raise malformed("a PEM chain is CERTIFICATE blocks of lines of 64 characters, and nothing else")
+        raise malformed("a PEM chain must be CERTIFICATE blocks with lines of 64 characters, and nothing else")
     return encoded
 
 
@@ -304,14 +303,14 @@ def _pem(der: bytes) -> bytes:
 
 def _read(der: bytes, form: _Form, scheme: SignatureScheme) -> Signed:
     if len(der) > form.most:
-        raise malformed(f"a {form.name} holds at most {form.most} bytes; this one {len(der)}", Reason.LENGTH_OVER_LIMIT)
+        raise malformed(f"a {form.name} has {len(der)} bytes; the limit is {form.most}", Reason.LENGTH_OVER_LIMIT)
     signed = read_signed(der)
     if tuple(field.tag for field in signed.fields[: len(form.leading)]) != form.leading:
         raise malformed(f"the fields of a {form.name} are not those of X.509 version {form.version}")
     if signed.fields[form.leading.index(SEQUENCE)].encoded != signed.algorithm:
-        raise malformed(f"a {form.name} states two signature algorithms")
+        raise malformed(f"a {form.name} names two different signature algorithms")
     if not signed.algorithm[2:].startswith(scheme.identifier):
-        raise invalid(f"a chain of this vendor is signed by {scheme.name}; a certificate or list says otherwise")
+        raise invalid(f"a {form.name} names another signature algorithm than its vendor's, {scheme.name}")
     return signed
 
 
@@ -319,8 +318,8 @@ def _parse(der: bytes, signed: Signed) -> Certificate:
     version, serial = signed.fields[0], signed.fields[1]
     number = int.from_bytes(serial.content, "big", signed=True)
     if number <= 0:
-        # AMD numbers its chip certificates 0, which the parser announces to refuse in a future release.
-        # Safe because: the signature was checked over the original bytes; only the copy that is parsed is renumbered.
+        # AMD's chip certificates have serial number 0, which a future release of the parser will refuse.
+        # Safe because: the signature was checked over the original bytes; only the parsed copy gets another number.
         prefix = version.encoded + serial.encoded[: len(serial.encoded) - len(serial.content)]
         der = der.replace(prefix + serial.content, prefix + b"\1" * len(serial.content), 1)
     try:
@@ -344,18 +343,18 @@ def _check_validity(certificate: Certificate, now: datetime) -> None:
     start, end = certificate.not_before, certificate.not_after
     if not has_begun(start, now) or now > end:
         raise invalid(
-            f"the certificate of {certificate.name!r} is valid from {start} to {end} and it is {now}; collect "
-            "fresh evidence, or set the clock"
+            f"the certificate of {certificate.name!r} is valid from {start} to {end}, and now is {now}; collect "
+            "fresh evidence, or correct the clock"
         )
 
 
 def has_begun(start: datetime, now: datetime) -> bool:
-    """Tell whether a time has come, for a clock that is a little behind."""
+    """Return whether a validity period has begun, allowing for a clock that is slightly behind."""
     return start <= now or start - now <= CLOCK_SKEW
 
 
 def _check_extensions(certificate: Certificate, below: int) -> None:
-    """Require that the leaf is no authority, and that each authority may have the certificates below it."""
+    """Require that the leaf is not an authority, and that each authority may issue the certificates below it."""
     name = certificate.name
     constraints: x509.BasicConstraints | None = None
     usage: x509.KeyUsage | None = None
@@ -367,7 +366,7 @@ def _check_extensions(certificate: Certificate, below: int) -> None:
         if isinstance(extension.value, x509.KeyUsage):
             usage = extension.value
         if isinstance(extension.value, x509.ExtendedKeyUsage):
-            raise invalid(f"the key of {name!r} is for one use that is named, which is not attestation")
+            raise invalid(f"the certificate of {name!r} has an extended key usage, which cannot be attestation")
     if below == 0:
         _check_leaf(name, constraints, usage)
     else:
@@ -376,9 +375,9 @@ def _check_extensions(certificate: Certificate, below: int) -> None:
 
 def _check_leaf(name: str, constraints: x509.BasicConstraints | None, usage: x509.KeyUsage | None) -> None:
     if constraints is not None and constraints.ca:
-        raise invalid(f"the certificate of {name!r} is an authority's and must not attest")
+        raise invalid(f"the certificate of {name!r} is an authority's and must not sign evidence")
     if usage is not None and not usage.digital_signature:
-        raise invalid(f"the key of {name!r} is not for signatures")
+        raise invalid(f"the key usage of {name!r} does not allow signatures")
 
 
 def _check_authority(
@@ -387,9 +386,9 @@ def _check_authority(
     if constraints is None or not constraints.ca:
         raise invalid(f"the certificate of {name!r} is not an authority's and must not sign certificates")
     if constraints.path_length is not None and constraints.path_length < authorities_below:
-        raise invalid(f"the authority {name!r} has more authorities below it than it may")
+        raise invalid(f"the authority {name!r} has more authorities below it than its path length allows")
     if usage is not None and not usage.key_cert_sign:
-        raise invalid(f"the key of {name!r} is not for signing certificates")
+        raise invalid(f"the key usage of {name!r} does not allow signing certificates")
 
 
 class ListValidity(NamedTuple):
@@ -408,14 +407,14 @@ def check_not_revoked(
     scheme: SignatureScheme,
     now: datetime,
 ) -> ListValidity:
-    """Check certificates of one issuer against its list, and return when the list is valid.
+    """Check certificates of one issuer against its revocation list, and return the list's validity period.
 
     Implements: [RFC 5280] section 6.3, for complete lists signed by the issuer itself.
     """
     _require_signed(revocation_list, issuer, scheme)
     try:
         content = x509.load_der_x509_crl(revocation_list)
-        # A critical extension may say that the list is partial, or for other issuers.
+        # A critical extension may mean that the list is partial or for other issuers.
         is_partial = any(extension.critical for extension in content.extensions)
         since, until = content.last_update_utc, content.next_update_utc
         revoked = [
@@ -426,12 +425,12 @@ def check_not_revoked(
     except Exception as error:  # noqa: BLE001 -- the parser decodes each part when it is read, with errors of many types
         raise malformed(f"a revocation list does not decode: {type(error).__name__}") from None
     if is_partial:
-        raise invalid("a revocation list with critical extensions is not read")
+        raise invalid("revocation lists with critical extensions are not supported")
     if until is None:
-        raise malformed("a revocation list must say when the next one is issued")
+        raise malformed("a revocation list must say when the next one will be issued")
     if not has_begun(since, now) or now > until:
         raise stale(
-            f"the revocation list of {issuer.name!r} is valid from {since} to {until} and it is {now}; fetch the "
+            f"the revocation list of {issuer.name!r} is valid from {since} to {until}, and now is {now}; fetch the "
             "current one"
         )
     if revoked:
@@ -442,7 +441,7 @@ def check_not_revoked(
 def _require_signed(revocation_list: bytes, issuer: Certificate, scheme: SignatureScheme) -> None:
     signed = _read(revocation_list, _LIST, scheme)
     if signed.fields[2].encoded != issuer.subject:
-        raise invalid(f"the revocation list is not one of {issuer.name!r}")
+        raise invalid(f"the revocation list was not issued by {issuer.name!r}")
     if not issuer.signs_lists:
-        raise invalid(f"the key of {issuer.name!r} is not for signing revocation lists")
+        raise invalid(f"the key usage of {issuer.name!r} does not allow signing revocation lists")
     scheme.verify(issuer.public_key, signed.signature, signed.message, "a revocation list")

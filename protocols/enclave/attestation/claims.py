@@ -1,10 +1,9 @@
-"""Evidence, the claims that verified evidence makes, the vendors' roots, and the errors.
+"""Evidence, the claims of verified evidence, the vendors' root fingerprints, and the errors.
 
-The root certificates are not shipped but pinned by the SHA-256 of their DER: a chain that ends in a root carries it.
-AWS publishes the fingerprint of its root in the documentation of Nitro Enclaves, and every document carries the
-certificate; AMD's come from its key distribution service with the intermediate certificate; Intel's ends the chain in
-every quote. Errors name no culprit: evidence is relayed, and what arrives does not tell who changed it. Their sentences
-stay in the local log.
+Root certificates are not shipped but pinned by the SHA-256 of their DER; a chain brings its own root. Every Nitro
+document contains the AWS root, whose fingerprint AWS documents; AMD's key distribution service serves its roots with
+the intermediate certificates; every Intel quote ends with Intel's root. Errors name no culprit, because evidence is
+relayed and does not show who altered it. Their messages stay in the local log.
 """
 
 from __future__ import annotations
@@ -35,28 +34,28 @@ class EvidenceFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A document and what it is taken for."""
+    """A document and its format."""
 
     format: EvidenceFormat
     document: bytes = field(repr=False)
     relayed: bytes = field(default=b"", repr=False)
-    """Collateral that a host sent with it, unread."""
+    """Collateral that the host relayed with the document, not decoded."""
 
     def __post_init__(self) -> None:
         if type(self.format) is not EvidenceFormat:
-            raise Misuse(f"evidence is of an EvidenceFormat; got {self.format!r}")
+            raise Misuse(f"format must be an EvidenceFormat; got {self.format!r}")
         require_bytes(document=self.document, relayed=self.relayed)
 
 
 def require_bytes(**fields: object) -> None:
-    """Refuse what would otherwise fail in the midst of parsing."""
+    """Require that each field is bytes, before parsing starts."""
     for name, value in fields.items():
         if type(value) is not bytes:
-            raise Misuse(f"{name} is bytes; got {type(value).__name__}")
+            raise Misuse(f"{name} must be bytes; got {type(value).__name__}")
 
 
 class TcbStatus(StrEnum):
-    """Intel's status of the components below an enclave, in its own words."""
+    """Intel's TCB statuses, by Intel's names."""
 
     UP_TO_DATE = "UpToDate"
     SW_HARDENING_NEEDED = "SWHardeningNeeded"
@@ -69,7 +68,7 @@ class TcbStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntelTcb:
-    """The status of each part below an Intel enclave, and the advisories that Intel attaches to them."""
+    """TCB status of each component below an Intel enclave, and Intel's advisories for them."""
 
     platform: TcbStatus
     quoting_enclave: TcbStatus
@@ -85,7 +84,7 @@ class IntelTcb:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnpTcb:
-    """The security versions of AMD's firmware. Turin counts them from zero again and has one more, of the FMC."""
+    """Security versions of AMD's firmware. Turin restarts them at zero and adds one for the FMC."""
 
     boot_loader: int
     tee: int
@@ -95,15 +94,15 @@ class SnpTcb:
 
     def __post_init__(self) -> None:
         if any(type(part) is not int or not 0 <= part <= 255 for part in self.parts):  # noqa: PLR2004 -- one byte
-            raise InvalidParameters(f"each security version is an integer from 0 to 255; got {self.parts}")
+            raise InvalidParameters(f"each security version must be an integer from 0 to 255; got {self.parts}")
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Compared one by one and never as one number."""
+        """The versions, which are compared one by one and never as one number."""
         return self.boot_loader, self.tee, self.snp, self.microcode, *(() if self.fmc is None else (self.fmc,))
 
     def reaches(self, minimum: SnpTcb) -> bool:
-        """Tell whether no version is below its minimum, which must be one for the same processors."""
+        """Return whether every version is at least its minimum; False if the minimum is for other processors."""
         pairs = zip(self.parts, minimum.parts, strict=False)
         return len(self.parts) == len(minimum.parts) and all(part >= least for part, least in pairs)
 
@@ -113,33 +112,32 @@ Tcb = IntelTcb | SnpTcb
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claims:
-    """The contents of verified evidence; only ``Verifier`` makes one.
+    """The claims of verified evidence; only ``Verifier`` creates them.
 
-    Being verified makes claims true and not good: a debug build of any program has true claims. ``signed_digest`` is
-    the identity of the evidence, the hash of the bytes that were signed; two documents with the same signed bytes are
-    the same evidence, whatever else they hold.
+    Verified claims are true but not necessarily acceptable: a debug build has true claims too. ``signed_digest``, the
+    hash of the signed bytes, identifies the evidence: documents with the same signed bytes are the same evidence.
     """
 
     format: EvidenceFormat
     measurement: Mapping[str, bytes]
-    """Each register that measures the program, by the vendor's name for it."""
+    """The registers that measure the program, by the vendor's names."""
     signer: bytes
-    """The key that signed the program, where the format says so; no policy accepts a program for its signer."""
+    """The key that signed the program, if the format has it; no policy accepts a program because of its signer."""
     debug: bool
     migratable: bool
     privilege_level: int | None
     sibling_threads: bool
-    """Whether an SEV-SNP guest may share cores with others; False where the format does not say."""
+    """Whether an SEV-SNP guest may share cores with others; False for other formats."""
     tcb: Tcb | None
-    """The versions of what runs below; None for Nitro, and for a quote without collateral."""
+    """Versions or status of the platform; None for Nitro, and for a quote without collateral."""
     lists: Mapping[bytes, datetime]
     """Issue date of each revocation list that was checked, by the digest of its issuer's name."""
     report_data: bytes
-    """The data that the enclave itself asked to be attested."""
+    """The data that the enclave included in its evidence."""
     signed_digest: bytes
     issued_at: datetime | None
     not_after: datetime
-    """End of the shortest-lived certificate or collateral that was used."""
+    """When the first certificate or collateral that was used expires."""
 
     @property
     def revoked_as_of(self) -> datetime | None:
@@ -148,18 +146,18 @@ class Claims:
 
 
 AZURE: Final = (
-    "this is evidence of Azure's paravisor, which has the hardware measure itself and vouches for everything else "
-    "through a vTPM: pins would cover the paravisor and not the program, so run it where the hardware measures it"
+    "this is evidence of Azure's paravisor: the hardware measures only the paravisor, which vouches for the program "
+    "through a vTPM, so pins would not cover the program; run it where the hardware measures it"
 )
 NITRO_TPM: Final = (
-    "this is a document of NitroTPM: its registers measure the boot of an EC2 instance, and no pin names them; run the "
+    "this is a NitroTPM document: its registers measure the boot of an EC2 instance and cannot be pinned; run the "
     "program in a Nitro enclave"
 )
 CONFIDENTIAL_SPACE: Final = (
-    "this is a token of Google's Confidential Space or another attestation service: it is signed by that service and "
-    "not by the hardware; send the quote or report that the hardware makes"
+    "this is a token of Google's Confidential Space or another attestation service, signed by that service and not by "
+    "the hardware; send the quote or report of the hardware"
 )
-QEMU: Final = "this document of QEMU's emulated security module is not signed, so nobody vouches for it"
+QEMU: Final = "this document was made by QEMU's emulated security module and is not signed"
 
 
 def malformed(message: str, reason: Reason = Reason.NOT_CANONICAL) -> MalformedMessage:
@@ -178,17 +176,17 @@ def stale(message: str) -> PeerMisbehaved:
 
 
 def refused(message: str) -> PeerMisbehaved:
-    """Return the error for claims, or a family of evidence, that no policy or this policy does not accept."""
+    """Return the error for claims that the policy refuses, or for an unsupported family of evidence."""
     return PeerMisbehaved(message, reason=Reason.ATTESTATION_REFUSED, culprits=UNDECIDED)
 
 
 def require_length(data: bytes, length: int, what: str) -> None:
-    """Refuse bytes that end early, and unsigned bytes after the end."""
+    """Refuse truncated data, and unsigned bytes after its end."""
     if len(data) < length:
-        raise malformed(f"{what} is {length} bytes and {len(data)} are there", Reason.TRUNCATED)
+        raise malformed(f"{what} should have {length} bytes; got {len(data)}", Reason.TRUNCATED)
     if len(data) > length:
         raise malformed(
-            f"{len(data) - length} unsigned bytes follow {what}; cut the padding where the evidence is collected",
+            f"{len(data) - length} unsigned bytes follow {what}; remove the padding where the evidence is collected",
             Reason.TRAILING_BYTES,
         )
 
@@ -203,7 +201,7 @@ class Roots:
 
 
 def sha256(data: bytes) -> bytes:
-    """Return the digest by which certificates are pinned and evidence is identified."""
+    """Return the digest that pins certificates and identifies evidence."""
     return hashlib.sha256(data).digest()
 
 
@@ -222,39 +220,39 @@ PINNED_ROOTS: Final = Roots(
     ),
     intel=frozenset({_fingerprint("44a0196b2b99f889b8e149e95b807a35", "0e7424964399e885a7cbb8ccfab674d3")}),
 )
-"""The roots of AWS Nitro Enclaves, of AMD EPYC Milan, Genoa and Turin, and of Intel SGX, which is that of TDX too."""
+"""The roots of AWS Nitro Enclaves, of AMD EPYC Milan, Genoa and Turin, and of Intel SGX and TDX."""
 
 
 # --- Launch flags -----------------------------------------------------------------------------------------------------
 
-# A host can launch a measured program in ways that its measurement does not show. A flag that no table here knows is
-# refused with the evidence; the policy judges the others, as pinned or by the strict default.
+# A host can launch a measured program in ways that the measurement does not show. Evidence with an unknown flag is
+# refused; known flags must match the policy's pins or else the strict defaults below.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """The bits of one field, the lowest first."""
+    """Default rules for the bits of one field, lowest bit first."""
 
     required: int
-    """Set, unless the field is pinned."""
+    """Bits that must be set unless the field is pinned."""
     tolerated: int
-    """Set or not, without a pin: they change nothing that a client relies on, or make the launch stricter."""
+    """Bits that may be set without a pin: they make the launch stricter or do not affect clients."""
     known: int
-    """Bits that have a meaning; the others are reserved."""
+    """Bits with a defined meaning; the others are reserved."""
 
     def admit(self, value: bytes) -> bool:
-        """Tell whether a field that is not pinned keeps to the default."""
+        """Return whether a field without a pin meets the default."""
         bits = int.from_bytes(value, "little")
         return bits & self.required == self.required and not bits & ~(self.required | self.tolerated)
 
 
 def bits(*places: int) -> int:
-    """Return the number in which these bits are set."""
+    """Return the integer with these bits set."""
     return sum(1 << place for place in places)
 
 
 _PLAIN_REGISTERS: Final = bits(2, 5, 6, 7, 9, 11, 12, 17, 18, 19)
-"""AVX, AVX-512 in three parts, PKRU, CET and AMX in two each, APX: registers that a program may use."""
+"""Registers that a program may use: AVX, AVX-512 (three bits), PKRU, CET and AMX (two bits each), and APX."""
 
 FLAGS: Final[Mapping[EvidenceFormat, Mapping[str, Flags]]] = MappingProxyType(
     {
@@ -290,15 +288,15 @@ FLAGS: Final[Mapping[EvidenceFormat, Mapping[str, Flags]]] = MappingProxyType(
 
 
 def require_known_flags(kind: EvidenceFormat, fields: Mapping[str, bytes]) -> None:
-    """Refuse a reserved bit as ``attestation_invalid``: nobody knows what it lets a host do."""
+    """Refuse reserved bits as ``attestation_invalid``, because what they allow a host to do is unknown."""
     for name, flags in FLAGS[kind].items():
         unknown = int.from_bytes(fields[name], "little") & ~flags.known
         if unknown:
-            raise invalid(f"reserved bits of {name} are set in {kind} evidence ({unknown:#x}); nobody knows their use")
+            raise invalid(f"reserved bits of {name} are set in {kind} evidence ({unknown:#x}); their use is unknown")
 
 
 def require_zero(kind: EvidenceFormat, reserved: Mapping[str, bytes]) -> None:
     """Refuse reserved bytes that are not zero."""
     for name, value in reserved.items():
         if any(value):
-            raise invalid(f"{name} of {kind} evidence is reserved and not zero")
+            raise invalid(f"{name} of {kind} evidence is reserved but not zero")

@@ -1,12 +1,12 @@
-"""Intel SGX and TDX quotes, and the collateral by which Intel judges a platform.
+"""Intel SGX and TDX quotes, and the collateral that determines a platform's status.
 
-A quote's attestation key signs its header and body. The quoting enclave's report holds the hash of that key, the
-platform's key (PCK) signs that report, and a chain from Intel's root certifies the PCK. Only the collateral tells that
-the quoting enclave is Intel's, so a quote without collateral proves nothing that a policy accepts.
+A quote's attestation key signs its header and body. The quoting enclave's report contains the hash of that key, the
+platform's key (PCK) signs that report, and a chain from Intel's root certifies the PCK. Only the collateral shows that
+the quoting enclave is Intel's, so no policy accepts a quote without collateral.
 
-Collateral is TCB info, the identity of the quoting enclave, and revocation lists. The first two are JSON that Intel
-signs and dates. As in Intel's reference verifier, the first TCB level that the platform reaches in every component
-gives its status.
+Collateral consists of TCB info, the identity of the quoting enclave, and revocation lists. The first two are JSON that
+Intel signs and dates. As in Intel's reference verifier, the status is that of the first TCB level whose components the
+platform all reaches.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ QUOTING_ENCLAVE_CERTIFICATION: Final = 6
 SGX_TEE: Final = 0x00
 TDX_TEE: Final = 0x81
 ATTRIBUTE_DEBUG: Final = 1 << 1
-"""Of an SGX enclave; of a trust domain, every bit of the first byte."""
+"""Debug bit of an SGX enclave; for a trust domain, every bit of the first byte means debug."""
 ATTRIBUTE_MIGRATABLE: Final = 1 << 29
-"""Of a trust domain: a migration service may move it to another host."""
+"""Bit of a trust domain that a migration service may move to another host."""
 
 SGX_EXTENSIONS: Final = "1.2.840.113741.1.13.1"
 _OID: Final = bytes.fromhex("2a864886f84d010d01")
@@ -95,7 +95,7 @@ SGX_REPORT: Final = MappingProxyType(
         "REPORTDATA": slice(320, 384),
     }
 )
-"""Fields of an SGX report. Its host chooses all but four at launch, also as a signer with a key of its own."""
+"""Fields of an SGX report. The host can choose all but four at launch, also by signing the enclave with its own key."""
 SGX_RESERVED: Final = (slice(20, 32), slice(96, 128), slice(160, 192), slice(262, 304))
 _REGISTERS: Final = ("MRTD", "MRCONFIGID", "MROWNER", "MROWNERCONFIG", "RTMR0", "RTMR1", "RTMR2", "RTMR3")
 TD_REPORT: Final = MappingProxyType(
@@ -111,14 +111,14 @@ TD_REPORT: Final = MappingProxyType(
         "MRSERVICETD": slice(600, 648),
     }
 )
-"""Fields of the 584 bytes of TDX 1.0, and of the 648 of TDX 1.5 that begin with them."""
+"""Fields of a TDX 1.5 report of 648 bytes; its first 584 bytes are those of TDX 1.0."""
 _NOT_MEASURED: Final = frozenset(
     {"CPUSVN", "MRSIGNER", "REPORTDATA", "TEE_TCB_SVN", "MRSIGNERSEAM", "SEAMATTRIBUTES", "TEE_TCB_SVN_2"}
 )
 
 
 def read_report(layout: Mapping[str, slice], data: bytes) -> Report:
-    """Return the fields that a report has."""
+    """Return the fields that this report is long enough to have."""
     return {name: data[place] for name, place in layout.items() if place.stop <= len(data)}
 
 
@@ -131,13 +131,13 @@ def _is_sgx_debug(report: Report) -> bool:
 
 
 def _module_versions(td: Report) -> bytes:
-    """Return the versions of the TDX module and its loader: the lower of each at launch and, from TDX 1.5 on, now."""
+    """Return the versions of the TDX module and its loader: the lower of the launch and (TDX 1.5) current versions."""
     return bytes(map(min, td["TEE_TCB_SVN"], td.get("TEE_TCB_SVN_2", td["TEE_TCB_SVN"])))
 
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """The model and versions for which a platform is certified."""
+    """The model and component versions in a platform's certificate."""
 
     fmspc: bytes
     pce_id: bytes
@@ -147,7 +147,7 @@ class Platform:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedQuote:
-    """A quote whose signatures hold; only ``verify_quote`` makes one."""
+    """A quote whose signatures are verified; only ``verify_quote`` creates one."""
 
     body: bytes
     quoting_enclave: Report
@@ -157,27 +157,27 @@ class VerifiedQuote:
 
 
 def check_header(quote: bytes, *, version: int, tee: int) -> None:
-    """Refuse anything but a quote of this version and technology, made by Intel's quoting enclave."""
+    """Require a quote of this version and technology, made by Intel's quoting enclave."""
     if len(quote) < HEADER_BYTES:
-        raise malformed(f"a quote begins with {HEADER_BYTES} bytes and {len(quote)} are there", Reason.TRUNCATED)
-    # A version 3 header has zeros where later ones name the technology, and SGX is technology zero.
+        raise malformed(f"a quote's header has {HEADER_BYTES} bytes; got {len(quote)}", Reason.TRUNCATED)
+    # A version 3 header has zeros where later versions name the technology; SGX is technology zero.
     found, key_type, technology = struct.unpack_from("<HHI", quote)
     if (found, key_type, technology) != (version, ATTESTATION_KEY_P256, tee):
         raise malformed(
-            f"a quote of version {version}, key type {ATTESTATION_KEY_P256} and technology {tee:#x} is expected; "
+            f"expected a quote of version {version}, key type {ATTESTATION_KEY_P256} and technology {tee:#x}; "
             f"this one has {found}, {key_type} and {technology:#x}"
         )
     if quote[12:28] != INTEL_QUOTING_ENCLAVE:
-        raise malformed("the quote is not made by Intel's quoting enclave")
+        raise malformed("the quote was not made by Intel's quoting enclave")
 
 
 def verify_quote(quote: bytes, body: slice, roots: frozenset[bytes], now: datetime) -> VerifiedQuote:
-    """Check every signature of a quote whose header was checked and whose body lies at ``body``."""
+    """Check every signature of a quote with a checked header; ``body`` is the position of its body."""
     fields = _Fields(quote, body.stop)
     end = fields.integer(4) + fields.position
     if len(quote) < end:
-        raise malformed(f"the quote is {end} bytes and {len(quote)} are there", Reason.TRUNCATED)
-    # Platforms hand out quotes in longer buffers. Nothing signs the padding, and nothing reads it.
+        raise malformed(f"the quote should have {end} bytes; got {len(quote)}", Reason.TRUNCATED)
+    # Platforms return quotes in longer buffers. The padding is unsigned and ignored.
     fields = _Fields(quote[:end], fields.position)
     signature = fields.take(SIGNATURE_BYTES)
     key = fields.take(KEY_BYTES)
@@ -185,7 +185,7 @@ def verify_quote(quote: bytes, body: slice, roots: frozenset[bytes], now: dateti
         fields.certification_data(QUOTING_ENCLAVE_CERTIFICATION)
     report, vouching = fields.take(REPORT_BYTES), fields.take(SIGNATURE_BYTES)
     authentication = fields.take(fields.integer(2))
-    # Some builds of Intel's library write the terminator of the C string that the chain is there.
+    # Some builds of Intel's library include the terminating zero of the C string that holds the chain.
     certificates = fields.take(fields.certification_data(PCK_CHAIN_IN_PEM)).removesuffix(b"\0")
     chain = verify_chain(read_pem_chain(certificates), roots=roots, scheme=ECDSA_P256, now=now)
     quoting_enclave = read_report(SGX_REPORT, report)
@@ -201,7 +201,7 @@ def verify_quote(quote: bytes, body: slice, roots: frozenset[bytes], now: dateti
 
 
 class _Fields:
-    """Reads little-endian fields; refuses to read beyond the end."""
+    """Reads little-endian fields; raises beyond the end."""
 
     def __init__(self, data: bytes, position: int) -> None:
         self._data = data
@@ -218,19 +218,19 @@ class _Fields:
         return int.from_bytes(self.take(size), "little")
 
     def certification_data(self, kind: int) -> int:
-        """Read the header of certification data of one kind, whose data must end the quote; return their length."""
+        """Read the header of certification data of this kind and return their length; they must end the quote."""
         found, size = self.integer(2), self.integer(4)
         if found != kind:
-            raise malformed(f"certification data of kind {kind} are expected, and these are of kind {found}")
+            raise malformed(f"expected certification data of type {kind}; got type {found}")
         if self.position + size != len(self._data):
             raise malformed("the certification data must end where the quote ends")
         return size
 
 
 def _read_platform(chain: Chain) -> Platform:
-    """Read the SGX extension of a platform's certificate: a sequence of named values, one a sequence again."""
+    """Read the SGX extension of a platform's certificate: named values, one of which has named values itself."""
     if len(chain.certificates) != 3:  # noqa: PLR2004 -- platform, authority, root
-        raise invalid("the chain of a quote holds the platform's certificate, its authority's and the root's")
+        raise invalid("a quote's chain must have three certificates: the platform's, its authority's and the root's")
     values = _named_values(only(chain.leaf.required_extension(SGX_EXTENSIONS), SEQUENCE))
     try:
         versions = _named_values(values[TCB_OID].expect(SEQUENCE))
@@ -240,7 +240,7 @@ def _read_platform(chain: Chain) -> Platform:
         pce_svn = small_integer(versions[TCB_OID + bytes([PCE_SVN_INDEX])].encoded, (1 << 16) - 1)
         fmspc, pce_id = values[FMSPC_OID].expect(OCTET_STRING), values[PCEID_OID].expect(OCTET_STRING)
     except KeyError:
-        raise invalid("the platform's certificate does not say which platform it is for") from None
+        raise invalid("the platform's certificate does not identify the platform") from None
     return Platform(fmspc.content, pce_id.content, components, pce_svn)
 
 
@@ -249,7 +249,7 @@ def _named_values(sequence: Element) -> dict[bytes, Element]:
     for entry in sequence.children():
         parts = entry.expect(SEQUENCE).children()
         if len(parts) != 2:  # noqa: PLR2004 -- a name and a value
-            raise malformed("an entry of the SGX extension is a name and a value")
+            raise malformed("an entry of the SGX extension must be a name and a value")
         values[parts[0].expect(OBJECT_IDENTIFIER).content] = parts[1]
     return values
 
@@ -259,22 +259,22 @@ RESPONSE: Final = rb'\{"NAME":(\{.*\}),"signature":"([0-9a-f]{128})"\}'
 TCB_SIGNER: Final = "Intel SGX TCB Signing"
 DATE_FORMAT: Final = "%Y-%m-%dT%H:%M:%SZ"
 VERSIONED_MODULE_COMPONENTS: Final = 2
-"""Components of a TDX level that are about the module; a module with a version has levels of its own instead."""
+"""Components of a TDX level that describe the module; they are skipped for a module version with its own levels."""
 
 Json = dict[str, Any]
 Read = TypeVar("Read")
 
 TCB_INFO: Final = ("tcbInfo", 3)
 IDENTITY: Final = ("enclaveIdentity", 2)
-"""The two documents: the name in the response, and the version of the form."""
+"""The two signed documents: name in the response, and format version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntelCollateral:
-    """The responses of Intel's provisioning certification service (PCS) for a platform, byte for byte.
+    """Responses of Intel's provisioning certification service (PCS) for a platform, unchanged.
 
-    The JSON is the whole body of a response, with its signature; the chains are the PEM of the response's header,
-    with the URL encoding undone; the lists are DER.
+    The JSON documents are whole response bodies, including the signature. The chains are PEM from the response headers,
+    URL-decoded. The revocation lists are DER.
     """
 
     tcb_info: bytes = field(repr=False)
@@ -290,7 +290,7 @@ class IntelCollateral:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Status of a quote under collateral, and the end of both; no status without collateral."""
+    """TCB status of a quote, None without collateral, and when the quote and its collateral expire."""
 
     tcb: IntelTcb | None
     lists: Mapping[bytes, datetime]
@@ -299,7 +299,7 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """The status of everything that reaches some versions."""
+    """Status and advisories of one TCB level."""
 
     status: TcbStatus
     advisories: frozenset[str]
@@ -313,7 +313,7 @@ def evaluate_collateral(
     *,
     td: Report | None,
 ) -> Judgement:
-    """Verify the collateral and find the status of everything below the enclave or, with ``td``, the trust domain."""
+    """Verify the collateral and return the status of the platform below an enclave or, with ``td``, a trust domain."""
     if collateral is None:
         return Judgement(None, {}, quote.chain.not_after)
     info, info_chain, info_end = _read_signed(TCB_INFO, collateral.tcb_info, collateral.tcb_info_chain, roots, now)
@@ -331,32 +331,32 @@ def evaluate_collateral(
 def _read_signed(
     kind: tuple[str, int], response: bytes, chain: bytes, roots: frozenset[bytes], now: datetime
 ) -> tuple[Json, Chain, datetime]:
-    """Check the signature, which is over the exact text of the value, and then the dates in it."""
+    """Check the signature, which covers the exact text of the value, and then the value's dates."""
     name, version = kind
     if len(response) > MAXIMUM_JSON_BYTES:
-        raise malformed(f"{name} holds at most {MAXIMUM_JSON_BYTES} bytes", Reason.LENGTH_OVER_LIMIT)
+        raise malformed(f"{name} exceeds the limit of {MAXIMUM_JSON_BYTES} bytes", Reason.LENGTH_OVER_LIMIT)
     found = re.fullmatch(RESPONSE.replace(b"NAME", name.encode("ascii")), response, re.DOTALL)
     if found is None:
-        raise malformed(f"{name} is the whole response of Intel's service: the value and its signature")
+        raise malformed(f"{name} must be the whole response of Intel's service: the value and its signature")
     text, signature = found[1], bytes.fromhex(found[2].decode("ascii"))
     verified = verify_chain(read_pem_chain(chain), roots=roots, scheme=ECDSA_P256, now=now)
     if len(verified.certificates) != 2 or verified.leaf.name != TCB_SIGNER:  # noqa: PLR2004 -- signer, root
-        raise invalid(f"{name} is signed by {TCB_SIGNER}, right below the root; this chain is another's")
+        raise invalid(f"{name} must be signed by {TCB_SIGNER}, directly below the root; its chain is another one")
     ECDSA_P256.verify(verified.leaf.public_key, joined_signature(signature), text, name)
     value, issued, next_update = _decoded(lambda: _dated(text, version))
     if not has_begun(issued, now) or now > next_update:
-        raise stale(f"{name} is valid from {issued} to {next_update} and it is {now}; fetch the current one")
+        raise stale(f"{name} is valid from {issued} to {next_update}, and now is {now}; fetch the current one")
     return value, verified, next_update
 
 
 def _decoded(read: Callable[[], Read]) -> Read:
-    """Read what Intel signed; a surprise in it is a format that this module does not know."""
+    """Read data that Intel signed; report any error as an unknown format."""
     try:
         return read()
     except PeerError:
         raise
     except Exception as error:  # noqa: BLE001 -- JSON of any shape: missing, of another type, too large, too deep
-        raise malformed(f"the collateral is not of the form that is read here: {type(error).__name__}") from None
+        raise malformed(f"the collateral has an unknown format: {type(error).__name__}") from None
 
 
 def _dated(text: bytes, version: int) -> tuple[Json, datetime, datetime]:
@@ -374,7 +374,7 @@ def _check_revocation(
 ) -> tuple[ListValidity, ListValidity]:
     platform, authority, root = quote_chain.certificates
     if any(chain.root_fingerprint != quote_chain.root_fingerprint for chain in signing_chains):
-        raise invalid("the collateral and the quote chain to different roots")
+        raise invalid("the collateral and the quote have different root certificates")
     platform_list = check_not_revoked(
         [platform], collateral.platform_revocation_list, issuer=authority, scheme=ECDSA_P256, now=now
     )
@@ -384,16 +384,16 @@ def _check_revocation(
 
 
 def judge(info: Json, identity: Json, quote: VerifiedQuote, td: Report | None) -> IntelTcb:
-    """Find the status of platform, quoting enclave and, with ``td``, TDX module in collateral that was verified.
+    """Find the status of platform, quoting enclave and, with ``td``, TDX module in verified collateral.
 
     Raises:
-        KeyError, TypeError, ValueError: the collateral is not of the form that is read here.
+        KeyError, TypeError, ValueError: the collateral has an unknown format.
     """
     if info["id"] != ("SGX" if td is None else "TDX") or identity["id"] != ("QE" if td is None else "TD_QE"):
-        raise invalid("the collateral is for the other of SGX and TDX; fetch the one for this quote")
+        raise invalid("the collateral is for SGX and the quote for TDX, or vice versa; fetch collateral for the quote")
     platform = quote.platform
     if bytes.fromhex(info["fmspc"]) != platform.fmspc or bytes.fromhex(info["pceId"]) != platform.pce_id:
-        raise invalid(f"the TCB info is for {info['fmspc']}; fetch the one for {platform.fmspc.hex()}")
+        raise invalid(f"the TCB info is for FMSPC {info['fmspc']}; fetch the one for {platform.fmspc.hex()}")
     numbers = (info["tcbEvaluationDataNumber"], identity["tcbEvaluationDataNumber"])
     if info["tcbType"] != 0 or any(type(number) is not int for number in numbers):
         raise ValueError
@@ -412,7 +412,7 @@ def judge(info: Json, identity: Json, quote: VerifiedQuote, td: Report | None) -
 
 def _level(entry: Json) -> Level:
     advisories = frozenset[str](entry.get("advisoryIDs", ()))
-    # They stand in errors, and so in logs.
+    # Advisory names appear in errors and logs.
     if not all(name.isascii() and name.isprintable() for name in advisories):
         raise ValueError
     return Level(TcbStatus(entry["tcbStatus"]), advisories)
@@ -437,7 +437,7 @@ def _reaches(versions: Sequence[int], components: Sequence[Json]) -> bool:
 
 
 def _module_level(info: Json, td: Report) -> Level | None:
-    """Find the TDX module by its version; version 0 is judged with the platform and has no status of its own."""
+    """Find the TDX module by its version; version 0 is part of the platform's status and has none of its own."""
     own, version, *_ = _module_versions(td)
     name = f"TDX_{version:02X}"
     identities = [entry for entry in info.get("tdxModuleIdentities", ()) if str(entry["id"]).upper() == name]
@@ -446,7 +446,7 @@ def _module_level(info: Json, td: Report) -> Level | None:
         raise invalid(f"Intel lists no TDX module {name}")
     _require_masked(td["SEAMATTRIBUTES"], module["attributes"], module["attributesMask"], "the TDX module")
     if bytes.fromhex(module["mrsigner"]) != td["MRSIGNERSEAM"]:
-        raise invalid("the TDX module is signed by another than Intel names")
+        raise invalid("the TDX module has another signer than the one in Intel's TCB info")
     return None if version == 0 else _isv_level(module, own, "the TDX module")
 
 
@@ -471,18 +471,18 @@ def _isv_level(identity: Json, version: int, what: str) -> Level:
 def _require_masked(found: bytes, expected: str, mask: str, what: str) -> None:
     pairs = zip(found, bytes.fromhex(mask), bytes.fromhex(expected), strict=True)
     if any(have & bits != value for have, bits, value in pairs):
-        raise invalid(f"{what} has other attributes than Intel names")
+        raise invalid(f"{what} has other attributes than those in Intel's collateral")
 
 
 VERSION_4: Final = 4
 VERSION_5: Final = 5
 BODY_HEADER_BYTES: Final = 6
 TDX_BODY_BYTES: Final = {2: 584, 3: 648}
-"""The reports of TDX 1.0 and 1.5."""
+"""Length of each kind of report: TDX 1.0 and 1.5."""
 
 
 def verify_tdx(quote: bytes, collateral: IntelCollateral | None, roots: frozenset[bytes], now: datetime) -> Claims:
-    """Check a quote and, where there is collateral, what it says of platform, TDX module and quoting enclave."""
+    """Verify a quote and, with collateral, the status of its platform, TDX module and quoting enclave."""
     version = int.from_bytes(quote[:2], "little")
     check_header(quote, version=VERSION_5 if version == VERSION_5 else VERSION_4, tee=TDX_TEE)
     verified = verify_quote(quote, _body(quote, version), roots, now)
@@ -507,7 +507,7 @@ def verify_tdx(quote: bytes, collateral: IntelCollateral | None, roots: frozense
 
 
 def _body(quote: bytes, version: int) -> slice:
-    """Find the report: at a fixed place in version 4, and behind its own kind and length in version 5."""
+    """Return the position of the report: fixed in version 4, and after its kind and length in version 5."""
     if version == VERSION_4:
         return slice(HEADER_BYTES, HEADER_BYTES + TDX_BODY_BYTES[2])
     start = HEADER_BYTES + BODY_HEADER_BYTES
@@ -515,7 +515,7 @@ def _body(quote: bytes, version: int) -> slice:
         raise malformed("the quote ends before its report", Reason.TRUNCATED)
     kind, size = struct.unpack_from("<HI", quote, HEADER_BYTES)
     if TDX_BODY_BYTES.get(kind) != size:
-        raise malformed(f"a TDX report is of kind 2 or 3 and of its length; this one of kind {kind} and {size} bytes")
+        raise malformed(f"a TDX report has kind 2 (584 bytes) or 3 (648); this one has kind {kind} and {size} bytes")
     return slice(start, start + size)
 
 
@@ -524,7 +524,7 @@ SGX_BODY: Final = slice(HEADER_BYTES, HEADER_BYTES + REPORT_BYTES)
 
 
 def verify_sgx(quote: bytes, collateral: IntelCollateral | None, roots: frozenset[bytes], now: datetime) -> Claims:
-    """Check a quote and, where there is collateral, what it says of the platform and the quoting enclave."""
+    """Verify a quote and, with collateral, the status of its platform and quoting enclave."""
     check_header(quote, version=SGX_VERSION, tee=SGX_TEE)
     verified = verify_quote(quote, SGX_BODY, roots, now)
     enclave = read_report(SGX_REPORT, verified.body)

@@ -1,7 +1,7 @@
-"""AWS Nitro Enclaves attestation documents: COSE_Sign1 under a certificate that lives three hours.
+"""AWS Nitro Enclaves attestation documents: COSE_Sign1 under a certificate that is valid for three hours.
 
-The document carries its chain, from the root down to the certificate of the enclave's instance. AWS runs no
-revocation for these and asks verifiers to do without; the short lives of the certificates take its place.
+A document contains its chain, from the root to the enclave's certificate. AWS publishes no revocation lists for these
+certificates and tells verifiers not to check revocation; short validity periods replace it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .certificates import ECDSA_P384, MAXIMUM_CHAIN, Chain, has_begun, joined_si
 from .claims import NITRO_TPM, QEMU, Claims, EvidenceFormat, invalid, malformed, refused, require_length, sha256
 
 OPENING: Final = bytes.fromhex("8444a1013822a059")
-"""Array of four; protected header {1: -35}, which is ES384; no unprotected header; payload with a two-byte length."""
+"""Array of four; protected header {1: -35} (ES384); empty unprotected header; payload with a two-byte length."""
 SIGNATURE_HEADER: Final = bytes.fromhex("5860")
 SIGNATURE_BYTES: Final = 96
 UNSIGNED: Final = b"\x58\x40" + bytes(64)
-"""In the place of a signature where QEMU emulates the module."""
+"""What QEMU's emulated module writes instead of a signature."""
 PAYLOAD_START: Final = len(OPENING) + 2
 SIGNED_PREFIX: Final = b"\x84\x6aSignature1\x44\xa1\x01\x38\x22\x40"
-"""The opening of the Sig_structure of [RFC 9052] section 4.4; the payload and its header complete it."""
+"""Start of the Sig_structure of [RFC 9052] section 4.4; the payload and its header follow."""
 REGISTER_BYTES: Final = 48
 IMAGE_REGISTERS: Final = (0, 1, 2)
 MAXIMUM_REGISTERS: Final = 32
@@ -33,13 +33,13 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 LAST_MILLISECOND: Final = 253_402_300_799_999
 
 INTEGER, BYTES, TEXT, ARRAY, MAP = 0, 2, 3, 4, 5
-"""The major types of CBOR that are read."""
+"""The CBOR major types that are read."""
 LONG_HEADS: Final = {24: (1, 24), 25: (2, 1 << 8), 26: (4, 1 << 16), 27: (8, 1 << 32)}
-"""Bytes that follow a head, and the least number that needs them."""
+"""Number of bytes that follow a head, and the smallest value that needs them."""
 NULL: Final = b"\xf6"
 MAXIMUM_TEXT_BYTES: Final = 256
 TPM_REGISTERS: Final = "nitrotpm_pcrs"
-"""The field of a document of NitroTPM in the place of ``pcrs``."""
+"""The field that NitroTPM documents have instead of ``pcrs``."""
 REQUIRED_FIELDS: Final = frozenset({"digest", "timestamp", "pcrs", "certificate", "cabundle"})
 
 
@@ -51,13 +51,13 @@ def verify_nitro(document: bytes, roots: frozenset[bytes], now: datetime) -> Cla
     if document.startswith(OPENING) and document.endswith(UNSIGNED):
         raise refused(QEMU)
     if not document.startswith(OPENING):
-        raise malformed("a Nitro document is an untagged COSE_Sign1 with the algorithm ES384 and no open headers")
+        raise malformed("a Nitro document must be an untagged COSE_Sign1 with ES384 and no unprotected headers")
     length = int.from_bytes(document[len(OPENING) : PAYLOAD_START], "big")
     payload_end = PAYLOAD_START + length
     require_length(document, payload_end + len(SIGNATURE_HEADER) + SIGNATURE_BYTES, "a Nitro document")
     signature_start = payload_end + len(SIGNATURE_HEADER)
     if document[payload_end:signature_start] != SIGNATURE_HEADER:
-        raise malformed("a Nitro document ends in a signature of 96 bytes")
+        raise malformed("a Nitro document must end with a signature of 96 bytes")
     payload = read_payload(document[PAYLOAD_START:payload_end])
     encoded = [payload.certificate, *reversed(payload.cabundle)]
     chain = verify_chain(encoded, roots=roots, scheme=ECDSA_P384, now=now)
@@ -97,10 +97,10 @@ class Payload:
 
 
 class _Cbor:
-    """Reads the few forms of [RFC 8949] that these documents have, in their shortest encoding.
+    """Reads the subset of [RFC 8949] that these documents use, in its shortest encoding.
 
-    All of this happens before a signature is checked. Each read names the type that must come next, so that nothing
-    nests deeper than the document's own shape; tags, floats and indefinite lengths have no reader.
+    It runs before the signature is checked. The caller names the type of each value, so nesting is limited to the
+    document's own structure; tags, floats and indefinite lengths are refused.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -119,7 +119,7 @@ class _Cbor:
         return taken
 
     def number(self, kind: int, limit: int) -> int:
-        """Read a head: an unsigned integer, or the length of something."""
+        """Read the head of a value: an unsigned integer or a length."""
         (head,) = self._take(1)
         value = head & 31
         if head >> 5 == kind and value in LONG_HEADS:
@@ -128,20 +128,20 @@ class _Cbor:
         else:
             least = 0 if value < min(LONG_HEADS) else limit + 1
         if head >> 5 != kind or not least <= value <= limit:
-            raise malformed(f"a field of a Nitro document is of another type or length, or not shortest ({head:#04x})")
+            raise malformed(f"a field of a Nitro document has a wrong type, length or encoding ({head:#04x})")
         return value
 
     def text(self) -> str:
         try:
             return self._take(self.number(TEXT, MAXIMUM_TEXT_BYTES)).decode("ascii")
         except UnicodeDecodeError:
-            raise malformed("the texts of a Nitro document are ASCII") from None
+            raise malformed("text in a Nitro document must be ASCII") from None
 
     def data(self) -> bytes:
         return self._take(self.number(BYTES, len(self._data)))
 
     def optional(self) -> bytes:
-        """Read a string of bytes, or null, which is empty."""
+        """Read a byte string; null counts as empty."""
         if self._data[self._position : self._position + 1] == NULL:
             return self._take(1)[1:]
         return self.data()
@@ -151,15 +151,15 @@ class _Cbor:
         for _ in range(self.number(MAP, MAXIMUM_REGISTERS)):
             index, value = self.number(INTEGER, MAXIMUM_REGISTERS - 1), self.data()
             if index in found or len(value) != REGISTER_BYTES:
-                raise malformed(f"PCR{index} of a Nitro document is {REGISTER_BYTES} bytes, once")
+                raise malformed(f"PCR{index} of a Nitro document must have {REGISTER_BYTES} bytes and occur once")
             found[index] = value
         if missing := [f"PCR{index}" for index in IMAGE_REGISTERS if index not in found]:
-            raise malformed(f"a Nitro document without {', '.join(missing)} does not tell which program runs")
+            raise malformed(f"the Nitro document lacks {', '.join(missing)}, which measure the program")
         return found
 
 
 def read_payload(encoded: bytes) -> Payload:
-    """Read the map of fields, to its end."""
+    """Read the map of fields; nothing may follow it."""
     cbor = _Cbor(encoded)
     readers: dict[str, Callable[[], Any]] = {
         "module_id": cbor.text,
@@ -178,19 +178,19 @@ def read_payload(encoded: bytes) -> Payload:
         if name == TPM_REGISTERS:
             raise refused(NITRO_TPM)
         if name in found or name not in readers:
-            raise malformed(f"a Nitro document has no field {name!r}, or not twice")
+            raise malformed(f"the Nitro document has an unknown or duplicate field {name!r}")
         found[name] = readers[name]()
     if absent := REQUIRED_FIELDS - found.keys():
-        raise malformed(f"a Nitro document without {', '.join(sorted(absent))} cannot be verified")
+        raise malformed(f"the Nitro document lacks {', '.join(sorted(absent))}")
     if not cbor.is_read:
         raise malformed("bytes follow the fields of a Nitro document", Reason.TRAILING_BYTES)
     if found["digest"] != "SHA384":
-        raise malformed("the registers of a Nitro document are SHA384 digests")
+        raise malformed("the registers of a Nitro document must be SHA384 digests")
     return Payload(**found)
 
 
 def _issued_at(payload: Payload, chain: Chain, now: datetime) -> datetime:
     issued_at = EPOCH + timedelta(milliseconds=payload.timestamp)
     if issued_at < chain.leaf.not_before or not has_begun(issued_at, now):
-        raise invalid(f"the document was made at {issued_at}, before its certificate or after now, {now}")
+        raise invalid(f"the document is dated {issued_at}, before its certificate or after now ({now})")
     return issued_at

@@ -1,8 +1,8 @@
-"""AMD SEV-SNP reports, signed by the key of one chip (VCEK) or of one cloud (VLEK) at one version of the firmware.
+"""AMD SEV-SNP reports, signed by a key of one chip (VCEK) or one cloud (VLEK) for one firmware version.
 
-The chain is not part of a report. It comes as collateral, from the host or from AMD's key distribution service: the
-certificate of the signing key, its authority (ASK or ASVK) and the root (ARK). AMD gives a VLEK to the chips that a
-cloud enrolled, so that its reports tell the cloud and not the chip.
+The certificate chain is not part of a report. It comes as collateral, from the host or from AMD's key distribution
+service: the signing key's certificate, its authority (ASK or ASVK) and the root (ARK). All chips that a cloud enrolled
+share its VLEK, so a report with a VLEK identifies the cloud but not the chip.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NO_MIGRATION_AGENT: Final = b"\xff" * 32
 AUTHOR_KEY: Final = 1 << 0
 MASK_CHIP_KEY: Final = 1 << 1
 KEY_FLAGS: Final = 5
-"""Author key, masked chip key, and three bits for the signing key; the others are reserved."""
+"""Number of key flags: author key, masked chip key, and three bits for the signing key; other bits are reserved."""
 PLATFORM_SMT: Final = 1 << 0
 POLICY_SMT: Final = 1 << 16
 POLICY_MIGRATE: Final = 1 << 18
@@ -51,20 +51,20 @@ CLOUD: Final = f"{EXTENSIONS}.5"
 FMC: Final = f"{EXTENSIONS}.3.9"
 CHIP_BYTES: Final = 64
 TURIN_CHIP_BYTES: Final = 8
-"""Length of a chip's identity from Turin on; the other bytes of the report's field are zero."""
+"""Length of a chip id from Turin on; the rest of the report's field is zero."""
 VCEK: Final = 0
 VLEK: Final = 1
 TCB_PARTS: Final = (1, 2, 4, 5, 6, 7, 3, 8)
-"""The extension with each byte of a TCB version, from the lowest: boot loader, TEE, four reserved, SNP, microcode."""
+"""Extension of each byte of a TCB version, lowest byte first: boot loader, TEE, four reserved, SNP, microcode."""
 TURIN_TCB_PARTS: Final = (9, 1, 2, 3, 5, 6, 7, 8)
-"""The same from Turin on: FMC, boot loader, TEE, SNP, three reserved, microcode."""
+"""The same for Turin and later: FMC, boot loader, TEE, SNP, three reserved, microcode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnpCollateral:
-    """The chain of a report in DER, and AMD's revocation list if it is at hand.
+    """The certificate chain of a report in DER and, optionally, AMD's revocation list.
 
-    ``chip_certificate`` is that of the key that signed: a VCEK, or a cloud's VLEK.
+    ``chip_certificate`` is the certificate of the key that signed the report: a VCEK, or a cloud's VLEK.
     """
 
     chip_certificate: bytes = field(repr=False)
@@ -82,7 +82,7 @@ class SnpCollateral:
 
 
 def verify_snp(report: bytes, collateral: SnpCollateral, roots: frozenset[bytes], now: datetime) -> Claims:
-    """Check a report, that its certificate is for this chip or a cloud at these versions, and that certificate's chain.
+    """Check a report, its certificate's chain, and that the certificate is for this chip or cloud and TCB version.
 
     Implements: [AMD 56860] the attestation report; [AMD 57230] the extensions of VCEK and VLEK certificates.
     """
@@ -91,18 +91,18 @@ def verify_snp(report: bytes, collateral: SnpCollateral, roots: frozenset[bytes]
     privilege_level, algorithm = struct.unpack_from("<II", report, 0x30)
     (key_flags,) = struct.unpack_from("<I", report, 0x48)
     if version not in VERSIONS:
-        raise malformed(f"an SEV-SNP report is of version {', '.join(map(str, sorted(VERSIONS)))}; this one {version}")
+        raise malformed(f"the SEV-SNP report has version {version}; known are {', '.join(map(str, sorted(VERSIONS)))}")
     if algorithm != ECDSA_P384_SHA384:
-        raise malformed(f"an SEV-SNP report is signed by algorithm {ECDSA_P384_SHA384}; this one by {algorithm}")
+        raise malformed(f"the SEV-SNP report has signature algorithm {algorithm}; expected {ECDSA_P384_SHA384}")
     if key_flags >> KEY_FLAGS:
-        raise invalid(f"reserved bits are set next to the signing key of the report ({key_flags:#x})")
+        raise invalid(f"the report's key flags have reserved bits set ({key_flags:#x})")
     if key_flags & MASK_CHIP_KEY:
-        raise invalid("the chip's key is masked, so that nothing vouches for the report; launch without MASK_CHIP_KEY")
+        raise invalid("the chip's key is masked, so nothing vouches for the report; launch without MASK_CHIP_KEY")
     signing_key = key_flags >> 2 & 7
     if signing_key not in (VCEK, VLEK):
-        raise invalid(f"the report is signed by no key of a chip or cloud ({signing_key}); ask for one that is")
+        raise invalid(f"the report is signed with key {signing_key}; request one signed with a VCEK (0) or VLEK (1)")
     if any(report[SIGNED_BYTES + SIGNATURE_BYTES :]):
-        raise malformed("the bytes after the signature of an SEV-SNP report are zero; nothing signs them")
+        raise malformed("the unsigned bytes after the signature of an SEV-SNP report must be zero")
     chain = _verify_chain(report, signing_key, collateral, roots, now)
     signature = joined_signature(report[SIGNED_BYTES : SIGNED_BYTES + SIGNATURE_BYTES], "little")
     ECDSA_P384.verify(chain.leaf.public_key, signature, report[:SIGNED_BYTES], "the SEV-SNP report")
@@ -110,7 +110,7 @@ def verify_snp(report: bytes, collateral: SnpCollateral, roots: frozenset[bytes]
     require_known_flags(EvidenceFormat.SNP, fields)
     require_zero(EvidenceFormat.SNP, _reserved(report, version))
     if bool(key_flags & AUTHOR_KEY) is not any(fields["AUTHOR_KEY_DIGEST"]):
-        raise invalid("AUTHOR_KEY_EN and AUTHOR_KEY_DIGEST of the report contradict each other")
+        raise invalid("the report's AUTHOR_KEY_EN and AUTHOR_KEY_DIGEST contradict each other")
     not_after, lists = chain.not_after, dict[bytes, datetime]()
     if collateral.revocation_list is not None:
         _, authority, root = chain.certificates
@@ -147,7 +147,7 @@ def _launch_fields(report: bytes) -> dict[str, bytes]:
 
 
 def _reserved(report: bytes, version: int) -> dict[str, bytes]:
-    """Return the bytes that mean nothing: later versions name the processor and the mitigations."""
+    """Return the reserved bytes; later versions use some of them for the processor and the mitigations."""
     processor = 0x188 if version == VERSION_WITHOUT_PROCESSOR else 0x18B
     mitigations = 0x208 if version == VERSION_WITH_MITIGATIONS else 0x1F8
     places = ((0x4C, 0x50), (processor, 0x1A0), (0x1EB, 0x1EC), (0x1EF, 0x1F0), (mitigations, SIGNED_BYTES))
@@ -163,29 +163,29 @@ def _verify_chain(
     if signing_key == VLEK:
         chain.leaf.required_extension(CLOUD)
     elif chain.leaf.required_extension(CHIP) != _chip(report, TURIN_CHIP_BYTES if is_turin else CHIP_BYTES):
-        raise invalid("the certificate is another chip's than the report's")
+        raise invalid("the certificate is for another chip than the report")
     versions = bytes(
         small_integer(chain.leaf.required_extension(f"{EXTENSIONS}.3.{part}"), 255)
         for part in (TURIN_TCB_PARTS if is_turin else TCB_PARTS)
     )
     if versions != report[0x180:0x188]:
         raise invalid(
-            f"the certificate is for the versions {versions.hex()} and the report for "
-            f"{report[0x180:0x188].hex()}; fetch the certificate for the reported versions"
+            f"the certificate is for TCB version {versions.hex()}, the report for {report[0x180:0x188].hex()}; fetch "
+            "the certificate for the reported version"
         )
     return chain
 
 
 def _chip(report: bytes, size: int) -> bytes | None:
-    """Return the chip's identity, if zeros fill the rest of its field."""
+    """Return the chip id, or None unless the rest of its field is zero."""
     chip = report[0x1A0:0x1E0]
     return None if any(chip[size:]) else chip[:size]
 
 
 def _lowest_tcb(chain: Chain, *encoded: bytes) -> SnpTcb:
-    """Return the lowest of the versions that signed, are committed and launched the guest, part by part.
+    """Return the minimum of the reported, committed and launch versions, part by part.
 
-    A host goes back to the committed versions while guests run, and evidence of before stays accepted.
+    A host can go back to the committed version while guests run, and evidence from before would still be accepted.
     """
     lowest = [min(versions) for versions in zip(*encoded, strict=True)]
     if chain.leaf.vendor_extension(FMC) is not None:

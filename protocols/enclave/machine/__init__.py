@@ -1,1 +1,1 @@
-"""The machine around the trusted part: its first process, where it listens, and who vouches for its keys."""
+"""The machine around the trusted part: its first process, listeners and sources of evidence."""

@@ -1,4 +1,4 @@
-"""The program that a measurement stands for: ``python -m secagg.protocols.enclave.machine --listen ADDRESS``."""
+"""The measured program: ``python -m secagg.protocols.enclave.machine --listen ADDRESS``."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve one host after the other until SIGTERM or SIGINT, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m secagg.protocols.enclave.machine", description=__doc__)
-    parser.add_argument("--listen", required=True, help="unix:PATH, vsock:PORT or virtio:NAME")
-    parser.add_argument("--evidence", required=True, choices=tuple(SOURCES), help="who vouches for its keys")
-    parser.add_argument("--threads", type=int, default=1, help="threads that expand masks (default: %(default)s)")
+    parser.add_argument("--listen", required=True, help="address: unix:PATH, vsock:PORT or virtio:NAME")
+    parser.add_argument("--evidence", required=True, choices=tuple(SOURCES), help="source of evidence")
+    parser.add_argument("--threads", type=int, default=1, help="number of threads for masks (default: %(default)s)")
     usual = DEFAULT_MEMORY_BYTES >> 20
-    parser.add_argument("--memory", type=int, default=usual, help="MiB of an epoch (default: %(default)s)")
+    parser.add_argument("--memory", type=int, default=usual, help="memory of an epoch, in MiB (default: %(default)s)")
     options = parser.parse_args(arguments)
     for each in _ENDING:
         signal.signal(each, _end)
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _end(*_: int | FrameType | None) -> None:
-    # One signal is enough; another is not to interrupt what overwrites keys and removes sockets.
+    # A second signal must not interrupt the code that overwrites keys and removes sockets.
     for each in _ENDING:
         signal.signal(each, signal.SIG_IGN)
     raise SystemExit(0)

@@ -1,8 +1,8 @@
-"""The first process of an enclave's machine: mount, load drivers, open what is needed, give up the rest, and serve.
+"""The first process of an enclave's machine: mounts file systems, loads drivers, drops privileges and serves.
 
-What it does is on the kernel's command line, which is measured: ``secagg.listen``, ``secagg.evidence``,
-``secagg.memory`` (MiB of an epoch), ``secagg.threads``, ``secagg.heartbeat=1`` in a Nitro enclave, and
-``secagg.acpi=1`` where hardware measures the tables of ACPI.
+Its options are on the kernel's command line, which is measured: ``secagg.listen``, ``secagg.evidence``,
+``secagg.memory`` (MiB per epoch), ``secagg.threads``, ``secagg.heartbeat=1`` in a Nitro enclave, and ``secagg.acpi=1``
+where hardware measures the ACPI tables.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ PROTECTING: Final = frozenset(
     {"console=ttyS0", "quiet", "panic=-1", _ACPI_OFF, "module.sig_enforce=1", "lockdown=confidentiality"}
 )
 _RESTART: Final = 0x01234567
-"""``LINUX_REBOOT_CMD_RESTART``: a machine that refused ends, without a panic of the kernel that hides why."""
+"""``LINUX_REBOOT_CMD_RESTART``: ends the machine without a kernel panic, which would hide the error."""
 _GENERATORS: Final = ("rdrand", "rng")
-"""Flags of a processor that has a generator of its own."""
+"""Flags of processors with a built-in random number generator."""
 
 
 def run(coins: Coins) -> None:
-    """Serve until the machine ends; one that refuses to serve ends at once, and the console says why."""
+    """Serve until the machine shuts down; after an error, print it to the console and shut down."""
     try:
         main(coins)
     except (SecAggError, OSError) as error:
@@ -46,10 +46,10 @@ def run(coins: Coins) -> None:
 
 
 def main(coins: Coins) -> None:
-    """Serve until the machine ends.
+    """Serve until the machine shuts down.
 
     Raises:
-        InvalidParameters: the command line or the machine is not what the image was built for; nothing was served.
+        InvalidParameters: the command line or the machine does not suit the image; nothing was served.
     """
     _mount("proc", "/proc")
     _mount("sysfs", "/sys")
@@ -62,7 +62,7 @@ def main(coins: Coins) -> None:
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     if words.get("heartbeat", "0") != "0":
         send_heartbeat()
-    # The source of evidence stays root, and would find the service's memory there.
+    # The source of evidence stays root, and could read the service's memory through /proc.
     _unmount("/proc")
     serve_at(
         words.get("listen", ""),
@@ -75,48 +75,49 @@ def main(coins: Coins) -> None:
 
 
 def require_protected(command_line: str) -> str:
-    """Return the command line, unless its host took words away: registers of Nitro cover no bounds between the parts.
+    """Return the command line if it has all protecting words.
 
-    What was cut off its beginning then stands at the kernel's end, where nothing reads it.
+    Nitro measures kernel and command line without the boundary between them, so a host could move words from the start
+    of the command line to the end of the kernel, where nothing reads them.
     """
     words = {*command_line.split()}
     if missing := PROTECTING - words - ({_ACPI_OFF} if "secagg.acpi=1" in words else set[str]()):
-        raise InvalidParameters(f"the command line lacks {min(missing)}; start the image as it was built")
+        raise InvalidParameters(f"the kernel's command line lacks {min(missing)}; start the image as it was built")
     return command_line
 
 
 def told(command_line: str) -> dict[str, str]:
-    """Return this program's words of the kernel's command line; a word that stands twice is refused."""
+    """Return this program's options on the kernel's command line; duplicates are refused."""
     found = dict[str, str]()
     for word in command_line.split():
         name, _, value = word.partition("=")
         if name.startswith("secagg."):
             if name in found:
-                raise InvalidParameters(f"the command line says {name} twice")
+                raise InvalidParameters(f"the kernel's command line has {name} twice")
             found[name] = value
     words = {name.removeprefix("secagg."): value for name, value in found.items()}
     if unknown := sorted(words.keys() - WORDS):
-        raise InvalidParameters(f"the command line says secagg.{unknown[0]}; there are {', '.join(sorted(WORDS))}")
+        raise InvalidParameters(f"unknown option secagg.{unknown[0]}; known are {', '.join(sorted(WORDS))}")
     return words
 
 
 def require_generator(processor: str, evidence: str) -> None:
     """Refuse a machine whose randomness would come from its host.
 
-    Any host can show a security module; AWS's alone is a generator, and its evidence tells clients that it is AWS's.
+    Any host can emulate a security module, but ``nsm`` evidence proves to clients that it is AWS's random generator.
     """
     flags = {flag for line in processor.splitlines() if line.startswith(("flags", "Features")) for flag in line.split()}
     if evidence != "nsm" and flags.isdisjoint(_GENERATORS):
         raise InvalidParameters(
-            "this processor has no generator of random numbers, and the host's is not to be trusted"
+            "this processor has no random number generator, and the host's randomness cannot be trusted"
         )
 
 
 def number_of(words: dict[str, str], name: str, usual: int) -> int:
-    """Return one of the words as a number from 1."""
+    """Return an option as a positive number."""
     text = words.get(name, str(usual))
     if not text.isdecimal() or not int(text):
-        raise InvalidParameters(f"secagg.{name} is a number from 1; got {text!r}")
+        raise InvalidParameters(f"secagg.{name} must be a positive number; got {text!r}")
     return int(text)
 
 
@@ -133,7 +134,7 @@ def _unmount(place: str) -> None:
 
 
 def _load_drivers() -> None:
-    """Load every driver of the image, in their order; one whose device is missing refuses, which is no fault."""
+    """Load every driver of the image in order; a driver may refuse to load because its device is missing."""
     libc, number = ctypes.CDLL(None, use_errno=True), _LOAD_MODULE[os.uname().machine]
     for path in sorted(_DRIVERS.iterdir()):
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

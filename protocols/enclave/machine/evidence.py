@@ -1,7 +1,7 @@
-"""Sources of evidence inside an enclave: each makes a document that holds 64 bytes.
+"""Sources of evidence inside an enclave: each produces a document that contains 64 given bytes.
 
-``SourceApart`` runs a source in a process of its own, forked before the service has secrets and before its filter: the
-service can then be refused to open files, to call drivers and to start programs, and a driver that needs root keeps it.
+``SourceApart`` runs a source in a separate process, forked before the service has secrets and installs its filter. The
+service then needs no access to files, drivers or other programs, and a driver that needs root keeps it.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ class Source(Protocol):
 
     @property
     def format(self) -> str:
-        """The name of its evidence, as ``EvidenceFormat`` has it."""
+        """The value of its ``EvidenceFormat``."""
         ...
 
     def quote(self, report: bytes) -> bytes:
-        """Return a document that holds these bytes; raises ``OSError`` if the hardware refuses."""
+        """Return a document that contains these bytes; raises ``OSError`` if the hardware refuses."""
         ...
 
 
 # --- AWS Nitro --------------------------------------------------------------------------------------------------------
 
 _NSM_REQUEST: Final = 0xC020_0A00
-"""_IOWR(0x0A, 0, struct nsm_raw): two pairs of an address and a length."""
+"""_IOWR(0x0A, 0, struct nsm_raw): address and length of the request and of the answer."""
 _NSM_PAIRS: Final = struct.Struct("<QQQQ")
 _NSM_ANSWER_BYTES: Final = 0x3000
 _NSM_OPENING: Final = b"\xa1\x6bAttestation\xa1\x68document"
@@ -60,7 +60,7 @@ def _ioctl(file: int, request: int, message: ctypes.Array[ctypes.c_char]) -> int
 
 
 class SecurityModule:
-    """/dev/nsm of a Nitro enclave, opened once; each quote is one call of its driver."""
+    """/dev/nsm of a Nitro enclave; each quote is one ioctl."""
 
     format = "nitro"
 
@@ -86,14 +86,14 @@ def _nsm_request(report: bytes) -> bytes:
 
 
 def _nsm_document(answer: bytes) -> bytes:
-    """Read {"Attestation": {"document": bytes}}; anything else is what the module refuses with."""
+    """Read {"Attestation": {"document": bytes}}; anything else is a refusal."""
     if not answer.startswith(_NSM_OPENING) or len(answer) == len(_NSM_OPENING):
-        raise OSError(f"the security module answers {answer[:64]!r}")
+        raise OSError(f"the security module refused: {answer[:64]!r}")
     head, rest = answer[len(_NSM_OPENING)], answer[len(_NSM_OPENING) + 1 :]
     width = _NSM_WIDTHS.get(head, 0)
     size = int.from_bytes(rest[:width], "big") if width else head & 0x1F
     if head >> 5 != _BYTE_STRING or len(rest) != width + size:
-        raise OSError("the security module's answer is not one byte string")
+        raise OSError("the security module's answer must be one byte string")
     return rest[width:]
 
 
@@ -101,7 +101,7 @@ def _nsm_document(answer: bytes) -> bytes:
 
 
 class TsmReport:
-    """configfs-tsm (Linux 6.7 and later): an entry of its own, used by nobody else between request and answer."""
+    """configfs-tsm (Linux 6.7 and later), with an entry that nobody else may use between request and answer."""
 
     _FORMATS: Final = MappingProxyType({"sev_guest": "sev-snp", "tdx_guest": "tdx"})
 
@@ -110,7 +110,7 @@ class TsmReport:
         self._entry.mkdir(exist_ok=True)
         provider = (self._entry / "provider").read_text().strip()
         if provider not in self._FORMATS:
-            raise OSError(f"the provider of evidence is {provider!r}, and not one of {', '.join(self._FORMATS)}")
+            raise OSError(f"unknown evidence provider {provider!r}; known are {', '.join(self._FORMATS)}")
         self.format = self._FORMATS[provider]
 
     def _generation(self) -> int:
@@ -123,7 +123,7 @@ class TsmReport:
         written = self._generation()
         document = (self._entry / "outblob").read_bytes()
         if not first + 1 == written == self._generation():
-            raise OSError("another process has used this entry; only one may ask for evidence")
+            raise OSError("another process used this configfs entry; only one process may request evidence")
         return document
 
 
@@ -139,7 +139,7 @@ class GramineQuote:
         self._root = root
         kind = (root / "attestation_type").read_text().strip()
         if kind != "dcap":
-            raise OSError(f"the manifest asks for {kind!r} attestation; set sgx.remote_attestation to dcap")
+            raise OSError(f"the manifest requests {kind!r} attestation; set sgx.remote_attestation to dcap")
 
     def quote(self, report: bytes) -> bytes:
         (self._root / "user_report_data").write_bytes(report)
@@ -150,7 +150,7 @@ class GramineQuote:
 
 
 class SimulatedSource:
-    """Vouches for nothing: clients accept it only where they were told to."""
+    """Evidence without hardware: only clients that are configured for it accept it."""
 
     format = SIMULATED
 
@@ -164,38 +164,38 @@ SOURCES: Final[Mapping[str, Callable[[], Source]]] = MappingProxyType(
 
 
 def source_named(name: str) -> Source:
-    """Return a source by its name; nothing takes the place of one that this machine lacks.
+    """Return a source by name; there is no fallback.
 
     Raises:
-        InvalidParameters: there is no such source, or this machine does not have it.
+        InvalidParameters: the name is unknown, or this machine does not have the source.
     """
     if name not in SOURCES:
-        raise InvalidParameters(f"evidence comes from {', '.join(SOURCES)}; got {name!r}")
+        raise InvalidParameters(f"unknown source of evidence {name!r}; known are {', '.join(SOURCES)}")
     try:
         return SOURCES[name]()
     except (OSError, ValueError) as error:
-        raise InvalidParameters(f"this machine has no evidence of the kind {name!r}: {error}") from None
+        raise InvalidParameters(f"this machine cannot provide {name!r} evidence: {error}") from None
 
 
-# --- A source in a process of its own ---------------------------------------------------------------------------------
+# --- A source in a separate process -----------------------------------------------------------------------------------
 
 _REQUEST: Final = struct.Struct(f">Q{REPORT_BYTES}s")
 _ANSWER: Final = struct.Struct(">QBI")
 _MOST_SENTENCE_BYTES: Final = 1024
 _SECONDS: Final = 60.0
-"""How long hardware may take for one document."""
+"""Time limit of the hardware for one document."""
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class SourceApart:
-    """Asks a source that runs in a process of its own; the first fault ends it, and there is no second try."""
+    """A source in a separate process; the first failure ends it, and it is not restarted."""
 
     def __init__(self, source: Source, *, seconds: float = _SECONDS) -> None:
-        """Fork; call it before threads run, secrets are drawn and a filter is installed."""
+        """Fork the process; call it before threads start, secrets are drawn and the filter is installed."""
         self.format = source.format
         self._lock, self._number, self._seconds = Lock(), 0, seconds
         self._here, there = socket.socketpair()
-        # The other process must not run the handlers of this one: it ends with its connection.
+        # The other process must not run this one's signal handlers; it ends when its connection closes.
         signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         self._process = os.fork()
         if not self._process:
@@ -204,10 +204,10 @@ class SourceApart:
         there.close()
 
     def quote(self, report: bytes) -> tuple[str, bytes]:
-        """Return the format and a document that holds these bytes.
+        """Return the format and a document that contains these bytes.
 
         Raises:
-            OSError: the hardware refuses; or the process failed, and every later call raises too.
+            OSError: the hardware refuses, or the process failed; after a failure every later call raises too.
         """
         with self._lock:
             self._number += 1
@@ -216,7 +216,7 @@ class SourceApart:
                 is_refused, said = _answer_to(self._number, self._here, monotonic() + self._seconds)
             except OSError as error:
                 self.close()
-                raise OSError(f"its source has ended ({error}); restart the enclave") from None
+                raise OSError(f"the source of evidence has ended ({error}); restart the enclave") from None
         if is_refused:
             raise OSError(said.decode(errors="replace"))
         return self.format, said
@@ -224,16 +224,16 @@ class SourceApart:
     def close(self) -> None:
         """End the process."""
         self._here.close()
-        # The filter of a service refuses to send signals; the process then ends with its connection.
+        # The service's filter refuses to send signals; the process then ends because its connection is closed.
         with suppress(OSError):
             os.kill(self._process, signal.SIGKILL)
 
 
 def _run_apart(source: Source, here: socket.socket, there: socket.socket) -> NoReturn:
-    """Answer until the service is gone; nothing gets back to what the service was about to do."""
+    """Answer until the service closes the connection; never return to the code that forked."""
     try:
         here.close()
-        # What it lacks, the service lacks too, and reports it.
+        # A missing protection needs no report: the service lacks it too and reports it.
         give_up_calls(device_request=_NSM_REQUEST)
         _answer_quotes(source, there)
     finally:
@@ -246,7 +246,7 @@ def _answer_quotes(source: Source, there: socket.socket) -> None:
             number, report = _REQUEST.unpack(_received(there, _REQUEST.size))
             try:
                 is_refused, said = 0, source.quote(report)
-            except Exception as error:  # noqa: BLE001 -- sent to the service, which says it to the host
+            except Exception as error:  # noqa: BLE001 -- sent to the service, which reports it to the host
                 is_refused, said = 1, f"{type(error).__name__}: {error}".encode()[:_MOST_SENTENCE_BYTES]
             there.sendall(_ANSWER.pack(number, is_refused, len(said)) + said)
 
@@ -254,7 +254,7 @@ def _answer_quotes(source: Source, there: socket.socket) -> None:
 def _answer_to(number: int, connection: socket.socket, last: float) -> tuple[int, bytes]:
     answered, is_refused, size = _ANSWER.unpack(_received(connection, _ANSWER.size, last))
     if answered != number or size > MOST_DOCUMENT_BYTES:
-        raise OSError(f"an answer to request {answered} of {size} bytes came, and not one to {number}")
+        raise OSError(f"expected an answer to request {number}; got one to request {answered} with {size} bytes")
     return is_refused, _received(connection, size, last)
 
 
@@ -265,6 +265,6 @@ def _received(connection: socket.socket, size: int, last: float | None = None) -
             connection.settimeout(max(1e-3, last - monotonic()))
         piece = connection.recv(size - len(received))
         if not piece:
-            raise OSError("the other process has ended")
+            raise OSError("the other process closed the connection")
         received += piece
     return bytes(received)

@@ -1,4 +1,4 @@
-"""Where an enclave's service listens: a Unix socket, vsock, or a virtio serial port that takes one host."""
+"""Listeners of an enclave's service: a Unix socket, vsock, or a virtio serial port for one host at a time."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def listening_at(address: str) -> Generator[Listener]:
     """Listen at ``unix:PATH``, ``vsock:PORT`` or ``virtio:NAME``.
 
     Raises:
-        InvalidParameters: the address is none of these, or nothing can listen there.
+        InvalidParameters: the address is invalid or cannot be used.
     """
     kind, _, rest = address.partition(":")
     match kind:
         case "unix" if rest and not hasattr(socket, "AF_UNIX"):
-            raise InvalidParameters("this system has no Unix sockets; serve where there are some")
+            raise InvalidParameters("this system has no Unix sockets; use vsock: or virtio:, or another system")
         case "unix" if rest:
             with listening(Path(rest), replaces_dead=True) as listener:
                 yield listener
@@ -45,21 +45,21 @@ def listening_at(address: str) -> Generator[Listener]:
             with PortListener(_port_named(rest)) as port:
                 yield port
         case _:
-            raise InvalidParameters(f"an enclave listens at unix:PATH, vsock:PORT or virtio:NAME; got {address!r}")
+            raise InvalidParameters(f"the address must be unix:PATH, vsock:PORT or virtio:NAME; got {address!r}")
 
 
 def is_port(text: str) -> bool:
-    """Whether a text is the number of a vsock port."""
+    """Return whether a text is a vsock port number."""
     return text.isdecimal() and int(text) <= _LAST_PORT
 
 
 def is_reachable(address: str) -> bool:
-    """Whether a host could reach an address: without a device nothing but this machine reaches its vsock."""
+    """Return whether a host can reach an address; a vsock without a device is only reachable from this machine."""
     if not address.startswith("vsock:"):
         return True
     with socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM) as knocking:
         knocking.settimeout(0)
-        # The kernel looks for the device before it sends anything.
+        # The kernel checks for the device before it sends anything.
         return knocking.connect_ex((socket.VMADDR_CID_HOST, 1)) != errno.ENODEV
 
 
@@ -69,7 +69,7 @@ def _vsock(port: int) -> socket.socket:
         listener.bind((socket.VMADDR_CID_ANY, port))
         listener.listen()
     except (AttributeError, OSError, OverflowError) as error:
-        raise InvalidParameters(f"nothing can listen at vsock:{port} here: {error}") from None
+        raise InvalidParameters(f"cannot listen at vsock:{port}: {error}") from None
     return listener
 
 
@@ -77,11 +77,11 @@ def _port_named(name: str) -> Path:
     for entry in sorted(_PORTS.iterdir()) if _PORTS.exists() else ():
         if (entry / "name").read_text().strip() == name:
             return Path("/dev") / entry.name
-    raise InvalidParameters(f"this machine has no virtio port {name!r}; give it a virtserialport of that name")
+    raise InvalidParameters(f"this machine has no virtio port {name!r}; add a virtserialport with that name")
 
 
 def send_heartbeat(context: int = 3, port: int = 9000) -> None:
-    """Tell the parent instance of a Nitro enclave that it has booted: one byte, which comes back."""
+    """Tell the parent instance of a Nitro enclave that the enclave booted: send one byte and wait for its echo."""
     try:
         with socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM) as parent:
             parent.settimeout(10)
@@ -92,16 +92,16 @@ def send_heartbeat(context: int = 3, port: int = 9000) -> None:
         said = error
     if said != b"\xb7":
         raise InvalidParameters(
-            f"no Nitro parent instance is at vsock:{context}:{port} ({said}); elsewhere build the image without "
-            "--heartbeat"
+            f"no Nitro parent instance answers at vsock:{context}:{port} ({said}); outside Nitro, build the image "
+            "without --heartbeat"
         )
 
 
 class Port:
-    """A virtio serial port as a connection; the host's end is a socket of its monitor.
+    """A virtio serial port as a connection; the host's end is a socket of its virtual machine monitor.
 
-    A port cannot be closed for one host and opened for the next: what one of them sent and nobody read is discarded
-    here, or the next host would be out of step. Reads and writes never wait for a host that has gone.
+    The port stays open from one host to the next, so ``close`` discards what a host sent and nobody read. Reads and
+    writes never wait for a host that has disconnected.
     """
 
     def __init__(self, file: int) -> None:
@@ -124,7 +124,7 @@ class Port:
 
     def recv(self, size: int, flags: int = 0, /) -> bytes:
         if flags:
-            raise OSError("a port cannot be read without taking what is there")
+            raise OSError("a virtio port does not support MSG_PEEK or other flags")
         self._wait(select.POLLIN)
         received = os.read(self._file, size)
         self._is_drained = not received
@@ -135,11 +135,11 @@ class Port:
         while rest:
             if self._wait(select.POLLOUT) & select.POLLHUP:
                 self.close()
-                raise ConnectionResetError("the host has gone")
+                raise ConnectionResetError("the host has disconnected")
             rest = rest[os.write(self._file, rest[:_PIECE]) :]
 
     def close(self) -> None:
-        """Discard what this host has sent, until it has gone or is silent; the port stays open for the next host."""
+        """Discard the host's unread bytes until it disconnects or is silent; the port stays open for the next one."""
         poll = select.poll()
         poll.register(self._file, select.POLLIN)
         while not self._is_drained and poll.poll(_SILENCE_MILLISECONDS):
@@ -155,11 +155,11 @@ class Port:
 
 
 class PortListener:
-    """A listener whose only connection is the port; a second host cannot knock."""
+    """A listener whose only connection is the port; a second host cannot connect meanwhile."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
-        # A listener is waited for next to its connection; this end of a pipe is never ready.
+        # ``serve`` selects on the listener and its connection; this end of a pipe is never ready.
         self._silent, self._kept = os.pipe()
 
     def fileno(self) -> int:
@@ -168,7 +168,7 @@ class PortListener:
     def accept(self) -> tuple[Port, None]:
         poll = select.poll()
         poll.register(self._file, select.POLLIN)
-        # Until a host is there, the kernel says that it has hung up.
+        # Until a host connects, the kernel reports a hang-up.
         while any(event & select.POLLHUP for _, event in poll.poll()):
             time.sleep(_PAUSE)
         return Port(self._file), None

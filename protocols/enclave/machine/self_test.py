@@ -1,4 +1,4 @@
-"""What an enclave's service does before it serves anybody: an epoch of every kind, so that faults show at its start."""
+"""Self-test of an enclave's service: it runs an epoch of every kind before it listens."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from secagg.protocols.enclave.trusted.service import SIMULATED, EnclaveService
 from secagg.wire import MessageKind, message_kind
 
 RESERVED_REPORT: Final = bytes(64)
-"""What evidence of a self-test would hold; no source is asked for any."""
+"""Placeholder for the evidence of a self-test, which asks no source."""
 
 
 def configurations() -> Iterator[EnclaveConfiguration]:
-    """Yield a small configuration for each suite, form, way to count, noise and bound."""
+    """Yield a small configuration for each suite, release form, accumulation, noise and bound."""
     ring, indices = RingSegment(16, 4), IndexSegment(4, 3)
     table = CodewordTable(3, np.arange(8, dtype=np.int64).reshape(4, 2))
     for suite in Suite:
@@ -54,10 +54,10 @@ def configurations() -> Iterator[EnclaveConfiguration]:
 
 
 def test_itself(coins: Coins) -> None:
-    """Start and end an epoch of every kind; no host listens yet, and no hardware is asked.
+    """Start and end an epoch of every kind, without a host or hardware.
 
     Raises:
-        InternalError: something does not do what it should, and nothing may be served.
+        InternalError: a check failed; the service must not start.
     """
     for configuration in configurations():
         enclave = Enclave(configuration, coins=coins, quote=lambda _: (SIMULATED, RESERVED_REPORT))

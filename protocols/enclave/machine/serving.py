@@ -1,4 +1,4 @@
-"""The enclave's service, from its address to its first host: vouch, test itself, listen, give up the rest, serve."""
+"""Starts the enclave's service: opens the source of evidence, runs the self-test, listens, drops privileges, serves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_LINES: Final = 200
 _MOST_CHARACTERS: Final = 200
 
 
-def serve_at(  # noqa: PLR0913 -- what an enclave is started with
+def serve_at(  # noqa: PLR0913 -- the options of an enclave
     address: str,
     *,
     evidence: str,
@@ -30,20 +30,20 @@ def serve_at(  # noqa: PLR0913 -- what an enclave is started with
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     become: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve hosts until the process is told to end.
+    """Serve hosts until the process is terminated.
 
     Args:
         address: ``unix:PATH``, ``vsock:PORT`` or ``virtio:NAME``.
-        evidence: the name of its source: ``nsm``, ``tsm``, ``gramine`` or ``simulated``.
-        become: gives up the user that drivers wanted, once everything is open.
+        evidence: source of evidence: ``nsm``, ``tsm``, ``gramine`` or ``simulated``.
+        become: changes to an unprivileged user; called once everything is open.
     Raises:
-        InvalidParameters: the machine lacks what was asked for, or the address is taken; nothing was served.
+        InvalidParameters: the machine lacks the source of evidence, or the address cannot be used; nothing was served.
         InternalError: the self-test failed.
     """
     if threads < 1 or memory_bytes < 1:
-        raise InvalidParameters("an enclave has at least one thread and one MiB of memory: raise --threads or --memory")
+        raise InvalidParameters("an enclave needs at least 1 thread and 1 MiB of memory; raise --threads or --memory")
     source = source_named(evidence)
-    # Forked before anything is secret. Simulated evidence has no driver.
+    # SourceApart forks, before this process has any secret. Simulated evidence has no driver and needs no process.
     quote: Quote = (lambda report: (SIMULATED, report)) if evidence == SIMULATED else SourceApart(source).quote
     test_itself(coins)
     with listening_at(address) as listener:
@@ -57,7 +57,7 @@ def serve_at(  # noqa: PLR0913 -- what an enclave is started with
 
 
 class BoundedLog:
-    """Passes on a number of different lines; a host can neither fill a disk nor a pipe that nobody reads."""
+    """Limits the number and length of log lines, so that a host cannot fill a disk or block an unread pipe."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say, self._last, self._rest = say, "", _MOST_LINES
@@ -67,7 +67,7 @@ class BoundedLog:
             return
         self._last, self._rest = line, self._rest - 1
         cut = "".join(each if each.isprintable() else "?" for each in line[:_MOST_CHARACTERS])
-        self._say(cut if self._rest else f"{cut} (later refusals are not logged; the host is sent each of them)")
+        self._say(cut if self._rest else f"{cut} (later refusals are sent to the host but not logged)")
 
 
 def _say(sentence: str) -> None:
@@ -78,9 +78,9 @@ def _vouched(form: str) -> str:
     if form != SIMULATED:
         return f"Its evidence is {form}."
     return (
-        "No hardware vouches for it: its evidence is simulated, and it protects nobody from the owner of this machine."
+        "Its evidence is simulated: no hardware vouches for it, and it protects nobody from the owner of this machine."
     )
 
 
 def _lacking(missing: list[str]) -> str:
-    return f" Beyond that, {'; '.join(missing)}." if missing else ""
+    return f" Missing protections: {'; '.join(missing)}." if missing else ""

@@ -1,1 +1,1 @@
-"""The measured part: what runs inside of the enclave and sees uploads."""
+"""The measured part: the code that runs inside the enclave and sees uploads."""

@@ -1,8 +1,8 @@
-"""Vectors that the enclave adds itself, each scaled down to a bound.
+"""Sums of vectors that the enclave scales down to a norm and adds itself.
 
-A client seals all of its values at once, so a host can neither replace a part of them nor stop halfway. The same work
-is done for every upload, and nobody is told which ones were longer than the bound: a refusal, a count or a time would
-tell the host on which side of a bound a client is.
+A client seals all its values at once, so the host can neither replace some of them nor stop halfway. Every upload takes
+the same work, and the result does not show which ones were scaled: a refusal, a count or a running time would reveal to
+the host on which side of the bound a client's norm is.
 """
 
 from __future__ import annotations
@@ -20,53 +20,53 @@ from secagg.crypto.secret import Confined
 
 Signed = npt.NDArray[np.int32]
 LANES: Final = 32
-"""Runs of consecutive values that are packed side by side: value i of each stands in the same words."""
+"""Number of runs of consecutive values that are packed side by side: the i-th values of all runs share words."""
 WORD: Final = np.dtype("<u4")
 _BITS: Final = 32
 _BLOCK: Final = 1 << 20
-"""Values that are packed together, in runs that stay in the second-level cache."""
+"""Values that are packed together; their runs fit into the L2 cache."""
 _ROW: Final = 1 << 10
 _CHUNK: Final = 1 << 16
 _EXACT_BITS: Final = 21
-"""Up to this width, the squares of a row add up exactly in a double."""
+"""Widest values whose squares in a row add up exactly in a double."""
 _SINGLE_BITS: Final = 24
-"""Up to this width, a float of 32 bits holds every value."""
+"""Widest values that a 32-bit float represents exactly."""
 _LOWER: Final = 1.0 - 2.0**-20
-"""Covers the rounding of the factor and of the products, so that no scaled norm exceeds its bound."""
+"""Margin for rounding errors of the factor and the products, so that no scaled norm exceeds its bound."""
 
 
 def runs(length: int) -> Iterator[tuple[slice, int]]:
-    """Return the blocks of a segment's values, each with the length of its runs."""
+    """Yield the blocks of a segment's values, each with the length of its runs."""
     for start in range(0, length, _BLOCK):
         stop = min(start + _BLOCK, length)
         yield slice(start, stop), -(-(stop - start) // LANES)
 
 
 def packed_bytes(segment: RingSegment) -> int:
-    """Return how many bytes of a client's packed values are sealed."""
+    """Return the number of bytes of a client's packed values."""
     return sum(run for _, run in runs(segment.length)) * segment.modulus_bits * WORD.itemsize
 
 
 class BoundedSum(Confined):
-    """Sum of one ring segment's values over many clients; none moves it by more than its bound."""
+    """Sum of one ring segment's values over many clients; each moves it by at most the norm."""
 
     def __init__(self, segment: RingSegment, norm: int, zero: int, clients: int) -> None:
         """Start from zeros.
 
         Args:
-            norm: the largest norm of one client's values about the zero point, in steps; 0 for any.
-            zero: the element that stands for 0.
-            clients: how many may be added; no value of one may make their sum wrap.
+            norm: the maximum norm of one client's values about the zero point, in steps; 0 for no limit.
+            zero: the element that represents 0.
+            clients: the maximum number of clients; values are limited so that their sum cannot wrap.
         """
         self._segment, self._norm, self._zero = segment, norm, zero
         self._low, self._high = -segment.ring.least // clients + zero, segment.ring.greatest // clients - zero
         self._total: Signed = np.zeros(segment.length, np.int32)
         lanes = sum(run for _, run in runs(segment.length)) * LANES
         self._values: Signed = np.zeros(-(-lanes // _ROW) * _ROW, np.int32)
-        """Of one client, about the zero point; zeros between uploads."""
+        """One client's values, relative to the zero point; zeros between uploads."""
 
     def measure(self, packed: memoryview) -> float:
-        """Unpack one client's values, and return what each is to be multiplied by: 1 within all bounds."""
+        """Unpack one client's values, and return the factor that scales them down: 1 if they are within all bounds."""
         values, bits, length = self._values, self._segment.modulus_bits, self._segment.length
         words, at = np.frombuffer(packed, WORD), 0
         for block, run in runs(length):
@@ -74,7 +74,7 @@ class BoundedSum(Confined):
             unpack_into(lanes, words[at : at + bits * run].reshape(bits, run), bits)
             at += bits * run
         square, least, greatest, wide = 0, 0, 0, np.empty(_CHUNK, np.float64)
-        # A client may have filled its last lanes with anything.
+        # The client chose the padding of the last lanes; it must not count.
         values[length:] = self._zero
         for start in range(0, values.size, _CHUNK):
             chunk = values[start : start + _CHUNK]
@@ -90,7 +90,7 @@ class BoundedSum(Confined):
         return 1.0 if factor == 1.0 else factor * _LOWER
 
     def add(self, factor: float) -> None:
-        """Scale the values that were measured, truncate them towards the zero point, and add them."""
+        """Scale the measured values, truncate them towards the zero point, and add them to the sum."""
         kind: Any = np.float32 if self._segment.modulus_bits <= _SINGLE_BITS else np.float64
         scaled, whole = np.empty(_CHUNK, kind), np.empty(_CHUNK, np.int32)
         for start in range(0, self._total.size, _CHUNK):
@@ -102,12 +102,12 @@ class BoundedSum(Confined):
         self.forget()
 
     def forget(self) -> None:
-        """Overwrite the values of the last client."""
+        """Overwrite the last client's values."""
         self._values[:] = 0
 
     def released(self, clients: int) -> RingVector:
-        """Return the sum, whose zero point counts once for each client."""
-        # An integer and its low bits are the same element of the ring.
+        """Return the sum, including one zero point for each client."""
+        # Casting to the ring's word keeps the low bits, which represent the same element.
         total = self._total.astype(self._segment.ring.word)
         add_into(total, total.dtype.type(self._zero * clients & low_bits(self._segment.modulus_bits)))
         reduce_into(total, self._segment.modulus_bits)
@@ -124,15 +124,15 @@ class BoundedSum(Confined):
 # --- Kernels ----------------------------------------------------------------------------------------------------------
 
 Words = Any
-"""Arrays of words or of floats."""
+"""Arrays of words or floats."""
 
 
 def unpack_into(lanes: Words, words: Words, bits: int) -> None:
-    """Read the lanes of ``bits`` bits, as ``pack_group`` writes them, and lift them."""
+    """Unpack lanes of ``bits`` bits, as written by ``pack_group``, into signed integers."""
     spare = _BITS - bits
     for number, lane in enumerate(lanes):
         place, bit = divmod(number * bits, _BITS)
-        # The word with the lane's highest bits has them at its top after a shift, whose way back repeats the sign.
+        # Shift the lane's highest bits to the top of the word; the arithmetic shift back then extends the sign.
         beyond = max(0, bit + bits - _BITS)
         np.left_shift(words[place + (beyond > 0)], spare - bit if not beyond else _BITS - beyond, out=lane.view(WORD))
         if spare:
@@ -142,9 +142,9 @@ def unpack_into(lanes: Words, words: Words, bits: int) -> None:
 
 
 def squared(values: Words, wide: Words, bits: int) -> int:
-    """Return the sum of squares, exactly; there is a whole number of rows.
+    """Return the exact sum of squares of a whole number of rows.
 
-    A row's sum is below 2^72, and its double within 2^30 of it; the same sum modulo 2^32 tells the rest.
+    A row's sum is below 2^72, and the double is within 2^30 of it; the sum modulo 2^32 determines the rest.
     """
     rows = values.reshape(-1, _ROW)
     np.copyto(wide, values)
@@ -157,7 +157,7 @@ def squared(values: Words, wide: Words, bits: int) -> int:
 
 
 def scale_into(whole: Words, scaled: Words, values: Words, factor: Words) -> None:
-    """Multiply, also by 1, and truncate towards zero."""
+    """Multiply by the factor, even if it is 1, and truncate towards zero."""
     np.copyto(scaled, values, casting="same_kind")
     np.multiply(scaled, factor, out=scaled)
     np.copyto(whole, scaled, casting="unsafe")

@@ -1,7 +1,7 @@
-"""Rules of a sum: who may be in it, and when it may be released. The enclave's decisions, without any cryptography.
+"""The enclave's rules: which uploads may enter a sum, and when it may be released. It contains no cryptography.
 
-Every rule that keeps a host from learning more than one sum of many clients is here, on public values alone, so that a
-model checker can run this very class. Nothing changes unless everything holds.
+All rules that limit a host to one sum of many clients are here. They depend only on public values, so that a model
+checker can run this class. A call that is refused changes nothing.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .configuration import EnclaveConfiguration
 
 
 class BufferState(StrEnum):
-    """State of an enclave: the calls that it accepts next."""
+    """State of an enclave, which determines the calls that it accepts."""
 
     CLOSED = "closed"
-    """At the start, after a release, and after a buffer was given up."""
+    """No buffer is open: at the start, after a release, or after a buffer was discarded."""
     OPEN = "open"
     DESTROYED = "destroyed"
-    """The keys are gone."""
+    """The epoch has ended and its keys are wiped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Buffer:
     """The uploads that one release will sum."""
 
     version: int
-    """The number of the model that the sum will update."""
+    """Number of the model that the sum will update."""
     upload_ids: list[bytes] = field(default_factory=list[bytes])
     clients: set[ClientId] = field(default_factory=set[ClientId])
 
@@ -61,58 +61,58 @@ def _refused(culprits: frozenset[Party], sentence: str, reason: Reason) -> PeerM
 
 @dataclass(slots=True)
 class Models:
-    """Numbers of models: those of buffers only grow, each has one digest, and each digest has one number."""
+    """The models of an epoch: buffers have increasing numbers; each number has one digest, each digest one number."""
 
     oldest: int
     """How many versions behind the newest model an update's model may be."""
     newest: int = -1
     digests: dict[int, bytes] = field(default_factory=dict[int, bytes])
-    """The digest of each model that the host has announced; no client names one."""
+    """The digest of each model that the host announced; clients cannot add one."""
     numbers: dict[bytes, int] = field(default_factory=dict[bytes, int])
-    """The number of each model; one model under two numbers is two sums of the same updates."""
+    """The number of each model; with two numbers for one model, the same updates would enter two sums."""
 
     def open(self, version: int, digest: bytes) -> None:
         """Announce the model that the next sum will update."""
         if type(version) is not int or not 0 <= version < 1 << 64:
-            raise Misuse(f"a model's version is an integer in 0..2^64 - 1; got {version!r}")
+            raise Misuse(f"a model's version must be an integer between 0 and 2^64 - 1; got {version!r}")
         if version <= self.newest:
-            sentence = f"a buffer for model {version} follows one for model {self.newest}; versions only grow"
+            sentence = f"a buffer for model {version} follows one for model {self.newest}; versions must increase"
             raise _refused(_HOST, sentence, Reason.WRONG_SESSION)
         self._announce(version, digest)
         self.newest = version
 
     def announce(self, version: int, digest: bytes) -> None:
-        """Fix the digest of an older model whose updates count; the same again changes nothing."""
+        """Fix the digest of an older model whose updates count; announcing the same digest again changes nothing."""
         self._require_counted(version, _HOST)
         self._announce(version, digest)
 
     def admit(self, version: int, digest: bytes, *, culprits: frozenset[Party]) -> None:
-        """Refuse an update of a model that does not count now, or that is not the one that the host has announced."""
+        """Refuse an update of a model that is too old, or that differs from the one that the host announced."""
         self._require_counted(version, culprits)
         if self.digests.get(version) != digest or self.numbers.get(digest, version) != version:
-            sentence = f"the model {version} of an upload is not the one that the host has announced"
+            sentence = f"model {version} of an upload is not the one that the host announced"
             raise _refused(culprits, sentence, Reason.MODEL_MISMATCH)
 
     def _require_counted(self, version: int, culprits: frozenset[Party]) -> None:
         if not 0 <= self.newest - version <= self.oldest:
             first = max(0, self.newest - self.oldest)
-            sentence = f"updates of models {first} to {self.newest} count here, and this is model {version}"
+            sentence = f"this buffer takes updates of models {first} to {self.newest}; this is model {version}"
             raise _refused(culprits, sentence, Reason.STALE_UPDATE)
 
     def _announce(self, version: int, digest: bytes) -> None:
         if self.digests.get(version, digest) != digest:
             raise _refused(_HOST, f"model {version} was announced with another digest", Reason.MODEL_MISMATCH)
         if (known := self.numbers.get(digest, version)) != version:
-            sentence = f"model {version} is {known} under another number, for two sums of one update; open the next"
+            sentence = f"model {version} is model {known} again, so one update could enter two sums; open the next"
             raise _refused(_HOST, sentence, Reason.MODEL_MISMATCH)
         self.digests[version] = digest
         self.numbers[digest] = version
 
 
 class ReleaseRules:
-    """Which uploads may enter a buffer, and whether it may be released, over the life of one epoch.
+    """Decides which uploads enter a buffer and whether it may be released, during one epoch.
 
-    Claim EN-1: the model checker drives this class under every order of a host's calls.
+    Claim EN-1: the model checker runs this class with every order of a host's calls.
     """
 
     def __init__(self, configuration: EnclaveConfiguration) -> None:
@@ -125,15 +125,15 @@ class ReleaseRules:
         self.state = BufferState.CLOSED
 
     def open(self, version: int, model_digest: bytes) -> None:
-        """Begin to collect updates of a model, whose digest the host fixes; numbers of models only grow."""
+        """Begin to collect updates for a model; its number must be larger than that of every buffer before."""
         if self.state is not BufferState.CLOSED:
-            raise Misuse(f"a buffer opens when none is; the enclave is {self.state}; release or give up the last one")
+            raise Misuse(f"the enclave is {self.state}; release or give up its buffer before you open another")
         self._models.open(version, model_digest)
         self._buffer = Buffer(version)
         self.state = BufferState.OPEN
 
     def announce(self, version: int, model_digest: bytes) -> None:
-        """Fix the digest of an older model whose updates count in the open buffer; the same again changes nothing."""
+        """Fix the digest of an older model whose updates count in the open buffer."""
         self.require_open()
         self._models.announce(version, model_digest)
 
@@ -143,7 +143,7 @@ class ReleaseRules:
         return self._buffer
 
     def admit(self, entry: Entry) -> None:
-        """Say why an upload may not enter the open buffer; one that is entered never keeps the buffer from release."""
+        """Refuse an upload that may not enter the open buffer. Once entered, an upload never prevents the release."""
         configuration, buffer = self._configuration, self.require_open()
         releases = configuration.noise.releases_per_client if configuration.noise is not None else 0
         client = self.signer(entry.client)
@@ -154,22 +154,22 @@ class ReleaseRules:
             again = answered_twice(entry.client, is_signed=configuration.has_authority)
             raise _refused(again, f"{entry.client} uploaded for model {entry.version} before", Reason.ALREADY_ANSWERED)
         if entry.client in buffer.clients:
-            sentence = f"{entry.client} is in this buffer; its next update enters the next"
+            sentence = f"{entry.client} is already in this buffer; its next update must wait for the next buffer"
             raise _refused(both, sentence, Reason.ALREADY_ANSWERED)
         self._models.admit(entry.version, entry.model_digest, culprits=both)
         if bool(releases) and self._participations[entry.client] >= releases:
-            sentence = f"{entry.client} was in {releases} releases, which is its privacy budget for this epoch"
+            sentence = f"{entry.client} was in {releases} releases, its privacy budget for this epoch"
             raise _refused(both, sentence, Reason.BUDGET_SPENT)
         if buffer.contributors >= configuration.maximum_cohort:
-            sentence = f"the buffer holds {buffer.contributors} uploads and takes no more; release it"
+            sentence = f"the buffer is full with {buffer.contributors} uploads; release it"
             raise _refused(_HOST, sentence, Reason.BUFFER_FULL)
 
     def signer(self, client: ClientId) -> frozenset[Party]:
-        """Return whose doing an upload that opens can be: without an authority anybody seals in any client's name."""
+        """Return who may have sent a valid upload: without an authority, anybody can seal in any client's name."""
         return signed_by(client) if self._configuration.has_authority else unverified(client)
 
     def enter(self, entry: Entry) -> None:
-        """Record an upload that has passed every check and was added."""
+        """Record an upload that passed every check and was added."""
         buffer = self.require_open()
         buffer.upload_ids.append(entry.upload_id)
         buffer.clients.add(entry.client)
@@ -179,19 +179,19 @@ class ReleaseRules:
         self._participations[entry.client] += 1
 
     def require_releasable(self) -> None:
-        """Refuse to release fewer clients than the minimum cohort; every upload counts once, whatever its age."""
+        """Refuse to release a sum below the minimum cohort; every upload counts once, whatever its staleness."""
         buffer, least = self.require_open(), self._configuration.minimum_cohort
         if buffer.contributors < least:
             raise ThresholdNotMet(needed=least, present=buffer.contributors, what="uploads")
 
     def close(self) -> None:
-        """Forget the open buffer; its uploads are never taken again."""
+        """Discard the open buffer; its uploads are never accepted again."""
         self.require_open()
         self._buffer = None
         self.state = BufferState.CLOSED
 
     def give_up(self) -> None:
-        """Close a buffer that was not released; its model may be tried again under another number."""
+        """Close a buffer without a release; its model may be announced again under another number."""
         version = self.require_open().version
         self._models.numbers.pop(self._models.digests[version], None)
         self.close()

@@ -1,8 +1,8 @@
-"""The trusted part: keys that live in memory alone, uploads in, and one sum of many clients out for each buffer.
+"""The trusted part: it opens and adds uploads, and releases one sum of many clients per buffer.
 
-A measurement stands for this module and its imports. It has no network, no file, no clock and no
-configuration but the one it started with. A restart is another epoch with other keys, so what was sealed to the last
-one is opened by nobody.
+Evidence measures this module and its imports. They use no network, files or clock, and no configuration except the one
+at the start. Keys exist only in memory: a restart is a new epoch with new keys, and nobody can open uploads that were
+sealed to an earlier one.
 """
 
 from __future__ import annotations
@@ -58,20 +58,20 @@ from .messages import (
 
 DEFAULT_MEMORY_BYTES: Final = 1 << 32
 _ROWS: Final = 1 << 14
-"""Blocks whose counters are decoded at a time."""
+"""Blocks that are decoded at a time."""
 
 Combine = Callable[[Any, Any], object]
 Slot = tuple[Combine, Callable[[], RingVector | Histogram]]
-"""What a release holds in one place: the function that adds noise to it, and the one that makes it without noise."""
+"""A segment of a release: the function that combines it with noise, and the one that computes it without noise."""
 Quote = Callable[[bytes], Any]
-"""Makes evidence that holds 64 bytes: the hardware's driver, or a simulation's."""
+"""Produces evidence for 64 bytes: the hardware's driver, or a simulation."""
 
 
 class Enclave(Confined):
     """One epoch of the trusted part: one configuration, one set of keys, one open buffer at a time.
 
-    Security: its operator chooses when it is called and with what, and sees every answer. Errors name the fault
-        of an upload that its client has sealed; they say nothing about the values of one that is in order.
+    Security: the host chooses the calls and their arguments, and sees every answer. Errors say what is wrong with a
+        malformed upload; they reveal nothing about the values of a well-formed one.
     """
 
     def __init__(
@@ -83,19 +83,19 @@ class Enclave(Confined):
         threads: int = 1,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
     ) -> None:
-        """Draw the keys of an epoch, and have evidence made for them.
+        """Draw the keys of an epoch and obtain evidence for them.
 
         Args:
             coins: ``SystemCoins()`` inside the enclave.
-            quote: makes evidence that holds the binding of keys, epoch and configuration.
-            memory_bytes: how much an epoch may need; a configuration that needs more is refused before it is allocated.
+            quote: produces evidence for the binding of keys, epoch and configuration.
+            memory_bytes: memory limit of an epoch; a configuration that needs more is refused before allocation.
         """
         if type(configuration) is not EnclaveConfiguration:
-            raise Misuse(f"an enclave runs an EnclaveConfiguration; got {type(configuration).__name__}")
+            raise Misuse(f"configuration must be an EnclaveConfiguration; got {type(configuration).__name__}")
         if configuration.memory_bytes > memory_bytes:
             raise InvalidParameters(
-                f"this configuration needs {configuration.memory_bytes} bytes and the enclave may use {memory_bytes}; "
-                "use fewer or smaller segments, or give it more memory"
+                f"this configuration needs {configuration.memory_bytes} bytes of memory; the enclave may use "
+                f"{memory_bytes}: use fewer or smaller segments, or raise --memory"
             )
         self.configuration = configuration
         self._coins = coins
@@ -122,10 +122,10 @@ class Enclave(Confined):
             self._receipt_key.wipe()
             raise
         self._mask_keys = list[Secret]()
-        """Keys of the masks in the open buffer."""
+        """Mask keys of the uploads in the open buffer."""
         self._histograms = list[HistogramAccumulator]()
         self._sums = list[BoundedSum]()
-        """Sums of the ring segments whose values this enclave scales and adds."""
+        """Sums of the ring segments that this enclave scales and adds itself."""
         self._releases = 0
         self._last_release = b""
 
@@ -134,9 +134,9 @@ class Enclave(Confined):
         return self._rules.state
 
     def open_buffer(self, version: int, model_digest: bytes) -> None:
-        """Begin to collect updates for a model; the previous release can no longer be fetched again."""
+        """Begin to collect updates for a model; the previous release can no longer be fetched."""
         with self._lock:
-            # Made first: a buffer that opened without its counters would count nothing.
+            # Allocated before the buffer opens: if allocation fails, no buffer without counters stays open.
             histograms = [
                 HistogramAccumulator(segment, self.configuration.maximum_cohort, self.configuration.accumulation)
                 for segment in self.configuration.index_segments
@@ -151,10 +151,10 @@ class Enclave(Confined):
             self._rules.announce(version, model_digest)
 
     def receive(self, message: bytes) -> None:
-        """Take an upload into the open buffer.
+        """Check an upload and add it to the open buffer.
 
         Raises:
-            PeerError: it is not taken, and nothing has changed; ``culprits`` says whose doing that can be.
+            PeerError: the upload is refused and nothing has changed; ``culprits`` names who may have caused it.
             Misuse: no buffer is open.
         """
         with self._lock, blaming(*from_server()):
@@ -165,7 +165,7 @@ class Enclave(Confined):
             entry = Entry(client, upload.upload_id, header.model.version, header.model.digest)
             if header.epoch != self.offer.epoch:
                 raise PeerMisbehaved(
-                    f"the upload of {client} was sealed to another epoch, which nobody can open",
+                    f"the upload of {client} was sealed to another epoch, whose keys no longer exist",
                     reason=Reason.WRONG_SESSION,
                     culprits=unverified(client),
                 )
@@ -178,7 +178,7 @@ class Enclave(Confined):
 
     @contextmanager
     def _giving_up(self) -> Generator[None]:
-        """Give the buffer up if an addition breaks off: a sum with a part of somebody is not released."""
+        """Discard the buffer if an addition fails halfway, so that no sum with part of an upload is released."""
         try:
             yield
         except PeerError:
@@ -188,7 +188,7 @@ class Enclave(Confined):
             raise
 
     def release(self) -> bytes:
-        """Release the open buffer, once; asked again, return the same bytes."""
+        """Release the open buffer once; further calls return the same bytes."""
         with self._lock:
             if self._last_release:
                 return self._last_release
@@ -215,13 +215,13 @@ class Enclave(Confined):
             return self._last_release
 
     def give_up_buffer(self) -> None:
-        """Discard the open buffer; its uploads are never taken again."""
+        """Discard the open buffer; its uploads are never accepted again."""
         with self._lock:
             self._rules.give_up()
             self._forget()
 
     def destroy(self) -> None:
-        """End the epoch: give up the keys, and overwrite the buffer."""
+        """End the epoch: wipe the keys and overwrite the buffer."""
         with self._lock:
             self._rules.destroy()
             self._forget()
@@ -232,7 +232,7 @@ class Enclave(Confined):
     # --- One upload ---------------------------------------------------------------------------------------------------
 
     def _opened(self, upload: SealedUpload) -> Secret:
-        """Open what a certified client sealed, and nobody else; without an authority, what the key's holder did."""
+        """Verify the certificate and the proof of an upload and open its seal; without an authority, accept any key."""
         certificate, length = upload.header.certificate, secret_bytes(self.configuration)
         suspects = unverified(certificate.client)
         authority = self.configuration.authority if self.configuration.has_authority else certificate.public_key
@@ -248,14 +248,14 @@ class Enclave(Confined):
         raise AuthenticationFailed(culprits=refused)
 
     def _add(self, upload: SealedUpload, body: Seed | Packed) -> None:
-        """Count the indices, and add the values or keep the key of their mask, once every index is in range."""
+        """Check and count the indices, then add the values or keep the key of their mask."""
         header, client, context = upload.header, upload.header.certificate.client, self.offer.context
         if isinstance(body, Packed):
             with blaming(*self._rules.signer(client)):
                 self._take(memoryview(body.expose()))
             return
         if len(upload.sealed_indices):
-            # The seal does not cover the separate indices, which a host can alter; their tag does.
+            # The seal does not cover these indices, which the host could alter; their own tag does.
             suspects = culprits(Evidence.UNOPENED_UPLOAD, sender=client)
             opened = open_indices(body, header.digest(context), upload.sealed_indices, culprits=suspects)
             try:
@@ -268,7 +268,7 @@ class Enclave(Confined):
             self._mask_keys.append(mask_key(body, self.configuration.suite, context, *place))
 
     def _take(self, packed: memoryview) -> None:
-        """Count the indices; then add the values, which are never refused."""
+        """Check and count the indices; then add the values, which are scaled but never refused."""
         start = sum(segment.payload_bytes for segment in self.configuration.index_segments)
         self._count(packed[:start])
         for total, segment in zip(self._sums, bounded_segments(self.configuration), strict=True):
@@ -306,7 +306,7 @@ class Enclave(Confined):
             vector = exact()
             if noise is not None:
                 drawn = sample(noise.kind, noise.variances[position], segment.length, self._coins)
-                # An integer and its low bits are the same element of the ring, also where it is negative.
+                # The cast keeps the low bits, which represent the same ring element even for negative noise.
                 reduced = drawn.astype(segment.ring.word)
                 combine(vector, reduced)
                 reduce_into(vector, segment.ring.modulus_bits)
@@ -314,18 +314,18 @@ class Enclave(Confined):
             yield vector
 
     def _slots(self) -> list[Slot]:
-        """List what is released, in the order of the released layout."""
+        """List the segments to release, in the order of the released layout."""
         configuration, slots, first_segment = self.configuration, list[Slot](), 0
         histograms, tables, sums = iter(self._histograms), iter(configuration.tables), iter(self._sums)
         segments, forms = configuration.layout.segments, configuration.released.segments
         for segment, following in zip(segments, (*segments[1:], None), strict=True):
             if isinstance(segment, RowSegment):
-                continue  # It is released with its ring segment.
+                continue  # Released with its ring segment.
             if isinstance(segment, RingSegment) and configuration.max_norms:
                 contributors = self._rules.require_open().contributors
                 slots.append((add_into, partial(next(sums).released, contributors)))
             elif isinstance(segment, RingSegment):
-                # The host takes masks from its own sum, and values taken from the masks stay in it.
+                # The host subtracts the released masks from its sum, so subtracting noise here adds it to that sum.
                 masks = partial(self._mask_sum, segment, first_segment)
                 first_segment += segment_count(segment.ring, segment.length)
                 if not isinstance(following, RowSegment):
@@ -344,7 +344,7 @@ class Enclave(Confined):
         return slots
 
     def _mask_sum(self, segment: RingSegment, first_segment: int) -> RingVector:
-        """Sum the masks of the buffer."""
+        """Return the sum of the masks of all uploads in the buffer."""
         total, ring = segment.ring.zeros(segment.length), segment.ring
         accumulate(total, ring, add=self._mask_keys, subtract=[], first_segment=first_segment, threads=self._threads)
         return total
@@ -372,7 +372,7 @@ def _sums_of(configuration: EnclaveConfiguration) -> Iterator[BoundedSum]:
 
 
 def _released_rows(histogram: HistogramAccumulator, rows: RowSegment, ring: Ring) -> RingVector:
-    """Return 1 for each row that enough clients have, and 0 for the others."""
+    """Return 1 for each row that enough clients touched, and 0 for the others."""
     counts = histogram.histogram(0, rows.blocks)
     is_released: RingVector = (counts[:, 1] >= rows.least).astype(ring.word)
     counts[:] = 0
@@ -380,7 +380,7 @@ def _released_rows(histogram: HistogramAccumulator, rows: RowSegment, ring: Ring
 
 
 def _withheld(masks: Callable[[], RingVector], is_released: RingVector) -> RingVector:
-    """Return the masks of the released rows; without theirs the host's sums of the other rows stay uniform."""
+    """Return the masks with zeros for the withheld rows, whose sums then stay masked at the host."""
     total = masks()
     total.reshape(len(is_released), -1)[is_released == 0] = 0
     return total
@@ -407,18 +407,18 @@ def _decoded(histogram: HistogramAccumulator, table: CodewordTable, start: int, 
     return total
 
 
-# --- The least codewords, in the place of chosen ones whose norm is too large -----------------------------------------
-# Nobody is told: a refusal would tell the host on which side of a bound its client is, and a sequence of bounds tells a
-# norm. The least codeword of every block moves the sum as little as possible. The same work is done for every upload,
-# and no address depends on an index.
+# --- Choices with a too large norm, replaced by the smallest codewords ------------------------------------------------
+# This is silent: a refusal would reveal to the host on which side of the bound a client's norm is, and a sequence of
+# bounds would reveal the norm. The smallest codeword of each block moves the sum the least. Every upload takes the same
+# work, and no address depends on an index.
 
 
 def bounded_choices(
     parts: Sequence[memoryview], segments: Sequence[IndexSegment], tables: Tables, bound: int
 ) -> list[bytearray]:
-    """Return the packed indices of each segment: those that were chosen, or the least ones where their norm is larger.
+    """Return the packed indices of each segment, or those of the smallest codewords if the norm exceeds the bound.
 
-    Security: the result is as secret as the choices, and the caller's to overwrite.
+    Security: the result is as secret as the indices; the caller overwrites it.
     """
     chosen = [segment.ring.unpack(part, segment.blocks) for part, segment in zip(parts, segments, strict=True)]
     squared = sum(_chosen_squared(indices, some) for indices, some in zip(chosen, tables, strict=True))
@@ -426,7 +426,7 @@ def bounded_choices(
     packed = list[bytearray]()
     for indices, segment, some in zip(chosen, segments, tables, strict=True):
         least = np.concatenate([np.full(table.blocks, squared_norms(table).argmin(), indices.dtype) for table in some])
-        # Both are computed, and one is taken by arithmetic.
+        # Compute both and select one by arithmetic, without a branch.
         taken = indices * indices.dtype.type(1 - is_over) + least * least.dtype.type(is_over)
         packed.append(bytearray(segment.ring.pack(taken)))
         indices[:], taken[:] = 0, 0

@@ -1,14 +1,13 @@
-"""Counts of each codeword for each block, over many clients, from indices that only the enclave sees.
+"""Histograms of index segments: for each block, how many clients chose each codeword.
 
-Two forms with the same sums. They differ in what the addresses that they touch reveal to an observer of the enclave's
-memory, who may be its owner, by cache line or by page.
+There are two ways to count, with equal results. They differ in what their memory accesses reveal to an observer of
+cache lines or pages, such as the machine's owner.
 
-- Direct: one counter of each block is read and written. The counters of a block lie together, so an address tells a
-  part of the index that is as fine as the observer's: nothing while a block's row lies in one cache line or page, and
-  with wider rows the line or page of the counter.
-- Oblivious: every counter of every block is read and written, in one order, whatever the indices are.
+- Direct: reads and writes one counter per block. A block's counters are contiguous, so an access reveals the cache line
+  or page of the counter; it reveals nothing if all counters of the block share one.
+- Oblivious: reads and writes every counter of every block, in an order that does not depend on the indices.
 
-Neither form branches on an index. An error says that an index is out of range, but not where or which.
+Neither branches on an index. An error says that some index is out of range, but not which one.
 """
 
 from __future__ import annotations
@@ -29,37 +28,37 @@ from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage,
 Counters = npt.NDArray[np.unsignedinteger[Any]]
 
 _CHUNK_BLOCKS: Final = 1 << 16
-"""Blocks at a time: a whole number of bytes at every width, and indices that stay in the second-level cache."""
+"""Blocks that are counted at a time: a whole number of bytes at every width, and indices that fit into the L2 cache."""
 _SCRATCH_COUNTERS: Final = 1 << 18
-"""Counters that one step of the oblivious form covers; at this size numpy's calls cost little."""
+"""Counters per step of the oblivious form: large enough that the overhead of numpy calls is small."""
 
 
 class HistogramAccumulator(Confined):
-    """The counters of one index segment: for each block and codeword, how many clients chose it."""
+    """Counters of one index segment: for each block and codeword, the number of clients that chose it."""
 
     __slots__ = ("_accumulation", "_clients", "_counters", "_maximum_cohort", "_segment", "_wiped")
 
     def __init__(self, segment: IndexSegment, maximum_cohort: int, accumulation: Accumulation) -> None:
-        """Start from zeros, in the smallest word that holds ``maximum_cohort``."""
+        """Start from zeros; a counter is the smallest word that holds ``maximum_cohort``."""
         if type(segment) not in (IndexSegment, RowSegment) or type(accumulation) is not Accumulation:
-            raise Misuse("a histogram is made for an IndexSegment, with an Accumulation")
+            raise Misuse("HistogramAccumulator takes an IndexSegment or RowSegment, and an Accumulation")
         if type(maximum_cohort) is not int or not 1 <= maximum_cohort < 1 << 64:
-            raise InvalidParameters(f"maximum_cohort is an integer in 1..2^64 - 1; got {maximum_cohort!r}")
+            raise InvalidParameters(f"maximum_cohort must be between 1 and 2^64 - 1; got {maximum_cohort!r}")
         self._segment = segment
         self._accumulation = accumulation
         self._maximum_cohort = maximum_cohort
         self._clients = 0
         self._wiped = False
-        # Clients that fit the word cannot wrap a counter, so nothing is reduced. The counters of a chunk of blocks lie
-        # together: direct as one row for each block, so that an addition touches as few lines and pages of it as can
-        # be; oblivious as one row for each codeword, so that a step compares and adds long runs.
+        # A counter holds maximum_cohort, so it cannot wrap. A chunk of blocks has contiguous counters: one row per
+        # block in the direct form, so that an addition touches few cache lines and pages; one row per codeword in the
+        # oblivious form, so that each step compares and adds long runs.
         self._counters = Ring(maximum_cohort.bit_length()).zeros(segment.blocks * segment.codewords)
 
     def check(self, packed: memoryview) -> None:
-        """Check one client's packed indices, all of them before anything is said; nothing is changed."""
+        """Check one client's packed indices, all of them before raising an error; nothing is counted."""
         self._require_unwiped()
         if packed.itemsize != 1:
-            raise Misuse("packed indices are a view of single bytes; cast it")
+            raise Misuse("packed indices must be a memoryview of bytes; cast it")
         require_length("the packed indices of a client", packed.nbytes, self._segment.payload_bytes)
         greatest = self._segment.ring.zeros(1)
         for chunk in self._chunks(0, self._segment.blocks):
@@ -69,23 +68,22 @@ class HistogramAccumulator(Confined):
         greatest[:] = 0
         if not in_range:
             raise MalformedMessage(
-                f"an index is not below {self._segment.codewords}, the number of codewords",
+                f"an index is out of range; the segment has {self._segment.codewords} codewords",
                 reason=Reason.INPUT_OUT_OF_RANGE,
             )
 
     def add(self, packed: memoryview, *, is_checked: bool = False) -> None:
-        """Count one client's indices, each once; nothing is counted unless all is in order.
+        """Count one client's indices; nothing is counted if one of them is invalid.
 
         Args:
-            is_checked: whether ``check`` has passed these very bytes.
-        Security: the bytes are read twice, so they lie where nobody else can write. Should anything go wrong while
-            counting, the counters are wiped, so that no histogram with a part of a client remains.
+            is_checked: whether ``check`` already accepted these bytes.
+        Security: the bytes are read twice, so they must be in memory that nobody else can write. If counting fails, the
+            counters are wiped, so that no histogram with part of a client remains.
         """
         self._require_unwiped()
         if self._clients >= self._maximum_cohort:
             raise CapacityExceeded(
-                f"this histogram counts {self._clients} clients and holds no more; release it first, or configure a "
-                "greater maximum_cohort"
+                f"this histogram is full with {self._clients} clients; release it first, or raise maximum_cohort"
             )
         if not is_checked:
             self.check(packed)
@@ -100,13 +98,13 @@ class HistogramAccumulator(Confined):
         self._clients += 1
 
     def histogram(self, start: int, stop: int) -> npt.NDArray[np.uint64]:
-        """Return the counters of blocks [start, stop), one row for each block.
+        """Return the counters of blocks [start, stop), one row per block.
 
-        Security: the rows are a copy, and the caller's to overwrite.
+        Security: the rows are a copy; the caller overwrites it.
         """
         self._require_unwiped()
         if type(start) is not int or type(stop) is not int or not 0 <= start <= stop <= self._segment.blocks:
-            raise Misuse(f"a range of blocks lies in 0..{self._segment.blocks}; got {start!r}..{stop!r}")
+            raise Misuse(f"blocks must be between 0 and {self._segment.blocks}; got {start!r} to {stop!r}")
         rows = np.empty((stop - start, self._segment.codewords), dtype=np.uint64)
         for chunk in self._chunks(start, stop):
             part = self._part(chunk)
@@ -116,13 +114,13 @@ class HistogramAccumulator(Confined):
         return rows
 
     def wipe(self) -> None:
-        """Overwrite the counters with zeros, and refuse every use from now on."""
+        """Overwrite the counters with zeros; every later use is refused."""
         self._counters[:] = 0
         self._wiped = True
 
     def _require_unwiped(self) -> None:
         if self._wiped:
-            raise Misuse("a histogram was wiped and cannot be used again", reason=Reason.ALREADY_SPENT)
+            raise Misuse("this histogram was wiped and cannot be used again", reason=Reason.ALREADY_SPENT)
 
     def _chunks(self, start: int, stop: int) -> Iterator[slice]:
         for first in range(start - start % _CHUNK_BLOCKS, stop, _CHUNK_BLOCKS):
@@ -130,7 +128,7 @@ class HistogramAccumulator(Confined):
 
     @contextmanager
     def _unpacked(self, packed: memoryview, chunk: slice) -> Generator[RingVector]:
-        """Lend the indices of a chunk, and overwrite them; what unpacking freed on its way is beyond reach."""
+        """Lend the indices of a chunk and then overwrite them; temporary copies of unpacking are not overwritten."""
         ring = self._segment.ring
         piece = packed[ring.packed_bytes(chunk.start) : ring.packed_bytes(chunk.stop)]
         indices = ring.unpack(piece, chunk.stop - chunk.start)
@@ -149,7 +147,7 @@ class HistogramAccumulator(Confined):
 def _count_direct(part: Counters, indices: RingVector) -> None:
     places = np.arange(0, part.size, part.shape[1], dtype=np.intp)
     try:
-        # Not constant time: the addresses tell what the module's docstring says.
+        # Not constant time: for what the addresses reveal, see the module's docstring.
         add_at(part.reshape(-1), places, indices, part.dtype.type(1))
     finally:
         places[:] = 0
@@ -173,25 +171,25 @@ def _count_oblivious(part: Counters, indices: RingVector) -> None:
 # --- Kernels ----------------------------------------------------------------------------------------------------------
 
 Words = Any
-"""Arrays of unsigned words, or one such word; ``add_at`` alone uses data as addresses."""
+"""Arrays of unsigned words, or one such word; only ``add_at`` uses data as addresses."""
 
 
 def raise_to(greatest: Words, indices: Words) -> None:
-    """Raise the one word of ``greatest`` to the greatest index."""
+    """Raise the word ``greatest`` to the maximum of the indices."""
     np.maximum(greatest, np.max(indices), out=greatest)
 
 
 def add_at(counters: Words, rows: Words, indices: Words, one: Words) -> None:
-    """Add one to one counter of each row; ``rows`` become the places of these counters."""
+    """Add one to one counter of each row; ``rows`` is overwritten with the positions of these counters."""
     np.add(rows, indices, out=rows)
     np.add.at(counters, rows, one)
 
 
 def compare_into(hits: Words, indices: Words, numbers: Words) -> None:
-    """Write, for every number and every index, whether they are equal."""
+    """Write whether each number equals each index."""
     np.equal(indices, numbers, out=hits)
 
 
 def add_hits_into(counters: Words, hits: Words) -> None:
-    """Add the hits, which are zeros and ones, to the counters."""
+    """Add the hits, zeros and ones, to the counters."""
     np.add(counters, hits, out=counters)

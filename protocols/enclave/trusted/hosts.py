@@ -1,4 +1,4 @@
-"""The hosts of an enclave: one after the other, over a listener; what each sends goes to the service."""
+"""Serves the hosts of an enclave one after the other; passes each request to the service."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .enclave import DEFAULT_MEMORY_BYTES
 from .service import EnclaveService, Log, Quote
 
 FRAME_SECONDS: Final = 60.0
-"""Seconds that one message may take, from its first byte to its last, in either direction."""
+"""Limit on the time of one message in either direction, from its first byte to its last."""
 SILENCE_SECONDS: Final = 600.0
-"""Seconds that a host may be silent before another takes its place."""
+"""Time after which another host may replace a silent one."""
 _FIRST_WORD_SECONDS: Final = 1.0
-"""Seconds a second connection may stay silent before it is closed; a port scan must not end the epoch."""
+"""Time for the first byte of a second connection, which is then closed, so that a port scan cannot end the epoch."""
 
 
 class Connection(Protocol):
@@ -36,7 +36,7 @@ class Connection(Protocol):
 
 
 class Listener(Protocol):
-    """What hosts connect to."""
+    """A listening socket or port to which hosts connect."""
 
     def fileno(self) -> int: ...
     def accept(self) -> tuple[Connection, Any]: ...
@@ -65,21 +65,21 @@ def serve(  # noqa: PLR0913 -- all but three have defaults
     frame_seconds: float = FRAME_SECONDS,
     silence_seconds: float = SILENCE_SECONDS,
 ) -> None:
-    """Answer one host after the other, until the process is told to end.
+    """Serve one host after the other until the process is terminated.
 
     Args:
-        listener: open and ready; nothing is opened here.
-        quote: the hardware's driver, or a simulation's.
-        log: takes a line for each request that is refused.
-        frame_seconds: how long one message may take.
-        silence_seconds: after how long another host may take the place of a silent one.
+        listener: a listener that is already open.
+        quote: produces evidence: the hardware's driver, or a simulation.
+        log: called with a line for each refused request.
+        frame_seconds: limit on the time of one message.
+        silence_seconds: time after which another host may replace a silent one.
     """
     following: Connection | None = None
     while True:
         service = EnclaveService(coins=coins, quote=quote, threads=threads, memory_bytes=memory_bytes, log=log)
         with following or listener.accept()[0] as connection:
             following = None
-            # A host that goes away, or whose message is too long or too slow, ends its epoch and nothing else.
+            # A host that disconnects, or sends a message too long or too slowly, only ends its own epoch.
             with suppress(OSError, MemoryError, MalformedMessage):
                 following = _serve_host(connection, listener, service, frame_seconds, silence_seconds)
 
@@ -91,7 +91,7 @@ def _serve_host(
     frame_seconds: float,
     silence_seconds: float,
 ) -> Connection:
-    """Answer one host until it goes away, or was silent and another comes, which is returned."""
+    """Serve one host until it disconnects or another replaces it after silence; return the other's connection."""
     heard = monotonic()
     both: list[Connection | Listener] = [connection, listener]
     try:
@@ -102,7 +102,7 @@ def _serve_host(
                 try:
                     request = receive_frame(_Patient(connection, frame_seconds), service.maximum_request_bytes)
                 except MalformedMessage as error:
-                    # The frames after it would be out of step.
+                    # The start of the next frame is unknown, so the connection must be closed.
                     connection.settimeout(frame_seconds)
                     send_frame(connection, service.refusal(error, "a frame"))
                     raise
@@ -114,7 +114,7 @@ def _serve_host(
             beside = listener.accept()[0]
             if monotonic() - heard >= silence_seconds and _has_something_to_say(beside):
                 return beside
-            # There is one host. Another is let go, with nothing said or changed.
+            # An active host keeps the enclave; the second connection is closed without an answer.
             beside.close()
     finally:
         service.destroy()

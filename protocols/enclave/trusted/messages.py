@@ -1,11 +1,11 @@
-"""Messages across the enclave's boundary, as bytes with one encoding, and the strings that everything is bound to.
+"""Messages across the enclave's boundary, each with one encoding, and the keys and digests that bind them.
 
-The host carries all of it and is trusted with none of it: an upload is sealed by its client, in a way that only that
-client and the enclave can, an offer is vouched for by hardware, a receipt is signed by the enclave.
+The host relays all messages but is not trusted: only the client and the enclave can seal an upload, hardware vouches
+for an offer, and the enclave signs a receipt.
 
-A client seals one seed, from which follow the mask of its vector and the key of its indices. A seed belongs to one
-upload. Everything that is derived from it is bound to the configuration, to the epoch, to the
-client and to the model, so that a seed that is sealed twice still gives no stream twice.
+A client seals one seed per upload, from which the mask of its vector and the key of its indices are derived. Both are
+bound to the configuration, epoch, client and model, so that even a seed that is sealed twice never yields the same
+stream twice.
 """
 
 from __future__ import annotations
@@ -39,54 +39,54 @@ VERSION_BYTES: Final = 8
 MAXIMUM_RECEIPT_BYTES: Final = 1 << 10
 MAXIMUM_KEY_BYTES: Final = 1 << 12
 MOST_SEALED_INDICES: Final = 1 << 12
-"""Packed indices and bounded values up to this size are sealed with HPKE directly if there is no mask."""
+"""Maximum size of packed indices and bounded values that are sealed with HPKE directly; only without masks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnclaveOffer(Message):
-    """An enclave's description of itself, for its evidence to vouch for."""
+    """The keys, epoch and configuration of an enclave; its evidence vouches for them."""
 
     kind: ClassVar = MessageKind.ENCLAVE_OFFER
     context: Annotated[AttemptContext, CONTEXT]
     epoch: Annotated[bytes, fixed(EPOCH_BYTES)]
-    """32 random bytes that its keys live and die with."""
+    """32 random bytes that identify the enclave's keys."""
     sealing_key: Annotated[bytes, variable(MAXIMUM_KEY_BYTES)]
     receipt_key: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
-    """Signs receipts, and agrees with each client's key on the proof in what that client seals."""
+    """Signs receipts, and agrees with a client's key on the proof that the client seals."""
 
     @property
     def binding(self) -> bytes:
-        """The 64 bytes that the evidence holds: report_data of a quote or a report, user_data of a document."""
+        """The 64 bytes in the evidence: report_data of a quote or report, user_data of a Nitro document."""
         statement = bind(Label.ENCLAVE_BINDING, self.context.digest, self.epoch, self.sealing_key, self.receipt_key)
         return hashlib.sha512(statement).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStamp:
-    """Which model an update was trained from: its number, and its digest as the client has it."""
+    """The model that an update was trained from: its number, and its digest as the client computed it."""
 
     version: Annotated[int, unsigned(VERSION_BYTES)]
     digest: Annotated[bytes, fixed(DIGEST_BYTES)]
 
     def __post_init__(self) -> None:
         if type(self.version) is not int or not 0 <= self.version < 1 << 64:
-            raise Misuse(f"a model's version is an integer in 0..2^64 - 1; got {self.version!r}")
+            raise Misuse(f"a model's version must be an integer between 0 and 2^64 - 1; got {self.version!r}")
         if type(self.digest) is not bytes or len(self.digest) != DIGEST_BYTES:
-            raise Misuse(f"a model's digest has {DIGEST_BYTES} bytes")
+            raise Misuse(f"a model's digest must have {DIGEST_BYTES} bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadHeader:
-    """Header of an upload, with its sender and purpose: the part in the clear, which is bound to the sealed part."""
+    """Unencrypted header of an upload, with its sender and model; the sealed part is bound to it."""
 
     epoch: Annotated[bytes, fixed(EPOCH_BYTES)]
     certificate: Annotated[Certificate, nested(Certificate)]
     model: Annotated[ModelStamp, nested(ModelStamp)]
     vector_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
-    """The client's commitment to its masked vector, which the host compares; the enclave never sees the vector."""
+    """The client's commitment to its masked vectors; the host checks it, because the enclave never sees the vectors."""
 
     def digest(self, context: AttemptContext) -> bytes:
-        """Return the digest of all of it, and of the configuration, that ciphertexts are bound to."""
+        """Return the digest of the header and the configuration, to which ciphertexts are bound."""
         statement = bind(
             Label.ENCLAVE_UPLOAD_HEADER,
             context.digest,
@@ -101,34 +101,34 @@ class UploadHeader:
 
 
 class Seed(Secret):
-    """Body of an upload: the keys of its mask and of its indices follow from it."""
+    """Sealed body of an upload: the seed from which the keys of its mask and indices are derived."""
 
     __slots__ = ()
 
 
 class Packed(Secret):
-    """Body of an upload without a mask and with few indices: the indices and bounded values themselves."""
+    """Sealed body of a short upload without a mask: the indices and bounded values themselves."""
 
     __slots__ = ()
 
 
 def has_one_seal(configuration: EnclaveConfiguration) -> bool:
-    """Whether an upload's indices are sealed with HPKE themselves: there is no mask, and they are few."""
+    """Return whether indices and bounded values are sealed with HPKE directly: they are short and nothing is masked."""
     return not configuration.masked_segments and configuration.packed_bytes <= MOST_SEALED_INDICES
 
 
 def secret_bytes(configuration: EnclaveConfiguration) -> int:
-    """Return how long what a client seals with HPKE is: a proof, and a seed or all indices."""
+    """Return the length of the plaintext that a client seals with HPKE: a proof, and a seed or the packed values."""
     return PROOF_BYTES + (configuration.packed_bytes if has_one_seal(configuration) else SEED_BYTES)
 
 
 def sealed_secret_bytes(configuration: EnclaveConfiguration) -> int:
-    """Return how long the same is once it is sealed."""
+    """Return the length of the HPKE ciphertext."""
     return secret_bytes(configuration) + sealing_sizes(configuration.suite)[1]
 
 
 def sealed_indices_bytes(configuration: EnclaveConfiguration) -> int:
-    """Return the bytes of one client's indices outside that seal, under a key of the seed."""
+    """Return the length of the indices and values that are encrypted outside the seal, under a key of the seed."""
     return 0 if has_one_seal(configuration) or not (size := configuration.packed_bytes) else size + TAG_BYTES
 
 
@@ -138,47 +138,47 @@ SEALED_INDICES: Final = borrowed(sealed_indices_bytes, "the rest under AES-256-G
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedUpload(MessageIn[EnclaveConfiguration]):
-    """The part of an upload that the enclave takes; the masked vector stays with the host."""
+    """The part of an upload for the enclave; the masked vectors stay with the host."""
 
     kind: ClassVar = MessageKind.SEALED_UPLOAD
     header: Annotated[UploadHeader, nested(UploadHeader)]
     sealed_seed: Annotated[bytes, SEALED_SEED]
     """Sealed with HPKE: a proof; a seed, or the packed indices themselves."""
     sealed_indices: Annotated[memoryview | bytes, SEALED_INDICES] = field(repr=False)
-    """The packed indices and bounded values under AES-256-GCM; nothing where there are none, or HPKE seals them."""
+    """The packed indices and bounded values under AES-256-GCM; empty if there are none, or if HPKE seals them."""
 
     @property
     def upload_id(self) -> bytes:
-        """No two seals are alike."""
+        """Digest of the HPKE ciphertext, which is different for every seal."""
         return hashlib.sha256(self.sealed_seed).digest()
 
 
 def sealed_upload_bytes(configuration: EnclaveConfiguration) -> int:
-    """Return how long the sealed part of each upload is."""
+    """Return the length of the sealed part of an upload."""
     fixed = EPOCH_BYTES + CLIENT_ID_BYTES + IDENTITY_KEY_BYTES + GRANT_BYTES
     fixed += 8 + 2 * DIGEST_BYTES + sealed_secret_bytes(configuration)
     return HEADER_BYTES + fixed + sealed_indices_bytes(configuration)
 
 
 def bounded_segments(configuration: EnclaveConfiguration) -> tuple[RingSegment, ...]:
-    """Return the ring segments whose values are sealed, after all indices."""
+    """Return the ring segments whose values are sealed, following the indices."""
     return configuration.ring_segments if configuration.max_norms else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt(Message):
-    """Receipt of a release, signed by the enclave: one for each buffer."""
+    """The enclave's signed receipt for the release of a buffer."""
 
     kind: ClassVar = MessageKind.RELEASE_RECEIPT
     context: Annotated[AttemptContext, CONTEXT]
     epoch: Annotated[bytes, fixed(EPOCH_BYTES)]
     buffer: Annotated[int, unsigned(8)]
-    """The number of its model."""
+    """Number of the buffer's model."""
     uploads_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
-    """Over the sorted upload ids: a client can see whether its own is among those that a host publishes."""
+    """Digest of the sorted upload ids; if the host publishes the ids, a client can check that its own is included."""
     contributors: Annotated[int, unsigned(8)]
     releases: Annotated[int, unsigned(8)]
-    """Number of releases of the epoch, including this one."""
+    """Number of releases in the epoch, including this one."""
     released_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
     signature: Annotated[bytes, fixed(SIGNATURE_BYTES)] = b""
 
@@ -192,7 +192,7 @@ class Receipt(Message):
 
 
 def uploads_digest(upload_ids: list[bytes]) -> bytes:
-    """Return the digest of a set of uploads that a receipt holds."""
+    """Return the digest of a set of upload ids, for the receipt."""
     return hashlib.sha256(bind(Label.ENCLAVE_UPLOAD_LIST, *sorted(upload_ids))).digest()
 
 
@@ -200,15 +200,15 @@ def uploads_digest(upload_ids: list[bytes]) -> bytes:
 class BufferRelease(Message):
     """Output of the enclave for one buffer.
 
-    A ring segment of the aggregate is the sum of the masks, less the noise, for the host to take from its sum
-    of masked vectors; with ``max_norms`` it is the sum itself. The others are the enclave's decoded sums or counts,
-    with their noise.
+    A ring segment of the aggregate is the sum of the masks minus the noise, which the host subtracts from its sum of
+    masked vectors; with ``max_norms`` it is the sum itself. Other segments are decoded sums or counts, with noise if
+    there is any.
     """
 
     kind: ClassVar = MessageKind.BUFFER_RELEASE
     receipt: Annotated[Receipt, encoded(Receipt, MAXIMUM_RECEIPT_BYTES)]
     aggregate: Annotated[bytes, variable((1 << 32) - 1)] = field(repr=False)
-    """Encoded, as the receipt's digest has it."""
+    """The encoded aggregate, whose digest is in the receipt."""
 
 
 # --- Requests of the host, and their answers --------------------------------------------------------------------------
@@ -220,7 +220,7 @@ MAXIMUM_DOCUMENT_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class AttestedOffer(Message):
-    """An offer with the evidence that vouches for it, as a host relays it to clients."""
+    """An offer with its evidence, which the host relays to clients."""
 
     kind: ClassVar = MessageKind.ATTESTED_OFFER
     offer: Annotated[EnclaveOffer, encoded(EnclaveOffer, MAXIMUM_OFFER_BYTES)]
@@ -254,7 +254,7 @@ class ReleaseBuffer(Message):
 
 @dataclass(frozen=True, slots=True)
 class GiveUpBuffer(Message):
-    """The request to discard it."""
+    """The request to discard the open buffer."""
 
     kind: ClassVar = MessageKind.GIVE_UP_BUFFER
 
@@ -268,12 +268,12 @@ class DestroyEnclave(Message):
 
 @dataclass(frozen=True, slots=True)
 class Done(Message):
-    """The answer to a request that has no other."""
+    """The answer to a request that returns nothing."""
 
     kind: ClassVar = MessageKind.ENCLAVE_DONE
 
 
-# --- What one seed and the two signing keys give ----------------------------------------------------------------------
+# --- Keys derived from the seed and from the two signing keys ---------------------------------------------------------
 
 PROOF_BYTES: Final = 16
 TAG_BYTES: Final = 16
@@ -281,7 +281,7 @@ _KEY_BYTES: Final = 32
 GCM_NONCE_BYTES: Final = 12
 
 
-def mask_key(  # noqa: PLR0913, PLR0917 -- what a mask is bound to
+def mask_key(  # noqa: PLR0913, PLR0917 -- the values that a mask is bound to
     seed: Seed, suite: Suite, context: AttemptContext, epoch: bytes, client: ClientId, version: int
 ) -> Secret:
     """Return the key that expands into the mask of an upload's ring segments."""
@@ -290,17 +290,17 @@ def mask_key(  # noqa: PLR0913, PLR0917 -- what a mask is bound to
 
 
 def sealing_info(header_digest: bytes) -> bytes:
-    """Return what the sealed seed is bound to."""
+    """Return the HPKE info that binds the sealed seed to the header."""
     return bind(Label.ENCLAVE_SEALING, header_digest)
 
 
 def proof_of(
     own_key: SigningKey, peer_key: bytes, header_digest: bytes, *, culprits: Iterable[Party] = UNDECIDED
 ) -> Secret:
-    """Return what only the client and the enclave of a header can make, and a client seals with its seed.
+    """Return the proof of a header, which only its client and the enclave can compute; the client seals it.
 
-    It takes the place of a signature, and is nobody's evidence: the enclave could have made it too. It is of one
-    header, so that knowing it is worth nothing for another one.
+    It replaces a signature, but convinces only the enclave, which could have made it too. It is bound to one header, so
+    it is useless for another one.
     """
     return own_key.agreed(peer_key, PROOF_BYTES, Label.ENCLAVE_PROOF, header_digest, culprits=culprits)
 
@@ -308,11 +308,11 @@ def proof_of(
 def open_indices(
     seed: Seed, header_digest: bytes, sealed: bytes | memoryview, *, culprits: Iterable[Party]
 ) -> bytearray:
-    """Decrypt packed indices; the caller overwrites it.
+    """Decrypt packed indices; the caller overwrites the result.
 
     Implements: [SP 800-38D] §7.2.
     Raises:
-        AuthenticationFailed: the indices were altered, or belong to another upload.
+        AuthenticationFailed: the indices were altered or are from another upload.
     """
     opened = bytearray(len(sealed) - TAG_BYTES)
     try:
@@ -325,5 +325,5 @@ def open_indices(
 
 
 def indices_key(seed: Seed, header_digest: bytes) -> Secret:
-    """Return the key of an upload's indices, where they are not in its one seal."""
+    """Return the key of the indices and values that are encrypted outside the seal."""
     return expand("indices_key", _KEY_BYTES, seed, Label.ENCLAVE_INDICES_KEY, header_digest)

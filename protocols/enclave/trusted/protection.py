@@ -1,4 +1,4 @@
-"""What the enclave's process gives up before a host connects: privileges, dumps, swap, and all calls but a few."""
+"""Drops privileges of the enclave's process before a host connects: core dumps, swap and most system calls."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ _LOCK_PRESENT_AND_FUTURE: Final = 3
 
 
 def give_up_privileges(memory_bytes: int) -> list[str]:
-    """Take each step, and return the protections that this process lacks, in words.
+    """Take each protective step, and return a phrase for each one that failed.
 
-    Call it once everything is open and imported: afterwards no file is opened, no socket made and nothing started.
+    Call it once everything is open and imported: afterwards the process cannot open files or sockets or start programs.
     """
     if sys.platform != "linux":
-        return ["nothing is given up, which takes Linux"]
-    import resource  # noqa: PLC0415 -- not everywhere
+        return ["no privileges are dropped, which requires Linux"]
+    import resource  # noqa: PLC0415 -- missing on Windows
 
     libc, missing = ctypes.CDLL(None, use_errno=True), list[str]()
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    # With a smaller limit the lock would hold, and a later allocation fail.
+    # With a smaller limit, mlockall would succeed and a later allocation would fail.
     if 0 <= limit < memory_bytes or libc.mlockall(_LOCK_PRESENT_AND_FUTURE):
         missing.append("its memory may be written to swap (raise RLIMIT_MEMLOCK above --memory)")
     return missing + give_up_calls()
 
 
 def give_up_calls(*, device_request: int | None = None) -> list[str]:
-    """Give up dumps, new privileges and calls, and return the protections that are missing, in words."""
-    import resource  # noqa: PLC0415 -- not everywhere
+    """Disable core dumps, new privileges and most system calls; return a phrase for each that failed."""
+    import resource  # noqa: PLC0415 -- missing on Windows
 
     libc, missing = ctypes.CDLL(None, use_errno=True), list[str]()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0):
-        missing.append("others of its user may look into it")
-    # Without it only root may install a filter.
+        missing.append("other processes of its user may read its memory")
+    # Without this, only root may install a filter.
     if libc.prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
         missing.append("it may gain privileges")
     if not allow_only_needed_calls(device_request=device_request):
@@ -52,7 +52,7 @@ def give_up_calls(*, device_request: int | None = None) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calls:
-    """The numbers of a kernel's calls: those that are allowed, and those that depend on an argument."""
+    """System call numbers of an architecture: calls that are allowed, and calls that are restricted by an argument."""
 
     architecture: int
     seccomp: int
@@ -61,7 +61,7 @@ class Calls:
     with_protection: tuple[int, int]
     allowed: dict[str, int]
     of_driver: dict[str, int]
-    """What a source of evidence needs besides: files that a driver shows, and its device."""
+    """Additional calls of a source of evidence, which reads a driver's files and its device."""
 
 
 def _numbers(table: str) -> dict[str, int]:
@@ -106,28 +106,28 @@ CALLS: Final[dict[str, Calls]] = {
         of_driver=_numbers("openat 56, fstat 80, newfstatat 79, lseek 62"),
     ),
 }
-"""Seen with strace in sessions with and without threads, over a Unix socket and a virtio port; the others are for
-signals and for the end."""
+"""Observed with strace in sessions with and without threads, over a Unix socket and a virtio port; the others are for
+signals and shutdown."""
 _LOAD, _EQUAL, _HAS_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
-"""Instructions of a filter; a comparison skips as many of the following as it says, if it holds and if it does not."""
+"""Instructions of a BPF filter. A comparison has two counts: instructions to skip if it is true, and if it is false."""
 _ALLOW, _REFUSE, _NO_SUCH_CALL = 0x7FFF_0000, 0x0005_0001, 0x0005_0026
 _NUMBER_AT, _ARCHITECTURE_AT, _FIRST_AT, _SECOND_AT, _THIRD_AT = 0, 4, 16, 24, 32
 _CLONE3: Final = 435
 _NON_BLOCKING: Final = 0x5421
-"""FIONBIO: whether a socket waits, which is the only ioctl."""
+"""FIONBIO, which sets a socket's blocking mode: the only ioctl of the service."""
 _EXECUTABLE: Final = 4
 _THREAD: Final = 0x0001_0000
-"""Flag of clone: a thread of this process, not a process."""
+"""Flag of clone that creates a thread rather than a process."""
 _NAMESPACES: Final = 0x7E02_0000
-"""Flags of clone: a thread with mounts, a network or another namespace of its own."""
+"""Flags of clone that create a new mount, network or other namespace."""
 Line = tuple[int, int, int, int]
 
 
 def filter_of(calls: Calls, *, device_request: int | None = None) -> Iterator[Line]:
-    """Yield the instructions: everything that is not allowed is refused, also calls that a kernel has since.
+    """Yield the filter's instructions. It refuses every call that is not listed, including those of newer kernels.
 
     Args:
-        device_request: for a source of evidence, the only ioctl; without it, the filter is that of the service.
+        device_request: the only ioctl of a source of evidence; None for the service's filter.
     """
     is_driver = device_request is not None
     yield _LOAD, 0, 0, _ARCHITECTURE_AT
@@ -136,9 +136,9 @@ def filter_of(calls: Calls, *, device_request: int | None = None) -> Iterator[Li
     yield _LOAD, 0, 0, _NUMBER_AT
     for number in (*calls.allowed.values(), *(calls.of_driver.values() if is_driver else ())):
         yield from ((_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW))
-    # Its flags are in memory, which a filter cannot read; without it, clone is used.
+    # clone3 has its flags in memory, which a filter cannot read. If it is missing, the C library uses clone instead.
     yield from ((_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _NO_SUCH_CALL))
-    # Only the lower half of an argument is looked at: the kernel takes 32 bits of these.
+    # Only the lower half of each argument is compared: the kernel uses 32 bits of these.
     yield from _if_argument(
         calls.ioctl, _SECOND_AT, (_EQUAL, 0, 1, _NON_BLOCKING if device_request is None else device_request)
     )
@@ -150,13 +150,13 @@ def filter_of(calls: Calls, *, device_request: int | None = None) -> Iterator[Li
 
 
 def _if_argument(number: int, place: int, condition: Line) -> Iterator[Line]:
-    """Allow a call if its argument meets a condition, which skips one instruction where it does not; refuse it else."""
+    """Allow a call if its argument meets the condition, which skips one instruction otherwise; else refuse it."""
     yield from ((_EQUAL, 0, 4, number), (_LOAD, 0, 0, place), condition)
     yield from ((_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE))
 
 
 def allow_only_needed_calls(*, device_request: int | None = None) -> bool:
-    """Install the filter, for every thread and for good; say whether that was possible."""
+    """Install the filter permanently for all threads; return whether that succeeded."""
     libc, calls = ctypes.CDLL(None, use_errno=True), CALLS.get(platform.machine())
     if calls is None or sys.maxsize < 1 << 32:
         return False

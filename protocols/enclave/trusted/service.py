@@ -1,6 +1,6 @@
-"""The requests of an enclave's host, and their answers; nothing here knows of sockets.
+"""Answers the requests of an enclave's host; transport is in ``hosts``.
 
-The host is trusted with nothing. Whatever it sends, it gets the answer that the enclave gives, or a refusal.
+The host is not trusted. Whatever it sends, it receives the enclave's answer or a refusal.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from secagg.wire import MessageKind, message_kind
 # --- Requests ---------------------------------------------------------------------------------------------------------
 
 SIMULATED: Final = "simulated"
-"""The format of evidence that no hardware has made."""
+"""The format of evidence without hardware."""
 _REQUESTS: Final[dict[MessageKind, type[Message]]] = {
     request.kind: request for request in (Start, OpenBuffer, AnnounceModel, ReleaseBuffer, GiveUpBuffer, DestroyEnclave)
 }
@@ -48,13 +48,13 @@ _REQUESTS: Final[dict[MessageKind, type[Message]]] = {
 _UNKNOWN: Final = "a request of no kind"
 
 Quote = Callable[[bytes], tuple[str, bytes]]
-"""Makes evidence that holds 64 bytes: the name of its format, as ``EvidenceFormat`` has it, and the document."""
+"""Produces evidence for 64 bytes: the value of its ``EvidenceFormat``, and the document."""
 Log = Callable[[str], object]
-"""Takes a line for the operator, who is not trusted: it holds nothing that the host is not told too."""
+"""Writes a line for the operator, who is not trusted: it contains nothing that the host does not receive too."""
 
 
 class EnclaveService(Confined):
-    """One epoch of an enclave at most, and its answers to requests; it knows nothing of sockets."""
+    """Runs at most one epoch of an enclave at a time and answers requests."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class EnclaveService(Confined):
         return request_limit(None if self._enclave is None else self._enclave.configuration)
 
     def answer(self, request: bytes) -> bytes:
-        """Do what a request asks for, and return the message that answers it; never raise for what a host sent."""
+        """Carry out a request and return the answer; never raises, whatever the host sent."""
         self._asked = _UNKNOWN
         try:
             try:
@@ -86,15 +86,15 @@ class EnclaveService(Confined):
                 return self.refusal(error)
         except MemoryError:
             self.destroy()
-            sentence = "the machine has less memory than the enclave may use, which has ended its epoch; lower --memory"
+            sentence = "the machine ran out of memory below the enclave's limit, which ended the epoch; lower --memory"
             return self.refusal(CapacityExceeded(sentence, reason=Reason.CAPACITY_EXCEEDED))
-        except Exception as error:  # noqa: BLE001 -- nothing that a host sends ends the process
-            # Nobody has thought of this error, so nobody can say that the rest of the epoch is in order.
+        except Exception as error:  # noqa: BLE001 -- no request may end the process
+            # After an unexpected error the epoch's state is unknown, so it must end.
             self.destroy()
-            return self.refusal(InternalError(f"the enclave met a {type(error).__name__} and has ended its epoch"))
+            return self.refusal(InternalError(f"an internal {type(error).__name__} has ended the enclave's epoch"))
 
     def refusal(self, error: SecAggError, asked: str = "") -> bytes:
-        """Return the answer to a request that is refused, and log it; of an upload, the log has only the reason."""
+        """Log a refusal and return the answer for it; for an upload, the log has only the reason."""
         asked = asked or self._asked
         said = "" if asked == MessageKind.SEALED_UPLOAD.name else f": {error}"
         self._log(f"refused {asked}, {error.reason}{said}")
@@ -110,7 +110,7 @@ class EnclaveService(Confined):
             kind = message_kind(request)
             self._asked = kind.name
             if kind is not MessageKind.SEALED_UPLOAD and kind not in _REQUESTS:
-                raise UnexpectedMessage(expected="a request of a host", received=kind.name)
+                raise UnexpectedMessage(expected="a host's request", received=kind.name)
             asked = _REQUESTS[kind].decode(request) if kind in _REQUESTS else None
             if isinstance(asked, Start):
                 return self._start(asked.configuration())
@@ -118,7 +118,7 @@ class EnclaveService(Confined):
             self.destroy()
             return Done().encode()
         if self._enclave is None:
-            raise Misuse("no epoch runs here; start one with a configuration first")
+            raise Misuse("no epoch is running; start one with a configuration first")
         match asked:
             case ReleaseBuffer():
                 return self._enclave.release()
@@ -143,7 +143,7 @@ class EnclaveService(Confined):
                 memory_bytes=self._memory_bytes,
             )
         except OSError as error:
-            raise InvalidParameters(f"this machine's hardware gives no evidence: {error}") from None
+            raise InvalidParameters(f"this machine's hardware produced no evidence: {error}") from None
         name, document = enclave.evidence
         answer = AttestedOffer(enclave.offer, name.encode(), document).encode()
         self._enclave = enclave
@@ -154,6 +154,6 @@ class EnclaveService(Confined):
 
 
 def request_limit(configuration: EnclaveConfiguration | None) -> int:
-    """Return the longest request while an epoch of this configuration runs, or none."""
+    """Return the maximum length of a request while an epoch of this configuration, or none, is running."""
     upload = 0 if configuration is None else sealed_upload_bytes(configuration)
     return max(MAXIMUM_START_BYTES, upload)

@@ -142,10 +142,10 @@ def test_codebooks_and_layout_are_those_of_the_clients_codec() -> None:
     entries[-1, -1] -= 1
     other = ((first, CodewordTable(second.blocks, entries)),)
     for of in ({"tables": other}, {"tables": ()}):
-        error = seals_nothing(session, InvalidParameters, "codebooks are not those", of=of)
+        error = seals_nothing(session, InvalidParameters, "codebooks differ from those", of=of)
         assert error.reason is Reason.BELOW_FLOOR
     for layout in (replace(MIXED_LAYOUT, version=b"v" * 32), RING_LAYOUT):
-        error = seals_nothing(session, InvalidParameters, "layout or codebooks", of={"layout": layout})
+        error = seals_nothing(session, InvalidParameters, "layout, codebooks or row minimum", of={"layout": layout})
         assert error.reason is Reason.BELOW_FLOOR
 
 
@@ -161,7 +161,7 @@ def test_a_client_that_asks_for_privacy_limits_its_uploads() -> None:
 def test_the_epsilon_of_the_noise_is_held_to_the_floor(adjacency: Adjacency) -> None:
     session = InsecureEnclaveSession(NOISED)
     cost = epsilon_of(session.configuration, 1e-6, adjacency, releases=9)
-    is_below(session, "does not keep epsilon", privacy=PrivacyLimit(cost * 0.999, 1e-6, adjacency))
+    is_below(session, "too small for an epsilon", privacy=PrivacyLimit(cost * 0.999, 1e-6, adjacency))
     privacy = PrivacyLimit(cost, 1e-6, adjacency)
     sealing(session, client_of(session, privacy=privacy))()
 
@@ -254,7 +254,7 @@ def test_what_takes_long_is_not_computed_for_an_enclave_that_is_refused_anyway(
 
 def test_the_codecs_capacity_covers_a_full_buffer() -> None:
     session = InsecureEnclaveSession(EnclaveSetup(oldest=1))
-    seals_nothing(session, InvalidParameters, "capacity is 5", of={"capacity": 5})
+    seals_nothing(session, InvalidParameters, "capacity of 5", of={"capacity": 5})
     sealing(session, client_of(session, capacity=6))()
 
 
@@ -369,10 +369,10 @@ def test_a_repeat_is_allowed_with_both_consent_and_noise_and_of_the_last_model_a
 
 
 def test_a_ledger_is_for_one_task() -> None:
-    with pytest.raises(Misuse, match="keep one for each task"):
+    with pytest.raises(Misuse, match="keep one ledger per task"):
         SealLedger(b"t").charge(update_of(0, b"u"), is_noised=False)
     session = InsecureEnclaveSession(EnclaveSetup())
-    seals_nothing(session, Misuse, "keep one for each task", of={"ledger": SealLedger(b"another task")})
+    seals_nothing(session, Misuse, "keep one ledger per task", of={"ledger": SealLedger(b"another task")})
 
 
 @pytest.mark.parametrize(("task", "maximum"), [(b"", None), (b"t" * 257, None), ("t", None), (b"t", 0), (b"t", 1.0)])
@@ -455,7 +455,7 @@ def test_a_client_that_allows_repeats_makes_them_under_noise_alone(setup: Enclav
 def test_repeats_without_a_floor_of_privacy_are_refused() -> None:
     """The host would choose the variance, and take the mean of many sums of one update."""
     session = InsecureEnclaveSession(NOISED)
-    with pytest.raises(InvalidParameters, match="the host chooses how much noise there is"):
+    with pytest.raises(InvalidParameters, match="the host chooses the noise"):
         client_of(session, ledger=SealLedger(NOISED.task, maximum_seals=4, repeats_allowed=True))
 
 

@@ -106,10 +106,10 @@ def test_a_costly_configuration_is_refused_before_anything_is_allocated(name: st
     took, peak = time.perf_counter() - began, tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert isinstance(refusal, InvalidParameters), refusal
-    assert "bytes and the enclave may use" in str(refusal)
+    assert "bytes of memory; the enclave may use" in str(refusal)
     assert peak < MEBIBYTE
     assert took < ANSWERED_IN
-    assert "no epoch runs" in str(decode_refusal(served.answer(opening(1))))
+    assert "no epoch is running" in str(decode_refusal(served.answer(opening(1))))
 
 
 def test_an_enclave_takes_what_fits_its_memory_and_needs_no_more_than_it_was_told() -> None:
@@ -220,7 +220,7 @@ def test_a_machine_with_less_memory_than_an_epoch_may_use_is_told_apart() -> Non
     def out_of_memory(binding: bytes) -> tuple[str, bytes]:
         raise MemoryError(binding)
 
-    assert "less memory" in str(decode_refusal(service(quote=out_of_memory).answer(START)))
+    assert "ran out of memory" in str(decode_refusal(service(quote=out_of_memory).answer(START)))
 
 
 # --- The connection ---------------------------------------------------------------------------------------------------

@@ -101,8 +101,8 @@ def test_sensitivities_are_those_of_bounds_and_tables_that_fit_the_layout() -> N
     configuration = InsecureEnclaveSession(noised()).configuration
     layout, form, tables = configuration.layout, configuration.form, configuration.tables
     for bounds, given, said in (
-        ((60,), tables, "2 ring segments need as many L2 bounds; got 1"),
-        ((60, 20, 1), tables, "2 ring segments need as many L2 bounds; got 3"),
+        ((60,), tables, "l2_bounds has 1 values; give one for each of 2"),
+        ((60, 20, 1), tables, "l2_bounds has 3 values; give one for each of 2"),
         ((60, 20), (), "tables are a tuple of 1 tuples"),
     ):
         with pytest.raises(InvalidParameters, match=said):

@@ -204,7 +204,7 @@ def test_killing_the_process_loses_the_buffer_and_no_upload_is_opened_twice(star
         relay.receive(upload)
     os.kill(first.process.pid, signal.SIGKILL)
     first.process.wait(ANSWERED_IN)
-    with pytest.raises(EnclaveLost, match=r"epoch and buffer.*nobody opens.*newer models only"):
+    with pytest.raises(EnclaveLost, match=r"the epoch and its buffer.*no longer be opened.*newer models"):
         relay.receive(uploads[2])
     with pytest.raises(EnclaveLost, match="its connection was closed"):
         relay.release()
@@ -303,7 +303,7 @@ def test_the_epoch_before_is_destroyed_before_another_has_keys(monkeypatch: pyte
         assert message_kind(service.answer(START)) is MessageKind.ATTESTED_OFFER
     assert type(decode_refusal(service.answer(START))) is InternalError
     assert destroyed_by_then == [0, 1, 2]
-    assert "no epoch runs" in str(decode_refusal(service.answer(opening(1))))
+    assert "no epoch is running" in str(decode_refusal(service.answer(opening(1))))
 
 
 MALFORMED = {
@@ -406,7 +406,7 @@ def test_an_error_that_nobody_thought_of_ends_the_epoch_and_tells_nothing(monkey
     assert "value" not in str(refusal)
     assert "ZeroDivisionError" in str(refusal)
     assert str(enclaves[0].state) == "destroyed"
-    assert "no epoch runs" in str(decode_refusal(service.answer(RELEASE)))
+    assert "no epoch is running" in str(decode_refusal(service.answer(RELEASE)))
 
 
 def test_closing_ends_the_epoch_also_where_a_fork_holds_the_connection(child: Child) -> None:

@@ -234,7 +234,7 @@ def test_an_answer_that_makes_no_sense_is_the_end_and_nothing_is_sent_again(
     for answer in (*NO_ANSWERS.values(), *own):
         process, remote = fake(framed(offered), answer)
         remote.start(CONFIGURATION)
-        with pytest.raises(EnclaveLost, match="newer models only"):
+        with pytest.raises(EnclaveLost, match="for newer models"):
             ask(remote)
         for again, _ in CALLS.values():
             with pytest.raises(EnclaveLost, match="its connection was closed"):

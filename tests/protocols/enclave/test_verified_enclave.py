@@ -107,7 +107,7 @@ def test_it_ends_with_what_ends_first(session: InsecureEnclaveSession, first: st
     assert enclave.not_after == min(expiry, judged)
     enclave.require_current(enclave.not_after - timedelta(microseconds=1))
     for now in (enclave.not_after, enclave.not_after + timedelta(days=999)):
-        with pytest.raises(PeerMisbehaved, match="fetch a new epoch's evidence") as caught:
+        with pytest.raises(PeerMisbehaved, match="start a new epoch") as caught:
             enclave.require_current(now)
         assert caught.value.reason is Reason.ATTESTATION_REFUSED
         assert caught.value.culprits == HOST

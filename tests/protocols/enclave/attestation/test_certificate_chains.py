@@ -78,7 +78,7 @@ def test_a_root_that_is_not_pinned_is_refused_whatever_its_name(forge: Forge, re
     impostor = forge.made.issue("root", forge.made.p256(20), ca=True, serial=7)
     assert refusal(lambda: forge.verify([*chain[:2], impostor]), "not a pinned root") is Reason.ATTESTATION_INVALID
     assert refusal(lambda: forge.verify(chain, roots=PINNED_ROOTS.intel)) is Reason.ATTESTATION_INVALID
-    assert refusal(lambda: forge.verify([forge.root]), "from 2 to 6") is Reason.ATTESTATION_INVALID
+    assert refusal(lambda: forge.verify([forge.root]), "2 to 6 certificates") is Reason.ATTESTATION_INVALID
 
 
 def test_a_chain_has_a_greatest_length(forge: Forge, refusal: Refusal) -> None:
@@ -89,7 +89,7 @@ def test_a_chain_has_a_greatest_length(forge: Forge, refusal: Refusal) -> None:
     assert len(forge.verify(longest).certificates) == 6
     chain.insert(0, forge.made.issue("one more", forge.made.p256(91), chain[0], ca=True))
     longer = [forge.made.issue("leaf", forge.made.p256(90), chain[0]), *chain]
-    assert refusal(lambda: forge.verify(longer), "from 2 to 6") is Reason.ATTESTATION_INVALID
+    assert refusal(lambda: forge.verify(longer), "2 to 6 certificates") is Reason.ATTESTATION_INVALID
 
 
 @pytest.mark.parametrize("which", ["leaf", "authority"])
@@ -133,9 +133,9 @@ def test_a_key_is_used_for_what_its_certificate_allows(forge: Forge, refusal: Re
     usage = forge.made.usage
     signer, certifier = usage(digital_signature=True), usage(key_cert_sign=True)
     chain = forge.chain(authority={"key_usage": signer})
-    assert refusal(lambda: forge.verify(chain), "not for signing certificates") is Reason.ATTESTATION_INVALID
+    assert refusal(lambda: forge.verify(chain), "does not allow signing certificates") is Reason.ATTESTATION_INVALID
     chain = forge.chain(leaf={"key_usage": certifier})
-    assert refusal(lambda: forge.verify(chain), "not for signatures") is Reason.ATTESTATION_INVALID
+    assert refusal(lambda: forge.verify(chain), "does not allow signatures") is Reason.ATTESTATION_INVALID
 
 
 def test_a_key_for_one_named_use_does_not_attest(forge: Forge, refusal: Refusal) -> None:
@@ -159,7 +159,7 @@ def test_no_more_authorities_stand_below_one_than_it_allows(forge: Forge, refusa
 
 def test_the_scheme_is_the_vendors_and_not_the_certificates(forge: Forge, refusal: Refusal) -> None:
     weaker = forge.chain(leaf={"digest": hashes.SHA384()})
-    assert refusal(lambda: forge.verify(weaker), "is signed by ECDSA on P-256") is Reason.ATTESTATION_INVALID
+    assert refusal(lambda: forge.verify(weaker), "than its vendor's, ECDSA on P-256") is Reason.ATTESTATION_INVALID
     assert refusal(lambda: forge.verify(forge.chain(), scheme=ECDSA_P384)) is Reason.ATTESTATION_INVALID
     key = ec.derive_private_key(5, ec.SECP384R1())
     middle = forge.made.issue("authority", key, forge.root, ca=True)
@@ -260,7 +260,7 @@ def test_many_values_in_a_row_are_refused_before_they_are_taken_apart(forge: For
     listed = der(0x30, der(0x30, b"\x05\0" * 520_000), der(0x30), der(3, b"\0"))
     check = partial(check_not_revoked, [], listed, issuer=issuer, scheme=ECDSA_P256, now=forge.made.NOW)
     started = time.process_time()
-    assert refusal(check, "in a row") is Reason.LENGTH_OVER_LIMIT
+    assert refusal(check, "consecutive DER values") is Reason.LENGTH_OVER_LIMIT
     assert time.process_time() - started < 1
     assert len(elements(b"\x05\0" * MAXIMUM_ELEMENTS)) == MAXIMUM_ELEMENTS
     with pytest.raises(MalformedMessage, match="more than 64"):
@@ -326,7 +326,7 @@ def test_a_certificate_that_states_two_algorithms_is_malformed(forge: Forge) -> 
     inner = b"\x06\x08\x2a\x86\x48\xce\x3d\x04\x03\x02"
     first, _, second = leaf.der.rpartition(inner)
     leaf = type(leaf)(leaf.name, first + inner[:-1] + b"\x03" + second, leaf.key, leaf.serial)
-    with pytest.raises(MalformedMessage, match="two signature algorithms"):
+    with pytest.raises(MalformedMessage, match="two different signature algorithms"):
         forge.verify([leaf, middle, root])
 
 
@@ -433,7 +433,7 @@ def test_a_list_of_another_issuer_is_refused(forge: Forge, refusal: Refusal) -> 
     by_another_key = forge.made.revocation_list(forge.made.issue("authority", forge.made.p256(50)))
     by_another_name = forge.made.revocation_list(middle, issuer_name="somebody")
     assert refusal(lambda: check(forge, by_another_key), "does not verify") is Reason.ATTESTATION_INVALID
-    assert refusal(lambda: check(forge, by_another_name), "is not one of") is Reason.ATTESTATION_INVALID
+    assert refusal(lambda: check(forge, by_another_name), "was not issued by") is Reason.ATTESTATION_INVALID
 
 
 def test_a_partial_list_is_refused(forge: Forge, refusal: Refusal) -> None:
@@ -465,7 +465,7 @@ def test_a_list_has_the_fields_of_its_version(forge: Forge, refusal: Refusal) ->
         with pytest.raises(MalformedMessage):
             pytest.fail(f"{name}: {check(forge, form)}")
     form = encoded(version, other, issuer, start, end, *rest, outer=other)
-    assert refusal(lambda: check(forge, form), "says otherwise") is Reason.ATTESTATION_INVALID
+    assert refusal(lambda: check(forge, form), "another signature algorithm") is Reason.ATTESTATION_INVALID
 
 
 def test_every_byte_of_a_list_matters(forge: Forge) -> None:

@@ -122,7 +122,7 @@ def test_what_a_host_chooses_is_refused_unless_it_is_pinned(
 ) -> None:
     claims = launched(kind, patch(kind, name, value))
     assert claims.measurement[name] == value.to_bytes(SIZES[kind, name], "little")
-    saying = f"the nearest differs in {name} "
+    saying = f"the closest one differs in {name} "
     assert refusal(lambda: policy().check(claims, BIND, NOW), saying) is Reason.ATTESTATION_REFUSED
     policy(**{name: claims.measurement[name]}).check(claims, BIND, NOW)
 

@@ -178,7 +178,7 @@ def test_pins_are_the_policys_own_copy() -> None:
 @pytest.mark.parametrize("part", ["boot_loader", "snp", "microcode"])
 def test_firmware_below_the_minimum_in_any_part_is_refused(part: str, refused: Callable[..., None]) -> None:
     lower = replace(LEAST, **{part: getattr(LEAST, part) - 1})
-    refused(claims(SNP, tcb=replace(lower, tee=255)), "its firmware is")
+    refused(claims(SNP, tcb=replace(lower, tee=255)), "the firmware is")
     policy().check(claims(SNP, tcb=replace(LEAST, tee=255)), BIND, NOW)
 
 
@@ -220,26 +220,29 @@ def test_each_part_below_an_intel_enclave_is_up_to_date(
 ) -> None:
     changes: dict[str, Any] = {part: status, "advisories": frozenset({"INTEL-SA-9"})}
     tcb = replace(INTEL_TCB, **changes)
-    refused(claims(TDX, tcb=tcb), f"its platform is {status} (advisories: INTEL-SA-9)")
+    refused(claims(TDX, tcb=tcb), f"the platform is {status} (advisories: INTEL-SA-9)")
     if status is not TcbStatus.REVOKED:
         accepted = frozenset({TcbStatus.UP_TO_DATE, status})
         known = {"accepted_tcb_statuses": accepted, "accepted_advisories": frozenset({"INTEL-SA-9"})}
         policy(**known).check(claims(TDX, tcb=tcb), BIND, NOW)
-        refused(claims(TDX), "its platform is UpToDate", accepted_tcb_statuses=frozenset({status}))
+        refused(claims(TDX), "the platform is UpToDate", accepted_tcb_statuses=frozenset({status}))
 
 
 def test_a_status_that_is_accepted_for_one_advisory_is_not_for_another(refused: Callable[..., None]) -> None:
     """What the program mitigates says nothing of what was found since, under the same status."""
     tcb = replace(INTEL_TCB, platform=TcbStatus.SW_HARDENING_NEEDED, advisories=frozenset({"INTEL-SA-8", "INTEL-SA-9"}))
     statuses = frozenset({TcbStatus.UP_TO_DATE, TcbStatus.SW_HARDENING_NEEDED})
-    for known, unmet in ((set[str](), "INTEL-SA-8, INTEL-SA-9 is open"), ({"INTEL-SA-8"}, "INTEL-SA-9 is open")):
+    for known, unmet in (
+        (set[str](), "open advisories: INTEL-SA-8, INTEL-SA-9"),
+        ({"INTEL-SA-8"}, "open advisories: INTEL-SA-9"),
+    ):
         refused(claims(SGX, tcb=tcb), unmet, accepted_tcb_statuses=statuses, accepted_advisories=frozenset(known))
 
 
 def test_collateral_of_an_older_evaluation_is_refused(refused: Callable[..., None]) -> None:
     pinned = (PinnedMeasurement(SGX, PROGRAM[SGX]),)
     policy(accepted=pinned, minimum_tcb_evaluation=17).check(claims(SGX), BIND, NOW)
-    refused(claims(SGX), "TCB evaluation 17", accepted=pinned, minimum_tcb_evaluation=18)
+    refused(claims(SGX), "TCB evaluation number 17", accepted=pinned, minimum_tcb_evaluation=18)
 
 
 @pytest.mark.parametrize("kind", [SNP, SGX, TDX])
@@ -257,7 +260,7 @@ def test_an_old_revocation_list_is_stale_whatever_its_own_end(
     assert judged(NOW - age) == NOW
     assert judged(NOW) == NOW + age
     older = NOW - age - timedelta(seconds=1)
-    assert refusal(lambda: judged(older), f"at most {age.days} days: fetch") is Reason.COLLATERAL_STALE
+    assert refusal(lambda: judged(older), f"more than {age.days} days before") is Reason.COLLATERAL_STALE
 
 
 # --- Construction -----------------------------------------------------------------------------------------------------
@@ -293,7 +296,7 @@ def test_an_unsafe_or_inconsistent_policy_is_not_made(changes: dict[str, Any]) -
 def test_a_policy_without_snp_needs_no_snp_minimum(refused: Callable[..., None]) -> None:
     only_sgx = {"accepted": (PinnedMeasurement(SGX, PROGRAM[SGX]),), "minimum_snp_tcb": None}
     policy(**only_sgx).check(claims(SGX), BIND, NOW)
-    refused(claims(SNP), "its firmware is", **only_sgx)
+    refused(claims(SNP), "the firmware is", **only_sgx)
 
 
 class SimulatedClaims(Claims):
@@ -305,5 +308,5 @@ def test_claims_of_another_type_are_refused_whatever_they_say(refusal: Refusal) 
     fields = {name: getattr(genuine, name) for name in Claims.__slots__}
     simulated: list[Any] = [SimulatedClaims(**fields), None, fields]
     for judged in simulated:
-        reason = refusal(partial(policy().check, judged, BIND, NOW), "nothing vouches")
+        reason = refusal(partial(policy().check, judged, BIND, NOW), "check takes the Claims of Verifier.verify")
         assert reason is Reason.ATTESTATION_REFUSED

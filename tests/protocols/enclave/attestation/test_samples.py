@@ -296,7 +296,7 @@ def test_a_debug_build_of_a_library_os_is_refused(clouds: dict[str, Sample], ref
 def test_evidence_of_azures_paravisor_is_refused_and_the_error_says_why(
     azure: dict[str, Azure], refusal: Refusal, name: str
 ) -> None:
-    why = "pins would cover the paravisor and not the program"
+    why = "pins would not cover the program"
     assert refusal(azure[name].whole.verify, why) is Reason.ATTESTATION_REFUSED
     TALLIES[f"Evidence, {name}"] = "refused: it covers the paravisor alone"
     sample = azure[name].hardware

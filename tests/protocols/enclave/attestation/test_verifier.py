@@ -94,7 +94,7 @@ def test_what_is_no_vendors_evidence_is_refused_by_type(cases: list[Case], roots
     verifier: Any = Verifier(roots)
     for kind, document, collateral in cases:
         for evidence in (SimulatedEvidence(kind, document), RelabelledEvidence(kind, document), document, None):
-            reason = refusal(partial(verifier.verify, evidence, collateral, NOW), "is not evidence of hardware")
+            reason = refusal(partial(verifier.verify, evidence, collateral, NOW), "is not hardware evidence")
             assert reason is Reason.ATTESTATION_REFUSED
 
 

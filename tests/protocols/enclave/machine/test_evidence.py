@@ -168,7 +168,7 @@ def test_a_document_that_is_too_long_ends_the_source() -> None:
     """Bytes of an answer that nobody read would be taken for the next one."""
     source = SourceApart(Told(b"d" * (MOST_DOCUMENT_BYTES + 1)))
     for _ in range(2):
-        with pytest.raises(OSError, match="its source has ended"):
+        with pytest.raises(OSError, match="source of evidence has ended"):
             source.quote(REPORT)
     with pytest.raises((ProcessLookupError, ChildProcessError)):
         # A process that was ended is waited for, and then there is none.
@@ -178,7 +178,7 @@ def test_a_document_that_is_too_long_ends_the_source() -> None:
 def test_a_source_whose_process_was_killed_says_so() -> None:
     source = SourceApart(SimulatedSource())
     source.close()
-    with pytest.raises(OSError, match="its source has ended"):
+    with pytest.raises(OSError, match="source of evidence has ended"):
         source.quote(REPORT)
     assert threading.active_count() >= 1
 
@@ -201,7 +201,7 @@ def test_hardware_that_does_not_answer_is_given_up_and_never_asked_again() -> No
     assert source.quote(REPORT) == ("nitro", REPORT)
     with ThreadPoolExecutor(4) as threads:
         for found in [threads.submit(source.quote, REPORT) for _ in range(4)]:
-            with pytest.raises(OSError, match="its source has ended"):
+            with pytest.raises(OSError, match="source of evidence has ended"):
                 found.result()
     assert time.monotonic() - began < SECONDS / 2
 

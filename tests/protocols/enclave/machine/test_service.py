@@ -160,7 +160,7 @@ def test_the_next_host_of_a_port_is_in_step() -> None:
 
 
 def failing(_report: bytes) -> tuple[str, bytes]:
-    raise OSError("its source has ended (timed out); restart the enclave")
+    raise OSError("the source of evidence has ended (timed out); restart the enclave")
 
 
 def test_an_operator_reads_why_a_request_was_refused_and_nothing_of_a_client() -> None:
@@ -169,9 +169,9 @@ def test_an_operator_reads_why_a_request_was_refused_and_nothing_of_a_client() -
     for request in (START, RELEASE, b"junk"):
         decode_refusal(service.answer(request))
     assert "START" in log[0]
-    assert "its source has ended (timed out); restart the enclave" in log[0]
+    assert "the source of evidence has ended (timed out); restart the enclave" in log[0]
     assert "RELEASE_BUFFER" in log[1]
-    assert "no epoch runs here" in log[1]
+    assert "no epoch is running" in log[1]
     assert log[2].startswith("refused a request of no kind")
     session = InsecureEnclaveSession(EnclaveSetup())
     running = EnclaveService(
@@ -192,4 +192,4 @@ def test_a_log_is_bounded_and_one_line_a_fault() -> None:
     assert said[0] == "the same"
     assert len(said) == 200
     assert all(len(line) < 300 and line.isprintable() for line in said)
-    assert "later refusals are not logged" in said[-1]
+    assert "later refusals are sent to the host" in said[-1]
