@@ -27,7 +27,7 @@ HERE := not repository and not gpu and not site and not wire and not scale and n
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants timing bench bench-peers \
-  bench-flower dist-check flower nvflare dist sbom extras pythons oldest newest flower-torch nvflare-torch newest-platforms scoreboard \
+  bench-flower dist-check flower nvflare adapters dist sbom extras pythons oldest newest flower-torch nvflare-torch newest-platforms scoreboard \
   readme test-long suites dcap enclave-boot web wire site site-look scale vectors clean
 
 help:  ## list the targets
@@ -95,22 +95,26 @@ flower: $(FLOWER)/.installed  ## check types and run real Flower apps, in an env
 	  tests/flower/apps/*.py tests/flower/test_failed_rounds.py tests/flower/test_one_message.py tests/flower/test_rounds_in_memory.py \
 	  tests/flower/test_noise.py tests/flower/test_overlaps.py \
 	  tests/flower/test_analytics.py tests/flower/test_downlink.py benchmarks/bench_flower.py
-	$(FLOWER)/bin/python -m pytest -p no:randomly --durations 20 -m flower tests/flower
+	$(FLOWER)/bin/python -m pytest -p no:randomly --durations 20 -m "flower and not long" tests/flower
 
 nvflare: $(NVFLARE)/.installed  ## check types and run real NVFlare jobs, in an environment of its own
 	MYPYPATH=tests/nvflare/apps:examples/nvflare_quickstart $(NVFLARE)/bin/mypy --cache-dir $(NVFLARE)/.mypy_cache \
 	  secagg/nvflare/*.py tests/nvflare/*.py tests/nvflare/apps/*.py
-	$(NVFLARE)/bin/python -m pytest -p no:randomly -m nvflare tests/nvflare
+	$(NVFLARE)/bin/python -m pytest -p no:randomly -m "nvflare and not long" tests/nvflare
 
 newest-platforms: $(INSTALLED)  ## run flower and nvflare with the newest release of each; for every night, not every change
 	$(MAKE) flower FLWR=$$($(BIN)/python -m pip index versions flwr | sed -n 's/^flwr (\(.*\))/\1/p')
 	$(MAKE) nvflare NVFLARE_VERSION=$$($(BIN)/python -m pip index versions nvflare | sed -n 's/^nvflare (\(.*\))/\1/p')
 
-flower-torch: $(FLOWER_TORCH)/.installed  ## run the Flower app with PyTorch and BatchNorm, in an environment of its own
-	$(FLOWER_TORCH)/bin/python -m pytest -p no:randomly -m flower_torch tests/flower
+adapters: $(FLOWER_TORCH)/.installed $(NVFLARE_TORCH)/.installed  ## sum adapters of PEFT in Flower and NVFlare, with random weights and no download
+	$(FLOWER_TORCH)/bin/python -m pytest -p no:randomly --durations 5 -m "flower_torch and not long" tests/flower/test_adapters.py
+	$(NVFLARE_TORCH)/bin/python -m pytest -p no:randomly --durations 5 -m "nvflare_torch and not long" tests/nvflare/test_adapters_job.py
 
-nvflare-torch: $(NVFLARE_TORCH)/.installed  ## run an NVFlare job with PyTorch, in an environment of its own
-	$(NVFLARE_TORCH)/bin/python -m pytest -p no:randomly -m nvflare_torch tests/nvflare
+flower-torch: $(FLOWER_TORCH)/.installed  ## run the Flower app with PyTorch and BatchNorm, and SuperNodes that are killed and late
+	$(FLOWER_TORCH)/bin/python -m pytest -p no:randomly -m "flower_torch or (flower and long)" tests/flower
+
+nvflare-torch: $(NVFLARE_TORCH)/.installed  ## run NVFlare jobs with PyTorch, the Trainer of transformers, and trainers that are killed
+	$(NVFLARE_TORCH)/bin/python -m pytest -p no:randomly -m "nvflare_torch or (nvflare and long)" tests/nvflare
 
 suites: $(INSTALLED)  ## run the suites and evidence of others; SECAGG_VECTORS names their folder
 	$(BIN)/python -m pytest -p no:randomly tests/suites tests/protocols/enclave/attestation/test_samples.py \

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.adapters import with_middle
 from secagg.platforms.client_node import DIRECTORY_VARIABLE
 
 pytestmark = [
@@ -84,10 +85,13 @@ def started(app: Any, answer: Callable[[int, Any, Any], Any]) -> dict[str, Any]:
     return {name: array.numpy() for name, array in result.arrays.items()}
 
 
-@pytest.mark.parametrize("method", ["fedit", "ffa", "alternate"])
+@pytest.mark.parametrize("method", ["fedit", "ffa", "alternate", "sb"])
 def test_adapters_in_bfloat16_end_near_those_of_plain_fedavg(
     app: Any, method: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if method == "sb":
+        made = app.make_model
+        monkeypatch.setattr(app, "make_model", lambda: with_middle(made()))
     app.plan = app.AdapterPlan.of(app.make_model(), method)
     mod, before = app.SecAggMod(adapter=app.plan.fingerprint), app.plan.arrays(app.make_model())
     secured = started(app, lambda _, message, context: mod(message, context, app.train))
