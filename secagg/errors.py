@@ -265,6 +265,11 @@ class ThresholdNotMet(SecAggError):
         super().__init__(f"not enough {what}: {counts}{why}", reason=Reason.THRESHOLD_NOT_MET)
         self.needed, self.present = needed, present
 
+    def because(self, *why: str) -> ThresholdNotMet:
+        """Return this error with what only its caller knows: why they did not answer, and what to change."""
+        self.args = ("; ".join([str(self), *filter(None, why)]),)
+        return self
+
 
 class CapacityExceeded(SecAggError):
     """A sum could overflow the ring, or an input is out of range."""

@@ -299,6 +299,8 @@ LEFT_RECORD: Final = "secagg.left"
 LEGACY_ARRAYS: Final = "fitins.parameters"
 MOD_FAILED: Final = 6
 """Flower's code for a mod that refuses a message."""
+APP_FAILED: Final = 2
+"""Flower's code for an app that raised an error, as one without the mod does if it looks for a model."""
 _LEFT: Final = "secagg: this client left the round; code: "
 _LARGE_BYTES: Final = 1 << 20
 """A longer message is sent as an array, which Flower splits into pieces."""
@@ -310,7 +312,9 @@ def refusal(message: Message, error: Exception) -> Message:
 
 
 def code_in(reply: Message) -> Left:
-    """Return the code of a client that left; any other reply maps to the last code."""
+    """Return the code of a client that left; any other reply maps to the last code, or to that of a failed app."""
+    if reply.error.code == APP_FAILED:
+        return Left.FOREIGN
     return code_said(str(reply.error.reason or "").removeprefix(_LEFT))
 
 

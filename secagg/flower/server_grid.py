@@ -57,6 +57,9 @@ class GridRound(ServerRound[int]):
     last and hold no update during other waits.
     """
 
+    own_timeout = "timeout= of strategy.start or of this call"
+    if_foreign = "does the app of the clients have ClientApp(mods=[SecAggMod()])?"
+
     def __init__(self, task: RoundTask, grid: Grid, invited: Sequence[Message], timeout: float | None) -> None:
         """Create a round; run it once.
 
@@ -118,6 +121,8 @@ class GridRound(ServerRound[int]):
             return code_in(reply)
         if (sender := reply.metadata.src_node_id) != node:
             raise not_eligible(f"node {sender}", "was not asked; a node answers for itself alone")
+        if not record_in(reply.content):
+            return Left.FOREIGN
         answer = Answer.of(record_in(reply.content))
         # Nothing that the node sent goes to the strategy.
         reply.content = RecordDict()

@@ -63,6 +63,8 @@ Heard = SimpleQueue[tuple[str, Shareable]]
 class SiteRound(ServerRound[str]):
     """One session over the tasks of a controller."""
 
+    own_timeout = "training_timeout= of secure()"
+
     def __init__(  # noqa: PLR0913 -- what a round is about
         self,
         task: RoundTask,

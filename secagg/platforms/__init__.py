@@ -51,11 +51,14 @@ class Left(StrEnum):
 
     TERMS = "terms"
     LEFT = "left"
+    FOREIGN = "foreign"
+    """The reply is none of this protocol's."""
 
 
 ADVICE: Final[Mapping[Left, str]] = {
     Left.TERMS: "the session is weaker than their policy accepts, or not what they were told; their own logs say why",
     Left.LEFT: "their own logs say why",
+    Left.FOREIGN: "their app failed, or it answered without secure aggregation",
 }
 """Meaning of each code, for a server's log."""
 

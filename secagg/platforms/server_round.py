@@ -10,13 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import ClassVar, Final, Generic, TypeVar
 
 from secagg.blame import unverified
 from secagg.contract import Aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label
-from secagg.errors import NOBODY, PeerError, PeerMisbehaved, Reason, SecAggError
+from secagg.errors import NOBODY, PeerError, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.session.certificates import verify_signature
 from secagg.session.roles import ServerSession, Stage
@@ -54,6 +54,11 @@ Reply = Callable[[], Answer | Left | None]
 class ServerRound(ABC, Generic[Node]):
     """One session over a platform's nodes."""
 
+    own_timeout: ClassVar[str] = "the timeout of training"
+    """What sets the seconds of the first stage and of training on this platform."""
+    if_foreign: ClassVar[str] = ""
+    """What to look at if no client answers by this protocol."""
+
     def __init__(
         self,
         task: RoundTask,
@@ -75,6 +80,8 @@ class ServerRound(ABC, Generic[Node]):
         self._own = dict[Node, ClientId]()
         self._answered = set[Node]()
         """Nodes whose answer to the stage counts."""
+        self._awaited = 0
+        """Number of nodes whose answer was still awaited when the last stage ended."""
         self.stages = list[tuple[str, StageCount]]()
         self.has_asked = False
         """Whether clients were asked for updates, which they may have sent since."""
@@ -146,9 +153,17 @@ class ServerRound(ABC, Generic[Node]):
             LOG.info("round %d, %s: %s", self.task.terms.round_number, stage.name, count)
             for sentence in count.advice:
                 LOG.warning("%s", sentence)
-            if stage.takes_update:
-                self.task.require_threshold(len(self._own), count.received)
-            session.close_stage()
+            try:
+                if stage.takes_update:
+                    self.task.require_threshold(len(self._own), count.received)
+                session.close_stage()
+            except ThresholdNotMet as error:
+                is_foreign = is_first and count.left[Left.FOREIGN] == len(records)
+                name = self.own_timeout if is_first or stage.takes_update else "secagg-stage-timeout"
+                seconds = limits.training if stage.takes_update else limits.exchange
+                late = f"{self._awaited} did not answer within {seconds:g} s: raise {name}"
+                is_late = self._awaited > 0 and count.seconds >= seconds
+                raise error.because(late if is_late else "", self.if_foreign if is_foreign else "") from None
             is_first = False
 
     def _exchanged(
@@ -168,6 +183,7 @@ class ServerRound(ABC, Generic[Node]):
                     if node in waiting:
                         waiting.discard(node)
                         self._take(session, node, read, count)
+            self._awaited = len(waiting)
         finally:
             self.end_stage()
         count.seconds = time.monotonic() - began

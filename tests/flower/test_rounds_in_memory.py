@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
@@ -587,7 +588,10 @@ CONTENTS: dict[str, Callable[[Any], Any]] = {
     [
         (lost_later, "1 left"),
         (not_invited, "node 999 was not asked; a node answers for itself alone"),
-        *((holding(content), "node 100 is excluded") for content in CONTENTS.values()),
+        *(
+            (holding(content), "code 'foreign'" if name in {"nothing", "arrays"} else "node 100 is excluded")
+            for name, content in CONTENTS.items()
+        ),
     ],
     ids=["lost later", "not invited", *CONTENTS],
 )
@@ -598,6 +602,24 @@ def test_whatever_a_node_answers_leaves_it_out_and_nobody_else(
     model, _ = inner.round(grid, {"w": np.zeros(4, dtype=np.float32)})
     assert np.allclose(model["w"], 0.125 * np.mean(range(2, CLIENTS + 1)), atol=1e-3)
     assert said in log.text
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["fails", "answers"])
+def test_an_error_of_a_round_whose_clients_lack_the_mod_asks_about_it(folders: Path, *, fails: bool, log: Any) -> None:
+    """An app without the mod is given a message without a model: it raises an error, or answers in the clear."""
+
+    def bare(message: Any, context: Any, call_next: Any) -> Any:
+        del context, call_next
+        flwr = pytest.importorskip("flwr.app")
+        if fails:
+            return flwr.Message(flwr.Error(2, "KeyError: 'arrays'"), reply_to=message)
+        return flwr.Message(flwr.RecordDict({"metrics": flwr.MetricRecord({"num-examples": 1})}), reply_to=message)
+
+    inner, grid = begun(MemoryGrid(cast("Any", bare), adding(0.125)), settings_of(folders, "pairwise"))
+    said = "4 must complete the key exchange, 0 did; does the app of the clients have ClientApp(mods=[SecAggMod()])?"
+    with pytest.raises(ThresholdNotMet, match=re.escape(said)):
+        inner.round(grid, {"w": np.zeros(4, dtype=np.float32)})
+    assert "5 clients left with code 'foreign': their app failed, or it answered without secure" in log.text
 
 
 @pytest.mark.parametrize("gap", [[], [None]])

@@ -16,7 +16,7 @@ from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbe
 from secagg.identifiers import ClientId
 from secagg.platforms import Left, StageCount, code_of, code_said, log_leaving, needing
 from secagg.platforms.round_task import RoundTask
-from secagg.platforms.server_round import Answer, Reply, ServerRound
+from secagg.platforms.server_round import FOR_EVER, Answer, Reply, ServerRound
 from secagg.platforms.terms import Record
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
 from secagg.session.identities import Roster
@@ -118,8 +118,8 @@ Talk = Callable[["Round", Stage, Mapping[str, bytes]], None]
 class Round(ServerRound[str]):
     """A round whose nodes answer as they are told, and are silent after that."""
 
-    def __init__(self, task: Task, talk: Talk, first: float | None = None) -> None:
-        super().__init__(cast("RoundTask", task), first=first)
+    def __init__(self, task: Task, talk: Talk, first: float | None = None, training: float = FOR_EVER) -> None:
+        super().__init__(cast("RoundTask", task), first=first, training=training)
         self.session, self._talk = task.session, talk
         self.sent = list[tuple[str, Mapping[str, bytes], bool]]()
         self.unsendable = set[str]()
@@ -214,6 +214,55 @@ def test_each_stage_is_told_with_why_clients_left(caplog: pytest.LogCaptureFixtu
         Round(Task(), talk).carried(NODES)
     assert "round 7, keys: sent 3 (0.0 kB), received 2 (0.0 kB), dropped 1, in 0.0 s (1 left: terms)" in caplog.text
     assert "1 clients left with code 'terms': the session is weaker than their policy accepts" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("stages", "named"),
+    [
+        ([UPLOAD, KEYS], "secagg-stage-timeout"),
+        ([KEYS], "the timeout of training"),
+        ([UPLOAD], "the timeout of training"),
+    ],
+    ids=["later", "first", "training"],
+)
+def test_an_error_after_a_timeout_names_what_sets_it(stages: list[Stage], named: str) -> None:
+    """Two nodes answer the last stage, and one lets it time out."""
+
+    class Few(Session):
+        def close_stage(self) -> None:
+            super().close_stage()
+            if not self.stages:
+                raise ThresholdNotMet(needed=3, present=2, what="clients", must="share keys")
+
+    class Late(Round):
+        def heard(self, seconds: float) -> list[tuple[str, Reply]]:
+            found = super().heard(seconds)
+            self.session.participation = Participation.TOO_FEW
+            return found
+
+    def talk(carried: Round, stage: Stage, messages: Mapping[str, bytes]) -> None:
+        all_answer(carried, stage, {"a": b"", "b": b"", **(messages if len(carried.session.stages) > 1 else {})})
+
+    task = Task(Few(stages=[*stages]))
+    task.settings.stage_timeout = 0.05
+    carried = Late(task, talk, first=0.05, training=0.05)
+    said = f"not enough clients: 3 must share keys, 2 did; 1 did not answer within 0.05 s: raise {named}"
+    with pytest.raises(ThresholdNotMet, match=f"{said}$"):
+        carried.carried(NODES)
+
+
+def test_an_error_without_a_timeout_names_none() -> None:
+    def talk(carried: Round, stage: Stage, messages: Mapping[str, bytes]) -> None:
+        del stage
+        for node in messages:
+            carried.says(node, Left.LEFT)
+
+    class Few(Session):
+        def close_stage(self) -> None:
+            raise ThresholdNotMet(needed=3, present=0, what="clients", must="share keys")
+
+    with pytest.raises(ThresholdNotMet, match=r"3 must share keys, 0 did$"):
+        Round(Task(Few()), talk).carried(NODES)
 
 
 def test_who_could_not_be_sent_to_is_awaited_no_more(caplog: pytest.LogCaptureFixture) -> None:
