@@ -24,17 +24,19 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests that need nothing but the development environment.
 HERE := not repository and not gpu and not site and not wire and not scale and not web and not dcap and not enclave_boot and not flower and not flower_torch and not nvflare and not nvflare_torch
 
+TO_BEGIN := demo|demo-round|test|lint|site
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants timing bench bench-peers \
   bench-flower dist-check flower nvflare adapters dist sbom extras pythons oldest newest flower-torch nvflare-torch newest-platforms scoreboard \
   readme test-long suites dcap enclave-boot web wire site site-look scale vectors clean
 
-help:  ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ line = sprintf("  make %-24s", $$1); text = $$0; \
+help:  ## list the targets, those to begin with first
+	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' 'function say(line) { if (first) print line; else rest = rest line "\n" } \
+	  BEGIN { print "To begin with:" } END { printf "\nAlso:\n%s", rest } { first = $$1 ~ /^($(TO_BEGIN))$$/; line = sprintf("  make %-24s", $$1); text = $$0; \
 	  sub(/^[^:]*: */, "", text); n = split(text, words, " "); for (i = 1; i <= n; i++) { \
-	  if (length(line) + length(words[i]) > 79) { print line; line = sprintf("%31s", "") }; \
-	  line = line (i > 1 && line !~ / $$/ ? " " : "") words[i] }; print line }'
+	  if (length(line) + length(words[i]) > 79) { say(line); line = sprintf("%31s", "") }; \
+	  line = line (i > 1 && line !~ / $$/ ? " " : "") words[i] }; say(line) }'
 
 demo: $(INSTALLED)  ## train with and without compression through real protocols, draw accuracy and bytes: build/demo
 	rm -rf build/demo

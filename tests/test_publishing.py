@@ -70,7 +70,7 @@ def test_every_target_is_run_for_each_change_or_every_night(repository: Path) ->
     assert sorted(described) == sorted(phony[1].split())
 
 
-def test_the_list_of_targets_fits_a_terminal(repository: Path) -> None:
+def test_the_list_of_targets_fits_a_terminal_and_begins_with_five(repository: Path) -> None:
     shown = subprocess.run(
         ["make", "--no-print-directory", "help"],  # noqa: S607
         cwd=repository,
@@ -79,6 +79,8 @@ def test_the_list_of_targets_fits_a_terminal(repository: Path) -> None:
         check=True,
     ).stdout.splitlines()
     assert max(map(len, shown)) <= 80
+    begin = " ".join(shown[: shown.index("Also:")])
+    assert re.findall(r"  make ([a-z-]+)", begin) == ["demo", "demo-round", "test", "lint", "site"]
     makefile = (repository / "Makefile").read_text(encoding="utf-8")
     words = " ".join(" ".join(shown).split())
     for name, text in re.findall(r"^([a-z-]+):.*##\s*(.*)$", makefile, re.MULTILINE):
