@@ -39,6 +39,10 @@ _KINDS: Final = {
 _NAMES: Final = {kind: name for name, kind in _KINDS.items() if name != _BFLOAT}
 _FAULTS: Final = (ValueError, TypeError, AttributeError, LookupError, EOFError, MemoryError, RuntimeError)
 """Errors of NumPy, ``zipfile`` and ``json`` for a damaged, encrypted or hostile file."""
+_OF_TORCH: Final = (
+    """, which this makes of PyTorch's: python -c 'import numpy, torch; numpy.savez("{1}", """
+    """**{{name: each.numpy() for name, each in torch.load("{0}", weights_only=True).items()}})'"""
+)
 Model = dict[str, npt.NDArray[Any]]
 
 
@@ -87,7 +91,10 @@ def require_form(path: Path) -> None:
 def _form(path: Path) -> tuple[Callable[[BinaryIO, int], Model], Callable[[BinaryIO, Any, Path | None], None]]:
     forms = {".npz": (_read_npz, _write_npz), ".safetensors": (_read_safetensors, _write_safetensors)}
     if (form := forms.get(path.suffix)) is None:
-        raise InvalidParameters(f"{path} is neither .npz nor .safetensors; name a file of named tensors")
+        raise InvalidParameters(
+            f"{path} is neither .npz nor .safetensors; name a file of named tensors"
+            + (_OF_TORCH.format(path, path.with_suffix(".npz")) if path.suffix in {".pt", ".pth", ".bin"} else "")
+        )
     return form
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -45,6 +48,24 @@ def array(values: npt.NDArray[Any]) -> bytes:
     made = io.BytesIO()
     np.save(made, values)
     return made.getvalue()
+
+
+def test_a_file_of_pytorch_is_refused_with_the_line_that_converts_it(tmp_path: Path) -> None:
+    """The line itself is run, with a stand-in for PyTorch."""
+    (tmp_path / "torch.py").write_text(
+        "import numpy\nclass Tensor:\n    numpy = lambda self: numpy.ones(3)\n"
+        "load = lambda file, weights_only: {'layer.weight': Tensor()} if weights_only else None\n"
+    )
+    with pytest.raises(
+        InvalidParameters, match=r"name a file of named tensors, which this makes of PyTorch's: "
+    ) as said:
+        read_model(tmp_path / "trained.pt")
+    command = str(said.value).partition("PyTorch's: ")[2].replace("python", sys.executable, 1)
+    environment = {"PYTHONPATH": str(tmp_path), "PATH": os.environ["PATH"]}
+    subprocess.run(["/bin/sh", "-c", command], check=True, env=environment)  # noqa: S603 -- the library's own line
+    assert read_model(tmp_path / "trained.npz")["layer.weight"].tolist() == [1, 1, 1]
+    with pytest.raises(InvalidParameters, match=r"name a file of named tensors$"):
+        read_model(tmp_path / "trained.txt")
 
 
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])
