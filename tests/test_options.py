@@ -50,6 +50,18 @@ def test_nothing_but_its_own_type_is_a_setting(name: str) -> None:
             SecAggSettings(**given)
 
 
+def test_keywords_are_named_as_they_were_typed() -> None:
+    """A platform's own keys are secagg-clip; who calls a function wrote clip=."""
+    for given, said in (
+        ({"clip": -1.0}, "clip must be a number above 0; got -1.0"),
+        ({"clips": 1.0}, "there is no option clips; did you mean clip?"),
+        ({"protocol": "enclave"}, "roster names the roster file in active mode"),
+        ({"minimum_cohort": 1}, "minimum_cohort must be 0 or an integer of at least 2"),
+    ):
+        with pytest.raises(InvalidParameters, match=f"^{re.escape(said)}"):
+            SecAggSettings.of(given)
+
+
 def test_every_setting_says_what_it_is_for() -> None:
     assert [each.name for each in declared(SecAggSettings).values() if not each.option.purpose] == []
     assert declared(SecAggSettings).keys() == {each.name for each in fields(SecAggSettings)}

@@ -381,7 +381,7 @@ class SecAggFitWorkflow:
         if strategy is None:
             raise Misuse(f"expected a LegacyContext, which has a strategy; got {type(context).__name__}")
         if self._grid is None:
-            settings = SecAggSettings(**self._given) if self._given else None
+            settings = SecAggSettings.of(self._given) if self._given else None
             self._grid = SecAggGrid(grid, context, settings=settings, strategy=strategy)
         self._round += 1
         try:

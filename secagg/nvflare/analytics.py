@@ -64,7 +64,7 @@ def statistics_job(
         settings: fields of ``SecAggSettings``, such as ``protocol="one-message"``.
     """
     Plan(declaration)
-    settings_of(SecAggSettings(**{"weighting": "uniform", **settings}), declaration)
+    settings_of(SecAggSettings.of({"weighting": "uniform", **settings}), declaration)
     job = FedJob(name="statistics", min_clients=declaration.least_clients)
     job.to_server(StatisticsController(asdict(declaration), {"weighting": "uniform", **settings}, timeout))
     job.to_clients(StatisticsClient(policy), id=COMPONENT)

@@ -63,7 +63,7 @@ Heard = SimpleQueue[tuple[str, Shareable]]
 class SiteRound(ServerRound[str]):
     """One session over the tasks of a controller."""
 
-    own_timeout = "training_timeout= of secure()"
+    own_timeout = "training_timeout= of secure(), or timeout= of statistics_job()"
 
     def __init__(  # noqa: PLR0913 -- what a round is about
         self,

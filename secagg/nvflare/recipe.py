@@ -85,8 +85,8 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
     def fitted(clients: int) -> dict[str, Any]:
         return settings if adapter is None else adapter.settings(steps, clients=clients, bits=bits, **settings)
 
-    checked = SecAggSettings(**fitted(LEAST_CLIENTS))
-    SecAggClient(policy, scheme)
+    checked = SecAggSettings.of(fitted(LEAST_CLIENTS))
+    insists = SecAggClient(policy, scheme).least_cohort
     for name, value, is_valid in (
         ("poll", poll, 0 < poll < inf),
         ("training_timeout", training_timeout, 0 <= training_timeout < inf),
@@ -112,7 +112,12 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
     least = "min_clients" if is_gathered else "num_clients"
     trained = getattr(plain, "train_task_name" if is_gathered else "task_name", TRAIN)
     count: Any = _attribute(plain, least) if invited is None else invited
-    checked.tolerated_dropouts(count)
+    planned = count - checked.tolerated_dropouts(count)
+    if insists > (released := min(count, checked.minimum_cohort or planned)):
+        raise InvalidParameters(
+            f"policy has minimum_cohort {insists}, but sums of {count} sites may be of {released}: lower it, raise "
+            "min_clients (or invited=), or set minimum_cohort= or threshold= as well"
+        )
     names = [name for name in get_component_init_parameters(plain) if name not in {"self", "args", "kwargs"}]
     kept = {name: _attribute(plain, name) for name in names if hasattr(plain, name) or hasattr(plain, f"_{name}")}
     secured: Any = _SECURE[type(plain)](

@@ -406,6 +406,14 @@ class SecAggSettings(Options):
                 raise InvalidParameters(f"{key} is not a setting of secure aggregation; {advice}")
         return cls(**{known[key]: value for key, value in given.items()})
 
+    @classmethod
+    def of(cls, keywords: Mapping[str, Any]) -> SecAggSettings:
+        """Read keywords of a function; errors name them as they were typed."""
+        for name in keywords.keys() - declared(cls).keys():
+            raise InvalidParameters(f"there is no option {name}; {suggestion(name, declared(cls))}")
+        with spelled(str):
+            return cls(**keywords)
+
     def tolerated_dropouts(self, invited: int) -> int:
         """Return how many of the invited may drop out; refuses too few clients for a sum."""
         if invited < LEAST_CLIENTS:

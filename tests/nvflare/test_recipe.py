@@ -162,8 +162,16 @@ def test_what_no_sum_can_do_is_refused_by_name(tmp_path: Path) -> None:
         secure(recipe(tmp_path, aggregation_weights={"site-1": 2.0}))
     with pytest.raises(InvalidParameters, match="2 clients are too few"):
         secure(recipe(tmp_path, min_clients=2))
-    with pytest.raises(InvalidParameters, match="secagg-clip must be a number above 0"):
+    with pytest.raises(InvalidParameters, match=r"^clip must be a number above 0"):
         secure(recipe(tmp_path), clip=-1.0)
+    with pytest.raises(InvalidParameters, match=r"there is no option clips; did you mean clip\?"):
+        secure(recipe(tmp_path), clips=1.0)
+    with pytest.raises(
+        InvalidParameters, match="minimum_cohort 10, but sums of 5 sites may be of 4: lower it, raise min"
+    ):
+        secure(recipe(tmp_path), policy={"minimum_cohort": 10})
+    secure(recipe(tmp_path), policy={"minimum_cohort": 5}, minimum_cohort=5)
+    secure(recipe(tmp_path), policy={"minimum_cohort": 10}, invited=14)
     for given in ({"poll": 0.0}, {"training_timeout": -1.0}, {"training_patience": float("nan")}):
         with pytest.raises(InvalidParameters, match=f"{next(iter(given))} is a number of seconds"):
             secure(recipe(tmp_path), **given)  # type: ignore[arg-type]
