@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,7 @@ class Weights:
                 return update.encode(values, coins)
             case Weighting.EXAMPLES:
                 values = weighted(update.schemes, values, clamped_examples(examples, self.full), coins)
-                return update.encode(rounded_at_random(update, values, coins), coins)
+                return update.encode(values, coins, partial(rounded_at_random, coins))
             case Weighting.AFTER:
                 weight = max(1, round(self.heaviest * examples / self.largest))
                 payload = update.encode({**values, COUNTS: np.ones(1)}, coins)

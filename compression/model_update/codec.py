@@ -7,7 +7,7 @@ Part of a protocol's work grows with the number of segments and would dominate f
 from __future__ import annotations
 
 import struct
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -274,6 +274,9 @@ class CalibrationSource(IntEnum):
     """One client's unprotected update: for simulations, and for reproducing the paper."""
 
 
+Prepare = Callable[[TensorScheme, Tensor], Tensor]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModelUpdate:
     """A model's tensors as one update, encoded under the public parameters of one epoch.
@@ -334,8 +337,8 @@ class ModelUpdate:
         """
         return merged_tables(self.layout.segments, self._parts, self._own_tables())
 
-    def encode(self, update: Tensors, coins: Coins) -> Payload:
-        """Encode every tensor by its scheme; coins are drawn in the order of the tensors."""
+    def encode(self, update: Tensors, coins: Coins, prepare: Prepare = lambda _, given: given) -> Payload:
+        """Encode every tensor, prepared when it is its turn, by its scheme; coins are drawn in this order."""
         require_names(update, self.names, "an update")
         given = dict[str, Tensor]()
         for tensor in self.tensors:
@@ -345,7 +348,8 @@ class ModelUpdate:
         vectors = [segment.ring.zeros(segment.length) for segment in self.layout.segments]
         for tensor, parts in zip(self.tensors, self._parts, strict=True):
             with named(tensor.name):
-                payload = encode_update(tensor.scheme, given[tensor.name].reshape(tensor.place), coins)
+                values = prepare(tensor, given[tensor.name]).reshape(tensor.place)
+                payload = encode_update(tensor.scheme, values, coins)
             for (segment, part), encoded in zip(parts, payload.values, strict=True):
                 vectors[segment][part] = encoded
         return Payload(self.layout, tuple(vectors))

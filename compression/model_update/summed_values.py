@@ -201,25 +201,19 @@ def peak_sum(update: ModelUpdate, aggregate: Aggregate, length: float) -> PeakSu
     return PeakSum(sums, code.rotation, code.gains.times(length / update.counted(aggregate).divisor(UPDATE, code)))
 
 
-def rounded_at_random(
-    update: ModelUpdate, values: Mapping[str, npt.NDArray[Any]], coins: Coins
-) -> dict[str, npt.NDArray[Any]]:
-    """Return the values with fixed-point ones rounded up or down at random, without bias.
+def rounded_at_random(coins: Coins, tensor: TensorScheme, given: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return values with fixed-point ones rounded up or down at random, without bias.
 
     The bias is at most 2^-32 of a step. Rounding to nearest would lose values that are small in every round.
     """
-    rounded = dict(values)
-    for tensor in update.tensors:
-        scheme = fixed_point(tensor)
-        if scheme is None or tensor.name not in values:
-            continue
-        given = values[tensor.name]
-        with Secret.random("rounding_key", _KEY_BYTES, coins) as key:
-            drawn = expand(key, _COINS, given.size)
-        steps = np.ldexp(given.astype(np.float64).ravel(), scheme.fraction_bits)
-        steps += np.ldexp(drawn.astype(np.float64), -_COINS.modulus_bits)
-        rounded[tensor.name] = np.ldexp(np.floor(steps, out=steps), -scheme.fraction_bits).reshape(given.shape)
-    return rounded
+    if (scheme := fixed_point(tensor)) is None:
+        return given
+    with Secret.random("rounding_key", _KEY_BYTES, coins) as key:
+        drawn = expand(key, _COINS, given.size)
+    steps = np.ldexp(given.astype(np.float64).ravel(), scheme.fraction_bits)
+    steps += np.ldexp(drawn.astype(np.float64), -_COINS.modulus_bits)
+    rounded: npt.NDArray[Any] = np.ldexp(np.floor(steps, out=steps), -scheme.fraction_bits, out=steps)
+    return rounded.reshape(given.shape)
 
 
 def steps_in(update: ModelUpdate, values: Mapping[str, npt.NDArray[Any]]) -> float:

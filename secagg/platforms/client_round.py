@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from math import hypot, inf, isnan
 from pathlib import Path
 from typing import Any
@@ -153,13 +154,14 @@ class Training:
             values[METRICS] = np.zeros(len(self.terms.metrics))
         return self._encoded(values, 0)
 
-    def _encoded(self, values: Mapping[str, npt.NDArray[Any]], examples: int) -> Payload:
-        """Encode changes, metrics and whatever else the update needs."""
+    def _encoded(self, values: dict[str, npt.NDArray[Any]], examples: int) -> Payload:
+        """Encode changes, metrics and whatever else the update needs; the changes are released."""
         told = with_told(self.update, with_joined(values, self.terms.joined), self.sent)
         told = with_votes(self.update, told, self.sent, self.terms.joined, self.terms.lengths)
+        values.clear()
         coins = SystemCoins()
         told = weighted(self.update.schemes, told, examples, coins)
-        return self.update.encode(rounded_at_random(self.update, told, coins), coins)
+        return self.update.encode(told, coins, partial(rounded_at_random, coins))
 
     def _shorten(self, values: dict[str, npt.NDArray[Any]]) -> None:
         """Scale changes down to the unenforced norm; before rounding, because nothing is clipped afterwards."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +42,7 @@ def summed(made: ModelUpdate, updates: npt.NDArray[np.float64], examples: list[i
     total, coins = np.zeros(updates.shape[1], np.int64), SystemCoins()
     for update, number in zip(updates, examples, strict=True):
         values = weighted(made.schemes, {UPDATE: update}, FULL if is_after else number, coins)
-        payload = made.encode(rounded_at_random(made, values, coins), coins)
+        payload = made.encode(values, coins, partial(rounded_at_random, coins))
         part = made.part(ideal_aggregate(made.layout, [payload]), UPDATE)
         (segment,) = part.layout.require_rings()
         total = total + segment.ring.lift(part.values[0]).astype(np.int64) * (number if is_after else 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,8 +61,8 @@ def test_means_of_differences_give_the_model_back_with_every_dtype_kept() -> Non
     update, payloads = parameters(), list[Any]()
     for by, count, examples in ((0.5, 4, 256), (-0.1, 8, 768)):
         values = differences(model(), trained(by, count), integer_bound(update, model()))
-        rounded = rounded_at_random(update, weighted(update.schemes, values, examples, SystemCoins()), SystemCoins())
-        payloads.append(update.encode(rounded, SystemCoins()))
+        values = weighted(update.schemes, values, examples, SystemCoins())
+        payloads.append(update.encode(values, SystemCoins(), partial(rounded_at_random, SystemCoins())))
     mean = update.mean(ideal_aggregate(update.layout, payloads))
     result = applied(model(), mean)
     assert {name: array.dtype for name, array in result.items()} == {n: a.dtype for n, a in model().items()}
@@ -177,7 +178,8 @@ def test_no_sum_leaves_its_ring_and_the_step_is_the_one_that_was_configured(clie
 def test_rounding_at_random_loses_nothing_on_average_and_moves_nothing_by_more_than_a_step() -> None:
     values = {TENSOR + "w": np.full((300, 300), 0.3 * 2**-16)}
     update = SchemeChoice(SecAggSettings(), 8).parameters({"w": values[TENSOR + "w"]}, seed=SEED, epoch=1)
-    rounded = rounded_at_random(update, values, SystemCoins())[TENSOR + "w"]
+    (tensor,) = (tensor for tensor in update.tensors if tensor.name == TENSOR + "w")
+    rounded = rounded_at_random(SystemCoins(), tensor, values[tensor.name])
     assert set(np.unique(rounded)) == {0.0, 2**-16}
     # Six standard deviations of the mean of 90,000.
     assert abs(float(rounded.mean()) * 2**16 - 0.3) < 6 * 0.46 / 300

@@ -149,8 +149,8 @@ def test_a_client_does_not_lower_what_the_bounded_updates_of_others_are_divided_
     encode = ModelUpdate.encode
     clients = iter(range(CLIENTS))
 
-    def hostile(update: ModelUpdate, values: Any, coins: Any) -> Payload:
-        payload = encode(update, values, coins)
+    def hostile(update: ModelUpdate, values: Any, coins: Any, prepare: Any) -> Payload:
+        payload = encode(update, values, coins, prepare)
         if next(clients) == CLIENTS - 1:
             scheme: Any = update.schemes[COUNTS]
             (own,) = scheme.layout.segments
