@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from secagg.contract import Aggregate, Layout, Payload, RingSegment, public_parameters_digest
 from secagg.crypto.entropy import Coins
-from secagg.crypto.mask_expansion import expand
+from secagg.crypto.mask_expansion import MEASURED_BYTES, expand, fastest
 from secagg.crypto.ring import Ring, capacity, capacity_between, reduce_into
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse
@@ -254,13 +254,15 @@ class _Drawn:
 
     def __init__(self, key: Secret, length: int) -> None:
         self._key, self._length = key, length
+        self._generator = fastest(_COIN_BYTES) if length * _COINS.word_bytes >= MEASURED_BYTES else None
         self._first, self._held = 0, _COINS.zeros(0)
 
     def between(self, start: int, stop: int) -> npt.NDArray[Any]:
         if not self._first <= start <= stop <= self._first + self._held.size:
             self._first = start - start % _HELD
             wanted = max(stop - self._first, _HELD)
-            self._held = expand(self._key, _COINS, min(wanted, self._length - self._first), start=self._first)
+            count = min(wanted, self._length - self._first)
+            self._held = expand(self._key, _COINS, count, start=self._first, generator=self._generator)
         return self._held[start - self._first : stop - self._first]
 
 
