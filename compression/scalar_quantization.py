@@ -46,9 +46,9 @@ _WIDE: Final = np.dtype(np.float64)
 _FLOAT32_DIGITS: Final = 24
 _FLOAT64_DIGITS: Final = 53
 _BLOCK: Final = 1 << 16
+"""Elements processed at a time: the quotients and codes of a block fit the second-level cache."""
 _HELD: Final = 1 << 18
 """Coins that are expanded at once: a segment of the stream."""
-"""Elements processed at a time: the quotients and codes of a block fit the second-level cache."""
 _COIN_BYTES: Final = 32
 _COINS: Final = Ring(_FLOAT32_DIGITS)
 """Coins have the number of fraction bits of a float32, so comparing them is exact."""

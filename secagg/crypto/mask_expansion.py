@@ -64,11 +64,7 @@ class Generator(Enum):
     @property
     def chunk_bytes(self) -> int:
         """Bytes of stream generated at a time: whole segments for GCM, the size of a second-level cache for CTR."""
-        match self:
-            case Generator.CTR:
-                return SEGMENT_BYTES // 4
-            case Generator.GCM:
-                return SEGMENT_BYTES
+        return SEGMENT_BYTES // (4 if self is Generator.CTR else 1)
 
 
 def segment_count(ring: Ring, length: int) -> int:
@@ -193,11 +189,8 @@ class _Job:
 @cache
 def fastest(key_bytes: int) -> Generator:
     """Return the faster generator on this processor: the best of three runs, measured once per process."""
-    stream, zeros, seconds = (
-        memoryview(bytearray(SEGMENT_BYTES + _TAG_BYTES)),
-        memoryview(_ZEROS),
-        dict[Generator, float](),
-    )
+    stream, zeros = memoryview(bytearray(SEGMENT_BYTES + _TAG_BYTES)), memoryview(_ZEROS)
+    seconds = dict[Generator, float]()
     with Secret("no mask's key", bytes(key_bytes)) as key:
         for generator in Generator:
             fill, place, size = _filler(key, generator), _place_in_stream(generator, 0), generator.chunk_bytes

@@ -68,7 +68,8 @@ class Shapes:
         """Return the values one after another, in 64 bits where a leaf has as many and else in 32."""
         vector, start = np.empty(self.length, np.float32), 0
         for piece in self.pieces(tree):
-            vector = vector.astype(np.result_type(vector, piece), copy=False)
+            if (kind := np.result_type(vector, piece)) != vector.dtype:
+                vector = np.concatenate([vector[:start], np.empty(self.length - start, kind)], dtype=kind)
             vector[start : start + piece.size] = piece
             start += piece.size
         return vector
