@@ -145,7 +145,10 @@ class Declared:
 
     def _one(self, value: Any, whole: object) -> Any:  # noqa: ANN401 -- any type
         if type(value) not in _TAKEN.get(self.kind, (self.kind,)) or not self.option.admits(value):
-            raise OptionError(f"{{{self.name}}} must be {self.described()}; got {escaped(whole)}", (self.name,))
+            described = self.described()
+            if isinstance(self.kind, type) and issubclass(self.kind, Enum):
+                described = f"a {self.kind.__name__}: " + ", ".join(f".{each.name}" for each in self.kind)
+            raise OptionError(f"{{{self.name}}} must be {described}; got {escaped(whole)}", (self.name,))
         if self.kind is Fraction:
             return Fraction(str(value))
         return float(value) if self.kind is float else value

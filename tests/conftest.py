@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,11 @@ from hypothesis import settings
 # of k-means takes four times the computing and ten times the time with them. Read before either is imported.
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
+
+# No test reads or changes what this user's own clients have uploaded.
+_STATES = tempfile.TemporaryDirectory(prefix="secagg-tests-")
+os.environ["XDG_STATE_HOME"] = _STATES.name
+os.environ.pop("SECAGG_LEDGER_DIRECTORY", None)
 
 # A property is judged by its result and not by its speed; it searches anew in every run, also where a CI variable is
 # set; and a failure prints the blob that reproduces it. As many examples kill the mutants of ``proofs/mutation``.

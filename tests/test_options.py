@@ -104,7 +104,7 @@ def test_a_protocols_default_is_read_from_its_own_text(protocol: str) -> None:
         ({"clip": "1"}, "clip must be a number above 0; got '1'"),
         ({"bounds": (1, True)}, "bounds must be an integer with commas between them of at least 1"),
         ({"bounds": 5}, "bounds must be an integer with commas"),
-        ({"suite": "x25519-aes128"}, "suite must be one of classic, hybrid; got 'x25519-aes128'"),
+        ({"suite": "x25519-aes128"}, "suite must be a Suite: .CLASSIC, .HYBRID; got 'x25519-aes128'"),
         ({"lifetime": 5}, "lifetime must be a number of hours"),
         ({"suite": Suite.HYBRID, "is_checked": False}, "is_checked only applies with suite = .*; remove it, or change"),
     ],

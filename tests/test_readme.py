@@ -75,7 +75,9 @@ def test_the_table_of_the_demo_is_what_make_demo_prints(readme: str, repository:
 def test_what_is_said_of_accuracy_and_size_is_in_committed_results(readme: str, repository: Path) -> None:
     results, text = repository / "benchmarks" / "results", " ".join(readme.split())
     plain, coded = json.loads((results / "demo.json").read_text(encoding="utf-8"))["runs"]
-    assert f"up to {round(plain['payload bytes'] / coded['payload bytes'], -2):.0f} times smaller" in text
+    times = round(plain["payload bytes"] / coded["payload bytes"], -2)
+    sent = round(plain["bytes"] / coded["bytes"], -1)
+    assert f"an update {times:.0f} times smaller, all that a client sends {sent:.0f} times" in text
     cells = json.loads((results / "iso_accuracy.json").read_text(encoding="utf-8"))["cells"]
     cell = next(cell for cell in cells if cell["name"] == "peak 128")
     low, high = cell["loss, interval"]

@@ -341,7 +341,7 @@ class Rounds:
         )
         self.say_once(
             "this server learns the sums of updates and of the metrics that are named, the total of examples or the "
-            "number of clients that trained, who takes part, and when each leaves, with one of two codes"
+            "number of clients that trained, who takes part, and when each leaves: before its training or later"
         )
         self._say_of_guessing(update, clients)
         metrics = settings.evaluated_names if is_evaluation else settings.metric_names

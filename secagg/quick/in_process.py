@@ -18,7 +18,7 @@ from secagg.compression.model_update.weighting import clamped_examples
 from secagg.contract import Layout, Payload, RingSegment
 from secagg.contract.layout import RowSegment, Segment
 from secagg.crypto.entropy import SystemCoins
-from secagg.errors import InvalidParameters
+from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT
 from secagg.privacy.guessing import min_entropy, mixing_clients, said_guessable
@@ -186,7 +186,12 @@ def aggregate(  # noqa: PLR0913 -- all but two have defaults
         )
         for name, update in named.items()
     }
-    clipped = sum(session.clipped(session.shapes.vector(update)) for update in named.values())
+    clipped = 0
+    for name, update in named.items():
+        try:
+            clipped += session.clipped(session.shapes.vector(update))
+        except Misuse as error:
+            raise Misuse(f"{error} (the update of {name!r})") from None
     if weighing is not None:
         _say_of_guessing(session, named, weighing)
     released, measured = simulated(session.entry, session.settings, subject, making, drop)

@@ -360,9 +360,13 @@ def require_none(unknown: Mapping[str, object], call: Callable[..., object], pro
     for name in unknown:
         if name in declared(options):
             raise InvalidParameters(
-                f"{name} is an option of the protocol; give it as protocol={options.__name__}({name}=...)"
+                f"{name} is an option of the protocol: from {options.__module__.rpartition('.')[0]} import "
+                f"{options.__name__}, and give protocol={options.__name__}({name}=...)"
             )
-        raise InvalidParameters(f"there is no argument {name}; {suggestion(name, [*known, *declared(options)])}")
+        advice = suggestion(name, [*dict.fromkeys([*known, *declared(options)])])
+        if not advice.startswith("did you mean"):
+            advice = f"there are {', '.join(known)}; {options.__name__} has others"
+        raise InvalidParameters(f"there is no argument {name}; {advice}")
 
 
 def require_cohort(clients: int, corrupted: int = 0) -> None:

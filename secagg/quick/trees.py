@@ -66,7 +66,8 @@ class Shapes:
 
     def vector(self, tree: Tree) -> Vector:
         """Return the values one after another, in 64 bits where a leaf has as many and else in 32."""
-        vector, start = np.empty(self.length, np.float32), 0
+        # Zeros, since what memory holds by chance may be no number, and a wider type refuses to take it over.
+        vector, start = np.zeros(self.length, np.float32), 0
         for piece in self.pieces(tree):
             if (kind := np.result_type(vector, piece)) != vector.dtype:
                 vector = np.concatenate([vector[:start], np.empty(self.length - start, kind)], dtype=kind)

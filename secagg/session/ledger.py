@@ -112,8 +112,8 @@ class SpentUpdates(Confined):
             return
         if spent.update != NO_UPDATE and self._is_summed(spent):
             raise Misuse(
-                "this update was uploaded before, and two sums that differ in one client give that client away; "
-                "train again",
+                f"this update was uploaded before, says the ledger in {self._folder or 'memory'}; two sums that differ "
+                "in one client reveal its update: train again, and send the new one",
                 reason=Reason.ALREADY_SPENT,
             )
         if self._attempts is None or spent.model == NO_MODEL:
