@@ -46,8 +46,7 @@ class Candidate:
     extremes: Sequence[Update] = ()
     """Updates that drive the codes to both ends of their range; required if the layout has rings."""
     bad_updates: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Updates that the scheme must refuse, by name; NaN, infinity, wrong shapes and wrong types are always tried.
-    """
+    """Updates that the scheme must refuse, by name; NaN, infinity, wrong shapes and wrong types are always tried."""
     others: Mapping[str, Callable[[], LinearDecoder[Any]]] = field(
         default_factory=dict[str, Callable[[], LinearDecoder[Any]]]
     )
@@ -55,10 +54,11 @@ class Candidate:
     stochastic: bool = False
     """Whether encoding draws coins."""
     tight_capacity: bool = True
-    """Whether one more than the capacity, with all at an extreme, overflows a ring; False if another bound, such as the
-    exactness of floats, is smaller."""
+    """Whether one client more than the capacity overflows a ring if all are at an extreme; False if another bound is
+    smaller, such as the exactness of floats.
+    """
     payload_bytes: int | None = None
-    """Bytes of one client's values by the author's own count, if any."""
+    """Bytes of one client's values as counted by the author, if given."""
     ulps: float = 8.0
     """Tolerated float error of the decoder, in units in the last place of the largest summand."""
 
@@ -168,7 +168,7 @@ def encode_with(decoder: Decoder, update: Update, coins: Coins) -> Payload:
 
 
 def aggregate(decoder: Decoder, payloads: Sequence[Payload], times: Sequence[int] | None = None) -> Aggregate:
-    """Add up payloads as a protocol does, each times its number of clients."""
+    """Add up payloads as a protocol does, each multiplied by its number of clients."""
     layout = decoder.layout
     if any(payload.layout != layout for payload in payloads):
         raise ContractViolation("encode gives a payload of another layout than the scheme declares")
@@ -214,7 +214,7 @@ def assembled(like: Update, parts: Mapping[Any, Update]) -> Update:
 
 
 def leaves(update: Update, path: str = "update") -> dict[str, Leaf]:
-    """Return the arrays of an update by their places, in order."""
+    """Return the arrays of an update by their place in the tree, in order."""
     parts = children(update)
     if parts is None:
         return {path: np.asarray(update)}
@@ -222,7 +222,7 @@ def leaves(update: Update, path: str = "update") -> dict[str, Leaf]:
 
 
 def with_leaves(update: Update, change: Callable[[str, Leaf], Any], path: str = "update") -> Update:
-    """Return a tree of the same form, with arrays that ``change`` makes from places and values."""
+    """Return a tree of the same structure, with arrays that ``change`` makes from places and values."""
     parts = children(update)
     if parts is None:
         return change(path, np.asarray(update))
@@ -251,7 +251,7 @@ def require_same_form(left: Update, right: Update, what: str) -> None:
 
 
 def require_sum(total: Update, parts: Sequence[Update], times: Sequence[int], ulps: float) -> None:
-    """Require that ``total`` is the sum of the parts, each times its count.
+    """Require that ``total`` is the sum of the parts, each multiplied by its count.
 
     Integers are compared exactly. Floats may differ by ``ulps`` units in the last place of each part's largest
     magnitude, because every decoded float was rounded once.
@@ -274,7 +274,7 @@ def require_within(decoded: Update, expected: Update, error: Any, ulps: float) -
     bounds: dict[str, Leaf] = {} if everywhere else leaves(error)
     if not everywhere and bounds.keys() != leaves(decoded).keys():
         raise InvalidParameters(
-            f"the error is bounded for {sorted(bounds)} only; bound it for every array of an update"
+            f"the error is bounded only for {sorted(bounds)}; give a bound for every array of the update"
         )
     for place, leaf in leaves(decoded).items():
         wanted = leaves(expected)[place]
@@ -298,12 +298,12 @@ def _require_close(left: Leaf, right: Any, allowed: Any, left_name: str, right_n
 
 
 def _rounding(leaf: Leaf, magnitude: float, ulps: float) -> float:
-    """Return the rounding error of this array's type for numbers of this magnitude."""
+    """Return the rounding error of this array's dtype at this magnitude."""
     return ulps * float(np.finfo(leaf.dtype).eps) * magnitude if leaf.dtype.kind == "f" else 0.0
 
 
 def _largest(leaf: Leaf) -> float:
-    """Return the largest magnitude, at least the smallest normal number: smaller floats are rounded like it."""
+    """Return the largest magnitude, but at least the smallest normal number: smaller floats are rounded like it."""
     least = float(np.finfo(leaf.dtype).smallest_normal) if leaf.dtype.kind == "f" else 0.0
     return max(least, float(np.abs(leaf.astype(np.float64)).max(initial=0.0)))
 

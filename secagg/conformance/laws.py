@@ -14,7 +14,7 @@ from . import payloads, sums
 from .candidate import Candidate, Trial
 
 LEAST_CAPACITY: Final = 4
-"""Minimum capacity of a sum that tests something."""
+"""Minimum capacity for which the laws of sums test something."""
 EXAMPLES: Final = 50
 """Maximum number of examples for one law; a profile may ask for fewer."""
 
@@ -100,7 +100,7 @@ LAWS: Final = (
     ),
     Law(
         "largest_norm",
-        "if a scheme declares largest_norm, no single decoded update is longer, whatever indices a client chooses",
+        "if a scheme declares largest_norm, no decoded update is longer, whatever indices a client chooses",
         "take the longest codeword of every block in decoded units: times scale and length, over the kept share",
         sums.largest_norm,
     ),

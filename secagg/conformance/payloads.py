@@ -94,13 +94,13 @@ def byte_count(trial: Trial, data: st.DataObject) -> None:
     values = sum(-(-segment.length * segment.ring.modulus_bits // 8) for segment in layout.segments)
     if candidate.payload_bytes not in (None, layout.payload_bytes):
         raise ContractViolation(
-            f"the author counts {candidate.payload_bytes} bytes in a payload, and the layout's segments have "
+            f"the author counts {candidate.payload_bytes} bytes in a payload, but the layout's segments have "
             f"{layout.payload_bytes}"
         )
     payload = encode(decoder, trial.update(data), draw_seed(data))
     sent = len(payload.encode()) - HEADER_BYTES
     if sent != values:
-        raise ContractViolation(f"a payload has {sent} bytes, and the segments of the layout {values}")
+        raise ContractViolation(f"a payload has {sent} bytes, but the layout's segments have {values}")
 
 
 @searched
@@ -129,8 +129,8 @@ def version(trial: Trial) -> None:
     candidate = trial.candidate
     if not candidate.others:
         raise InvalidParameters(
-            f"{candidate} cannot show that its version covers its parameters: give in `others`, for each of them, the "
-            "scheme with that one changed"
+            f"{candidate} cannot show that its version covers its parameters: in `others`, give for each parameter "
+            "the scheme with that parameter changed"
         )
     makers = {str(candidate): candidate.make, **candidate.others}
     for (name, make), (other_name, other_make) in combinations(makers.items(), 2):
@@ -151,7 +151,7 @@ def version(trial: Trial) -> None:
 
 
 def refusal(trial: Trial) -> None:
-    """Try every form of update that is wrong for all schemes, and those that the candidate names."""
+    """Try every update that is malformed for all schemes, and those that the candidate names."""
     for name, update in trial.candidate.bad_updates.items():
         _refuse(trial.candidate.make(), update, name)
 
@@ -189,7 +189,7 @@ def totality(trial: Trial, data: st.DataObject) -> None:
 
 @searched
 def no_mutation(trial: Trial, data: st.DataObject) -> None:
-    """Encode a read-only update, overwrite it afterwards, and do the same with a decoded sum."""
+    """Encode a read-only update and overwrite the update afterwards; do the same with a decoded sum."""
     decoder, original, seed = trial.candidate.make(), trial.update(data), draw_seed(data)
     update = copied(original)
     payload = encode(decoder, update, seed)
@@ -221,7 +221,7 @@ def statelessness(trial: Trial, data: st.DataObject) -> None:
     decoded = [decode(make(), total) for total in totals]
     used = make()
     for _, spoiled in _of_another_form(data, updates[0]):
-        # Another law checks how it is refused.
+        # Another law checks which error is raised.
         with suppress(Exception):
             used.encode(spoiled, InsecureCountedCoins(b""))
     for which in (0, 1, 1, 0):
@@ -260,8 +260,8 @@ def _of_another_form(data: st.DataObject, update: Update) -> Iterator[tuple[str,
     if parts is None:
         yield "a list of numbers", leaf.tolist()
     else:
-        yield "a tensor too few", assembled(update, dict(list(parts.items())[1:]))
-        yield "a tensor too many", assembled(update, {**parts, "a tensor that no model has": leaf})
+        yield "one tensor too few", assembled(update, dict(list(parts.items())[1:]))
+        yield "one tensor too many", assembled(update, {**parts, "a tensor that the model does not have": leaf})
 
 
 def _refuse(decoder: Decoder, update: Any, name: str) -> None:  # noqa: ANN401 -- malformed on purpose

@@ -169,7 +169,7 @@ class Rehearsal:
 
 
 def rehearsals(candidate: SessionCandidate) -> Iterator[tuple[int, Rehearsal]]:
-    """For each stage, yield a fresh session in which it is open."""
+    """For each stage, yield a new session in which it is open."""
     for number in range(_STAGES):
         rehearsal = Rehearsal.begin(candidate)
         if not rehearsal.reach(number):
@@ -181,13 +181,13 @@ def rehearsals(candidate: SessionCandidate) -> Iterator[tuple[int, Rehearsal]]:
 
 
 def update_stages(rehearsal: Rehearsal) -> tuple[bool, bool]:
-    """Return whether the open stage takes updates, and whether updates were made before."""
+    """Return whether the open stage takes updates, and whether updates were made before it."""
     stage = rehearsal.server.stage
     return stage is not None and stage.takes_update, bool(rehearsal.made)
 
 
 def two_copies(suspended: Secret) -> tuple[Secret, Secret]:
-    """Return the suspended state twice, like a copied store."""
+    """Return the suspended state twice, as if its store was copied."""
     data = bytes(suspended.expose())
     suspended.wipe()
     return Secret("client record", data), Secret("client record", data)

@@ -91,7 +91,7 @@ def second_answer(candidate: SessionCandidate) -> None:
         if (second := _second(rehearsal, client, answer)) is not None:
             require_refused("a second answer", rehearsal.server.receive, client, second)
         for part in (0.7, 0.999):
-            # Altered outside of what is signed, it may be the first answer again.
+            # With a change outside the signed part, it may equal the first answer.
             try:
                 rehearsal.server.receive(client, altered(answer, part))
             except PeerError as error:
@@ -103,7 +103,7 @@ def second_answer(candidate: SessionCandidate) -> None:
 
 
 def _second(rehearsal: Rehearsal, client: ClientId, answer: bytes) -> bytes | None:
-    """Return another genuine answer of a client, if it makes one."""
+    """Return a second valid answer of a client with other bytes, if it makes one."""
     other = rehearsal.candidate.clients[-1]
     update = LazyUpdate(lambda: Update(rehearsal.candidate.payload(other), MODEL))
     session, message = (
@@ -344,16 +344,16 @@ def another_subject(candidate: SessionCandidate) -> None:
     member, invitation = rehearsal.world.member(asked), rehearsal.server.invitation
     for name, value in changes.items():
         session = member.join(replace(subject, **{name: value}), rehearsal.update_of(asked))
-        require_refused(f"a session of another {name}", session.answer, invitation, by=(InvalidParameters,))
+        require_refused(f"an invitation to another {name}", session.answer, invitation, by=(InvalidParameters,))
         if rehearsal.made:
-            raise ContractViolation(f"a session of another {name} makes a client's update")
+            raise ContractViolation(f"an invitation to another {name} makes a client's update")
         session.abort()
     rehearsal.require_exact(rehearsal.finish(), candidate.clients)
     _another_model_later(candidate, asked)
 
 
 def _another_model_later(candidate: SessionCandidate, asked: ClientId) -> None:
-    """Let a client learn the model with its update; it compares it at that point."""
+    """Let a client learn the model when it makes its update; it compares the model then."""
     rehearsal = Rehearsal.begin(candidate, model_digest=bytes([3]) * 32)
     subject = replace(rehearsal.subject, model_digest=None)
     rehearsal.sessions[asked] = rehearsal.world.member(asked).join(subject, rehearsal.update_of(asked))
@@ -490,7 +490,7 @@ def _varied(payload: Payload, model: bytes, number: int) -> Update:
 HOSTILE: Final[Mapping[str, Spoil]] = {
     "none": _varied,
     "values that repeat": lambda payload, model, _: Update(payload, model),
-    "the greatest values": _extreme,
+    "the maximum values": _extreme,
     "a training that raises": _failing,
     "a training that exits": _exiting,
     "a training that returns nothing": lambda payload, model, number: None,  # noqa: ARG005

@@ -1,4 +1,4 @@
-"""The laws of sums: linearity, equal clients, capacity and the error of a round trip."""
+"""The laws of sums: linearity, equal clients, capacity and round-trip error."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _fill(candidate: Candidate, decoder: Decoder, payload: Payload) -> None:
 
 
 def _require_telling_extremes(candidate: Candidate, decoder: Decoder) -> None:
-    """Require that the extremes overflow a ring at one more than the capacity: otherwise filling it tests nothing."""
+    """Require that one client more than the capacity overflows a ring; otherwise filling it tests nothing."""
     if all(isinstance(segment, IndexSegment) for segment in decoder.layout.segments):
         return
     if not candidate.extremes:
@@ -163,7 +163,7 @@ def summed_aggregate(total: Aggregate, tables: Tables, most_uploads: int) -> Agg
 
 
 def decoded_sums(trial: Trial) -> None:
-    """Decode one total from histograms and from sums of codewords, and spoil the latter in several ways."""
+    """Decode one total from histograms and from sums of codewords, then tamper with the latter in several ways."""
     candidate = trial.candidate
     # A scheme without both is still a linear decoder.
     if not any(hasattr(type(candidate.make()), member) for member in ("tables", "decode_summed")):
@@ -175,7 +175,7 @@ def decoded_sums(trial: Trial) -> None:
     def holds(data: st.DataObject) -> None:
         decoder = cast("IndexedDecoder[Any]", candidate.make())
         tables = _tables(decoder)
-        # Sums of large entries exceed all rings long before histograms exceed their counters.
+        # Sums of large entries overflow all rings long before histograms overflow their counters.
         held = min(
             [MAXIMUM_CONTRIBUTORS, *(_GREATEST_SUM // max(1, table.largest) for some in tables for table in some)]
         )
@@ -386,11 +386,11 @@ def _require_dither(decoder: Decoder, payload: Payload) -> None:
         errors.append(_flat(decode(decoder, unbiased_aggregate(aggregate(decoder, pair)))) - plain)
     mean = float(np.square(np.sum(errors, axis=0)).sum())
     if mean > DEVIATIONS**2 * PAIRS * due:
-        raise ContractViolation(f"the mean error of rounding is {(mean / PAIRS**2 / due) ** 0.5:.3f} deviations of one")
+        raise ContractViolation(f"the mean rounding error is {(mean / PAIRS**2 / due) ** 0.5:.3f} standard deviations")
     energy = float(np.square(errors).sum()) / PAIRS
     if not abs(energy / due - 1) < DEVIATIONS / PAIRS**0.5:
         raise ContractViolation(
-            f"rounding leaves {energy / due:.3f} times the energy that uniform errors of a step leave, decoded"
+            f"the decoded energy of rounding errors is {energy / due:.3f} times that of uniform errors of one step"
         )
 
 

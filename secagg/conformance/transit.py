@@ -1,4 +1,4 @@
-"""Laws for the network, which alters, replays and confuses messages: no honest party is blamed for it.
+"""Laws for a network that alters, replays and swaps messages: no honest party is blamed for its actions.
 
 Blame for the network's actions always includes the server, which stands for the network.
 """
@@ -186,7 +186,7 @@ def another_sender(candidate: SessionCandidate) -> None:
             continue
         honest, thief = list(answers)[:2]
         if answers[honest] == answers[thief]:
-            raise ContractViolation("two clients answer with the same bytes")
+            raise ContractViolation("two clients send the same bytes as answers")
         stolen = answers[honest]
         try:
             rehearsal.server.receive(thief, stolen)

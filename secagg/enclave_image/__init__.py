@@ -1,1 +1,1 @@
-"""Images for machines that run the enclave's program and nothing else, and what hardware will say of them."""
+"""Builds machine images that only run the enclave's program, and computes what hardware measures of them."""

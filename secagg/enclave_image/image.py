@@ -1,4 +1,4 @@
-"""An enclave's machine as three files: kernel, initramfs and command line, which together are the whole program."""
+"""Image of an enclave's machine: kernel, initramfs and command line, which together are the whole program."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .initramfs import archive, compiled, environment_of, interpreter_of, select
 from .packages import PACKAGES, Entry, Files, add, expanded, locked_packages, require_tree, unpacked
 
 KERNEL, INITRAMFS, COMMAND_LINE, CONTENTS = "vmlinuz", "initramfs", "cmdline", "contents.json"
-"""The files of an image's folder."""
+"""File names in an image's folder."""
 PROTECTED: Final = "console=ttyS0 quiet panic=-1 acpi=off module.sig_enforce=1 lockdown=confidentiality"
 BARE_KERNEL: Final = "bzImage"
 """A locked file of this name is the kernel, with drivers built in; locked files ``*.ko`` are its other drivers."""
@@ -33,9 +33,9 @@ _DRIVERS: Final = (
     "drivers/virt/coco/tdx-guest/tdx-guest",
     "drivers/misc/nsm",
 )
-"""In the order in which they are loaded. There is no virtio-rng: its randomness would be the host's."""
+"""Kernel drivers in loading order. virtio-rng is omitted: its randomness would come from the host."""
 _WORD: Final = re.compile(r"[\w:./-]+", re.ASCII)
-"""Without spaces and quotes, which would add parameters of the kernel."""
+"""A value without spaces and quotes, which could add kernel parameters."""
 _TRACE: Final = """
 import sys
 sys.path.append(sys.argv[1])
@@ -49,7 +49,7 @@ print(*sorted(sys.modules), sep="\\n")
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image's files, and the SHA-256 of each file of its initramfs."""
+    """The files of an image, and the SHA-256 of each file in its initramfs."""
 
     kernel: bytes
     initramfs: bytes
@@ -57,7 +57,7 @@ class Image:
     contents: dict[str, str]
 
     def write(self, folder: Path) -> None:
-        """Write the files into a folder, which may be there."""
+        """Write the files into a folder; create the folder if needed."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / KERNEL).write_bytes(self.kernel)
         (folder / INITRAMFS).write_bytes(self.initramfs)
@@ -66,16 +66,16 @@ class Image:
 
 
 def build_image(lock: Path, inputs: Path, words: dict[str, str]) -> Image:
-    """Build an image from locked packages: the same bytes on every machine.
+    """Build an image from locked packages; every machine produces the same bytes.
 
     Args:
-        words: what the service is started with, by their names without ``secagg.``.
+        words: settings that the service starts with, by name without ``secagg.``.
     Raises:
-        InvalidParameters: a package is missing or is not what was locked, or the image's interpreter cannot run here.
+        InvalidParameters: a package is missing or differs from the lock, or the image's interpreter cannot run here.
     """
     for name, value in words.items():
         if not _WORD.fullmatch(value):
-            raise InvalidParameters(f"{name} becomes a word of the kernel's command line; got {value!r}")
+            raise InvalidParameters(f"{name} may only contain letters, digits and _:./-; got {value!r}")
     files, of_kernel = Files(), Files()
     for name, content in locked_packages(lock, inputs):
         if name == BARE_KERNEL or name.endswith(".ko"):
@@ -84,7 +84,7 @@ def build_image(lock: Path, inputs: Path, words: dict[str, str]) -> Image:
             add(of_kernel if name.startswith("linux-image") else files, name, unpacked(name, content))
     require_tree(files)
     if f"{PACKAGES}/secagg/__init__.py" not in files:
-        raise InvalidParameters(f"{lock} names no wheel of secagg; add the line of its file")
+        raise InvalidParameters(f"{lock} has no wheel of secagg; add a line for it")
     kernel, drivers = kernel_of(lock, of_kernel)
     chosen = compiled(selected(files, _loaded_modules(files)))
     image = with_start(chosen) | drivers
@@ -98,7 +98,7 @@ def build_image(lock: Path, inputs: Path, words: dict[str, str]) -> Image:
 
 
 def kernel_of(lock: Path, files: Files) -> tuple[bytes, Files]:
-    """Return the kernel, and the drivers that an enclave loads, numbered in their order."""
+    """Return the kernel and the drivers that an enclave loads, numbered in loading order."""
     releases = {path.split("/")[3] for path in files if path.startswith("usr/lib/modules/")}
     if BARE_KERNEL in files and not releases:
         modules = [name for name in files if name != BARE_KERNEL]
@@ -108,14 +108,14 @@ def kernel_of(lock: Path, files: Files) -> tuple[bytes, Files]:
     if len(releases) != 1 or BARE_KERNEL in files:
         many = len(releases) + (BARE_KERNEL in files)
         raise InvalidParameters(
-            f"{lock} names {many} kernels; an image has one linux-image package or one {BARE_KERNEL}"
+            f"{lock} lists {many} kernels; an image needs one linux-image package or one {BARE_KERNEL}"
         )
     release, drivers = releases.pop(), Files()
     for number, name in enumerate(_DRIVERS):
         packed = files.get(f"usr/lib/modules/{release}/kernel/{name}.ko.xz")
         if packed is None:
             raise InvalidParameters(
-                f"the kernel {release} has no driver {name}; take Debian's cloud kernel, or lock one with built-in "
+                f"kernel {release} has no driver {name}; use Debian's cloud kernel, or lock one with built-in "
                 f"drivers as {BARE_KERNEL}"
             )
         drivers[f"lib/modules/{number:02}-{posixpath.basename(name)}.ko"] = Entry(expanded(packed.content))
@@ -123,7 +123,7 @@ def kernel_of(lock: Path, files: Files) -> tuple[bytes, Files]:
 
 
 def _loaded_modules(files: Files) -> list[str]:
-    """Return what the image's own interpreter loads to start the service and to test it."""
+    """Return the modules that the image's own interpreter loads to start and self-test the service."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         write_tree(files, root)
@@ -132,11 +132,11 @@ def _loaded_modules(files: Files) -> list[str]:
             ran = subprocess.run(command, env=environment_of(root), capture_output=True, text=True, check=True)  # noqa: S603 -- the image's own interpreter
         except OSError as error:
             raise InvalidParameters(
-                f"the image's interpreter does not run here ({error}); build on x86-64 Linux"
+                f"the image's interpreter does not run on this machine ({error}); build on x86-64 Linux"
             ) from None
         except subprocess.CalledProcessError as error:
             said = error.stderr.strip().splitlines()[-1:]
             raise InvalidParameters(
-                f"the image's service does not start: {said}; compare the lock's versions"
+                f"the image's service does not start: {said}; check the package versions in the lock"
             ) from None
     return ran.stdout.split()

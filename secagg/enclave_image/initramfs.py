@@ -1,4 +1,4 @@
-"""The initramfs of an enclave's machine: a cpio archive, the same bytes from the same packages."""
+"""Initramfs of an enclave's machine: a reproducible cpio archive."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ run(SystemCoins())
 
 
 def selected(files: Mapping[str, Entry], modules: Iterable[str]) -> Files:
-    """Return the interpreter, these modules and the libraries that they are linked to, and nothing else."""
+    """Return the interpreter, the named modules and the libraries that they link to, and nothing else."""
     chosen = {INTERPRETER, *(path for module in modules if (path := _source_of(files, module)))}
     waiting = [path for path in chosen if not path.endswith(".py")]
     while waiting:
         for name in linked_libraries(files[resolved(files, waiting.pop())].content):
             found = next((f"{folder}/{name}" for folder in _FOUND_IN if f"{folder}/{name}" in files), None)
             if found is None:
-                raise InvalidParameters(f"no locked package holds {name}; add the one that does")
+                raise InvalidParameters(f"no locked package contains {name}; add the package that does")
             if found not in chosen:
                 chosen.add(found)
                 waiting.append(found)
@@ -61,7 +61,7 @@ def _source_of(files: Mapping[str, Entry], module: str) -> str | None:
 
 
 def _place(path: str) -> str:
-    """Return where a chosen file stands: libraries in one folder, where the loader looks without any cache."""
+    """Return the target path of a file: libraries are put into one folder, where the loader looks without a cache."""
     name = posixpath.basename(path)
     if path.startswith((f"{LIBRARY}/blas/", f"{LIBRARY}/lapack/")):
         return f"{LIBRARY}/{name}"
@@ -79,13 +79,13 @@ for path in sys.argv[2:]:
     header = MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8)
     open(f"{sys.argv[1]}/{path}c", "wb").write(header + marshal.dumps(code))
 """
-"""A header that says that the source is never looked for: there is none."""
+"""Header with flags that disable the check against the source file, because the image contains no sources."""
 
 
 def compiled(files: Files) -> Files:
-    """Return an image whose modules its own interpreter compiled; they load in a third of the time.
+    """Return an image with modules compiled by its own interpreter; they load three times as fast.
 
-    Hashes have a fixed seed, or constants that are sets would come in another order each time.
+    The hash seed is fixed; otherwise the elements of constant sets would be written in another order each time.
     """
     sources = sorted(path for path in files if path.endswith(".py"))
     with tempfile.TemporaryDirectory() as name:
@@ -98,27 +98,27 @@ def compiled(files: Files) -> Files:
 
 
 def interpreter_of(root: Path) -> list[str]:
-    """Return the command that runs an unpacked image's own interpreter on this machine."""
+    """Return the command that runs the interpreter of an unpacked image on this machine."""
     folders = ":".join(str(root / folder) for folder in _FOUND_IN)
     loader = next((root / path for path in (LOADER, f"{LIBRARY}/ld-linux-x86-64.so.2") if (root / path).exists()), None)
     if loader is None:
-        raise InvalidParameters("no locked package holds the loader ld-linux-x86-64.so.2; add libc6")
+        raise InvalidParameters("no locked package contains the loader ld-linux-x86-64.so.2; add libc6")
     return [str(loader), "--library-path", folders, str(root / INTERPRETER)]
 
 
 def environment_of(root: Path) -> dict[str, str]:
-    """Return the environment that it runs in, which has nothing of this machine."""
+    """Return the environment for that interpreter, which takes nothing from this machine."""
     return {"PYTHONHOME": str(root / "usr"), "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
 
 
 def write_tree(files: Mapping[str, Entry], root: Path) -> None:
-    """Unpack files below a folder."""
+    """Write files into a folder."""
     for path, entry in files.items():
         place = root / path
         place.parent.mkdir(parents=True, exist_ok=True)
         if entry.target:
             place.unlink(missing_ok=True)
-            # An absolute one would lead out of the folder.
+            # An absolute link would lead out of the folder.
             place.symlink_to(root / entry.target.lstrip("/") if entry.target.startswith("/") else entry.target)
         else:
             place.write_bytes(entry.content)
@@ -135,9 +135,9 @@ _LAST: Final = "TRAILER!!!"
 
 
 def archive(files: Mapping[str, Entry]) -> bytes:
-    """Return a cpio archive ("newc"): in order of the paths, owned by root, dated 1970, and not compressed.
+    """Return an uncompressed cpio archive ("newc") in path order, owned by root and dated 1970.
 
-    A decompressor would be one more program in what is measured.
+    Compression would add a decompressor to the measured programs.
     """
     entries: dict[str, tuple[int, bytes]] = {_CONSOLE: (_DEVICE, b"")}
     for path in (*files, *_EMPTY_FOLDERS, _CONSOLE):
@@ -166,5 +166,5 @@ def _put(out: bytearray, path: str, mode: int, content: bytes, number: int) -> N
 
 
 def with_start(files: Files) -> Files:
-    """Return the files with what the kernel starts, and the link that the loader's path needs."""
+    """Return the files with the start script that the kernel runs, and with the link for the loader's path."""
     return {**files, "init": Entry(INIT.encode(), PROGRAM), "lib64": Entry(b"", FILE, "usr/lib64")}

@@ -1,6 +1,6 @@
 """AWS Nitro: the enclave image format (EIF), and the registers that an attestation document reports for an image.
 
-Implements: the format's version 4, as ``aws-nitro-enclaves-image-format`` reads and writes it, unsigned and for x86-64.
+Implements: version 4 of the format as in ``aws-nitro-enclaves-image-format``, unsigned, for x86-64.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def registers(kernel: bytes, command_line: bytes, ramdisks: Sequence[bytes]) -> 
 
 
 def _register(*parts: bytes) -> bytes:
-    """Return a register of zeros that was extended once by the digest of these parts."""
+    """Return a register that starts at zero and was extended once by the digest of these parts."""
     digest = hashlib.sha384()
     for part in parts:
         digest.update(part)
@@ -48,7 +48,7 @@ def enclave_image(  # noqa: PLR0913 -- sections of the format
     memory_bytes: int = 512 * _MEBIBYTE,
     processors: int = 2,
 ) -> bytes:
-    """Return an image file. Its metadata has no time of building, so that the same inputs give the same bytes."""
+    """Return an image file. Its metadata has no build time, so the same inputs give the same bytes."""
     built = {
         "BuildTime": "1970-01-01T00:00:00+00:00",
         "BuildTool": "secagg",
@@ -67,6 +67,6 @@ def enclave_image(  # noqa: PLR0913 -- sections of the format
     absent = [0] * (_MOST_SECTIONS - len(sections))
     sizes = [len(content) for _, content in sections]
     fields = (_MAGIC, _FORMAT, 0, memory_bytes, processors, 0, len(sections), *offsets, *absent, *sizes, *absent, 0)
-    # The checksum covers the header up to itself, and all sections.
+    # The checksum covers the header up to the checksum, and all sections.
     checksum = zlib.crc32(body, zlib.crc32(_HEADER.pack(*fields, 0)[:-4]))
     return _HEADER.pack(*fields, checksum) + bytes(body)

@@ -1,6 +1,6 @@
-"""Packages that an image is made of: Debian's, wheels and perhaps a kernel, each under the SHA-256 of a lock.
+"""Packages of an image: Debian packages, wheels and perhaps a kernel, each with its SHA-256 in a lock file.
 
-A lock has a line for each package, a digest and a file name:
+A lock has one line for each package, with a digest and a file name:
 
     b59b0625cd1a791375d40dab23a4d5d3d0641e3d0a773501becdc3725b7f99cf  libc6_2.41-12+deb13u5_amd64.deb
 """
@@ -24,13 +24,13 @@ from typing import Final
 from secagg.errors import InvalidParameters
 
 PACKAGES: Final = "usr/lib/python3/dist-packages"
-"""Where wheels are unpacked, which is where Debian's Python looks."""
+"""Folder for unpacked wheels; Debian's Python imports from it."""
 _LOCKED: Final = re.compile(r"([0-9a-f]{64}) +([^/\s\0]+)")
 _ARCHIVE: Final = b"!<arch>\n"
 _MOST_LINKS: Final = 8
 _DAMAGES: Final = (ValueError, KeyError, EOFError, RuntimeError)
 _MOST_BYTES: Final = 1 << 30
-"""No package unpacks to more."""
+"""Maximum size of an unpacked package."""
 PROGRAM, FILE = 0o755, 0o644
 
 
@@ -41,32 +41,32 @@ class Entry:
     content: bytes
     mode: int = FILE
     target: str = ""
-    """Where a link points; empty for a file."""
+    """Target of a link; empty for a file."""
 
 
 Files = dict[str, Entry]
-"""Entries by their paths from the root of the image."""
+"""Entries by path from the root of the image."""
 
 
 def locked_packages(lock: Path, folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield names and contents of the packages that a lock names.
+    """Yield the name and content of each package in a lock.
 
     Raises:
-        InvalidParameters: a line is unreadable, or a file is missing or has another digest.
+        InvalidParameters: a line is malformed, or a file is missing or has another digest.
     """
     for number, line in enumerate(_text(lock).splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
         found = _LOCKED.fullmatch(line.strip())
         if found is None:
-            raise InvalidParameters(f"{lock}, line {number}: a line is a SHA-256 and a file name; got {line!r:.80}")
+            raise InvalidParameters(f"{lock}, line {number}: expected a SHA-256 and a file name; got {line!r:.80}")
         digest, name = found.groups()
         try:
             content = (folder / name).read_bytes()
         except OSError as error:
-            raise InvalidParameters(f"{folder / name} is locked and cannot be read: {error.strerror}") from None
+            raise InvalidParameters(f"cannot read the locked package {folder / name}: {error.strerror}") from None
         if (got := hashlib.sha256(content).hexdigest()) != digest:
-            raise InvalidParameters(f"{folder / name} is not the file that was locked: it has {got}, {lock} {digest}")
+            raise InvalidParameters(f"{folder / name} differs from the lock: its SHA-256 is {got}, {lock} has {digest}")
         yield name, content
 
 
@@ -74,25 +74,25 @@ def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidParameters(f"{file} is not a readable lock: {error}") from None
+        raise InvalidParameters(f"cannot read the lock {file}: {error}") from None
 
 
 def unpacked(name: str, content: bytes) -> Files:
-    """Return what a package installs.
+    """Return the files that a package installs.
 
     Raises:
-        InvalidParameters: it is no package, is damaged, holds a path twice or one outside of the image.
+        InvalidParameters: it is not a package, is damaged, or contains a path twice or outside the image.
     """
     if not name.endswith((".whl", ".deb")):
-        raise InvalidParameters(f"{name} is neither a .deb nor a .whl, nor a kernel (bzImage) or a module of it (.ko)")
+        raise InvalidParameters(f"{name} must be a .deb, a .whl, a kernel (bzImage) or a module of it (.ko)")
     files, size = Files(), 0
     try:
         for path, entry in _in_wheel(content) if name.endswith(".whl") else _in_deb(name, content):
             if path != posixpath.normpath(path) or path.startswith(("/", ".")) or not path.isprintable():
-                raise InvalidParameters(f"{name} installs {path!r}, which is outside of the image")
-            # Hard links to one file are as many copies of it.
+                raise InvalidParameters(f"{name} installs {path!r}, which is outside the image")
+            # Hard links to one file are written as separate copies.
             if (size := size + len(entry.content)) > _MOST_BYTES:
-                raise ValueError(f"it unpacks to more than {_MOST_BYTES} bytes")
+                raise ValueError(f"the package unpacks to more than {_MOST_BYTES} bytes")
             add(files, name, {path: entry})
     except (*_DAMAGES, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
         if isinstance(error, InvalidParameters):
@@ -102,19 +102,19 @@ def unpacked(name: str, content: bytes) -> Files:
 
 
 def add(files: Files, name: str, new: Mapping[str, Entry]) -> None:
-    """Add a package's files; refuse other content for a path that is there, whichever came first."""
+    """Add a package's files; refuse a path that was already added with other content, in either order."""
     for path, entry in new.items():
         if files.setdefault(path, entry) != entry:
-            raise InvalidParameters(f"{name} holds another {path} than was added before; lock one of the two")
+            raise InvalidParameters(f"{name} and an earlier package contain different files {path}; lock one of them")
 
 
 def require_tree(files: Mapping[str, Entry]) -> None:
-    """Refuse a file below a link or below another file: unpacked, it would be written to somewhere else."""
+    """Refuse a file below a link or below another file, because unpacking it would write to another place."""
     for path in files:
         above = posixpath.dirname(path)
         while above:
             if above in files:
-                raise InvalidParameters(f"{path} is below {above}, which a package holds as a file or a link")
+                raise InvalidParameters(f"{path} is below {above}, which is a file or a link in another package")
             above = posixpath.dirname(above)
 
 
@@ -138,7 +138,7 @@ def _in_deb(name: str, content: bytes) -> Iterator[tuple[str, Entry]]:
         at += 60 + size + size % 2
         if member.startswith(b"data.tar"):
             if not member.startswith(b"data.tar.xz"):
-                raise InvalidParameters(f"{name} holds {member.decode()}, and only data.tar.xz can be read")
+                raise InvalidParameters(f"{name} contains {member.decode()}, but only data.tar.xz is supported")
             yield from _in_tar(expanded(body))
 
 
@@ -149,18 +149,18 @@ def _in_tar(content: bytes) -> Iterator[tuple[str, Entry]]:
             if member.issym():
                 yield path, Entry(b"", target=member.linkname)
             elif not member.isdir():
-                # A hard link is read as the file that it links to.
+                # A hard link is read as the file that it points to.
                 is_plain = (member.isfile() and not member.issparse()) or member.islnk()
                 opened = archive.extractfile(member) if is_plain else None
                 if opened is None:
-                    raise ValueError(f"{path} is no file, link or folder")
+                    raise ValueError(f"{path} is not a file, link or folder")
                 yield path, Entry(opened.read(), PROGRAM if member.mode & 0o100 else FILE)
 
 
 def _in_wheel(content: bytes) -> Iterator[tuple[str, Entry]]:
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         if sum(each.file_size for each in archive.infolist()) > _MOST_BYTES:
-            raise ValueError(f"it unpacks to more than {_MOST_BYTES} bytes")
+            raise ValueError(f"the package unpacks to more than {_MOST_BYTES} bytes")
         for each in archive.infolist():
             if not each.is_dir() and ".dist-info/" not in each.filename:
                 mode = PROGRAM if ".so" in each.filename else FILE
@@ -168,20 +168,20 @@ def _in_wheel(content: bytes) -> Iterator[tuple[str, Entry]]:
 
 
 def resolved(files: Mapping[str, Entry], path: str) -> str:
-    """Follow links to a file."""
+    """Follow links until a file."""
     for _ in range(_MOST_LINKS):
         entry = files.get(path)
         if entry is None:
-            raise InvalidParameters(f"a link leads to {path}, which no locked package holds; add the one that does")
+            raise InvalidParameters(f"a link points to {path}, which no locked package contains; add that package")
         if not entry.target:
             return path
         path = posixpath.normpath(posixpath.join("/", posixpath.dirname(path), entry.target)).lstrip("/")
-        # Debian's /lib is a link to /usr/lib, which no package holds.
+        # In Debian /lib is a link to /usr/lib, but no package contains the link.
         path = f"usr/{path}" if path.startswith("lib") else path
-    raise InvalidParameters(f"{path} is a loop of links")
+    raise InvalidParameters(f"the link {path} leads back to itself")
 
 
-# --- What a program is linked to --------------------------------------------------------------------------------------
+# --- Linked libraries -------------------------------------------------------------------------------------------------
 
 _ELF: Final = b"\x7fELF\x02\x01"
 _LOAD, _DYNAMIC, _INTERPRETER = 1, 2, 3
@@ -191,9 +191,9 @@ _TAG: Final = struct.Struct("<QQ")
 
 
 def linked_libraries(program: bytes) -> list[str]:
-    """Return the names of the libraries and of the loader that a 64-bit ELF file asks for."""
+    """Return the names of the loader and of the libraries that a 64-bit ELF file requires."""
     if not program.startswith(_ELF):
-        raise InvalidParameters("a program or library of the image is no 64-bit ELF file")
+        raise InvalidParameters("a program or library of the image is not a 64-bit ELF file")
     try:
         return _linked(program)
     except (struct.error, ValueError, KeyError, OverflowError) as error:
@@ -214,11 +214,11 @@ def _linked(program: bytes) -> list[str]:
 
 
 def _place(headers: list[tuple[int, ...]], address: int) -> int:
-    """Return where in the file an address of the loaded program is."""
+    """Return the file offset of an address in the loaded program."""
     for kind, _, at, begin, _, length, *_ in headers:
         if kind == _LOAD and begin <= address < begin + length:
             return at + address - begin
-    raise InvalidParameters("a library's table of strings is in no segment that is loaded")
+    raise InvalidParameters("a library's string table is in no loaded segment")
 
 
 def _string(program: bytes, at: int) -> str:

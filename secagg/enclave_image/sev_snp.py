@@ -1,4 +1,4 @@
-"""AMD SEV-SNP: the launch digest of a guest that QEMU boots directly, with the hashes of what it may boot.
+"""AMD SEV-SNP: launch digest of a guest that QEMU boots directly with hashes of kernel, initramfs and command line.
 
 Implements: SNP_LAUNCH_UPDATE of the firmware's ABI specification (56860), for the pages that QEMU and an AmdSev build
 of OVMF measure.
@@ -27,7 +27,7 @@ _RESET_BLOCK = UUID("00f771de-1a7e-4fcb-890e-68c77e2fb44e").bytes_le
 _METADATA = UUID("dc886566-984a-4798-a75e-5585a7bf67cc").bytes_le
 _HASH_TABLE = UUID("7255371f-3a3b-4b04-927b-1da6efa8d454").bytes_le
 
-# The page in which QEMU tells the firmware what it may boot.
+# The page in which QEMU passes the hashes of the kernel, initramfs and command line to the firmware.
 _HASHES = UUID("9438d606-4f22-4cc9-b479-a793d411fd21").bytes_le
 _HASH_OF_COMMAND_LINE = UUID("97d02dd8-bd20-4c94-aa78-e7714d36ab2a").bytes_le
 _HASH_OF_INITRAMFS = UUID("44baf731-3a2f-4bd7-9af1-41e29169781d").bytes_le
@@ -36,16 +36,16 @@ _HASH_OF_KERNEL = UUID("4de79437-abd2-427f-b835-d5b172d2045b").bytes_le
 _NORMAL, _PROCESSOR, _ZERO, _SECRETS, _CPUID = 1, 2, 3, 5, 6
 _KERNEL_HASHES: Final = 0x10
 _TYPES: Final[Mapping[int, int]] = MappingProxyType({1: _ZERO, 2: _SECRETS, 3: _CPUID, 4: _ZERO})
-"""The type of page that is measured for each kind of section."""
+"""Page type that is measured for each kind of section."""
 _PROCESSOR_ADDRESS: Final = 0xFFFF_FFFF_F000
 _RESET_VECTOR: Final = 0xFFFF_FFF0
 PROCESSORS: Final[Mapping[str, int]] = MappingProxyType(
     {"EPYC-v4": 0x800F12, "EPYC-Rome": 0x830F10, "EPYC-Milan": 0xA00F11, "EPYC-Genoa": 0xA10F10}
 )
-"""What CPUID 1 returns in EAX under each of QEMU's processor models."""
+"""EAX of CPUID leaf 1 for each of QEMU's processor models."""
 
 
-def launch_digest(  # noqa: PLR0913 -- what is measured
+def launch_digest(  # noqa: PLR0913 -- everything that is measured
     firmware: bytes,
     kernel: bytes,
     initramfs: bytes,
@@ -55,20 +55,20 @@ def launch_digest(  # noqa: PLR0913 -- what is measured
     count: int = 1,
     features: int = 1,
 ) -> bytes:
-    """Return MEASUREMENT of a guest's report.
+    """Return the MEASUREMENT field of a guest's report.
 
     Args:
-        firmware: a build of OvmfPkg/AmdSev, which boots nothing but what it was given hashes of.
+        firmware: a build of OvmfPkg/AmdSev, which only boots files with the given hashes.
         processor: one of ``PROCESSORS``.
-        count: how many processors the guest has.
+        count: number of the guest's processors.
         features: SEV_FEATURES; 1 is SNP without options.
     Raises:
-        InvalidParameters: the firmware has no section for hashes, so the digest would cover no kernel.
+        InvalidParameters: the firmware has no section for hashes, so the digest would not cover the kernel.
     """
     if processor not in PROCESSORS:
-        raise InvalidParameters(f"the processor is one of {', '.join(PROCESSORS)}; got {processor!r}")
+        raise InvalidParameters(f"the processor must be one of {', '.join(PROCESSORS)}; got {processor!r}")
     if count < 1:
-        raise InvalidParameters(f"a guest has at least one processor; got {count}")
+        raise InvalidParameters(f"a guest needs at least one processor; got {count}")
     try:
         entries = _entries(firmware)
         sections = list(_sections(firmware, entries))
@@ -93,7 +93,7 @@ def launch_digest(  # noqa: PLR0913 -- what is measured
 
 
 class _DigestOfPages:
-    """The chain of digests, one link for each page that the hypervisor adds before the guest starts."""
+    """Hash chain with one link for each page that the hypervisor adds before the guest starts."""
 
     def __init__(self) -> None:
         self.value = bytes(_DIGEST_BYTES)
@@ -107,10 +107,10 @@ class _DigestOfPages:
 
 
 def _entries(firmware: bytes) -> dict[bytes, bytes]:
-    """Return the entries of the table at the end of a build of OVMF, by their names."""
+    """Return the entries of the table at the end of an OVMF build, by name."""
     end = len(firmware) - _AFTER_TABLE
     if end < _ENTRY.size or len(firmware) % _PAGE:
-        raise InvalidParameters("this firmware is not a build of OVMF: it does not fill whole pages")
+        raise InvalidParameters("this firmware is not a build of OVMF: its size is not a multiple of the page size")
     size, name = _ENTRY.unpack_from(firmware, end - _ENTRY.size)
     if name != _FOOTER or not _ENTRY.size <= size <= end:
         raise InvalidParameters("this firmware is not a build of OVMF: the table at its end is missing")
@@ -125,7 +125,7 @@ def _entries(firmware: bytes) -> dict[bytes, bytes]:
 
 
 def _sections(firmware: bytes, entries: Mapping[bytes, bytes]) -> Iterator[tuple[int, int, int]]:
-    """Yield address, size and kind of what is measured next to the firmware's own bytes."""
+    """Yield address, size and kind of each measured section outside the firmware's own bytes."""
     found = list[tuple[int, int, int]]()
     if {_METADATA, _RESET_BLOCK, _HASH_TABLE} <= entries.keys():
         start = len(firmware) - int.from_bytes(entries[_METADATA][:4], "little")
@@ -135,16 +135,16 @@ def _sections(firmware: bytes, entries: Mapping[bytes, bytes]) -> Iterator[tuple
     kinds = [kind for _, _, kind in found]
     if _KERNEL_HASHES not in kinds:
         raise InvalidParameters(
-            "this firmware does not check what it boots, so a measurement under it covers no kernel, initramfs and "
-            "command line; take a build of OvmfPkg/AmdSev (distributions' OVMF is none)"
+            "this firmware does not verify what it boots, so a measurement would not cover kernel, initramfs and "
+            "command line; use a build of OvmfPkg/AmdSev (distributions ship OVMF without it)"
         )
     if unknown := [kind for kind in kinds if kind not in _TYPES and kind != _KERNEL_HASHES]:
-        raise InvalidParameters(f"this firmware has a section of kind {unknown[0]}, which is not known here")
+        raise InvalidParameters(f"this firmware has a section of unknown kind {unknown[0]}")
     yield from found
 
 
 def _hashes_page(kernel: bytes, initramfs: bytes, command_line: bytes, offset: int) -> bytes:
-    """Return the page with the hashes of what may be booted, as QEMU's ``kernel-hashes=on`` fills it."""
+    """Return the page with hashes of kernel, initramfs and command line, as QEMU's ``kernel-hashes=on`` fills it."""
     table = b""
     for name, content in (
         (_HASH_OF_COMMAND_LINE, command_line + b"\0"),
@@ -168,7 +168,7 @@ _SEGMENTS: Final = (
     (0x80, 0),
     (0x90, _TASK),
 )
-"""Offsets and attributes of the segment registers, other than the code's, in a processor's save area."""
+"""Offsets and attributes of the segment registers, except the code segment's, in a processor's save area."""
 
 
 def _processor_page(start: int, signature: int, features: int) -> bytes:
@@ -186,7 +186,7 @@ def _processor_page(start: int, signature: int, features: int) -> bytes:
         (0x170, 2),  # RFLAGS
         (0x178, start & 0xFFFF),  # RIP
         (0x268, 0x0007_0406_0007_0406),  # PAT
-        (0x310, signature),  # RDX: what CPUID 1 says
+        (0x310, signature),  # RDX: CPUID leaf 1
         (0x3B0, features),  # SEV_FEATURES
         (0x3E8, 1),  # XCR0
     ):

@@ -1,1 +1,1 @@
-"""Plans: what a protocol and a scheme cost for a model and a cohort, and which of them to choose."""
+"""Planning: the costs of each protocol and scheme for a model and a cohort, and which of them to choose."""

@@ -1,9 +1,9 @@
 """Costs of every combination of a scheme and a protocol, from layouts and from the protocols' own formulas.
 
-A model update that is still to be planned has the layout that each way to compress it gives.
+The layout of each scheme is computed from the shapes of the model's tensors.
 
-Bytes are those of one client. Down counts the messages of the protocol, and the scales and codebooks of the scheme; the
-model itself comes to every client in any case.
+Bytes are per client. Downloads count the protocol's messages and the scheme's scales and codebooks, but not the model,
+which every client receives in any case.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class Scheme(StrEnum):
     FIXED_POINT = "fixed point"
     SCALAR = "scalar quantization"
     DITHERED = "dithered quantization"
-    """Values of this many bits, rounded under the mask."""
+    """Values with this number of bits, rounded under the mask."""
     PRUNING = "random pruning"
     PRODUCT = "product quantization"
-    """The numbers of codewords."""
+    """Indices of codewords."""
     PEAK = "peak code"
-    """The places and signs of peaks of the whole rotated update, and its length as one block more."""
+    """Positions and signs of the peaks of the whole rotated update; its length is one more block."""
     SKETCH = "linear sketch"
     """Signs of some values of the whole rotated update, and its length in fixed point."""
 
@@ -74,7 +74,7 @@ WHOLE_UPDATES: Final = (Scheme.PEAK, Scheme.SKETCH)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """A model, how it could be compressed, and for how many clients."""
+    """A model, the parameters of its compression, and the number of clients."""
 
     shapes: Shapes
     codewords: int = 64
@@ -93,25 +93,25 @@ class PlanRequest:
             ("bits", self.bits, 2, 16),
         ):
             if type(value) is not int or not least <= value <= most:
-                raise InvalidParameters(f"--{name} is in {least}..{most}; got {value}")
+                raise InvalidParameters(f"--{name} must be between {least} and {most}; got {value}")
         if not _LEAST_COHORT_BITS <= self.cohort_bits <= _MOST_COHORT_BITS:
             raise InvalidParameters(
-                f"--cohort-bits is in {_LEAST_COHORT_BITS}..{_MOST_COHORT_BITS}; got {self.cohort_bits}"
+                f"--cohort-bits must be between {_LEAST_COHORT_BITS} and {_MOST_COHORT_BITS}; got {self.cohort_bits}"
             )
         if not 0 <= self.sparsity < 1:
-            raise InvalidParameters(f"--sparsity is at least 0 and below 1; got {self.sparsity}")
+            raise InvalidParameters(f"--sparsity must be at least 0 and below 1; got {self.sparsity}")
         if not self.shapes or any(not _is_shape(shape) for shape in self.shapes.values()):
-            raise InvalidParameters("a model has a shape for each tensor, of integers of at least 1; correct --model")
+            raise InvalidParameters("--model: every tensor needs a shape of integers of at least 1")
         if len(self.shapes) > MAXIMUM_SEGMENTS:
             raise InvalidParameters(
-                f"a model of {len(self.shapes)} tensors exceeds the {MAXIMUM_SEGMENTS} of a layout; join some of them"
+                f"the model has {len(self.shapes)} tensors; a layout holds at most {MAXIMUM_SEGMENTS}; merge some"
             )
         if parameter_count(self.shapes) > MAXIMUM_LENGTH:
             raise InvalidParameters(f"a model of {parameter_count(self.shapes)} values exceeds 2^40; split it")
         if not any(is_quantizable(shape, self.block_size) for shape in self.shapes.values()):
             raise InvalidParameters(
-                f"no tensor gives eight blocks of up to {self.block_size} values, so nothing is indexed; take a "
-                "smaller --block-size or a larger model"
+                f"no tensor can be cut into eight blocks of up to {self.block_size} values, so none has indices; "
+                "lower --block-size or use a larger model"
             )
 
     @property
@@ -120,7 +120,7 @@ class PlanRequest:
 
     @property
     def places(self) -> int:
-        """The values of a block of the peak code."""
+        """Number of values in a block of the peak code."""
         return min(places_for(self.clients, self.cohort_bits), MOST_SUMMED_PLACES)
 
     @property
@@ -129,14 +129,14 @@ class PlanRequest:
         return kept_for(self.weights, self.clients, self.cohort_bits)
 
     def noise(self, scheme: Scheme) -> float:
-        """Return the energy of the noise of a decoded mean, in units of one client's, of a scheme for whole updates."""
+        """Return the energy of a decoded mean's noise, in units of one client's energy; for whole-update schemes."""
         if scheme is Scheme.PEAK:
             return peak_noise(self.places, self.clients)
         return sketch_noise(self.kept / self.weights, 1, self.clients)
 
     @property
     def tensors(self) -> list[BlockGeometry]:
-        """Geometry of the tensors with codebooks, each with its number of codewords."""
+        """Geometry of the tensors with codebooks, with their numbers of codewords."""
         return [geometry for _, geometry in self._parts() if geometry is not None]
 
     def layout(self, scheme: Scheme) -> Layout:  # noqa: PLR0911 -- one for each scheme
@@ -167,7 +167,7 @@ class PlanRequest:
                 return Layout((ring, RingSegment(PLAIN_BITS, 1)))
 
     def public_bytes(self, scheme: Scheme) -> int:
-        """Return how much clients are told for a scheme: scales, codebooks, the seed of a mask."""
+        """Return the bytes of a scheme's public parameters, which clients download: scales, codebooks, a seed."""
         match scheme:
             case Scheme.FIXED_POINT:
                 return 0
@@ -196,7 +196,7 @@ class PlanRequest:
                 return f"{scheme}, {self.kept:,} signs"
 
     def _parts(self) -> Iterator[tuple[Shape, BlockGeometry | None]]:
-        """Yield every tensor, with its blocks if it is cut into any."""
+        """Yield every tensor, with its blocks if it is cut into blocks."""
         for shape in self.shapes.values():
             is_cut = is_quantizable(shape, self.block_size)
             yield shape, block_geometry(shape, self.block_size, self.codewords) if is_cut else None
@@ -216,7 +216,7 @@ def _is_shape(shape: tuple[Any, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One combination, and what it costs."""
+    """One combination of scheme and protocol, with its costs."""
 
     scheme: Scheme
     entry: ProtocolEntry
@@ -242,30 +242,30 @@ class Option:
 
     @property
     def bits_per_weight(self) -> float:
-        """The upload, divided among all values of the model."""
+        """Size of the upload divided by the number of the model's values."""
         return 8 * self.costs.up_bytes / self.weights
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All combinations, the shortest upload first, and why some that one could look for are not there."""
+    """All combinations, shortest upload first, and the reasons for combinations that are left out."""
 
     options: tuple[Option, ...]
     left_out: tuple[str, ...]
 
     @property
     def protocols(self) -> tuple[str, ...]:
-        """Whatever has an option, as the registry orders it."""
+        """Protocols with at least one option, in the registry's order."""
         return tuple(name for name in names() if self.shortest(name) is not None)
 
     def shortest(self, protocol: str, *schemes: Scheme) -> Option | None:
-        """Return the first option of a protocol, of some schemes or of all of them."""
+        """Return the first option of a protocol, among some schemes or all."""
         found = (option for option in self.options if option.protocol == protocol)
         return next((option for option in found if not schemes or option.scheme in schemes), None)
 
 
 def compare(request: PlanRequest) -> Comparison:
-    """Cost every combination; what cannot be done is left out, with what the library says of it."""
+    """Compute the cost of every combination; impossible ones are left out, with the library's error as the reason."""
     options, left_out = list[Option](), dict[tuple[str, str], list[Scheme]]()
     for entry in map(find, names()):
         for scheme in Scheme:
@@ -279,7 +279,7 @@ def compare(request: PlanRequest) -> Comparison:
 
 
 def _options(request: PlanRequest, entry: ProtocolEntry, scheme: Scheme) -> Iterator[Option]:
-    """Yield the forms of a protocol for a scheme; none where that goes without saying."""
+    """Yield the variants of a protocol for a scheme; none if the protocol has no costs or cannot take indices."""
     if entry.costs is None or (scheme in INDEXED and IndexSegment not in entry.segments):
         return
     layout = request.layout(scheme)

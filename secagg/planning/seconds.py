@@ -1,10 +1,10 @@
-"""Time of a session on the machine at hand: small sessions are run, and their seconds scaled by counted work.
+"""Estimates the time of a session on this machine: measures small sessions and scales their seconds by counted work.
 
-For each protocol and kind of layout two sessions run, a short one and a longer one. The difference gives the seconds
-of a word, and the rest of the short one those of a step.
+For each protocol and kind of layout, a short and a longer session are run. Their difference gives the seconds per word,
+and the remaining time of the short session the seconds per step.
 
-Sessions of thousands and millions of clients are extrapolated from four small ones, which give the server's seconds for
-a session of any size too. Seconds are the processor's, so that a busy machine gives the same.
+Four small sessions also give the server's fixed time, to extrapolate to thousands or millions of clients. All times are
+processor time, so a busy machine gives the same result.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from .costs import Option
 _CLIENTS: Final = 5
 _RUNS: Final = 2
 _SHORT, _LONG = 16, 1 << 17
-"""Values of a session."""
+"""Number of values in a session."""
 _RING_BITS: Final = 24
 _CODEWORDS: Final = 16
 _COUNTERS: Final = 4 * _CODEWORDS
-"""Values for which a block stands, so that sessions with indices take as long as others."""
+"""Number of values that count as one block, so that sessions with indices take as long as others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The seconds of one party's step and of one of its words."""
+    """Seconds for one step and for one word of one party."""
 
     step: float
     word: float
@@ -72,27 +72,29 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """An estimate for one option."""
+    """Estimate for one option."""
 
     client: float
     server: float
-    """The server's for all clients, with what its helpers do, one after another."""
+    """Seconds of the server for all clients, plus those of its helpers, one after another."""
     round: float
-    """Time from the first message to the sum: clients work in parallel, and wait for the network and the server."""
+    """Time from the first message to the sum; clients compute in parallel, and wait for the network and the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A client's connection."""
+    """Connection of a client."""
 
     megabits: float = 20.0
-    """Per second, each way."""
+    """Megabits per second in each direction."""
     latency: float = 0.1
-    """Seconds there and back, of each exchange."""
+    """Round-trip time in seconds; each stage takes one."""
 
     def __post_init__(self) -> None:
         if not 0 < self.megabits < inf or not 0 <= self.latency < inf:
-            raise InvalidParameters("--megabits is above 0 and --latency at least 0; correct them")
+            raise InvalidParameters(
+                f"--megabits must be above 0 and --latency at least 0; got {self.megabits} and {self.latency}"
+            )
 
 
 def seconds_of(option: Option, suite: Suite, network: Network) -> Seconds:
@@ -107,11 +109,11 @@ def seconds_of(option: Option, suite: Suite, network: Network) -> Seconds:
 
 @cache
 def rates(protocol: str, suite: Suite, has_indices: bool, is_checked: bool) -> tuple[Rates, Rates]:  # noqa: FBT001
-    """Return the rates of a client and of the server; sessions run when they are asked for first."""
+    """Return the rates of a client and of the server; the first call runs sessions to measure them."""
     entry, samples = find(protocol), list[Sample]()
     for length in (_SHORT, _LONG):
         layout = _layout(length, has_indices=has_indices)
-        # The first session of all imports modules and fills caches, and any may be disturbed.
+        # The first session imports modules and fills caches, and any run may be disturbed, so take the minimum.
         runs = [run_session(entry, layout, _CLIENTS, suite, is_checked=is_checked) for _ in range(_RUNS)]
         client, server = min(run.client_seconds for run in runs), min(run.server_seconds for run in runs)
         samples.append(replace(runs[0], client_seconds=client / _CLIENTS, server_seconds=server))
@@ -123,12 +125,12 @@ def rates(protocol: str, suite: Suite, has_indices: bool, is_checked: bool) -> t
 
 
 def costs_of(entry: ProtocolEntry, layout: Layout, clients: int, suite: Suite, *, is_checked: bool = True) -> Costs:
-    """Return what a protocol that has costs says of its form with the shortest upload."""
+    """Return the costs of a protocol's variant with the shortest upload; the protocol must declare costs."""
     forms = () if entry.costs is None else entry.costs(layout, clients, suite)
     return min((form for form in forms if form.is_checked == is_checked), key=lambda form: form.up_bytes)
 
 
-def run_session(  # noqa: PLR0913 -- what a session is of
+def run_session(  # noqa: PLR0913 -- parameters of a session
     entry: ProtocolEntry,
     layout: Layout,
     clients: int,
@@ -137,7 +139,7 @@ def run_session(  # noqa: PLR0913 -- what a session is of
     is_checked: bool = True,
     shares_checks: bool = False,
 ) -> Sample:
-    """Run a session in this process; one client in twenty drops out unheard where that costs most."""
+    """Run a session in this process; one client in twenty drops out, at the stage where that costs most."""
     rare = clients // ONE_IN
     facts = {
         "suite": suite,
@@ -160,7 +162,7 @@ def run_session(  # noqa: PLR0913 -- what a session is of
     done = rehearsal.run()
     figures = done.session.figures
     at_clients, at_server = (sum(getattr(each, f"{who}_seconds") for each in figures) for who in ("client", "server"))
-    # Each is interrupted alike on a busy machine, so that of the processor's time each has its share.
+    # Clients and server are interrupted alike on a busy machine, so divide the processor time in proportion.
     share = done.processor_seconds / (at_clients + at_server)
     return Sample(
         costs=costs_of(entry, layout, clients, suite, is_checked=is_checked),
@@ -177,7 +179,7 @@ def _layout(values: int, *, has_indices: bool) -> Layout:
 
 
 class ZeroInputs:
-    """Everybody's values are zero: no protocol may take less time for them."""
+    """Inputs that are all zero; no protocol may take less time for them."""
 
     capacity = 1 << 20
     bounds: Mapping[str, float | None] = MappingProxyType({})
@@ -214,7 +216,7 @@ SPREAD: Final = "one-message"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """Seconds of a protocol on the machine at hand."""
+    """Measured seconds of a protocol on this machine."""
 
     session: float
     """Seconds of the server for a session of any size."""
@@ -222,7 +224,7 @@ class Constants:
     server: Rates
 
     def predict(self, costs: Costs, clients: int) -> Sample:
-        """Return what a session takes; clients that drop out are as many as the constants were measured with."""
+        """Return the predicted times of a session, with the same share of dropouts as in the measured sessions."""
         return Sample(
             costs=costs,
             clients=clients,
@@ -232,7 +234,7 @@ class Constants:
 
 
 def fit(few: Sample, many: Sample, short: Sample, long: Sample) -> Constants:
-    """Return the constants that give four sessions: few and many clients, and two lengths of as many clients."""
+    """Compute the constants from four sessions: few and many clients, and short and long updates."""
     by_length = [
         ((each.costs.client, each.client_seconds / each.clients), (each.costs.server, each.server_seconds))
         for each in (short, long)
@@ -250,7 +252,7 @@ def fit(few: Sample, many: Sample, short: Sample, long: Sample) -> Constants:
 
 
 def calibrate(entry: ProtocolEntry, suite: Suite = Suite.CLASSIC, *, shares_checks: bool = False) -> Constants:
-    """Run small sessions and return the machine's constants; some ten seconds of one core for pairwise masks."""
+    """Run small sessions and return the machine's constants; takes about ten seconds of one core for pairwise masks."""
     # The first session imports modules and fills caches.
     sizes = (
         (_WARM_CLIENTS, _FEW_VALUES),
@@ -273,25 +275,27 @@ def layout_for(clients: int, values: int, bits: int = _BITS) -> Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Farm:
-    """The machines that take uploads in and add them up."""
+    """Machines that receive and add up uploads."""
 
     workers: int = 64
     gigabits: float = 10.0
-    """Per second, into each worker."""
+    """Gigabits per second into each worker."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= 1 << 20 or not 0 < self.gigabits < inf:
-            raise InvalidParameters("--workers is in 1..1,048,576 and --gigabits above 0; correct them")
+            raise InvalidParameters(
+                f"--workers must be between 1 and 1,048,576, --gigabits above 0; got {self.workers}, {self.gigabits}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One figure of an estimate, and the condition on it."""
+    """One figure of an estimate, with its assumptions."""
 
     name: str
     value: float
     unit: str
-    """Unit: ``s``, ``B``, or the counted things."""
+    """Unit: ``s``, ``B``, or the name of what is counted."""
     assumes: str
 
 
@@ -305,7 +309,7 @@ def estimate_scale(  # noqa: PLR0913 -- all but four have defaults
     suite: Suite = Suite.CLASSIC,
     farm: Farm | None = None,
 ) -> Iterator[Line]:
-    """Yield what clients in sessions of at most ``MOST_CLIENTS`` take, line by line.
+    """Yield the costs for clients that are divided into sessions of at most ``MOST_CLIENTS``.
 
     Raises:
         InvalidParameters: no such session is safe or fits; the message says what to change.
@@ -316,7 +320,7 @@ def estimate_scale(  # noqa: PLR0913 -- all but four have defaults
     costs = costs_of(entry, layout_for(each, values, bits), each, suite)
     one = constants.predict(costs, each)
     bytes_in = clients * costs.up_bytes
-    # Uploads come to the server of their session. Only the additions of one message are divided further.
+    # Each session's server receives its uploads. Only the additions of one message are divided further.
     servers, adding = min(farm.workers, sessions), sessions * one.server_seconds
     taking = bytes_in / (servers * farm.gigabits * _GIGABIT_BYTES)
     spread = sessions * constants.server.word * costs.server.words if entry.name == SPREAD else 0.0
@@ -325,49 +329,50 @@ def estimate_scale(  # noqa: PLR0913 -- all but four have defaults
         name="sessions",
         value=sessions,
         unit="sessions",
-        assumes=f"at most {MOST_CLIENTS:,} clients in each, here {each:,}; a ring for the sum of one session; every "
-        "sum is released, then they are added as integers",
+        assumes=f"at most {MOST_CLIENTS:,} clients in each session, here {each:,}; a ring for the sum of one session; "
+        "every session's sum is released, then these are added as integers",
     )
-    yield Line(name="a client sends", value=costs.up_bytes, unit="B", assumes=f"lengths of messages; {costs.plan}")
+    yield Line(name="a client sends", value=costs.up_bytes, unit="B", assumes=f"message lengths; {costs.plan}")
     yield Line(
         name="a client computes",
         value=one.client_seconds / each,
         unit="s",
-        assumes="one core like this one, all messages together; a device that is ten times slower takes ten times that",
+        assumes="one core like this one, all messages together; a device with a tenth of its speed takes ten times as "
+        "long",
     )
     yield Line(
         name="all clients send",
         value=bytes_in,
         unit="B",
-        assumes="nobody sends twice; one in twenty drops out, and is counted all the same",
+        assumes="no client sends twice; one in twenty drops out, but is counted",
     )
     yield Line(
-        name="taking it in",
+        name="receiving uploads",
         value=taking,
         unit="s",
-        assumes=f"{servers} servers of sessions at {farm.gigabits:g} Gb/s each, evenly loaded, at the rate of the line",
+        assumes=f"{servers} session servers at {farm.gigabits:g} Gb/s each, evenly loaded, at line rate",
     )
     yield Line(
-        name="server, cores busy",
+        name="server, total core time",
         value=adding,
         unit="s",
-        assumes="one core like this one; signatures, adding, removing masks or opening; words from the cache of one "
-        "core, so that cores of one machine do not wait for its memory",
+        assumes="one core like this one; signatures, additions, removing masks or opening; words fit in one core's "
+        "cache, so cores do not compete for memory",
     )
     yield Line(
-        name="server, a core for each worker",
+        name="server, one core per worker",
         value=divided,
         unit="s",
         assumes=(
             f"additions on {farm.workers} workers (--engine), the rest"
             if entry.name == SPREAD
-            else f"{entry.name} adds at the server of each session (--group): nothing is divided further; all"
+            else f"{entry.name} adds at each session's server (--group), and nothing is divided further; all"
         )
-        + f" on {servers} servers; none fails, waits or is slower than this core",
+        + f" on {servers} servers; no server fails, waits or is slower than this core",
     )
     yield Line(
-        name="a round at the server",
+        name="one round at the server",
         value=max(taking, divided),
         unit="s",
-        assumes="uploads are added while others come in; clients, their network and stragglers are not in it",
+        assumes="uploads are added while others arrive; clients, their network and stragglers are not included",
     )

@@ -106,9 +106,9 @@ def test_advice_follows_the_table_in_plain_sentences(capsys: pytest.CaptureFixtu
     text = printed(capsys, *BLOCKS)
     assert "With two-servers, linear sketch, 10,229 signs has the shortest upload" in text
     assert re.search(
-        r"The peak code, 1 of 645, has noise of nu = 0\.58 of one client's energy: enclave [\d,]+ bytes up", text
+        r"The peak code, 1 of 645, adds noise of nu = 0\.58 times one client's energy: enclave [\d,]+ bytes up", text
     )
-    assert "not in nu but in its harm" in text
+    assert "does not follow from nu" in text
     assert "Warning" not in text
     assert "small sessions were run on this machine, in " in text
 
@@ -165,14 +165,14 @@ def test_a_cohort_just_above_a_field_is_warned_about(clients: int, capsys: pytes
     text = printed(capsys, *BLOCKS[:-2], "--clients", str(clients))
     assert ("clients need longer lanes than" in text) == (clients in {127, 8191})
     if clients in {127, 8191}:
-        assert f"a round of at most {clients - 1:,} is shorter" in text
+        assert f"a round of at most {clients - 1:,} clients has shorter uploads" in text
 
 
 def test_too_few_bits_for_a_cohort_are_warned_about(plan_of: Plan, capsys: pytest.CaptureFixture[str]) -> None:
     for bits, is_noisy in (("0.8", True), ("1.6", False)):
         plan = plan_of("--model", "celeba.json", "--clients", "20", "--cohort-bits", bits)
         assert (plan["noise"]["peak code"] > 1) == is_noisy
-        assert ("of the peak code is above 1, so accuracy suffers" in capsys.readouterr().out) == is_noisy
+        assert ("of the peak code is above 1, which lowers accuracy" in capsys.readouterr().out) == is_noisy
 
 
 def test_a_file_of_weights_has_the_shapes_of_its_floats(tmp_path: Path, plan_of: Plan) -> None:
@@ -214,11 +214,11 @@ def test_a_change_is_read_and_a_clip_proposed_that_it_fits_in(
         ("{}", "gives no list of sizes for each tensor; write"),
         ('{"matrix": 5}', "gives no list of sizes for each tensor; write"),
         ('{"matrix": [64, 32], "bias": "64"}', "gives no list of sizes for each tensor; write"),
-        ('{"matrix": [64, 0]}', "correct --model"),
-        ('{"matrix": [64, 32.0]}', "correct --model"),
-        ('{"matrix": [64, [32]]}', "correct --model"),
-        ('{"matrix": [64, NaN]}', "correct --model"),
-        ('{"bias": [64]}', "take a smaller --block-size or a larger model"),
+        ('{"matrix": [64, 0]}', "every tensor needs a shape"),
+        ('{"matrix": [64, 32.0]}', "every tensor needs a shape"),
+        ('{"matrix": [64, [32]]}', "every tensor needs a shape"),
+        ('{"matrix": [64, NaN]}', "every tensor needs a shape"),
+        ('{"bias": [64]}', "lower --block-size or use a larger model"),
     ],
     ids=range(12),
 )
@@ -248,15 +248,15 @@ def test_a_file_that_is_not_there_is_not_called_unwritable(tmp_path: Path, capsy
     ("options", "sentence"),
     [
         (["--blocks", "0"], "--blocks is in 1..4294967296; got 0"),
-        (["--blocks", "7"], "no tensor gives eight blocks"),
+        (["--blocks", "7"], "no tensor can be cut into eight blocks"),
         (["--blocks", "4294967297"], "--blocks is in"),
         (["--blocks", "4294967296", "--block-size", "1000"], "exceeds 2^40"),
-        (["--model", "celeba.json", "--clients", "1"], "--clients is in 2..1048576; got 1"),
-        (["--model", "celeba.json", "--codewords", "1"], "--codewords is in 2..65536; got 1"),
-        (["--model", "celeba.json", "--block-size", "0"], "--block-size is in 1..65536; got 0"),
-        (["--blocks", "100", "--block-size", "-1"], "--block-size is in 1..65536; got -1"),
-        (["--model", "celeba.json", "--megabits", "0"], "--megabits is above 0"),
-        (["--model", "celeba.json", "--bits", "33"], "--bits is in 2..16; got 33"),
+        (["--model", "celeba.json", "--clients", "1"], "--clients must be between 2 and 1048576; got 1"),
+        (["--model", "celeba.json", "--codewords", "1"], "--codewords must be between 2 and 65536; got 1"),
+        (["--model", "celeba.json", "--block-size", "0"], "--block-size must be between 1 and 65536; got 0"),
+        (["--blocks", "100", "--block-size", "-1"], "--block-size must be between 1 and 65536; got -1"),
+        (["--model", "celeba.json", "--megabits", "0"], "--megabits must be above 0"),
+        (["--model", "celeba.json", "--bits", "33"], "--bits must be between 2 and 16; got 33"),
         (["--model", "celeba.json", "--delta", "1e-3"], "give --noise as well"),
         (["--model", "celeba.json", "--releases", "5"], "give --noise as well"),
         (["--model", "celeba.json", "--sparsity", "1"], "a sparsity must be in [0, 1)"),

@@ -1,7 +1,7 @@
-"""Schemes that decode sums of codewords, each broken in one way, and the law of decoded sums, which must reject them.
+"""Schemes that decode sums of codewords, each broken in one way, and the law of decoded sums that must reject them.
 
-A broken scheme changes one thing of ``Indexed``, which keeps every law. What it breaks shows in no other law, because
-the others look at histograms alone.
+A broken scheme changes one thing in ``Indexed``, which keeps every law. The other laws only look at histograms, so
+they do not see the fault.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Vector = Any
 
 @dataclass(frozen=True, kw_only=True)
 class Indexed:
-    """Four numbers as indices into one codebook or another, and their mean in a ring; it keeps every law."""
+    """Four numbers as indices into two codebooks, and their mean in a ring; it keeps every law."""
 
     steps: tuple[int, ...] = (-8, -3, 0, 1, 4)
     step: float = 0.25
@@ -74,7 +74,7 @@ class Indexed:
         sums = histogram.astype(np.int64) @ self.entries[:, 0]
         return self.floats(sums * np.array([1, 1, 2, 2]))
 
-    # The mean is sent for company, so that a layout has a ring as well, and is not decoded.
+    # The mean only adds a ring to the layout; it is not decoded.
     def floats(self, sums: Vector) -> Vector:
         return sums * self.step
 
@@ -112,7 +112,7 @@ def described(name: str, make: Any) -> Candidate:
 
 
 class AnEntryIsOff(Indexed):
-    """One entry of a table is a step too large."""
+    """One entry of a table is one step too large."""
 
     @property
     def tables(self) -> Tables:
@@ -132,7 +132,7 @@ class TooFewBlocks(Indexed):
 
 
 class NoTables(Indexed):
-    """There are indices, and no table for them."""
+    """The layout has indices but no table for them."""
 
     @property
     def tables(self) -> Tables:
@@ -143,7 +143,7 @@ _numbers = count()
 
 
 class TablesOfEachObject(Indexed):
-    """Every look at the tables shows others."""
+    """The tables differ on every access."""
 
     @property
     def tables(self) -> Tables:
@@ -158,7 +158,7 @@ class TablesOfEachObject(Indexed):
 
 
 class NotLifted(Indexed):
-    """Negative sums are taken for large ones."""
+    """Negative sums are read as large ones."""
 
     def decode_summed(self, aggregate: Aggregate) -> Vector:
         self.check_summed(aggregate)
@@ -166,14 +166,14 @@ class NotLifted(Indexed):
 
 
 class SaturatingSums(Indexed):
-    """Sums stay within 500 steps."""
+    """Sums are clipped to 500 steps."""
 
     def decode_summed(self, aggregate: Aggregate) -> Vector:
         return np.clip(super().decode_summed(aggregate), -125.0, 125.0)
 
 
 class ALastBit(Indexed):
-    """The step is rounded a little when sums are decoded."""
+    """The step is slightly rounded when sums are decoded."""
 
     def decode_summed(self, aggregate: Aggregate) -> Vector:
         return super().decode_summed(aggregate) * (1 + 2.0**-52)
@@ -187,7 +187,7 @@ class NarrowFloats(Indexed):
 
 
 class WritesToTheAggregate(Indexed):
-    """Sums are cleared once they were read."""
+    """Sums are cleared after they are read."""
 
     def decode_summed(self, aggregate: Aggregate) -> Vector:
         decoded = super().decode_summed(aggregate)
@@ -196,7 +196,7 @@ class WritesToTheAggregate(Indexed):
 
 
 class AnyVersion(Indexed):
-    """Sums of whichever codebook are decoded."""
+    """Sums of any codebook are decoded."""
 
     def check_summed(self, aggregate: Aggregate) -> None:
         require_capacity(aggregate.contributors, self.capacity)
@@ -205,21 +205,21 @@ class AnyVersion(Indexed):
 
 
 class HistogramsAsSums(Indexed):
-    """Whoever hands over histograms gets something."""
+    """Histograms are decoded too."""
 
     def decode_summed(self, aggregate: Aggregate) -> Vector:
         return self.decode(aggregate) if aggregate.layout == self.layout else super().decode_summed(aggregate)
 
 
 class AnyWeight(Indexed):
-    """The capacity does not matter to sums."""
+    """The capacity is not checked for sums."""
 
     def check_summed(self, aggregate: Aggregate) -> None:
         require_summed(aggregate.layout, self.layout, self.tables, aggregate.contributors)
 
 
 class RefusedAsAnError(Indexed):
-    """What is wrong is a ValueError."""
+    """Every refusal is a ValueError."""
 
     def check_summed(self, aggregate: Aggregate) -> None:
         try:
@@ -229,7 +229,7 @@ class RefusedAsAnError(Indexed):
 
 
 class Reluctant(Indexed):
-    """A total of one client is not decoded."""
+    """A sum of one client is not decoded."""
 
     def check_summed(self, aggregate: Aggregate) -> None:
         super().check_summed(aggregate)
@@ -238,7 +238,7 @@ class Reluctant(Indexed):
 
 
 class HalfOfIt(Indexed):
-    """It has tables, and cannot decode what is made by them."""
+    """The scheme has tables, but cannot decode sums made with them."""
 
     decode_summed = None  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
 
@@ -263,7 +263,7 @@ BROKEN: dict[type[Indexed], str] = {
 
 
 @pytest.mark.parametrize("make", BROKEN, ids=lambda make: make.__name__)
-def test_a_broken_decoder_of_sums_is_rejected_by_that_law_and_by_no_other(make: type[Indexed]) -> None:
+def test_a_broken_decoder_of_sums_violates_only_the_law_of_decoded_sums(make: type[Indexed]) -> None:
     candidate = described(make.__name__, make)
     with pytest.raises(ContractViolation, match=BROKEN[make]):
         LAW["decoded_sums"].check(candidate, SEARCH)
@@ -271,16 +271,16 @@ def test_a_broken_decoder_of_sums_is_rejected_by_that_law_and_by_no_other(make: 
 
 
 @pytest.mark.parametrize(("candidate", "law"), cases(described("indexed", Indexed)), ids=str)
-def test_a_decoder_of_sums_that_breaks_nothing_keeps_every_law(candidate: Candidate, law: Law) -> None:
+def test_a_correct_decoder_of_sums_keeps_every_law(candidate: Candidate, law: Law) -> None:
     law.check(candidate)
 
 
-def test_it_signs_the_contract_of_an_indexed_decoder() -> None:
+def test_the_indexed_scheme_satisfies_the_decoder_protocol() -> None:
     signed: IndexedDecoder[Vector] = Indexed()
     assert signed.tables[0][1].entries.tolist() == [[-16], [-6], [0], [2], [8]]
 
 
-def test_the_reference_sums_codewords_and_leaves_rings_as_they_are() -> None:
+def test_the_reference_sums_codewords_and_leaves_rings_unchanged() -> None:
     decoder = Indexed()
     coins = InsecureSeededCoins(b"nothing is drawn")
     payloads = [decoder.encode(np.array(update), coins) for update in ([1.0, 0.0, 1.0, -2.0], [-2.0, 1.0, 0.5, 0.0])]
@@ -293,9 +293,9 @@ def test_the_reference_sums_codewords_and_leaves_rings_as_they_are() -> None:
     assert Ring(12).lift(summed.values[2]).tolist() == [3 * 2 + 4 * 2, -3 * 6]
 
 
-def test_a_scheme_without_sums_has_nothing_to_show() -> None:
+def test_the_law_of_decoded_sums_skips_a_scheme_without_decode_summed() -> None:
     class Plain:
-        """A linear decoder and no more."""
+        """A linear decoder without decode_summed."""
 
         layout = property(lambda _: Indexed().layout)
         capacity = 1000
@@ -305,9 +305,9 @@ def test_a_scheme_without_sums_has_nothing_to_show() -> None:
     LAW["decoded_sums"].check(described("plain", Plain))
 
 
-def test_weights_beyond_what_64_bits_hold_are_not_tried() -> None:
+def test_weights_that_exceed_64_bits_are_not_tried() -> None:
     class Large(Indexed):
-        """Its entries are as large as can be, and histograms hold far more than sums do."""
+        """Its table entries are so large that histograms hold far more clients than sums do."""
 
         capacity: int = 2**47
 

@@ -1,7 +1,7 @@
-"""Schemes whose encoding or conduct is broken on purpose, and the laws that must reject each of them.
+"""Schemes with a deliberately broken encoding or behaviour, and the laws that must reject each of them.
 
-A broken scheme does one thing in another way than the scheme in it, which keeps every law. What is asserted is the
-exact set of laws that object: the expected ones do, and the unrelated ones do not.
+A broken scheme changes one thing in an inner scheme that keeps every law. The tests assert the exact set of laws that
+reject it: the expected laws must, and the others must not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Update = Any
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """Quarters in [-1, 1], encoded by the scheme in it; it keeps every law."""
+    """Quarters in [-1, 1], encoded by the inner scheme; it keeps every law."""
 
     length: int = 3
     fraction_bits: int = 2
@@ -78,7 +78,7 @@ def described(make: type[Scheme], **changes: Any) -> Candidate:
 
 
 class RoundsAtRandom(Scheme):
-    """Rounding is unbiased, as it may be; a candidate says so."""
+    """Rounding is stochastic and unbiased, which is allowed if the candidate declares it."""
 
     def encode(self, update: Update, coins: Coins) -> Payload:
         exact = self.inner.encode(update, coins)
@@ -90,7 +90,7 @@ class RoundsAtRandom(Scheme):
 
 
 class OwnEntropy(RoundsAtRandom):
-    """Rounding asks the operating system."""
+    """Rounding takes randomness from the operating system."""
 
     def encode(self, update: Update, coins: Coins) -> Payload:  # noqa: ARG002
         return super().encode(update, SystemCoins())
@@ -109,7 +109,7 @@ class LayoutFollowsTheUpdate(Scheme):
 
 
 class VersionFromTheData(Scheme):
-    """The version covers a parameter that the last update has set."""
+    """The version covers a parameter that the last update sets."""
 
     @property
     def layout(self) -> Layout:
@@ -128,7 +128,7 @@ class VersionFromTheData(Scheme):
 
 
 class Flattened(Scheme):
-    """The shape that is decoded is not the shape that was encoded."""
+    """The decoded shape differs from the encoded one."""
 
     def decode(self, aggregate: Aggregate) -> Update:
         return super().decode(aggregate)[np.newaxis]
@@ -151,7 +151,7 @@ class Unversioned(Scheme):
 
 
 class VersionWithoutTheStep(Unversioned):
-    """Two steps have one version."""
+    """Two steps share one version."""
 
     @property
     def layout(self) -> Layout:
@@ -159,14 +159,14 @@ class VersionWithoutTheStep(Unversioned):
 
 
 class DecodesAnyLayout(Scheme):
-    """The layout of an aggregate is not looked at."""
+    """The layout of an aggregate is not checked."""
 
     def decode(self, aggregate: Aggregate) -> Update:
         return super().decode(replace(aggregate, layout=self.layout))
 
 
 class PaddedPayload(Payload):
-    """A payload that is a byte longer on the wire."""
+    """A payload that is one byte longer on the wire."""
 
     __slots__ = ()
 
@@ -175,7 +175,7 @@ class PaddedPayload(Payload):
 
 
 class PaddedOnTheWire(Scheme):
-    """Payloads are of a kind of its own."""
+    """Payloads have a custom type."""
 
     def encode(self, update: Update, coins: Coins) -> Payload:
         return PaddedPayload(self.layout, super().encode(update, coins).values)
@@ -185,7 +185,7 @@ class PaddedOnTheWire(Scheme):
 
 
 class ErrorFeedback(Scheme):
-    """What rounding took from one update is added to the next."""
+    """The rounding error of one update is added to the next."""
 
     def encode(self, update: Update, coins: Coins) -> Payload:
         self.inner.encode(update, coins)
@@ -196,7 +196,7 @@ class ErrorFeedback(Scheme):
 
 
 class ScaleOfTheLastClient(Scheme):
-    """Each client divides by its largest value, and the decoder multiplies by the one that it remembers."""
+    """Each client divides by its largest value, and the decoder multiplies by the last one that it stored."""
 
     def encode(self, update: Update, coins: Coins) -> Payload:
         self.inner.encode(update, coins)
@@ -209,7 +209,7 @@ class ScaleOfTheLastClient(Scheme):
 
 
 class RemembersARefusal(Scheme):
-    """After an update that was refused, only zeros are sent."""
+    """After a refused update, only zeros are sent."""
 
     def encode(self, update: Update, coins: Coins) -> Payload:
         try:
@@ -221,14 +221,14 @@ class RemembersARefusal(Scheme):
 
 
 class ResultReused(Scheme):
-    """One array serves everyone who decodes the same aggregate."""
+    """All callers that decode one aggregate share one array."""
 
     def decode(self, aggregate: Aggregate) -> Update:
         return self.memory.setdefault(str(aggregate.encode() + aggregate.layout.digest), super().decode(aggregate))
 
 
 class Momentum(Scheme):
-    """Half of what was decoded before is added to what is decoded now."""
+    """Half of the previous result is added to the next one."""
 
     def decode(self, aggregate: Aggregate) -> Update:
         self.memory["momentum"] = super().decode(aggregate) + self.memory.get("momentum", 0.0) / 2
@@ -236,7 +236,7 @@ class Momentum(Scheme):
 
 
 class ClipsInPlaceWherePossible(Scheme):
-    """The update of the caller is clipped, unless that is forbidden."""
+    """The caller's update is clipped in place, unless it is read-only."""
 
     def encode(self, update: Update, coins: Coins) -> Payload:
         self.inner.encode(update, coins)
@@ -244,7 +244,7 @@ class ClipsInPlaceWherePossible(Scheme):
 
 
 class WipesTheAggregate(Scheme):
-    """An aggregate can be decoded once."""
+    """An aggregate can only be decoded once."""
 
     def decode(self, aggregate: Aggregate) -> Update:
         decoded = super().decode(aggregate)
@@ -256,7 +256,7 @@ class WipesTheAggregate(Scheme):
 
 
 class RefusesNan(Scheme):
-    """What is not a number is refused, which tells who has it."""
+    """NaN is refused, which reveals which client has it."""
 
     def encode(self, update: Update, coins: Coins) -> Payload:
         if getattr(update, "dtype", None) == np.float64 and np.isnan(update).any():
@@ -265,7 +265,7 @@ class RefusesNan(Scheme):
 
 
 class TakesInfinityForZero(Scheme):
-    """What is infinite counts as nothing."""
+    """Infinity is encoded as zero."""
 
     def encode(self, update: Update, coins: Coins) -> Payload:
         if getattr(update, "dtype", None) == np.float64:
@@ -274,21 +274,21 @@ class TakesInfinityForZero(Scheme):
 
 
 class AcceptsLists(Scheme):
-    """Lists become arrays."""
+    """Lists are converted to arrays."""
 
     def encode(self, update: Update, coins: Coins) -> Payload:
         return super().encode(np.array(update) if hasattr(update, "append") else update, coins)
 
 
 class AcceptsAnyShape(Scheme):
-    """Whatever comes is repeated or cut to the length."""
+    """Updates are repeated or cut to the required length."""
 
     def encode(self, update: Update, coins: Coins) -> Payload:
         return super().encode(np.resize(update, self.length) if getattr(update, "size", 0) else update, coins)
 
 
 class RefusesByAssertion(Scheme):
-    """What is wrong is refused in a way that no caller handles."""
+    """Malformed updates raise an error that no caller handles."""
 
     def encode(self, update: Update, coins: Coins) -> Payload:
         assert update.dtype.kind == "f"
@@ -296,7 +296,7 @@ class RefusesByAssertion(Scheme):
         return super().encode(update, coins)
 
 
-# --- Who rejects whom -------------------------------------------------------------------------------------------------
+# --- Which law rejects which scheme -----------------------------------------------------------------------------------
 
 
 def broken(make: type[Scheme], *laws: str, **changes: Any) -> Any:
@@ -304,7 +304,7 @@ def broken(make: type[Scheme], *laws: str, **changes: Any) -> Any:
 
 
 BETWEEN_STEPS = arrays(np.float64, 3, elements=st.sampled_from([-0.9, -0.6, -0.35, 0.15, 0.4, 0.6]))
-"""Whatever is drawn for it, each of these may be rounded up or down."""
+"""Each of these values can be rounded up or down, whatever is drawn."""
 AT_RANDOM = {"stochastic": True, "error": 0.25, "updates": BETWEEN_STEPS}
 BROKEN = [
     broken(Scheme, "coins", **AT_RANDOM),
@@ -319,10 +319,10 @@ BROKEN = [
     broken(Unversioned, "layout", "version"),
     broken(VersionWithoutTheStep, "version"),
     broken(DecodesAnyLayout, "version"),
-    # Two other schemes have one layout.
+    # Two other schemes share one layout.
     broken(Scheme, "version", others={"one": partial(Scheme, length=4), "the same": partial(Scheme, length=4)}),
     broken(PaddedOnTheWire, "byte_count", "agreement"),
-    # Its author counts the three bits of nine codes, and forgets the margin of the ring.
+    # The author counts three bits for each of nine codes and forgets the ring's headroom.
     broken(Scheme, "byte_count", payload_bytes=2),
     broken(ErrorFeedback, "determinism", "no_mutation", "statelessness"),
     broken(ScaleOfTheLastClient, "agreement", "statelessness", expected=np.copy, error=0.25),
@@ -331,7 +331,7 @@ BROKEN = [
     broken(Momentum, "linearity", "alike", "capacity", "no_mutation", "statelessness"),
     broken(ClipsInPlaceWherePossible, "no_mutation"),
     broken(WipesTheAggregate, "no_mutation", "statelessness"),
-    # What the candidate wants refused is taken.
+    # An update that the candidate wants to be refused is encoded.
     broken(Scheme, "refusal", bad_updates={"an update out of range": np.full(3, 9.0)}),
     broken(RefusesNan, "totality"),
     broken(TakesInfinityForZero, "totality"),
@@ -342,7 +342,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("candidate", "expected"), BROKEN)
-def test_a_broken_scheme_is_rejected_by_the_laws_that_it_breaks_and_by_no_other(
+def test_a_broken_scheme_is_rejected_by_exactly_the_laws_that_it_violates(
     candidate: Candidate, expected: set[str]
 ) -> None:
     assert rejecting(candidate, expected) == expected
@@ -351,5 +351,5 @@ def test_a_broken_scheme_is_rejected_by_the_laws_that_it_breaks_and_by_no_other(
 @pytest.mark.parametrize(
     ("candidate", "law"), cases(described(Scheme), described(RoundsAtRandom, **AT_RANDOM)), ids=str
 )
-def test_a_scheme_that_breaks_nothing_keeps_every_law(candidate: Candidate, law: Law) -> None:
+def test_a_correct_scheme_keeps_every_law(candidate: Candidate, law: Law) -> None:
     law.check(candidate)

@@ -1,4 +1,4 @@
-"""Schemes that say how long a decoded update can be, each wrong in one way, and the law that must reject them."""
+"""Schemes with a wrong bound on the norm of decoded updates, and the law that must reject them."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ COINS = InsecureSeededCoins(b"none are drawn")
 
 @dataclass(frozen=True)
 class Bounded:
-    """Product quantization, with a bound of its own."""
+    """Product quantization with a custom bound."""
 
     largest_norm: float
 
@@ -44,7 +44,7 @@ class Bounded:
 
 @dataclass(frozen=True)
 class Tabled(Bounded):
-    """The same, which also hands its table over."""
+    """The same, but it also provides its table."""
 
     @property
     def tables(self) -> Tables:
@@ -73,25 +73,25 @@ def test_a_bound_over_all_codewords_is_accepted(kind: type[Bounded]) -> None:
 
 @pytest.mark.parametrize("kind", [Bounded, Tabled])
 @pytest.mark.parametrize("bound", [0.1 * 32**0.5, 0.01])
-def test_a_bound_over_what_honest_clients_send_is_rejected(kind: type[Bounded], bound: float) -> None:
+def test_a_bound_that_only_covers_honest_clients_is_rejected(kind: type[Bounded], bound: float) -> None:
     with pytest.raises(ContractViolation, match="largest_norm is 0"):
         check(kind(bound))
 
 
-def test_a_bound_that_only_the_longest_codeword_everywhere_exceeds_is_rejected() -> None:
+def test_a_bound_that_only_a_payload_of_longest_codewords_exceeds_is_rejected() -> None:
     with pytest.raises(ContractViolation, match="the longest codeword of every block"):
         check(Tabled(EXACT * 0.99))
 
 
 @pytest.mark.parametrize("bound", [0.0, -1.0, float("inf"), float("nan"), 17])
-def test_what_is_no_bound_is_rejected(bound: float) -> None:
+def test_a_value_that_is_not_a_bound_is_rejected(bound: float) -> None:
     with pytest.raises(ContractViolation, match="a positive float"):
         check(Bounded(bound))
 
 
 @pytest.mark.parametrize(("places", "codewords", "expected"), [(4, 32, 1.29), (8, 32, 1.05)])
 def test_the_slack_of_a_learned_codebook_on_normal_values(places: int, codewords: int, expected: float) -> None:
-    """One codeword a block is most of a bound; the figures are those that were measured elsewhere, to 0.12."""
+    """One codeword per block gives most of the bound; the figures match published measurements to 0.12."""
     drawn = np.random.default_rng(1)
     book = drawn.standard_normal((codewords, places))
     points = drawn.standard_normal((20_000, places))
@@ -104,7 +104,7 @@ def test_the_slack_of_a_learned_codebook_on_normal_values(places: int, codewords
     assert slack(scheme, payloads) == pytest.approx(expected, abs=0.12)
 
 
-def test_there_is_no_slack_without_a_bound_or_without_clients() -> None:
+def test_slack_requires_a_bound_and_clients() -> None:
     scheme = Bounded(EXACT)
     with pytest.raises(InvalidParameters, match="and honest payloads"):
         slack(scheme, [])

@@ -1,4 +1,4 @@
-"""The law of masked rounding on schemes that break it: each is refused for what it does, and the honest one passes."""
+"""The law of masked rounding: it rejects each broken scheme for its fault, and accepts the correct one."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ from secagg.errors import ContractViolation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoHeadRoom(DitheredQuantization):
-    """The capacity of the values alone."""
+    """The capacity without headroom for rounding."""
 
     @property
     def capacity(self) -> int:
@@ -29,10 +29,10 @@ class NoHeadRoom(DitheredQuantization):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeSteps(DitheredQuantization):
-    """What is below a step is cut off when a sum is decoded."""
+    """Fractions of a step are truncated when a sum is decoded."""
 
     def decode(self, aggregate: Aggregate) -> npt.NDArray[np.float32]:
-        # Named in full: a dataclass with slots is another class than the one that super() would look for.
+        # Named in full, because super() without arguments fails in a dataclass with slots.
         decoded = DitheredQuantization.decode(self, aggregate)
         whole: npt.NDArray[np.float32] = (np.floor(decoded / self.scale) * self.scale).astype(np.float32)
         return whole
@@ -40,11 +40,11 @@ class WholeSteps(DitheredQuantization):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnBias(DitheredQuantization):
-    """The scheme takes off half a step for each client, as if masked values had been cut and not rounded."""
+    """The scheme subtracts half a step for each client, as if masked values were truncated instead of rounded."""
 
     def decode(self, aggregate: Aggregate) -> npt.NDArray[np.float32]:
         decoded = DitheredQuantization.decode(self, aggregate)
-        # Once too often on top of what one client decodes to, so that no other law notices.
+        # It is subtracted from sums of several clients only, so no other law notices.
         bias = np.float32(self.scale / 2 * (aggregate.contributors - 1))
         moved: npt.NDArray[np.float32] = decoded + bias * (decoded % self.scale != 0)
         return moved
@@ -52,7 +52,7 @@ class OwnBias(DitheredQuantization):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubled(DitheredQuantization):
-    """Fine steps beyond the whole ones count twice."""
+    """Fine steps beyond whole steps are counted twice."""
 
     def decode(self, aggregate: Aggregate) -> npt.NDArray[np.float32]:
         decoded = DitheredQuantization.decode(self, aggregate)
@@ -74,7 +74,7 @@ def candidate(scheme: type[DitheredQuantization]) -> Candidate:
     )
 
 
-def test_the_scheme_itself_keeps_the_law() -> None:
+def test_the_correct_scheme_keeps_the_law_of_rounding() -> None:
     LAW.check(candidate(DitheredQuantization))
 
 
@@ -83,10 +83,10 @@ def test_the_scheme_itself_keeps_the_law() -> None:
     [
         (NoHeadRoom, "the sum of the decoded"),
         (WholeSteps, "fine step|the sum of the decoded"),
-        (OwnBias, "mean error|fine step"),
-        (Doubled, "fine step|times the energy"),
+        (OwnBias, "mean rounding error|fine step"),
+        (Doubled, "fine step|energy of rounding errors"),
     ],
 )
-def test_a_broken_scheme_is_refused(scheme: type[DitheredQuantization], evidence: str) -> None:
+def test_a_broken_scheme_violates_the_law_of_rounding(scheme: type[DitheredQuantization], evidence: str) -> None:
     with pytest.raises(ContractViolation, match=evidence):
         LAW.check(candidate(scheme))

@@ -1,7 +1,7 @@
-"""Schemes whose sums are broken on purpose, each in one way, and the laws that must reject each of them.
+"""Schemes with sums that are broken in one way each, and the laws that must reject them.
 
-A broken scheme changes one thing of ``Quantized``, which keeps every law. What is asserted is the exact set of laws
-that object: the expected ones do, and the unrelated ones do not.
+A broken scheme changes one thing in ``Quantized``, which keeps every law. The tests assert the exact set of laws that
+reject it: the expected laws must, and the others must not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LEAST, GREATEST = -8, 7
 
 @dataclass(frozen=True, kw_only=True)
 class Quantized:
-    """Codes of four bits with a common step and zero point: a scheme that keeps every law."""
+    """Codes of four bits with a shared step and zero point; it keeps every law."""
 
     length: int = 3
     step: float = 0.25
@@ -108,7 +108,7 @@ class NonLinearDecoder(Quantized):
 
 
 class PerClientScale(Quantized):
-    """Each client divides by its own largest value, and the server multiplies by the mean of those."""
+    """Each client divides by its own largest value, and the server multiplies by the mean of those values."""
 
     @property
     def layout(self) -> Layout:
@@ -132,21 +132,21 @@ class PerClientScale(Quantized):
 
 
 class MeanTakenOnCodes(Quantized):
-    """The mean is truncated to a code, as in the simulator that the paper was run on."""
+    """The mean is truncated to a code, as in the paper's simulator."""
 
     def dequantized(self, sums: Vector, aggregate: Aggregate) -> Vector:
         return super().dequantized(sums // aggregate.contributors * aggregate.contributors, aggregate)
 
 
 class SaturatingSum(Quantized):
-    """Sums stay within eight bits, which a handful of clients does not reach."""
+    """Sums are kept to eight bits, which a few clients do not exceed."""
 
     def dequantized(self, sums: Vector, aggregate: Aggregate) -> Vector:
         return super().dequantized(np.clip(sums, -128, 127), aggregate)
 
 
 class NoisyDecoder(Quantized):
-    """A relative error of 2^-40: too small for a float32 to notice, and no rounding of a float64."""
+    """A relative error of 2^-40: too small for a float32, but larger than a float64's rounding error."""
 
     def dequantized(self, sums: Vector, aggregate: Aggregate) -> Vector:
         return super().dequantized(sums, aggregate) * (1 + 2.0**-40 * (aggregate.contributors > 1))
@@ -156,7 +156,7 @@ class NoisyDecoder(Quantized):
 
 
 class CapacityOneTooMany(Quantized):
-    """The last client does not fit."""
+    """The capacity is one client too low."""
 
     @property
     def capacity(self) -> int:
@@ -164,7 +164,7 @@ class CapacityOneTooMany(Quantized):
 
 
 class CapacityOneTooFew(Quantized):
-    """One more client would fit."""
+    """The capacity could be one client higher."""
 
     @property
     def capacity(self) -> int:
@@ -172,7 +172,7 @@ class CapacityOneTooFew(Quantized):
 
 
 class CapacityRefused(Quantized):
-    """The capacity that is declared is refused."""
+    """An aggregate of exactly the capacity is refused."""
 
     def check_aggregate(self, aggregate: Aggregate) -> None:
         super().check_aggregate(aggregate)
@@ -180,7 +180,7 @@ class CapacityRefused(Quantized):
 
 
 class CodesThatWrap(Quantized):
-    """Codes are not clamped, and wrap in the ring."""
+    """Codes are not clamped and wrap around in the ring."""
 
     def encode(self, update: Vector, coins: Coins) -> Payload:  # noqa: ARG002
         self.check(update)
@@ -189,14 +189,14 @@ class CodesThatWrap(Quantized):
 
 
 class RoundsDown(Quantized):
-    """The error is up to a whole step and not half of one."""
+    """The error is up to one step instead of half a step."""
 
     def codes(self, update: Vector) -> Vector:
         within = np.clip(np.nan_to_num(update), -99, 99)
         return np.clip(np.floor(within / self.step) + self.zero_point, LEAST, GREATEST).astype(np.int64)
 
 
-# --- Who rejects whom -------------------------------------------------------------------------------------------------
+# --- Which law rejects which scheme -----------------------------------------------------------------------------------
 
 
 def broken(make: type[Quantized], *laws: str, **changes: Any) -> Any:
@@ -210,7 +210,7 @@ BROKEN = [
     broken(SaturatingSum, "alike", "capacity"),
     broken(NoisyDecoder, "linearity", "alike", "capacity"),
     broken(CapacityOneTooMany, "capacity"),
-    # Here the capacity is reached by extremes only.
+    # Only extremes reach the capacity here.
     broken(CapacityOneTooMany, "capacity", updates=arrays(np.float64, 3, elements=st.floats(-0.1, 0.1))),
     broken(CapacityOneTooFew, "capacity"),
     broken(CapacityRefused, "capacity"),
@@ -220,7 +220,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("candidate", "expected"), BROKEN)
-def test_a_broken_scheme_is_rejected_by_the_laws_that_it_breaks_and_by_no_other(
+def test_a_broken_scheme_is_rejected_by_exactly_the_laws_that_it_violates(
     candidate: Candidate, expected: set[str]
 ) -> None:
     assert rejecting(candidate, expected) == expected
@@ -231,5 +231,5 @@ def test_a_broken_scheme_is_rejected_by_the_laws_that_it_breaks_and_by_no_other(
     cases(described("Quantized", Quantized)),
     ids=str,
 )
-def test_a_scheme_that_breaks_nothing_keeps_every_law(candidate: Candidate, law: Law) -> None:
+def test_a_correct_scheme_keeps_every_law(candidate: Candidate, law: Law) -> None:
     law.check(candidate)

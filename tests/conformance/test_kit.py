@@ -1,4 +1,4 @@
-"""The kit itself: what it says of a broken law, what it demands of a candidate, and the forms of updates it knows."""
+"""The conformance suite itself: its messages, its requirements on candidates, and the forms of updates it accepts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from secagg.crypto.entropy import Coins
 from secagg.errors import ContractViolation, InvalidParameters, Misuse, Reason, SecAggError
 
 QUICK = settings(max_examples=20, deadline=None, database=None, print_blob=False, phases=[Phase.generate])
-"""The first counterexample will do."""
+"""Any counterexample is enough."""
 LAW = {str(law): law for law in LAWS}
 Update = Any
 
@@ -53,7 +53,7 @@ CANDIDATE = Candidate(
 
 
 class Pair:
-    """Two schemes as one: an update is a tuple of two."""
+    """Two schemes combined: an update is a tuple of two."""
 
     def __init__(self, bound: int = 10) -> None:
         self.inner = identity(bound=bound)
@@ -77,7 +77,7 @@ class Pair:
         return self.form(*(self.inner.decode(half) for half in halves))
 
     def parts(self, update: Update) -> Update:
-        # A comparison by name does not make two strict type checkers doubt what the tuple holds.
+        # Compared by name, because pyright and mypy would otherwise disagree about the tuple's elements.
         if type(update).__name__ != "tuple" or len(update) != 2:
             raise Misuse("an update is a tuple of two")
         return update
@@ -87,7 +87,7 @@ class Pair:
 
 
 class Nested(Pair):
-    """The same, with an update as a dict that holds a dict that holds a list."""
+    """The same, but an update is a dict with a dict with a list."""
 
     def parts(self, update: Update) -> Update:
         if type(update) is not dict or update.keys() != {"a", "b"}:
@@ -105,7 +105,7 @@ def one_more(update: Update) -> Update:
 # --- Messages ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_broken_law_is_reported_with_what_was_found_the_law_the_repair_and_the_update() -> None:
+def test_a_violation_is_reported_with_the_evidence_the_law_the_repair_and_the_update() -> None:
     with pytest.raises(ContractViolation) as caught:
         LAW["round_trip"].check(replace(CANDIDATE, expected=one_more))
     message = str(caught.value)
@@ -118,14 +118,14 @@ def test_a_broken_law_is_reported_with_what_was_found_the_law_the_repair_and_the
     assert caught.value.reason is Reason.CONTRACT_VIOLATION
 
 
-def test_an_error_on_a_valid_update_is_a_broken_law_that_names_it() -> None:
+def test_an_error_on_a_valid_update_is_a_violation_that_quotes_the_error() -> None:
     with pytest.raises(ContractViolation, match=r"Misuse.*FixedPoint takes floats"):
         LAW["linearity"].check(replace(CANDIDATE, updates=arrays(np.float64, 2), extremes=[]), QUICK)
 
 
-def test_an_error_on_an_aggregate_within_the_capacity_is_a_broken_law_that_names_it() -> None:
+def test_an_error_on_an_aggregate_within_the_capacity_is_a_violation_that_quotes_the_error() -> None:
     class Reluctant(Pair):
-        """Nothing is decoded."""
+        """Every aggregate is refused."""
 
         def decode(self, aggregate: Aggregate) -> Update:
             raise Misuse(f"{aggregate.contributors} clients are not enough")
@@ -136,11 +136,11 @@ def test_an_error_on_an_aggregate_within_the_capacity_is_a_broken_law_that_names
         LAW["round_trip"].check(replace(PAIR, make=Reluctant), QUICK)
 
 
-def test_a_scheme_that_changes_its_mind_is_a_broken_law_and_no_error_of_the_search() -> None:
+def test_a_scheme_that_changes_its_answer_is_a_violation_and_no_error_of_the_search() -> None:
     calls = list[int]()
 
     class Moody(Pair):
-        """Its first payload is another than all that follow."""
+        """The first payload differs from all later ones."""
 
         def parts(self, update: Update) -> Update:
             calls.append(1)
@@ -153,9 +153,9 @@ def test_a_scheme_that_changes_its_mind_is_a_broken_law_and_no_error_of_the_sear
 @pytest.mark.parametrize(
     ("law", "due"), [("capacity", "CapacityExceeded"), ("version", "Misuse"), ("refusal", "Misuse")]
 )
-def test_an_error_of_another_kind_is_named_beside_the_one_that_is_due(law: str, due: str) -> None:
+def test_an_error_of_the_wrong_class_is_named_with_the_expected_one(law: str, due: str) -> None:
     class Blunt(Pair):
-        """Whatever is wrong is a ValueError."""
+        """Every refusal is a ValueError."""
 
         def encode(self, update: Update, coins: Coins) -> Payload:
             try:
@@ -172,36 +172,36 @@ def test_an_error_of_another_kind_is_named_beside_the_one_that_is_due(law: str, 
         LAW[law].check(replace(PAIR, make=Blunt), QUICK)
 
 
-def test_the_document_lists_every_law_once(repository: Path) -> None:
+def test_the_documentation_lists_every_law_once(repository: Path) -> None:
     text = (repository / "compression" / "README.md").read_text(encoding="utf-8")
     rows = text.partition("| law | meaning |")[2].partition("\n\n")[0].splitlines()[2:]
     named = [name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])]
     assert sorted(named) == sorted(law.name for law in LAWS)
 
 
-# --- What is demanded of a candidate ----------------------------------------------------------------------------------
+# --- Requirements on a candidate --------------------------------------------------------------------------------------
 
 
-def test_a_candidate_without_extremes_cannot_show_its_capacity() -> None:
+def test_a_candidate_with_rings_must_give_extremes() -> None:
     with pytest.raises(InvalidParameters, match="extremes"):
         LAW["capacity"].check(replace(CANDIDATE, extremes=[]))
 
 
-def test_extremes_that_do_not_reach_the_ends_of_the_codes_are_noticed() -> None:
+def test_extremes_that_do_not_reach_the_ends_of_the_codes_are_detected() -> None:
     timid = replace(CANDIDATE, extremes=[np.array([9, -9])])
     with pytest.raises(ContractViolation, match="tight_capacity=False"):
         LAW["capacity"].check(timid)
     LAW["capacity"].check(replace(timid, tight_capacity=False))
 
 
-def test_one_extreme_on_one_side_is_enough_where_the_codes_are_symmetric() -> None:
+def test_one_extreme_is_enough_if_the_codes_are_symmetric() -> None:
     for extreme in (np.array([10, 0]), np.array([0, -10])):
         LAW["capacity"].check(replace(CANDIDATE, extremes=[extreme]))
 
 
-def test_the_greatest_capacity_is_filled() -> None:
+def test_the_maximum_capacity_is_filled() -> None:
     class Endless(Pair):
-        """Its ring holds more than any aggregate has contributors, and it says no more than that."""
+        """Its ring could hold more than the maximum number of contributors; it declares that maximum."""
 
         def __init__(self) -> None:
             self.inner = identity(modulus_bits=64)
@@ -215,20 +215,20 @@ def test_the_greatest_capacity_is_filled() -> None:
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
-def test_a_ring_for_a_handful_of_clients_shows_nothing(law: Law) -> None:
+def test_a_ring_for_few_clients_is_refused(law: Law) -> None:
     with pytest.raises(InvalidParameters, match="wider ring"):
         law.check(replace(CANDIDATE, make=lambda: identity(bound=600)))
 
 
-def test_an_error_for_some_arrays_only_is_refused() -> None:
+def test_an_error_bound_for_only_some_arrays_is_refused() -> None:
     pair = {"a": np.zeros(2), "b": np.zeros(2)}
     with pytest.raises(InvalidParameters, match=r"update\['a'\]"):
         require_within(pair, pair, {"a": np.zeros(2)}, ulps=0)
 
 
-def test_a_capacity_that_is_no_integer_breaks_the_law() -> None:
+def test_a_capacity_that_is_not_an_integer_is_a_violation() -> None:
     class Vague(Pair):
-        """Its capacity is a float."""
+        """The capacity is a float."""
 
         @property
         def capacity(self) -> Any:
@@ -238,11 +238,11 @@ def test_a_capacity_that_is_no_integer_breaks_the_law() -> None:
         LAW["capacity"].check(replace(PAIR, make=Vague))
 
 
-def test_two_objects_of_one_scheme_have_one_capacity() -> None:
+def test_two_objects_of_one_scheme_must_have_the_same_capacity() -> None:
     numbers = count()
 
     class Uneven(Pair):
-        """Each object holds a client less than the one before."""
+        """Each new object's capacity is one lower than the last."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -256,7 +256,7 @@ def test_two_objects_of_one_scheme_have_one_capacity() -> None:
         LAW["agreement"].check(replace(PAIR, make=Uneven), QUICK)
 
 
-def test_the_caller_decides_how_long_to_search() -> None:
+def test_the_caller_sets_the_length_of_the_search() -> None:
     tried = list[int]()
 
     def expected(update: Update) -> Update:
@@ -267,8 +267,8 @@ def test_the_caller_decides_how_long_to_search() -> None:
     assert 1 <= len(tried) <= 7
 
 
-def test_a_candidate_without_other_parameters_shows_nothing_about_its_version() -> None:
-    with pytest.raises(InvalidParameters, match="give in `others`"):
+def test_a_candidate_must_give_schemes_with_other_parameters() -> None:
+    with pytest.raises(InvalidParameters, match="`others`, give for each"):
         LAW["version"].check(replace(CANDIDATE, others={}))
 
 
@@ -299,27 +299,27 @@ def test_updates_may_be_trees_of_arrays(candidate: Candidate, law: Law) -> None:
     law.check(candidate)
 
 
-def test_a_dict_that_lacks_a_tensor_or_has_one_too_many_must_be_refused() -> None:
+def test_a_dict_with_a_missing_or_an_extra_tensor_must_be_refused() -> None:
     class Forgiving(Nested):
-        """What is missing is zero."""
+        """Missing tensors are encoded as zero."""
 
         def parts(self, update: Update) -> Update:
             return super().parts(update if "a" in update else {"a": np.zeros(2, dtype=np.int64), **update})
 
     class Careless(Nested):
-        """What is not known is not read."""
+        """Unknown tensors are ignored."""
 
         def parts(self, update: Update) -> Update:
             return super().parts({name: update[name] for name in ("a", "b") if name in update})
 
-    for make, found in ((Forgiving, "a tensor too few is encoded"), (Careless, "a tensor too many is encoded")):
+    for make, found in ((Forgiving, "one tensor too few is encoded"), (Careless, "one tensor too many is encoded")):
         with pytest.raises(ContractViolation, match=found):
             LAW["refusal"].check(replace(NESTED, make=make), QUICK)
 
 
-def test_a_payload_that_is_a_view_of_the_update_breaks_the_law() -> None:
+def test_a_payload_that_is_a_view_of_the_update_is_a_violation() -> None:
     class View(Pair):
-        """Integers that are not negative already look like elements of a ring."""
+        """Non-negative integers are returned as ring elements without a copy."""
 
         def __init__(self) -> None:
             self.inner = identity(modulus_bits=64)
@@ -333,7 +333,7 @@ def test_a_payload_that_is_a_view_of_the_update_breaks_the_law() -> None:
         LAW["no_mutation"].check(replace(PAIR, make=View, updates=st.tuples(positive, positive)), QUICK)
 
 
-def test_a_tree_is_read_by_places_and_put_together_again() -> None:
+def test_a_tree_can_be_taken_apart_and_rebuilt() -> None:
     tree = {"a": np.arange(2), "b": (np.zeros(1), [np.ones(3)])}
     assert list(leaves(tree)) == ["update['a']", "update['b'][0]", "update['b'][1][0]"]
     doubled = with_leaves(tree, lambda _, leaf: leaf * 2)
@@ -345,7 +345,7 @@ def test_a_tree_is_read_by_places_and_put_together_again() -> None:
 
 
 @pytest.mark.parametrize("strange", [None, "text", {1, 2}, object()], ids=["nothing", "text", "set", "object"])
-def test_what_is_no_tree_of_arrays_is_no_update(strange: Any) -> None:
+def test_an_update_must_be_a_tree_of_arrays(strange: Any) -> None:
     with pytest.raises(ContractViolation, match="a dict, tuple or list"):
         leaves(strange)
 
@@ -362,13 +362,13 @@ def test_what_is_no_tree_of_arrays_is_no_update(strange: Any) -> None:
     ],
     ids=repr,
 )
-def test_what_is_not_identical_is_told_apart(other: Update) -> None:
+def test_arrays_that_are_not_identical_differ(other: Update) -> None:
     require_identical(np.zeros(2), np.zeros(2), "two zeros")
     with pytest.raises(ContractViolation, match="zero and the other differ"):
         require_identical(np.zeros(2), other, "zero and the other")
 
 
-def test_integers_are_added_exactly_and_floats_up_to_their_rounding() -> None:
+def test_integers_are_added_exactly_and_floats_within_rounding() -> None:
     large = np.array([2**62 + 1])
     require_sum(np.array([2**63 - 1]), [large, np.array([2**61 - 1])], [1, 2], ulps=8)
     with pytest.raises(ContractViolation):
@@ -380,20 +380,20 @@ def test_integers_are_added_exactly_and_floats_up_to_their_rounding() -> None:
             require_sum(total, [third], [3], ulps)
 
 
-def test_sums_and_summands_have_one_form() -> None:
+def test_sums_and_summands_must_have_one_structure() -> None:
     for part in (np.zeros(1), [np.zeros(2)], np.zeros((1, 2))):
         with pytest.raises(ContractViolation, match="differ in form"):
             require_sum(np.zeros(2), [part], [1], ulps=8)
 
 
-def test_the_coins_of_the_kit_repeat_and_are_counted() -> None:
+def test_the_coins_of_the_suite_repeat_and_are_counted() -> None:
     first, second, other = (InsecureCountedCoins(seed) for seed in (b"a", b"a", b"b"))
     assert first.draw(8) == second.draw(8) != other.draw(8)
     assert first.draw(8) == second.draw(8) != first.draw(8)
     assert (first.draws, second.draws, other.draws) == (3, 2, 1)
 
 
-def test_without_hypothesis_the_extra_is_named() -> None:
+def test_without_hypothesis_the_error_names_the_extra() -> None:
     program = (
         "import sys\n"
         "sys.modules['hypothesis'] = None\n"

@@ -1,4 +1,4 @@
-"""Whom evidence names: every row of the table."""
+"""The parties that evidence names: every row of the table."""
 
 from __future__ import annotations
 
@@ -48,35 +48,35 @@ TABLE: dict[Evidence, frozenset[Party] | set[Party]] = {
 
 
 @pytest.mark.parametrize("evidence", Evidence)
-def test_evidence_names_whom_its_row_names(evidence: Evidence) -> None:
+def test_evidence_names_the_parties_of_its_row(evidence: Evidence) -> None:
     found = culprits(evidence, sender=ALICE)
     assert found == TABLE[evidence]
     assert (found is NOBODY) == (not TABLE[evidence])
 
 
-def test_evidence_that_names_somebody_unknown_is_a_misuse() -> None:
+def test_evidence_that_names_an_unknown_party_is_a_misuse() -> None:
     with pytest.raises(Misuse, match="REFUSED_HALF names its sender"):
         culprits(Evidence.REFUSED_HALF)
 
 
-def test_what_a_mode_signs_is_its_signers_alone() -> None:
+def test_signed_evidence_names_only_the_signer() -> None:
     assert said_by(ALICE, SecurityMode.ACTIVE) == signed_by(ALICE) == {ALICE}
     assert said_by(ALICE, SecurityMode.SEMI_HONEST) == unverified(ALICE) == {ALICE, ServerId()}
 
 
-def test_who_sends_two_answers_is_named_only_with_the_network() -> None:
+def test_two_answers_of_one_client_blame_the_network_too() -> None:
     assert answered_twice(ALICE, is_signed=True) is NOBODY
     assert answered_twice(ALICE, is_signed=False) == unverified(ALICE)
 
 
-def test_a_server_answers_for_the_network_and_two_servers_for_what_is_between_them() -> None:
+def test_the_server_answers_for_the_network_and_two_servers_for_their_link() -> None:
     assert from_server() == {ServerId()}
     assert between_servers() == SERVERS
     assert disputed(signed_by(ALICE), unverified(BOB)) == {ALICE, BOB, ServerId()}
     assert not disputed()
 
 
-def test_nobody_stays_nobody_where_the_undecided_is_filled_in() -> None:
+def test_no_culprits_stays_empty_when_undecided_culprits_are_filled_in() -> None:
     def raised(error: PeerError) -> PeerError:
         with pytest.raises(PeerError) as caught, blaming(BOB), blaming(ALICE):
             raise error
@@ -89,6 +89,6 @@ def test_nobody_stays_nobody_where_the_undecided_is_filled_in() -> None:
 
 
 @pytest.mark.parametrize("value", [NOBODY, UNDECIDED], ids=["nobody", "undecided"])
-def test_who_is_not_named_is_not_named_in_another_process_either(value: frozenset[Party]) -> None:
+def test_an_error_without_culprits_has_none_in_another_process_either(value: frozenset[Party]) -> None:
     error = PeerMisbehaved("", reason=Reason.REPLAYED, culprits=value)
     assert pickle.loads(pickle.dumps(error)).culprits is copy.deepcopy(error).culprits is value  # noqa: S301

@@ -1,4 +1,4 @@
-"""The error classes: who descends from whom, what each carries, and that all of it survives a process boundary."""
+"""The error classes: their hierarchy, their attributes, and pickling across processes."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_every_concrete_class_has_an_example() -> None:
     assert {type(example) for example in EXAMPLES} == set(PARENTS) - ABSTRACT
 
 
-def test_a_reason_is_its_own_name_in_lower_case() -> None:
+def test_the_value_of_a_reason_is_its_name_in_lower_case() -> None:
     assert {reason.value: reason.name.lower() for reason in Reason} == {reason.value: reason.value for reason in Reason}
 
 
@@ -100,7 +100,7 @@ def test_every_reason_documents_its_attribution(repository: Path) -> None:
     assert [name for name, text in documented.items() if not re.search(r"Attribution: .+\.'?\"*$", text)] == []
 
 
-def test_nobody_raises_the_two_abstract_classes(repository: Path) -> None:
+def test_the_two_abstract_classes_are_never_raised(repository: Path) -> None:
     faults, names = list[str](), {cls.__name__ for cls in ABSTRACT}
     for folder in ("secagg", "compression", "protocols"):
         for file in (repository / folder).rglob("*.py"):
@@ -121,7 +121,7 @@ def test_nobody_raises_the_two_abstract_classes(repository: Path) -> None:
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_every_error_survives_pickling_with_all_it_carries(error: SecAggError, protocol: int) -> None:
+def test_every_error_survives_pickling_with_all_attributes(error: SecAggError, protocol: int) -> None:
     restored = pickle.loads(pickle.dumps(error, protocol))  # noqa: S301 -- the bytes were made on this line
     assert type(restored) is type(error)
     assert str(restored) == str(error)
@@ -133,13 +133,13 @@ def test_every_error_survives_pickling_with_all_it_carries(error: SecAggError, p
 @pytest.mark.parametrize(
     "blamed", [list(BLAMED), BLAMED, set(BLAMED), iter(BLAMED)], ids=["list", "tuple", "set", "iterator"]
 )
-def test_culprits_are_a_frozen_set_however_they_are_given(blamed: Any) -> None:
+def test_culprits_are_stored_as_a_frozenset(blamed: Any) -> None:
     error = AuthenticationFailed(culprits=blamed)
     assert type(error.culprits) is frozenset
     assert error.culprits == {ClientId(3), ServerId(0)}
 
 
-def test_culprits_are_nobody_unless_somebody_is_named() -> None:
+def test_culprits_are_empty_by_default() -> None:
     for error in (
         MalformedMessage("cut", reason=Reason.TRUNCATED),
         UnexpectedMessage(expected="a", received="b"),
@@ -149,7 +149,7 @@ def test_culprits_are_nobody_unless_somebody_is_named() -> None:
         assert error.culprits == frozenset()
 
 
-def test_messages_say_what_was_needed() -> None:
+def test_messages_give_the_limit_and_the_value() -> None:
     assert str(ThresholdNotMet(needed=5, present=4, what="shares")) == "not enough shares: 5 needed, got 4"
     said = str(ThresholdNotMet(needed=5, present=4, what="clients", must="complete the key exchange"))
     assert said == "not enough clients: 5 must complete the key exchange, 4 did"
@@ -157,7 +157,7 @@ def test_messages_say_what_was_needed() -> None:
     assert str(AuthenticationFailed(culprits=BLAMED)) == "authentication failed", "it carries no detail"
 
 
-def test_each_class_has_the_reason_that_it_mostly_means() -> None:
+def test_each_class_has_its_usual_reason_by_default() -> None:
     defaults = {
         InvalidParameters("bad"): Reason.PARAMETER_OUT_OF_RANGE,
         Misuse("wrong order"): Reason.API_MISUSE,
@@ -171,7 +171,7 @@ def test_each_class_has_the_reason_that_it_mostly_means() -> None:
     assert {error: error.reason for error in defaults} == defaults
 
 
-def test_the_public_face_names_the_same_errors() -> None:
+def test_the_package_exports_the_same_errors() -> None:
     public = {
         name
         for name in dir(secagg)

@@ -1,4 +1,4 @@
-"""Identifiers and contexts: their ranges, their one encoding, their order and their text."""
+"""Identifiers and contexts: ranges, encoding, order and text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_client_id_outside_the_range_is_refused(value: int) -> None:
 
 
 @pytest.mark.parametrize("value", [3.0, "3", b"3", None, float("nan"), True, np.int64(3), np.uint64(3)])
-def test_a_client_id_that_could_not_be_encoded_is_not_made(value: Any) -> None:
+def test_a_client_id_that_cannot_be_encoded_is_refused(value: Any) -> None:
     with pytest.raises(InvalidParameters):
         ClientId(value)
 
@@ -64,6 +64,6 @@ def test_a_context_of_another_length_is_refused(context: Callable[[bytes], objec
 
 @pytest.mark.parametrize("context", [AttemptContext, SessionContext])
 @pytest.mark.parametrize("digest", [bytearray(32), memoryview(bytes(32)), "0" * 32, [0] * 32])
-def test_a_context_that_could_change_or_is_no_bytes_is_refused(context: Callable[[Any], object], digest: Any) -> None:
+def test_a_context_that_is_mutable_or_not_bytes_is_refused(context: Callable[[Any], object], digest: Any) -> None:
     with pytest.raises(InvalidParameters, match=type(digest).__name__):
         context(digest)

@@ -1,11 +1,11 @@
-"""Suites and modes: their names and the lengths of their keys."""
+"""Suites and modes: names and key lengths."""
 
 from __future__ import annotations
 
 from secagg.parameters import SecurityMode, Suite
 
 
-def test_each_suite_names_the_length_of_its_mask_keys() -> None:
+def test_each_suite_has_the_length_of_its_mask_keys() -> None:
     assert {suite: suite.mask_key_bytes for suite in Suite} == {Suite.CLASSIC: 16, Suite.HYBRID: 32}
 
 

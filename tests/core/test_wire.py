@@ -1,4 +1,4 @@
-"""One encoding per value: what the writer wrote is read back, and everything else is refused before it is copied."""
+"""One encoding per value: the reader returns what was written, and refuses everything else before copying it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Field = tuple[str, Any, int]
 
 @st.composite
 def fields(draw: st.DrawFn) -> Field:
-    """Draw one field: what it is, its value, and its size or limit."""
+    """Draw one field: its kind, its value, and its size or limit."""
     match draw(st.sampled_from(["integer", "fixed", "variable"])):
         case "integer":
             size = draw(st.integers(0, 9))
@@ -53,7 +53,7 @@ def write(schedule: list[Field], kind: int = KIND) -> bytes:
 
 
 def read(message: bytes, schedule: list[Field], kind: int = KIND) -> list[Any]:
-    """Read the fields of a schedule, whatever their values in this message, up to the end."""
+    """Read the fields of a schedule to the end, whatever their values are in this message."""
     reader = Reader(message, kind)
     values = [getattr(reader, name)(size) for name, _, size in schedule]
     reader.finish()
@@ -64,12 +64,12 @@ def read(message: bytes, schedule: list[Field], kind: int = KIND) -> list[Any]:
 
 
 @given(schedule=schedules, kind=st.integers(0, 0xFFFF))
-def test_what_was_written_is_read_back(schedule: list[Field], kind: int) -> None:
+def test_a_written_message_is_read_back(schedule: list[Field], kind: int) -> None:
     assert read(write(schedule, kind), schedule, kind) == [value for _, value, _ in schedule]
 
 
 @given(schedule=schedules, tail=st.binary(max_size=40))
-def test_whatever_decodes_encodes_to_the_same_bytes(schedule: list[Field], tail: bytes) -> None:
+def test_a_decoded_message_encodes_to_the_same_bytes(schedule: list[Field], tail: bytes) -> None:
     message = HEADER + tail
     try:
         values = read(message, schedule)
@@ -85,7 +85,7 @@ def test_the_bytes_of_a_message_are_pinned() -> None:
     assert WIRE_VERSION == 1
 
 
-def test_what_was_read_does_not_follow_the_buffer_it_came_from() -> None:
+def test_decoded_values_do_not_change_with_the_buffer() -> None:
     buffer: Any = bytearray(write([("fixed", b"abc", 3), ("variable", b"de", 9)]))
     values = read(buffer, [("fixed", b"", 3), ("variable", b"", 9)])
     buffer[:] = bytes(len(buffer))
@@ -93,7 +93,7 @@ def test_what_was_read_does_not_follow_the_buffer_it_came_from() -> None:
     assert [type(value) for value in values] == [bytes, bytes]
 
 
-def test_the_writer_keeps_its_own_copy() -> None:
+def test_the_writer_copies_its_input() -> None:
     field: Any = bytearray(b"abc")
     writer = Writer(KIND).fixed(field, 3)
     field[:] = b"xyz"
@@ -104,7 +104,7 @@ def test_the_writer_keeps_its_own_copy() -> None:
 
 
 @given(schedule=schedules)
-def test_a_message_cut_at_any_byte_is_refused(schedule: list[Field]) -> None:
+def test_a_message_truncated_at_any_byte_is_refused(schedule: list[Field]) -> None:
     message = write(schedule)
     for length in range(len(message)):
         with pytest.raises(MalformedMessage) as caught:
@@ -113,7 +113,7 @@ def test_a_message_cut_at_any_byte_is_refused(schedule: list[Field]) -> None:
 
 
 @given(schedule=schedules, extension=st.binary(min_size=1, max_size=8))
-def test_bytes_after_the_end_are_refused(schedule: list[Field], extension: bytes) -> None:
+def test_trailing_bytes_are_refused(schedule: list[Field], extension: bytes) -> None:
     with pytest.raises(MalformedMessage, match=f"{len(extension)} bytes follow") as caught:
         read(write(schedule) + extension, schedule)
     assert caught.value.reason is Reason.TRAILING_BYTES
@@ -166,7 +166,7 @@ def test_a_declared_length_over_its_limit_is_refused(declared: int, limit: int) 
 
 
 @pytest.mark.parametrize(("limit", "reason"), [(1 << 20, Reason.LENGTH_OVER_LIMIT), ((1 << 32) - 1, Reason.TRUNCATED)])
-def test_the_greatest_declared_length_allocates_nothing(limit: int, reason: Reason) -> None:
+def test_the_maximum_declared_length_allocates_nothing(limit: int, reason: Reason) -> None:
     reader = Reader(HEADER + b"\xff\xff\xff\xff" + b"few", KIND)
     tracemalloc.start()
     try:
@@ -179,7 +179,7 @@ def test_the_greatest_declared_length_allocates_nothing(limit: int, reason: Reas
     assert peak < 1 << 20
 
 
-def test_refusals_blame_nobody_because_the_reader_does_not_know_the_sender() -> None:
+def test_refusals_have_no_culprits_because_the_reader_does_not_know_the_sender() -> None:
     for message, kind in ((b"", KIND), (write([]), KIND + 1)):
         with pytest.raises(PeerError) as caught:
             Reader(message, kind)
@@ -190,7 +190,7 @@ def test_refusals_blame_nobody_because_the_reader_does_not_know_the_sender() -> 
 
 
 @pytest.mark.parametrize("kind", [-1, 1 << 16])
-def test_a_kind_outside_its_field_is_refused(kind: int) -> None:
+def test_a_kind_out_of_range_is_refused(kind: int) -> None:
     with pytest.raises(InvalidParameters, match=str(kind)):
         Writer(kind)
 
@@ -205,7 +205,7 @@ def test_an_integer_that_does_not_fit_is_refused(size: int) -> None:
 
 
 @given(data=st.binary(max_size=9), size=st.integers(0, 9))
-def test_a_fixed_field_has_exactly_its_size(data: bytes, size: int) -> None:
+def test_a_fixed_field_must_have_exactly_its_size(data: bytes, size: int) -> None:
     if len(data) == size:
         assert Writer(KIND).fixed(data, size).finish() == HEADER + data
         return
@@ -214,7 +214,7 @@ def test_a_fixed_field_has_exactly_its_size(data: bytes, size: int) -> None:
 
 
 @given(data=st.binary(max_size=9), limit=st.integers(0, 9))
-def test_a_variable_field_has_at_most_its_limit(data: bytes, limit: int) -> None:
+def test_a_variable_field_must_not_exceed_its_limit(data: bytes, limit: int) -> None:
     if len(data) <= limit:
         assert Writer(KIND).variable(data, limit).finish() == HEADER + len(data).to_bytes(4, "big") + data
         return
@@ -222,7 +222,7 @@ def test_a_variable_field_has_at_most_its_limit(data: bytes, limit: int) -> None
         Writer(KIND).variable(data, limit)
 
 
-def test_a_refused_field_leaves_the_message_as_it_was() -> None:
+def test_a_refused_field_leaves_the_message_unchanged() -> None:
     writer = Writer(KIND).integer(1, 1)
     with pytest.raises(InvalidParameters):
         writer.integer(256, 1)
@@ -237,35 +237,35 @@ def test_a_refused_field_leaves_the_message_as_it_was() -> None:
 
 
 @given(kind=st.sampled_from(MessageKind), body=st.binary(max_size=8))
-def test_the_kind_of_a_message_is_known_before_it_is_read(kind: MessageKind, body: bytes) -> None:
+def test_the_kind_of_a_message_can_be_read_first(kind: MessageKind, body: bytes) -> None:
     assert message_kind(write([], kind) + body) is kind
 
 
 @given(kind=st.integers(0, 0xFFFF).filter(lambda kind: kind not in set(MessageKind)), body=st.binary(max_size=8))
-def test_a_kind_that_there_is_not_is_refused(kind: int, body: bytes) -> None:
+def test_an_unknown_kind_is_refused(kind: int, body: bytes) -> None:
     with pytest.raises(MalformedMessage, match=f"{kind} is not a kind") as caught:
         message_kind(write([], kind) + body)
     assert caught.value.reason is Reason.NOT_CANONICAL
 
 
 @pytest.mark.parametrize("length", range(7))
-def test_a_message_cut_within_its_header_is_refused_as_cut(length: int) -> None:
+def test_a_message_truncated_in_its_header_is_refused_as_truncated(length: int) -> None:
     with pytest.raises(MalformedMessage) as caught:
         message_kind(write([], MessageKind.KEY_ADVERTISEMENT)[:length])
     assert caught.value.reason is Reason.TRUNCATED
 
 
 @READERS
-def test_what_another_version_calls_a_kind_is_not_judged(read_kind: Callable[[bytes], object]) -> None:
+def test_a_kind_of_another_version_is_not_judged(read_kind: Callable[[bytes], object]) -> None:
     with pytest.raises(MalformedMessage) as caught:
         read_kind(b"SAGG\x02\xff\xff")
     assert caught.value.reason is Reason.WRONG_VERSION
 
 
-# --- What a peer is told ----------------------------------------------------------------------------------------------
+# --- Errors for a peer ------------------------------------------------------------------------------------------------
 
 
-def test_text_is_no_message() -> None:
+def test_text_is_not_a_message() -> None:
     text: Any = "SAGG"
     with pytest.raises(Misuse, match="str"):
         Reader(text, KIND)
@@ -273,13 +273,13 @@ def test_text_is_no_message() -> None:
         message_kind(text)
 
 
-def test_a_view_with_gaps_is_no_message() -> None:
+def test_a_noncontiguous_view_is_not_a_message() -> None:
     gaps: Any = memoryview(HEADER + HEADER)[::2]
     with pytest.raises(Misuse, match="contiguous"):
         Reader(gaps, KIND)
 
 
-def test_no_field_reads_backwards() -> None:
+def test_a_field_cannot_have_a_negative_size() -> None:
     reader = Reader(HEADER + b"ab", KIND)
     reader.fixed(2)
     with pytest.raises(Misuse, match="negative"):

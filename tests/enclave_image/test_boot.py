@@ -1,6 +1,6 @@
-"""An image from Debian's packages: built twice, booted in QEMU without an accelerator, and asked for every form of sum.
+"""An image from Debian's packages: built twice, booted in QEMU without an accelerator, tested with every kind of sum.
 
-``make enclave-boot`` fetches the packages and names their folder in ``SECAGG_ENCLAVE_INPUTS``.
+``make enclave-boot`` downloads the packages and puts their folder into ``SECAGG_ENCLAVE_INPUTS``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_two_builds_are_the_same_bytes(image: Path) -> None:
+def test_two_builds_give_the_same_bytes(image: Path) -> None:
     build(image.parent / "other-place", "UTC-7", 0o77)
     for name in FILES:
         assert (image / name).read_bytes() == (image.parent / "other-place" / name).read_bytes(), name
@@ -53,7 +53,7 @@ def test_two_builds_are_the_same_bytes(image: Path) -> None:
 
 @contextmanager
 def running(image: Path, listen: str, port_name: str) -> Generator[Path]:
-    """Boot without a disk and without a network; its only way out is a serial port."""
+    """Boot without a disk and a network; the only connection is a serial port."""
     port, console = image.parent / f"{image.name}.port", image.parent / f"{image.name}.console"
     command = ["qemu-system-x86_64", "-M", "q35,accel=tcg", "-cpu", "max", "-m", "512", "-smp", "1", "-nodefaults"]
     command += ["-no-user-config", "-no-reboot", "-display", "none", "-serial", f"file:{console}"]
@@ -82,12 +82,12 @@ def booted(image: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("setup", [pytest.param(setup, id=name) for name, setup in setups()])
-def test_a_session_of_every_form_runs_in_the_machine(booted: Path, setup: EnclaveSetup) -> None:
+def test_a_session_of_every_kind_runs_in_the_machine(booted: Path, setup: EnclaveSetup) -> None:
     with RemoteEnclave(f"unix:{booted}", timeout=WITHIN) as remote:
         require_same(setup, released_by(remote, setup), released_here(setup))
 
 
-def test_a_million_values(booted: Path) -> None:
+def test_a_million_values_are_summed(booted: Path) -> None:
     setup, began = plain_sum(VALUES), time.monotonic()
     with RemoteEnclave(f"unix:{booted}", timeout=WITHIN) as remote:
         there = released_by(remote, setup)
@@ -96,14 +96,14 @@ def test_a_million_values(booted: Path) -> None:
     assert np.any(there.values[0])
 
 
-def test_a_broken_frame_ends_an_epoch_and_not_the_machine(booted: Path) -> None:
+def test_a_broken_frame_ends_an_epoch_but_not_the_machine(booted: Path) -> None:
     setup = plain_sum(10)
     with RemoteEnclave(f"unix:{booted}", timeout=WITHIN) as remote:
         connection = remote._connection.connect()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         connection.sendall((1 << 62).to_bytes(8, "big") + b"x" * 100)
         refused = decode_refusal(receive_frame(connection, 1 << 20))
     assert refused.reason is Reason.LENGTH_OVER_LIMIT
-    time.sleep(1)  # A port is the next host's once the machine has seen that the last one left.
+    time.sleep(1)  # The next host gets the port once the machine has noticed that the last one left.
     with RemoteEnclave(f"unix:{booted}", timeout=WITHIN) as remote:
         try:
             there = released_by(remote, setup)
@@ -112,8 +112,8 @@ def test_a_broken_frame_ends_an_epoch_and_not_the_machine(booted: Path) -> None:
     require_same(setup, there, released_here(setup))
 
 
-def test_a_session_of_every_form_runs_over_vsock(tmp_path: Path) -> None:
-    """By loopback within the machine: hosts of most machines for tests have no vsock."""
+def test_a_session_of_every_kind_runs_over_vsock(tmp_path: Path) -> None:
+    """Uses the loopback inside the machine, because most test machines have no vsock."""
     image = tmp_path / "image"
     build(image, listen="vsock:5000")
     initramfs = image / INITRAMFS
@@ -122,5 +122,5 @@ def test_a_session_of_every_form_runs_over_vsock(tmp_path: Path) -> None:
         for _, setup in [*setups(), ("many", plain_sum(VALUES))]:
             with RemoteEnclave(f"unix:{port}", timeout=WITHIN) as remote:
                 require_same(setup, released_by(remote, setup), released_here(setup))
-            time.sleep(1)  # A port is the next host's once the machine has seen that the last one left.
+            time.sleep(1)  # The next host gets the port once the machine has noticed that the last one left.
         assert "relay: connected to (1, 5000)" in (tmp_path / "image.console").read_text()

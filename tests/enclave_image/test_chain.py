@@ -1,4 +1,4 @@
-"""From an image's bytes to a verdict: measured, pinned, reported below a root of our own, judged."""
+"""The whole chain: measure an image, pin it, make evidence below a test root, and verify it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def makers(repository: Path) -> Iterator[ModuleType]:
 
 
 def hypervisor(makers: ModuleType, folder: Path, initramfs: bytes) -> SecurityModule:
-    """Return the source of an enclave that was started from this image, below a root of our own."""
+    """Return the source of an enclave that was started from this image, below a test root."""
     started = registers(PARTS["vmlinuz"], PARTS["cmdline"], [initramfs])
     reported = makers.nitro.registers() | {int(name[3:]): value for name, value in started.items()}
 
@@ -59,7 +59,7 @@ def hypervisor(makers: ModuleType, folder: Path, initramfs: bytes) -> SecurityMo
 
 
 @pytest.mark.parametrize("byte", [None, 0, len(PARTS["initramfs"]) - 1])
-def test_clients_accept_the_image_that_was_measured_and_no_other(
+def test_clients_only_accept_the_measured_image(
     makers: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], byte: int | None
 ) -> None:
     for name, content in PARTS.items():
@@ -90,10 +90,10 @@ def test_clients_accept_the_image_that_was_measured_and_no_other(
         verify()
 
 
-def test_a_client_of_an_endorser_accepts_the_image_that_was_measured_and_signed(
+def test_a_client_of_an_endorser_accepts_the_image_that_it_measured_and_signed(
     makers: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every step by its command: measure, sign, relay, and the file of a node's operator."""
+    """Runs every step by its command: measure, sign, relay, and the file of a node's operator."""
     for name, content in PARTS.items():
         (tmp_path / name).write_bytes(content)
     assert main(["enclave", "measure", "nitro", str(tmp_path)]) == 0
@@ -116,7 +116,7 @@ def test_a_client_of_an_endorser_accepts_the_image_that_was_measured_and_signed(
     document = hypervisor(makers, tmp_path, PARTS["initramfs"]).quote(bytes(64))
     relayed = encode_collateral(read_collateral(signed.parent), read_endorsement(signed.parent))
     now = makers.authority.NOW
-    # The command signs as of today, and evidence of our own is of another day.
+    # The command signs with today's date, but the recorded evidence has another date.
     made = endorse(load_authority(key), Endorsement.decode(read_endorsement(signed.parent)).policy, days=7, now=now)
     with closing(Store(tmp_path / "state")) as store:
         judge = HardwareJudge(policy=policy, verifier=Verifier(ours), newest=store)

@@ -1,4 +1,4 @@
-"""What hardware will say of an image, computed before anything runs."""
+"""Measurements that hardware will report for an image, computed before anything runs."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ HEADER, SECTION = struct.Struct(">4sHHQQHH32Q32QII"), struct.Struct(">HHQ")
 
 
 class Damaged(Exception):
-    """An image that nothing would start."""
+    """An image that cannot be started."""
 
 
 def read_image(image: bytes) -> tuple[bytes, bytes, list[bytes]]:
-    """Return the kernel, the command line and the ramdisks of an image whose checksum is right."""
+    """Return the kernel, the command line and the ramdisks of an image, after checking its checksum."""
     if len(image) < HEADER.size or not image.startswith(MAGIC):
         raise Damaged("it does not begin as one")
     header, body = image[: HEADER.size], image[HEADER.size :]
@@ -62,7 +62,7 @@ def read_image(image: bytes) -> tuple[bytes, bytes, list[bytes]]:
     return found[KERNEL][0], found[COMMAND_LINE][0], found[RAMDISK]
 
 
-def test_an_image_reads_back_and_is_the_same_bytes_each_time() -> None:
+def test_an_image_is_read_back_and_built_reproducibly() -> None:
     assert read_image(image()) == tuple(PARTS.values())
     assert image() == image()
     assert read_image(image(ramdisks=[b"1", b"", b"3"]))[2] == [b"1", b"", b"3"]
@@ -78,14 +78,14 @@ def test_the_checksum_covers_every_byte() -> None:
             read_image(made[:length])
 
 
-def test_registers_cover_what_the_format_says() -> None:
+def test_registers_cover_what_the_format_specifies() -> None:
     first, second = registers(b"k", b"c", [b"1", b"2"]), registers(b"k", b"c", [b"1", b"3"])
     assert first["PCR1"] == second["PCR1"]
     assert first["PCR0"] != second["PCR0"]
     assert first["PCR2"] != second["PCR2"]
     extended = hashlib.sha384(bytes(48) + hashlib.sha384(b"kc12").digest()).digest()
     assert first["PCR0"] == extended
-    # With one ramdisk PCR2 is that of an empty section, as many published images have it.
+    # With one ramdisk, PCR2 is the measurement of an empty section, as in many published images.
     only = registers(b"k", b"c", [b"1"])
     assert only["PCR0"] == only["PCR1"]
     assert only["PCR2"].hex().startswith("21b9efbc18480766")
@@ -94,7 +94,7 @@ def test_registers_cover_what_the_format_says() -> None:
 def firmware(
     kind: int = KERNEL_HASHES, *, named: bool = True, more: int = 0, count: int = 0, behind: int = 0x8000
 ) -> bytes:
-    """Return 64 KiB with the tables of OVMF and nothing else."""
+    """Return 64 KiB with only the tables of OVMF."""
     body = bytearray(1 << 16)
     sections: tuple[tuple[int, int, int], ...]
     sections = ((0x800000, 0x9000, 1), (0x80D000, 0x1000, 2), (0x80E000, 0x1000, 3), (0x80F000, 0x1000, kind))
@@ -160,13 +160,13 @@ def firmware(
         ),
     ],
 )
-def test_launch_digests_are_those_of_sev_snp_measure(processor: str, count: int, digest: str) -> None:
+def test_launch_digests_equal_those_of_sev_snp_measure(processor: str, count: int, digest: str) -> None:
     """Expected values: sev-snp-measure 0.0.13, ``calc_launch_digest(SEV_SNP, ..., guest_features=1)``."""
     found = launch_digest(firmware(), b"kernel", b"initramfs", b"console=none", processor=processor, count=count)
     assert found.hex() == digest
 
 
-def test_everything_that_boots_is_measured() -> None:
+def test_every_booted_part_is_measured() -> None:
     def digest(**changes: object) -> bytes:
         usual = {"kernel": b"k", "initramfs": b"i", "command_line": b"c", "processor": "EPYC-Milan"}
         return launch_digest(firmware(), **{**usual, **changes})  # type: ignore[arg-type]
@@ -185,23 +185,23 @@ def test_everything_that_boots_is_measured() -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (firmware(kind=1), "does not check what it boots"),
-        (firmware(kind=9), "does not check what it boots"),
+        (firmware(kind=1), "does not verify what it boots"),
+        (firmware(kind=9), "does not verify what it boots"),
         (firmware(named=False), "the table at its end is missing"),
-        (b"", "does not fill whole pages"),
-        (firmware()[:-1], "does not fill whole pages"),
+        (b"", "not a multiple of the page size"),
+        (firmware()[:-1], "not a multiple of the page size"),
         (firmware(count=1 << 31), "table is damaged"),
         (firmware(behind=1 << 20), "table is damaged"),
         (bytes(1 << 16), "the table at its end is missing"),
     ],
 )
-def test_a_firmware_that_checks_no_kernel_is_refused(given: bytes, sentence: str) -> None:
+def test_a_firmware_that_does_not_verify_the_kernel_is_refused(given: bytes, sentence: str) -> None:
     with pytest.raises(InvalidParameters, match=sentence):
         launch_digest(given, b"", b"", b"", processor="EPYC-Milan")
 
 
-def test_every_section_is_measured_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A section that was left out would be memory that the host fills and the digest does not show."""
+def test_all_sections_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host could fill a section that is left out, without changing the digest."""
     measured = list[int]()
 
     def noted(*page: Any) -> None:
@@ -228,7 +228,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_policy_for_nitro_is_one_that_a_client_reads(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_client_reads_the_policy_that_is_written_for_nitro(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["enclave", "measure", "nitro", str(folder)]) == 0
     (folder / "policy.json").write_text(capsys.readouterr().out)
     (accepted,) = load_judge(folder / "policy.json").policy.accepted
@@ -246,7 +246,7 @@ def test_a_policy_for_snp_pins_the_launch_digest(folder: Path, capsys: pytest.Ca
     assert json.loads(capsys.readouterr().out) == {"format": "sev-snp", "accepted": [{"MEASUREMENT": digest.hex()}]}
 
 
-def test_a_missing_part_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "initramfs").unlink()
     assert main(["enclave", "measure", "nitro", str(folder)]) == 2
     assert f"{folder / 'initramfs'} cannot be read" in capsys.readouterr().err

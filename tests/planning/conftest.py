@@ -1,4 +1,4 @@
-"""What the planner's tests share."""
+"""Fixtures that the planner's tests share."""
 
 import pytest
 
@@ -8,5 +8,5 @@ from secagg.session.registry import names
 
 @pytest.fixture
 def without_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare the other protocols: the search for one message's parameters takes most of the time."""
+    """Compare all protocols except one message, whose parameter search takes most of the time."""
     monkeypatch.setattr(costs, "names", lambda: tuple(name for name in names() if name != "one-message"))

@@ -1,4 +1,4 @@
-"""Advice of the planner: the shortest scheme, what is bounded, and what noise does."""
+"""The planner's advice: the shortest scheme, bounds on clients, and the effect of noise."""
 
 from __future__ import annotations
 
@@ -26,50 +26,50 @@ def starting(said: list[str], start: str) -> str:
 
 
 @pytest.mark.parametrize("lane_bits", [2, 7, 13, 17, 21])
-def test_the_rules_hold_wherever_the_sentences_say_so(lane_bits: int) -> None:
+def test_the_cheapest_tree_shape_follows_the_documented_rules(lane_bits: int) -> None:
     for codewords in range(2, 600):
         shape = PointFunctionShape.cheapest(codewords, RingLanes(lane_bits))
         assert (shape.depth == 0) == ((codewords - 1) * lane_bits <= tree_bits(codewords, lane_bits, 1))
         if shape.depth and shape.leaf_lanes > 1:
-            # Another level costs 130 bits and saves no more.
+            # One more level costs 130 bits and saves nothing.
             assert tree_bits(codewords, lane_bits, shape.depth + 1) >= shape.upload_bits
 
 
-def test_the_shortest_scheme_is_named_for_each_protocol() -> None:
+def test_the_shortest_scheme_of_each_protocol_is_named() -> None:
     said = advice_on(codewords=32)
     assert "linear sketch, 1,676 signs" in starting(said, "With pairwise, ")
     assert "peak code, 1 of 645" in starting(said, "With enclave, ")
 
 
-def test_schemes_of_indices_are_bounded_and_all_others_are_named_as_not() -> None:
+def test_schemes_with_indices_are_listed_as_bounded_and_all_others_as_unbounded() -> None:
     said = advice_on(codewords=32)
-    bounded, others = starting(said, "What one client can add is bounded"), starting(said, "Not bounded")
-    assert "the peak code gives every update one length, and product quantization at most that of its" in bounded
+    bounded, others = starting(said, "A client's contribution is bounded"), starting(said, "No protocol bounds")
+    assert "of the peak code have one length, and those of product quantization at most that of its" in bounded
     assert [scheme for scheme in Scheme if scheme.value in others] == [s for s in Scheme if s not in INDEXED]
 
 
 VALUES = 19_338
 
 
-def test_epsilon_stands_beside_both_meanings_of_a_change() -> None:
+def test_epsilon_is_given_for_both_kinds_of_neighbours() -> None:
     pytest.importorskip("dp_accounting", reason="needs the extra `dp`")
     first = next(iter(PlannedNoise(Fraction(2), 10, 1e-5).advice(VALUES, 1000)))
     assert "epsilon 8" in first, "V19: ten rounds of multiplier 2 at 1e-5"
-    assert "replaced by another" in first
-    assert "by zeros" in first
+    assert "replacing an update with another" in first
+    assert "with zeros" in first
 
 
 @pytest.mark.parametrize("multiplier", [Fraction(10) ** 400, Fraction(1, 10**300)])
-def test_a_multiplier_beyond_all_use_is_refused_with_the_range(multiplier: Fraction) -> None:
-    with pytest.raises(InvalidParameters, match=r"--noise is in 0\.0001\.\.1,000,000"):
+def test_a_multiplier_out_of_range_is_refused_with_the_range(multiplier: Fraction) -> None:
+    with pytest.raises(InvalidParameters, match=r"--noise must be between 0\.0001 and 1,000,000"):
         list(PlannedNoise(multiplier, 1, 1e-6).advice(19_456, 100))
 
 
-def test_no_noise_is_no_multiplier() -> None:
-    with pytest.raises(InvalidParameters, match="--noise is positive"):
+def test_zero_is_not_a_multiplier() -> None:
+    with pytest.raises(InvalidParameters, match="--noise must be positive"):
         next(iter(PlannedNoise(Fraction(0), 1, 1e-6).advice(10, 10)))
 
 
-def test_the_command_says_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_noise(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--blocks", "2000", "--noise", "1/2"]) == 0
-    assert "Noise of 1/2 times what one client can change" in capsys.readouterr().out
+    assert "Noise of 1/2 times a client's maximum contribution" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The cost model against the tables that it was designed by, and against sessions and messages that are real."""
+"""The cost model, compared with published tables and with real sessions and messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from secagg.session.registry import find, names
 from tests.harness.paper_models import CELEBA, FEMNIST_3_CHANNEL
 
 BLOCKS = 1 << 14
-"""Enough for 4096 codewords with four blocks each, and a multiple of eight, so that bits are whole bytes."""
+"""Enough for 4096 codewords with four blocks each; a multiple of eight, so bits are whole bytes."""
 
 
 def request_of(blocks: int = BLOCKS, block_size: int = 4, **options: Any) -> PlanRequest:
@@ -49,8 +49,8 @@ def block_bits(option: Option, blocks: int = BLOCKS) -> float:
     return 8 * option.costs.payload_bytes / blocks
 
 
-# Codewords, clients; bits a block of the explicit share without its last lane, of the tree, and its depth; of an index;
-# cipher calls of the tree if lanes took their own bits in memory.
+# Codewords, clients; bits per block of the explicit share without its last lane, bits of the tree, and the tree's
+# depth; bits of an index; cipher calls of the tree if lanes took exactly their own bits in memory.
 HISTOGRAMS = [
     (8, 100, 49, 56, 0, 3, 1),
     (16, 100, 105, 112, 0, 4, 1),
@@ -73,34 +73,34 @@ HISTOGRAMS = [
 
 @pytest.mark.usefixtures("without_one_message")
 @pytest.mark.parametrize("row", HISTOGRAMS, ids=str)
-def test_histograms_take_the_bits_of_the_published_table(row: tuple[int, ...]) -> None:
+def test_histograms_have_the_bits_of_the_published_table(row: tuple[int, ...]) -> None:
     codewords, clients, explicit, tree, depth, index, calls = row
     comparison = compare(request_of(codewords=codewords, clients=clients))
     flat = the_only(comparison, "two-servers", Scheme.PRODUCT, "depth 0")
     assert block_bits(flat) == explicit
     deeper = f"depth {depth}"
     if explicit <= tree:
-        # A tree that is no shorter is not offered.
+        # A tree that is not shorter is not offered.
         assert comparison.shortest("two-servers", Scheme.PRODUCT) == flat
     else:
         option = the_only(comparison, "two-servers", Scheme.PRODUCT, deeper)
         assert 0 <= block_bits(option) - tree < 16 / BLOCKS
-        # The table counts a full evaluation of lanes that take exactly their bits, without roots.
+        # The table counts a full evaluation with lanes of exactly their bits, without roots.
         assert option.costs.server.cipher_calls >= calls * BLOCKS * clients
     assert block_bits(the_only(comparison, "enclave", Scheme.PRODUCT)) == index
 
 
-def test_a_count_of_all_clients_has_room_where_their_number_is_a_power_of_two() -> None:
+def test_a_count_of_all_clients_fits_if_their_number_is_a_power_of_two() -> None:
     comparison = compare(request_of(codewords=8, clients=128, bits=8))
     assert block_bits(the_only(comparison, "two-servers", Scheme.PRODUCT, "depth 0")) == 7 * 8
-    # The sum of 128 values of 8 bits takes seven more.
+    # The sum of 128 values of 8 bits takes seven more bits.
     assert block_bits(the_only(comparison, "pairwise", Scheme.SCALAR)) == 4 * 15
-    # The smallest prime that counts to 128 is 8191.
+    # 8191 is the smallest prime that counts to 128.
     checked = the_only(comparison, "two-servers", Scheme.PRODUCT, "depth 0, checked")
     assert block_bits(checked) == 7 * 13
 
 
-# Values of a block; bits a block of values of 32 bits, and of 8, 4 and 2 bits for 100 and for 100,000 clients.
+# Values per block; bits per block for values of 32 bits, and of 8, 4 and 2 bits, for 100 and for 100,000 clients.
 MASKED = [
     (4, 128, (60, 100), (44, 84), (36, 76)),
     (8, 256, (120, 200), (88, 168), (72, 152)),
@@ -111,7 +111,7 @@ MASKED = [
 
 @pytest.mark.usefixtures("without_one_message")
 @pytest.mark.parametrize("row", MASKED, ids=str)
-def test_masked_values_take_the_bits_of_the_published_table(row: tuple[Any, ...]) -> None:
+def test_masked_values_have_the_bits_of_the_published_table(row: tuple[Any, ...]) -> None:
     block_size, plain, *by_width = row
     for place, clients in enumerate((100, 100_000)):
         for bits, expected in zip((8, 4, 2), by_width, strict=True):
@@ -121,8 +121,7 @@ def test_masked_values_take_the_bits_of_the_published_table(row: tuple[Any, ...]
                 assert block_bits(the_only(comparison, protocol, Scheme.SCALAR)) == expected[place]
 
 
-# Scheme, protocol, and the megabytes of one client that has 100,000 blocks of four values, for 32 codewords and 100
-# clients.
+# Scheme, protocol, and one client's megabytes for 100,000 blocks of four values, with 32 codewords and 100 clients.
 TOTALS = [
     (Scheme.FIXED_POINT, "pairwise", "", 1.60),
     (Scheme.PRODUCT, "two-servers", "depth 0", 2.71),
@@ -153,13 +152,13 @@ def report_of(tmp_path: Path) -> Report:
 
 
 def assert_received(planned: int, report: dict[str, Any]) -> None:
-    """Allow for the evidence of a simulated enclave, and for the name of the task."""
+    """Tolerance for the evidence of a simulated enclave and the name of the task."""
     assert planned < report["bytes received by a client"] < planned + 100
 
 
 @pytest.mark.parametrize("suite", ["classic", "hybrid"])
 @pytest.mark.parametrize(("compression", "scheme"), [("pq", Scheme.PRODUCT), ("pruning", Scheme.PRUNING)])
-def test_an_upload_to_an_enclave_has_the_length_that_the_model_says(
+def test_an_upload_to_an_enclave_has_the_predicted_length(
     report_of: Report, suite: str, compression: str, scheme: Scheme
 ) -> None:
     report = report_of(
@@ -177,10 +176,10 @@ def test_an_upload_to_an_enclave_has_the_length_that_the_model_says(
 @pytest.mark.parametrize("suite", ["classic", "hybrid"])
 @pytest.mark.parametrize("mode", ["checked", "unchecked"])
 @pytest.mark.parametrize("depth", [0, None])
-def test_a_round_of_two_servers_sends_what_the_model_says(
+def test_a_round_of_two_servers_sends_the_predicted_bytes(
     report_of: Report, suite: str, mode: str, depth: int | None
 ) -> None:
-    # More clients than one batch, and codewords for which a tree is shorter.
+    # More clients than fit in one batch, and enough codewords for a tree to be shorter.
     report = report_of(
         *("--protocol", "two-servers", "--clients", "19", "--dimension", "4608", "--drop", "0", "--codewords", "64"),
         *("--suite", suite),
@@ -201,14 +200,14 @@ def test_a_round_of_two_servers_sends_what_the_model_says(
         and option.costs.variant.startswith("depth 0") == (depth == 0)
     )
     assert option.costs.up_bytes == report["bytes sent by a client"]
-    # Beginning the round, and frames, come on top.
+    # The start of the round and the frames are added.
     assert report["stages"][0]["bytes between"] / 19 == pytest.approx(option.costs.between_bytes, rel=0.05, abs=300)
     assert_received(option.down_bytes - request.public_bytes(Scheme.PRODUCT), report)
     assert option.costs.payload_bytes < option.costs.up_bytes < option.costs.payload_bytes + 8000
 
 
 @pytest.mark.parametrize("scheme", [Scheme.SCALAR, Scheme.PRUNING, Scheme.PRODUCT])
-def test_layouts_of_a_model_are_those_of_the_papers_tables(scheme: Scheme) -> None:
+def test_layouts_of_a_model_equal_those_of_the_papers_tables(scheme: Scheme) -> None:
     request = PlanRequest(shapes=FEMNIST_3_CHANNEL, codewords=64, block_size=18)
     wire = upload_bytes(request.layout(scheme), Accounting.WIRE)
     option = the_only(compare(request), "enclave", scheme)
@@ -218,7 +217,7 @@ def test_layouts_of_a_model_are_those_of_the_papers_tables(scheme: Scheme) -> No
         assert request.public_bytes(scheme) == codebook_bytes(FEMNIST_3_CHANNEL, 64, 18)
 
 
-def test_clients_are_told_scales_codebooks_and_seeds_and_nothing_of_fixed_point() -> None:
+def test_clients_receive_scales_codebooks_and_seeds_but_nothing_for_fixed_point() -> None:
     request = PlanRequest(shapes=CELEBA, codewords=16, block_size=9)
     matrices, entries = 5, 4 * 16 * 9 + 16 * 9
     told = {scheme: request.public_bytes(scheme) for scheme in Scheme}
@@ -228,13 +227,13 @@ def test_clients_are_told_scales_codebooks_and_seeds_and_nothing_of_fixed_point(
         Scheme.DITHERED: 4 * matrices,
         Scheme.PRUNING: 32,
         Scheme.PRODUCT: 4 * entries,
-        # A seed and the length of the round before.
+        # A seed, and the norm of the previous round's update.
         Scheme.PEAK: 36,
         Scheme.SKETCH: 36,
     }
     for option in compare(request).options:
         if option.protocol == "two-servers":
-            # Two offers, a key and a signature, stamped; around them the configuration with its layout, and a standing.
+            # Two stamped offers, a key and a signature; then the configuration with its layout, and a standing.
             assert 300 < option.down_bytes - told[option.scheme] - 2 * (7 + 32 + 8 + 1 + 32 + 64) < 550
     difference = {
         scheme: the_only(compare(request), "pairwise", scheme).down_bytes
@@ -244,8 +243,8 @@ def test_clients_are_told_scales_codebooks_and_seeds_and_nothing_of_fixed_point(
     assert difference == {scheme: told[scheme] for scheme in difference}
 
 
-def test_values_that_are_rounded_under_the_mask_cost_their_whole_steps() -> None:
-    """As many bits as quantized ones where a protocol rounds; with one message no guard bits, and so far fewer."""
+def test_values_rounded_under_the_mask_cost_their_whole_steps() -> None:
+    """They take as many bits as quantized values where a protocol rounds; one message needs no guard bits."""
     comparison = compare(request_of(clients=100, bits=8, block_size=9))
     for protocol in ("pairwise", "enclave"):
         assert block_bits(the_only(comparison, protocol, Scheme.DITHERED)) == 9 * 15
@@ -259,18 +258,18 @@ def test_values_that_are_rounded_under_the_mask_cost_their_whole_steps() -> None
 def test_work_is_that_of_the_busiest_machine_for_all_clients() -> None:
     shapes: Shapes = {"matrix": (1600, 4), "bias": (40,)}
     comparison = compare(PlanRequest(shapes=shapes, codewords=32, block_size=4))
-    # 1600 indices of 5 bits are 1000 bytes, or 63 cipher blocks; a plain word has 32 bits.
+    # 1600 indices of 5 bits are 1000 bytes or 63 cipher blocks; a plain word has 32 bits.
     counted = the_only(comparison, "enclave", Scheme.PRODUCT)
     assert work_of(counted) == (100 * (63 + 10), 100 * (1600 * 32 + 40))
     masked = the_only(comparison, "enclave", Scheme.SCALAR)
-    # Values of 15 bits are words of 16.
+    # Values of 15 bits are stored in words of 16.
     assert work_of(masked) == (100 * (800 + 10), 100 * 6440)
     flat = the_only(comparison, "two-servers", Scheme.PRODUCT, "depth 0")
-    # 31 lanes, each a word of 8 bits.
+    # 31 lanes of one 8-bit word each.
     assert work_of(flat) == (100 * (1600 * 31 // 16 + 10), 100 * (1600 * 32 + 40))
 
 
-def test_what_has_no_codebook_is_sent_plain_everywhere() -> None:
+def test_tensors_without_a_codebook_are_sent_plain_by_every_protocol() -> None:
     request = PlanRequest(shapes=CELEBA, codewords=16, block_size=9)
     plain = 4 * 32 + 2 * 32 + 2
     comparison = compare(request)
@@ -298,7 +297,7 @@ def test_small_tensors_have_fewer_codewords_and_trees_of_other_depths() -> None:
 @pytest.mark.usefixtures("without_one_message")
 @pytest.mark.parametrize("clients", [20, 100, 126])
 @pytest.mark.parametrize("shapes", [FEMNIST_3_CHANNEL, CELEBA], ids=["resnet", "celeba"])
-def test_by_two_servers_a_peak_code_is_ten_times_cheaper_than_product_quantization(
+def test_with_two_servers_a_peak_code_is_ten_times_cheaper_than_product_quantization(
     shapes: Shapes, clients: int
 ) -> None:
     comparison = compare(PlanRequest(shapes=shapes, codewords=64, block_size=9, clients=clients))
@@ -309,7 +308,7 @@ def test_by_two_servers_a_peak_code_is_ten_times_cheaper_than_product_quantizati
     assert product.costs.up_bytes > (10 if clients >= 100 else 4) * peak.costs.up_bytes
 
 
-def test_the_layouts_of_whole_updates_are_those_of_the_schemes() -> None:
+def test_the_planned_layouts_of_whole_updates_equal_those_of_the_schemes() -> None:
     request = PlanRequest(shapes=CELEBA, clients=20)
     stream = PublicStream(seed=bytes(32), round_number=0, tensor_name="update", shape=(request.weights,))
     rotation = JoinedRotation(stream=stream)
@@ -325,7 +324,7 @@ def test_the_layouts_of_whole_updates_are_those_of_the_schemes() -> None:
 
 
 @pytest.mark.parametrize("values", [64, 100, 500])
-def test_a_small_model_is_planned_in_the_blocks_that_it_is_turned_in(values: int) -> None:
+def test_a_small_model_is_planned_with_the_block_size_of_its_rotation(values: int) -> None:
     request = PlanRequest(shapes={"weight": (values // 8, 8), "rest": (values % 8 or 8,)}, block_size=2)
     size = (request.weights,)
     stream = PublicStream(seed=bytes(32), round_number=0, tensor_name="all", shape=size)
@@ -340,7 +339,7 @@ def test_the_shortest_upload_comes_first(clients: int) -> None:
     assert [option.costs.up_bytes for option in options] == sorted(option.costs.up_bytes for option in options)
 
 
-def test_every_scheme_that_a_protocol_can_sum_is_costed_and_no_other() -> None:
+def test_exactly_the_schemes_that_a_protocol_can_sum_are_costed() -> None:
     found = {(option.protocol, option.scheme) for option in compare(request_of()).options}
     due = {
         (name, scheme)
@@ -353,19 +352,19 @@ def test_every_scheme_that_a_protocol_can_sum_is_costed_and_no_other() -> None:
 
 
 def left_out_of(protocol: str, comparison: Comparison) -> list[str]:
-    """Return why something is left out, but for dithered values, which some protocols never round."""
+    """Return why an option is left out; for dithered values the reason is that the protocol does not round."""
     found = [sentence for sentence in comparison.left_out if sentence.startswith(f"{protocol}, ")]
     return [sentence for sentence in found if "does not round masked values" not in sentence]
 
 
-def test_more_clients_than_a_field_counts_leave_the_check_out() -> None:
+def test_more_clients_than_the_largest_field_counts_exclude_the_check() -> None:
     comparison = compare(request_of(clients=131_071))
     assert not [option for option in comparison.options if option.costs.variant.endswith("checked")]
     assert left_out_of("two-servers", comparison)
     assert not left_out_of("two-servers", compare(request_of(clients=131_070)))
 
 
-def test_more_codewords_than_a_point_function_has_leave_two_servers_out() -> None:
+def test_more_codewords_than_a_point_function_supports_exclude_two_servers() -> None:
     comparison = compare(request_of(blocks=1 << 15, codewords=8192))
     assert {option.protocol for option in comparison.options if option.scheme is Scheme.PRODUCT} == {"enclave"}
     assert comparison.shortest("two-servers", Scheme.PEAK) is not None
@@ -373,14 +372,14 @@ def test_more_codewords_than_a_point_function_has_leave_two_servers_out() -> Non
     assert sentence.startswith("two-servers, product quantization: ")
 
 
-def test_what_no_session_can_do_is_said_once_for_all_schemes() -> None:
+def test_a_limit_that_applies_to_all_schemes_is_stated_once() -> None:
     comparison = compare(request_of(clients=2))
     assert comparison.shortest("pairwise") is None
     (sentence,) = left_out_of("pairwise", comparison)
     assert sentence.startswith("pairwise, fixed point, scalar quantization, dithered quantization, random pruning, ")
 
 
-def test_more_blocks_than_the_kernels_take_leave_two_servers_out() -> None:
+def test_more_blocks_than_the_kernels_support_exclude_two_servers() -> None:
     within, beyond = (compare(request_of(blocks=(1 << 26) + more)) for more in (0, 1))
     assert not left_out_of("two-servers", within)
     assert {option.protocol for option in beyond.options if option.scheme is Scheme.PRODUCT} == {"enclave"}
@@ -390,30 +389,33 @@ def test_more_blocks_than_the_kernels_take_leave_two_servers_out() -> None:
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"codewords": 1}, "--codewords is in 2..65536; got 1"),
-        ({"codewords": 65_537}, "--codewords is in"),
-        ({"block_size": 0}, "--block-size is in 1..65536; got 0"),
-        ({"block_size": 65_537}, "--block-size is in"),
-        ({"clients": 1}, "--clients is in 2..1048576; got 1"),
-        ({"clients": (1 << 20) + 1}, "--clients is in"),
-        ({"clients": 2.0}, "--clients is in"),
-        ({"bits": 1}, "--bits is in 2..16; got 1"),
-        ({"bits": 17}, "--bits is in"),
-        ({"sparsity": Fraction(1)}, "--sparsity is at least 0 and below 1; got 1"),
-        ({"sparsity": Fraction(-1, 10)}, "--sparsity is at least 0"),
-        ({"shapes": {}}, "correct --model"),
-        ({"shapes": {"matrix": (0, 9)}}, "correct --model"),
-        ({"shapes": {"matrix": (9.0, 9)}}, "correct --model"),
-        ({"shapes": {"matrix": (True, 9)}}, "correct --model"),
-        ({"shapes": {"matrix": [9, 9]}}, "correct --model"),
-        ({"shapes": {"bias": (900,)}}, "take a smaller --block-size or a larger model"),
-        ({"shapes": {"matrix": (7, 4)}}, "no tensor gives eight blocks"),
-        ({"shapes": {f"{number}": (16, 1) for number in range((1 << 16) + 1)}}, "exceeds the 65536 of a layout"),
+        ({"codewords": 1}, "--codewords must be between 2 and 65536; got 1"),
+        ({"codewords": 65_537}, "--codewords must be between"),
+        ({"block_size": 0}, "--block-size must be between 1 and 65536; got 0"),
+        ({"block_size": 65_537}, "--block-size must be between"),
+        ({"clients": 1}, "--clients must be between 2 and 1048576; got 1"),
+        ({"clients": (1 << 20) + 1}, "--clients must be between"),
+        ({"clients": 2.0}, "--clients must be between"),
+        ({"bits": 1}, "--bits must be between 2 and 16; got 1"),
+        ({"bits": 17}, "--bits must be between"),
+        ({"sparsity": Fraction(1)}, "--sparsity must be at least 0 and below 1; got 1"),
+        ({"sparsity": Fraction(-1, 10)}, "--sparsity must be at least 0"),
+        ({"shapes": {}}, "every tensor needs a shape"),
+        ({"shapes": {"matrix": (0, 9)}}, "every tensor needs a shape"),
+        ({"shapes": {"matrix": (9.0, 9)}}, "every tensor needs a shape"),
+        ({"shapes": {"matrix": (True, 9)}}, "every tensor needs a shape"),
+        ({"shapes": {"matrix": [9, 9]}}, "every tensor needs a shape"),
+        ({"shapes": {"bias": (900,)}}, "lower --block-size or use a larger model"),
+        ({"shapes": {"matrix": (7, 4)}}, "no tensor can be cut into eight blocks"),
+        (
+            {"shapes": {f"{number}": (16, 1) for number in range((1 << 16) + 1)}},
+            "tensors; a layout holds at most 65536",
+        ),
         ({"shapes": {"matrix": (1 << 20, (1 << 20) + 1)}}, "exceeds 2^40"),
     ],
     ids=range(20),
 )
-def test_a_request_that_makes_no_sense_is_refused_with_what_to_change(wrong: dict[str, Any], sentence: str) -> None:
+def test_an_invalid_request_is_refused_with_what_to_change(wrong: dict[str, Any], sentence: str) -> None:
     with pytest.raises(SecAggError) as caught:
         replace(request_of(), **wrong)
     assert sentence in str(caught.value)

@@ -1,4 +1,4 @@
-"""Large sessions and seconds: their arithmetic and lines, against sessions that run."""
+"""Large sessions and seconds: the arithmetic and the printed lines, compared with sessions that run."""
 
 from __future__ import annotations
 
@@ -48,21 +48,21 @@ def sample(clients: int, values: int) -> Sample:
     return CONSTANTS.predict(costs(clients, values), clients)
 
 
-def test_what_a_session_takes_is_steps_and_words_at_their_rates() -> None:
+def test_a_predicted_session_is_steps_and_words_times_their_rates() -> None:
     found = sample(100, 1_000)
     assert found.client_seconds == pytest.approx(100 * (10 * 2e-3 + 5 * 1_000 * 1e-9))
     assert found.server_seconds == pytest.approx(0.5 + 100 * 3e-4 + 100 * 1_000 * 2e-9)
     assert found.seconds == pytest.approx(found.client_seconds + found.server_seconds)
 
 
-def test_four_sessions_give_the_constants_back() -> None:
+def test_four_sessions_determine_the_constants() -> None:
     found = fit(sample(60, 64), sample(200, 64), sample(20, 64), sample(20, 1 << 17))
     assert found.session == pytest.approx(CONSTANTS.session)
     assert (found.client.step, found.client.word) == pytest.approx((2e-3, 1e-9))
     assert (found.server.step, found.server.word) == pytest.approx((3e-4, 2e-9))
 
 
-def test_a_disturbed_measurement_makes_no_constant_negative() -> None:
+def test_a_disturbed_measurement_gives_no_negative_constant() -> None:
     many, long = sample(200, 64), sample(20, 1 << 17)
     nothing = {"client_seconds": 0.0, "server_seconds": 0.0}
     few, short = sample(60, 64), sample(20, 64)
@@ -73,8 +73,8 @@ def test_a_disturbed_measurement_makes_no_constant_negative() -> None:
 
 
 @pytest.mark.parametrize("protocol", ["one-message", "pairwise"])
-def test_every_line_follows_from_counts_and_says_what_it_assumes(protocol: str) -> None:
-    """Four workers and three sessions: what is not spread is divided by three, and so are uploads."""
+def test_every_line_follows_from_the_counts_and_states_its_assumptions(protocol: str) -> None:
+    """Four workers and three sessions: undivided work is shared by three servers, and so are uploads."""
     entry, clients, values = find(protocol), 25_000, 1 << 12
     lines = {line.name: line for line in estimate_scale(entry, CONSTANTS, clients, values, farm=Farm(workers=4))}
     assert all(len(line.assumes.split()) > 3 for line in lines.values())
@@ -86,30 +86,30 @@ def test_every_line_follows_from_counts_and_says_what_it_assumes(protocol: str) 
     assert lines["a client sends"].value == due.up_bytes
     assert lines["a client computes"].value == pytest.approx(CONSTANTS.client.of(due.client))
     assert lines["all clients send"].value == clients * due.up_bytes
-    assert lines["taking it in"].value == pytest.approx(8 * clients * due.up_bytes / (3 * 10e9))
-    assert lines["server, cores busy"].value == pytest.approx(3 * one.server_seconds)
+    assert lines["receiving uploads"].value == pytest.approx(8 * clients * due.up_bytes / (3 * 10e9))
+    assert lines["server, total core time"].value == pytest.approx(3 * one.server_seconds)
     words = 3 * CONSTANTS.server.word * due.server.words if protocol == "one-message" else 0
     divided = (3 * one.server_seconds - words) / 3 + words / 4
-    assert lines["server, a core for each worker"].value == pytest.approx(divided)
-    said = lines["server, a core for each worker"].assumes
+    assert lines["server, one core per worker"].value == pytest.approx(divided)
+    said = lines["server, one core per worker"].assumes
     assert ("--engine" in said, "--group" in said) == (protocol == "one-message", protocol != "one-message")
-    slower = max(lines["taking it in"].value, lines["server, a core for each worker"].value)
-    assert lines["a round at the server"].value == slower
+    slower = max(lines["receiving uploads"].value, lines["server, one core per worker"].value)
+    assert lines["one round at the server"].value == slower
 
 
-def test_as_many_clients_as_fit_are_in_one_session() -> None:
+def test_a_session_has_as_many_clients_as_fit() -> None:
     entry = find("one-message")
     for clients, sessions in ((MOST_CLIENTS, 1), (MOST_CLIENTS + 1, 2)):
         assert next(iter(estimate_scale(entry, CONSTANTS, clients, 64))).value == sessions
 
 
 @pytest.mark.parametrize("change", [{"workers": 0}, {"gigabits": 0.0}, {"gigabits": float("inf")}])
-def test_a_farm_that_cannot_be_is_refused(change: dict[str, float]) -> None:
+def test_an_impossible_farm_is_refused(change: dict[str, float]) -> None:
     with pytest.raises(InvalidParameters, match="--workers"):
         Farm(**change)  # type: ignore[arg-type]
 
 
-def test_a_session_counts_everybody_and_who_dropped_out() -> None:
+def test_a_session_counts_all_clients_and_dropouts() -> None:
     found = run_session(find("one-message"), layout_for(20, 8), 20)
     assert found.clients == 20
     assert min(found.client_seconds, found.server_seconds) > 0
@@ -147,13 +147,13 @@ def test_the_command_prints_every_line_with_its_assumption(
         ("--clients 3", "one of the arguments --model --blocks --seconds is required"),
     ],
 )
-def test_sizes_or_seconds_are_planned(arguments: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_takes_either_sizes_or_seconds(arguments: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *arguments.split()]) == 2
     assert said in capsys.readouterr().err
 
 
 FACTOR = 4
-"""What ``secagg plan`` promises."""
+"""The accuracy that ``secagg plan`` promises."""
 BLOCKS, CLIENTS = 1 << 11, 20
 
 
@@ -169,8 +169,8 @@ def kinds() -> list[tuple[str, Scheme]]:
 
 
 @pytest.mark.parametrize(("protocol", "scheme"), kinds())
-def test_a_session_takes_what_was_estimated_within_the_factor_that_is_promised(protocol: str, scheme: Scheme) -> None:
-    """Other work on this machine disturbs either side, so the best of five attempts counts."""
+def test_a_session_takes_its_estimated_time_within_the_promised_factor(protocol: str, scheme: Scheme) -> None:
+    """Other work on this machine disturbs both sides, so the best of five attempts counts."""
     option = option_of(protocol, scheme)
     ratios = list[tuple[float, float]]()
     for _ in range(5):
@@ -183,7 +183,7 @@ def test_a_session_takes_what_was_estimated_within_the_factor_that_is_promised(p
     pytest.fail(f"estimates over measured seconds of client and server: {ratios}")
 
 
-def test_rates_give_both_sessions_back() -> None:
+def test_rates_reproduce_both_sessions() -> None:
     short, long = Work(word_operations=10, steps=4), Work(word_operations=1010, steps=4)
     found = Rates.between((short, 0.5), (long, 1.5))
     assert (found.of(short), found.of(long)) == pytest.approx((0.5, 1.5))
@@ -191,7 +191,7 @@ def test_rates_give_both_sessions_back() -> None:
     assert Rates.between((short, 0.5), (long, 0.4)) == Rates(0.125, 0.0)
 
 
-def test_a_round_waits_for_every_exchange_and_for_its_bytes() -> None:
+def test_a_round_waits_for_every_round_trip_and_for_its_bytes() -> None:
     option = option_of("pairwise", Scheme.SCALAR)
     seconds = seconds_of(option, Suite.CLASSIC, Network(megabits=8.0, latency=2.0))
     sending = (option.costs.up_bytes + option.down_bytes) / 1e6
@@ -199,12 +199,12 @@ def test_a_round_waits_for_every_exchange_and_for_its_bytes() -> None:
 
 
 @pytest.mark.parametrize("network", [(0.0, 0.1), (-1.0, 0.1), (float("nan"), 0.1), (20.0, -0.1), (20.0, float("inf"))])
-def test_a_network_that_is_none_is_refused(network: tuple[float, float]) -> None:
-    with pytest.raises(InvalidParameters, match="--megabits is above 0 and --latency at least 0"):
+def test_an_impossible_network_is_refused(network: tuple[float, float]) -> None:
+    with pytest.raises(InvalidParameters, match="--megabits must be above 0 and --latency at least 0"):
         Network(*network)
 
 
-def test_the_work_of_a_session_grows_with_its_layout_and_with_its_clients() -> None:
+def test_the_work_of_a_session_grows_with_its_layout_and_its_clients() -> None:
     for entry in map(find, names()):
         assert entry.costs is not None
         small, wide, many = (

@@ -170,7 +170,7 @@ def test_position_zero_is_the_lowest_bit_of_the_first_byte(drawn: tuple[int, fro
 
 
 @given(st.integers(1, 20), st.data())
-def test_whatever_decodes_encodes_to_the_same_bytes(population: int, data: st.DataObject) -> None:
+def test_a_decoded_message_encodes_to_the_same_bytes(population: int, data: st.DataObject) -> None:
     encoded = data.draw(st.binary(min_size=set_bytes(population), max_size=set_bytes(population)))
     try:
         members = read_back(encoded, population)
