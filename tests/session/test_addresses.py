@@ -1,4 +1,4 @@
-"""Helpers elsewhere: each end knows the other's key and role, and serves or asks nobody else."""
+"""Remote helpers: each end knows the other's key and role, and accepts no other peer."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SERVING = ends(HOLDER, ONE, ServerId(0), SERVER)
 
 
 class Echo:
-    """Answers with what it is asked, and remembers it."""
+    """Echoes each request and records it."""
 
     def __init__(self) -> None:
         self.asked = list[bytes]()
@@ -58,7 +58,7 @@ class Echo:
 
 
 class Served:
-    """A helper that listens at a port."""
+    """A helper that listens on a port."""
 
     def __init__(self, own: Ends = SERVING) -> None:
         self.echo, listens = Echo(), Event()
@@ -114,7 +114,7 @@ def test_a_helper_serves_one_key_in_one_role(served: Served, asking: Ends) -> No
         pytest.param(ends(HolderId(2), ONE, ServerId(0), SERVER), id="the key in another role"),
     ],
 )
-def test_a_server_asks_one_key_in_one_role(serving: Ends) -> None:
+def test_a_server_sends_requests_to_one_key_in_one_role(serving: Ends) -> None:
     wrong = Served(serving)
     lost = dict[int, Exception]()
     helpers = NumberedHelpers({1: wrong.address}, LONG, lost.__setitem__, {1: ASKING})
@@ -123,8 +123,10 @@ def test_a_server_asks_one_key_in_one_role(serving: Ends) -> None:
     assert not wrong.echo.asked
 
 
-def test_a_peer_that_names_a_key_without_having_it_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stranger signs with its own key what says that the server's has."""
+def test_a_peer_that_claims_a_key_that_it_does_not_have_is_refused(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stranger sends the server's key, but signs with its own."""
     named = sockets._name  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
     def lying(party: Party, key: bytes) -> Any:
@@ -136,16 +138,16 @@ def test_a_peer_that_names_a_key_without_having_it_is_refused(served: Served, mo
 
 
 @pytest.mark.parametrize("hours", [-13, 13])
-def test_what_a_key_has_signed_is_over_within_a_day(
+def test_a_statement_signed_by_a_key_expires_within_a_day(
     served: Served, monkeypatch: pytest.MonkeyPatch, hours: float
 ) -> None:
-    """Somebody has stolen the memory of a process, and not its key."""
+    """An attacker has stolen a process's session state, but not its key."""
     stolen = list[datetime]()
 
     class Then(datetime):
         @classmethod
         def now(cls, tz: Any = None) -> Any:
-            # This end signs first what it shows; the other end's statement, and what both trust, are current.
+            # This end signs its statement first; the other end's statement, and the pins on both sides, are current.
             if current_thread() is not main_thread() or stolen:
                 return datetime.now(tz)
             stolen.append(datetime.now(tz) + timedelta(hours=hours))
@@ -156,16 +158,16 @@ def test_what_a_key_has_signed_is_over_within_a_day(
         served.answers()
 
 
-def test_a_key_under_which_anybody_signs_is_refused() -> None:
+def test_a_key_for_which_anybody_can_sign_is_refused() -> None:
     with pytest.raises(InvalidParameters, match="small order"):
         Ends(own=ServerId(0), key=SERVER, peer=HOLDER, peer_key=bytes(32), coins=COINS)
 
 
-# --- Somebody in between ----------------------------------------------------------------------------------------------
+# --- Attacker in the middle -----------------------------------------------------------------------------------------
 
 
 class Between:
-    """An attacker between both ends, who reads everything and may alter what the asking end sends."""
+    """An attacker between both ends, who reads everything and may alter what the requesting end sends."""
 
     def __init__(self, port: int, altered: Callable[[int, bytes], bytes] = lambda _, piece: piece) -> None:
         self.heard, self._port, self._altered = list[bytes](), port, altered
@@ -192,7 +194,7 @@ class Between:
         hang_up(near)
 
 
-def test_somebody_in_between_reads_nothing_and_replays_nothing(served: Served) -> None:
+def test_an_attacker_in_the_middle_cannot_read_or_replay(served: Served) -> None:
     between = Between(served.port)
     assert served.answers(address=between.address)
     said = b"".join(between.heard)
@@ -209,7 +211,7 @@ def test_somebody_in_between_reads_nothing_and_replays_nothing(served: Served) -
     assert not served.echo.asked
 
 
-def test_somebody_in_between_changes_nothing(served: Served) -> None:
+def test_an_attacker_in_the_middle_cannot_alter_messages(served: Served) -> None:
     served.echo.asked.clear()
     between = Between(served.port, lambda at, piece: piece[:-1] + bytes([piece[-1] ^ 1]) if at >= 2 else piece)
     with pytest.raises(HelperLost):
@@ -218,8 +220,8 @@ def test_somebody_in_between_changes_nothing(served: Served) -> None:
 
 
 @pytest.mark.parametrize("key", [STRANGER, TWO])
-def test_somebody_in_between_with_a_key_of_its_own_is_neither_end(served: Served, key: SigningKey) -> None:
-    """It is another holder of the record, or nobody, and asks the holder what it is asked."""
+def test_an_attacker_in_the_middle_with_its_own_key_cannot_pose_as_either_end(served: Served, key: SigningKey) -> None:
+    """It poses as another holder of the record, or as nobody, and forwards the requests to the holder."""
     outer = ends(HOLDER, key, ServerId(0), SERVER)
     middle = Served(outer)
     with pytest.raises(HelperLost):
@@ -229,7 +231,7 @@ def test_somebody_in_between_with_a_key_of_its_own_is_neither_end(served: Served
     assert not middle.echo.asked
 
 
-def test_nobody_comes_again_without_a_proof(served: Served) -> None:
+def test_a_peer_must_prove_its_key_on_every_connection(served: Served) -> None:
     connection = ASKING.proved(socket.create_connection(("127.0.0.1", served.port)), is_server=False)
     with connection:
         send_frame(connection, REQUEST)
@@ -238,31 +240,31 @@ def test_nobody_comes_again_without_a_proof(served: Served) -> None:
         assert not connection.session.has_ticket
 
 
-def test_a_connection_that_is_ended_sends_nothing_in_the_clear(served: Served) -> None:
+def test_a_closed_connection_sends_nothing_in_plaintext(served: Served) -> None:
     """Another thread may be about to send."""
     with ASKING.proved(socket.create_connection(("127.0.0.1", served.port)), is_server=False) as connection:
         hang_up(connection)
         assert connection.version() == "TLSv1.3"
 
 
-# --- Strangers and silence --------------------------------------------------------------------------------------------
+# --- Strangers and timeouts -----------------------------------------------------------------------------------------
 
 
-def test_silent_strangers_keep_nobody_out(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_strangers_do_not_block_others(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     silent = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(2 * PEERS_AT_ONCE)]
     assert served.answers()
     silent[0].settimeout(LONG)
-    assert silent[0].recv(1) == b"", "the oldest made room"
+    assert silent[0].recv(1) == b"", "the oldest was closed to make room"
     for each in silent:
         each.close()
     monkeypatch.setattr(sockets, "PROOF_SECONDS", 0.2)
     with socket.create_connection(("127.0.0.1", served.port)) as slow:
         slow.settimeout(LONG)
         slow.sendall(b"\x16\x03\x01")
-        assert slow.recv(1) == b"", "there is a time for it"
+        assert slow.recv(1) == b"", "there is a timeout"
 
 
-def test_a_stranger_in_the_clear_is_answered_nothing(served: Served) -> None:
+def test_a_stranger_without_encryption_gets_no_answer(served: Served) -> None:
     served.echo.asked.clear()
     with socket.create_connection(("127.0.0.1", served.port)) as stranger, suppress(ConnectionError):
         stranger.settimeout(LONG)
@@ -271,7 +273,7 @@ def test_a_stranger_in_the_clear_is_answered_nothing(served: Served) -> None:
     assert not served.echo.asked
 
 
-def test_a_peer_that_asks_ends_no_stranger_and_is_replaced_by_itself_alone(served: Served) -> None:
+def test_a_connected_peer_is_only_replaced_by_itself_and_closes_no_stranger(served: Served) -> None:
     with SocketAsk(served.address, ends=ASKING, timeout=LONG) as first:
         assert first(REQUEST) == REQUEST
         with pytest.raises(HelperLost):
@@ -296,18 +298,18 @@ def test_a_peer_that_asks_ends_no_stranger_and_is_replaced_by_itself_alone(serve
         ("tcp:[::1]:9443", "tcp", "tcp:::1:9443"),
     ],
 )
-def test_addresses_are_read(text: str | Path, kind: str, read: str) -> None:
+def test_addresses_are_parsed(text: str | Path, kind: str, read: str) -> None:
     address = Address.of(text)
     assert (address.kind, str(address)) == (kind, read)
 
 
 @pytest.mark.parametrize("text", ["unix:", "tcp:9443", "tcp::1", "tcp:a:65536", "tcp:a:b", "vsock:a:1", "vsock:1"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_malformed_addresses_are_refused(text: str) -> None:
     with pytest.raises(InvalidParameters, match="an address is unix:PATH, tcp:HOST:PORT or vsock:CONTEXT:PORT"):
         NumberedHelpers({0: text}, LONG)
 
 
-def test_an_address_that_others_reach_needs_keys_at_both_ends() -> None:
+def test_an_address_that_others_can_reach_requires_keys_at_both_ends() -> None:
     for address in ("tcp:127.0.0.1:0", "vsock:1:5000"):
         with pytest.raises(InvalidParameters, match="anybody may connect to"):
             Service(Echo()).serve(address)

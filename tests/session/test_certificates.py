@@ -1,4 +1,4 @@
-"""Identities: certificates of one authority for one client and one key, and signatures that fit nothing else."""
+"""Identities: certificates by one authority for one client and one key, and signatures that fit nothing else."""
 
 import copy
 import hashlib
@@ -58,7 +58,7 @@ def test_the_first_vector_of_rfc_8032_gives_its_public_key() -> None:
 
 
 @given(st.lists(st.binary(max_size=12), max_size=4))
-def test_what_was_signed_verifies_and_signs_to_the_same_bytes(parts: list[bytes]) -> None:
+def test_a_signature_verifies_and_is_deterministic(parts: list[bytes]) -> None:
     signature = ANNS_KEY.sign(LABEL, *parts)
     assert len(signature) == SIGNATURE_BYTES
     assert ANNS_KEY.sign(LABEL, *parts) == signature
@@ -88,7 +88,7 @@ def test_a_flipped_bit_is_refused(bit: int) -> None:
         known_ann().verify(flipped(signature, bit), LABEL, b"part")
 
 
-def test_a_failure_names_whom_the_caller_says_and_nothing_else() -> None:
+def test_a_failure_names_exactly_the_parties_that_the_caller_gives() -> None:
     with pytest.raises(AuthenticationFailed) as caught:
         known_ann().verify(bytes(64), LABEL, b"part", culprits={ANN, ServerId()})
     assert caught.value.culprits == {ANN, ServerId()}
@@ -103,7 +103,7 @@ def test_a_failure_names_whom_the_caller_says_and_nothing_else() -> None:
 # --- Certificates -----------------------------------------------------------------------------------------------------
 
 
-def test_a_certificate_is_of_one_authority_for_one_client_and_one_key() -> None:
+def test_a_certificate_is_valid_for_one_authority_one_client_and_one_key() -> None:
     authority, issued = Authority(AUTHORITY.public_key), issue_certificate(AUTHORITY, ANN, ANNS_KEY.public_key)
     identity = authority.verify(issued)
     assert (identity.client, identity.public_key) == (ANN, ANNS_KEY.public_key)
@@ -129,17 +129,17 @@ WEAK_KEYS = [
     for height in (0, 1, PRIME - 1, PRIME, PRIME + 1, ORDER_EIGHT, PRIME - ORDER_EIGHT)
     for sign in (0, 1)
 ]
-"""The points of small order in all their encodings, among them those of y that are not below the prime."""
+"""The points of small order in all their encodings, including encodings with y not below the prime."""
 
 
 @pytest.mark.parametrize("key", WEAK_KEYS, ids=bytes.hex)
-def test_a_key_of_small_order_vouches_for_nobody_and_belongs_to_nobody(key: bytes) -> None:
-    """Under such a key a signature of zeros fits every so many messages, and nobody has to know a private key."""
+def test_a_key_of_small_order_is_refused_as_authority_and_as_client(key: bytes) -> None:
+    """With such a key, a signature of zeros fits one in a few messages, without any private key."""
     with pytest.raises(InvalidParameters, match="small order"):
         Authority(key)
     with pytest.raises(InvalidParameters, match="small order"):
         issue_certificate(AUTHORITY, ANN, key)
-    # An authority that was talked into one helps nobody.
+    # A certificate for such a key is useless, even if the authority was tricked into issuing it.
     signature = AUTHORITY.sign(Label.CERTIFICATE, AUTHORITY.public_key, ANN.encode(), key, bytes(8))
     identity = VerifiedIdentity(ANN, key)
     for forged in (bytes(64), (1).to_bytes(32, "little") + bytes(32), key + bytes(32)):
@@ -157,7 +157,7 @@ def test_a_second_encoding_of_a_key_is_refused(key: bytes) -> None:
 
 
 @pytest.mark.parametrize("key", [b"", bytes(31), bytes(33), bytearray(32), "0" * 32, None])
-def test_an_authority_is_known_by_a_key_of_the_right_form(key: Any) -> None:
+def test_the_key_of_an_authority_must_be_well_formed(key: Any) -> None:
     with pytest.raises(InvalidParameters, match="32 bytes"):
         Authority(key)
 
@@ -165,13 +165,13 @@ def test_an_authority_is_known_by_a_key_of_the_right_form(key: Any) -> None:
 @pytest.mark.parametrize(
     "fields", [(1, bytes(32), bytes(72)), (ANN, bytearray(32), bytes(72)), (ANN, bytes(32), "grant")]
 )
-def test_a_certificate_is_made_from_the_right_types(fields: tuple[Any, Any, Any]) -> None:
+def test_a_certificate_requires_the_right_types(fields: tuple[Any, Any, Any]) -> None:
     with pytest.raises(Misuse, match="ClientId"):
         Certificate(*fields)
 
 
 @pytest.mark.parametrize(("key", "grant"), [(31, 72), (33, 72), (32, 71), (32, 73), (0, 0)])
-def test_a_certificate_has_parts_of_the_right_size(key: int, grant: int) -> None:
+def test_a_certificate_requires_parts_of_the_right_size(key: int, grant: int) -> None:
     with pytest.raises(InvalidParameters, match="72"):
         Certificate(ANN, bytes(key), bytes(grant))
 
@@ -191,7 +191,7 @@ def test_a_seed_in_plain_bytes_is_refused() -> None:
         SigningKey(seed)
 
 
-def test_a_wiped_key_signs_nothing_and_agrees_on_nothing() -> None:
+def test_a_wiped_key_cannot_sign_or_agree() -> None:
     key = signing_key(b"short-lived")
     key.wipe()
     key.wipe()
@@ -204,7 +204,7 @@ def test_a_wiped_key_signs_nothing_and_agrees_on_nothing() -> None:
         key.agreed(ANNS_KEY.public_key, 16, Label.ENCLAVE_PROOF)
 
 
-def test_a_key_outlives_the_seed_it_was_made_from() -> None:
+def test_a_key_outlives_its_seed() -> None:
     seed = Secret("seed", b"s" * 32)
     key = SigningKey(seed)
     seed.wipe()
@@ -212,24 +212,24 @@ def test_a_key_outlives_the_seed_it_was_made_from() -> None:
 
 
 @pytest.mark.parametrize("take", [pickle.dumps, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"])
-def test_a_key_is_neither_pickled_nor_copied(take: Any) -> None:
+def test_a_key_cannot_be_pickled_or_copied(take: Any) -> None:
     with pytest.raises(Misuse) as caught:
         take(signing_key(b"confined"))
     assert caught.value.reason is Reason.SECRET_EXPOSURE
 
 
-def test_a_key_shows_nothing_of_itself() -> None:
+def test_the_repr_of_a_key_reveals_nothing() -> None:
     assert repr(ANNS_KEY) == str(ANNS_KEY) == "<SigningKey>"
 
 
-def test_an_authority_issues_with_its_key_and_with_nothing_like_it() -> None:
+def test_an_authority_only_issues_with_a_signing_key() -> None:
     for wrong in (AUTHORITY.public_key, None, object()):
         nobody: Any = wrong
         with pytest.raises(Misuse, match="issues with its SigningKey"):
             issue_certificate(nobody, ANN, ANNS_KEY.public_key)
 
 
-# --- Agreement --------------------------------------------------------------------------------------------------------
+# --- Key agreement ----------------------------------------------------------------------------------------------------
 
 
 def agreed(own: SigningKey, peer: bytes, *parts: bytes, length: int = 16, label: Label = Label.ENCLAVE_PROOF) -> bytes:
@@ -237,12 +237,12 @@ def agreed(own: SigningKey, peer: bytes, *parts: bytes, length: int = 16, label:
 
 
 @given(st.binary(max_size=16), st.binary(max_size=16), st.lists(st.binary(max_size=8), max_size=3))
-def test_two_keys_agree_whichever_of_them_asks(one: bytes, other: bytes, parts: list[bytes]) -> None:
+def test_two_keys_agree_in_both_directions(one: bytes, other: bytes, parts: list[bytes]) -> None:
     first, second = signing_key(one), signing_key(other)
     assert agreed(first, second.public_key, *parts) == agreed(second, first.public_key, *parts)
 
 
-def test_what_is_agreed_on_is_of_both_keys_the_label_and_every_part() -> None:
+def test_an_agreed_key_depends_on_both_keys_the_label_and_every_part() -> None:
     bob, third = signing_key(b"bob"), signing_key(b"third")
     made = [
         agreed(ANNS_KEY, bob.public_key, b"a", b"b"),
@@ -250,7 +250,7 @@ def test_what_is_agreed_on_is_of_both_keys_the_label_and_every_part() -> None:
         agreed(ANNS_KEY, third.public_key, b"a", b"b"),
         agreed(third, bob.public_key, b"a", b"b"),
         agreed(ANNS_KEY, bob.public_key, b"a", b"b", label=Label.ENCLAVE_SEALING),
-        # X25519 does not see the sign of a point; both keys are bound as they are written.
+        # X25519 ignores the sign of a point, so the derivation binds both keys as encoded.
         agreed(ANNS_KEY, flipped(bob.public_key, 255), b"a", b"b"),
     ]
     assert len(set(made)) == len(made)
@@ -258,7 +258,7 @@ def test_what_is_agreed_on_is_of_both_keys_the_label_and_every_part() -> None:
 
 
 def test_keys_of_both_curves_are_one_point() -> None:
-    """The first key of [RFC 8032] §7.1, as others map it; agreeing is X25519 with the private scalar of that text."""
+    """The first key of [RFC 8032] §7.1, converted as elsewhere; X25519 uses the private scalar of that text."""
     seed = bytes.fromhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60")
     mapped = bytes.fromhex("d85e07ec22b0ad881537c2f44d662d1a143cf830c57aca4305d85c7a90f6b62e")
     key, scalar = SigningKey(Secret("seed", seed)), hashlib.sha512(seed).digest()[:32]
@@ -272,8 +272,8 @@ def test_keys_of_both_curves_are_one_point() -> None:
 
 
 @pytest.mark.parametrize("key", WEAK_KEYS, ids=bytes.hex)
-def test_with_a_key_of_small_order_nothing_is_agreed_on(key: bytes) -> None:
-    """Everybody would know it."""
+def test_no_key_is_agreed_on_with_a_key_of_small_order(key: bytes) -> None:
+    """Everybody would know the result."""
     with pytest.raises(AuthenticationFailed) as caught:
         ANNS_KEY.agreed(key, 16, Label.ENCLAVE_PROOF, culprits={ServerId()})
     assert caught.value.culprits == {ServerId()}

@@ -1,4 +1,4 @@
-"""Offers that a policy must refuse, whatever the server says, and numbers that are none."""
+"""Invitations that a policy must refuse, whatever the server claims, and invalid policies."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def refused(policy: ClientPolicy, keeps: frozenset[str], offer: Iterator[Compare
     assert error.value.reason is Reason.BELOW_FLOOR
 
 
-def test_a_client_that_names_no_authority_follows_no_enclave() -> None:
+def test_a_client_without_a_pinned_authority_refuses_an_enclave() -> None:
     refused(ClientPolicy(), ENCLAVE, enclave(), "another authority; set authority")
     refused(ClientPolicy(), ENCLAVE, enclave(authority=None), "set authority")
     refused(ClientPolicy(authority=OWN), ENCLAVE, enclave(), "another authority")
     ClientPolicy(authority=OWN).admit("the offer", ENCLAVE, enclave(authority=OWN))
 
 
-def test_a_client_that_names_no_servers_follows_no_two_of_one_operator() -> None:
+def test_a_client_without_pinned_servers_refuses_two_servers_of_one_operator() -> None:
     refused(ClientPolicy(authority=OWN), TWO_SERVERS, two_servers(), "set server_keys")
     pinned = ClientPolicy(authority=OWN, server_keys=(OWN, HOSTILE))
     refused(pinned, TWO_SERVERS, two_servers(keys=(HOSTILE, OWN)), "not the two servers")
@@ -66,19 +66,19 @@ def test_a_client_that_names_no_servers_follows_no_two_of_one_operator() -> None
             ClientPolicy(server_keys=keys)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-def test_a_server_that_names_no_authority_is_not_followed_by_a_client_that_does() -> None:
-    """An offer in semi-honest mode names none, so that nothing would be compared."""
+def test_a_client_with_a_pinned_authority_refuses_an_offer_without_one() -> None:
+    """An offer in semi-honest mode names no authority, so there would be nothing to compare."""
     keeps = find("one-message").keeps
     refused(ClientPolicy(authority=OWN), keeps, iter([("suites", Suite.CLASSIC, "suite")]), "names no authority")
 
 
-def test_a_pinned_party_that_a_protocol_does_not_have_refuses_it() -> None:
+def test_a_pinned_party_that_a_protocol_does_not_have_is_refused() -> None:
     refused(ClientPolicy(server_keys=(OWN, HOSTILE)), PAIRWISE, pairwise(), "requires server_keys")
 
 
-def test_the_default_policy_admits_usual_offers() -> None:
+def test_the_default_policy_accepts_usual_offers() -> None:
     ClientPolicy().admit("the offer", PAIRWISE, pairwise())
-    # Compared only when it is known how many advertised.
+    # This is compared once the number of advertising clients is known.
     ClientPolicy(assumed_corrupted=2).admit("the offer", PAIRWISE, pairwise())
 
 
@@ -92,20 +92,20 @@ def test_the_default_policy_admits_usual_offers() -> None:
     ],
     ids=["a limit", "another limit", "a refusal", "a choice"],
 )
-def test_a_stricter_value_that_a_protocol_does_not_keep_refuses_it(
+def test_a_stricter_value_that_a_protocol_cannot_meet_is_refused(
     policy: ClientPolicy, keeps: frozenset[str], offer: Iterator[Compared]
 ) -> None:
     refused(policy, keeps, offer, "which the offer cannot keep")
 
 
-def test_a_looser_value_that_a_protocol_does_not_keep_refuses_nothing() -> None:
+def test_a_looser_value_that_a_protocol_does_not_use_is_accepted() -> None:
     loose = ClientPolicy(
         authority=OWN, maximum_population=1 << 20, minimum_modulus_bits=1, sharings=frozenset(SharingMode)
     )
     loose.admit("the offer", ENCLAVE, enclave(authority=OWN))
 
 
-def test_members_of_two_enumerations_that_are_equal_are_not_the_same() -> None:
+def test_equal_members_of_two_enumerations_are_not_the_same() -> None:
     one, other = (int(each(1)) for each in (SharingMode, ReleaseForm))
     assert one == other
     own = ClientPolicy(authority=OWN)
@@ -120,7 +120,7 @@ def test_members_of_two_enumerations_that_are_equal_are_not_the_same() -> None:
 
 @pytest.mark.parametrize("name", LIMITS)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), True, "60", 60.0, None, -1, b"\3"])
-def test_nothing_but_an_integer_is_a_limit(name: str, value: object) -> None:
+def test_a_limit_must_be_an_integer(name: str, value: object) -> None:
     given: Any = {name: value}
     with pytest.raises(InvalidParameters, match=f"^{name} is an integer"):
         ClientPolicy(**given)
@@ -129,13 +129,13 @@ def test_nothing_but_an_integer_is_a_limit(name: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("value", [1, 0, None, "no", float("nan")])
-def test_nothing_but_a_flag_is_one(value: object) -> None:
+def test_a_flag_must_be_a_bool(value: object) -> None:
     with pytest.raises(InvalidParameters, match="must be True or False"):
         ClientPolicy().raised_by({"sealed_vectors_accepted": value})
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_an_operator_makes_a_limit_stricter_and_never_looser(name: str) -> None:
+def test_an_operator_can_only_make_a_limit_stricter(name: str) -> None:
     rule, default = RULES[name], DEFAULTS[name]
     assert isinstance(rule, Limit)
     for value in (default + 1, default - 1):
@@ -145,7 +145,7 @@ def test_an_operator_makes_a_limit_stricter_and_never_looser(name: str) -> None:
         assert getattr(ClientPolicy().raised_by({name: value}), name) == (value if is_stricter else default)
 
 
-def test_an_operator_takes_choices_away_and_adds_none() -> None:
+def test_an_operator_can_remove_choices_but_not_add_any() -> None:
     narrow = ClientPolicy().raised_by({"modes": frozenset({SecurityMode.ACTIVE}), "sharings": frozenset(SharingMode)})
     assert narrow.modes == {SecurityMode.ACTIVE}
     assert narrow.sharings == {SharingMode.CHECKED_POINT_FUNCTIONS}
@@ -158,29 +158,29 @@ def test_an_operator_takes_choices_away_and_adds_none() -> None:
     )
 
 
-def test_an_operator_who_pins_another_party_gets_a_refusal() -> None:
+def test_an_operator_who_pins_another_party_is_refused() -> None:
     assert ClientPolicy().raised_by({"authority": OWN}).authority == OWN
     assert ClientPolicy(authority=OWN).raised_by({"authority": OWN}).authority == OWN
     with pytest.raises(InvalidParameters, match="another party is pinned"):
         ClientPolicy(authority=OWN).raised_by({"authority": HOSTILE})
 
 
-def test_every_name_that_a_protocol_keeps_is_in_the_policy() -> None:
+def test_every_value_that_a_protocol_checks_is_in_the_policy() -> None:
     kept = {name: find(name).keeps for name in names()}
     assert all(keeps <= RULES.keys() for keeps in kept.values())
-    assert frozenset[str]().union(*kept.values()) == RULES.keys(), "what no protocol keeps has no effect"
+    assert frozenset[str]().union(*kept.values()) == RULES.keys(), "a value that no protocol checks has no effect"
     assert all({"suites", "modes", "minimum_cohort", "maximum_length"} <= keeps for keeps in kept.values())
     assert {name for name in names() if any(isinstance(RULES[each], Pinned) for each in kept[name])} == {
         *("enclave", "one-message", "two-servers"),
     }
 
 
-def test_a_comparison_that_a_protocol_does_not_declare_is_a_mistake() -> None:
+def test_a_comparison_that_a_protocol_does_not_declare_is_an_error() -> None:
     with pytest.raises(TypeError, match="minimum_holders is compared"):
         ClientPolicy().admit("the offer", PAIRWISE, pairwise(minimum_holders=9))
 
 
-def test_only_a_policy_is_one() -> None:
+def test_a_policy_must_be_a_client_policy() -> None:
     require_policy(ClientPolicy())
     for wrong in (None, {"minimum_cohort": 3}, ClientPolicy):
         with pytest.raises(Misuse, match="ClientPolicy"):

@@ -1,4 +1,4 @@
-"""Each law of the conduct kit notices the fault that it is for: a plain sum with one fault planted breaks it."""
+"""Each law of the conformance suite detects its fault: a plain sum with one planted fault violates it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Client = type[PlainClientSession]
 
 
 class SumsWrongly(PlainServerSession):
-    """Leaves one client out of the sum and counts it all the same."""
+    """Leaves one client out of the sum but counts it."""
 
     def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
         everybody = frozenset(self.uploads)
@@ -48,14 +48,14 @@ class SumsWrongly(PlainServerSession):
 
 
 class BoundsRings(PlainServerSession):
-    """Says of ring elements that somebody bounds them."""
+    """Lists ring elements as bounded."""
 
     def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
         return replace(super()._sum(progress), unbounded=())
 
 
 class SaysOtherBytes(PlainServerSession):
-    """Numbers its messages."""
+    """Puts a counter into its messages."""
 
     numbers = count()
 
@@ -65,7 +65,7 @@ class SaysOtherBytes(PlainServerSession):
 
 
 class TakesSecond(PlainServerSession):
-    """Lets a second upload take the place of the first."""
+    """Replaces the first upload by a second one."""
 
     def receive(self, sender: ClientId, message: bytes) -> None:
         self._said.pop(sender, None)
@@ -73,7 +73,7 @@ class TakesSecond(PlainServerSession):
 
 
 class TakesInOrder(PlainServerSession):
-    """Refuses clients that come after one with a greater name."""
+    """Refuses clients that arrive after one with a greater name."""
 
     def _take(self, sender: ClientId, content: Payload) -> None:
         if any(other > sender for other in self.uploads):
@@ -82,7 +82,7 @@ class TakesInOrder(PlainServerSession):
 
 
 class TakesLate(PlainServerSession):
-    """Takes uploads that come after the stage was closed."""
+    """Accepts uploads after the stage was closed."""
 
     def receive(self, sender: ClientId, message: bytes) -> None:
         if self._stage is None and not self._is_over:
@@ -92,7 +92,7 @@ class TakesLate(PlainServerSession):
 
 
 class TakesAnything(PlainServerSession):
-    """Does not look at what an upload is for, whose it is, or whether it was altered on its way."""
+    """Does not check the session, sender or signature of an upload."""
 
     def _check(self, sender: ClientId, message: bytes) -> Checked[Payload]:
         from hashlib import sha256  # noqa: PLC0415
@@ -104,7 +104,7 @@ class TakesAnything(PlainServerSession):
 
 
 class RacesWithItself(PlainServerSession):
-    """Counts without a lock, and breaks when the same comes again."""
+    """Counts without a lock, and breaks if the same answer arrives twice."""
 
     def receive(self, sender: ClientId, message: bytes) -> None:
         if sender in self._said:
@@ -113,7 +113,7 @@ class RacesWithItself(PlainServerSession):
 
 
 class PutsOut(PlainServerSession):
-    """Puts a client out for what the network did to its answer."""
+    """Excludes a client because the network altered its answer."""
 
     def _record(self, *errors: PeerError, who: Party | None = None) -> None:
         super()._record(*errors, who=who)
@@ -122,7 +122,7 @@ class PutsOut(PlainServerSession):
 
 
 class RecordsEverything(PlainServerSession):
-    """Keeps a fault as often as it comes."""
+    """Records a repeated fault each time."""
 
     def _record(self, *errors: PeerError, who: Party | None = None) -> None:
         for error in errors:
@@ -130,14 +130,14 @@ class RecordsEverything(PlainServerSession):
 
 
 class RecordsNothing(PlainServerSession):
-    """Keeps no faults."""
+    """Records no faults."""
 
     def _record(self, *errors: PeerError, who: Party | None = None) -> None:
-        """Forget them."""
+        """Discard them."""
 
 
 class RemembersStrangers(PlainServerSession):
-    """Lets anybody leave, and counts who left."""
+    """Counts unknown names as dropped clients."""
 
     def drop(self, client: ClientId) -> None:
         super().drop(client)
@@ -153,7 +153,7 @@ class ReleasesEarly(PlainServerSession):
 
 
 class ReleasesAgain(PlainServerSession):
-    """Releases as often as it is asked."""
+    """Releases as often as it is called."""
 
     def _wipe(self) -> None:
         """Keep everything."""
@@ -171,7 +171,7 @@ class SpeaksAfterAbort(PlainServerSession):
 
 
 class ReleasesOfFew(PlainServerSession):
-    """Says that nobody is enough."""
+    """Reports that no clients are enough."""
 
     @property
     def participation(self) -> Participation:
@@ -179,7 +179,7 @@ class ReleasesOfFew(PlainServerSession):
 
 
 class NeverComplete(PlainServerSession):
-    """Awaits those who answered."""
+    """Awaits clients that have answered."""
 
     @property
     def participation(self) -> Participation:
@@ -187,28 +187,28 @@ class NeverComplete(PlainServerSession):
 
 
 class TakesFromDropped(PlainServerSession):
-    """Forgets who left."""
+    """Forgets which clients were dropped."""
 
     def drop(self, client: ClientId) -> None:
-        """Forget it."""
+        """Forget the client."""
 
 
 class InvitesEverybody(PlainServerSession):
-    """Does not look at who is invited."""
+    """Does not check who is invited."""
 
     def _is_in(self, client: ClientId) -> bool:
         return client not in self._out
 
 
 class HasASnapshotOfNothing(PlainServerSession):
-    """Returns a snapshot that nothing restores."""
+    """Returns a snapshot that cannot be restored."""
 
     def snapshot(self) -> Secret | None:
         return Secret("snapshot", b"nothing")
 
 
 class JoinsAnything(PlainClientSession):
-    """Uploads to whatever sum invites it."""
+    """Uploads to any session that invites it."""
 
     def _upload(self, message: bytes, update: LazyUpdate) -> bytes:
         made = update.take(self._subject.layout)
@@ -228,7 +228,7 @@ class JoinsAnything(PlainClientSession):
 
 
 class TrainsEarly(PlainClientSession):
-    """Makes its update before it has checked anything."""
+    """Makes its update before it has checked the invitation."""
 
     def _upload(self, message: bytes, update: LazyUpdate) -> bytes:
         made = update.take(self._subject.layout)
@@ -236,7 +236,7 @@ class TrainsEarly(PlainClientSession):
 
 
 class TellsByFailing(PlainClientSession):
-    """Leaves where training fails, as if the server could learn nothing from that."""
+    """Leaves if training fails, which reveals the failure to the server."""
 
     def _upload(self, message: bytes, update: LazyUpdate) -> bytes:
         make = update._make  # pyright: ignore[reportPrivateUsage]
@@ -249,7 +249,7 @@ class TellsByFailing(PlainClientSession):
 
 
 class TellsByItsLength(PlainClientSession):
-    """Pads an upload of the greatest values."""
+    """Pads an upload of maximum values."""
 
     def _upload(self, message: bytes, update: LazyUpdate) -> bytes:
         make = update._make  # pyright: ignore[reportPrivateUsage]
@@ -261,7 +261,7 @@ class TellsByItsLength(PlainClientSession):
 
 
 class KnowsValuesAgain(PlainClientSession):
-    """Uploads no values twice, so that a server sees whether two updates were clamped to one."""
+    """Refuses to upload the same values twice, so a server learns whether two updates were clamped to one value."""
 
     def _upload(self, message: bytes, update: LazyUpdate) -> bytes:
         made = update.take(self._subject.layout)
@@ -276,7 +276,7 @@ UPLOADED = set[tuple[ClientId, bytes]]()
 
 
 class UploadsAgain(PlainClientSession):
-    """Makes another update when it is asked again."""
+    """Makes a second update if it is asked again."""
 
     def answer(self, message: bytes) -> bytes:
         self._is_done = False
@@ -292,14 +292,14 @@ class AnswersAfterLeaving(PlainClientSession):
     """Does not leave."""
 
     def abort(self) -> None:
-        """Stay."""
+        """Stay in the session."""
 
     def suspend(self) -> Secret | None:
         return None
 
 
 class BelievesItsMessage(PlainClientSession):
-    """Uploads something else where the message is not the one that was sent, and the server cannot see it."""
+    """Uploads other values if its message was altered, and the server cannot see it."""
 
     def _upload(self, message: bytes, update: LazyUpdate) -> bytes:
         made = update.take(self._subject.layout)
@@ -312,7 +312,7 @@ class BelievesItsMessage(PlainClientSession):
 
 
 class BlamesTheSender:
-    """Excludes a client because of an answer that the network brings in another stage."""
+    """Excludes a client because the network delivers its answer in another stage."""
 
     def __init__(self, session: ServerSession) -> None:
         self._session = session
@@ -332,7 +332,7 @@ SHARED: list[PlainServerSession] = []
 
 
 class SharesItsState(PlainServerSession):
-    """Keeps the uploads of all sessions in one place."""
+    """Shares the uploads among all sessions."""
 
     def __init__(self, subject: Subject, settings: PlainSettings, invited: frozenset[ClientId] | None) -> None:
         super().__init__(subject, settings, invited)
@@ -342,7 +342,7 @@ class SharesItsState(PlainServerSession):
 
 
 class NamesTheSenderAlone(PlainServerSession):
-    """Blames a client for what the network did to its answer."""
+    """Blames a client because the network altered its answer."""
 
     def receive(self, sender: ClientId, message: bytes) -> None:
         try:
@@ -363,7 +363,7 @@ class NamesSomebodyElse(NamesTheSenderAlone):
 
 
 class NamesAClient(PlainClientSession):
-    """Blames another client for what the network did to the server's message."""
+    """Blames another client because the network altered the server's message."""
 
     def answer(self, message: bytes) -> bytes:
         try:
@@ -374,7 +374,7 @@ class NamesAClient(PlainClientSession):
 
 
 class NamesNobodyYet(PlainClientSession):
-    """Leaves to others who is named, and nobody is there who would say it."""
+    """Leaves the culprits undecided, although nobody decides them later."""
 
     def answer(self, message: bytes) -> bytes:
         try:
@@ -427,7 +427,7 @@ FAULTS: Final[list[tuple[str, type[Any]]]] = [
 
 def faulty(fault: type[Any]) -> SessionCandidate:
     class Simulation(PlainSimulation):
-        """A plain sum in which one class has a fault."""
+        """A plain sum with a fault in one class."""
 
         def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> PlainServerSession:
             kind = fault if issubclass(fault, PlainServerSession) else PlainServerSession
@@ -450,18 +450,18 @@ def faulty(fault: type[Any]) -> SessionCandidate:
 
 
 @pytest.mark.parametrize(("law", "fault"), FAULTS, ids=[f"{law}-{fault.__name__}" for law, fault in FAULTS])
-def test_a_law_notices_its_fault(law: str, fault: type[Any]) -> None:
+def test_a_law_detects_its_fault(law: str, fault: type[Any]) -> None:
     SHARED.clear()
     with pytest.raises(ContractViolation, match=f"plain breaks {law}: "):
         check_law(law, faulty(fault))
 
 
-def test_the_law_of_other_stages_notices_its_fault() -> None:
+def test_the_law_of_other_stages_detects_its_fault() -> None:
     good = candidate_of("pairwise, semi-honest, full")
     simulate = good.entry.simulate
 
     class Simulation:
-        """Pairwise masks, whose server blames senders."""
+        """Pairwise masks with a server that blames senders."""
 
         def __init__(self, *arguments: Any, **options: Any) -> None:
             self._world = simulate(*arguments, **options)
@@ -478,8 +478,8 @@ def test_the_law_of_other_stages_notices_its_fault() -> None:
         check_law("other_stage", replace(good, entry=replace(good.entry, simulate=blaming)))
 
 
-def test_the_law_of_links_notices_its_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that blames the other one alone for a commitment that the network altered."""
+def test_the_law_of_links_detects_its_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that blames only the other server for a commitment that the network altered."""
     check_law("altered_between", candidate_of("two servers"))
     monkeypatch.setattr(release, "between_servers", lambda: frozenset({ServerId(1)}))
     with pytest.raises(ContractViolation, match="two-servers breaks altered_between: "):
@@ -490,6 +490,6 @@ def test_every_law_has_a_planted_fault() -> None:
     assert set(LAWS) == {law for law, _ in FAULTS} | {"other_stage", "altered_between"}
 
 
-def test_the_kit_names_the_protocol_and_the_law() -> None:
+def test_the_suite_names_the_protocol_and_the_law() -> None:
     with pytest.raises(ContractViolation, match="plain breaks dropped: "):
         check_sessions(faulty(TakesFromDropped))

@@ -1,4 +1,4 @@
-"""Files that are on the disk when a call returns: what is flushed, in which order, and what is left on the way."""
+"""Files that are on disk when a call returns: what is synced, in which order, and what a failure leaves behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from secagg.transport.keeping import ServerStore
 
 
 class Disk:
-    """What was flushed, by its name at that moment, and what was opened and not closed."""
+    """Files that were synced, by their name at that time, and files that were opened but not closed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.flushed, self.contents = list[str](), list[bytes]()
@@ -46,7 +46,7 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_a_folder_is_made_for_its_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_private_to_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "deep" / "down"
     require_own_folder(folder)
     require_own_folder(folder)
@@ -58,12 +58,12 @@ def test_a_folder_is_made_for_its_owner_alone(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
     with pytest.raises(InvalidParameters, match="this user's alone"):
         require_own_folder(folder)
-    # Where there are no owners, nothing is asked of them.
+    # Systems without file owners skip the check.
     monkeypatch.delattr(os, "getuid")
     require_own_folder(folder)
 
 
-def test_a_file_is_made_once_and_its_name_is_on_the_disk(tmp_path: Path, disk: Disk) -> None:
+def test_a_file_is_created_once_and_its_name_is_synced(tmp_path: Path, disk: Disk) -> None:
     before = open_files()
     create(tmp_path / "made")
     assert disk.flushed == ["made", tmp_path.name]
@@ -73,7 +73,7 @@ def test_a_file_is_made_once_and_its_name_is_on_the_disk(tmp_path: Path, disk: D
     assert (tmp_path / "made").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_file_is_replaced_as_a_whole_after_its_data_are_on_the_disk(tmp_path: Path, disk: Disk) -> None:
+def test_a_file_is_replaced_atomically_after_its_data_is_synced(tmp_path: Path, disk: Disk) -> None:
     path = tmp_path / "kept"
     path.write_bytes(b"what was there, and longer")
     replace(path, b"what is there")
@@ -82,7 +82,7 @@ def test_a_file_is_replaced_as_a_whole_after_its_data_are_on_the_disk(tmp_path: 
     assert [file.name for file in tmp_path.iterdir()] == ["kept"]
 
 
-def test_a_file_grows_by_the_whole_of_some_data(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_is_appended_completely_or_not_at_all(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     path, write = tmp_path / "kept", os.write
     with path.open("wb", buffering=0) as file:
         append_whole(file.fileno(), b"before")
@@ -97,7 +97,7 @@ def test_a_file_grows_by_the_whole_of_some_data(tmp_path: Path, disk: Disk, monk
     assert path.read_bytes() == b"before and after"
 
 
-def test_a_file_is_overwritten_on_the_disk_before_it_is_removed(
+def test_a_file_is_overwritten_on_disk_before_it_is_removed(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, beside = tmp_path / "kept", tmp_path / "beside"
@@ -118,14 +118,14 @@ def test_a_file_is_overwritten_on_the_disk_before_it_is_removed(
     assert open_files() == before
 
 
-def test_a_folder_is_flushed_and_let_go(tmp_path: Path, disk: Disk) -> None:
+def test_a_folder_is_synced_and_closed(tmp_path: Path, disk: Disk) -> None:
     before = open_files()
     sync_folder(tmp_path)
     assert disk.flushed == [tmp_path.name]
     assert open_files() == before
 
 
-def test_a_file_is_held_by_one_opener_at_a_time(tmp_path: Path) -> None:
+def test_a_lock_file_has_one_holder_at_a_time(tmp_path: Path) -> None:
     (tmp_path / "held").touch()
     with (tmp_path / "held").open() as first, (tmp_path / "held").open() as second:
         claim(first.fileno(), "somebody has it")
@@ -133,8 +133,8 @@ def test_a_file_is_held_by_one_opener_at_a_time(tmp_path: Path) -> None:
             claim(second.fileno(), "somebody has it")
 
 
-def test_a_file_that_was_closed_does_not_write_to_the_next_one_with_its_descriptor(tmp_path: Path) -> None:
-    """An archive that a full disk cut short writes its end when it is collected."""
+def test_a_closed_file_does_not_write_to_a_reused_descriptor(tmp_path: Path) -> None:
+    """An archive that a full disk truncated writes its end when it is collected."""
     with pytest.raises(OSError, match="full"), replacing(tmp_path / "one") as file:
         raise OSError("full")
     with (tmp_path / "other").open("wb"), pytest.raises(ValueError, match="closed"):
@@ -143,7 +143,7 @@ def test_a_file_that_was_closed_does_not_write_to_the_next_one_with_its_descript
     assert not (tmp_path / "one").exists()
 
 
-def test_what_is_made_or_grows_is_flushed_with_all_that_was_written(tmp_path: Path, disk: Disk) -> None:
+def test_new_and_grown_files_are_synced_with_all_their_data(tmp_path: Path, disk: Disk) -> None:
     create(tmp_path / "made", b"all of it")
     assert (tmp_path / "made").read_bytes() == disk.contents[0] == b"all of it"
     with (tmp_path / "grown").open("wb", buffering=0) as file:
@@ -151,14 +151,14 @@ def test_what_is_made_or_grows_is_flushed_with_all_that_was_written(tmp_path: Pa
     assert disk.contents[-1] == b"all of it"
 
 
-def test_the_name_of_a_removed_file_is_off_the_disk(tmp_path: Path, disk: Disk) -> None:
+def test_the_name_of_a_removed_file_is_synced(tmp_path: Path, disk: Disk) -> None:
     (tmp_path / "kept").write_bytes(b"secret")
     erase(tmp_path / "kept")
     assert disk.flushed == [tmp_path.name, "kept.erased", tmp_path.name]
 
 
 @pytest.mark.parametrize("killed", ["unlink", "fsync"])
-def test_an_erasure_that_is_killed_leaves_no_half_of_a_file_and_is_finished_at_the_start(
+def test_an_interrupted_erasure_leaves_no_partial_file_and_is_finished_at_startup(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: str
 ) -> None:
     """A record of zeros under its own name once kept a server from starting again."""
@@ -181,7 +181,7 @@ def test_an_erasure_that_is_killed_leaves_no_half_of_a_file_and_is_finished_at_t
     assert [file.name for file in tmp_path.iterdir()] == ["session.record"]
 
 
-def test_what_cannot_take_its_place_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_replacement_leaves_nothing_behind(tmp_path: Path) -> None:
     path = tmp_path / "kept"
     path.mkdir()
     with pytest.raises(InvalidParameters, match="is a folder"):
@@ -189,7 +189,7 @@ def test_what_cannot_take_its_place_leaves_nothing(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["kept"]
 
 
-def test_what_is_not_flushed_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_synced_is_not_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(_: int) -> None:
         raise OSError("the disk is lost")
 

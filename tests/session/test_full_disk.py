@@ -1,4 +1,4 @@
-"""Files on a disk that fills up: what was there stays, what is half written goes, and the writer is told."""
+"""Files on a disk that fills up: old content stays, partial writes are removed, and the writer gets an error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DESCRIPTION = SessionDescription(
 )
 MANY = 240_000
 Write = Callable[[Path, int], object]
-"""Writes a file in a folder, which differs with a number and has tens of thousands of bytes."""
+"""Writes a file to a folder; the content depends on a number and has tens of thousands of bytes."""
 
 
 def _record(folder: Path, number: int) -> None:
@@ -54,7 +54,7 @@ WRITERS: dict[str, Write] = {
 
 @contextmanager
 def full_after(count: int) -> Generator[None]:
-    """Let no file grow beyond so many bytes: the kernel takes a part of a write, and refuses the next one."""
+    """Limit the size of files: the kernel accepts part of a write and refuses the next one."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (count, before[1]))
     try:
@@ -75,7 +75,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("room", [0, 1, 4096, 100_000, 221_184])
 @pytest.mark.parametrize("name", WRITERS)
-def test_what_was_there_stays_where_the_disk_is_full(folder: Path, name: str, room: int) -> None:
+def test_old_content_survives_a_full_disk(folder: Path, name: str, room: int) -> None:
     write = WRITERS[name]
     write(folder, 1)
     before = contents(folder)
@@ -87,7 +87,7 @@ def test_what_was_there_stays_where_the_disk_is_full(folder: Path, name: str, ro
 
 
 @pytest.mark.parametrize("room", [0, 1, 4096, 221_184])
-def test_a_client_s_progress_stays_where_the_next_one_cannot_be_written(folder: Path, room: int) -> None:
+def test_the_progress_of_a_client_survives_if_the_next_state_cannot_be_written(folder: Path, room: int) -> None:
     _progress(folder, 1)
     before = contents(folder)
     with full_after(room), pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
@@ -96,7 +96,7 @@ def test_a_client_s_progress_stays_where_the_next_one_cannot_be_written(folder: 
 
 
 @pytest.mark.parametrize("room", [0, 10, 100])
-def test_keys_are_made_whole_or_not_at_all(folder: Path, room: int) -> None:
+def test_keys_are_written_completely_or_not_at_all(folder: Path, room: int) -> None:
     make_identities(folder, map(ClientId, range(2)), SystemCoins())
     before = contents(folder)
     with full_after(room), pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
@@ -107,8 +107,8 @@ def test_keys_are_made_whole_or_not_at_all(folder: Path, room: int) -> None:
 
 
 @pytest.mark.parametrize("room", [0, 100, 5000])
-def test_a_ledger_has_whole_transactions(folder: Path, room: int) -> None:
-    """Each kind of file that a transaction writes may be the one that finds no room."""
+def test_a_ledger_only_has_complete_transactions(folder: Path, room: int) -> None:
+    """Each kind of file that a transaction writes can be the one that does not fit."""
     ledger = SpentUpdates(folder / "spent")
     ledger.charge(Spent(b"task", 1, bytes(32), NO_MODEL))
     before = contents(folder)["spent/state.db"]
@@ -122,7 +122,7 @@ def test_a_ledger_has_whole_transactions(folder: Path, room: int) -> None:
 
 
 class Disk:
-    """A disk that takes a few bytes at a time, and refuses one of the writes."""
+    """A disk that accepts a few bytes at a time and refuses one of the writes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
         self._write, self._refused, self.writes = os.write, refused, 0
@@ -136,7 +136,7 @@ class Disk:
 
 
 @pytest.mark.parametrize("refused", range(5))
-def test_a_disk_may_refuse_any_write(folder: Path, monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
+def test_any_write_may_fail(folder: Path, monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
     def everything(number: int) -> None:
         replace(folder / "replaced", bytes([number]) * 30)
         with (folder / "appended").open("ab") as file:
@@ -169,14 +169,14 @@ def _takes_nothing(*_: object) -> int:
     return 0
 
 
-def test_a_disk_that_takes_nothing_and_says_nothing_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_accepts_nothing_without_an_error_raises(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "write", _takes_nothing)
     with pytest.raises(OSError, match="takes nothing more"):
         replace(folder / "file", b"data")
     assert not contents(folder)
 
 
-def test_a_secret_is_removed_also_where_it_cannot_be_overwritten(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_is_removed_even_if_it_cannot_be_overwritten(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replace(folder / "secret", bytes(range(100)))
     Disk(monkeypatch, 1)
     with pytest.raises(OSError, match="No space"):
@@ -184,7 +184,7 @@ def test_a_secret_is_removed_also_where_it_cannot_be_overwritten(folder: Path, m
     assert not contents(folder)
 
 
-def test_what_a_killed_writer_left_is_taken_away(folder: Path) -> None:
+def test_files_of_a_killed_writer_are_removed(folder: Path) -> None:
     (folder / "file.new").write_bytes(b"half a secret")
     replace(folder / "file", b"data")
     assert contents(folder) == {"file": b"data"}
@@ -193,7 +193,7 @@ def test_what_a_killed_writer_left_is_taken_away(folder: Path) -> None:
     assert not contents(folder)
 
 
-def test_what_others_put_in_the_way_is_not_written_through(folder: Path) -> None:
+def test_no_file_is_written_through_a_planted_link(folder: Path) -> None:
     (folder / "victim").write_bytes(b"theirs")
     (folder / "file.new").symlink_to(folder / "victim")
     replace(folder / "file", b"data")
@@ -201,7 +201,7 @@ def test_what_others_put_in_the_way_is_not_written_through(folder: Path) -> None
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o077])
-def test_a_file_has_the_mode_that_was_meant(folder: Path, mask: int) -> None:
+def test_a_file_has_the_intended_mode(folder: Path, mask: int) -> None:
     before = os.umask(mask)
     try:
         replace(folder / "private", b"data")

@@ -1,4 +1,4 @@
-"""The latch against two restores, by itself: numbers go up, names are whole, folders are their owner's, and on disk."""
+"""The latch against two restores, tested on its own: increasing numbers, whole names, private and synced folders."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_number_is_claimed_once_and_in_order(latch: Latch) -> None:
     latch.claim(OTHER, 0)
 
 
-def test_a_name_begins_once_and_stands_nowhere_when_it_has_ended(latch: Latch) -> None:
+def test_a_name_begins_once_and_is_gone_after_its_end(latch: Latch) -> None:
     latch.end(NAME)
     latch.begin(NAME)
     with pytest.raises(Misuse, match="suspended before"):
@@ -48,7 +48,7 @@ def test_a_name_begins_once_and_stands_nowhere_when_it_has_ended(latch: Latch) -
 
 
 @pytest.mark.parametrize("wrong", [b"", NAME[:-1], NAME + b"n", NAME.hex(), bytearray(NAME), None])
-def test_a_session_is_named_by_whole_bytes(tmp_path: Path, wrong: Any) -> None:
+def test_a_session_is_named_by_a_bytes_object(tmp_path: Path, wrong: Any) -> None:
     latch = Store(tmp_path / "latch")
     with pytest.raises(InvalidParameters, match="16 bytes"):
         latch.begin(wrong)
@@ -56,13 +56,13 @@ def test_a_session_is_named_by_whole_bytes(tmp_path: Path, wrong: Any) -> None:
         latch.claim(wrong, 0)
 
 
-def test_a_folder_that_others_look_into_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_others_can_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "latch").mkdir(mode=0o755)
     with pytest.raises(InvalidParameters, match="this user's alone"):
         Store(tmp_path / "latch")
 
 
-def test_of_many_processes_at_once_one_resumes_a_record(tmp_path: Path) -> None:
+def test_only_one_of_many_processes_resumes_a_record(tmp_path: Path) -> None:
     latch = Store(tmp_path / "latch")
     latch.begin(bytes(16))
     won = list[int]()

@@ -1,4 +1,4 @@
-"""What a training raises, and what only seems to come from it."""
+"""Exceptions in training, and exceptions that only look as if they came from training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODEL = bytes(32)
 
 
 class Foreign(BaseException):
-    """Raised by some library, as outcomes of test runners are."""
+    """Raised by a library, like the outcomes of test runners."""
 
 
 def raising(error: BaseException) -> Update:
@@ -37,21 +37,21 @@ def taken(error: BaseException) -> Update:
     [ValueError("x"), SystemExit(3), GeneratorExit(), asyncio.CancelledError(), Foreign("x"), MemoryError()],
     ids=lambda error: type(error).__name__,
 )
-def test_whatever_training_raises_zeros_are_sent(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
-    """A model that made it raise chooses whose client is silent, and silence would tell."""
+def test_zeros_are_sent_whatever_training_raises(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise a server could send a model that makes training raise, and learn from the client's silence."""
     caplog.set_level(logging.ERROR)
     (values,) = taken(error).payload.values
     assert not np.any(values)
     assert "TRAINING FAILED" in caplog.text
 
 
-def test_an_interrupt_that_training_raised_in_a_thread_is_no_signal() -> None:
+def test_an_interrupt_raised_by_a_training_thread_is_not_a_signal() -> None:
     with ThreadPoolExecutor(1) as pool:
         update = pool.submit(taken, KeyboardInterrupt()).result()
     assert not np.any(update.payload.values[0])
 
 
-def test_a_process_that_is_interrupted_leaves() -> None:
+def test_an_interrupted_process_exits() -> None:
     with pytest.raises(KeyboardInterrupt):
         taken(KeyboardInterrupt())
 
@@ -61,7 +61,7 @@ SIGNING = [name for name in SETTINGS if name != "plain" and "semi-honest" not in
 
 @pytest.mark.parametrize("name", SIGNING)
 def test_a_client_whose_key_cannot_sign_makes_no_update(name: str) -> None:
-    """The update would be charged and made, and then be refused for want of a signature."""
+    """Otherwise the update would be charged and made, and then fail for lack of a signature."""
     rehearsal = Rehearsal.begin(candidate_of(name))
     client = rehearsal.candidate.clients[0]
     session: object = rehearsal.sessions[client]

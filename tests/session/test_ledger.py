@@ -1,4 +1,4 @@
-"""What a client has uploaded is known after a restart, whatever a server calls the round, the task or the layout."""
+"""The ledger remembers uploads across restarts, under whatever round, task or layout a server names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIRST = Spent(b"a task", 1, A, bytes([1]) * 32)
 
 
 def reopened(path: Path) -> SpentUpdates:
-    """As after a restart of the process."""
+    """As if the process had restarted."""
     Store.at(path).close()
     opened.clear()
     return SpentUpdates(path)
@@ -46,8 +46,8 @@ def test_an_update_is_refused_under_another_number_and_another_task(*, is_restar
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_a_model_has_its_attempts_under_any_number_and_task(*, is_restarted: bool, tmp_path: Path) -> None:
-    """A round that failed may be tried again with the same model; a server that goes on with it learns differences."""
+def test_attempts_for_a_model_are_counted_across_numbers_and_tasks(*, is_restarted: bool, tmp_path: Path) -> None:
+    """A failed round may be retried with the same model; a server that continues with it would learn differences."""
     path = tmp_path / "ledger"
     ledger = SpentUpdates(path)
     for number in range(ATTEMPTS):
@@ -65,7 +65,7 @@ def test_a_model_has_its_attempts_under_any_number_and_task(*, is_restarted: boo
 
 
 @pytest.mark.parametrize("attempts", [1, 2, None])
-def test_a_client_says_how_many_attempts_a_model_has(attempts: int | None) -> None:
+def test_the_client_policy_sets_the_attempts_for_a_model(attempts: int | None) -> None:
     ledger = SpentUpdates(attempts=attempts)
     for number in range(attempts or 9):
         ledger.charge(Spent(b"a task", number, A))
@@ -76,14 +76,14 @@ def test_a_client_says_how_many_attempts_a_model_has(attempts: int | None) -> No
 
 
 @pytest.mark.parametrize("attempts", [0, -1, 1.0, True])
-def test_a_model_has_at_least_one_attempt(attempts: Any) -> None:
+def test_a_model_allows_at_least_one_attempt(attempts: Any) -> None:
     with pytest.raises(InvalidParameters, match="1 or more"):
         SpentUpdates(attempts=attempts)
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_an_upload_for_a_known_model_is_one_of_its_own_task(*, is_restarted: bool, tmp_path: Path) -> None:
-    """A failed round is tried again under another task: what that task has had is remembered all the same."""
+def test_an_upload_for_a_known_model_counts_for_its_task(*, is_restarted: bool, tmp_path: Path) -> None:
+    """A failed round is retried under another task; the ledger still knows the uploads of that task."""
     path = tmp_path / "ledger"
     ledger = SpentUpdates(path)
     ledger.charge(FIRST)
@@ -95,14 +95,14 @@ def test_an_upload_for_a_known_model_is_one_of_its_own_task(*, is_restarted: boo
         ledger.charge(Spent(b"another", 7, B))
 
 
-def test_what_nobody_names_is_never_the_same() -> None:
+def test_values_without_a_name_are_never_the_same() -> None:
     ledger = SpentUpdates(attempts=1)
     for number in range(3):
         ledger.charge(Spent(b"a task", number))
     assert ledger.count(b"a task") == 3
 
 
-def test_both_policies_go_on_from_one_file(tmp_path: Path) -> None:
+def test_both_policies_share_one_file(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     spent = SpentUpdates(path, attempts=1)
     spent.charge(Spent(b"rounds", 4, A))
@@ -122,7 +122,7 @@ def test_both_policies_go_on_from_one_file(tmp_path: Path) -> None:
     assert caught.value.reason is Reason.BUDGET_SPENT
 
 
-def test_a_spent_budget_is_said_before_anything_is_trained() -> None:
+def test_a_spent_budget_is_reported_before_training() -> None:
     seals = SpentUpdates()
     for version, model in enumerate((A, B), start=1):
         spent = Spent(b"versions", version, model)
@@ -133,7 +133,7 @@ def test_a_spent_budget_is_said_before_anything_is_trained() -> None:
     assert caught.value.reason is Reason.BUDGET_SPENT
 
 
-def test_what_is_not_on_disk_is_not_charged_and_nothing_may_be_sent(
+def test_a_charge_that_is_not_on_disk_does_not_count_and_nothing_is_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "ledger"
@@ -153,8 +153,8 @@ def test_what_is_not_on_disk_is_not_charged_and_nothing_may_be_sent(
     assert reopened(path).last(FIRST.task) == 1
 
 
-def test_clients_of_the_same_data_share_their_uploads_and_others_do_not(tmp_path: Path) -> None:
-    """Whatever their keys, numbers and authorities are."""
+def test_clients_with_the_same_data_share_their_uploads_and_others_do_not(tmp_path: Path) -> None:
+    """Whatever their keys, numbers and authorities."""
     one, same, other = (SpentUpdates(tmp_path / "s", data=name, attempts=1) for name in ("ward 3", "ward 3", "ward 4"))
     one.charge(FIRST)
     for again in (Spent(b"another", 1, A), Spent(b"a task", 1, B)):
@@ -163,7 +163,7 @@ def test_clients_of_the_same_data_share_their_uploads_and_others_do_not(tmp_path
     other.charge(FIRST)
 
 
-def test_without_a_key_values_go_into_one_sum_from_one_folder(tmp_path: Path) -> None:
+def test_without_a_key_values_from_one_folder_enter_one_sum(tmp_path: Path) -> None:
     """The server of a second sum may give the client another number."""
     many = [SpentUpdates(tmp_path / "s", data=f"client {number}", is_one_folder=True) for number in range(3)]
     many[0].charge(FIRST)
@@ -175,8 +175,8 @@ def test_without_a_key_values_go_into_one_sum_from_one_folder(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_a_server_does_not_sweep_a_bound(*, is_restarted: bool, tmp_path: Path) -> None:
-    """One cohort under ten clips gives single values away; another task is another decision of the operators."""
+def test_a_server_cannot_vary_a_bound(*, is_restarted: bool, tmp_path: Path) -> None:
+    """One cohort under ten clips would reveal single values; operators decide separately about another task."""
     ledger = SpentUpdates(tmp_path / "s")
     ledger.keep(b"a task", {"the clip": "4.0", "the full weight": "64"})
     if is_restarted:
@@ -189,8 +189,8 @@ def test_a_server_does_not_sweep_a_bound(*, is_restarted: bool, tmp_path: Path) 
     ledger.keep(b"another", {"the clip": "2.0"})
 
 
-def test_a_number_is_rounded_the_same_way_for_good(tmp_path: Path) -> None:
-    """Otherwise the mean of many sums is the number itself."""
+def test_a_number_is_always_rounded_the_same_way(tmp_path: Path) -> None:
+    """Otherwise the mean of many sums would be the exact number."""
     ledger, coins = SpentUpdates(tmp_path / "s"), SystemCoins()
     words = [ledger.word_for(number, coins) for number in (100, 101, 100.0)]
     assert words == [reopened(tmp_path / "s").word_for(number, coins) for number in (100, 101, 100)]
@@ -199,7 +199,7 @@ def test_a_number_is_rounded_the_same_way_for_good(tmp_path: Path) -> None:
     assert max(words) < 1 << 32
 
 
-def test_charges_are_made_together_or_not_at_all(tmp_path: Path) -> None:
+def test_charges_are_recorded_together_or_not_at_all(tmp_path: Path) -> None:
     ledger = SpentUpdates(tmp_path / "s")
     with pytest.raises(InvalidParameters, match="the budget"), ledger.transaction():  # noqa: PT012
         ledger.charge(FIRST)
@@ -208,11 +208,11 @@ def test_charges_are_made_together_or_not_at_all(tmp_path: Path) -> None:
     ledger.charge(FIRST)
 
 
-# --- Sessions side by side --------------------------------------------------------------------------------------------
+# --- Concurrent sessions ----------------------------------------------------------------------------------------------
 
 
-def test_of_two_sessions_one_has_the_upload_of_a_round() -> None:
-    """Both may look before either uploads."""
+def test_only_one_of_two_sessions_uploads_in_a_round() -> None:
+    """Both may check before either uploads."""
     spent = SpentUpdates()
     for _ in range(2):
         spent.require_open(Spent(b"rounds", 5, A))
@@ -224,8 +224,8 @@ def test_of_two_sessions_one_has_the_upload_of_a_round() -> None:
     assert (spent.last(b"rounds"), spent.count(b"rounds")) == (5, 1)
 
 
-def test_of_two_ledgers_of_one_file_both_have_one_budget() -> None:
-    """What is decided where an upload is written down holds for sessions that have each looked before."""
+def test_two_ledgers_of_one_file_share_one_budget() -> None:
+    """The decision is made when an upload is recorded, so it holds for sessions that both checked before."""
     spent = SpentUpdates()
     ledgers = [SealLedger(b"versions", spent=spent, maximum_seals=1) for _ in range(2)]
     ledgers[0].charge(Spent(b"versions", 1, A), is_noised=False)
@@ -236,7 +236,7 @@ def test_of_two_ledgers_of_one_file_both_have_one_budget() -> None:
     assert spent.count(b"versions") == 1
 
 
-def test_with_noise_an_update_is_charged_again_as_long_as_its_budget_lasts() -> None:
+def test_with_noise_an_update_is_charged_again_while_its_budget_lasts() -> None:
     spent = SpentUpdates()
     ledgers = [SealLedger(b"v", spent=spent, maximum_seals=2, repeats_allowed=True) for _ in range(3)]
     for ledger in ledgers[:2]:
@@ -246,8 +246,8 @@ def test_with_noise_an_update_is_charged_again_as_long_as_its_budget_lasts() -> 
     assert caught.value.reason is Reason.BUDGET_SPENT
 
 
-def test_without_noise_a_model_has_its_attempts_also_where_repeats_are_allowed() -> None:
-    """Noise protects each release; an epoch without it gets no more updates of a model than a client's attempts."""
+def test_without_noise_the_attempts_for_a_model_are_limited_even_if_repeats_are_allowed() -> None:
+    """Noise protects each release; in an epoch without noise a model gets at most the policy's number of updates."""
     ledger = SealLedger(b"v", repeats_allowed=True, spent=SpentUpdates(attempts=1))
     ledger.charge(Spent(b"v", 1, A), is_noised=False)
     with pytest.raises(PeerMisbehaved) as caught:
@@ -256,8 +256,8 @@ def test_without_noise_a_model_has_its_attempts_also_where_repeats_are_allowed()
     ledger.charge(Spent(b"v", 2, A), is_noised=True)
 
 
-def test_an_upload_is_known_by_whole_digests() -> None:
-    """A shorter one would shift what is read back."""
+def test_an_upload_is_recorded_with_full_length_digests() -> None:
+    """A shorter digest would shift the fields that are read back."""
     ledger = SpentUpdates()
     for wrong in (b"", bytes(31), bytes(33)):
         for spoiled in (replace(FIRST, update=wrong), replace(FIRST, model=wrong)):
@@ -267,7 +267,7 @@ def test_an_upload_is_known_by_whole_digests() -> None:
 
 
 def test_numbers_have_64_bits(tmp_path: Path) -> None:
-    """A server chooses them, and one that the database could not hold would end the client."""
+    """A server chooses them; one that does not fit the database would crash the client."""
     tmp_path.chmod(0o700)
     ledger = SpentUpdates(tmp_path)
     for number in (0, (1 << 63) - 1, 1 << 63, (1 << 64) - 1):
@@ -277,8 +277,8 @@ def test_numbers_have_64_bits(tmp_path: Path) -> None:
             ledger.charge(Spent(b"task", number))
 
 
-def test_a_ledger_in_memory_may_be_collected_at_any_line_of_what_another_refuses() -> None:
-    """Python collects what is in a circle whenever it likes, also where a transaction has not begun or has ended."""
+def test_a_ledger_in_memory_may_be_collected_during_any_line_of_another() -> None:
+    """Python collects reference cycles at any time, also before a transaction begins or after it ends."""
     kept, collected, line = SpentUpdates(), [SpentUpdates()], 0
     kept.charge(FIRST)
 
@@ -306,11 +306,11 @@ def test_a_ledger_in_memory_may_be_collected_at_any_line_of_what_another_refuses
     collected.clear()
     with Store.at(None).transaction() as rows:
         held = rows.execute("SELECT count(*) FROM uploads WHERE content = ?", (FIRST.update,)).fetchone()[0]
-    assert held == 1, "those that were collected are forgotten"
+    assert held == 1, "the collected ledgers are forgotten"
 
 
-def test_nothing_of_a_ledger_in_memory_outlives_it() -> None:
-    """What a client spent, and the bounds that it wrote down, are about its data."""
+def test_a_ledger_in_memory_leaves_nothing_behind() -> None:
+    """A client's spent budget and recorded bounds are information about its data."""
 
     def rows_of(name: str) -> int:
         held = "SELECT data FROM uploads UNION ALL SELECT data FROM losses UNION ALL SELECT data FROM fixed"

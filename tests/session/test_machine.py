@@ -1,7 +1,7 @@
-"""Sessions of every protocol, in any order of steps: the sum is right for those whom it counts, or there is none.
+"""Sessions of every protocol with steps in random order: the sum is right for the counted clients, or there is none.
 
-A network delivers, repeats, alters and swaps answers; clients leave, or are suspended and resumed; a server closes
-stages, and is restored from its snapshot.
+The network delivers, repeats, alters and swaps answers; clients drop out, or are suspended and resumed; the server
+closes stages, and is restored from its snapshot.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from secagg.identifiers import ClientId
 from tests.harness.session_worlds import SETTINGS, candidate_of
 
 FEWEST = 2
-"""Clients that stay, so that every machine has something to close."""
+"""Clients that never drop out, so that every machine can close its stages."""
 
 
 class SessionMachine(RuleBasedStateMachine):
@@ -37,9 +37,9 @@ class SessionMachine(RuleBasedStateMachine):
         self.takes_update = False
         """Whether the stage that takes updates was closed."""
         self.delivered = dict[ClientId, bytes]()
-        """Answers of the open stage that the server took."""
+        """Answers of the open stage that the server accepted."""
         self.spoilt = False
-        """Whether the server took what a transport without an adversary would not have brought."""
+        """Whether the server accepted an answer that an honest network would not deliver."""
         self.over = False
 
     @property
@@ -51,7 +51,7 @@ class SessionMachine(RuleBasedStateMachine):
         return not self.over and self.server.stage is not None
 
     def answer_of(self, client: ClientId) -> bytes | None:
-        """Return a client's answer in the open stage; a client that refuses to answer has left."""
+        """Return a client's answer in the open stage; a client that refuses to answer has dropped out."""
         if client in self.gone:
             return None
         try:
@@ -68,7 +68,7 @@ class SessionMachine(RuleBasedStateMachine):
     def standing(self) -> tuple[object, ...]:
         return self.server.participation, self.server.awaited
 
-    # What the network does.
+    # Actions of the network.
 
     @precondition(lambda self: self.is_open)
     @rule(data=st.data())
@@ -103,7 +103,7 @@ class SessionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.is_open)
     @rule(data=st.data(), bit=st.integers(0, 7), part=st.floats(0, 1, exclude_max=True))
     def alter(self, data: st.DataObject, bit: int, part: float) -> None:
-        """Alter an answer; refused, it changes nothing, and its sender's true one is taken later."""
+        """Alter an answer; if it is refused, nothing changes, and the sender's true answer is accepted later."""
         client = data.draw(st.sampled_from(self.candidate.clients))
         if (answer := self.answer_of(client)) is None:
             return
@@ -126,13 +126,13 @@ class SessionMachine(RuleBasedStateMachine):
             assert self.standing() == before
             return
         if self.standing() != before or is_first:
-            # Nothing that is signed says otherwise: this is the client's first answer now.
+            # The change is outside the signed part, so this is now the client's first answer.
             self.spoilt = True
             self.delivered[client] = wrong
             if self.server.stage.takes_update:
                 self.uploaded.add(client)
 
-    # What clients and the server do.
+    # Actions of clients and the server.
 
     @precondition(lambda self: self.is_open and len(self.gone) < len(self.candidate.clients) - FEWEST)
     @rule(data=st.data())
@@ -184,7 +184,7 @@ class SessionMachine(RuleBasedStateMachine):
                     self.server.receive(client, answers[client])
         assert self.standing() == before
 
-    # What always holds.
+    # Invariants.
 
     @invariant()
     def nobody_is_awaited_who_has_answered_or_left(self) -> None:
@@ -198,7 +198,7 @@ class SessionMachine(RuleBasedStateMachine):
             assert set(self.rehearsal.made.values()) <= {1}
 
     def teardown(self) -> None:
-        """Play every session to its end, so that each shows what became of it."""
+        """Run every session to its end, to check its outcome."""
         if not hasattr(self, "rehearsal"):
             return
         while self.is_open:
@@ -217,7 +217,7 @@ class SessionMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_session_in_any_order(name: str) -> None:
+def test_a_session_with_steps_in_any_order(name: str) -> None:
     machine: Any = type(f"Machine {name}", (SessionMachine,), {"name": name})
     machine.TestCase.settings = settings(stateful_step_count=20, max_examples=settings().max_examples // 2)
     machine.TestCase().runTest()

@@ -1,4 +1,4 @@
-"""Ledgers of simulated clients, in memory; tests of attacks have those in files."""
+"""Ledgers of simulated clients, in memory; the attack tests use ledgers in files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from secagg.privacy.kinds import NoiseKind
 from secagg.session.privacy_ledger import PrivacyLedger, PrivacyLedgers
 
 TWO = PrivacyBudget(epsilon=8.5, delta=1e-6, adjacency=Adjacency.ZERO_OUT)
-"""Pays for two sums, and not for three."""
+"""A budget for two sums, but not for three."""
 
 
-def test_every_simulated_client_has_one_ledger_in_all_its_sessions() -> None:
+def test_every_simulated_client_keeps_one_ledger_across_sessions() -> None:
     pytest.importorskip("dp_accounting", reason="needs the extra `dp`")
     settings = NoiseSettings(noise_multiplier=Fraction(1), l2_bounds=(3000,), adjacency=Adjacency.ZERO_OUT)
     layout = Layout((RingSegment(24, 8),))
@@ -41,7 +41,7 @@ def test_every_simulated_client_has_one_ledger_in_all_its_sessions() -> None:
 
 
 @pytest.mark.parametrize("kind", list(NoiseKind))
-def test_what_was_released_is_an_event_for_anothers_accountant_and_costs_no_less_there(kind: NoiseKind) -> None:
+def test_another_accountant_reads_releases_as_events_and_charges_no_less(kind: NoiseKind) -> None:
     accountant = pytest.importorskip("dp_accounting.rdp", reason="needs the extra `dp`").RdpAccountant()
     settings = NoiseSettings(noise_multiplier=Fraction(2), l2_bounds=(3000,), noise_kind=kind)
     noise = settings.noise_for(Layout((RingSegment(24, 8),)), minimum_cohort=3, capacity=4, corrupted=0)

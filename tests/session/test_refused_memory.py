@@ -1,4 +1,4 @@
-"""A refused message leaves no bytes behind: whatever is remembered of it is a value."""
+"""A refused message does not stay in memory: only a record of the fault is kept."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def is_refused(rehearsal: Rehearsal, client: ClientId, message: bytes) -> bool:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_refused_uploads_are_not_kept(name: str) -> None:
-    """Of each client one cut short and one altered: the faults stay, and the uploads do not."""
+    """One truncated and one altered upload from each client: the faults are kept, the uploads are not."""
     known = candidate_of(name)
     candidate = replace(known, subject=replace(known.subject, layout=WIDE), payload=partial(payload_of, layout=WIDE))
     rehearsal = Rehearsal.begin(candidate)
@@ -58,7 +58,7 @@ def test_refused_uploads_are_not_kept(name: str) -> None:
     assert after - before < longest
 
 
-def test_a_fault_is_a_value_with_what_its_operator_has_to_know() -> None:
+def test_a_fault_has_what_an_operator_needs_to_know() -> None:
     alice = ClientId(1)
     error = PeerMisbehaved("a lie", reason=Reason.INPUT_OUT_OF_RANGE, culprits=unverified(alice))
     fault = Fault.of(error, stage="keys", sender=alice)

@@ -1,4 +1,4 @@
-"""Requests, rosters and their heads: what an authority certifies, to whom, and what a reader refuses."""
+"""Enrolment requests, rosters and roster heads: what an authority certifies, for whom, and what a reader refuses."""
 
 from __future__ import annotations
 
@@ -69,20 +69,20 @@ def path(tmp_path: Path) -> Path:
 # --- Requests ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_request_is_read_as_it_was_written() -> None:
+def test_a_request_is_read_back() -> None:
     request = asks(ANN, live=OTHER)
     assert Request.decode(request.encode()) == request
 
 
 def test_a_request_for_a_key_that_its_sender_does_not_hold_is_refused() -> None:
-    """Else who sees a client's public key has it certified under a number of its own."""
+    """Otherwise anyone who sees a client's public key could have it certified under another number."""
     known = asks(ANN).encode().split()
     known[2] = str(BOB.value)
     with pytest.raises(InvalidParameters, match="proof that its sender holds the key"):
         Request.decode(" ".join(known))
 
 
-def test_a_request_to_one_authority_is_signed_by_no_other(path: Path) -> None:
+def test_a_request_to_one_authority_is_refused_by_every_other(path: Path) -> None:
     with pytest.raises(InvalidParameters, match="another authority"):
         sign_requests(path, OTHER, [asks(ANN)], clock=at())
 
@@ -94,12 +94,12 @@ def test_a_request_that_names_another_authority_lacks_the_proof(path: Path) -> N
         sign_requests(path, OTHER, [Request.decode(" ".join(words))], clock=at())
 
 
-# --- A number belongs to one client -----------------------------------------------------------------------------------
+# --- Each number has one client ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("history", ["live", "expired", "revoked"])
-def test_a_number_with_a_history_goes_to_no_stranger(path: Path, history: str) -> None:
-    """An expired or revoked number still has a ledger, a budget, and people who trust it."""
+def test_a_used_number_is_never_given_to_a_stranger(path: Path, history: str) -> None:
+    """An expired or revoked number still has a ledger, a budget, and peers that trust it."""
     signs(path, asks(ANN), days=0)
     if history == "revoked":
         revoke(path, AUTHORITY, [ANN], clock=at(1))
@@ -114,7 +114,7 @@ def test_a_number_with_a_history_goes_to_no_stranger(path: Path, history: str) -
 
 
 @pytest.mark.parametrize("history", ["expired", "revoked"])
-def test_a_key_that_is_not_live_any_more_vouches_for_no_other(path: Path, history: str) -> None:
+def test_a_key_that_is_no_longer_live_cannot_vouch_for_another(path: Path, history: str) -> None:
     signs(path, asks(ANN, stolen := new_signing_key(SystemCoins())), days=0)
     if history == "revoked":
         revoke(path, AUTHORITY, [ANN], clock=at(1))
@@ -122,7 +122,7 @@ def test_a_key_that_is_not_live_any_more_vouches_for_no_other(path: Path, histor
         signs(path, asks(ANN, live=stolen), days={"revoked": 2, "expired": 400}[history])
 
 
-def test_a_live_key_vouches_for_the_next_one(path: Path) -> None:
+def test_a_live_key_vouches_for_its_successor(path: Path) -> None:
     signs(path, asks(ANN, first := new_signing_key(SystemCoins())))
     signs(path, asks(ANN, second := new_signing_key(SystemCoins()), live=first), days=1)
     roster = load_roster(path)
@@ -130,8 +130,8 @@ def test_a_live_key_vouches_for_the_next_one(path: Path) -> None:
     assert roster.standing.revoked == (1,)
 
 
-def test_replace_takes_the_one_request_that_it_names(path: Path) -> None:
-    """By folder it would take whatever a stranger has put there."""
+def test_replace_takes_exactly_the_named_request(path: Path) -> None:
+    """A folder could contain requests from a stranger."""
     signs(path, asks(ANN), asks(BOB))
     for requests in ([asks(BOB)], [asks(ANN), asks(BOB)], []):
         with pytest.raises(InvalidParameters, match="takes one request"):
@@ -161,13 +161,13 @@ def test_a_roster_only_grows_and_its_heads_have_increasing_numbers(path: Path) -
     assert last.text.startswith(first.text)
     assert last.standing.number > first.standing.number
     assert not last.clients
-    # A revoked certificate that has expired as well is not listed any more.
+    # A revoked certificate that has also expired is no longer listed.
     renew(path, AUTHORITY, clock=at(400))
     assert not load_roster(path).standing.revoked
 
 
 @pytest.mark.parametrize("torn", [1, 40, 200])
-def test_a_torn_append_is_ignored_and_replaced(path: Path, torn: int) -> None:
+def test_a_partial_append_is_ignored_and_replaced(path: Path, torn: int) -> None:
     signs(path, asks(ANN))
     whole = path.read_bytes()
     signs(path, asks(BOB), days=1)
@@ -179,7 +179,7 @@ def test_a_torn_append_is_ignored_and_replaced(path: Path, torn: int) -> None:
 
 @pytest.mark.parametrize("change", ["client", "removed", "head", "number"])
 def test_an_altered_roster_is_refused(path: Path, change: str) -> None:
-    """A server that could drop, rename or un-revoke clients would choose who takes part."""
+    """A server that could remove, rename or un-revoke clients would choose the participants."""
     signs(path, asks(ANN), asks(BOB))
     revoke(path, AUTHORITY, [BOB], clock=at(1))
     lines = path.read_text().splitlines(keepends=True)
@@ -200,7 +200,7 @@ def test_an_altered_roster_is_refused(path: Path, change: str) -> None:
 
 
 def test_a_roster_with_two_live_keys_of_a_client_is_refused(path: Path) -> None:
-    """A client that counts twice would make cohorts of fewer people than they say, even signed by the authority."""
+    """A client that counts twice would make cohorts smaller than they claim, even if the authority signed it."""
     signs(path, asks(ANN))
     line = next(line for line in path.read_text().splitlines() if line.startswith("issued"))
     for again in (line, line.replace("issued 7", "issued 9")):
@@ -217,7 +217,7 @@ def test_a_roster_of_another_authority_is_not_continued(path: Path) -> None:
         renew(path, OTHER, clock=at())
 
 
-def test_a_roster_that_is_read_again_extends_what_was_read(path: Path) -> None:
+def test_a_roster_that_is_read_again_must_extend_the_previous_one(path: Path) -> None:
     signs(path, asks(ANN))
     first, older = load_roster(path), path.read_text()
     revoke(path, AUTHORITY, [ANN], clock=at(1))
@@ -228,8 +228,8 @@ def test_a_roster_that_is_read_again_extends_what_was_read(path: Path) -> None:
         load_roster(path, last)
 
 
-def test_a_roster_of_the_future_is_not_continued(path: Path) -> None:
-    """Its next head would be of the future too, which clients refuse."""
+def test_a_roster_from_the_future_is_not_continued(path: Path) -> None:
+    """Its next head would also have a future date, and clients refuse such a head."""
     signs(path, asks(ANN), days=30)
     with pytest.raises(InvalidParameters, match="clock"):
         renew(path, AUTHORITY, clock=at())
@@ -243,22 +243,22 @@ def test_ten_thousand_clients_are_read_quickly(path: Path) -> None:
     assert quickest(lambda: load_roster(path)) < 0.5  # 0.06 s on an idle machine
 
 
-# --- The folder of a trial --------------------------------------------------------------------------------------------
+# --- The trial folder -------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_without_a_clients_key_issues_no_other(tmp_path: Path) -> None:
+def test_a_folder_without_a_clients_key_issues_no_second_one(tmp_path: Path) -> None:
     make_identities(tmp_path, [ANN, BOB], SystemCoins())
     before = load_roster(tmp_path / "roster.txt")
     (tmp_path / "client-7.key").unlink()
     with pytest.raises(InvalidParameters, match="client 7 was certified before"):
         make_identities(tmp_path, [ANN, BOB], SystemCoins())
     assert load_roster(tmp_path / "roster.txt") == before
-    # Nor does it forget a client whose key was handed out.
+    # It also remembers a client whose key was handed out.
     make_identities(tmp_path, [ClientId(9)], SystemCoins())
     assert load_roster(tmp_path / "roster.txt").clients == {ANN, BOB, ClientId(9)}
 
 
-def test_a_folder_whose_authority_is_gone_makes_no_other(tmp_path: Path) -> None:
+def test_a_folder_whose_authority_is_missing_creates_no_other(tmp_path: Path) -> None:
     make_identities(tmp_path, [ANN], SystemCoins())
     (tmp_path / "authority.key").unlink()
     with pytest.raises(InvalidParameters, match="authority whose key is not in"):
@@ -268,7 +268,7 @@ def test_a_folder_whose_authority_is_gone_makes_no_other(tmp_path: Path) -> None
 # --- The commands -----------------------------------------------------------------------------------------------------
 
 
-def test_a_client_makes_its_own_key_and_replaces_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_client_creates_its_own_key_and_replaces_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     authority, roster = tmp_path / "authority.key", tmp_path / "roster.txt"
     assert main(["keys", "authority", "--out", str(authority)]) == 0
     public = capsys.readouterr().out.split()[-1]
@@ -312,14 +312,14 @@ def rotation(
 
 
 def continued(path: Path, line: str, signer: SigningKey, *revoked: int) -> None:
-    """Append a line and a head of a signer, as the holder of that key can."""
+    """Append a line and a head signed by this key, as its holder can."""
     text = path.read_text() + line
     number = int(at(3)().timestamp())
     head = Standing(number=number, digest=hashlib.sha256(text.encode()).digest(), revoked=revoked).signed(signer)
     path.write_text(f"{text}head {number} {head.signature.hex()}\n")
 
 
-def test_a_rotation_keeps_clients_their_numbers_and_what_was_revoked(path: Path) -> None:
+def test_a_rotation_keeps_clients_numbers_and_revocations(path: Path) -> None:
     signs(path, asks(ANN), asks(BOB), asks(ClientId(9)))
     revoke(path, AUTHORITY, [ClientId(9)], clock=at(1))
     before = load_roster(path)
@@ -333,15 +333,15 @@ def test_a_rotation_keeps_clients_their_numbers_and_what_was_revoked(path: Path)
         assert (one.public_key, one.number, one.expiry) == (held.public_key, held.number, held.expiry)
         Authority(OTHER.public_key).verify(one)
     assert after.clients == before.clients == {ANN, BOB}
-    # The new key appends, and the old one is refused.
+    # The new key can append; the old one is refused.
     revoke(path, OTHER, [BOB], clock=at(3))
     with pytest.raises(InvalidParameters, match="another authority"):
         renew(path, AUTHORITY, clock=at(4))
     assert load_roster(path).standing.revoked == (2, 3)
 
 
-def test_a_rotation_that_one_of_both_keys_did_not_sign_is_refused(path: Path) -> None:
-    """A server has the roster and a key of its own; an authority names a key that nobody holds, or a client's."""
+def test_a_rotation_without_the_signatures_of_both_keys_is_refused(path: Path) -> None:
+    """A server has the roster and its own key; an authority may name a key that nobody holds, or a client's key."""
     signs(path, asks(ANN))
     whole = path.read_text()
     for line, signer in (
@@ -360,8 +360,8 @@ def test_a_rotation_that_one_of_both_keys_did_not_sign_is_refused(path: Path) ->
     assert load_roster(path).authority == OTHER.public_key
 
 
-def test_a_rotation_that_is_replayed_after_a_later_one_is_refused(path: Path) -> None:
-    """An attacker with a key that the authority has given up would bring it back into force."""
+def test_a_rotation_replayed_after_a_later_one_is_refused(path: Path) -> None:
+    """Otherwise an attacker with a retired authority key could bring it back into use."""
     signs(path, asks(ANN))
     rotate(path, AUTHORITY, OTHER, clock=at(1))
     rotate(path, OTHER, THIRD, clock=at(2))
@@ -375,7 +375,7 @@ def test_a_rotation_that_is_replayed_after_a_later_one_is_refused(path: Path) ->
 
 
 @pytest.mark.parametrize("change", ["number", "expiry", "revoked", "twice"])
-def test_a_rotation_renews_nothing_but_what_was_live(path: Path, change: str) -> None:
+def test_a_rotation_only_renews_live_certificates(path: Path, change: str) -> None:
     signs(path, asks(ANN), asks(BOB))
     revoke(path, AUTHORITY, [BOB], clock=at(1))
     ann, bob = load_roster(path).certificates[ANN], load_roster(path).issued[BOB]
@@ -397,11 +397,11 @@ def test_a_rotation_to_a_clients_key_is_refused(path: Path) -> None:
     assert load_roster(path).authority == AUTHORITY.public_key
 
 
-# --- Clients that follow it -------------------------------------------------------------------------------------------
+# --- Clients follow a rotation ----------------------------------------------------------------------------------------
 
 
 class Site:
-    """A client with its state, whose authority rotates."""
+    """A client with its state, whose authority rotates its key."""
 
     def __init__(self, folder: Path) -> None:
         self.path, self.roster = folder / "me.key", folder / "roster.txt"
@@ -432,7 +432,7 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-def test_a_client_follows_with_its_key_its_number_and_its_memory(site: Site) -> None:
+def test_a_client_follows_a_rotation_and_keeps_its_key_number_and_state(site: Site) -> None:
     before = load_identity(site.path)
     with site.state.transaction() as rows:
         rows.execute("INSERT INTO names VALUES ('records of 2026', ?)", (AUTHORITY.public_key,))
@@ -451,8 +451,8 @@ def test_a_client_follows_with_its_key_its_number_and_its_memory(site: Site) -> 
     assert site.path.read_bytes() == written
 
 
-def test_a_client_follows_to_no_key_that_its_authority_did_not_sign(site: Site, tmp_path: Path) -> None:
-    """A roster of somebody else's that has this client's key is no rotation."""
+def test_a_client_does_not_follow_to_a_key_that_its_authority_did_not_sign(site: Site, tmp_path: Path) -> None:
+    """A foreign roster that contains this client's key is not a rotation."""
     own = load_identity(site.path)
     other = tmp_path / "other.txt"
     request = Request.of(OTHER.public_key, ANN, own.signing_key)
@@ -461,32 +461,32 @@ def test_a_client_follows_to_no_key_that_its_authority_did_not_sign(site: Site, 
     site.refuses("does not lead from", 1)
 
 
-def test_a_client_goes_back_to_no_key_that_its_authority_gave_up(site: Site) -> None:
+def test_a_client_does_not_go_back_to_a_retired_key(site: Site) -> None:
     rotate(site.roster, AUTHORITY, OTHER, clock=at(1))
     older = site.roster.read_text()
     rotate(site.roster, OTHER, THIRD, clock=at(2))
     site.follows(2)
     site.roster.write_text(older)
-    # An attacker with the key in between signs a fresh head.
+    # An attacker with the intermediate key signs a fresh head.
     for days in (1.5, 2.5):
         site.refuses("does not lead from", days)
         renew(site.roster, OTHER, clock=at(2.5))
 
 
-def test_a_replayed_rotation_is_too_old_or_older_than_seen(site: Site) -> None:
+def test_a_replayed_rotation_is_expired_or_older_than_the_last_one_seen(site: Site) -> None:
     rotate(site.roster, AUTHORITY, OTHER, clock=at(1))
     site.refuses("hours old", 2.5)
     site.saw(AUTHORITY, 1.5)
     site.refuses("has seen one of", 1.6)
 
 
-def test_a_client_that_was_revoked_before_or_after_a_rotation_does_not_follow(site: Site) -> None:
+def test_a_client_revoked_before_or_after_a_rotation_does_not_follow(site: Site) -> None:
     rotate(site.roster, AUTHORITY, OTHER, clock=at(1))
     revoke(site.roster, OTHER, [ANN], clock=at(1.5))
     site.refuses("no live certificate", 1.6)
 
 
-def test_a_key_that_was_replaced_does_not_follow(site: Site) -> None:
+def test_a_replaced_key_does_not_follow(site: Site) -> None:
     signs(site.roster, asks(ANN, live=load_identity(site.path).signing_key), days=1)
     rotate(site.roster, AUTHORITY, OTHER, clock=at(1.1))
     site.refuses("no live certificate of the key", 1.2)
@@ -517,7 +517,7 @@ def test_the_commands_rotate_and_follow(
     with pytest.raises(PeerMisbehaved, match="uploaded"):
         charge(3)
     charge(4)
-    # The data of another client of this authority are not taken for those of another authority's.
+    # Data of another client of this authority must not be mistaken for another authority's data.
     follower = load_identity(Path("me.key"))
     assert node.data_of(replaced(follower, client=BOB)) == "client 8"
     assert load_identity(Path("me.key")).authority.public_key == load_authority(Path("authority-2.key")).public_key

@@ -1,4 +1,4 @@
-"""The driver: exact sums of every protocol, with dropouts, weights and figures."""
+"""The driver: exact sums of every protocol, with dropouts, weights and cost figures."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def same(one: Aggregate, other: Aggregate) -> bool:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_the_sum_is_that_of_the_clients_that_stay(name: str) -> None:
+def test_the_sum_is_that_of_the_remaining_clients(name: str) -> None:
     candidate = candidate_of(name)
     first, gone = candidate.entry.stages[0].name, candidate.clients[0]
     with closing(candidate.world()) as world:
@@ -81,7 +81,7 @@ def test_pairwise_masks_with_a_dropout_before_each_stage_give_the_sum(mode: Secu
     world = PairwiseSimulation(settings, coins=SystemCoins(), clock=lambda: NOW)
     opened = Measured(world.open(subject, frozenset(clients)))
     released = run(opened, joined(world, subject, clients), lost)
-    # Whoever is lost before the upload is not counted; the consistency check is a stage of active mode alone.
+    # Clients lost before the upload are not counted; only active mode has the consistency check as a stage.
     counted = clients[3:]
     assert released.counted == frozenset(counted)
     ideal = ideal_aggregate(LAYOUT, [payload_of(c) for c in counted], [1] * len(counted))
@@ -89,7 +89,7 @@ def test_pairwise_masks_with_a_dropout_before_each_stage_give_the_sum(mode: Secu
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_session_that_anybody_may_join_is_closed_by_the_platform(name: str) -> None:
+def test_an_open_session_is_closed_by_the_platform(name: str) -> None:
     candidate = candidate_of(name)
     with closing(candidate.world()) as world:
         session = world.open(candidate.subject, None)
@@ -99,7 +99,7 @@ def test_a_session_that_anybody_may_join_is_closed_by_the_platform(name: str) ->
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_too_few_clients_end_a_run_and_the_session_and_its_clients_are_wiped(name: str) -> None:
+def test_too_few_clients_end_a_run_and_everything_is_wiped(name: str) -> None:
     candidate = candidate_of(name)
     with closing(candidate.world()) as world:
         session = Measured(world.open(candidate.subject, frozenset(candidate.clients)))
@@ -114,8 +114,8 @@ def test_too_few_clients_end_a_run_and_the_session_and_its_clients_are_wiped(nam
 
 
 @pytest.mark.parametrize("name", ["plain", "pairwise, active, full"])
-def test_clients_are_pulled_when_their_first_message_is_due(name: str) -> None:
-    """A generator of clients is asked for one at a time, so that a driver holds no more than it must."""
+def test_clients_are_created_when_their_first_message_is_due(name: str) -> None:
+    """A generator of clients is advanced one at a time, so a driver holds no more clients than it must."""
     candidate = candidate_of(name)
     pulled, most = list[ClientId](), 0
     with closing(candidate.world()) as world:
@@ -133,7 +133,7 @@ def test_clients_are_pulled_when_their_first_message_is_due(name: str) -> None:
     assert most == 1
 
 
-def test_making_updates_is_no_clients_time() -> None:
+def test_time_for_making_updates_is_not_counted() -> None:
     candidate = candidate_of("plain")
     with closing(candidate.world()) as world:
         session = Measured(world.open(candidate.subject, None))
@@ -147,7 +147,7 @@ def test_making_updates_is_no_clients_time() -> None:
     ["pairwise, semi-honest, full", "pairwise, active, full", "two servers", "one message", "LightSecAgg, semi-honest"],
 )
 def test_a_session_that_every_client_would_refuse_is_not_opened(name: str) -> None:
-    """It was opened, and found out about from the clients: nobody was left to wait for."""
+    """Such a session used to be opened, and every client left it."""
     candidate = candidate_of(name)
     most = getattr(candidate.settings, "capacity", None) or len(candidate.clients)
     heavy = replace(candidate.subject, capacity=most - 1)
@@ -157,7 +157,7 @@ def test_a_session_that_every_client_would_refuse_is_not_opened(name: str) -> No
         world.open(replace(heavy, capacity=most), frozenset(candidate.clients)).abort()
 
 
-def test_a_buffer_to_which_too_few_are_invited_is_not_opened() -> None:
+def test_a_buffer_with_too_few_invited_clients_is_not_opened() -> None:
     candidate = candidate_of("enclave")
     with closing(candidate.world()) as world, pytest.raises(InvalidParameters, match="1 clients are invited"):
         world.open(candidate.subject, frozenset(candidate.clients[:1]))

@@ -1,4 +1,4 @@
-"""A sealed state is opened once, by one process, and by nobody after its session ended."""
+"""A sealed state is opened once, by one process, and never after its session ended."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def sealed(state: OpenState, data: bytes = b"what a client keeps") -> bytes:
         return state.seal(secret)
 
 
-def test_an_older_state_is_not_opened_once_a_newer_one_was_sealed(states: StateDirectory) -> None:
+def test_an_older_state_cannot_be_opened_once_a_newer_one_is_sealed(states: StateDirectory) -> None:
     first = sealed(states.begin())
     state, _ = states.open(first)
     second = sealed(state)
@@ -37,18 +37,18 @@ def test_an_older_state_is_not_opened_once_a_newer_one_was_sealed(states: StateD
     assert bytes(secret.expose()) == b"what a client keeps"
 
 
-def test_no_key_that_is_left_opens_an_older_state(states: StateDirectory) -> None:
+def test_no_remaining_key_opens_an_older_state(states: StateDirectory) -> None:
     first = sealed(states.begin())
     state, _ = states.open(first)
     sealed(state)
     (left,) = states.folder.iterdir()
-    # Whoever has the folder and every state that ever was goes back by name.
+    # An attacker with the folder and every earlier state restores one by name.
     left.rename(left.with_suffix(".0"))
     with pytest.raises(Misuse, match="not the newest"):
         states.open(first)
 
 
-def test_of_many_threads_one_opens_a_state(states: StateDirectory) -> None:
+def test_only_one_of_many_threads_opens_a_state(states: StateDirectory) -> None:
     stored = sealed(states.begin())
 
     def opened(_: int) -> bool:
@@ -62,7 +62,7 @@ def test_of_many_threads_one_opens_a_state(states: StateDirectory) -> None:
         assert sum(pool.map(opened, range(32))) == 1
 
 
-def test_nothing_is_left_of_a_session_that_ended(states: StateDirectory) -> None:
+def test_nothing_is_left_of_an_ended_session(states: StateDirectory) -> None:
     stored = sealed(states.begin())
     state, _ = states.open(stored)
     state.destroy()
@@ -75,7 +75,7 @@ def test_nothing_is_left_of_a_session_that_ended(states: StateDirectory) -> None
 def test_a_key_is_overwritten_before_it_is_removed(states: StateDirectory, tmp_path: Path) -> None:
     stored = sealed(states.begin())
     (path,) = states.folder.iterdir()
-    # A second name for the same bytes on the disk.
+    # A hard link to the same bytes on disk.
     (tmp_path / "same").hardlink_to(path)
     assert any((tmp_path / "same").read_bytes())
     states.discard(stored)
@@ -85,7 +85,9 @@ def test_a_key_is_overwritten_before_it_is_removed(states: StateDirectory, tmp_p
 
 
 @pytest.mark.parametrize("kept", [0, 5, 15, 16, 19, 20, 21, 36, -1])
-def test_a_state_that_is_cut_is_none_and_costs_its_key_where_it_names_one(states: StateDirectory, kept: int) -> None:
+def test_a_truncated_state_is_refused_and_its_key_is_destroyed_if_it_names_one(
+    states: StateDirectory, kept: int
+) -> None:
     stored = sealed(states.begin())
     with pytest.raises(Misuse, match="not the newest"):
         states.open(stored[:kept])
@@ -96,18 +98,18 @@ def test_a_state_that_is_cut_is_none_and_costs_its_key_where_it_names_one(states
 
 
 @pytest.mark.parametrize("is_shifted", [False, True])
-def test_an_altered_state_is_no_state(states: StateDirectory, *, is_shifted: bool) -> None:
+def test_an_altered_state_is_refused(states: StateDirectory, *, is_shifted: bool) -> None:
     stored = sealed(states.begin())
     altered = stored[1:] + b"\0" if is_shifted else stored[:-1] + bytes([stored[-1] ^ 1])
     with pytest.raises(Misuse, match="not the newest"):
         states.open(altered)
 
 
-def test_the_sealed_bytes_do_not_hold_the_secret(states: StateDirectory) -> None:
+def test_the_sealed_bytes_do_not_contain_the_secret(states: StateDirectory) -> None:
     assert b"what a client keeps" not in sealed(states.begin())
 
 
-def test_every_state_has_a_key_of_its_own(states: StateDirectory) -> None:
+def test_every_state_has_its_own_key(states: StateDirectory) -> None:
     stored = sealed(states.begin())
     (path,) = states.folder.iterdir()
     before = path.read_bytes()
@@ -118,7 +120,7 @@ def test_every_state_has_a_key_of_its_own(states: StateDirectory) -> None:
     assert path.stat().st_mode & 0o077 == 0
 
 
-def test_files_beside_that_nobody_wrote_to_for_long_are_swept_once_an_hour(states: StateDirectory) -> None:
+def test_stale_files_are_swept_once_an_hour(states: StateDirectory) -> None:
     folder = states.beside("ledgers")
     assert folder.stat().st_mode & 0o077 == 0
     (folder / "node").touch()
@@ -135,22 +137,18 @@ def make_old(path: Path, days: int) -> None:
     os.utime(path, (then, then))
 
 
-def test_the_folder_is_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_can_name_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "named"))
     assert StateDirectory(coins=SystemCoins()).folder == tmp_path / "named"
 
 
-def test_the_folder_is_where_the_session_of_the_user_keeps_such_things(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_default_folder_is_the_state_folder_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(DIRECTORY_VARIABLE, raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert StateDirectory(coins=SystemCoins()).folder == tmp_path / "secagg"
 
 
-def test_a_key_is_on_the_disk_before_what_it_seals_is_sent(
-    states: StateDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_is_on_disk_before_its_state_is_sent(states: StateDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     state, synced, sync = states.begin(), list[bytes](), os.fsync
 
     def flushed(number: int) -> None:
@@ -165,15 +163,13 @@ def test_a_key_is_on_the_disk_before_what_it_seals_is_sent(
     assert synced[1:] == [bytes(32)]
 
 
-def test_a_state_that_is_sealed_leaves_no_file_open(states: StateDirectory) -> None:
+def test_sealing_a_state_leaves_no_file_open(states: StateDirectory) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     sealed(states.begin())
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_what_was_opened_to_be_discarded_is_overwritten(
-    states: StateDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_opened_to_be_discarded_is_overwritten(states: StateDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     secrets, take = list[Secret](), states.open
 
     def recorded(stored: bytes) -> tuple[OpenState, Secret]:
@@ -187,11 +183,11 @@ def test_what_was_opened_to_be_discarded_is_overwritten(
     assert [secret.is_wiped for secret in secrets] == [True]
 
 
-def test_a_sweep_leaves_what_is_in_use_and_looks_once_an_hour(
+def test_a_sweep_keeps_files_in_use_and_runs_once_an_hour(
     states: StateDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At two days sharp a session is in use, and at an hour sharp the folder is swept."""
-    # A file's time comes from a coarser clock.
+    """A session of exactly two days is still in use, and the folder is swept after exactly one hour."""
+    # A file's timestamp comes from a coarser clock.
     begun, now = time.time() - 10, [time.time()]
     monkeypatch.setattr("secagg.session.sealed_state.time.time", lambda: now[0])
     used, left = states.begin(), states.begin()
@@ -212,7 +208,7 @@ def test_a_sweep_leaves_what_is_in_use_and_looks_once_an_hour(
     assert not used.path.exists()
 
 
-def test_what_was_opened_to_be_discarded_is_overwritten_also_where_its_key_stays(
+def test_a_state_opened_to_be_discarded_is_overwritten_even_if_its_key_stays(
     states: StateDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored, made = sealed(states.begin()), secrets_from_now(monkeypatch)

@@ -1,4 +1,4 @@
-"""A helper over real sockets: refusals, slow and silent peers, half a frame, the newest peer, and stale sockets."""
+"""A helper over real sockets: refusals, slow and silent peers, partial frames, the newest peer, and stale sockets."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from secagg.wire import MessageKind, Writer
 
 REQUEST = Writer(MessageKind.RELEASE_BUFFER).integer(7, 4).finish()
 LONG = 60.0
-"""Seconds that nothing takes, so that no machine is too slow."""
+"""Timeout in seconds that is never reached, even on a slow machine."""
 LIMIT = 1 << 12
 
 
 class Echo:
-    """Answers with what it is asked, refuses one request, fails at one, and hangs at one."""
+    """Echoes requests, refuses one, fails at one, and hangs at one."""
 
     def __init__(self) -> None:
         self.asked = list[bytes]()
@@ -82,14 +82,14 @@ def test_requests_are_answered_and_bytes_are_counted(served: Served) -> None:
         assert ask.bytes_between == 2 * (len(request(b"a")) + len(request(b"bb")))
 
 
-def test_a_refusal_is_raised_as_it_was_and_the_connection_goes_on(served: Served) -> None:
+def test_a_refusal_is_raised_unchanged_and_the_connection_stays_open(served: Served) -> None:
     with served.ask() as ask:
         with pytest.raises(Misuse, match="not now"):
             ask(request(b"refuse"))
         assert ask(REQUEST) == REQUEST
 
 
-def test_a_helper_that_fails_ends_its_session_and_not_the_service(served: Served) -> None:
+def test_a_failing_helper_ends_its_session_but_not_the_service(served: Served) -> None:
     with served.ask() as ask:
         with pytest.raises(InternalError, match="ZeroDivisionError"):
             ask(request(b"fail"))
@@ -104,7 +104,7 @@ def test_the_newest_peer_is_served_while_another_is_silent(served: Served) -> No
         assert silent.recv(1) == b"", "it was cut off"
 
 
-def test_a_peer_that_was_replaced_is_lost_and_says_so(served: Served) -> None:
+def test_a_replaced_peer_reports_that_it_was_lost(served: Served) -> None:
     with served.ask() as first, served.ask() as second:
         assert first(REQUEST) == REQUEST
         assert second(REQUEST) == REQUEST
@@ -113,11 +113,11 @@ def test_a_peer_that_was_replaced_is_lost_and_says_so(served: Served) -> None:
         with pytest.raises(HelperLost, match="was closed before"):
             first(REQUEST)
         assert second(REQUEST) == REQUEST
-    assert served.ends, "what lived on the first connection has ended"
+    assert served.ends, "the state of the first connection is gone"
 
 
 @pytest.mark.parametrize("part", [1, 7, 8, 12])
-def test_a_peer_that_sends_half_a_frame_is_let_go(served: Served, part: int) -> None:
+def test_a_peer_that_sends_a_partial_frame_is_disconnected(served: Served, part: int) -> None:
     with served.raw() as slow:
         slow.sendall((len(REQUEST).to_bytes(8, "big") + REQUEST)[:part])
         began = monotonic()
@@ -127,14 +127,14 @@ def test_a_peer_that_sends_half_a_frame_is_let_go(served: Served, part: int) -> 
         assert ask(REQUEST) == REQUEST
 
 
-def test_a_peer_that_is_silent_between_requests_is_not_let_go(served: Served) -> None:
+def test_a_peer_that_is_silent_between_requests_stays_connected(served: Served) -> None:
     with served.ask() as ask:
         assert ask(REQUEST) == REQUEST
         sleep(0.5)
         assert ask(REQUEST) == REQUEST
 
 
-def test_a_frame_over_the_limit_is_refused_before_anything_of_it_is_read(served: Served) -> None:
+def test_a_frame_over_the_limit_is_refused_before_it_is_read(served: Served) -> None:
     with served.raw() as large:
         large.sendall((LIMIT + 1).to_bytes(8, "big"))
         assert isinstance(decode_refusal(receive_frame(large, LIMIT)), MalformedMessage)
@@ -142,12 +142,12 @@ def test_a_frame_over_the_limit_is_refused_before_anything_of_it_is_read(served:
     assert not served.echo.asked
 
 
-def test_a_long_frame_over_the_limit_is_refused_and_not_called_lost(served: Served) -> None:
+def test_a_long_frame_over_the_limit_is_refused_without_losing_the_peer(served: Served) -> None:
     with served.ask() as ask, pytest.raises(MalformedMessage, match=f"{1 << 22} bytes and {LIMIT} is the limit"):
         ask(bytes(1 << 22))
 
 
-def test_a_peer_waits_for_a_place_where_many_connect_at_once(tmp_path: Path) -> None:
+def test_a_peer_waits_for_a_free_place(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(tmp_path / "s"))
         listener.listen(0)
@@ -174,7 +174,7 @@ def test_a_helper_that_is_too_slow_is_lost(served: Served) -> None:
 
 
 @pytest.mark.parametrize("answer", [b"", b"no message", b"SAGG\x01\xff\xff"])
-def test_an_answer_that_is_no_message_loses_the_helper(tmp_path: Path, answer: bytes) -> None:
+def test_a_malformed_answer_loses_the_helper(tmp_path: Path, answer: bytes) -> None:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(tmp_path / "s"))
     listener.listen()
@@ -182,7 +182,7 @@ def test_an_answer_that_is_no_message_loses_the_helper(tmp_path: Path, answer: b
     def lie() -> None:
         with listener.accept()[0] as connection:
             receive_frame(connection, LIMIT)
-            with suppress(BrokenPipeError):  # the length alone tells that nothing of use follows
+            with suppress(BrokenPipeError):  # the length shows that no valid answer follows
                 send_frame(connection, answer)
 
     liar = Thread(target=lie)
@@ -193,12 +193,12 @@ def test_an_answer_that_is_no_message_loses_the_helper(tmp_path: Path, answer: b
     listener.close()
 
 
-def test_nobody_at_the_path_is_a_lost_helper(tmp_path: Path) -> None:
+def test_a_helper_without_a_listening_socket_is_lost(tmp_path: Path) -> None:
     with pytest.raises(HelperLost, match="No such file"):
         SocketAsk(tmp_path / "nowhere")(REQUEST)
 
 
-def test_a_socket_of_a_process_that_was_killed_is_replaced_and_one_that_serves_is_not(tmp_path: Path) -> None:
+def test_a_stale_socket_is_replaced_but_a_serving_one_is_not(tmp_path: Path) -> None:
     path = tmp_path / "s"
     program = (
         "import sys\nfrom pathlib import Path\nfrom secagg.session.sockets import Service\n"
@@ -219,7 +219,7 @@ def test_a_socket_of_a_process_that_was_killed_is_replaced_and_one_that_serves_i
             child.wait()
             with pytest.raises(HelperLost):
                 ask(REQUEST)
-    assert path.is_socket(), "a killed process leaves it"
+    assert path.is_socket(), "a killed process leaves its socket"
     served = Served(path)
     with served.ask() as again:
         assert again(REQUEST) == REQUEST

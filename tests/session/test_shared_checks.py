@@ -1,4 +1,4 @@
-"""Signatures that a process verifies once for many clients, or in several threads: nothing else passes."""
+"""Signatures that a process verifies once for many clients, or in several threads: no other signature is accepted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def signing_key() -> SigningKey:
 
 
 class Counted:
-    """A verification key of the backend that counts what it verifies."""
+    """A verification key of the backend that counts its calls."""
 
     verified = 0
 
@@ -57,11 +57,11 @@ def test_a_signature_is_verified_once_while_checks_are_shared(counted: type[Coun
     assert counted.verified == 1
     for _ in range(2):
         verify_signature(key.public_key, signature, LABEL, b"statement")
-    assert counted.verified == 3, "afterwards nobody shares"
+    assert counted.verified == 3, "sharing has ended"
 
 
 @pytest.mark.parametrize("changed", ["key", "signature", "label", "statement", "boundary"])
-def test_what_was_verified_vouches_for_nothing_else(changed: str) -> None:
+def test_a_verified_signature_vouches_for_nothing_else(changed: str) -> None:
     key, other = signing_key(), signing_key()
     signature = key.sign(LABEL, b"ab", b"c")
     arguments = {
@@ -77,7 +77,7 @@ def test_what_was_verified_vouches_for_nothing_else(changed: str) -> None:
             verify_signature(*arguments)
 
 
-def test_what_failed_is_not_remembered_as_verified() -> None:
+def test_a_failed_check_is_not_remembered_as_verified() -> None:
     key = signing_key()
     with shared_checks():
         for _ in range(2):
@@ -85,7 +85,7 @@ def test_what_failed_is_not_remembered_as_verified() -> None:
                 verify_signature(key.public_key, bytes(64), LABEL, b"statement")
 
 
-def test_shared_checks_hold_a_bounded_number(monkeypatch: pytest.MonkeyPatch, counted: type[Counted]) -> None:
+def test_shared_checks_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch, counted: type[Counted]) -> None:
     monkeypatch.setattr(sharing, "SHARED_CHECKS", 2)
     key = signing_key()
     signed = {part: key.sign(LABEL, part) for part in (b"1", b"2", b"3")}
@@ -97,13 +97,13 @@ def test_shared_checks_hold_a_bounded_number(monkeypatch: pytest.MonkeyPatch, co
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 16])
 @pytest.mark.parametrize("count", [0, 1, 7, 30])
-def test_threads_keep_the_order_and_check_everybody(threads: int, count: int) -> None:
+def test_threads_keep_the_order_and_check_all_signatures(threads: int, count: int) -> None:
     assert in_parallel(lambda one: 2 * one, list(range(count)), threads) == [2 * one for one in range(count)]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 16])
 @pytest.mark.parametrize("bad", [(0,), (29,), (5, 28), (14, 15)])
-def test_of_what_is_refused_the_first_is_named_whatever_thread_meets_it(threads: int, bad: tuple[int, ...]) -> None:
+def test_the_first_invalid_signature_is_named_whichever_thread_finds_it(threads: int, bad: tuple[int, ...]) -> None:
     def check(one: int) -> int:
         if one in bad:
             raise AuthenticationFailed(culprits={ClientId(one)})

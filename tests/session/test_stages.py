@@ -1,4 +1,4 @@
-"""The rule of conduct of server sessions: of one with three stages, and under two hundred flipped bits."""
+"""Rules for server sessions: a session with three stages, and two hundred flipped bits in every protocol."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FLIPS = 200
 
 
 class ThreeStages(StagedServerSession[str]):
-    """Clients say ``<stage>:<name>:<word>``, and sign it by a digest; the word ``lie`` is wrong, ``leave`` leaves."""
+    """Clients sign ``<stage>:<name>:<word>`` by a digest; the word ``lie`` is a fault, ``leave`` a dropout."""
 
     def __init__(self, minimum: int = 2) -> None:
         self.words, self.is_wiped = list[str](), False
@@ -84,7 +84,7 @@ def refused(session: ThreeStages, client: ClientId, message: bytes) -> PeerError
     return caught.value
 
 
-def test_a_lie_puts_its_signer_out_and_nothing_unverified_does() -> None:
+def test_a_lie_excludes_its_signer_but_unverified_bytes_exclude_nobody() -> None:
     session = ThreeStages()
     answer = said(session, ALICE)
     for wrong in (answer[:-1], said(session, BOB), answer[:-1] + b"x", b"input" + answer[4:]):
@@ -101,7 +101,7 @@ def test_a_lie_puts_its_signer_out_and_nothing_unverified_does() -> None:
     assert session.awaited == {ALICE}
 
 
-def test_of_two_signed_answers_the_first_counts_and_nobody_is_named_as_a_restart_sends_two() -> None:
+def test_the_first_of_two_signed_answers_counts_and_a_restarted_client_is_not_blamed() -> None:
     session = ThreeStages()
     session.receive(ALICE, said(session, ALICE))
     error = refused(session, ALICE, said(session, ALICE, "no"))
@@ -113,13 +113,13 @@ def test_of_two_signed_answers_the_first_counts_and_nobody_is_named_as_a_restart
 
 
 class ReadsEnds(ThreeStages):
-    """Answers may end in anything, as those do that can be signed in many ways."""
+    """Answers may have any ending, as with malleable signatures."""
 
     def _check(self, sender: ClientId, message: bytes) -> Checked[str]:
         return super()._check(sender, message.partition(b"&")[0])
 
 
-def test_an_answer_that_is_written_in_many_ways_takes_no_memory() -> None:
+def test_encodings_of_one_answer_do_not_use_up_memory() -> None:
     session = ReadsEnds()
     answer = said(session, ALICE)
     session.receive(ALICE, answer)
@@ -128,11 +128,11 @@ def test_an_answer_that_is_written_in_many_ways_takes_no_memory() -> None:
     assert session.words == ["yes"]
     assert len(vars(session)["_heard"][ALICE]) < 20
     session.abort()
-    session.receive(ALICE, answer)  # The first is known for good.
+    session.receive(ALICE, answer)  # The first is kept for good.
 
 
 class ReadsKinds(ThreeStages):
-    """Says of an answer to another stage that it is late, and asks for three keys though two are enough."""
+    """Calls an answer to another stage late, and requires three keys although two are enough."""
 
     def _check(self, sender: ClientId, message: bytes) -> Checked[str]:
         if message.startswith(b"answers"):
@@ -148,7 +148,7 @@ class ReadsKinds(ThreeStages):
         super()._require_enough(stage)
 
 
-def test_an_answer_that_is_late_or_early_is_no_fault() -> None:
+def test_a_late_or_early_answer_is_not_a_fault() -> None:
     session = ReadsKinds()
     assert refused(session, ALICE, b"answers:1:yes").culprits == {ALICE, ServerId()}
     assert (session.faults, session.awaited) == ((), INVITED)
@@ -159,7 +159,7 @@ def test_an_answer_that_is_late_or_early_is_no_fault() -> None:
     session.receive(ALICE, memoryview(said(session, ALICE)))  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
 
 
-def test_a_protocol_says_what_is_likely_enough_and_what_a_stage_needs() -> None:
+def test_a_protocol_reports_what_a_stage_needs_and_what_is_likely_enough() -> None:
     session = ReadsKinds()
     for client in (ALICE, BOB):
         session.receive(client, said(session, client))
@@ -172,8 +172,8 @@ def test_a_protocol_says_what_is_likely_enough_and_what_a_stage_needs() -> None:
 
 
 @pytest.mark.parametrize("name", ["enclave", "two servers", "one message", "pairwise, active, full"])
-def test_the_true_answer_is_taken_after_any_flipped_bit(name: str) -> None:
-    """The network flips one bit, in ``active`` too, and what it cannot make pass leaves no trace but a fault."""
+def test_the_true_answer_is_accepted_after_any_flipped_bit(name: str) -> None:
+    """The network flips one bit, also in ``active`` mode; a refused answer leaves no trace but a fault."""
     rehearsal = Rehearsal.begin(candidate_of(name))
     while rehearsal.server.stage is not None:
         client, answer = next(iter(rehearsal.all_answers().items()))

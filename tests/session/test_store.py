@@ -1,4 +1,4 @@
-"""The state of a party: kills, full disks, copies, restores, forks, other processes, layers."""
+"""The state of a party: kills, full disks, copies, restores, forks, other processes, overlay file systems."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ print(won)
 
 
 def is_done(*command: str | Path) -> bool:
-    """Run a command of the system, which this user may not be allowed to run."""
+    """Run a system command, or skip if this user may not."""
     name, *arguments = map(str, command)
     found = shutil.which(name, path=os.defpath)
     return found is not None and subprocess.run([found, *arguments], capture_output=True, check=False).returncode == 0  # noqa: S603
@@ -65,7 +65,7 @@ def python(code: str, *arguments: Path) -> subprocess.Popen[str]:
 
 
 def reached(folder: Path) -> int:
-    """Return the number of a state, as another process opens it."""
+    """Return the number of a state, as opened by another process."""
     store = Store(folder)
     try:
         return store.newest(b"a", 1)
@@ -75,7 +75,7 @@ def reached(folder: Path) -> int:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a folder whose state was copied at 1, and stands at 3."""
+    """Return a folder whose state was copied at 1 and is now at 3."""
     folder = tmp_path / "state"
     store = Store(folder)
     store.reach(b"a", 1, 1)
@@ -86,7 +86,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-# --- What is not the newest state -------------------------------------------------------------------------------------
+# --- States that are not the newest -----------------------------------------------------------------------------------
 
 
 def _copied(folder: Path) -> None:
@@ -138,7 +138,7 @@ def _owner_changed(folder: Path) -> None:
         _owner_changed,
     ],
 )
-def test_what_may_not_be_the_newest_is_refused(folder: Path, spoil: Callable[[Path], None]) -> None:
+def test_a_state_that_may_not_be_the_newest_is_refused(folder: Path, spoil: Callable[[Path], None]) -> None:
     assert reached(folder) == 3
     spoil(folder)
     with pytest.raises(InvalidParameters, match=r"copied, restored|was removed|is damaged"):
@@ -159,7 +159,7 @@ def test_a_state_that_is_trusted_without_its_marks_cannot_be_removed_either(tmp_
 
 
 def test_a_backup_from_before_the_last_upload_is_refused(folder: Path, tmp_path: Path) -> None:
-    """The state before the last one names a mark that was touched after the last commit."""
+    """The second newest state names a mark that was touched after the last commit."""
     shutil.copy2(folder / "state.db", tmp_path / "backup")
     store = Store(folder)
     shutil.copy2(folder / "state.db", tmp_path / "backup")
@@ -170,7 +170,7 @@ def test_a_backup_from_before_the_last_upload_is_refused(folder: Path, tmp_path:
         reached(folder)
 
 
-def test_a_restore_under_an_open_state_is_noticed(folder: Path) -> None:
+def test_a_restore_under_an_open_state_is_detected(folder: Path) -> None:
     store = Store(folder)
     _restored_in_place(folder)
     with pytest.raises((InvalidParameters, OSError)):
@@ -178,8 +178,8 @@ def test_a_restore_under_an_open_state_is_noticed(folder: Path) -> None:
     store.close()
 
 
-def test_a_commit_is_on_the_disk_before_it_is_announced(folder: Path) -> None:
-    """DELETE with EXTRA: the folder is synced once the journal is gone, or a power cut could bring the journal back."""
+def test_a_commit_is_on_disk_before_it_is_announced(folder: Path) -> None:
+    """With DELETE and EXTRA the folder is synced after the journal is removed; a power failure cannot restore it."""
     with Store(folder).transaction() as rows:
         assert rows.execute("PRAGMA journal_mode").fetchone() == ("delete",)
         assert rows.execute("PRAGMA synchronous").fetchone() == (3,)
@@ -190,7 +190,7 @@ def test_a_folder_may_be_renamed(folder: Path) -> None:
     assert reached(folder.with_name("elsewhere")) == 3
 
 
-def test_an_operator_may_trust_a_state_that_was_touched(folder: Path) -> None:
+def test_an_operator_may_trust_a_touched_state(folder: Path) -> None:
     _owner_changed(folder)
     Store(folder, trusts=True).close()
     assert reached(folder) == 3
@@ -199,10 +199,8 @@ def test_an_operator_may_trust_a_state_that_was_touched(folder: Path) -> None:
         Store(folder, trusts=True)
 
 
-def test_the_same_state_on_another_device_since_the_machine_started_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A volume that was copied block by block, with its marks."""
+def test_a_state_on_another_device_since_boot_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A volume that was copied block by block, including its marks."""
     rows = Store(folder)
     with rows.transaction() as database:
         database.execute("UPDATE about SET value = value + 1 WHERE name = 'device'")
@@ -229,13 +227,13 @@ def test_a_state_of_another_version_is_refused(folder: Path) -> None:
     opened.close()
 
 
-def test_a_folder_that_others_may_read_is_refused(folder: Path) -> None:
+def test_a_folder_that_others_can_read_is_refused(folder: Path) -> None:
     folder.chmod(0o750)
     with pytest.raises(InvalidParameters, match="this user's alone"):
         reached(folder)
 
 
-def test_a_clock_that_was_set_back_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_was_set_back_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = Store(folder)
     monkeypatch.setattr(store, "_CLOCK_TRIES", 3)
     monkeypatch.setattr(os, "utime", always(None))
@@ -244,12 +242,12 @@ def test_a_clock_that_was_set_back_is_said(folder: Path, monkeypatch: pytest.Mon
     opened.close()
 
 
-# --- Layers -----------------------------------------------------------------------------------------------------------
+# --- Overlay file systems ---------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def overlays(folder: Path, base: Path) -> Generator[list[Path]]:
-    """Mount a folder below two others; where this user may not, let the system say that it did."""
+    """Mount a folder as an overlay of two others; without the permission, fake the system's answer."""
     mounted = list[Path]()
     for name in ("one", "two"):
         upper, work, place = (base / f"{name}-{part}" for part in ("upper", "work", "place"))
@@ -271,7 +269,7 @@ def overlays(folder: Path, base: Path) -> Generator[list[Path]]:
             assert is_done("umount", place)
 
 
-def test_two_layers_over_one_folder_are_two_of_everything_and_refused(folder: Path, tmp_path: Path) -> None:
+def test_two_overlays_over_one_folder_are_refused(folder: Path, tmp_path: Path) -> None:
     with overlays(folder, tmp_path) as places:
         for place in places:
             place.chmod(0o700)
@@ -280,9 +278,7 @@ def test_two_layers_over_one_folder_are_two_of_everything_and_refused(folder: Pa
 
 
 @pytest.mark.parametrize("name", ["fuse.fuse-overlayfs", "fuse.mergerfs"])
-def test_layers_of_a_users_own_process_are_refused_by_their_name(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_overlays_in_user_space_are_refused_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     device = folder.stat().st_dev
     line = f"36 35 {os.major(device)}:{os.minor(device)} / /mnt rw - {name} {name} rw\n"
     monkeypatch.setattr(durable, "file_system_of", always(0x65735546))
@@ -298,7 +294,7 @@ def test_layers_of_a_users_own_process_are_refused_by_their_name(
     assert reached(folder) == 3
 
 
-def test_file_systems_are_told_apart(tmp_path: Path) -> None:
+def test_file_systems_are_distinguished(tmp_path: Path) -> None:
     assert durable.file_system_of(Path("/proc")) == 0x9FA0
     assert durable.file_system_of(tmp_path) != 0x9FA0
     with pytest.raises(OSError, match="cannot be read"):
@@ -318,7 +314,7 @@ def killed(
     times: int,
     start: Callable[[Path, Path], subprocess.Popen[str]] = charging,
 ) -> None:
-    """Kill one of charging processes at another moment each time, and compare what it announced with what is known."""
+    """Kill charging processes at varying moments, and compare their announced charges with the recorded ones."""
     for each in announced:
         each.touch()
     running = [start(folder, each) for each in announced]
@@ -346,22 +342,22 @@ def killed(
             process.communicate()
 
 
-def test_what_was_announced_outlives_a_kill(tmp_path: Path) -> None:
+def test_announced_charges_survive_a_kill(tmp_path: Path) -> None:
     killed(tmp_path / "state", [tmp_path / "announced"], 3)
 
 
 @pytest.mark.long
-def test_what_was_announced_outlives_four_hundred_kills(tmp_path: Path) -> None:
+def test_announced_charges_survive_four_hundred_kills(tmp_path: Path) -> None:
     killed(tmp_path / "state", [tmp_path / "announced"], 400)
 
 
 @pytest.mark.parametrize("times", [3, pytest.param(150, marks=pytest.mark.long)])
-def test_three_processes_charge_one_folder_and_are_killed_by_turns(tmp_path: Path, times: int) -> None:
+def test_three_processes_charge_one_folder_and_are_killed_in_turn(tmp_path: Path, times: int) -> None:
     killed(tmp_path / "state", [tmp_path / name for name in ("one", "two", "three")], times)
 
 
 def in_container(layers: Path, volume: Path | None) -> Callable[[Path, Path], subprocess.Popen[str]]:
-    """Return how a process starts in a container that is made anew, with or without a volume for its state."""
+    """Return a function that starts a process in a new container, with or without a volume for its state."""
 
     def start(_: Path, announced: Path) -> subprocess.Popen[str]:
         new = layers / str(len([*layers.iterdir()]))
@@ -378,7 +374,7 @@ def in_container(layers: Path, volume: Path | None) -> Callable[[Path, Path], su
 
 @pytest.mark.skipif(not is_done("unshare", "-Urm", "true"), reason="this user may make no namespaces")
 @pytest.mark.parametrize("times", [2, pytest.param(50, marks=pytest.mark.long)])
-def test_a_container_that_is_killed_goes_on_with_its_volume(tmp_path: Path, times: int) -> None:
+def test_a_killed_container_continues_with_its_volume(tmp_path: Path, times: int) -> None:
     for name in ("layers", "volume"):
         (tmp_path / name).mkdir(mode=0o700)
     start = in_container(tmp_path / "layers", tmp_path / "volume")
@@ -387,7 +383,7 @@ def test_a_container_that_is_killed_goes_on_with_its_volume(tmp_path: Path, time
 
 @pytest.mark.skipif(not is_done("unshare", "-Urm", "true"), reason="this user may make no namespaces")
 def test_a_container_without_a_volume_charges_nothing(tmp_path: Path) -> None:
-    """Its next one would know of no upload."""
+    """Otherwise the next container would not know the uploads of this one."""
     (tmp_path / "layers").mkdir()
     for _ in range(2):
         process = in_container(tmp_path / "layers", None)(tmp_path, tmp_path / "announced")
@@ -398,7 +394,7 @@ def test_a_container_without_a_volume_charges_nothing(tmp_path: Path) -> None:
         assert not (tmp_path / "announced").exists()
 
 
-def test_of_three_processes_one_resumes_each_state(folder: Path) -> None:
+def test_only_one_of_three_processes_resumes_each_state(folder: Path) -> None:
     opened = Store(folder)
     opened.begin(NAME)
     opened.close()
@@ -413,10 +409,10 @@ def test_of_three_processes_one_resumes_each_state(folder: Path) -> None:
     opened.close()
 
 
-def test_another_process_waits_for_the_lock_also_while_a_mark_is_touched(
+def test_another_process_waits_for_the_lock_while_a_mark_is_touched(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that began in between would name the mark that is touched after the commit, and be refused for good."""
+    """A process that starts in between would name the mark that is touched after the commit, and be refused forever."""
     one, other = Store(folder), Store(folder)
     monkeypatch.setattr(store, "_WAIT", 0.0)
     plain, tried = os.utime, list[str]()
@@ -437,7 +433,7 @@ def test_another_process_waits_for_the_lock_also_while_a_mark_is_touched(
     assert reached(folder) == 5
 
 
-def test_a_fork_opens_the_folder_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_process_reopens_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parent = Store.at(folder)
     assert Store.at(folder) is parent
     monkeypatch.setattr(os, "getpid", always(-1))
@@ -452,8 +448,8 @@ def test_a_fork_opens_the_folder_anew(folder: Path, monkeypatch: pytest.MonkeyPa
 # --- Full disks, and many uploads -------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_refuses_and_changes_nothing(tmp_path: Path) -> None:
-    """On a small file system in memory; where this user may mount none, by the limit of a file's size."""
+def test_a_charge_on_a_full_disk_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    """On a small file system in memory, or with a limit on file size if this user may not mount one."""
     small = tmp_path / "small"
     small.mkdir()
     is_mounted = is_done("mount", "-t", "tmpfs", "-o", "size=200k", "none", small)
@@ -478,8 +474,8 @@ def test_a_full_disk_refuses_and_changes_nothing(tmp_path: Path) -> None:
             assert is_done("umount", small)
 
 
-def test_a_charge_after_ten_thousand_is_as_quick(tmp_path: Path) -> None:
-    """It reads rows by their index, and not the whole file."""
+def test_a_charge_after_ten_thousand_others_is_as_fast(tmp_path: Path) -> None:
+    """It reads rows by index instead of the whole file."""
     ledger = SpentUpdates(tmp_path / "state")
     with Store.at(tmp_path / "state").transaction() as rows:
         rows.executemany(
@@ -497,7 +493,7 @@ def test_a_charge_after_ten_thousand_is_as_quick(tmp_path: Path) -> None:
     assert (time.perf_counter() - began) / 10 < 1
 
 
-def test_a_command_trusts_a_clients_state(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_trusts_a_clients_state(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Store.at(folder)
     SpentUpdates(folder).charge(Spent(b"task", 1))
     _owner_changed(folder)
